@@ -1,0 +1,129 @@
+//! Keys and values of `VIFS` and `ENDPOINTS`.
+
+/// Key of `VIFS` and `VIF_COUNTERS`: the pod's interface, as the host sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct VifKey {
+    /// Index of the pod's host interface.
+    pub ifindex: u32,
+}
+
+/// Value of `VIFS`: what the pod behind an interface may call itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Vif {
+    /// Meaningful only with [`Vif::HAS_IPV4`].
+    pub ipv4: [u8; 4],
+    /// A set of the `HAS_` flags.
+    pub flags: u32,
+    /// Meaningful only with [`Vif::HAS_IPV6`].
+    pub ipv6: [u8; 16],
+    /// The pod's end.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// Text: `namespace/name` of the pod, or the container's ID where the runtime named no pod; cut to fit.
+    pub pod: [i8; 128],
+    /// Text: the pod's UID; empty where the runtime told none.
+    pub pod_uid: [i8; 40],
+    /// Text: the interface's name in the pod.
+    pub ifname: [i8; 16],
+}
+
+/// Key of `ENDPOINTS`: an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct EndpointKey {
+    /// IPv6, or IPv4-mapped IPv6 (RFC 4291, 2.5.5.2) for IPv4.
+    pub address: [u8; 16],
+}
+
+/// Value of `ENDPOINTS`: where this node delivers an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Endpoint {
+    /// Index of the pod's host interface.
+    pub ifindex: u32,
+    /// The pod's end.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
+// A change here is a change of the ABI.
+const _: () = assert!(size_of::<VifKey>() == 4);
+const _: () = assert!(size_of::<Vif>() == 216);
+const _: () = assert!(size_of::<EndpointKey>() == 16);
+const _: () = assert!(size_of::<Endpoint>() == 12);
+
+// === impl Vif ===
+
+impl Vif {
+    /// The pod has the address in `ipv4`.
+    pub const HAS_IPV4: u32 = 1;
+    /// The pod has the address in `ipv6`.
+    pub const HAS_IPV6: u32 = 2;
+}
+
+// === impl EndpointKey ===
+
+impl EndpointKey {
+    /// The key of an IPv4 address.
+    #[inline(always)]
+    pub const fn ipv4([a, b, c, d]: [u8; 4]) -> Self {
+        Self { address: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] }
+    }
+
+    /// The key of an IPv6 address.
+    #[inline(always)]
+    pub const fn ipv6(address: [u8; 16]) -> Self {
+        Self { address }
+    }
+}
+
+#[cfg(feature = "user")]
+mod user {
+    use super::{Endpoint, EndpointKey, Vif, VifKey};
+
+    #[expect(unsafe_code, reason = "aya asks for a promise about the bytes of a type")]
+    mod pod {
+        use super::{Endpoint, EndpointKey, Vif, VifKey};
+
+        // SAFETY: all four are `repr(C)` of integers only, without padding (their sizes are asserted above), so
+        // that every pattern of bytes is a valid value.
+        unsafe impl aya::Pod for VifKey {}
+        // SAFETY: as for `VifKey`.
+        unsafe impl aya::Pod for Vif {}
+        // SAFETY: as for `VifKey`.
+        unsafe impl aya::Pod for EndpointKey {}
+        // SAFETY: as for `VifKey`.
+        unsafe impl aya::Pod for Endpoint {}
+    }
+
+    impl Vif {
+        /// Text for one of the `[i8; N]` fields, cut to fit with its NUL. What is not printable ASCII becomes `?`,
+        /// because `bpftool` prints no string that has such a byte.
+        pub fn text<const N: usize>(text: &str) -> [i8; N] {
+            let mut field = [0; N];
+            let room = N.saturating_sub(1);
+            for (slot, byte) in field.iter_mut().take(room).zip(text.bytes()) {
+                let printable = byte == b' ' || byte.is_ascii_graphic();
+                *slot = if printable { byte.cast_signed() } else { b'?'.cast_signed() };
+            }
+            field
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn text_is_cut_and_ended_by_a_nul() {
+            assert_eq!(Vif::text::<4>("ab"), [97, 98, 0, 0]);
+            assert_eq!(Vif::text::<4>("abcdef"), [97, 98, 99, 0]);
+            assert_eq!(Vif::text::<4>("a\n"), [97, 63, 0, 0]);
+            assert_eq!(Vif::text::<0>("a"), []);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `VIF_COUNTERS`: what happened to the packets of each interface.
+
+use agent_common::{Counters, DropReason, MAX_VIFS, Traffic, VifKey};
+use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::PerCpuHashMap, macros::btf_map};
+
+#[btf_map]
+static VIF_COUNTERS: PerCpuHashMap<VifKey, Counters, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> =
+    PerCpuHashMap::new();
+
+/// Counts a packet that left a pod.
+#[inline(always)]
+pub fn egress(ifindex: u32, bytes: u32) {
+    if let Some(counters) = of(ifindex) {
+        add(&mut counters.egress, bytes);
+    }
+}
+
+/// Counts a packet that was delivered to a pod.
+#[inline(always)]
+pub fn ingress(ifindex: u32, bytes: u32) {
+    if let Some(counters) = of(ifindex) {
+        add(&mut counters.ingress, bytes);
+    }
+}
+
+/// Counts a packet that was dropped on its way from or to a pod.
+#[inline(never)]
+pub fn drop(ifindex: u32, reason: DropReason) {
+    // An interface that the agent does not know has no counters of its own.
+    let ifindex = if matches!(reason, DropReason::NoVif) { 0 } else { ifindex };
+    let Some(counters) = of(ifindex) else {
+        return;
+    };
+    // The counters lie in the order of the reasons (asserted where both are defined). The number is masked where
+    // the compiler cannot see that it is in range already: it would leave out a check that the verifier wants.
+    let index = core::hint::black_box(reason as usize);
+    if index < DropReason::ALL.len() {
+        // SAFETY: in bounds of `drops`, which is `repr(C)` of as many `u64` as there are reasons.
+        unsafe { *(&raw mut counters.drops).cast::<u64>().add(index) += 1 };
+    }
+}
+
+#[inline(always)]
+fn of(ifindex: u32) -> Option<&'static mut Counters> {
+    // SAFETY: the slot is this CPU's own, and tc programs do not preempt each other on a CPU.
+    VIF_COUNTERS.get_ptr_mut(VifKey { ifindex }).map(|counters| unsafe { &mut *counters })
+}
+
+#[inline(always)]
+fn add(traffic: &mut Traffic, bytes: u32) {
+    traffic.packets += 1;
+    traffic.bytes += u64::from(bytes);
+}

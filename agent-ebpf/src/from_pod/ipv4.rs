@@ -1,0 +1,37 @@
+//! IPv4 from a pod.
+
+use agent_common::{DropReason, Vif};
+
+use super::{Outcome, address_frame, own_ipv4, to_gateway};
+use crate::{
+    packet::{Ethernet, Ipv4, L3, Mac, Packet, first_byte, ipv4_key},
+    vifs,
+};
+
+#[inline(always)]
+pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outcome, DropReason> {
+    let ip = packet.header::<Ipv4>(L3)?;
+    ip.check(packet)?;
+    if !own_ipv4(vif, ip.source) {
+        return Err(DropReason::SpoofedIpv4);
+    }
+    let destination = ip.destination;
+    let [high, _] = destination;
+    match first_byte(high) {
+        0 | 127 => return Err(DropReason::Martian),
+        224.. => return Err(DropReason::Multicast),
+        _ => {}
+    }
+    to_gateway(frame_to)?;
+
+    // The stack knows what to do with options, and answers a packet that has come to its last hop.
+    if ip.has_options() || ip.ttl <= 1 {
+        return Ok(Outcome::Stack);
+    }
+    let Some(endpoint) = vifs::endpoint(ipv4_key(destination)) else {
+        return Ok(Outcome::Stack);
+    };
+    packet.header_mut::<Ipv4>(L3)?.take_hop();
+    address_frame(packet.header_mut::<Ethernet>(0)?, endpoint.mac);
+    Ok(Outcome::Local { ifindex: endpoint.ifindex })
+}

@@ -1,0 +1,107 @@
+//! What a pod sends: it must be the pod's own, and goes to a pod of this node or to the stack.
+
+mod ipv4;
+mod ipv6;
+pub mod nd;
+
+use agent_common::{DropReason, GATEWAY_MAC, Vif};
+
+use crate::{
+    packet::{
+        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, L3, Mac, Packet,
+        is_multicast_mac,
+    },
+    vifs,
+};
+
+/// Where a packet goes that may pass.
+pub enum Outcome {
+    /// To the host's stack: the node itself, and what is beyond it.
+    Stack,
+    /// To a pod of this node, whose host interface this is. The packet has been rewritten for it.
+    Local { ifindex: u32 },
+}
+
+/// # Errors
+/// Why the packet is to be dropped.
+#[inline(always)]
+pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
+    let vif = vifs::vif(packet.ifindex())?;
+    let Ethernet { destination, source, ethertype } = *packet.header::<Ethernet>(0)?;
+    if source != vif.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    if packet.has_vlan_tag(ethertype) {
+        return Err(DropReason::Vlan);
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4::judge(packet, vif, &destination),
+        ETHERTYPE_IPV6 => ipv6::judge(packet, vif, &destination),
+        ETHERTYPE_ARP => arp(packet, vif),
+        _ => Err(DropReason::Ethertype),
+    }
+}
+
+/// Whether an address is the pod's own.
+#[inline(always)]
+pub fn own_ipv4(vif: &Vif, address: Ipv4Address) -> bool {
+    // SAFETY: integers of the same size; memory order stays network order.
+    let own = unsafe { core::mem::transmute::<[u8; 4], Ipv4Address>(vif.ipv4) };
+    vif.flags & Vif::HAS_IPV4 != 0 && own == address
+}
+
+/// Whether an address is the pod's own, other than link-local.
+#[inline(always)]
+pub fn own_ipv6(vif: &Vif, address: &Ipv6Address) -> bool {
+    // SAFETY: integers of the same size; memory order stays network order.
+    let own = unsafe { core::mem::transmute::<[u8; 16], Ipv6Address>(vif.ipv6) };
+    vif.flags & Vif::HAS_IPV6 != 0 && same(&own, address)
+}
+
+/// A pod may tell and ask about its own address only. Whom it asks about does not matter: no other pod hears it.
+#[inline(always)]
+fn arp(packet: &Packet<'_>, vif: &Vif) -> Result<Outcome, DropReason> {
+    let arp = packet.header::<Arp>(L3)?;
+    // RFC 5227: a probe for an address that is not yet in use comes from 0.0.0.0.
+    let own = own_ipv4(vif, arp.sender_ip) || arp.sender_ip == [0, 0];
+    if arp.is_ipv4_over_ethernet() && arp.sender_mac == vif.mac && own {
+        Ok(Outcome::Stack)
+    } else {
+        Err(DropReason::SpoofedArp)
+    }
+}
+
+/// A router takes a packet only from a frame that is addressed to it.
+///
+/// # Errors
+/// If it is not.
+#[inline(always)]
+fn to_gateway(destination: &Mac) -> Result<(), DropReason> {
+    if *destination == GATEWAY_MAC {
+        Ok(())
+    } else if is_multicast_mac(destination) {
+        Err(DropReason::Multicast)
+    } else {
+        Err(DropReason::NotToGateway)
+    }
+}
+
+/// Word by word: a comparison of arrays becomes a loop over bytes, which the verifier walks in full.
+#[inline(always)]
+fn same(a: &Ipv6Address, b: &Ipv6Address) -> bool {
+    a[0] == b[0]
+        && a[1] == b[1]
+        && a[2] == b[2]
+        && a[3] == b[3]
+        && a[4] == b[4]
+        && a[5] == b[5]
+        && a[6] == b[6]
+        && a[7] == b[7]
+}
+
+/// Rewrites the frame as a router would: from the gateway to the pod.
+#[inline(always)]
+fn address_frame(ethernet: &mut Ethernet, mac: Mac) {
+    ethernet.destination = mac;
+    ethernet.source = GATEWAY_MAC;
+}

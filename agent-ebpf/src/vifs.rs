@@ -1,0 +1,26 @@
+//! What the agent told us: the pods' interfaces, and the addresses that this node delivers.
+
+use agent_common::{DropReason, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif, VifKey};
+use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
+
+#[btf_map]
+static VIFS: HashMap<VifKey, Vif, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+
+#[btf_map]
+static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+
+/// The VIF behind a host interface. An interface without one passes nothing.
+#[inline(always)]
+pub fn vif(ifindex: u32) -> Result<&'static Vif, DropReason> {
+    // SAFETY: the entry stays readable until the program returns, which is within an RCU read-side section. The
+    // agent writes an entry before the interface is up and removes it once the interface is going.
+    unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)
+}
+
+/// Where this node delivers an address, if it does.
+#[inline(always)]
+pub fn endpoint(key: EndpointKey) -> Option<&'static Endpoint> {
+    // SAFETY: as for `vif`. One that is replaced while we read it sends this packet to the old or the new
+    // interface, as if it had come a moment earlier or later.
+    unsafe { ENDPOINTS.get(key) }
+}

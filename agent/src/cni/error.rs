@@ -1,0 +1,144 @@
+//! What can go wrong in a verb, and the CNI error that the runtime gets for it.
+
+use std::error::Error as StdError;
+
+use ferrule_proto::{
+    API,
+    cni::{ApiRange, Error, error::Code},
+    names::InvalidName,
+};
+
+use crate::{
+    dataplane::DataplaneError,
+    plug::{PlugError, netlink::NetlinkError, netns::NetnsError},
+    registry::RegistryError,
+};
+
+/// A verb that failed. Whatever it had done is undone.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbError {
+    /// A part of the request is not well-formed.
+    #[error("the request is not well-formed: {0}")]
+    Name(#[from] InvalidName),
+    /// A part of the request is missing.
+    #[error("the request has no {0}")]
+    Missing(&'static str),
+    /// The caller speaks other versions than we do.
+    #[error("the caller speaks API {0}, and this agent speaks {API}")]
+    Api(ApiRange),
+    #[error(transparent)]
+    Plug(#[from] PlugError),
+    #[error("the registry refused")]
+    Registry(#[from] RegistryError),
+    #[error("the dataplane cannot be changed")]
+    Dataplane(#[from] DataplaneError),
+    /// More calls are in work than we can promise to serve in time.
+    #[error("the agent is working on {0} calls already")]
+    Busy(usize),
+    /// CHECK for what was never added.
+    #[error("there is no such attachment")]
+    Unknown,
+    /// CHECK found a difference.
+    #[error("the attachment is not as ADD left it: {0}")]
+    Differs(String),
+    /// The work ended without a result.
+    #[error("the agent failed while it was working on the call")]
+    Lost,
+}
+
+// === impl VerbError ===
+
+impl From<NetnsError> for VerbError {
+    fn from(error: NetnsError) -> Self {
+        Self::Plug(error.into())
+    }
+}
+
+impl From<NetlinkError> for VerbError {
+    fn from(error: NetlinkError) -> Self {
+        Self::Plug(error.into())
+    }
+}
+
+impl VerbError {
+    /// The error as the runtime gets it.
+    ///
+    /// `what` is the call in words, such as "ADD of net/0123/eth0".
+    pub fn into_proto(self, what: &str) -> Error {
+        let (code, advice) = self.classify();
+        let api = matches!(self, Self::Api(_)).then_some(API);
+        Error { code: code.into(), message: format!("{what} failed: {}", chain(&self)), details: advice.to_owned(), api }
+    }
+
+    /// The code, and what to do.
+    fn classify(&self) -> (Code, &'static str) {
+        match self {
+            Self::Name(_) | Self::Missing(_) => {
+                (Code::InvalidEnvironment, "check what the runtime hands to the plugin, or which plugin it runs")
+            }
+            Self::Api(_) => (Code::ApiIncompatible, "install plugin and agent from the same release"),
+            Self::Plug(error) => plug(error),
+            Self::Registry(RegistryError::Exhausted(_)) => {
+                (Code::TryAgainLater, "addresses become free as pods go; if this lasts, give the node a larger --pod-cidr")
+            }
+            Self::Registry(_) => (Code::TryAgainLater, "check that the state directory is writable and not full"),
+            Self::Dataplane(_) => (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold"),
+            Self::Busy(_) => (Code::TryAgainLater, "the runtime tries again by itself"),
+            Self::Unknown => (Code::UnknownContainer, "the runtime should add the container again"),
+            Self::Differs(_) => (Code::CheckFailed, "the runtime should delete the container and add it again"),
+            Self::Lost => (Code::Internal, "see the agent's log"),
+        }
+    }
+}
+
+fn plug(error: &PlugError) -> (Code, &'static str) {
+    match error {
+        PlugError::Netns(NetnsError::Enter { .. }) => (Code::Internal, "check that the agent has CAP_SYS_ADMIN"),
+        PlugError::Netns(_) => (Code::InvalidNetns, "the runtime should try again with a new sandbox"),
+        PlugError::InterfaceExists(_) => {
+            (Code::InterfaceExists, "remove it from the pod, or give this network another interface name")
+        }
+        PlugError::Mtu { .. } => (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration"),
+        PlugError::Netlink(_) | PlugError::Sysctl(_) | PlugError::NoAnswer => {
+            (Code::Internal, "see the agent's log; the node's kernel refused what it is asked for each pod")
+        }
+    }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // A transparent error shows as its cause.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_was_attempted_why_it_failed_and_what_to_do() {
+        let error = VerbError::from(NetnsError::NotNetns { path: "/tmp/x".into() }).into_proto("ADD of net/0/eth0");
+        assert_eq!(error.code(), Code::InvalidNetns);
+        assert_eq!(
+            error.message,
+            "ADD of net/0/eth0 failed: the pod's network namespace cannot be used: \"/tmp/x\" is not a network namespace"
+        );
+        assert!(!error.details.is_empty());
+    }
+
+    #[test]
+    fn an_api_error_carries_our_own_range() {
+        let error = VerbError::Api(ApiRange { min: 7, max: 9 }).into_proto("ADD");
+        assert_eq!((error.code(), error.api), (Code::ApiIncompatible, Some(API)));
+        assert!(error.message.contains("v7 to v9"), "{}", error.message);
+    }
+}

@@ -1,0 +1,155 @@
+//! The `ferrule.cni.v1.Cni` service: requests are checked here, and results put into words.
+
+mod error;
+mod verbs;
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
+
+use agent_common::GATEWAY_MAC;
+use ferrule_proto::{
+    API,
+    cni::{
+        AddRequest, AddResponse, AddResult, ApiRange, AttachmentKey, CheckRequest, CheckResponse, DelRequest,
+        DelResponse, Error, GcRequest, GcResponse, Interface, Ip, Route, StatusRequest, StatusResponse,
+        add_response::Outcome, cni_server::Cni,
+    },
+    names::{ContainerId, IfName, NetworkName},
+};
+use tonic::{Request, Response, Status};
+
+use crate::{
+    plug::veth::GATEWAY,
+    registry::{Attachment, Key, Pod},
+    vif::Mac,
+};
+pub use error::VerbError;
+pub use verbs::{Add, Node};
+
+/// The service.
+pub struct CniService(pub Arc<Node>);
+
+#[tonic::async_trait]
+impl Cni for CniService {
+    async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
+        let request = request.into_inner();
+        let what = name("ADD", request.key.as_ref());
+        let add = async {
+            check_api(request.api)?;
+            let pod = request.pod.unwrap_or_default();
+            let add = Add {
+                key: key(request.key)?,
+                netns: netns(request.netns)?,
+                pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
+                mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
+            };
+            self.0.add(add).await
+        };
+        let outcome = match add.await {
+            Ok(attachment) => Outcome::Result(result(&attachment)),
+            Err(error) => Outcome::Error(report(error, &what)),
+        };
+        Ok(Response::new(AddResponse { outcome: Some(outcome) }))
+    }
+
+    async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
+        let request = request.into_inner();
+        let what = name("DEL", request.key.as_ref());
+        let del = async {
+            check_api(request.api)?;
+            self.0.del(key(request.key)?).await
+        };
+        let error = del.await.err().map(|error| report(error, &what));
+        Ok(Response::new(DelResponse { error }))
+    }
+
+    async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let request = request.into_inner();
+        let what = name("CHECK", request.key.as_ref());
+        let check = async {
+            check_api(request.api)?;
+            self.0.check(key(request.key)?, netns(request.netns)?).await
+        };
+        let error = check.await.err().map(|error| report(error, &what));
+        Ok(Response::new(CheckResponse { error }))
+    }
+
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        let GcRequest { api, network, valid } = request.into_inner();
+        let gc = async {
+            check_api(api)?;
+            let of_network = |it: AttachmentKey| key(Some(AttachmentKey { network: network.clone(), ..it }));
+            let valid = valid.into_iter().map(of_network).collect::<Result<Vec<_>, _>>()?;
+            self.0.gc(&NetworkName::new(&network)?, &valid).await
+        };
+        let error = gc.await.err().map(|error| report(error, "GC"));
+        Ok(Response::new(GcResponse { error }))
+    }
+
+    /// The socket is only there while ADDs can be served, so that to be asked is to be able to.
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let error = check_api(request.into_inner().api).err().map(|error| report(error, "STATUS"));
+        Ok(Response::new(StatusResponse { error }))
+    }
+}
+
+fn check_api(caller: Option<ApiRange>) -> Result<(), VerbError> {
+    let caller = caller.ok_or(VerbError::Missing("range of API versions"))?;
+    if caller.meets(&API) { Ok(()) } else { Err(VerbError::Api(caller)) }
+}
+
+fn key(key: Option<AttachmentKey>) -> Result<Key, VerbError> {
+    let key = key.ok_or(VerbError::Missing("key"))?;
+    Ok(Key {
+        network: NetworkName::new(&key.network)?,
+        container_id: ContainerId::new(&key.container_id)?,
+        ifname: IfName::new(&key.ifname)?,
+    })
+}
+
+fn netns(path: String) -> Result<PathBuf, VerbError> {
+    let path = PathBuf::from(path);
+    if path.is_absolute() { Ok(path) } else { Err(VerbError::Missing("absolute path of a network namespace")) }
+}
+
+/// The call in words. What the caller sent is shown only as far as it is well-formed.
+fn name(verb: &str, of: Option<&AttachmentKey>) -> String {
+    of.cloned().and_then(|of| key(Some(of)).ok()).map_or_else(|| verb.to_owned(), |key| format!("{verb} of {key}"))
+}
+
+fn report(error: VerbError, what: &str) -> Error {
+    let error = error.into_proto(what);
+    tracing::warn!(code = error.code, "{}", error.message);
+    error
+}
+
+fn result(attachment: &Attachment) -> AddResult {
+    let Attachment { key, vif, host, netns, .. } = attachment;
+    let host_end = Interface {
+        name: host.as_ref().map(|host| host.ifname.clone()).unwrap_or_default(),
+        mac: Mac(GATEWAY_MAC).to_string(),
+        mtu: vif.mtu,
+        sandbox: String::new(),
+    };
+    let pod_end = Interface {
+        name: key.ifname.to_string(),
+        mac: vif.mac.to_string(),
+        mtu: vif.mtu,
+        sandbox: netns.to_string_lossy().into_owned(),
+    };
+    let ips = vif.addresses.iter().map(|address| {
+        let (prefix, gateway, _) = family(address);
+        Ip { address: format!("{address}/{prefix}"), gateway: gateway.to_string(), interface: 1 }
+    });
+    let routes = vif.addresses.iter().map(|address| {
+        let (_, gateway, default) = family(address);
+        Route { dst: default.to_owned(), gw: gateway.to_string() }
+    });
+    AddResult { ips: ips.collect(), routes: routes.collect(), interfaces: vec![host_end, pod_end] }
+}
+
+fn family(address: IpAddr) -> (u8, IpAddr, &'static str) {
+    match address {
+        IpAddr::V4(_) => (32, GATEWAY.0.into(), "0.0.0.0/0"),
+        IpAddr::V6(_) => (128, GATEWAY.1.into(), "::/0"),
+    }
+}

@@ -1,0 +1,48 @@
+//! The daemon `ferrule-agent`: the library, with the eBPF object inside.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use ferrule_agent::{app, config::Args};
+use tracing_subscriber::EnvFilter;
+
+#[cfg(not(ebpf_object))]
+compile_error!("the eBPF object has not been built yet: run `cargo xtask build-ebpf`");
+
+#[cfg(ebpf_object)]
+static EBPF_OBJECT: &[u8] = include_bytes!(env!("FERRULE_EBPF_OBJECT"));
+#[cfg(not(ebpf_object))]
+static EBPF_OBJECT: &[u8] = &[];
+
+/// `EX_USAGE` in `sysexits.h`.
+const USAGE: u8 = 64;
+/// More threads than the verbs work on at once; the rest is for start and reaper.
+const BLOCKING_THREADS: usize = 16;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = match args.into_config() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("ferrule-agent: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build();
+    let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| runtime.block_on(app::run(config, EBPF_OBJECT)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ferrule-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What people see of the agent: the introspection service.
+
+use std::sync::Arc;
+
+use agent_common::Counters as Counted;
+use ferrule_proto::agent::{
+    Attachment as Shown, Counters, Drop, ListAttachmentsRequest, ListAttachmentsResponse, agent_server::Agent,
+    attachment::State as ShownState,
+};
+use tonic::{Request, Response, Status};
+
+use crate::{
+    cni::Node,
+    dataplane::drops,
+    registry::{Attachment, State},
+};
+
+/// The `ferrule.agent.v1.Agent` service.
+pub struct AgentService(pub Arc<Node>);
+
+#[tonic::async_trait]
+impl Agent for AgentService {
+    async fn list_attachments(
+        &self,
+        _: Request<ListAttachmentsRequest>,
+    ) -> Result<Response<ListAttachmentsResponse>, Status> {
+        let attachments = self.0.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+        Ok(Response::new(ListAttachmentsResponse { attachments }))
+    }
+}
+
+// === impl AgentService ===
+
+impl AgentService {
+    fn show(&self, attachment: Attachment) -> Shown {
+        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms } = attachment;
+        let counted = host.as_ref().map(|host| self.0.dataplane.counters(host.ifindex));
+        let counters = match counted {
+            Some(Ok(counters)) => counters.map(show_counters),
+            Some(Err(error)) => {
+                tracing::warn!(%key, %error, "the counters of an attachment cannot be read");
+                None
+            }
+            None => None,
+        };
+        let (host_ifname, host_ifindex) = host.map(|host| (host.ifname, host.ifindex)).unwrap_or_default();
+        Shown {
+            network: key.network.to_string(),
+            container_id: key.container_id.to_string(),
+            ifname: key.ifname.to_string(),
+            pod_namespace: pod.namespace,
+            pod_name: pod.name,
+            pod_uid: pod.uid,
+            netns: netns.to_string_lossy().into_owned(),
+            netns_dev: netns_id.dev,
+            netns_ino: netns_id.ino,
+            host_ifname,
+            host_ifindex,
+            mac: vif.mac.to_string(),
+            mtu: vif.mtu,
+            addresses: vif.addresses.iter().map(|address| address.to_string()).collect(),
+            state: show_state(state).into(),
+            created_at_ms,
+            counters,
+        }
+    }
+}
+
+fn show_state(state: State) -> ShownState {
+    match state {
+        State::Reserved => ShownState::Reserved,
+        State::Plugged => ShownState::Plugged,
+        State::Attached => ShownState::Attached,
+        State::Unplugging => ShownState::Unplugging,
+    }
+}
+
+fn show_counters(counted: Counted) -> Counters {
+    let drops = drops(&counted).map(|(reason, packets)| Drop { reason: reason.name().to_owned(), packets });
+    Counters {
+        egress_packets: counted.egress.packets,
+        egress_bytes: counted.egress.bytes,
+        ingress_packets: counted.ingress.packets,
+        ingress_bytes: counted.ingress.bytes,
+        drops: drops.collect(),
+    }
+}

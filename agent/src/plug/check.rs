@@ -1,0 +1,183 @@
+//! CHECK: whether the kernel still has an attachment as it was made.
+
+use std::net::IpAddr;
+
+use agent_common::GATEWAY_MAC;
+use rtnetlink::packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    address::{AddressAttribute, AddressMessage},
+    link::{LinkAttribute, LinkFlags, LinkMessage},
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
+    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage},
+};
+
+use super::{PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, stamp::Stamp, veth::GATEWAY};
+use crate::{registry::Attachment, vif::Mac};
+
+/// What differs, in words.
+type Differs = String;
+
+/// Compares both ends with what a plug makes.
+///
+/// # Errors
+/// The outer one, if the kernel refuses to tell.
+pub fn attachment(
+    netns: &Netns,
+    ifindex: u32,
+    attachment: &Attachment,
+) -> Result<Result<(), Differs>, PlugError> {
+    let mut host = Socket::open()?;
+    let mut pod = netns.run(Socket::open)??;
+    let in_host = host_end(&mut host, ifindex, attachment)?;
+    let in_pod = pod_end(&mut pod, attachment)?;
+    Ok(in_host.and(in_pod))
+}
+
+fn host_end(host: &mut Socket, ifindex: u32, attachment: &Attachment) -> Result<Result<(), Differs>, PlugError> {
+    let links = links(host)?;
+    let Some(link) = links.iter().find(|link| link.header.index == ifindex) else {
+        return Ok(Err(format!("the host's interface {ifindex} is gone")));
+    };
+    let stamp = Stamp::of(&attachment.key);
+    if alias(link).and_then(Stamp::parse).as_ref() != Some(&stamp) {
+        return Ok(Err(format!("the alias of the host's interface {ifindex} is not {stamp}")));
+    }
+    if let Err(differs) = link_is(link, "the host's interface", Mac(GATEWAY_MAC), attachment.vif.mtu) {
+        return Ok(Err(differs));
+    }
+    for (hook, program) in filter::Hook::ALL {
+        if filter::attached(host, ifindex, hook)?.as_deref() != Some(program) {
+            return Ok(Err(format!("the filter {program} is not on the host's interface {ifindex}")));
+        }
+    }
+    for address in attachment.vif.addresses.iter() {
+        if !has_route(host, ifindex, Some(address), None)? {
+            return Ok(Err(format!("the host has no route to {address} through its interface {ifindex}")));
+        }
+        if !has_neighbour(host, ifindex, address, attachment.vif.mac)? {
+            return Ok(Err(format!("the host has no neighbour entry for {address} on its interface {ifindex}")));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn pod_end(pod: &mut Socket, attachment: &Attachment) -> Result<Result<(), Differs>, PlugError> {
+    let ifname = &attachment.key.ifname;
+    let links = links(pod)?;
+    let is_it = |link: &&LinkMessage| link.attributes.contains(&LinkAttribute::IfName(ifname.to_string()));
+    let Some(link) = links.iter().find(is_it) else {
+        return Ok(Err(format!("the pod has no interface {ifname}")));
+    };
+    if let Err(differs) = link_is(link, "the pod's interface", attachment.vif.mac, attachment.vif.mtu) {
+        return Ok(Err(differs));
+    }
+    let ifindex = link.header.index;
+    for address in attachment.vif.addresses.iter() {
+        let gateway = match address {
+            IpAddr::V4(_) => IpAddr::V4(GATEWAY.0),
+            IpAddr::V6(_) => IpAddr::V6(GATEWAY.1),
+        };
+        if !has_address(pod, ifindex, address)? {
+            return Ok(Err(format!("the pod's interface has not the address {address}")));
+        }
+        if !has_route(pod, ifindex, None, Some(gateway))? {
+            return Ok(Err(format!("the pod has no default route through {gateway}")));
+        }
+        if !has_neighbour(pod, ifindex, gateway, Mac(GATEWAY_MAC))? {
+            return Ok(Err(format!("the pod has no neighbour entry for its gateway {gateway}")));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn link_is(link: &LinkMessage, what: &str, mac: Mac, mtu: u32) -> Result<(), Differs> {
+    if !link.header.flags.contains(LinkFlags::Up) {
+        return Err(format!("{what} is down"));
+    }
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::Address(found) if found.as_slice() != mac.0 => {
+                return Err(format!("{what} has not the MAC {mac}"));
+            }
+            LinkAttribute::Mtu(found) if *found != mtu => {
+                return Err(format!("{what} has the MTU {found}, not {mtu}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn links(socket: &mut Socket) -> Result<Vec<LinkMessage>, PlugError> {
+    let answers = socket.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
+    let link = |answer| if let RouteNetlinkMessage::NewLink(link) = answer { Some(link) } else { None };
+    Ok(answers.into_iter().filter_map(link).collect())
+}
+
+fn has_address(socket: &mut Socket, ifindex: u32, address: IpAddr) -> Result<bool, PlugError> {
+    let mut message = AddressMessage::default();
+    message.header.family = family(address);
+    let answers = socket.dump("list the addresses", RouteNetlinkMessage::GetAddress(message))?;
+    Ok(answers.iter().any(|answer| match answer {
+        RouteNetlinkMessage::NewAddress(found) => {
+            found.header.index == ifindex
+                && found.attributes.iter().any(|attribute| match attribute {
+                    AddressAttribute::Address(found) => *found == address,
+                    _ => false,
+                })
+        }
+        _ => false,
+    }))
+}
+
+/// Whether a route of the main table goes through an interface: to one address, or the default through a gateway.
+fn has_route(
+    socket: &mut Socket,
+    ifindex: u32,
+    destination: Option<IpAddr>,
+    gateway: Option<IpAddr>,
+) -> Result<bool, PlugError> {
+    let Some(of_family) = destination.or(gateway) else { return Ok(false) };
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(of_family);
+    let answers = socket.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
+    Ok(answers.iter().any(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) if route.header.table == RouteHeader::RT_TABLE_MAIN => {
+            let has = |attribute| route.attributes.contains(&attribute);
+            let to = destination.is_none_or(|to| has(RouteAttribute::Destination(route_address(to))));
+            let length = destination.map_or(0, |to| if to.is_ipv4() { 32 } else { 128 });
+            let via = gateway.is_none_or(|via| has(RouteAttribute::Gateway(route_address(via))));
+            to && via && route.header.destination_prefix_length == length && has(RouteAttribute::Oif(ifindex))
+        }
+        _ => false,
+    }))
+}
+
+fn has_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr, mac: Mac) -> Result<bool, PlugError> {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(address);
+    let answers = socket.dump("list the neighbours", RouteNetlinkMessage::GetNeighbour(message))?;
+    let destination = match address {
+        IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+        IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+    };
+    Ok(answers.iter().any(|answer| match answer {
+        RouteNetlinkMessage::NewNeighbour(found) => {
+            found.header.ifindex == ifindex
+                && found.attributes.contains(&NeighbourAttribute::Destination(destination.clone()))
+                && found.attributes.contains(&NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()))
+        }
+        _ => false,
+    }))
+}
+
+fn route_address(address: IpAddr) -> RouteAddress {
+    match address {
+        IpAddr::V4(v4) => RouteAddress::Inet(v4),
+        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
+    }
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}

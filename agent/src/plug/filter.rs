@@ -1,0 +1,128 @@
+//! The dataplane's tc filters on a host interface.
+//!
+//! They are clsact filters rather than tcx links: to attach one of those waits for an RCU grace period while holding
+//! the lock over all network configuration. A filter belongs to its interface and dies with it, outlives the
+//! agent without a pin, and is replaced atomically.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rtnetlink::packet_route::{
+    RouteNetlinkMessage,
+    tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
+};
+
+use super::netlink::{NetlinkError, Request, Socket};
+
+/// The loaded programs, as filters.
+#[derive(Debug, Clone, Copy)]
+pub struct Filters<'a> {
+    /// For what the pod sends.
+    pub from_pod: BorrowedFd<'a>,
+    /// For what the host sends to the pod.
+    pub to_pod: BorrowedFd<'a>,
+}
+
+/// A hook of clsact, named by the direction of the host's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// What comes in from the pod.
+    Ingress,
+    /// What goes out to the pod.
+    Egress,
+}
+
+/// Ours go first: nobody's filter sees what was not checked yet. Others find room at every other priority.
+const PRIORITY: u16 = 1;
+/// With the priority, it names a filter on a hook.
+const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
+/// `ETH_P_ALL` in `linux/if_ether.h`.
+const ALL_PROTOCOLS: u16 = 3;
+
+// === impl Hook ===
+
+impl Hook {
+    /// Both, with the name of the program on each.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Ingress, "from_pod"), (Self::Egress, "to_pod")];
+
+    fn parent(self) -> TcHandle {
+        let minor = match self {
+            Self::Ingress => TcHandle::MIN_INGRESS,
+            Self::Egress => TcHandle::MIN_EGRESS,
+        };
+        TcHandle { major: TcHandle::CLSACT.major, minor }
+    }
+}
+
+/// The requests that put both filters on an interface that has none yet.
+pub fn attach(ifindex: u32, filters: Filters<'_>) -> [Request; 3] {
+    let [ingress, egress] = replace(ifindex, filters);
+    [qdisc(ifindex), ingress, egress]
+}
+
+/// The request that makes room for filters on an interface.
+pub fn qdisc(ifindex: u32) -> Request {
+    Request::create("create the clsact qdisc", RouteNetlinkMessage::NewQueueDiscipline(clsact(ifindex)))
+}
+
+/// The requests that put both filters in the place of those that an earlier agent attached.
+pub fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
+    let programs = [filters.from_pod, filters.to_pod];
+    let [(ingress, from_pod), (egress, to_pod)] = Hook::ALL;
+    let [first, second] = programs;
+    [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
+}
+
+/// The name of the program that is our filter on a hook, if there is one.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn attached(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Option<String>, NetlinkError> {
+    let mut message = TcMessage::with_index(index(ifindex));
+    message.header.parent = hook.parent();
+    let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
+    Ok(answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewTrafficFilter(filter) if is_ours(&filter) => program_name(&filter),
+        _ => None,
+    }))
+}
+
+fn clsact(ifindex: u32) -> TcMessage {
+    let mut message = TcMessage::with_index(index(ifindex));
+    message.header.parent = TcHandle::CLSACT;
+    message.header.handle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
+    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    message
+}
+
+fn filter(ifindex: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> Request {
+    let mut message = TcMessage::with_index(index(ifindex));
+    message.header.parent = hook.parent();
+    message.header.handle = HANDLE;
+    message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
+    message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+    message.attributes.push(TcAttribute::Options(vec![
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
+        TcOption::Bpf(TcFilterBpfOption::ProgName(name.to_owned())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]));
+    Request::replace(format!("attach {name}"), RouteNetlinkMessage::NewTrafficFilter(message))
+}
+
+fn is_ours(filter: &TcMessage) -> bool {
+    filter.header.handle == HANDLE && filter.header.info >> 16 == u32::from(PRIORITY)
+}
+
+fn program_name(filter: &TcMessage) -> Option<String> {
+    let options = filter.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Options(options) => Some(options),
+        _ => None,
+    })?;
+    options.iter().find_map(|option| match option {
+        TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
+        _ => None,
+    })
+}
+
+fn index(ifindex: u32) -> i32 {
+    ifindex.cast_signed()
+}

@@ -1,0 +1,37 @@
+//! What the node itself needs so that its pods' packets can leave it.
+
+use std::{fs, net::IpAddr};
+
+use ipnet::IpNet;
+
+use super::sysctl::{self, SysctlError};
+
+/// Makes the node forward the families that its pods have.
+///
+/// A host that forwards IPv6 stops listening to router advertisements, by which it may have got its own default
+/// route. So interfaces that listen are told to go on listening (`accept_ra` 2) first.
+///
+/// # Errors
+/// If a setting is not as it should be and cannot be written.
+pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
+    let has = |family: fn(&IpAddr) -> bool| ranges.iter().any(|range| family(&range.network()));
+    if has(IpAddr::is_ipv4) {
+        sysctl::set("ipv4/ip_forward", "1")?;
+    }
+    if has(IpAddr::is_ipv6) && sysctl::get("ipv6/conf/all/forwarding").as_deref() == Some("0") {
+        for interface in ipv6_interfaces() {
+            let setting = format!("ipv6/conf/{interface}/accept_ra");
+            if sysctl::get(&setting).as_deref() == Some("1") {
+                sysctl::set(&setting, "2")?;
+            }
+        }
+        sysctl::set("ipv6/conf/all/forwarding", "1")?;
+    }
+    Ok(())
+}
+
+fn ipv6_interfaces() -> Vec<String> {
+    let entries = fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| !matches!(name.as_str(), "all" | "default" | "lo")).collect()
+}

@@ -1,0 +1,89 @@
+//! Making and removing a pod's interface in the kernel, by route netlink.
+//!
+//! The order of ADD is what makes it cheap and safe; [`veth`] tells it. Nothing on that path waits for an RCU grace
+//! period, moves a device between namespaces, or starts a process.
+
+pub mod check;
+pub mod filter;
+pub mod host;
+pub mod netlink;
+pub mod netns;
+pub mod reaper;
+pub mod stamp;
+pub mod sysctl;
+pub mod uplink;
+pub mod veth;
+
+use std::collections::HashMap;
+
+use ferrule_proto::names::IfName;
+use rtnetlink::packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkExtentMask, LinkMessage},
+};
+
+use netlink::{NetlinkError, Socket};
+use netns::NetnsError;
+use stamp::Stamp;
+use sysctl::SysctlError;
+
+/// The number by which our routes can be told from others' (`rtm_protocol`); not among those that
+/// `linux/rtnetlink.h` gives to others.
+pub const ROUTE_PROTOCOL: u8 = 70;
+
+/// A plug or unplug that failed. Whatever it had done is undone.
+#[derive(Debug, thiserror::Error)]
+pub enum PlugError {
+    /// The kernel refused a request.
+    #[error("the kernel refused to change the network")]
+    Netlink(#[from] NetlinkError),
+    /// The path leads to no pod's namespace.
+    #[error("the pod's network namespace cannot be used")]
+    Netns(#[from] NetnsError),
+    /// A setting could not be made.
+    #[error("a setting of the interface could not be made")]
+    Sysctl(#[from] SysctlError),
+    /// The pod has an interface of that name, and it is not ours.
+    #[error("the pod already has an interface {0}, which is not ours to replace")]
+    InterfaceExists(IfName),
+    /// The MTU that was asked for does not fit.
+    #[error("an MTU of {asked} bytes was asked for, but {why}")]
+    Mtu {
+        /// Bytes.
+        asked: u32,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// The kernel answered with something else than it was asked for.
+    #[error("the kernel did not tell about the interface that it had just made")]
+    NoAnswer,
+}
+
+/// A request for one interface, without the statistics, which are most of an answer.
+fn get_link() -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    message
+}
+
+/// The host interfaces that carry our stamp, by index; those that are dead already are left out.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn stamped_links(host: &mut Socket) -> Result<HashMap<u32, Stamp>, NetlinkError> {
+    let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
+    let stamped = links.into_iter().filter_map(|message| {
+        let RouteNetlinkMessage::NewLink(link) = message else { return None };
+        let dead = link.attributes.contains(&LinkAttribute::Group(reaper::DEAD));
+        let stamp = alias(&link).and_then(Stamp::parse).filter(|_| !dead)?;
+        Some((link.header.index, stamp))
+    });
+    Ok(stamped.collect())
+}
+
+fn alias(link: &LinkMessage) -> Option<&str> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfAlias(alias) => Some(alias.as_str()),
+        _ => None,
+    })
+}

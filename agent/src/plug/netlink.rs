@@ -1,0 +1,214 @@
+//! Route netlink in batches: many requests, one system call.
+//!
+//! The kernel works on a batch before `send` returns, so that an exchange never waits for anyone but the kernel, and a
+//! blocking socket on a blocking thread is the shortest way: a future per request would cost a wake-up each.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::{TimeVal, TimeValLike},
+};
+use rtnetlink::{
+    packet_core::{
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+        NlasIterator,
+    },
+    packet_route::RouteNetlinkMessage,
+    sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
+};
+
+/// A route netlink socket. It stays in the network namespace of the thread that opened it.
+pub struct Socket {
+    raw: Raw,
+    sequence: u32,
+}
+
+/// One request of a batch.
+pub struct Request {
+    /// What it is to do, for an error: "add the route to 10.0.0.2".
+    what: String,
+    message: RouteNetlinkMessage,
+    flags: u16,
+}
+
+/// A request that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}{}", hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())]
+pub struct NetlinkError {
+    what: String,
+    /// What the kernel added in words (`NLMSGERR_ATTR_MSG`).
+    hint: Option<String>,
+    #[source]
+    source: io::Error,
+}
+
+/// The kernel answers at once, but for the time that others hold its lock over the network configuration.
+const DEADLINE_SECONDS: i64 = 10;
+/// Larger than any message that the kernel sends us.
+const RECEIVE_BUFFER: usize = 64 * 1024;
+/// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
+const ACK_HAS_ATTRIBUTES: u16 = 0x200;
+const ATTRIBUTE_MESSAGE: u16 = 1;
+/// Length of `struct nlmsghdr`, the part of our request that an acknowledgement repeats.
+const HEADER: usize = 16;
+
+// === impl Request ===
+
+impl Request {
+    /// Creates an object that must not exist yet.
+    pub fn create(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
+        Self::new(what, message, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Creates an object, or puts it in the place of the one that exists.
+    pub fn replace(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
+        Self::new(what, message, NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Changes, deletes or reads an object that exists.
+    pub fn change(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
+        Self::new(what, message, 0)
+    }
+
+    fn new(what: impl Into<String>, message: RouteNetlinkMessage, flags: u16) -> Self {
+        Self { what: what.into(), message, flags: flags | NLM_F_REQUEST | NLM_F_ACK }
+    }
+}
+
+// === impl NetlinkError ===
+
+impl NetlinkError {
+    /// Whether the kernel's answer was this error.
+    pub fn is(&self, errno: nix::errno::Errno) -> bool {
+        self.source.raw_os_error() == Some(errno as i32)
+    }
+
+    fn new(what: impl Into<String>, source: io::Error) -> Self {
+        Self { what: what.into(), hint: None, source }
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// Opens a socket in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// If the kernel gives none, for want of descriptors or memory.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let failed = |source| NetlinkError::new("open a netlink socket", source);
+        let raw = Raw::new(NETLINK_ROUTE).map_err(failed)?;
+        raw.set_cap_ack(true).map_err(failed)?;
+        raw.set_ext_ack(true).map_err(failed)?;
+        raw.set_netlink_get_strict_chk(true).map_err(failed)?;
+        let deadline = TimeVal::seconds(DEADLINE_SECONDS);
+        setsockopt(&borrow(&raw), ReceiveTimeout, &deadline).map_err(|errno| failed(errno.into()))?;
+        Ok(Self { raw, sequence: 0 })
+    }
+
+    /// Sends a batch and gives the messages that the kernel answered with, besides its acknowledgements.
+    ///
+    /// The kernel works on all requests of a batch, in order, also on those after one that failed: put
+    /// together only what is harmless then.
+    ///
+    /// # Errors
+    /// The first request that failed.
+    pub fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let first = self.sequence.wrapping_add(1);
+        let mut buffer = Vec::new();
+        let mut pending = Vec::with_capacity(requests.len());
+        for Request { what, message, flags } in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            let mut message = NetlinkMessage::from(message);
+            message.header.flags = flags;
+            message.header.sequence_number = self.sequence;
+            message.finalize();
+            let start = buffer.len();
+            buffer.resize(start + message.buffer_len().next_multiple_of(4), 0);
+            if let Some(room) = buffer.get_mut(start..) {
+                message.serialize(room);
+            }
+            pending.push(what);
+        }
+        let all = || pending.join(", ");
+        self.raw
+            .send_to(&buffer, &SocketAddr::new(0, 0), 0)
+            .map_err(|source| NetlinkError::new(all(), source))?;
+
+        let mut answers = Vec::new();
+        let mut failure = None;
+        let mut acknowledged = 0;
+        while acknowledged < pending.len() {
+            let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
+            for message in received {
+                let index = message.header.sequence_number.wrapping_sub(first) as usize;
+                // An answer to an earlier batch, which its deadline ended.
+                let Some(what) = pending.get(index) else { continue };
+                match message.payload {
+                    NetlinkPayload::Error(error) => {
+                        acknowledged += 1;
+                        if error.code.is_some() && failure.is_none() {
+                            let hint = hint(message.header.flags, &error.header);
+                            failure = Some(NetlinkError { what: what.clone(), hint, source: error.to_io() });
+                        }
+                    }
+                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                    // A dump is ended by this instead of an acknowledgement.
+                    NetlinkPayload::Done(_) => acknowledged += 1,
+                    _ => {}
+                }
+            }
+        }
+        failure.map_or(Ok(answers), Err)
+    }
+
+    /// Reads all objects of a kind.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or answers with what cannot be understood.
+    pub fn dump(&mut self, what: &str, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let flags = NLM_F_REQUEST | rtnetlink::packet_core::NLM_F_DUMP;
+        self.batch(vec![Request { what: what.to_owned(), message, flags }])
+    }
+
+    fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+        let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
+        self.raw.recv(&mut datagram, 0).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the kernel has not answered for {DEADLINE_SECONDS} s"),
+            ),
+            _ => error,
+        })?;
+        let mut messages = Vec::new();
+        let mut rest = datagram.as_slice();
+        while rest.len() >= HEADER {
+            let message = NetlinkMessage::deserialize(rest)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let length = (message.header.length as usize).next_multiple_of(4).max(HEADER);
+            messages.push(message);
+            rest = rest.get(length..).unwrap_or_default();
+        }
+        Ok(messages)
+    }
+}
+
+/// What the kernel says in words about a failure.
+fn hint(flags: u16, header: &[u8]) -> Option<String> {
+    if flags & ACK_HAS_ATTRIBUTES == 0 {
+        return None;
+    }
+    let attribute = NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
+    let text = String::from_utf8_lossy(attribute.value());
+    Some(text.trim_end_matches('\0').to_owned())
+}
+
+#[expect(unsafe_code, reason = "netlink-sys gives the number of its descriptor only")]
+fn borrow(raw: &Raw) -> BorrowedFd<'_> {
+    // SAFETY: the socket owns the descriptor and is borrowed for as long.
+    unsafe { BorrowedFd::borrow_raw(raw.as_raw_fd()) }
+}

@@ -1,0 +1,152 @@
+//! The MTU of the way out of the node, which is what pods get.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use rtnetlink::{
+    MulticastGroup, new_multicast_connection,
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        link::LinkAttribute,
+        route::{RouteAttribute, RouteHeader, RouteMessage},
+    },
+};
+use tokio_stream::StreamExt as _;
+
+use super::{
+    PlugError, get_link,
+    netlink::{NetlinkError, Socket},
+};
+
+/// Follows the MTU of the interface that the node's default route goes through.
+#[derive(Debug, Clone)]
+pub struct Uplink(Arc<AtomicU32>);
+
+/// The MTU of a node without a default route: Ethernet's.
+const ETHERNET: u32 = 1500;
+/// The least that a link with IPv6 may have (RFC 8200, 5) and that one with IPv4 must carry (RFC 791, 3.2).
+const LEAST_IPV6: u32 = 1280;
+const LEAST_IPV4: u32 = 68;
+
+// === impl Uplink ===
+
+impl Uplink {
+    /// Looks at the node as it is now.
+    ///
+    /// # Errors
+    /// If the kernel refuses to tell.
+    pub fn detect() -> Result<Self, NetlinkError> {
+        let mtu = default_route_mtu()?;
+        tracing::info!(mtu, "pods get the uplink's MTU");
+        Ok(Self(Arc::new(AtomicU32::new(mtu))))
+    }
+
+    /// The MTU in bytes for a pod: the uplink's, or a smaller one that was asked for.
+    ///
+    /// # Errors
+    /// If what was asked for is larger than the uplink's, or smaller than a family of the pod allows.
+    pub fn mtu_for(&self, asked: Option<u32>, has_ipv6: bool) -> Result<u32, PlugError> {
+        let uplink = self.0.load(Ordering::Relaxed);
+        let least = if has_ipv6 { LEAST_IPV6 } else { LEAST_IPV4 };
+        match asked {
+            None => Ok(uplink),
+            Some(asked) if asked > uplink => {
+                Err(PlugError::Mtu { asked, why: format!("the node's uplink carries only {uplink}") })
+            }
+            Some(asked) if asked < least => {
+                Err(PlugError::Mtu { asked, why: format!("the pod's addresses need at least {least}") })
+            }
+            Some(asked) => Ok(asked),
+        }
+    }
+
+    /// Follows changes of links and routes, for ever. New pods get the new MTU.
+    ///
+    /// # Errors
+    /// If the kernel ends the subscription.
+    pub async fn follow(self) -> anyhow::Result<()> {
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
+        let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
+        let connection = tokio::spawn(connection);
+        while let Some((change, _)) = changes.next().await {
+            // Our own plugging changes links and routes too, but none that could be the uplink's.
+            if is_pods(&change.payload) {
+                continue;
+            }
+            let mtu = tokio::task::spawn_blocking(default_route_mtu).await??;
+            let before = self.0.swap(mtu, Ordering::Relaxed);
+            if before != mtu {
+                tracing::info!(before, mtu, "the uplink's MTU has changed; new pods get it");
+            }
+        }
+        connection.abort();
+        anyhow::bail!("the kernel has ended the subscription to changes of links and routes")
+    }
+}
+
+fn is_pods(payload: &rtnetlink::packet_core::NetlinkPayload<RouteNetlinkMessage>) -> bool {
+    use rtnetlink::packet_core::NetlinkPayload::InnerMessage;
+    match payload {
+        InnerMessage(RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)) => {
+            link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::LinkNetNsId(_)))
+        }
+        InnerMessage(RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)) => {
+            !is_default(&route.header)
+        }
+        _ => false,
+    }
+}
+
+fn is_default(header: &RouteHeader) -> bool {
+    header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
+}
+
+/// The MTU of the best default route's interface; the smallest, if the families differ.
+fn default_route_mtu() -> Result<u32, NetlinkError> {
+    let mut host = Socket::open()?;
+    let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
+    let mtus: HashMap<u32, u32> = links.into_iter().filter_map(mtu_of).collect();
+    let mut smallest = None;
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        let routes = host.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
+        let best = routes.into_iter().filter_map(default_route).min_by_key(|(metric, _)| *metric);
+        let mtu = best.and_then(|(_, ifindex)| mtus.get(&ifindex).copied());
+        smallest = [smallest, mtu].into_iter().flatten().min();
+    }
+    Ok(smallest.unwrap_or(ETHERNET))
+}
+
+fn mtu_of(message: RouteNetlinkMessage) -> Option<(u32, u32)> {
+    let RouteNetlinkMessage::NewLink(link) = message else { return None };
+    let mtu = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    })?;
+    Some((link.header.index, mtu))
+}
+
+/// Metric and interface of a default route of the main table.
+fn default_route(message: RouteNetlinkMessage) -> Option<(u32, u32)> {
+    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+    if !is_default(&route.header) {
+        return None;
+    }
+    let mut metric = 0;
+    let mut ifindex = None;
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Priority(priority) => metric = *priority,
+            RouteAttribute::Oif(index) => ifindex = Some(*index),
+            RouteAttribute::MultiPath(hops) => ifindex = hops.first().map(|hop| hop.interface_index),
+            _ => {}
+        }
+    }
+    Some((metric, ifindex?))
+}

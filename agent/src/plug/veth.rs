@@ -1,0 +1,369 @@
+//! A veth pair between host and pod.
+//!
+//! Order of a plug, and why:
+//!
+//! 1. One request creates the pair, with the peer born in the pod's namespace: to move a device later costs 25 ms.
+//!    Names, MACs and MTU are in the request, so that udev finds nothing to change.
+//! 2. The host's end gets its stamp, the qdisc and the filters. From here on it passes nothing: the filters are there
+//!    and the maps have no entry.
+//! 3. The pod's end is configured in one batch from inside. It has no carrier yet.
+//! 4. The caller writes the maps' entries.
+//! 5. The host's end goes up, and its routes are set. Only now a packet can flow.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Instant,
+};
+
+use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
+use ferrule_proto::names::IfName;
+use nix::errno::Errno;
+use rtnetlink::{
+    AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        address::{AddressAttribute, AddressFlags, AddressMessage},
+        link::{
+            AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoVeth, LinkAttribute,
+            LinkMessage,
+        },
+        neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+        route::{RouteMessage, RouteProtocol, RouteScope},
+    },
+};
+
+use super::{
+    PlugError, ROUTE_PROTOCOL, alias,
+    filter::{self, Filters},
+    get_link,
+    netlink::{NetlinkError, Request, Socket},
+    netns::Netns,
+    reaper::{self, DEAD},
+    stamp::Stamp,
+    sysctl,
+};
+use crate::vif::Vif;
+
+/// What is to be plugged.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan<'a> {
+    pub netns: &'a Netns,
+    pub ifname: &'a IfName,
+    pub stamp: &'a Stamp,
+    pub vif: &'a Vif,
+}
+
+/// A pair that is configured but for its last step. Dropped, it is deleted again.
+pub struct Pending<'a> {
+    plan: Plan<'a>,
+    host: Socket,
+    ifname: String,
+    ifindex: u32,
+    keep: bool,
+}
+
+/// The gateway of every pod as addresses.
+pub const GATEWAY: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
+
+/// Index of `lo` in every namespace (`LOOPBACK_IFINDEX` in the kernel's `net_namespace.h`).
+const LOOPBACK: u32 = 1;
+
+/// Makes the pair, with filters on the host's end, and configures the pod's end.
+///
+/// # Errors
+/// If anything fails; then nothing is left of it.
+pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, PlugError> {
+    let mut pending = create_pair(plan)?;
+    let (ifindex, peer) = (pending.ifindex, pending.peer()?);
+
+    let mut requests = vec![set_link("mark the host's interface", mark(ifindex, plan.stamp))];
+    requests.extend(filter::attach(ifindex, filters));
+    pending.host.batch(requests)?;
+    if plan.vif.addresses.v6.is_some() {
+        sysctl::set(&format!("ipv6/conf/{}/accept_ra", pending.ifname), "0")?;
+    } else {
+        sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", pending.ifname), "1")?;
+    }
+
+    let mut pod = plan.netns.run(|| -> Result<Socket, PlugError> {
+        set_pod_sysctls(plan)?;
+        Ok(Socket::open()?)
+    })??;
+    pod.batch(pod_requests(peer, plan.vif))?;
+    Ok(pending)
+}
+
+/// Takes an attachment's interface out of service: down, and in the group that the reaper deletes. One that is
+/// gone, or not ours, is left as it is.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn bury(ifindex: u32, stamp: &Stamp) -> Result<(), NetlinkError> {
+    let mut host = Socket::open()?;
+    if !is_stamped(&mut host, ifindex, stamp)? {
+        return Ok(());
+    }
+    let message = LinkUnspec::new_with_index(ifindex).down().link_group(DEAD).build();
+    match host.batch(vec![set_link("take the host's interface down", message)]) {
+        Err(error) if error.is(Errno::ENODEV) => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Whether an interface is there and is the attachment's.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn exists(ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
+    is_stamped(&mut Socket::open()?, ifindex, stamp)
+}
+
+// === impl Pending ===
+
+impl Pending<'_> {
+    /// Index of the host's end.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// Name of the host's end.
+    pub fn ifname(&self) -> &str {
+        &self.ifname
+    }
+
+    /// The last step: from here on, packets flow.
+    ///
+    /// # Errors
+    /// If the kernel refuses; then the pair is deleted.
+    pub fn bring_up(mut self) -> Result<(), PlugError> {
+        let ifindex = self.ifindex;
+        let up = LinkUnspec::new_with_index(ifindex).up().build();
+        let mut requests = vec![set_link("set the host's interface up", up)];
+        if self.plan.vif.addresses.v6.is_some() {
+            requests.push(add_address(ifindex, GATEWAY.1.into(), 64));
+        }
+        for address in self.plan.vif.addresses.iter() {
+            requests.push(add_route(&format!("to {address}"), host_route(ifindex, address)));
+            requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
+        }
+        self.host.batch(requests)?;
+        self.keep = true;
+        Ok(())
+    }
+
+    /// The pod's end, by its index in the pod.
+    fn peer(&mut self) -> Result<u32, PlugError> {
+        let mut get = get_link();
+        get.header.index = self.ifindex;
+        let answers = self.host.batch(vec![Request::change("read the new interface", RouteNetlinkMessage::GetLink(get))])?;
+        let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
+        link.attributes
+            .iter()
+            .find_map(|attribute| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None })
+            .ok_or(PlugError::NoAnswer)
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        let delete = LinkUnspec::new_with_index(self.ifindex).build();
+        let request = Request::change("delete the half-made pair", RouteNetlinkMessage::DelLink(delete));
+        match self.host.batch(vec![request]) {
+            Ok(_) => {}
+            Err(error) if error.is(Errno::ENODEV) => {}
+            Err(error) => tracing::error!(ifname = self.ifname, %error, "an interface is left behind"),
+        }
+    }
+}
+
+fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
+    match try_create_pair(plan) {
+        Err(error) if error.is(Errno::EEXIST) => {}
+        result => return Ok(result?),
+    }
+    // A name is taken: the pod's by its predecessor that is on its way out, or by a stranger; or the host's, which is
+    // random, so that another try has another one.
+    if has_link(plan.netns, plan.ifname)? {
+        reaper::reap_now()?;
+    }
+    match try_create_pair(plan) {
+        Err(error) if error.is(Errno::EEXIST) => Err(PlugError::InterfaceExists(plan.ifname.clone())),
+        result => Ok(result?),
+    }
+}
+
+fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, NetlinkError> {
+    let mut host = Socket::open()?;
+    let ifname = host_ifname();
+    let peer = LinkUnspec::new_with_name(plan.ifname.as_str())
+        .mtu(plan.vif.mtu)
+        .address(plan.vif.mac.0.to_vec())
+        .setns_by_fd(plan.netns.raw_fd())
+        .build();
+    let pair = LinkMessageBuilder::<LinkVeth>::new(&ifname, plan.ifname.as_str())
+        .mtu(plan.vif.mtu)
+        .address(GATEWAY_MAC.to_vec())
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .build();
+    let mut get = get_link();
+    get.attributes.push(LinkAttribute::IfName(ifname.clone()));
+    let what = format!("create {ifname} with its peer {} in the pod", plan.ifname);
+    let answers = host.batch(vec![
+        Request::create(what, RouteNetlinkMessage::NewLink(pair)),
+        Request::change("read the new interface", RouteNetlinkMessage::GetLink(get)),
+    ])?;
+    let ifindex = answers.into_iter().find_map(link_of).map_or(0, |link| link.header.index);
+    Ok(Pending { plan, host, ifname, ifindex, keep: false })
+}
+
+/// A name for the host's end that nobody can know beforehand, and so not take.
+fn host_ifname() -> String {
+    const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let mut bits = RandomState::new().hash_one(Instant::now());
+    let mut name = String::from("fr");
+    for _ in 0..11 {
+        let digit = DIGITS.get((bits & 31) as usize).copied().unwrap_or(b'a');
+        name.push(char::from(digit));
+        bits >>= 5;
+    }
+    name
+}
+
+fn has_link(netns: &Netns, ifname: &IfName) -> Result<bool, PlugError> {
+    let mut pod = netns.run(Socket::open)??;
+    let mut get = get_link();
+    get.attributes.push(LinkAttribute::IfName(ifname.as_str().to_owned()));
+    match pod.batch(vec![Request::change("look for the interface", RouteNetlinkMessage::GetLink(get))]) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is(Errno::ENODEV) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
+    let mut get = get_link();
+    get.header.index = ifindex;
+    match host.batch(vec![Request::change("read the host's interface", RouteNetlinkMessage::GetLink(get))]) {
+        Ok(answers) => Ok(answers
+            .into_iter()
+            .filter_map(link_of)
+            .any(|link| alias(&link).and_then(Stamp::parse).as_ref() == Some(stamp))),
+        Err(error) if error.is(Errno::ENODEV) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The host's end: whose it is, and what its stack does with it. Reverse path filtering is loose because the
+/// dataplane has checked the source already, strictly.
+fn mark(ifindex: u32, stamp: &Stamp) -> LinkMessage {
+    let mut ipv4 = InetDevConf::default();
+    ipv4.forwarding = 1;
+    ipv4.rp_filter = 2;
+    LinkUnspec::new_with_index(ifindex)
+        .alias(stamp.to_string())
+        .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![
+            AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)]),
+            AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]),
+        ]))
+        .build()
+}
+
+/// Duplicate address detection would keep the link-local address unusable for a second, and there is no one on
+/// the link to have a duplicate.
+fn set_pod_sysctls(plan: Plan<'_>) -> Result<(), sysctl::SysctlError> {
+    let ipv6 = |name: &str, value| sysctl::set(&format!("ipv6/conf/{}/{name}", plan.ifname), value);
+    if plan.vif.addresses.v6.is_none() {
+        return ipv6("disable_ipv6", "1");
+    }
+    ipv6("disable_ipv6", "0")?;
+    ipv6("accept_ra", "0")?;
+    ipv6("dad_transmits", "0")
+}
+
+fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
+    let up = |index| LinkUnspec::new_with_index(index).up().build();
+    let mut requests = vec![set_link("set lo up", up(LOOPBACK)), set_link("set the pod's interface up", up(ifindex))];
+    for address in vif.addresses.iter() {
+        let (prefix, gateway, default) = match address {
+            IpAddr::V4(_) => (32, IpAddr::V4(GATEWAY.0), default_v4(ifindex)),
+            IpAddr::V6(_) => (128, IpAddr::V6(GATEWAY.1), default_v6(ifindex)),
+        };
+        requests.push(add_address(ifindex, address, prefix));
+        requests.push(add_neighbour(ifindex, gateway, GATEWAY_MAC));
+        requests.push(add_route(&format!("through {gateway}"), default));
+    }
+    requests
+}
+
+fn default_v4(ifindex: u32) -> RouteMessage {
+    // On link: the gateway is in no range of the interface.
+    RouteMessageBuilder::<Ipv4Addr>::new().output_interface(ifindex).gateway(GATEWAY.0).onlink().build()
+}
+
+fn default_v6(ifindex: u32) -> RouteMessage {
+    RouteMessageBuilder::<Ipv6Addr>::new().output_interface(ifindex).gateway(GATEWAY.1).build()
+}
+
+fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
+    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    match address {
+        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(v4, 32)
+            .output_interface(ifindex)
+            .scope(RouteScope::Link)
+            .protocol(protocol)
+            .build(),
+        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(v6, 128)
+            .output_interface(ifindex)
+            .protocol(protocol)
+            .build(),
+    }
+}
+
+fn set_link(what: &str, message: LinkMessage) -> Request {
+    Request::change(what, RouteNetlinkMessage::SetLink(message))
+}
+
+fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request {
+    let mut message: AddressMessage = match address {
+        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
+        IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new().index(ifindex).address(v6, prefix).build(),
+    };
+    if address.is_ipv6() {
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    Request::create(format!("add the address {address}"), RouteNetlinkMessage::NewAddress(message))
+}
+
+fn add_route(which: &str, message: RouteMessage) -> Request {
+    Request::create(format!("add the route {which}"), RouteNetlinkMessage::NewRoute(message))
+}
+
+fn add_neighbour(ifindex: u32, address: IpAddr, mac: [u8; 6]) -> Request {
+    let mut message = NeighbourMessage::default();
+    message.header.ifindex = ifindex;
+    message.header.state = NeighbourState::Permanent;
+    let destination = match address {
+        IpAddr::V4(v4) => {
+            message.header.family = AddressFamily::Inet;
+            NeighbourAddress::Inet(v4)
+        }
+        IpAddr::V6(v6) => {
+            message.header.family = AddressFamily::Inet6;
+            NeighbourAddress::Inet6(v6)
+        }
+    };
+    message.attributes.push(NeighbourAttribute::Destination(destination));
+    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+    Request::replace(format!("add the neighbour {address}"), RouteNetlinkMessage::NewNeighbour(message))
+}
+
+fn link_of(message: RouteNetlinkMessage) -> Option<LinkMessage> {
+    if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None }
+}

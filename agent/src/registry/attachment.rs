@@ -1,0 +1,118 @@
+//! An attachment: a VIF plugged for one container.
+
+use std::{fmt, path::PathBuf};
+
+use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
+use serde::{Deserialize, Serialize};
+
+use crate::{plug::netns::NetnsId, vif::Vif};
+
+/// What identifies an attachment, as in the CNI specification.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Key {
+    pub network: NetworkName,
+    pub container_id: ContainerId,
+    pub ifname: IfName,
+}
+
+/// The pod that a container is the sandbox of, as far as the runtime told.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// How far an attachment has come.
+///
+/// ```text
+///            ADD                    plugged                 durable
+///   (none) ───────▶ Reserved ───────────────▶ Plugged ───────────────▶ Attached
+///                      │                         │                         │
+///                      │ failure, or found at    │ failure, or             │ DEL, GC
+///                      │ start: undone           │ found at start: undone  ▼
+///                      ▼                         ▼                     Unplugging
+///                   (none) ◀─────────────────────────────────────────────  │
+///                          gone from kernel and maps, address at rest
+/// ```
+///
+/// Reserved and Attached are durable. A crash leaves one of them, and start-up takes it on from there: an attachment
+/// whose interface is as it should be goes on, all else is undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Entered by ADD: an address is set aside and the intent is durable. The kernel may have anything from nothing
+    /// to all of it.
+    Reserved,
+    /// Entered from Reserved: kernel and maps have all of it, but that is not durable yet.
+    Plugged,
+    /// Entered from Plugged: ADD has answered, or will.
+    Attached,
+    /// Entered from Attached by DEL and GC: going, and some of it may be gone.
+    Unplugging,
+}
+
+/// The host's end of an attachment's interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostLink {
+    pub ifname: String,
+    pub ifindex: u32,
+}
+
+/// A VIF plugged for one container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    pub key: Key,
+    pub state: State,
+    pub pod: Pod,
+    /// The path as the runtime gave it.
+    pub netns: PathBuf,
+    pub netns_id: NetnsId,
+    pub vif: Vif,
+    /// `None` while Reserved.
+    pub host: Option<HostLink>,
+    /// Milliseconds since the Unix epoch.
+    pub created_at_ms: u64,
+}
+
+/// A text that is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidKey {
+    #[error("{0:?} is not network/container/interface")]
+    Parts(String),
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+}
+
+// === impl Key ===
+
+impl From<Key> for String {
+    fn from(key: Key) -> Self {
+        key.to_string()
+    }
+}
+
+impl TryFrom<String> for Key {
+    type Error = InvalidKey;
+
+    /// Reads what [`Key`] prints: none of the three names can have a slash.
+    fn try_from(text: String) -> Result<Self, InvalidKey> {
+        let mut parts = text.split('/');
+        let (Some(network), Some(container_id), Some(ifname), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(InvalidKey::Parts(text));
+        };
+        Ok(Self {
+            network: NetworkName::new(network)?,
+            container_id: ContainerId::new(container_id)?,
+            ifname: IfName::new(ifname)?,
+        })
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.network, self.container_id, self.ifname)
+    }
+}

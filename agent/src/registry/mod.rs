@@ -1,0 +1,238 @@
+//! The one owner of attachments: in memory, and durable.
+//!
+//! Every change is durable before it is visible in memory, and visible before the caller acts on it.
+
+mod attachment;
+mod locks;
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, Write as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use ipnet::IpNet;
+use nix::{
+    fcntl::{Flock, FlockArg},
+    time::{ClockId, clock_gettime},
+};
+
+pub use attachment::{Attachment, HostLink, Key, Pod, State};
+pub use locks::{KeyGuard, Locks};
+pub use store::StoreError;
+
+use crate::{
+    plug::netns::NetnsId,
+    vif::{Exhausted, Ipam, IpamError, Mac, Vif},
+};
+use store::Store;
+
+/// The attachments of this node.
+pub struct Registry {
+    store: Store,
+    /// A lock file: one agent per state directory.
+    _lock: Flock<File>,
+    inner: Mutex<Inner>,
+    locks: Locks,
+}
+
+struct Inner {
+    attachments: BTreeMap<Key, Attachment>,
+    ipam: Ipam,
+}
+
+/// What ADD knows of an attachment before it has an address.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    pub key: Key,
+    pub pod: Pod,
+    pub netns: PathBuf,
+    pub netns_id: NetnsId,
+    pub mtu: u32,
+}
+
+/// The registry cannot do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    #[error("the configured pod CIDRs cannot be used: {0}")]
+    Ipam(#[from] IpamError),
+    /// The state directory cannot be used.
+    #[error("cannot use the state directory {path:?}")]
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Two agents would give out the same addresses.
+    #[error("another ferrule-agent{} works on the state directory {path:?}", pid.as_deref().map(|pid| format!(" (pid {pid})")).unwrap_or_default())]
+    Taken { path: PathBuf, pid: Option<String> },
+}
+
+/// How long the store remembers that an address was released; more than any pool lets it rest.
+const REMEMBER: Duration = Duration::from_secs(300);
+
+// === impl Registry ===
+
+impl Registry {
+    /// Opens the registry of a state directory, which is made if it is missing.
+    ///
+    /// # Errors
+    /// If another agent works on it, or it cannot be read or written.
+    pub fn open(directory: &Path, ranges: &[IpNet]) -> Result<Self, RegistryError> {
+        let mut ipam = Ipam::new(ranges)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(|source| RegistryError::Directory { path: directory.to_owned(), source })?;
+        let lock = take_directory(directory)?;
+        let store = Store::open(&directory.join("registry.redb"))?;
+        let contents = store.load()?;
+        for (address, since) in contents.resting {
+            ipam.rest(address, since);
+        }
+        for attachment in &contents.attachments {
+            ipam.claim(attachment.vif.addresses);
+        }
+        let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
+        Ok(Self { store, _lock: lock, inner: Mutex::new(Inner { attachments, ipam }), locks: Locks::default() })
+    }
+
+    /// Waits until nobody else works on a key.
+    pub async fn lock(&self, key: &Key) -> KeyGuard {
+        self.locks.lock(key).await
+    }
+
+    /// An attachment as it is now.
+    pub fn get(&self, key: &Key) -> Option<Attachment> {
+        self.inner().attachments.get(key).cloned()
+    }
+
+    /// All attachments, in the order of their creation.
+    pub fn list(&self) -> Vec<Attachment> {
+        let mut all: Vec<_> = self.inner().attachments.values().cloned().collect();
+        all.sort_by_key(|attachment| attachment.created_at_ms);
+        all
+    }
+
+    /// Sets addresses aside for a new attachment, durably: Reserved.
+    ///
+    /// # Errors
+    /// If no address is left or the store fails; then nothing is set aside.
+    pub fn reserve(&self, draft: Draft) -> Result<Attachment, RegistryError> {
+        let addresses = self.inner().ipam.take(since_boot())?;
+        let Draft { key, pod, netns, netns_id, mtu } = draft;
+        let attachment = Attachment {
+            key,
+            state: State::Reserved,
+            pod,
+            netns,
+            netns_id,
+            vif: Vif { mac: Mac::of(addresses), mtu, addresses },
+            host: None,
+            created_at_ms: now_ms(),
+        };
+        self.put(attachment).inspect_err(|_| self.inner().ipam.cancel(addresses))
+    }
+
+    /// Notes how far an attachment has come. Only Attached is made durable here: a crash in Plugged is undone as
+    /// Reserved, one in Unplugging is found by what is missing in the kernel.
+    ///
+    /// # Errors
+    /// If the store fails; then the registry is as it was.
+    pub fn advance(&self, attachment: Attachment, state: State) -> Result<Attachment, RegistryError> {
+        let attachment = Attachment { state, ..attachment };
+        if state == State::Attached {
+            return self.put(attachment);
+        }
+        self.inner().attachments.insert(attachment.key.clone(), attachment.clone());
+        Ok(attachment)
+    }
+
+    /// Forgets an attachment that never carried a packet: its addresses are free at once.
+    ///
+    /// # Errors
+    /// If the store fails; then the attachment stays as it was, and its addresses set aside.
+    pub fn cancel(&self, attachment: &Attachment) -> Result<(), RegistryError> {
+        self.store.remove(&attachment.key, std::iter::empty(), Duration::ZERO, Duration::ZERO)?;
+        let mut inner = self.inner();
+        inner.attachments.remove(&attachment.key);
+        inner.ipam.cancel(attachment.vif.addresses);
+        Ok(())
+    }
+
+    /// Forgets an attachment that is gone from the kernel: its addresses rest before another pod gets them.
+    ///
+    /// # Errors
+    /// If the store fails; then the attachment stays as it was.
+    pub fn release(&self, attachment: &Attachment) -> Result<(), RegistryError> {
+        let now = since_boot();
+        let addresses = attachment.vif.addresses;
+        self.store.remove(&attachment.key, addresses.iter(), now, now.saturating_sub(REMEMBER))?;
+        let mut inner = self.inner();
+        inner.attachments.remove(&attachment.key);
+        inner.ipam.release(addresses, now);
+        Ok(())
+    }
+
+    /// Whether pods get an IPv6 address.
+    pub fn has_ipv6(&self) -> bool {
+        self.inner().ipam.has_ipv6()
+    }
+
+    fn put(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
+        self.store.put(&attachment)?;
+        self.inner().attachments.insert(attachment.key.clone(), attachment.clone());
+        Ok(attachment)
+    }
+
+    /// Never held across a system call.
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Locks the directory for this process, which also a crash ends.
+fn take_directory(directory: &Path) -> Result<Flock<File>, RegistryError> {
+    let path = directory.join("agent.lock");
+    let failed = |source| RegistryError::Directory { path: directory.to_owned(), source };
+    let file = File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(mut lock) => {
+            let note = || -> io::Result<()> {
+                lock.set_len(0)?;
+                lock.rewind()?;
+                write!(lock, "{}", std::process::id())
+            };
+            let mut note = note;
+            note().map_err(failed)?;
+            Ok(lock)
+        }
+        Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
+            let mut pid = String::new();
+            let read = file.read_to_string(&mut pid);
+            let pid = read.ok().map(|_| pid).filter(|pid| !pid.is_empty());
+            Err(RegistryError::Taken { path: directory.to_owned(), pid })
+        }
+        Err((_, errno)) => Err(failed(errno.into())),
+    }
+}
+
+/// The clock that goes on while the machine sleeps, and that nobody sets.
+fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
+}
+
+fn now_ms() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,151 @@
+//! The socket that the agent serves on: only root gets in, and only one agent listens.
+
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+        net::UnixStream as Probe,
+    },
+    path::{Path, PathBuf},
+};
+
+use tokio::net::UnixListener;
+use tonic::{Request, Status, transport::server::UdsConnectInfo};
+
+/// The socket cannot be served on.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error("cannot {what} {path:?}")]
+    Access {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{0:?} is a directory that others use too: give the socket a directory of its own")]
+    Shared(PathBuf),
+    #[error("there is something at {0:?} that is not a socket; it is not ours to remove")]
+    NotSocket(PathBuf),
+    #[error("somebody listens on {0:?} already")]
+    Taken(PathBuf),
+}
+
+/// Directories that are everybody's, and so not ours to close.
+const SHARED: [&str; 5] = ["/", "/run", "/var/run", "/tmp", "/var/tmp"];
+
+/// Listens on a socket that only root can open, in a directory that only root can enter.
+///
+/// A socket that an earlier agent left is replaced. The new one is made under another name and then renamed, so that
+/// there is never one that others could open, nor none.
+///
+/// # Errors
+/// If somebody listens there, or something else is in the way.
+pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
+    close_directory(socket.parent().unwrap_or(Path::new("/")))?;
+    check_stale(socket)?;
+    let fresh = socket.with_extension("new");
+    let failed = |what| {
+        let path = socket.to_owned();
+        move |source| SocketError::Access { what, path, source }
+    };
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("make way for")(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&fresh).map_err(failed("listen on"))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed("protect"))?;
+    fs::rename(&fresh, socket).map_err(failed("put in place"))?;
+    Ok(listener)
+}
+
+/// Lets a call pass if its caller is root, or who the agent runs as.
+///
+/// The socket's mode says the same; this holds when somebody has changed it.
+///
+/// # Errors
+/// `PERMISSION_DENIED` for everybody else.
+pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let own = nix::unistd::geteuid().as_raw();
+    match peer.map(|peer| peer.uid()) {
+        Some(uid) if uid == 0 || uid == own => Ok(request),
+        Some(uid) => {
+            tracing::warn!(uid, "refused a call from a user who is not root");
+            Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
+        }
+        None => Err(Status::permission_denied("only root may call the agent, and the kernel does not say who calls")),
+    }
+}
+
+fn close_directory(directory: &Path) -> Result<(), SocketError> {
+    let failed = |what| move |source| SocketError::Access { what, path: directory.to_owned(), source };
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("make the directory"))?;
+    if SHARED.iter().any(|shared| Path::new(shared) == directory) {
+        return Err(SocketError::Shared(directory.to_owned()));
+    }
+    let mode = fs::metadata(directory).map_err(failed("look at"))?.mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))
+}
+
+fn check_stale(socket: &Path) -> Result<(), SocketError> {
+    let metadata = match fs::symlink_metadata(socket) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(SocketError::Access { what: "look at", path: socket.to_owned(), source }),
+        Ok(metadata) => metadata,
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(SocketError::NotSocket(socket.to_owned()));
+    }
+    match Probe::connect(socket) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(source) => Err(SocketError::Access { what: "tell whether anybody listens on", path: socket.to_owned(), source }),
+        Ok(_) => Err(SocketError::Taken(socket.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[tokio::test]
+    async fn the_socket_and_its_directory_are_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("own/agent.sock");
+        let _listener = listen(&socket).unwrap();
+        assert_eq!(mode(&socket), 0o600);
+        assert_eq!(mode(socket.parent().unwrap()), 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        drop(listen(&socket).unwrap());
+        let _listener = listen(&socket).unwrap();
+        assert!(matches!(listen(&socket), Err(SocketError::Taken(_))));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        fs::write(&socket, "precious").unwrap();
+        assert!(matches!(listen(&socket), Err(SocketError::NotSocket(_))));
+        assert_eq!(fs::read_to_string(&socket).unwrap(), "precious");
+        let link = dir.path().join("link.sock");
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        assert!(matches!(listen(&link), Err(SocketError::NotSocket(_))));
+    }
+
+    #[tokio::test]
+    async fn a_shared_directory_is_not_closed_to_others() {
+        assert!(matches!(listen(Path::new("/tmp/agent.sock")), Err(SocketError::Shared(_))));
+    }
+}

@@ -1,0 +1,183 @@
+//! `CNI_ARGS`: what the runtime says of the pod, as `KEY=VALUE` pairs separated by semicolons.
+
+use ferrule_proto::cni::{Pod, error::Code};
+
+use crate::error::{CniError, Shown};
+
+/// The longest value of any pair, in bytes.
+const MAX_VALUE: usize = 4096;
+/// The longest names that Kubernetes allows: a label, a subdomain, and its own limit for a UID in a path.
+const MAX_NAMESPACE: usize = 63;
+const MAX_NAME: usize = 253;
+const MAX_UID: usize = 128;
+
+/// Takes the pod's names from `CNI_ARGS`.
+///
+/// Pairs come in any order. Kubernetes' own keys are known to grow and are passed over; other unknown keys
+/// are an error by the CNI conventions, as they may ask for something (`IP`, `MAC`), unless `IgnoreUnknown`
+/// is set.
+///
+/// # Errors
+/// If a pair is malformed, a value too long, a key repeated that counts, or a pod's name not one.
+pub(crate) fn parse(args: &str) -> Result<Pod, CniError> {
+    let mut taken = Taken::default();
+    if args.is_empty() {
+        return Ok(Pod::default());
+    }
+    for pair in args.split(';') {
+        taken.take(pair)?;
+    }
+    taken.into_pod()
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Taken<'a> {
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+    uid: Option<&'a str>,
+    ignore_unknown: Option<&'a str>,
+    /// The first key that is not known: whether that matters is only known at the end.
+    unknown: Option<&'a str>,
+}
+
+impl<'a> Taken<'a> {
+    fn take(&mut self, pair: &'a str) -> Result<(), CniError> {
+        let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+            return Err(refuse(format!("{} is not KEY=VALUE", Shown(pair))));
+        };
+        if value.len() > MAX_VALUE {
+            return Err(refuse(format!("the value of {} is longer than {MAX_VALUE} bytes", Shown(key))));
+        }
+        let slot = match key {
+            "K8S_POD_NAMESPACE" => &mut self.namespace,
+            "K8S_POD_NAME" => &mut self.name,
+            "K8S_POD_UID" => &mut self.uid,
+            "IgnoreUnknown" => &mut self.ignore_unknown,
+            _ => {
+                if !key.starts_with("K8S_") {
+                    self.unknown.get_or_insert(key);
+                }
+                return Ok(());
+            }
+        };
+        match slot.replace(value) {
+            None => Ok(()),
+            Some(_) => Err(refuse(format!("{key} is given twice"))),
+        }
+    }
+
+    fn into_pod(self) -> Result<Pod, CniError> {
+        let ignore_unknown = match self.ignore_unknown {
+            None | Some("" | "0") => false,
+            Some("1") => true,
+            Some(text) if text.eq_ignore_ascii_case("true") => true,
+            Some(text) if text.eq_ignore_ascii_case("false") => false,
+            Some(text) => return Err(refuse(format!("IgnoreUnknown={} is not a boolean", Shown(text)))),
+        };
+        if let (Some(key), false) = (self.unknown, ignore_unknown) {
+            return Err(refuse(format!("{} is unknown, and IgnoreUnknown=1 is not given", Shown(key))));
+        }
+        Ok(Pod {
+            namespace: checked("K8S_POD_NAMESPACE", self.namespace, MAX_NAMESPACE)?,
+            name: checked("K8S_POD_NAME", self.name, MAX_NAME)?,
+            uid: checked("K8S_POD_UID", self.uid, MAX_UID)?,
+        })
+    }
+}
+
+/// Checks a name of the pod. Podman gives the container's name for the pod's, which may have upper case and
+/// underscores: so the rule is that of container IDs, which has those and is as harmless in a log or a path.
+fn checked(key: &str, value: Option<&str>, max: usize) -> Result<String, CniError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(String::new());
+    };
+    if value.len() > max {
+        return Err(refuse(format!("{key}={} is longer than {max} bytes", Shown(value))));
+    }
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
+    if !value.starts_with(|c: char| c.is_ascii_alphanumeric()) || !value.bytes().all(allowed) {
+        let rule = "may only have [a-zA-Z0-9_.-], the first alphanumeric";
+        return Err(refuse(format!("{key}={} {rule}", Shown(value))));
+    }
+    Ok(value.to_owned())
+}
+
+fn refuse(why: impl std::fmt::Display) -> CniError {
+    let details = "the runtime must set CNI_ARGS as in K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0";
+    CniError::new(Code::InvalidEnvironment, format!("reading CNI_ARGS: {why}"), details)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pod(namespace: &str, name: &str, uid: &str) -> Pod {
+        Pod { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+    }
+
+    #[test]
+    fn pairs_come_in_any_order() {
+        let expected = pod("default", "web-0", "ec271277-50dc-4c0b-a1eb-c406affb679b");
+        let mut pairs = [
+            "IgnoreUnknown=1",
+            "K8S_POD_NAMESPACE=default",
+            "K8S_POD_NAME=web-0",
+            "K8S_POD_INFRA_CONTAINER_ID=ddcf",
+            "K8S_POD_UID=ec271277-50dc-4c0b-a1eb-c406affb679b",
+            "K1=V=1",
+        ];
+        for _ in 0..pairs.len() {
+            pairs.rotate_left(1);
+            assert_eq!(parse(&pairs.join(";")).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn what_runtimes_other_than_kubelets_send_is_accepted() {
+        assert_eq!(parse("").unwrap(), Pod::default());
+        assert_eq!(parse("K8S_POD_NAME=quirky_Wozniak.1").unwrap(), pod("", "quirky_Wozniak.1", ""));
+        assert_eq!(parse("K8S_POD_NAMESPACE=;K8S_POD_NEW_KEY=\n").unwrap(), Pod::default());
+        assert_eq!(parse("MAC=02:00:00:00:00:01;IgnoreUnknown=true").unwrap(), Pod::default());
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_and_named() {
+        let long_name = format!("K8S_POD_NAME={}", "a".repeat(254));
+        let long_value = format!("IgnoreUnknown=1;X={}", "a".repeat(4097));
+        for (args, named) in [
+            (";", "KEY=VALUE"),
+            ("K8S_POD_NAME", "K8S_POD_NAME"),
+            ("=x", "=x"),
+            ("K8S_POD_NAME=a;", "KEY=VALUE"),
+            ("K8S_POD_NAME=a;K8S_POD_NAME=b", "twice"),
+            ("IP=10.0.0.1", "\"IP\" is unknown"),
+            ("IP=10.0.0.1;IgnoreUnknown=0", "\"IP\" is unknown"),
+            ("IgnoreUnknown=maybe", "boolean"),
+            ("K8S_POD_NAME=../../etc", "K8S_POD_NAME"),
+            ("K8S_POD_NAMESPACE=a\nb", "K8S_POD_NAMESPACE=\"a\\nb\""),
+            ("K8S_POD_UID=%s%n", "K8S_POD_UID"),
+            ("K8S_POD_NAME=pöd", "K8S_POD_NAME"),
+            (&long_name, "longer than 253"),
+            (&long_value, "longer than 4096"),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert_eq!(error.code, 4, "{args:?}");
+            assert!(error.msg.contains(named), "{args:?}: {}", error.msg);
+            assert!(!error.msg.contains('\n') && error.msg.len() < 300, "{args:?}: {}", error.msg);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_arguments_make_it_panic_or_let_a_hostile_name_through(args in "[A-Z_a-z0-8;=\\PC\n]{0,200}") {
+            if let Ok(pod) = parse(&args) {
+                for name in [pod.namespace, pod.name, pod.uid] {
+                    prop_assert!(name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'));
+                }
+            }
+        }
+    }
+}

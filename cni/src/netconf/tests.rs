@@ -1,0 +1,177 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn netconf(text: &str) -> Result<Netconf, CniError> {
+    Document::parse(text.as_bytes())?.netconf()
+}
+
+#[test]
+fn a_minimal_configuration_is_completed() {
+    let text = r#"{"cniVersion":"1.0.0","name":"cluster","type":"ferrule"}"#;
+    let document = Document::parse(text.as_bytes()).unwrap();
+    assert_eq!(document.supported_version().unwrap(), CniVersion::V1_0_0);
+    let expected = Netconf {
+        name: NetworkName::new("cluster").unwrap(),
+        socket: "/run/ferrule/agent.sock".into(),
+        mtu: 0,
+        dns: Dns::default(),
+        has_prev_result: false,
+    };
+    assert_eq!(document.netconf().unwrap(), expected);
+}
+
+#[test]
+fn a_full_configuration_is_read_and_what_is_unknown_is_skipped() {
+    let read = netconf(
+        r#" {"name": "n", "socket": "/tmp/a", "mtu": 1450, "capabilities": {"mac": true}, "x": 1e999,
+             "dns": {"nameservers": ["10.0.0.1"], "search": ["a.b"], "unknown": 1},
+             "prevResult": "garbage", "ipam": [[{}]]}"#,
+    )
+    .unwrap();
+    assert_eq!((read.socket.as_str(), read.mtu, read.has_prev_result), ("/tmp/a", 1450, true));
+    assert_eq!(read.dns.nameservers, ["10.0.0.1"]);
+    assert_eq!(read.dns.search, ["a.b"]);
+}
+
+#[test]
+fn null_is_as_good_as_nothing() {
+    let text = r#"{"name":"n","type":null,"socket":null,"mtu":null,"dns":null,"prevResult":null}"#;
+    assert_eq!(netconf(text), netconf(r#"{"name":"n"}"#));
+}
+
+#[test]
+fn what_is_not_a_json_object_is_a_decoding_failure() {
+    for text in [
+        "",
+        " ",
+        "{",
+        "[]",
+        "[\"1.0.0\",\"n\"]",
+        "null",
+        "7",
+        "\"x\"",
+        "{} {}",
+        "{\"name\":\"n\",}",
+        r#"{"name":"n","name":"m"}"#,
+        r#"{"name":"\ud800"x}"#,
+        r#"{"name":"n","x":"#,
+    ] {
+        assert_eq!(netconf(text).unwrap_err().code, 6, "{text}");
+    }
+    let error = Document::parse(b"{\"name\":\"\xff\"}").unwrap_err();
+    assert_eq!(error.code, 6, "invalid UTF-8");
+}
+
+#[test]
+fn a_field_that_is_wrong_is_named() {
+    let long = format!(r#"{{"name":"n","socket":"/{}"}}"#, "x".repeat(107));
+    let huge = format!(r#"{{"name":"{}"}}"#, "x".repeat(1 << 20));
+    let names = format!(r#"{{"name":"n","dns":{{"search":["a"{}]}}}}"#, r#","""#.repeat(100_000));
+    for (text, named) in [
+        ("{}", "name"),
+        (r#"{"name":""}"#, "name"),
+        (r#"{"name":7}"#, "name"),
+        (r#"{"name":"\ud800"}"#, "name"),
+        (r#"{"name":"a/b"}"#, "name"),
+        (r#"{"name":"a\nb"}"#, "name"),
+        (r#"{"name":"n","type":{}}"#, "type"),
+        (r#"{"name":"n","socket":1}"#, "socket"),
+        (r#"{"name":"n","socket":"run/x"}"#, "socket"),
+        (r#"{"name":"n","socket":"/run/\u0000"}"#, "socket"),
+        (&long, "socket"),
+        (r#"{"name":"n","mtu":"1500"}"#, "mtu"),
+        (r#"{"name":"n","mtu":1500.5}"#, "mtu"),
+        (r#"{"name":"n","mtu":-1}"#, "mtu"),
+        (r#"{"name":"n","mtu":1e999}"#, "mtu"),
+        (r#"{"name":"n","mtu":67}"#, "mtu"),
+        (r#"{"name":"n","mtu":65536}"#, "mtu"),
+        (r#"{"name":"n","dns":["10.0.0.1"]}"#, "dns"),
+        (r#"{"name":"n","dns":{"nameservers":"10.0.0.1"}}"#, "dns"),
+        (&huge, "name"),
+        (&names, "dns"),
+    ] {
+        let error = netconf(text).unwrap_err();
+        assert_eq!(error.code, 7, "{text:.100}");
+        let start = format!("reading \"{named}\" of the network configuration");
+        assert!(error.msg.starts_with(&start) && error.msg.len() < 250, "{}", error.msg);
+        assert!(!error.msg.contains(char::is_control), "{}", error.msg);
+    }
+}
+
+#[test]
+fn a_version_that_is_not_supported_is_answered_with_those_that_are() {
+    for text in [r#"{}"#, r#"{"cniVersion":""}"#, r#"{"cniVersion":"0.2.0"}"#, r#"{"cniVersion":"9\n"}"#] {
+        let error = Document::parse(text.as_bytes()).unwrap().supported_version().unwrap_err();
+        assert_eq!(error.code, 1, "{text}");
+        assert!(error.msg.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"), "{}", error.msg);
+    }
+    let error = Document::parse(br#"{"cniVersion":1.0}"#).unwrap().supported_version().unwrap_err();
+    assert_eq!(error.code, 7);
+}
+
+#[test]
+fn a_gc_list_is_read() {
+    let text = r#"{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0","x":1}]}"#;
+    let valid = Document::parse(text.as_bytes()).unwrap().valid_attachments().unwrap();
+    assert_eq!(valid, [(ContainerId::new("a").unwrap(), IfName::new("eth0").unwrap())]);
+    for text in [r#"{"cni.dev/valid-attachments":[]}"#, r#"{"cni.dev/valid-attachments":null}"#] {
+        assert_eq!(Document::parse(text.as_bytes()).unwrap().valid_attachments().unwrap(), []);
+    }
+}
+
+#[test]
+fn a_gc_without_a_readable_list_is_refused() {
+    for list in ["{}", "[7]", r#"[{"containerID":"a"}]"#, r#"[{"containerID":"a/b","ifname":"eth0"}]"#] {
+        let text = format!(r#"{{"cni.dev/valid-attachments":{list}}}"#);
+        let error = Document::parse(text.as_bytes()).unwrap().valid_attachments().unwrap_err();
+        assert_eq!(error.code, 7, "{list}");
+        assert!(error.msg.contains("cni.dev/valid-attachments"), "{}", error.msg);
+    }
+    assert_eq!(Document::parse(b"{}").unwrap().valid_attachments().unwrap_err().code, 7);
+}
+
+#[test]
+fn depth_does_not_overflow_the_stack() {
+    let depth = 500_000;
+    for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
+        let open = open.repeat(depth);
+        let nested = format!("{open}1{}", close.repeat(depth));
+        for name in ["x", "prevResult", "dns", "mtu", "name", "cni.dev/valid-attachments"] {
+            let text = format!(r#"{{"name":"n","{name}":{nested}}}"#);
+            if let Ok(document) = Document::parse(text.as_bytes()) {
+                let _ = (document.netconf(), document.valid_attachments());
+            }
+        }
+        assert_eq!(Document::parse(open.as_bytes()).unwrap_err().code, 6);
+    }
+}
+
+#[test]
+fn recorded_calls_are_read() {
+    for call in include_str!("../../testdata/calls.jsonl").lines() {
+        let call: serde_json::Value = serde_json::from_str(call).unwrap();
+        let text = call["stdin"].to_string();
+        let document = Document::parse(text.as_bytes()).unwrap();
+        assert_eq!(document.supported_version().unwrap(), CniVersion::V1_0_0);
+        let read = document.netconf().unwrap();
+        assert_eq!(read.name.as_str(), "cluster");
+        assert_eq!(read.has_prev_result, call["stdin"]["prevResult"].is_object());
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Document::parse(&bytes);
+    }
+
+    #[test]
+    fn no_values_make_it_panic(value in "[\\[\\]{}\",:0-9a-z.+/ -]{0,40}", field in 0..7usize) {
+        let names = ["cniVersion", "name", "type", "socket", "mtu", "dns", "cni.dev/valid-attachments"];
+        let text = format!(r#"{{"{}":{value}}}"#, names[field]);
+        if let Ok(document) = Document::parse(text.as_bytes()) {
+            let _ = (document.supported_version(), document.netconf(), document.valid_attachments());
+        }
+    }
+}

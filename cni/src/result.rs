@@ -1,0 +1,174 @@
+//! What ADD prints: the agent's answer in the CNI version that was asked for.
+
+use ferrule_proto::cni::{self, AddResult, error::Code};
+use serde::Serialize;
+
+use crate::{error::CniError, netconf::Dns, version::CniVersion};
+
+/// The result as every version has it; what a version lacks is left out.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Success<'a> {
+    cni_version: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    interfaces: Vec<Interface<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<Ip<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<Route<'a>>,
+    #[serde(skip_serializing_if = "Dns::is_empty")]
+    dns: &'a Dns,
+}
+
+#[derive(Serialize)]
+struct Interface<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    mac: &'a str,
+    /// Since 1.1.0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    sandbox: &'a str,
+}
+
+#[derive(Serialize)]
+struct Ip<'a> {
+    /// Until 0.4.0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<&'static str>,
+    address: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    gateway: &'a str,
+    interface: u32,
+}
+
+#[derive(Serialize)]
+struct Route<'a> {
+    dst: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    gw: &'a str,
+}
+
+/// Renders the agent's answer.
+///
+/// # Errors
+/// If the answer makes no sense as a result.
+pub(crate) fn render(result: &AddResult, dns: &Dns, version: CniVersion) -> Result<String, CniError> {
+    if let Some(ip) = result.ips.iter().find(|ip| ip.interface as usize >= result.interfaces.len()) {
+        let why = format!("{} is on interface {} of {}", ip.address, ip.interface, result.interfaces.len());
+        return Err(refuse(why));
+    }
+    let success = Success {
+        cni_version: version.as_str(),
+        interfaces: result.interfaces.iter().map(|interface| Interface::new(interface, version)).collect(),
+        ips: result.ips.iter().map(|ip| Ip::new(ip, version)).collect(),
+        routes: result.routes.iter().map(|route| Route { dst: &route.dst, gw: &route.gw }).collect(),
+        dns,
+    };
+    serde_json::to_string(&success).map_err(|e| refuse(e.to_string()))
+}
+
+// === impl Interface ===
+
+impl<'a> Interface<'a> {
+    fn new(interface: &'a cni::Interface, version: CniVersion) -> Self {
+        let mtu = (version >= CniVersion::V1_1_0 && interface.mtu != 0).then_some(interface.mtu);
+        Self { name: &interface.name, mac: &interface.mac, mtu, sandbox: &interface.sandbox }
+    }
+}
+
+// === impl Ip ===
+
+impl<'a> Ip<'a> {
+    fn new(ip: &'a cni::Ip, version: CniVersion) -> Self {
+        let family = if ip.address.contains(':') { "6" } else { "4" };
+        Self {
+            version: (version < CniVersion::V1_0_0).then_some(family),
+            address: &ip.address,
+            gateway: &ip.gateway,
+            interface: ip.interface,
+        }
+    }
+}
+
+fn refuse(why: String) -> CniError {
+    let msg = format!("rendering the agent's result of ADD: {why}");
+    CniError::new(Code::Internal, msg, "plugin and agent must come from the same release")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn dual_stack() -> AddResult {
+        let sandbox = "/var/run/netns/cni-1d51d10d";
+        AddResult {
+            interfaces: vec![
+                cni::Interface {
+                    name: "fer0a1b2c3d4e5".into(),
+                    mac: "02:00:00:00:00:01".into(),
+                    mtu: 1450,
+                    sandbox: String::new(),
+                },
+                cni::Interface {
+                    name: "eth0".into(),
+                    mac: "02:00:00:00:00:02".into(),
+                    mtu: 1450,
+                    sandbox: sandbox.into(),
+                },
+            ],
+            ips: vec![
+                cni::Ip { address: "10.1.2.3/32".into(), gateway: "169.254.1.1".into(), interface: 1 },
+                cni::Ip { address: "fd00::3/128".into(), gateway: "fe80::1".into(), interface: 1 },
+            ],
+            routes: vec![
+                cni::Route { dst: "0.0.0.0/0".into(), gw: "169.254.1.1".into() },
+                cni::Route { dst: "::/0".into(), gw: String::new() },
+            ],
+        }
+    }
+
+    #[test]
+    fn every_version_is_rendered_as_its_specification_has_it() {
+        let dns: Dns =
+            serde_json::from_str(r#"{"nameservers":["10.96.0.10"],"search":["svc.cluster.local"]}"#).unwrap();
+        for (version, golden) in [
+            (CniVersion::V0_3_0, include_str!("../testdata/results/0.3.0.json")),
+            (CniVersion::V0_3_1, include_str!("../testdata/results/0.3.1.json")),
+            (CniVersion::V0_4_0, include_str!("../testdata/results/0.4.0.json")),
+            (CniVersion::V1_0_0, include_str!("../testdata/results/1.0.0.json")),
+            (CniVersion::V1_1_0, include_str!("../testdata/results/1.1.0.json")),
+        ] {
+            let rendered = render(&dual_stack(), &dns, version).unwrap();
+            let rendered: Value = serde_json::from_str(&rendered).unwrap();
+            assert_eq!(rendered, serde_json::from_str::<Value>(golden).unwrap(), "{version:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_empty_is_left_out() {
+        let rendered = render(&AddResult::default(), &Dns::default(), CniVersion::V1_1_0).unwrap();
+        assert_eq!(rendered, r#"{"cniVersion":"1.1.0"}"#);
+
+        let mut bare = dual_stack();
+        bare.interfaces.truncate(1);
+        bare.interfaces[0].mtu = 0;
+        bare.interfaces[0].mac.clear();
+        bare.ips.clear();
+        bare.routes.clear();
+        let rendered = render(&bare, &Dns::default(), CniVersion::V1_1_0).unwrap();
+        assert_eq!(rendered, r#"{"cniVersion":"1.1.0","interfaces":[{"name":"fer0a1b2c3d4e5"}]}"#);
+    }
+
+    #[test]
+    fn an_address_on_an_interface_that_is_not_there_is_refused() {
+        let mut wrong = dual_stack();
+        wrong.ips[1].interface = 2;
+        let error = render(&wrong, &Dns::default(), CniVersion::V1_1_0).unwrap_err();
+        assert_eq!(error.code, 999);
+        assert!(error.msg.contains("fd00::3/128 is on interface 2 of 2"), "{}", error.msg);
+    }
+}

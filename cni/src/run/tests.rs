@@ -1,0 +1,197 @@
+use std::{
+    cell::RefCell,
+    ffi::OsString,
+    io::{Write, pipe},
+};
+
+use ferrule_proto::cni;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Runs a command with a good environment; gives what was printed and what was asked of which socket.
+fn invoke(command: &str, stdin: &str) -> (Outcome, Option<(String, Request)>) {
+    invoke_with(command, stdin, &|_| None, Ok(None))
+}
+
+fn invoke_with(
+    command: &str,
+    stdin: &str,
+    env: &dyn Fn(&str) -> Option<OsString>,
+    answer: Result<Option<AddResult>, CniError>,
+) -> (Outcome, Option<(String, Request)>) {
+    let env = |name: &str| {
+        env(name).or_else(|| match name {
+            "CNI_COMMAND" => Some(command.into()),
+            "CNI_CONTAINERID" => Some("ddcf67f32bbc".into()),
+            "CNI_NETNS" => Some("/var/run/netns/x".into()),
+            "CNI_IFNAME" => Some("eth0".into()),
+            _ => None,
+        })
+    };
+    let (reader, mut writer) = pipe().unwrap();
+    writer.write_all(stdin.as_bytes()).unwrap();
+    drop(writer);
+    let asked = RefCell::new(None);
+    let outcome = run(&env, reader, |socket: &str, request| {
+        asked.replace(Some((socket.to_owned(), request)));
+        answer
+    });
+    (outcome, asked.into_inner())
+}
+
+fn failure(outcome: Outcome) -> Value {
+    match outcome {
+        Outcome::Failed(json) => serde_json::from_str(&json).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn key() -> Option<AttachmentKey> {
+    Some(AttachmentKey {
+        network: "cluster".into(),
+        container_id: "ddcf67f32bbc".into(),
+        ifname: "eth0".into(),
+    })
+}
+
+#[test]
+fn without_a_command_it_says_what_it_is() {
+    let (outcome, asked) = invoke("", "");
+    assert_eq!((outcome, asked), (Outcome::About, None));
+}
+
+#[test]
+fn versions_are_answered_in_the_version_asked_for() {
+    let dummy = |name: &str| (name != "CNI_COMMAND").then(|| OsString::from("dummy"));
+    for (stdin, version) in [
+        (r#"{"cniVersion":"0.4.0"}"#, "0.4.0"),
+        (r#"{"cniVersion":"0.2.0"}"#, "0.2.0"),
+        (r#"{"cniVersion":"9.9.9-rc.1"}"#, "9.9.9-rc.1"),
+        ("{}", "0.1.0"),
+        ("", "1.1.0"),
+        (" \n", "1.1.0"),
+    ] {
+        let (outcome, asked) = invoke_with("VERSION", stdin, &dummy, Ok(None));
+        let Outcome::Done(Some(json)) = outcome else { panic!("{outcome:?}") };
+        let supported = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+        let expected = json!({"cniVersion": version, "supportedVersions": supported});
+        assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected);
+        assert_eq!(asked, None);
+    }
+    assert_eq!(failure(invoke("VERSION", "{").0)["code"], 6);
+    assert_eq!(failure(invoke("VERSION", r#"{"cniVersion":"1\n"}"#).0)["code"], 7);
+}
+
+#[test]
+fn every_verb_becomes_its_request() {
+    let stdin = r#"{"cniVersion":"1.1.0","name":"cluster","socket":"/tmp/a","mtu":1400,
+                    "cni.dev/valid-attachments":[{"containerID":"a","ifname":"net1"}]}"#;
+    let netns = "/var/run/netns/x".to_owned();
+    let api = Some(API);
+    let keep = AttachmentKey { network: String::new(), container_id: "a".into(), ifname: "net1".into() };
+    for (command, expected) in [
+        (
+            "ADD",
+            Request::Add(AddRequest {
+                api,
+                key: key(),
+                netns: netns.clone(),
+                pod: Some(Pod::default()),
+                mtu: 1400,
+            }),
+        ),
+        ("DEL", Request::Del(DelRequest { api, key: key(), netns: netns.clone() })),
+        ("CHECK", Request::Check(CheckRequest { api, key: key(), netns })),
+        ("GC", Request::Gc(GcRequest { api, network: "cluster".into(), valid: vec![keep] })),
+        ("STATUS", Request::Status(StatusRequest { api })),
+    ] {
+        let (outcome, asked) = invoke(command, stdin);
+        assert_eq!(outcome, Outcome::Done(None), "{command}");
+        assert_eq!(asked, Some(("/tmp/a".into(), expected)));
+    }
+}
+
+#[test]
+fn recorded_calls_reach_the_agent() {
+    for line in include_str!("../../testdata/calls.jsonl").lines() {
+        let call: Value = serde_json::from_str(line).unwrap();
+        let env = |name: &str| call["env"][name].as_str().map(OsString::from);
+        let (outcome, asked) = invoke_with("", &call["stdin"].to_string(), &env, Ok(None));
+        assert_eq!(outcome, Outcome::Done(None), "{line}");
+        let (socket, request) = asked.unwrap();
+        assert_eq!(socket, ferrule_proto::DEFAULT_SOCKET);
+        let (key, netns) = match request {
+            Request::Add(request) => (request.key.unwrap(), request.netns),
+            Request::Del(request) => (request.key.unwrap(), request.netns),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((key.network.as_str(), key.ifname.as_str()), ("cluster", "eth0"));
+        assert_eq!(key.container_id, call["env"]["CNI_CONTAINERID"]);
+        assert_eq!(netns, call["env"]["CNI_NETNS"]);
+    }
+}
+
+#[test]
+fn a_result_is_printed_in_the_version_asked_for() {
+    let interface = cni::Interface { name: "eth0".into(), mtu: 1500, ..Default::default() };
+    let result = AddResult { interfaces: vec![interface], ..Default::default() };
+    let stdin = r#"{"cniVersion":"0.3.1","name":"n"}"#;
+    let (outcome, _) = invoke_with("ADD", stdin, &|_| None, Ok(Some(result)));
+    let expected = r#"{"cniVersion":"0.3.1","interfaces":[{"name":"eth0"}]}"#;
+    assert_eq!(outcome, Outcome::Done(Some(expected.into())));
+}
+
+#[test]
+fn an_error_is_told_in_the_version_asked_for() {
+    let full = |_: &str| None;
+    let error = CniError::new(Code::TryAgainLater, "later", "wait");
+    let stdin = r#"{"cniVersion":"0.4.0","name":"n"}"#;
+    let (outcome, _) = invoke_with("ADD", stdin, &full, Err(error));
+    assert_eq!(
+        failure(outcome),
+        json!({"cniVersion": "0.4.0", "code": 11, "msg": "later", "details": "wait"})
+    );
+
+    let bad_name = |name: &str| (name == "CNI_IFNAME").then(|| "lo".into());
+    let (outcome, asked) = invoke_with("ADD", stdin, &bad_name, Ok(None));
+    let error = failure(outcome);
+    assert_eq!((&error["cniVersion"], &error["code"], asked), (&json!("0.4.0"), &json!(4), None));
+}
+
+#[test]
+fn what_is_refused_is_not_asked_of_the_agent() {
+    for (command, stdin, version, code) in [
+        ("ADD", "", "1.1.0", 6),
+        ("ADD", r#"{"name":"n"}"#, "1.1.0", 1),
+        ("ADD", r#"{"cniVersion":"0.2.0","name":"n"}"#, "1.1.0", 1),
+        ("ADD", r#"{"cniVersion":"2.0.0","name":"n"}"#, "1.1.0", 1),
+        ("ADD", r#"{"cniVersion":"1.0.0"}"#, "1.0.0", 7),
+        ("ADD", r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"cniVersion":"1.0.0"}}"#, "1.0.0", 7),
+        ("CHECK", r#"{"cniVersion":"0.3.1","name":"n"}"#, "0.3.1", 1),
+        ("GC", r#"{"cniVersion":"1.0.0","name":"n"}"#, "1.0.0", 1),
+        ("GC", r#"{"cniVersion":"1.1.0","name":"n"}"#, "1.1.0", 7),
+        ("STATUS", r#"{"cniVersion":"1.0.0","name":"n"}"#, "1.0.0", 1),
+        ("UPDATE", r#"{"cniVersion":"1.0.0","name":"n"}"#, "1.0.0", 4),
+    ] {
+        let (outcome, asked) = invoke(command, stdin);
+        let error = failure(outcome);
+        assert_eq!(
+            (&error["code"], &error["cniVersion"]),
+            (&json!(code), &json!(version)),
+            "{command} {stdin}"
+        );
+        assert_ne!(error["msg"], "");
+        assert_eq!(asked, None);
+    }
+}
+
+#[test]
+fn a_result_of_an_earlier_add_is_no_matter_to_del_and_check() {
+    for prev_result in ["null", "{}", r#""garbage""#, "[[[]]]"] {
+        let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{prev_result}}}"#);
+        for command in ["DEL", "CHECK"] {
+            assert_eq!(invoke(command, &stdin).0, Outcome::Done(None));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! An agent that only remembers what it was asked.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use ferrule_proto::cni::{
+    AddRequest, AddResponse, AddResult, CheckRequest, CheckResponse, DelRequest, DelResponse, Error,
+    GcRequest, GcResponse, Interface, Ip, Route, StatusRequest, StatusResponse,
+    add_response::Outcome,
+    cni_server::{Cni, CniServer},
+};
+use tempfile::TempDir;
+use tokio::{net::UnixListener, runtime::Runtime};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+pub(crate) struct MockAgent {
+    /// Holds the socket until the end.
+    _dir: TempDir,
+    socket: PathBuf,
+    /// Dropped, it stops the agent.
+    runtime: Runtime,
+    asked: Arc<Asked>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Behaviour {
+    Serve,
+    Refuse(Error),
+    Hang,
+}
+
+/// What has been asked so far.
+#[derive(Default)]
+struct Asked {
+    /// With `grpc-timeout`.
+    adds: Mutex<Vec<(AddRequest, Option<String>)>>,
+    others: Mutex<Vec<String>>,
+}
+
+struct Service {
+    behaviour: Behaviour,
+    asked: Arc<Asked>,
+}
+
+// === impl MockAgent ===
+
+impl MockAgent {
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let runtime = Runtime::new().unwrap();
+        let asked = Arc::<Asked>::default();
+        let service = CniServer::new(Service { behaviour, asked: Arc::clone(&asked) });
+        let listener = {
+            let _inside = runtime.enter();
+            UnixListener::bind(&socket).unwrap()
+        };
+        let incoming = UnixListenerStream::new(listener);
+        runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        Self { _dir: dir, socket, runtime, asked }
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn adds(&self) -> Vec<(AddRequest, Option<String>)> {
+        self.asked.adds.lock().unwrap().clone()
+    }
+
+    pub(crate) fn others(&self) -> Vec<String> {
+        self.asked.others.lock().unwrap().clone()
+    }
+
+    /// Stops as if killed, once an ADD has come.
+    pub(crate) fn stop_when_called(self) {
+        while self.adds().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.runtime.shutdown_background();
+    }
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Notes a call and gives the error to answer it with, if any.
+    async fn served(&self, call: Option<String>) -> Option<Error> {
+        self.asked.others.lock().unwrap().extend(call);
+        match &self.behaviour {
+            Behaviour::Serve => None,
+            Behaviour::Refuse(error) => Some(error.clone()),
+            Behaviour::Hang => std::future::pending().await,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Cni for Service {
+    async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
+        let timeout = request.metadata().get("grpc-timeout").map(|v| v.to_str().unwrap().to_owned());
+        let request = request.into_inner();
+        self.asked.adds.lock().unwrap().push((request.clone(), timeout));
+        let outcome = match self.served(None).await {
+            Some(error) => Outcome::Error(error),
+            None => Outcome::Result(result(&request)),
+        };
+        Ok(Response::new(AddResponse { outcome: Some(outcome) }))
+    }
+
+    async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
+        let call = format!("DEL {}", request.into_inner().netns);
+        Ok(Response::new(DelResponse { error: self.served(Some(call)).await }))
+    }
+
+    async fn check(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        Ok(Response::new(CheckResponse { error: self.served(Some("CHECK".into())).await }))
+    }
+
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        let call = format!("GC {}", request.into_inner().valid.len());
+        Ok(Response::new(GcResponse { error: self.served(Some(call)).await }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        Ok(Response::new(StatusResponse { error: self.served(Some("STATUS".into())).await }))
+    }
+}
+
+fn result(request: &AddRequest) -> AddResult {
+    let interface = |name: &str, sandbox: &str| Interface {
+        name: name.into(),
+        mac: "02:00:00:00:00:01".into(),
+        mtu: request.mtu,
+        sandbox: sandbox.into(),
+    };
+    let gateway = "169.254.1.1".to_owned();
+    AddResult {
+        interfaces: vec![interface("fer0a1b2c3d4e5", ""), interface("eth0", &request.netns)],
+        ips: vec![Ip { address: "10.1.2.3/32".into(), gateway: gateway.clone(), interface: 1 }],
+        routes: vec![Route { dst: "0.0.0.0/0".into(), gw: gateway }],
+    }
+}

@@ -1,0 +1,200 @@
+//! The real binary, started as a runtime starts it, against an agent inside the test.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test's helpers are part of the test, which is to panic where it finds something wrong"
+)]
+
+mod agent;
+
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use ferrule_proto::cni::{ApiRange, Error, error::Code};
+use serde_json::{Value, json};
+
+use crate::agent::{Behaviour, MockAgent};
+
+/// What a runtime sees of a call.
+struct Answer {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout))
+    }
+}
+
+/// Starts the shim with a good environment, in which `env` may change something.
+fn call(command: &str, env: &[(&str, &str)], stdin: &str) -> Answer {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrule"))
+        .env_clear()
+        .env("CNI_COMMAND", command)
+        .env("CNI_CONTAINERID", "ddcf67f32bbc")
+        .env("CNI_NETNS", "/var/run/netns/cni-1d51d10d")
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_ARGS", "K8S_POD_NAME=web-0;IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_UID=ec27")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .envs(env.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A shim that refuses need not have read everything.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    Answer {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn netconf(version: &str, socket: &Path) -> String {
+    json!({
+        "cniVersion": version,
+        "name": "cluster",
+        "type": "ferrule",
+        "socket": socket,
+        "mtu": 1450,
+        "dns": {"nameservers": ["10.96.0.10"]},
+        "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "eth0"}],
+    })
+    .to_string()
+}
+
+#[test]
+fn an_add_reaches_the_agent_and_its_result_the_runtime() {
+    let agent = MockAgent::start(Behaviour::Serve);
+    for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let answer = call("ADD", &[], &netconf(version, agent.socket()));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""));
+        let result = answer.json();
+        assert_eq!(result["cniVersion"], version);
+        assert_eq!(result["interfaces"][1]["sandbox"], "/var/run/netns/cni-1d51d10d");
+        assert_eq!(result["ips"][0]["version"].is_string(), version < "1.0.0");
+        assert_eq!(result["interfaces"][1]["mtu"].is_number(), version == "1.1.0");
+        assert_eq!(result["dns"], json!({"nameservers": ["10.96.0.10"]}));
+    }
+    let adds = agent.adds();
+    assert_eq!(adds.len(), 5);
+    let (request, timeout) = adds.into_iter().next().unwrap();
+    let (key, pod) = (request.key.unwrap(), request.pod.unwrap());
+    assert_eq!((key.network.as_str(), key.container_id.as_str()), ("cluster", "ddcf67f32bbc"));
+    assert_eq!((key.ifname.as_str(), request.mtu), ("eth0", 1450));
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("default", "web-0", "ec27"));
+    assert_eq!(request.api, Some(ferrule_proto::API));
+    assert_eq!(timeout.as_deref(), Some("90000000u"), "the agent is told the deadline");
+}
+
+#[test]
+fn the_other_verbs_reach_the_agent_and_print_nothing() {
+    let agent = MockAgent::start(Behaviour::Serve);
+    let stdin = netconf("1.1.0", agent.socket());
+    for command in ["DEL", "CHECK", "GC", "STATUS"] {
+        let answer = call(command, &[], &stdin);
+        assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "", ""));
+    }
+    let answer = call("DEL", &[("CNI_NETNS", "")], &stdin);
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
+    assert_eq!(agent.others(), ["DEL /var/run/netns/cni-1d51d10d", "CHECK", "GC 1", "STATUS", "DEL "]);
+}
+
+#[test]
+fn an_agent_without_a_common_api_is_told_as_it_says_it() {
+    let error = Error {
+        code: Code::ApiIncompatible.into(),
+        message: "ADD of ddcf67f32bbc: the plugin speaks API v1".into(),
+        details: "install the plugin of this release".into(),
+        api: Some(ApiRange { min: 2, max: 3 }),
+    };
+    let agent = MockAgent::start(Behaviour::Refuse(error));
+    for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        let answer = call(command, &[], &netconf("1.1.0", agent.socket()));
+        assert_eq!(answer.code, Some(1), "{command}");
+        let expected = json!({
+            "cniVersion": "1.1.0",
+            "code": 100,
+            "msg": "ADD of ddcf67f32bbc: the plugin speaks API v1",
+            "details": "install the plugin of this release",
+        });
+        assert_eq!(answer.json(), expected);
+    }
+}
+
+#[test]
+fn an_agent_that_stops_in_the_middle_of_a_call_is_one_to_try_again() {
+    let agent = MockAgent::start(Behaviour::Hang);
+    let socket = agent.socket().to_owned();
+    let calling = std::thread::spawn(move || call("ADD", &[], &netconf("1.0.0", &socket)));
+    agent.stop_when_called();
+    let answer = calling.join().unwrap();
+    assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(11)), "{}", answer.stdout);
+}
+
+#[test]
+fn an_agent_that_is_away_is_named_within_a_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    for (command, code) in [("ADD", 11), ("DEL", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+        let start = Instant::now();
+        let answer = call(command, &[], &netconf("1.1.0", &socket));
+        assert!(start.elapsed() < Duration::from_secs(1));
+        assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)), "{command}");
+        assert!(answer.json()["msg"].as_str().unwrap().contains(socket.to_str().unwrap()));
+    }
+}
+
+#[test]
+fn a_server_that_is_no_agent_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let answer = call("ADD", &[], &netconf("1.0.0", &socket));
+    assert_eq!((answer.code, &answer.json()["cniVersion"]), (Some(1), &json!("1.0.0")));
+}
+
+#[test]
+fn versions_need_nothing_of_the_environment() {
+    for env in [&[("CNI_CONTAINERID", "dummy"), ("CNI_NETNS", "dummy"), ("CNI_IFNAME", "dummy")][..], &[]] {
+        let answer = call("VERSION", env, r#"{"cniVersion":"0.4.0"}"#);
+        assert_eq!(answer.code, Some(0));
+        let supported = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+        assert_eq!(answer.json(), json!({"cniVersion": "0.4.0", "supportedVersions": supported}));
+    }
+}
+
+#[test]
+fn a_person_is_told_what_it_is() {
+    let answer = call("", &[], "");
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
+    assert!(answer.stderr.starts_with(concat!("ferrule ", env!("CARGO_PKG_VERSION"))));
+    assert!(answer.stderr.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"));
+}
+
+#[test]
+fn hostile_input_is_refused_in_bounded_time() {
+    let huge = format!(r#"{{"cniVersion":"1.0.0","name":"{}"}}"#, "x".repeat(100 << 20));
+    let deep = format!(r#"{{"cniVersion":"1.0.0","name":{}"#, "[".repeat(100_000));
+    for (stdin, code) in [(huge.as_str(), 6), (deep.as_str(), 6), ("", 6), ("{\"cniVersion\":\"1.0", 6)] {
+        let start = Instant::now();
+        let answer = call("ADD", &[], stdin);
+        assert!(start.elapsed() < Duration::from_secs(1));
+        assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)));
+        assert!(answer.stdout.len() < 1000);
+    }
+}

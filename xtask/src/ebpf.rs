@@ -1,0 +1,156 @@
+//! Building the eBPF programs.
+//!
+//! Both sides of the kernel boundary are compiled by the one pinned toolchain. For the BPF side that takes
+//! three things which stable Rust does not do by itself: `core` is built from source (`-Z build-std`), unstable
+//! features are let in (`RUSTC_BOOTSTRAP`, for these calls only), and the linker is bpf-linker, which reads
+//! LLVM bitcode and so has to fit the compiler's LLVM.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+
+use crate::{
+    btf,
+    failure::{Failure, OrFail as _},
+    files::{self, Written},
+    report,
+    run::{Step, say},
+    toolchain::{self, Part},
+    workspace::Workspace,
+};
+
+const LINKER: &str = "bpf-linker";
+/// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer ones bring another.
+const LINKER_VERSION: &str = "0.10.4";
+/// Names another bpf-linker.
+const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
+
+const TARGET: &str = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
+const PACKAGE: &str = "agent-ebpf";
+const BINARY: &str = "ferrule";
+
+/// Builds the eBPF programs into `target/bpf/ferrule.o`.
+///
+/// # Errors
+/// If the toolchain cannot be completed, the programs do not compile or link, or the object is unsound.
+pub(crate) fn build(ws: &Workspace) -> Result<()> {
+    let doing = format!("building the eBPF programs for {TARGET}");
+    let remedy = format!(
+        "repair what the compiler names. \"Invalid record\" means that the linker does not fit the compiler's \
+         LLVM: unset {LINKER_VARIABLE}, or remove target/tools"
+    );
+    cargo(ws, "build", &doing, &remedy)?.run()?;
+
+    let built = ws.bpf_target().join(TARGET).join("release").join(BINARY);
+    let linked = files::read(&built, "see whether cargo put the binary elsewhere; then xtask has to follow")?;
+    let object = name_text(ws, &built, linked)?;
+    let path = ws.bpf_object();
+    let written = match files::replace_if_changed(&path, &object)? {
+        Written::Changed => "written",
+        Written::Unchanged => "as it was",
+    };
+    say(format!("{}: {} bytes, {written}", ws.show(&path), object.len()));
+    Ok(())
+}
+
+/// Prints what is in the object that [`build`] made.
+///
+/// # Errors
+/// If the object cannot be read.
+pub(crate) fn show(ws: &Workspace) -> Result<()> {
+    let path = ws.bpf_object();
+    let object = files::read(&path, "build again")?;
+    let report = report::of(&object).or_fail(
+        format!("reading {}", path.display()),
+        "compare with `readelf -SWs`: either it is damaged, or xtask does not understand what LLVM writes",
+    )?;
+    print!("{report}");
+    Ok(())
+}
+
+/// Runs clippy over the eBPF programs.
+///
+/// # Errors
+/// If it finds something.
+pub(crate) fn clippy(ws: &Workspace) -> Result<()> {
+    let doing = format!("clippy on the eBPF programs, for {TARGET}");
+    cargo(ws, "clippy", &doing, "do as clippy says")?.args(["--", "-D", "warnings"]).run()
+}
+
+/// `cargo <verb>` for the programs, with everything that the BPF target takes.
+fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> {
+    toolchain::need(ws, &[Part::RustSrc])?;
+    let linker = linker(ws)?;
+    let flags = [
+        "-C".to_owned(),
+        format!("linker={}", linker.display()),
+        // bpf-linker makes the BTF from it, including that of the map definitions.
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+    ];
+    Ok(ws
+        .cargo(verb, doing, remedy)
+        .args(["--release", "--package", PACKAGE, "--bin", BINARY, "--target", TARGET, "-Zbuild-std=core"])
+        .arg("--target-dir")
+        .arg(ws.bpf_target())
+        .env("RUSTC_BOOTSTRAP", "1")
+        // Not RUSTFLAGS: this one wins over it, and paths may have spaces.
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}")))
+}
+
+fn name_text(ws: &Workspace, built: &Path, linked: Vec<u8>) -> Result<Vec<u8>> {
+    let renamed = btf::name_text(&linked).or_fail(
+        format!("naming the text type in the BTF of {}", built.display()),
+        "compare with `bpftool btf dump file`: either the linker wrote no BTF, or xtask does not understand it",
+    )?;
+    match renamed {
+        Some(renamed) => {
+            say("BTF: i8 is now char, so that bpftool prints text as text");
+            Ok(renamed)
+        }
+        None => {
+            say(format!("BTF: no i8 in {}, so there is no text to name", ws.show(built)));
+            Ok(linked)
+        }
+    }
+}
+
+/// The path of bpf-linker, which is installed if it is missing.
+fn linker(ws: &Workspace) -> Result<PathBuf> {
+    if let Some(given) = env::var_os(LINKER_VARIABLE) {
+        let given = ws.root.join(given);
+        if given.is_file() {
+            return Ok(given);
+        }
+        return Err(Failure {
+            attempted: format!("taking the linker that {LINKER_VARIABLE} names"),
+            why: format!("there is no file {}", given.display()),
+            remedy: format!("correct the path, or unset {LINKER_VARIABLE} to have {LINKER} installed"),
+        }
+        .into());
+    }
+    let path = ws.tools().join("bin").join(LINKER);
+    if !is_ours(&path) {
+        ws.cargo(
+            "install",
+            format!("installing {LINKER} {LINKER_VERSION} into {} (minutes, once)", ws.show(&ws.tools())),
+            format!("check the network, or set {LINKER_VARIABLE} to a {LINKER} that you have"),
+        )
+        .args([LINKER, "--version", LINKER_VERSION, "--locked", "--force", "--root"])
+        .arg(ws.tools())
+        .run()?;
+    }
+    Ok(path)
+}
+
+/// Whether the linker is there, runs, and has the right version.
+fn is_ours(path: &Path) -> bool {
+    path.is_file()
+        && Step::new(path, "asking the linker for its version", "install it anew")
+            .arg("--version")
+            .ask()
+            .is_ok_and(|version| version.split_whitespace().last() == Some(LINKER_VERSION))
+}

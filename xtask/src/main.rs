@@ -1,0 +1,117 @@
+//! `cargo xtask`: the only entry point for building, testing and showing Ferrule.
+//!
+//! Every step says in one line what it does; every failure says what was attempted, why it failed and what to
+//! do about it. What a machine lacks is installed, or named: nothing is skipped.
+
+#![forbid(unsafe_code)]
+
+mod btf;
+mod dist;
+mod ebpf;
+mod failure;
+mod files;
+mod leftovers;
+mod lint;
+mod report;
+mod run;
+mod show;
+mod test;
+mod tidy;
+mod toolchain;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Builds, tests and shows Ferrule.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Build the eBPF programs into target/bpf/ferrule.o
+    ///
+    /// Adds rust-src to the pinned toolchain and installs bpf-linker into target/tools if they are missing.
+    /// FERRULE_BPF_LINKER=PATH takes another bpf-linker; it must read the bitcode of the Rust that compiles.
+    BuildEbpf,
+    /// Build the eBPF programs, and the release binaries into target/dist/
+    Build,
+    /// Install what is missing, build, and run the demo (as root)
+    Demo {
+        /// Passed on to the demo
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Install what is missing, lint, run every test (as root), and check that nothing is left behind
+    Test,
+    /// Install what is missing, build, and measure (as root)
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
+    /// Check formatting, clippy on both sides of the kernel boundary, and the house rules
+    Lint,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// How long ADD and DEL take
+    Add {
+        /// Passed on to the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("error: {failure:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode> {
+    let ws = Workspace::find()?;
+    match verb {
+        Verb::BuildEbpf => {
+            ebpf::build(&ws)?;
+            ebpf::show(&ws)?;
+        }
+        Verb::Build => dist::build(&ws)?,
+        Verb::Demo { args } => return show::demo(&ws, &args),
+        Verb::Test => test::test(&ws)?,
+        Verb::Bench { what: Bench::Add { args } } => return show::bench_add(&ws, &args),
+        Verb::Lint => lint::lint(&ws)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_the_demo_are_not_ours() {
+        let cli = Cli::try_parse_from(["xtask", "demo", "--nodes", "3", "-v"]).unwrap();
+        assert!(matches!(cli.verb, Verb::Demo { args } if args == ["--nodes", "3", "-v"]));
+    }
+}

@@ -1,0 +1,202 @@
+//! Running other programs: say what for, run, check.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fmt::Write as _,
+    io,
+    path::Path,
+    process::{Command, ExitStatus, Output, Stdio},
+};
+
+use anyhow::Result;
+
+use crate::failure::Failure;
+
+/// One program to run, and what to tell people about it.
+#[derive(Debug)]
+pub(crate) struct Step {
+    doing: String,
+    remedy: String,
+    command: Command,
+}
+
+/// Prints the one line that every step prints.
+pub(crate) fn say(doing: impl AsRef<str>) {
+    eprintln!("==> {}", doing.as_ref());
+}
+
+/// Where programs are looked for: PATH, and where Debian keeps those for root, which `su` leaves out of it.
+pub(crate) fn search_path() -> OsString {
+    let mut path = env::var_os("PATH").unwrap_or_default();
+    for folder in ["/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
+        if !env::split_paths(&path).any(|known| known == Path::new(folder)) {
+            path.push(":");
+            path.push(folder);
+        }
+    }
+    path
+}
+
+// === impl Step ===
+
+impl Step {
+    /// `doing` completes "==> "; `remedy` is what its reader should do if it fails.
+    pub(crate) fn new(
+        program: impl AsRef<OsStr>,
+        doing: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let mut command = Command::new(program);
+        // Nobody answers questions here: a program that asks must fail, not hang.
+        command.stdin(Stdio::null());
+        command.env("PATH", search_path());
+        Self { doing: doing.into(), remedy: remedy.into(), command }
+    }
+
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    pub(crate) fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn current_dir(mut self, dir: &Path) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Runs it, its output for all to see.
+    ///
+    /// # Errors
+    /// If it could not be started or did not succeed.
+    pub(crate) fn run(mut self) -> Result<()> {
+        say(&self.doing);
+        match self.start()? {
+            status if status.success() => Ok(()),
+            status => Err(self.failure(format!("{status}; its own messages are above")).into()),
+        }
+    }
+
+    /// Runs it, its output for all to see, and leaves the judgement of its exit status to the caller.
+    ///
+    /// # Errors
+    /// If it could not be started.
+    pub(crate) fn status(mut self) -> Result<ExitStatus> {
+        say(&self.doing);
+        self.start()
+    }
+
+    /// Asks it something: nothing is printed, and what it printed is returned.
+    ///
+    /// # Errors
+    /// If it could not be started or did not succeed.
+    pub(crate) fn ask(mut self) -> Result<String> {
+        let output = self.command.output();
+        let Output { status, stdout, stderr } = output.map_err(|error| self.not_started(&error))?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&stdout).into_owned());
+        }
+        let stderr = String::from_utf8_lossy(&stderr);
+        Err(self.failure(format!("{status}, saying: {}", stderr.trim())).into())
+    }
+
+    fn start(&mut self) -> Result<ExitStatus> {
+        let status = self.command.status();
+        Ok(status.map_err(|error| self.not_started(&error))?)
+    }
+
+    fn not_started(&self, error: &io::Error) -> Failure {
+        let program = self.command.get_program().to_string_lossy();
+        match error.kind() {
+            io::ErrorKind::NotFound => Failure {
+                attempted: self.attempted(),
+                why: format!("there is no program {program}"),
+                remedy: format!("install {program}, or put its folder into PATH"),
+            },
+            _ => self.failure(format!("{program} did not start: {error}")),
+        }
+    }
+
+    fn failure(&self, why: String) -> Failure {
+        Failure { attempted: self.attempted(), why, remedy: self.remedy.clone() }
+    }
+
+    fn attempted(&self) -> String {
+        format!("{} (`{}`)", self.doing, command_line(&self.command))
+    }
+}
+
+/// As one would type it: what is set in the environment (PATH is as it was, or nearly), the program, its
+/// arguments.
+fn command_line(command: &Command) -> String {
+    let mut line = String::new();
+    for (name, value) in command.get_envs().filter(|(name, _)| *name != "PATH") {
+        let value = value.unwrap_or_default().to_string_lossy().replace('\u{1f}', "\\x1f");
+        // Writing to a String cannot fail.
+        let _ = write!(line, "{}={} ", name.to_string_lossy(), quote(&value));
+    }
+    line.push_str(&quote(&command.get_program().to_string_lossy()));
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&quote(&arg.to_string_lossy()));
+    }
+    line
+}
+
+/// Enough quoting to paste it into a shell again.
+fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else if word.contains('\\') {
+        format!("$'{}'", word.replace('\'', "\\'"))
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_why_and_what_to_do() {
+        let step = Step::new("sh", "trying a thing", "try another").args(["-c", "echo no luck >&2; exit 3"]);
+        let text = step.ask().unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "trying a thing (`sh -c 'echo no luck >&2; exit 3'`): failed\n  \
+             why:   exit status: 3, saying: no luck\n  \
+             to do: try another"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let text = Step::new("no-such-program", "asking it", "give up").ask().unwrap_err().to_string();
+        assert!(text.starts_with("asking it (`no-such-program`): failed"), "{text}");
+        assert!(text.contains("install no-such-program"), "{text}");
+    }
+
+    #[test]
+    fn nobody_answers() {
+        let read = Step::new("sh", "reading", "").args(["-c", "cat; echo end"]).ask().unwrap();
+        assert_eq!(read, "end\n");
+    }
+
+    #[test]
+    fn command_lines_can_be_pasted() {
+        let mut command = Command::new("cargo");
+        command.args(["a b", "it's", "--plain=1"]).env("FLAGS", "-C\u{1f}x=/y");
+        assert_eq!(command_line(&command), r"FLAGS=$'-C\x1fx=/y' cargo 'a b' 'it'\''s' --plain=1");
+    }
+}

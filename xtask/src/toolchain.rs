@@ -1,0 +1,83 @@
+//! What the pinned Rust toolchain must have, beyond what rustup installs by itself.
+//!
+//! `rust-toolchain.toml` names the components, but RUSTUP_AUTO_INSTALL=0, or a toolchain that was installed
+//! before the file named them, leaves them out.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::{run::Step, workspace::Workspace};
+
+/// The parts of a toolchain that we can need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Rustfmt,
+    Clippy,
+    /// The source of `core`, which is built for the BPF target.
+    RustSrc,
+    /// `std` for static binaries.
+    Musl,
+}
+
+/// The target of static binaries.
+pub(crate) fn musl_target() -> String {
+    format!("{}-unknown-linux-musl", std::env::consts::ARCH)
+}
+
+/// Adds `parts` to the toolchain if they are missing.
+///
+/// # Errors
+/// If rustup is not there, or cannot download them.
+pub(crate) fn need(ws: &Workspace, parts: &[Part]) -> Result<()> {
+    let sysroot = sysroot(ws)?;
+    for part in parts {
+        if sysroot.join(part.evidence()).exists() {
+            continue;
+        }
+        let (kind, name) = part.rustup();
+        Step::new(
+            "rustup",
+            format!("adding the {kind} {name} to the Rust toolchain"),
+            format!("check the network, or install {name} for the Rust in {} another way", sysroot.display()),
+        )
+        .current_dir(&ws.root)
+        .args([kind, "add", &name])
+        .run()?;
+    }
+    Ok(())
+}
+
+/// Where the toolchain in use lives. Asked of the compiler, not of rustup, which may not be there.
+fn sysroot(ws: &Workspace) -> Result<PathBuf> {
+    let remedy = "install the toolchain that rust-toolchain.toml names: `rustup toolchain install <channel>`";
+    let printed = Step::new("rustc", "asking for the Rust toolchain's folder", remedy)
+        .current_dir(&ws.root)
+        .args(["--print", "sysroot"])
+        .ask()?;
+    Ok(PathBuf::from(printed.trim_end()))
+}
+
+// === impl Part ===
+
+impl Part {
+    /// What is in the sysroot if the part is installed.
+    fn evidence(self) -> String {
+        match self {
+            Self::Rustfmt => "bin/rustfmt".to_owned(),
+            Self::Clippy => "bin/clippy-driver".to_owned(),
+            Self::RustSrc => "lib/rustlib/src/rust/library/Cargo.lock".to_owned(),
+            Self::Musl => format!("lib/rustlib/{}/lib", musl_target()),
+        }
+    }
+
+    /// What rustup calls it.
+    fn rustup(self) -> (&'static str, String) {
+        match self {
+            Self::Rustfmt => ("component", "rustfmt".to_owned()),
+            Self::Clippy => ("component", "clippy".to_owned()),
+            Self::RustSrc => ("component", "rust-src".to_owned()),
+            Self::Musl => ("target", musl_target()),
+        }
+    }
+}
