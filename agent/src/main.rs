@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode};
 
 use clap::Parser as _;
 use ferrule_agent::{app, config::Args};
@@ -24,7 +24,8 @@ const BLOCKING_THREADS: usize = 16;
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let config = match args.into_config() {
         Ok(config) => config,
         Err(error) => {

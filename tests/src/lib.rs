@@ -1,1 +1,13 @@
+//! The test harness: nodes, pods and runtimes made of namespaces.
+//!
+//! A [`node::Node`] is the thread that it runs on, in a network namespace and a mount namespace of its own, with its
+//! own `/run` and its own BPF file system. Whatever is made on a node is gone with its last process, also if a
+//! test is killed: the kernel takes it down.
 
+pub mod dist;
+pub mod host;
+pub mod node;
+pub mod pod;
+pub mod runtime;
+pub mod sys;
+pub mod traffic;

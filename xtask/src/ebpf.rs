@@ -44,7 +44,7 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     );
     cargo(ws, "build", &doing, &remedy)?.run()?;
 
-    let built = ws.bpf_target().join(TARGET).join("release").join(BINARY);
+    let built = ws.bpf_target().join(TARGET).join("bpf").join(BINARY);
     let linked = files::read(&built, "see whether cargo put the binary elsewhere; then xtask has to follow")?;
     let object = name_text(ws, &built, linked)?;
     let path = ws.bpf_object();
@@ -93,7 +93,7 @@ fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> 
     ];
     Ok(ws
         .cargo(verb, doing, remedy)
-        .args(["--release", "--package", PACKAGE, "--bin", BINARY, "--target", TARGET, "-Zbuild-std=core"])
+        .args(["--profile", "bpf", "--package", PACKAGE, "--bin", BINARY, "--target", TARGET, "-Zbuild-std=core"])
         .arg("--target-dir")
         .arg(ws.bpf_target())
         .env("RUSTC_BOOTSTRAP", "1")

@@ -10,6 +10,7 @@ use std::{
 
 use rtnetlink::{
     MulticastGroup, new_multicast_connection,
+    packet_core::NetlinkPayload,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         link::LinkAttribute,
@@ -27,6 +28,14 @@ use super::{
 #[derive(Debug, Clone)]
 pub struct Uplink(Arc<AtomicU32>);
 
+/// The way out as the routes have it.
+#[derive(Debug)]
+struct WayOut {
+    mtu: u32,
+    /// The interfaces of the default routes, at most one for each family.
+    interfaces: Vec<u32>,
+}
+
 /// The MTU of a node without a default route: Ethernet's.
 const ETHERNET: u32 = 1500;
 /// The least that a link with IPv6 may have (RFC 8200, 5) and that one with IPv4 must carry (RFC 791, 3.2).
@@ -41,7 +50,7 @@ impl Uplink {
     /// # Errors
     /// If the kernel refuses to tell.
     pub fn detect() -> Result<Self, NetlinkError> {
-        let mtu = default_route_mtu()?;
+        let mtu = WayOut::find()?.mtu;
         tracing::info!(mtu, "pods get the uplink's MTU");
         Ok(Self(Arc::new(AtomicU32::new(mtu))))
     }
@@ -73,12 +82,14 @@ impl Uplink {
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let connection = tokio::spawn(connection);
+        let mut way_out = tokio::task::spawn_blocking(WayOut::find).await??;
         while let Some((change, _)) = changes.next().await {
-            // Our own plugging changes links and routes too, but none that could be the uplink's.
-            if is_pods(&change.payload) {
+            // Our own plugging changes links and routes too, which need not be looked at.
+            if !way_out.may_change_by(&change.payload) {
                 continue;
             }
-            let mtu = tokio::task::spawn_blocking(default_route_mtu).await??;
+            way_out = tokio::task::spawn_blocking(WayOut::find).await??;
+            let mtu = way_out.mtu;
             let before = self.0.swap(mtu, Ordering::Relaxed);
             if before != mtu {
                 tracing::info!(before, mtu, "the uplink's MTU has changed; new pods get it");
@@ -89,38 +100,38 @@ impl Uplink {
     }
 }
 
-fn is_pods(payload: &rtnetlink::packet_core::NetlinkPayload<RouteNetlinkMessage>) -> bool {
-    use rtnetlink::packet_core::NetlinkPayload::InnerMessage;
-    match payload {
-        InnerMessage(RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)) => {
-            link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::LinkNetNsId(_)))
+// === impl WayOut ===
+
+impl WayOut {
+    /// Looks at the best default route of each family. The smallest MTU counts, if they differ.
+    fn find() -> Result<Self, NetlinkError> {
+        let mut host = Socket::open()?;
+        let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
+        let mtus: HashMap<u32, u32> = links.into_iter().filter_map(mtu_of).collect();
+        let mut interfaces = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut message = RouteMessage::default();
+            message.header.address_family = family;
+            let routes = host.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
+            let best = routes.into_iter().filter_map(default_route).min_by_key(|(metric, _)| *metric);
+            interfaces.extend(best.map(|(_, ifindex)| ifindex));
         }
-        InnerMessage(RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)) => {
-            !is_default(&route.header)
+        let mtu = interfaces.iter().filter_map(|ifindex| mtus.get(ifindex)).min();
+        Ok(Self { mtu: mtu.copied().unwrap_or(ETHERNET), interfaces })
+    }
+
+    fn may_change_by(&self, change: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+        use RouteNetlinkMessage::{DelLink, DelRoute, NewLink, NewRoute};
+        match change {
+            NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => self.interfaces.contains(&link.header.index),
+            NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => is_default(&route.header),
+            _ => false,
         }
-        _ => false,
     }
 }
 
 fn is_default(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
-}
-
-/// The MTU of the best default route's interface; the smallest, if the families differ.
-fn default_route_mtu() -> Result<u32, NetlinkError> {
-    let mut host = Socket::open()?;
-    let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
-    let mtus: HashMap<u32, u32> = links.into_iter().filter_map(mtu_of).collect();
-    let mut smallest = None;
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        let mut message = RouteMessage::default();
-        message.header.address_family = family;
-        let routes = host.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
-        let best = routes.into_iter().filter_map(default_route).min_by_key(|(metric, _)| *metric);
-        let mtu = best.and_then(|(_, ifindex)| mtus.get(&ifindex).copied());
-        smallest = [smallest, mtu].into_iter().flatten().min();
-    }
-    Ok(smallest.unwrap_or(ETHERNET))
 }
 
 fn mtu_of(message: RouteNetlinkMessage) -> Option<(u32, u32)> {

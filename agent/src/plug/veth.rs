@@ -282,7 +282,7 @@ fn set_pod_sysctls(plan: Plan<'_>) -> Result<(), sysctl::SysctlError> {
     }
     ipv6("disable_ipv6", "0")?;
     ipv6("accept_ra", "0")?;
-    ipv6("dad_transmits", "0")
+    ipv6("accept_dad", "0")
 }
 
 fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {

@@ -1,0 +1,274 @@
+//! A node: namespaces of its own, a way out, and an agent.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+use crate::{dist, pod::Pod, runtime::Runtime, sys};
+
+/// A node of a cluster of one.
+pub struct Node {
+    agent: Option<Child>,
+    args: Vec<String>,
+    pods: AtomicU32,
+}
+
+pub const SOCKET: &str = "/run/ferrule/agent.sock";
+pub const PINS: &str = "/sys/fs/bpf/ferrule/v1";
+/// The node's own addresses, and its neighbour on the uplink.
+pub const NODE_V4: &str = "192.0.2.1";
+pub const NODE_V6: &str = "2001:db8::1";
+/// Smaller than Ethernet's, so that a pod that has it got it from the uplink.
+pub const UPLINK_MTU: u32 = 1450;
+pub const POD_V4: &str = "10.244.0.0/24";
+pub const POD_V6: &str = "fd00:10:244::/64";
+
+const LOG: &str = "/run/ferrule-agent.log";
+const START: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(20);
+
+/// Makes a node, without an agent, and does something on it. It is gone afterwards, whatever happened.
+///
+/// # Errors
+/// What the closure says, or if the node cannot be made.
+pub fn on_node<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    let body = || -> anyhow::Result<T> {
+        let mut node = Node::make()?;
+        let result = run(&mut node);
+        node.end(result)
+    };
+    // The namespaces are the thread's, and end with it.
+    match thread::scope(|scope| scope.spawn(body).join()) {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The same with an agent that gives out addresses of both families.
+///
+/// # Errors
+/// What the closure says, or if node or agent cannot be made.
+pub fn with_agent<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    on_node(|node| {
+        node.start_agent(&[POD_V4, POD_V6])?;
+        run(node)
+    })
+}
+
+// === impl Node ===
+
+impl Node {
+    fn make() -> anyhow::Result<Self> {
+        sys::leave_host()?;
+        sys::mount_private("tmpfs", "/run")?;
+        sys::mount_private("bpf", "/sys/fs/bpf")?;
+        fs::create_dir_all("/run/netns")?;
+        let outside = Path::new("/run/netns/outside");
+        sys::make_netns(outside)?;
+        sys::run("ip link set lo up")?;
+        sys::run(&format!("ip link add uplink mtu {UPLINK_MTU} type veth peer name eth0 netns outside"))?;
+        sys::run(&format!("ip addr add {NODE_V4}/24 dev uplink"))?;
+        sys::run(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"))?;
+        sys::run("ip link set uplink up")?;
+        sys::run("ip -n outside link set eth0 up")?;
+        sys::run("ip route add default via 192.0.2.254 dev uplink")?;
+        Ok(Self { agent: None, args: Vec::new(), pods: AtomicU32::new(0) })
+    }
+
+    /// Starts the agent in standalone mode and waits until it serves.
+    ///
+    /// # Errors
+    /// If it does not; its log is in the error.
+    pub fn start_agent(&mut self, pod_cidrs: &[&str]) -> anyhow::Result<()> {
+        self.args = vec!["--standalone".to_owned()];
+        self.args.extend(pod_cidrs.iter().flat_map(|cidr| ["--pod-cidr".to_owned(), (*cidr).to_owned()]));
+        self.start_again()
+    }
+
+    /// Starts the agent as it was started before.
+    ///
+    /// # Errors
+    /// If it does not serve; its log is in the error.
+    pub fn start_again(&mut self) -> anyhow::Result<()> {
+        ensure!(self.agent.is_none(), "the agent runs already");
+        let log = File::options().create(true).append(true).open(LOG)?;
+        let mut command = Command::new(dist::binary("ferrule-agent")?);
+        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let agent = self.agent.insert(sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?);
+        let serves = || {
+            if let Some(status) = agent.try_wait()? {
+                bail!("the agent has ended, {status}:\n{}", log_text());
+            }
+            // The socket is made at once in its place, but an earlier agent's may be there still.
+            Ok(std::os::unix::net::UnixStream::connect(SOCKET).is_ok())
+        };
+        let started = sys::wait_until("the agent serves", START, serves);
+        if started.is_err() && self.agent.as_mut().is_some_and(|agent| agent.try_wait().is_ok_and(|it| it.is_some())) {
+            self.agent = None;
+        }
+        started
+    }
+
+    /// Ends the agent by SIGTERM and waits for it.
+    ///
+    /// # Errors
+    /// If it does not end well.
+    pub fn stop_agent(&mut self) -> anyhow::Result<()> {
+        let Some(mut agent) = self.agent.take() else { return Ok(()) };
+        kill(pid(&agent), Signal::SIGTERM)?;
+        let mut status = None;
+        let stopped = sys::wait_until("the agent stops", STOP, || {
+            status = agent.try_wait()?;
+            Ok(status.is_some())
+        });
+        if stopped.is_err() {
+            agent.kill()?;
+            agent.wait()?;
+        }
+        stopped?;
+        ensure!(status.is_some_and(|status| status.success()), "the agent ended badly, {status:?}:\n{}", log_text());
+        Ok(())
+    }
+
+    /// Ends the agent as a crash would.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn kill_agent(&mut self) -> anyhow::Result<()> {
+        let mut agent = self.agent.take().context("there is no agent to kill")?;
+        agent.kill()?;
+        agent.wait()?;
+        Ok(())
+    }
+
+    /// Stops the agent for a while.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
+        Ok(kill(pid(self.agent.as_ref().context("there is no agent")?), signal)?)
+    }
+
+    /// What the agent has written to its log.
+    pub fn log(&self) -> String {
+        log_text()
+    }
+
+    /// A pod that is not attached yet: a network namespace, and who it is.
+    ///
+    /// # Errors
+    /// If the namespace cannot be made.
+    pub fn pod(&self, name: &str) -> anyhow::Result<Pod> {
+        let number = self.pods.fetch_add(1, Ordering::Relaxed);
+        Pod::make(name, number)
+    }
+
+    /// A container runtime on this node.
+    ///
+    /// # Errors
+    /// If the shim has not been built.
+    pub fn runtime(&self) -> anyhow::Result<Runtime> {
+        Runtime::new()
+    }
+
+    /// Makes a pod and attaches it.
+    ///
+    /// # Errors
+    /// If either fails.
+    pub fn attach(&self, name: &str) -> anyhow::Result<Pod> {
+        let mut pod = self.pod(name)?;
+        let result = self.runtime()?.add(&pod)?;
+        pod.attached(&result)?;
+        Ok(pod)
+    }
+
+    /// What `ferrulectl attachments` tells.
+    ///
+    /// # Errors
+    /// If the agent does not answer.
+    pub fn attachments(&self) -> anyhow::Result<Vec<Value>> {
+        let text = sys::output(Command::new(dist::binary("ferrulectl")?).args(["attachments", "-o", "json"]))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// All that our part of the kernel has on this node: interfaces that carry our stamp or are dead, routes of
+    /// ours, and entries of the maps.
+    ///
+    /// # Errors
+    /// If one of the tools fails.
+    pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
+        let mut state = Vec::new();
+        let links = sys::run("ip -o link show")?;
+        state.extend(links.lines().filter(|line| line.contains("fr") && line.contains("ferrule:")).map(str::to_owned));
+        for family in ["-4", "-6"] {
+            let routes = sys::run(&format!("ip {family} route show proto 70"))?;
+            state.extend(routes.lines().map(str::to_owned));
+        }
+        for map in ["VIFS", "ENDPOINTS", "VIF_COUNTERS"] {
+            let path = format!("{PINS}/{map}");
+            if !Path::new(&path).exists() {
+                continue;
+            }
+            let dump: Vec<Value> = serde_json::from_str(&sys::run(&format!("bpftool --json map dump pinned {path}"))?)?;
+            let entries = dump.iter().map(|entry| entry.get("formatted").unwrap_or(entry));
+            // Interface 0 stands for all that are not ours.
+            let ours = entries.filter_map(|entry| entry.get("key")).filter(|key| key.get("ifindex") != Some(&0.into()));
+            state.extend(ours.map(|key| format!("{map} {key}")));
+        }
+        Ok(state)
+    }
+
+    /// Waits until [`Self::kernel_state`] is what it should be: the reaper takes a moment.
+    ///
+    /// # Errors
+    /// If it does not become so, with what there is instead.
+    pub fn wait_for_kernel_state(&self, expected: &[String]) -> anyhow::Result<()> {
+        sys::wait_until("the kernel has what it should", Duration::from_secs(5), || {
+            let state = self.kernel_state()?;
+            ensure!(state == expected, "there is {state:#?}\nand should be {expected:#?}");
+            Ok(true)
+        })
+    }
+
+    fn end<T>(mut self, result: anyhow::Result<T>) -> anyhow::Result<T> {
+        let result = result.map_err(|error| error.context(format!("the agent's log:\n{}", log_text())));
+        let stopped = self.stop_agent();
+        result.and_then(|value| stopped.map(|()| value))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            // In a panic: the node goes with its last process.
+            let _ = agent.kill();
+            let _ = agent.wait();
+            eprintln!("the agent's log:\n{}", log_text());
+        }
+    }
+}
+
+/// Where a file of a node is.
+pub fn socket() -> PathBuf {
+    PathBuf::from(SOCKET)
+}
+
+fn log_text() -> String {
+    fs::read_to_string(LOG).unwrap_or_default()
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_raw(child.id().cast_signed())
+}

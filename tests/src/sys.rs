@@ -1,0 +1,147 @@
+//! Namespaces, mounts and child processes.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+    sys::signal::Signal,
+};
+
+/// Gives the calling thread, and all that it starts from now on, a network and a mount namespace of its own.
+///
+/// # Errors
+/// If the caller is not root.
+pub fn leave_host() -> anyhow::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("cannot leave the host's namespaces: not root?")?;
+    // From here on, no mount of ours is seen by anyone else.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .context("cannot make mounts private")
+}
+
+/// Mounts a file system that exists in this mount namespace only.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn mount_private(kind: &str, at: &str) -> anyhow::Result<()> {
+    mount(Some(kind), at, Some(kind), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("cannot mount a {kind} at {at}"))
+}
+
+/// Makes a network namespace that a path leads to.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn make_netns(path: &Path) -> anyhow::Result<()> {
+    File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let bind = || -> anyhow::Result<()> {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+        Ok(())
+    };
+    // On a thread that ends with it, so that nobody has to come back.
+    thread::scope(|scope| scope.spawn(bind).join())
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))?
+        .with_context(|| format!("cannot make the network namespace {}", path.display()))
+}
+
+/// Runs a closure in a network namespace, on a thread of its own.
+///
+/// # Errors
+/// If the namespace cannot be entered, or the closure fails.
+pub fn in_netns<T: Send>(path: &Path, run: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    let inside = || {
+        let netns = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        setns(netns, CloneFlags::CLONE_NEWNET).with_context(|| format!("cannot enter {}", path.display()))?;
+        run()
+    };
+    match thread::scope(|scope| scope.spawn(inside).join()) {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// A command that will run in a network namespace.
+///
+/// # Errors
+/// If the namespace cannot be opened.
+pub fn command_in(netns: &Path, program: impl AsRef<std::ffi::OsStr>) -> anyhow::Result<Command> {
+    let netns = File::open(netns).with_context(|| format!("cannot open {}", netns.display()))?;
+    let mut command = Command::new(program);
+    let enter = move || setns(&netns, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+    #[expect(unsafe_code, reason = "a child enters its namespace between fork and exec")]
+    // SAFETY: setns is a plain system call, which may be made there.
+    unsafe {
+        command.pre_exec(enter)
+    };
+    Ok(command)
+}
+
+/// Lets a command's process die with the thread that starts it.
+pub fn die_with_parent(command: &mut Command) -> &mut Command {
+    let die = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
+    #[expect(unsafe_code, reason = "a child asks for its own end between fork and exec")]
+    // SAFETY: prctl is a plain system call, which may be made there.
+    unsafe {
+        command.pre_exec(die)
+    }
+}
+
+/// Runs a command to its end and gives what it printed.
+///
+/// # Errors
+/// If it cannot be started or fails; what it printed is in the error.
+pub fn output(command: &mut Command) -> anyhow::Result<String> {
+    let Output { status, stdout, stderr } = die_with_parent(command)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let stdout = String::from_utf8_lossy(&stdout).into_owned();
+    ensure!(status.success(), "{command:?} failed, {status}:\n{stdout}{}", String::from_utf8_lossy(&stderr));
+    Ok(stdout)
+}
+
+/// Runs a command line without quoting to its end and gives what it printed.
+///
+/// # Errors
+/// If it cannot be started or fails.
+pub fn run(line: &str) -> anyhow::Result<String> {
+    let mut words = line.split_whitespace();
+    let program = words.next().context("an empty command line")?;
+    output(Command::new(program).args(words))
+}
+
+/// Waits until something is so.
+///
+/// # Errors
+/// If it is not so within the time, with what was last missing.
+pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let last = is_so();
+        match last {
+            Ok(true) => return Ok(()),
+            _ if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
+            Ok(false) => bail!("{what}: not within {limit:?}"),
+            Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
+        }
+    }
+}
+
+/// What tells one namespace from another.
+///
+/// # Errors
+/// If there is none at the path.
+pub fn inode(path: &Path) -> anyhow::Result<u64> {
+    let file = File::open(path)?;
+    Ok(nix::sys::stat::fstat(&file).with_context(|| format!("cannot look at descriptor {}", file.as_raw_fd()))?.st_ino)
+}

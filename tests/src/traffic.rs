@@ -1,0 +1,95 @@
+//! Real traffic between pods, and from pods to the node.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::sys;
+
+/// What a stream carried.
+#[derive(Debug, Clone, Copy)]
+pub struct Streamed {
+    pub bytes: u64,
+    pub took: Duration,
+}
+
+const PORT: u16 = 5201;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Streams bytes over TCP from one network namespace to an address in another, and checks that all arrive as they
+/// were sent.
+///
+/// # Errors
+/// If they do not.
+pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
+    let listener = sys::in_netns(to, || {
+        TcpListener::bind(SocketAddr::new(address, PORT)).with_context(|| format!("cannot listen on {address}"))
+    })?;
+    let start = Instant::now();
+    let received = thread::scope(|scope| {
+        let receiver = scope.spawn(move || receive(&listener, bytes));
+        sys::in_netns(from, || send(SocketAddr::new(address, PORT), bytes))?;
+        receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
+    })?;
+    ensure!(received == bytes, "{received} of {bytes} bytes arrived");
+    Ok(Streamed { bytes, took: start.elapsed() })
+}
+
+fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let block = pattern();
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(block.len() as u64);
+        stream.write_all(block.get(..usize::try_from(length)?).unwrap_or_default())?;
+        left -= length;
+    }
+    Ok(())
+}
+
+fn receive(listener: &TcpListener, bytes: u64) -> anyhow::Result<u64> {
+    listener.set_nonblocking(true)?;
+    let start = Instant::now();
+    let mut stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
+            Err(_) => ensure!(start.elapsed() < PATIENCE, "nobody connected within {PATIENCE:?}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let expected = pattern();
+    let mut received = 0;
+    let mut block = vec![0; expected.len()];
+    while received < bytes {
+        let wanted = usize::try_from((bytes - received).min(block.len() as u64))?;
+        let room = block.get_mut(..wanted).unwrap_or_default();
+        stream.read_exact(room)?;
+        ensure!(Some(&*room) == expected.get(..wanted), "the bytes that arrived are not those that were sent");
+        received += wanted as u64;
+    }
+    Ok(received)
+}
+
+/// A block that shows when bytes are lost, doubled or swapped: its length shares no factor with any segment's.
+fn pattern() -> Vec<u8> {
+    (0..65_521_u32).map(|index| (index * 7 + index / 251) as u8).collect()
+}
+
+// === impl Streamed ===
+
+impl Streamed {
+    /// Gigabits in a second.
+    pub fn gbit_per_second(self) -> f64 {
+        self.bytes as f64 * 8.0 / self.took.as_secs_f64() / 1e9
+    }
+}
