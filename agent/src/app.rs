@@ -48,7 +48,10 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     tokio::spawn(reaper.run());
     tokio::spawn(async move {
         if let Err(error) = uplink.follow().await {
-            tracing::warn!(error = format!("{error:#}"), "changes of the uplink's MTU are not followed any more");
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "changes of the uplink's MTU are not followed any more"
+            );
         }
     });
     serve(&config, node).await

@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn flags_are_enough_and_paths_have_defaults() {
-        let config = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--pod-cidr", "fd00::/64"], None).unwrap();
+        let config =
+            config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--pod-cidr", "fd00::/64"], None).unwrap();
         assert_eq!(config.pod_cidrs, ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()]);
         assert_eq!(config.socket, Path::new("/run/ferrule/agent.sock"));
         assert_eq!(config.ebpf_log, LogLevel::Off);
@@ -175,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_flag_wins_over_the_file() {
-        let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nebpf_log = \"debug\"\n";
+        let file =
+            "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nebpf_log = \"debug\"\n";
         let config = config(&["--state-dir", "/b"], Some(file)).unwrap();
         assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
         assert_eq!(config.state_dir, Path::new("/b"));
@@ -188,7 +190,10 @@ mod tests {
         assert!(matches!(config(&["--standalone"], None), Err(ConfigError::NoPodCidr)));
         let relative = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--socket", "x"], None);
         assert!(matches!(relative, Err(ConfigError::Relative { what: "--socket", .. })));
-        assert!(matches!(config(&[], Some("sock = \"/x\"")), Err(ConfigError::Parse { .. })), "a typo is an error");
+        assert!(
+            matches!(config(&[], Some("sock = \"/x\"")), Err(ConfigError::Parse { .. })),
+            "a typo is an error"
+        );
         assert!(matches!(config(&["--config", "/nowhere.toml"], None), Err(ConfigError::Read { .. })));
     }
 }

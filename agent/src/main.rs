@@ -5,7 +5,7 @@
 use std::{io::IsTerminal as _, process::ExitCode};
 
 use clap::Parser as _;
-use ferrule_agent::{app, config::Args};
+use ferrule_agent::{app, config::Args, dataplane::LogLevel};
 use tracing_subscriber::EnvFilter;
 
 #[cfg(not(ebpf_object))]
@@ -22,23 +22,22 @@ const USAGE: u8 = 64;
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    let config = match args.into_config() {
+    let config = match Args::parse().into_config() {
         Ok(config) => config,
         Err(error) => {
             eprintln!("ferrule-agent: {error}");
             return ExitCode::from(USAGE);
         }
     };
+    start_log(config.ebpf_log);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build();
-    let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| runtime.block_on(app::run(config, EBPF_OBJECT)));
+    let outcome = runtime
+        .map_err(anyhow::Error::new)
+        .and_then(|runtime| runtime.block_on(app::run(config, EBPF_OBJECT)));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -46,4 +45,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn start_log(ebpf: LogLevel) {
+    // The programs' records come under the object's name, of which the agent's own begins with.
+    let default = if ebpf == LogLevel::Off { "info" } else { "info,ferrule=trace,ferrule_agent=info" };
+    let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
 }

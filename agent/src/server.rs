@@ -73,13 +73,19 @@ pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
             tracing::warn!(uid, "refused a call from a user who is not root");
             Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
         }
-        None => Err(Status::permission_denied("only root may call the agent, and the kernel does not say who calls")),
+        None => Err(Status::permission_denied(
+            "only root may call the agent, and the kernel does not say who calls",
+        )),
     }
 }
 
 fn close_directory(directory: &Path) -> Result<(), SocketError> {
     let failed = |what| move |source| SocketError::Access { what, path: directory.to_owned(), source };
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("make the directory"))?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(failed("make the directory"))?;
     if SHARED.iter().any(|shared| Path::new(shared) == directory) {
         return Err(SocketError::Shared(directory.to_owned()));
     }
@@ -101,7 +107,11 @@ fn check_stale(socket: &Path) -> Result<(), SocketError> {
     }
     match Probe::connect(socket) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(source) => Err(SocketError::Access { what: "tell whether anybody listens on", path: socket.to_owned(), source }),
+        Err(source) => Err(SocketError::Access {
+            what: "tell whether anybody listens on",
+            path: socket.to_owned(),
+            source,
+        }),
         Ok(_) => Err(SocketError::Taken(socket.to_owned())),
     }
 }

@@ -47,7 +47,9 @@ pub(crate) async fn ask(socket: &Path, output: Output) -> anyhow::Result<String>
     let attachments = answer.into_inner().attachments;
     match output {
         Output::Table => Ok(table(&attachments)),
-        Output::Json => Ok(serde_json::to_string_pretty(&attachments.iter().map(Shown::of).collect::<Vec<_>>())?),
+        Output::Json => {
+            Ok(serde_json::to_string_pretty(&attachments.iter().map(Shown::of).collect::<Vec<_>>())?)
+        }
     }
 }
 
@@ -93,7 +95,8 @@ fn table(attachments: &[Attachment]) -> String {
     let header = ["POD", "CONTAINER", "IF", "HOST IF", "STATE", "ADDRESSES", "OUT PKTS", "IN PKTS", "DROPS"];
     let rows = attachments.iter().map(|attachment| {
         let counters = attachment.counters.as_ref();
-        let count = |of: fn(&Counters) -> u64| counters.map_or_else(|| "-".to_owned(), |it| of(it).to_string());
+        let count =
+            |of: fn(&Counters) -> u64| counters.map_or_else(|| "-".to_owned(), |it| of(it).to_string());
         [
             pod(attachment),
             attachment.container_id.chars().take(SHORT_ID).collect(),
@@ -138,8 +141,9 @@ fn drops(counters: &Counters) -> String {
 
 fn align<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = rows.collect();
-    let widths: Vec<usize> =
-        (0..N).map(|column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..N)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0))
+        .collect();
     let line = |row: &[String; N]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}", width = *width));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()

@@ -19,9 +19,8 @@ pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel
     });
     // The name goes into a header only: the connector decides where to.
     let endpoint = Endpoint::from_static("http://ferrule").timeout(DEADLINE);
-    let channel = endpoint
-        .connect_with_connector(connector)
-        .await
-        .with_context(|| format!("cannot reach the agent on {}; does ferrule-agent run, and are you root?", socket.display()))?;
+    let channel = endpoint.connect_with_connector(connector).await.with_context(|| {
+        format!("cannot reach the agent on {}; does ferrule-agent run, and are you root?", socket.display())
+    })?;
     Ok(AgentClient::new(channel))
 }

@@ -8,11 +8,13 @@
 pub mod names;
 
 /// `ferrule.cni.v1`: shim and agent.
+#[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod cni {
     tonic::include_proto!("ferrule.cni.v1");
 }
 
 /// `ferrule.agent.v1`: `ferrulectl` and agent.
+#[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod agent {
     tonic::include_proto!("ferrule.agent.v1");
 }
@@ -36,7 +38,11 @@ impl cni::ApiRange {
 
 impl std::fmt::Display for cni::ApiRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.min == self.max { write!(f, "v{}", self.min) } else { write!(f, "v{} to v{}", self.min, self.max) }
+        if self.min == self.max {
+            write!(f, "v{}", self.min)
+        } else {
+            write!(f, "v{} to v{}", self.min, self.max)
+        }
     }
 }
 

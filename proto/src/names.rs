@@ -143,11 +143,13 @@ mod tests {
 
     #[test]
     fn names_that_could_leave_a_directory_or_break_a_line_are_refused() {
-        for name in ["", ".", "..", "../x", "a/b", "a:b", "a b", "a\nb", "a\0b", "ünïcode", "%s/", "-a", "_a"] {
+        for name in ["", ".", "..", "../x", "a/b", "a:b", "a b", "a\nb", "a\0b", "ünïcode", "%s/", "-a", "_a"]
+        {
             assert!(ContainerId::new(name).is_err(), "container ID {name:?}");
             assert!(NetworkName::new(name).is_err(), "network {name:?}");
         }
-        for name in ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\0b", "ünïcode", "sixteen-bytes-xx", "lo"] {
+        for name in ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\0b", "ünïcode", "sixteen-bytes-xx", "lo"]
+        {
             assert!(IfName::new(name).is_err(), "interface {name:?}");
         }
         assert!(ContainerId::new(&"a".repeat(129)).is_err());

@@ -97,6 +97,15 @@ impl Node {
         self.start_again()
     }
 
+    /// Starts the agent as it was started before, with more flags.
+    ///
+    /// # Errors
+    /// If it does not serve; its log is in the error.
+    pub fn start_again_with(&mut self, flags: &[&str]) -> anyhow::Result<()> {
+        self.args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.start_again()
+    }
+
     /// Starts the agent as it was started before.
     ///
     /// # Errors
@@ -106,19 +115,19 @@ impl Node {
         let log = File::options().create(true).append(true).open(LOG)?;
         let mut command = Command::new(dist::binary("ferrule-agent")?);
         command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let agent = self.agent.insert(sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?);
-        let serves = || {
-            if let Some(status) = agent.try_wait()? {
-                bail!("the agent has ended, {status}:\n{}", log_text());
-            }
-            // The socket is made at once in its place, but an earlier agent's may be there still.
-            Ok(std::os::unix::net::UnixStream::connect(SOCKET).is_ok())
-        };
-        let started = sys::wait_until("the agent serves", START, serves);
-        if started.is_err() && self.agent.as_mut().is_some_and(|agent| agent.try_wait().is_ok_and(|it| it.is_some())) {
+        let agent =
+            self.agent.insert(sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?);
+        let mut ended = None;
+        let answered = sys::wait_until("the agent serves", START, || {
+            ended = agent.try_wait()?;
+            // The socket is put in its place at once, but an earlier agent's may be there still.
+            Ok(ended.is_some() || std::os::unix::net::UnixStream::connect(SOCKET).is_ok())
+        });
+        if let Some(status) = ended {
             self.agent = None;
+            bail!("the agent has ended, {status}:\n{}", log_text());
         }
-        started
+        answered
     }
 
     /// Ends the agent by SIGTERM and waits for it.
@@ -138,7 +147,11 @@ impl Node {
             agent.wait()?;
         }
         stopped?;
-        ensure!(status.is_some_and(|status| status.success()), "the agent ended badly, {status:?}:\n{}", log_text());
+        ensure!(
+            status.is_some_and(|status| status.success()),
+            "the agent ended badly, {status:?}:\n{}",
+            log_text()
+        );
         Ok(())
     }
 
@@ -199,7 +212,8 @@ impl Node {
     /// # Errors
     /// If the agent does not answer.
     pub fn attachments(&self) -> anyhow::Result<Vec<Value>> {
-        let text = sys::output(Command::new(dist::binary("ferrulectl")?).args(["attachments", "-o", "json"]))?;
+        let text =
+            sys::output(Command::new(dist::binary("ferrulectl")?).args(["attachments", "-o", "json"]))?;
         Ok(serde_json::from_str(&text)?)
     }
 
@@ -211,7 +225,9 @@ impl Node {
     pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
         let mut state = Vec::new();
         let links = sys::run("ip -o link show")?;
-        state.extend(links.lines().filter(|line| line.contains("fr") && line.contains("ferrule:")).map(str::to_owned));
+        state.extend(
+            links.lines().filter(|line| line.contains("fr") && line.contains("ferrule:")).map(str::to_owned),
+        );
         for family in ["-4", "-6"] {
             let routes = sys::run(&format!("ip {family} route show proto 70"))?;
             state.extend(routes.lines().map(str::to_owned));
@@ -221,10 +237,13 @@ impl Node {
             if !Path::new(&path).exists() {
                 continue;
             }
-            let dump: Vec<Value> = serde_json::from_str(&sys::run(&format!("bpftool --json map dump pinned {path}"))?)?;
+            let dump: Vec<Value> =
+                serde_json::from_str(&sys::run(&format!("bpftool --json map dump pinned {path}"))?)?;
             let entries = dump.iter().map(|entry| entry.get("formatted").unwrap_or(entry));
             // Interface 0 stands for all that are not ours.
-            let ours = entries.filter_map(|entry| entry.get("key")).filter(|key| key.get("ifindex") != Some(&0.into()));
+            let ours = entries
+                .filter_map(|entry| entry.get("key"))
+                .filter(|key| key.get("ifindex") != Some(&0.into()));
             state.extend(ours.map(|key| format!("{map} {key}")));
         }
         Ok(state)

@@ -67,25 +67,38 @@ impl VerbError {
     pub fn into_proto(self, what: &str) -> Error {
         let (code, advice) = self.classify();
         let api = matches!(self, Self::Api(_)).then_some(API);
-        Error { code: code.into(), message: format!("{what} failed: {}", chain(&self)), details: advice.to_owned(), api }
+        Error {
+            code: code.into(),
+            message: format!("{what} failed: {}", chain(&self)),
+            details: advice.to_owned(),
+            api,
+        }
     }
 
     /// The code, and what to do.
     fn classify(&self) -> (Code, &'static str) {
         match self {
-            Self::Name(_) | Self::Missing(_) => {
-                (Code::InvalidEnvironment, "check what the runtime hands to the plugin, or which plugin it runs")
-            }
+            Self::Name(_) | Self::Missing(_) => (
+                Code::InvalidEnvironment,
+                "check what the runtime hands to the plugin, or which plugin it runs",
+            ),
             Self::Api(_) => (Code::ApiIncompatible, "install plugin and agent from the same release"),
             Self::Plug(error) => plug(error),
-            Self::Registry(RegistryError::Exhausted(_)) => {
-                (Code::TryAgainLater, "addresses become free as pods go; if this lasts, give the node a larger --pod-cidr")
+            Self::Registry(RegistryError::Exhausted(_)) => (
+                Code::TryAgainLater,
+                "addresses become free as pods go; if this lasts, give the node a larger --pod-cidr",
+            ),
+            Self::Registry(_) => {
+                (Code::TryAgainLater, "check that the state directory is writable and not full")
             }
-            Self::Registry(_) => (Code::TryAgainLater, "check that the state directory is writable and not full"),
-            Self::Dataplane(_) => (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold"),
+            Self::Dataplane(_) => {
+                (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold")
+            }
             Self::Busy(_) => (Code::TryAgainLater, "the runtime tries again by itself"),
             Self::Unknown => (Code::UnknownContainer, "the runtime should add the container again"),
-            Self::Differs(_) => (Code::CheckFailed, "the runtime should delete the container and add it again"),
+            Self::Differs(_) => {
+                (Code::CheckFailed, "the runtime should delete the container and add it again")
+            }
             Self::Lost => (Code::Internal, "see the agent's log"),
         }
     }
@@ -93,12 +106,16 @@ impl VerbError {
 
 fn plug(error: &PlugError) -> (Code, &'static str) {
     match error {
-        PlugError::Netns(NetnsError::Enter { .. }) => (Code::Internal, "check that the agent has CAP_SYS_ADMIN"),
+        PlugError::Netns(NetnsError::Enter { .. }) => {
+            (Code::Internal, "check that the agent has CAP_SYS_ADMIN")
+        }
         PlugError::Netns(_) => (Code::InvalidNetns, "the runtime should try again with a new sandbox"),
         PlugError::InterfaceExists(_) => {
             (Code::InterfaceExists, "remove it from the pod, or give this network another interface name")
         }
-        PlugError::Mtu { .. } => (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration"),
+        PlugError::Mtu { .. } => {
+            (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration")
+        }
         PlugError::Netlink(_) | PlugError::Sysctl(_) | PlugError::NoAnswer => {
             (Code::Internal, "see the agent's log; the node's kernel refused what it is asked for each pod")
         }
@@ -126,7 +143,8 @@ mod tests {
 
     #[test]
     fn an_error_says_what_was_attempted_why_it_failed_and_what_to_do() {
-        let error = VerbError::from(NetnsError::NotNetns { path: "/tmp/x".into() }).into_proto("ADD of net/0/eth0");
+        let error =
+            VerbError::from(NetnsError::NotNetns { path: "/tmp/x".into() }).into_proto("ADD of net/0/eth0");
         assert_eq!(error.code(), Code::InvalidNetns);
         assert_eq!(
             error.message,

@@ -108,12 +108,18 @@ fn key(key: Option<AttachmentKey>) -> Result<Key, VerbError> {
 
 fn netns(path: String) -> Result<PathBuf, VerbError> {
     let path = PathBuf::from(path);
-    if path.is_absolute() { Ok(path) } else { Err(VerbError::Missing("absolute path of a network namespace")) }
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(VerbError::Missing("absolute path of a network namespace"))
+    }
 }
 
 /// The call in words. What the caller sent is shown only as far as it is well-formed.
 fn name(verb: &str, of: Option<&AttachmentKey>) -> String {
-    of.cloned().and_then(|of| key(Some(of)).ok()).map_or_else(|| verb.to_owned(), |key| format!("{verb} of {key}"))
+    of.cloned()
+        .and_then(|of| key(Some(of)).ok())
+        .map_or_else(|| verb.to_owned(), |key| format!("{verb} of {key}"))
 }
 
 fn report(error: VerbError, what: &str) -> Error {

@@ -1,9 +1,6 @@
 //! The verbs, from a checked request to a result. Which order things happen in is told in `docs/architecture.md`.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use ferrule_proto::names::NetworkName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -83,7 +80,9 @@ impl Node {
     /// If the kernel or the store refuses; a later DEL goes on from there.
     pub async fn del(self: &Arc<Self>, key: Key) -> Result<(), VerbError> {
         let of = key.clone();
-        let remove = move |node: &Self| node.registry.get(&of).map_or(Ok(()), |attachment| node.remove_now(&attachment));
+        let remove = move |node: &Self| {
+            node.registry.get(&of).map_or(Ok(()), |attachment| node.remove_now(&attachment))
+        };
         self.work(&key, remove, |_, _| {}).await
     }
 
@@ -201,10 +200,12 @@ impl Node {
     }
 
     fn check_now(&self, key: &Key, netns: &std::path::Path) -> Result<(), VerbError> {
-        let attachment = self.registry.get(key).filter(|it| it.state == State::Attached).ok_or(VerbError::Unknown)?;
+        let attachment =
+            self.registry.get(key).filter(|it| it.state == State::Attached).ok_or(VerbError::Unknown)?;
         let netns = Netns::open(netns)?;
         if netns.id() != attachment.netns_id {
-            let differs = format!("it was made in namespace {}, and this is {}", attachment.netns_id, netns.id());
+            let differs =
+                format!("it was made in namespace {}, and this is {}", attachment.netns_id, netns.id());
             return Err(VerbError::Differs(differs));
         }
         let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;

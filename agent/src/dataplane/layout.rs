@@ -66,7 +66,9 @@ impl Layout {
         let info = MapInfo::from_pin(&path).map_err(read)?;
         let kind = info.map_type().map_err(read)?;
         let describe = |kind, key, value, entries| {
-            format!("type {kind:?}, keys of {key} and values of {value} bytes, and room for {entries} entries")
+            format!(
+                "type {kind:?}, keys of {key} and values of {value} bytes, and room for {entries} entries"
+            )
         };
         let found =
             describe(kind, info.key_size() as usize, info.value_size() as usize, info.max_entries() as usize);

@@ -58,7 +58,9 @@ pub enum DataplaneError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The kernel refused the object.
-    #[error("cannot load the eBPF object: it takes Linux 5.10 with BTF, and the capabilities BPF and NET_ADMIN")]
+    #[error(
+        "cannot load the eBPF object: it takes Linux 5.10 with BTF, and the capabilities BPF and NET_ADMIN"
+    )]
     Load(#[from] EbpfError),
     /// The verifier refused a program.
     #[error("cannot load the eBPF program {name}")]
@@ -171,7 +173,9 @@ impl Dataplane {
         let endpoint = endpoint(ifindex, attachment);
         for key in endpoint_keys(attachment.vif.addresses) {
             if maps.endpoints.get(&key, 0).ok() != Some(endpoint) {
-                return Err(format!("the map ENDPOINTS has no right entry for an address of interface {ifindex}"));
+                return Err(format!(
+                    "the map ENDPOINTS has no right entry for an address of interface {ifindex}"
+                ));
             }
         }
         Ok(())
@@ -239,9 +243,12 @@ impl Maps {
     fn start_counting(&mut self, key: VifKey) -> Result<(), DataplaneError> {
         let failed = |source| write("VIF_COUNTERS", source);
         let cpus = aya::util::nr_cpus().map_err(|(_, source)| failed(MapError::IoError(source)))?;
-        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus]).map_err(|source| failed(source.into()))?;
+        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])
+            .map_err(|source| failed(source.into()))?;
         match self.counters.insert(key, zero, BPF_NOEXIST) {
-            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
+                Ok(())
+            }
             result => result.map_err(failed),
         }
     }
@@ -333,5 +340,8 @@ fn is_full(error: &MapError) -> bool {
 
 /// The reasons that occurred, with their counts.
 pub fn drops(counters: &Counters) -> impl Iterator<Item = (DropReason, u64)> {
-    DropReason::ALL.iter().map(|reason| (*reason, counters.drops.get(*reason))).filter(|(_, count)| *count > 0)
+    DropReason::ALL
+        .iter()
+        .map(|reason| (*reason, counters.drops.get(*reason)))
+        .filter(|(_, count)| *count > 0)
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use agent_common::Counters as Counted;
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, Drop, ListAttachmentsRequest, ListAttachmentsResponse, agent_server::Agent,
-    attachment::State as ShownState,
+    Attachment as Shown, Counters, Drop, ListAttachmentsRequest, ListAttachmentsResponse,
+    agent_server::Agent, attachment::State as ShownState,
 };
 use tonic::{Request, Response, Status};
 
@@ -24,7 +24,8 @@ impl Agent for AgentService {
         &self,
         _: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
-        let attachments = self.0.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+        let attachments =
+            self.0.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 }

@@ -33,7 +33,11 @@ pub fn attachment(
     Ok(in_host.and(in_pod))
 }
 
-fn host_end(host: &mut Socket, ifindex: u32, attachment: &Attachment) -> Result<Result<(), Differs>, PlugError> {
+fn host_end(
+    host: &mut Socket,
+    ifindex: u32,
+    attachment: &Attachment,
+) -> Result<Result<(), Differs>, PlugError> {
     let links = links(host)?;
     let Some(link) = links.iter().find(|link| link.header.index == ifindex) else {
         return Ok(Err(format!("the host's interface {ifindex} is gone")));
@@ -55,7 +59,9 @@ fn host_end(host: &mut Socket, ifindex: u32, attachment: &Attachment) -> Result<
             return Ok(Err(format!("the host has no route to {address} through its interface {ifindex}")));
         }
         if !has_neighbour(host, ifindex, address, attachment.vif.mac)? {
-            return Ok(Err(format!("the host has no neighbour entry for {address} on its interface {ifindex}")));
+            return Ok(Err(format!(
+                "the host has no neighbour entry for {address} on its interface {ifindex}"
+            )));
         }
     }
     Ok(Ok(()))

@@ -170,7 +170,11 @@ impl Socket {
     ///
     /// # Errors
     /// If the kernel refuses, or answers with what cannot be understood.
-    pub fn dump(&mut self, what: &str, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+    pub fn dump(
+        &mut self,
+        what: &str,
+        message: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
         let flags = NLM_F_REQUEST | rtnetlink::packet_core::NLM_F_DUMP;
         self.batch(vec![Request { what: what.to_owned(), message, flags }])
     }
@@ -202,7 +206,8 @@ fn hint(flags: u16, header: &[u8]) -> Option<String> {
     if flags & ACK_HAS_ATTRIBUTES == 0 {
         return None;
     }
-    let attribute = NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
+    let attribute =
+        NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
     let text = String::from_utf8_lossy(attribute.value());
     Some(text.trim_end_matches('\0').to_owned())
 }

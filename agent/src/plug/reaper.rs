@@ -17,6 +17,8 @@ use super::netlink::{NetlinkError, Request, Socket};
 
 /// The link group of interfaces that are to be deleted: "ferr".
 pub const DEAD: u32 = 0x6665_7272;
+/// The link group of interfaces that have no stamp yet: one that a crash leaves in it is deleted at start.
+pub const UNBORN: u32 = DEAD + 1;
 
 /// How long dead interfaces gather before they are deleted together.
 const GATHER: Duration = Duration::from_millis(20);
@@ -45,7 +47,10 @@ impl Reaper {
                 Ok(Err(error)) => anyhow::Error::new(error),
                 Err(panic) => anyhow::Error::new(panic),
             };
-            tracing::warn!(error = format!("{failure:#}"), "dead interfaces could not be deleted; trying again");
+            tracing::warn!(
+                error = format!("{failure:#}"),
+                "dead interfaces could not be deleted; trying again"
+            );
             tokio::time::sleep(RETRY).await;
             self.notify();
         }
@@ -57,11 +62,24 @@ impl Reaper {
 /// # Errors
 /// If the kernel refuses.
 pub fn reap_now() -> Result<(), NetlinkError> {
+    delete_group(DEAD)
+}
+
+/// Deletes what an earlier agent left in either group. Nothing may be in the making.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn reap_at_start() -> Result<(), NetlinkError> {
+    delete_group(UNBORN)?;
+    delete_group(DEAD)
+}
+
+fn delete_group(group: u32) -> Result<(), NetlinkError> {
     let mut message = LinkMessage::default();
-    message.attributes.push(LinkAttribute::Group(DEAD));
-    let request = Request::change("delete the dead interfaces", RouteNetlinkMessage::DelLink(message));
+    message.attributes.push(LinkAttribute::Group(group));
+    let request = Request::change("delete a group of interfaces", RouteNetlinkMessage::DelLink(message));
     match Socket::open()?.batch(vec![request]) {
-        // There are none.
+        // It is empty.
         Err(error) if error.is(Errno::ENODEV) => Ok(()),
         result => result.map(drop),
     }

@@ -63,7 +63,9 @@ mod tests {
 
     #[test]
     fn other_peoples_aliases_are_not_stamps() {
-        for alias in ["", "uplink", "ferrule", "ferrule:a:b", "ferrule:a:b:c:d", "other:a:b:c", "ferrule:a:../b:c"] {
+        for alias in
+            ["", "uplink", "ferrule", "ferrule:a:b", "ferrule:a:b:c:d", "other:a:b:c", "ferrule:a:../b:c"]
+        {
             assert_eq!(Stamp::parse(alias), None, "{alias:?}");
         }
     }

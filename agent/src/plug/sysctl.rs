@@ -22,7 +22,9 @@ pub fn set(name: &str, value: &'static str) -> Result<(), SysctlError> {
     let failed = |source| SysctlError { name: name.to_owned(), value, source };
     match fs::read_to_string(&path) {
         Ok(current) if current.trim_end() == value => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && name.starts_with("ipv6/") && !has_ipv6() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && name.starts_with("ipv6/") && !has_ipv6() => {
+            Ok(())
+        }
         Ok(_) | Err(_) => fs::write(&path, value).map_err(failed),
     }
 }

@@ -123,7 +123,9 @@ impl WayOut {
     fn may_change_by(&self, change: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
         use RouteNetlinkMessage::{DelLink, DelRoute, NewLink, NewRoute};
         match change {
-            NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => self.interfaces.contains(&link.header.index),
+            NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => {
+                self.interfaces.contains(&link.header.index)
+            }
             NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => is_default(&route.header),
             _ => false,
         }

@@ -24,10 +24,10 @@ use rtnetlink::{
     AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
-        address::{AddressAttribute, AddressFlags, AddressMessage},
+        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
         link::{
-            AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoVeth, LinkAttribute,
-            LinkMessage,
+            AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoVeth,
+            LinkAttribute, LinkMessage,
         },
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
         route::{RouteMessage, RouteProtocol, RouteScope},
@@ -40,7 +40,7 @@ use super::{
     get_link,
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
-    reaper::{self, DEAD},
+    reaper::{self, DEAD, UNBORN},
     stamp::Stamp,
     sysctl,
 };
@@ -61,12 +61,17 @@ pub struct Pending<'a> {
     host: Socket,
     ifname: String,
     ifindex: u32,
+    /// Index of the pod's end, in the pod.
+    peer: u32,
     keep: bool,
 }
 
 /// The gateway of every pod as addresses.
-pub const GATEWAY: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
+pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
+/// The link group of interfaces that are in none.
+const DEFAULT_GROUP: u32 = 0;
 /// Index of `lo` in every namespace (`LOOPBACK_IFINDEX` in the kernel's `net_namespace.h`).
 const LOOPBACK: u32 = 1;
 
@@ -76,7 +81,7 @@ const LOOPBACK: u32 = 1;
 /// If anything fails; then nothing is left of it.
 pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, PlugError> {
     let mut pending = create_pair(plan)?;
-    let (ifindex, peer) = (pending.ifindex, pending.peer()?);
+    let ifindex = pending.ifindex;
 
     let mut requests = vec![set_link("mark the host's interface", mark(ifindex, plan.stamp))];
     requests.extend(filter::attach(ifindex, filters));
@@ -91,7 +96,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
         set_pod_sysctls(plan)?;
         Ok(Socket::open()?)
     })??;
-    pod.batch(pod_requests(peer, plan.vif))?;
+    pod.batch(pod_requests(pending.peer, plan.vif))?;
     Ok(pending)
 }
 
@@ -141,28 +146,18 @@ impl Pending<'_> {
         let ifindex = self.ifindex;
         let up = LinkUnspec::new_with_index(ifindex).up().build();
         let mut requests = vec![set_link("set the host's interface up", up)];
-        if self.plan.vif.addresses.v6.is_some() {
-            requests.push(add_address(ifindex, GATEWAY.1.into(), 64));
-        }
         for address in self.plan.vif.addresses.iter() {
+            // So that the pod's gateway answers, should the pod lose its permanent entry for it.
+            requests.push(match address {
+                IpAddr::V4(_) => add_address(ifindex, GATEWAY.0.into(), 32),
+                IpAddr::V6(_) => add_address(ifindex, GATEWAY.1.into(), 64),
+            });
             requests.push(add_route(&format!("to {address}"), host_route(ifindex, address)));
             requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
         }
         self.host.batch(requests)?;
         self.keep = true;
         Ok(())
-    }
-
-    /// The pod's end, by its index in the pod.
-    fn peer(&mut self) -> Result<u32, PlugError> {
-        let mut get = get_link();
-        get.header.index = self.ifindex;
-        let answers = self.host.batch(vec![Request::change("read the new interface", RouteNetlinkMessage::GetLink(get))])?;
-        let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
-        link.attributes
-            .iter()
-            .find_map(|attribute| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None })
-            .ok_or(PlugError::NoAnswer)
     }
 }
 
@@ -182,22 +177,23 @@ impl Drop for Pending<'_> {
 }
 
 fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
+    let name_is_taken = |error: &_| matches!(error, PlugError::Netlink(error) if error.is(Errno::EEXIST));
     match try_create_pair(plan) {
-        Err(error) if error.is(Errno::EEXIST) => {}
-        result => return Ok(result?),
+        Err(error) if name_is_taken(&error) => {}
+        result => return result,
     }
-    // A name is taken: the pod's by its predecessor that is on its way out, or by a stranger; or the host's, which is
-    // random, so that another try has another one.
+    // The pod's, by its predecessor that is on its way out, or by a stranger; or the host's, which is random, so that
+    // another try has another one.
     if has_link(plan.netns, plan.ifname)? {
         reaper::reap_now()?;
     }
     match try_create_pair(plan) {
-        Err(error) if error.is(Errno::EEXIST) => Err(PlugError::InterfaceExists(plan.ifname.clone())),
-        result => Ok(result?),
+        Err(error) if name_is_taken(&error) => Err(PlugError::InterfaceExists(plan.ifname.clone())),
+        result => result,
     }
 }
 
-fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, NetlinkError> {
+fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let mut host = Socket::open()?;
     let ifname = host_ifname();
     let peer = LinkUnspec::new_with_name(plan.ifname.as_str())
@@ -208,6 +204,7 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, NetlinkError> {
     let pair = LinkMessageBuilder::<LinkVeth>::new(&ifname, plan.ifname.as_str())
         .mtu(plan.vif.mtu)
         .address(GATEWAY_MAC.to_vec())
+        .link_group(UNBORN)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
     let mut get = get_link();
@@ -217,8 +214,11 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, NetlinkError> {
         Request::create(what, RouteNetlinkMessage::NewLink(pair)),
         Request::change("read the new interface", RouteNetlinkMessage::GetLink(get)),
     ])?;
-    let ifindex = answers.into_iter().find_map(link_of).map_or(0, |link| link.header.index);
-    Ok(Pending { plan, host, ifname, ifindex, keep: false })
+    let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
+    let mut pending = Pending { plan, host, ifname, ifindex: link.header.index, peer: 0, keep: false };
+    let peer = |attribute: &_| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None };
+    pending.peer = link.attributes.iter().find_map(peer).ok_or(PlugError::NoAnswer)?;
+    Ok(pending)
 }
 
 /// A name for the host's end that nobody can know beforehand, and so not take.
@@ -266,6 +266,7 @@ fn mark(ifindex: u32, stamp: &Stamp) -> LinkMessage {
     ipv4.rp_filter = 2;
     LinkUnspec::new_with_index(ifindex)
         .alias(stamp.to_string())
+        .link_group(DEFAULT_GROUP)
         .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![
             AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)]),
             AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]),
@@ -287,7 +288,8 @@ fn set_pod_sysctls(plan: Plan<'_>) -> Result<(), sysctl::SysctlError> {
 
 fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
     let up = |index| LinkUnspec::new_with_index(index).up().build();
-    let mut requests = vec![set_link("set lo up", up(LOOPBACK)), set_link("set the pod's interface up", up(ifindex))];
+    let mut requests =
+        vec![set_link("set lo up", up(LOOPBACK)), set_link("set the pod's interface up", up(ifindex))];
     for address in vif.addresses.iter() {
         let (prefix, gateway, default) = match address {
             IpAddr::V4(_) => (32, IpAddr::V4(GATEWAY.0), default_v4(ifindex)),
@@ -335,6 +337,10 @@ fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request {
         IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
         IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new().index(ifindex).address(v6, prefix).build(),
     };
+    if address == GATEWAY.0 {
+        // Every pod's host interface has it: it must not become the source of the host's own packets.
+        message.header.scope = AddressScope::Host;
+    }
     if address.is_ipv6() {
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }

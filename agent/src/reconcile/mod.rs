@@ -39,7 +39,7 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
         veth::bury(**ifindex, stamp)?;
     }
     node.dataplane.retain(&live)?;
-    reaper::reap_now()?;
+    reaper::reap_at_start()?;
     tracing::info!(attachments = live.len(), orphans = orphans.len(), "took over from an earlier agent");
     Ok(())
 }

@@ -104,7 +104,12 @@ impl Registry {
             ipam.claim(attachment.vif.addresses);
         }
         let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
-        Ok(Self { store, _lock: lock, inner: Mutex::new(Inner { attachments, ipam }), locks: Locks::default() })
+        Ok(Self {
+            store,
+            _lock: lock,
+            inner: Mutex::new(Inner { attachments, ipam }),
+            locks: Locks::default(),
+        })
     }
 
     /// Waits until nobody else works on a key.
@@ -205,7 +210,8 @@ impl Registry {
 fn take_directory(directory: &Path) -> Result<Flock<File>, RegistryError> {
     let path = directory.join("agent.lock");
     let failed = |source| RegistryError::Directory { path: directory.to_owned(), source };
-    let file = File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
+    let file =
+        File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(mut lock) => {
             let note = || -> io::Result<()> {

@@ -90,7 +90,11 @@ impl Store {
     pub fn load(&self) -> Result<Contents, StoreError> {
         let (attachments, resting) = self.read().map_err(|source| self.failed("read", source))?;
         let decode = |(key, json): (String, Vec<u8>)| {
-            serde_json::from_slice(&json).map_err(|source| StoreError::Record { path: self.path.clone(), key, source })
+            serde_json::from_slice(&json).map_err(|source| StoreError::Record {
+                path: self.path.clone(),
+                key,
+                source,
+            })
         };
         let attachments = attachments.into_iter().map(decode).collect::<Result<_, _>>()?;
         Ok(Contents { attachments, resting })
@@ -102,8 +106,11 @@ impl Store {
     /// If it could not be written; then the store is as it was.
     pub fn put(&self, attachment: &Attachment) -> Result<(), StoreError> {
         let key = attachment.key.to_string();
-        let json = serde_json::to_vec(attachment)
-            .map_err(|source| StoreError::Record { path: self.path.clone(), key: key.clone(), source })?;
+        let json = serde_json::to_vec(attachment).map_err(|source| StoreError::Record {
+            path: self.path.clone(),
+            key: key.clone(),
+            source,
+        })?;
         let write = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
             transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;

@@ -16,7 +16,9 @@ use ipnet::IpNet;
 pub enum RangeError {
     #[error("the pod CIDR {given} has bits set behind its prefix; was {meant} meant?")]
     HostBits { given: IpNet, meant: IpNet },
-    #[error("the pod CIDR {0} has no room: its first and last addresses and the one for a gateway are not given to pods")]
+    #[error(
+        "the pod CIDR {0} has no room: its first and last addresses and the one for a gateway are not given to pods"
+    )]
     NoRoom(IpNet),
     #[error("the pod CIDR {0} is not a range of unicast addresses that can be routed")]
     NotUnicast(IpNet),
@@ -191,7 +193,9 @@ mod tests {
         for net in ["10.0.0.0/31", "10.0.0.0/32", "fd00::/127", "fd00::/128"] {
             assert_eq!(refuse(net), RangeError::NoRoom(net.parse().unwrap()));
         }
-        for net in ["224.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "fe80::/64", "ff00::/8", "0.0.0.0/0", "::/0"] {
+        for net in
+            ["224.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "fe80::/64", "ff00::/8", "0.0.0.0/0", "::/0"]
+        {
             assert_eq!(refuse(net), RangeError::NotUnicast(net.parse().unwrap()), "{net}");
         }
         let error = refuse("10.0.0.7/24").to_string();

@@ -1,0 +1,460 @@
+//! The CNI contract as a runtime sees it: what succeeds, what is refused, and that a refusal changes nothing.
+
+use std::{fs, path::PathBuf, process::Command, thread};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    node::{Node, on_node, with_agent},
+    pod::Pod,
+    runtime::Runtime,
+    sys,
+};
+use serde_json::{Value, json};
+
+/// Codes of the CNI specification, and ours from 100.
+const INCOMPATIBLE_VERSION: u64 = 1;
+const INVALID_ENVIRONMENT: u64 = 4;
+const DECODING_FAILURE: u64 = 6;
+const INVALID_CONFIG: u64 = 7;
+const INVALID_NETNS: u64 = 8;
+const TRY_AGAIN_LATER: u64 = 11;
+const INTERFACE_EXISTS: u64 = 102;
+
+/// Asserts that something fails with a CNI code, and leaves kernel, maps and IPAM as they were.
+fn refused(node: &Node, code: u64, call: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::Result<()> {
+    let before = (node.kernel_state()?, node.attachments()?);
+    let error = match call() {
+        Ok(result) => anyhow::bail!("it should have been refused: {result}"),
+        Err(error) => error,
+    };
+    let cni =
+        error.downcast_ref::<ferrule_tests::runtime::CniError>().context("it failed without a CNI error")?;
+    ensure!(cni.code == code, "it should be code {code}: {cni}");
+    ensure!(!cni.msg.is_empty() && cni.msg.len() < 1000 && !cni.msg.contains('\n'), "{cni}");
+    ensure!(
+        (node.kernel_state()?, node.attachments()?) == before,
+        "the refusal has left something behind: {cni}"
+    );
+    Ok(())
+}
+
+fn with_env(runtime: &Runtime, pod: &Pod, key: &str, value: Option<&str>) -> anyhow::Result<Value> {
+    let mut environment = runtime.environment("ADD", pod);
+    environment.retain(|(name, _)| name != key);
+    environment.extend(value.map(|value| (key.to_owned(), value.to_owned())));
+    runtime.call_with(&environment, runtime.config().to_string().as_bytes())?.into_result()
+}
+
+fn with_stdin(runtime: &Runtime, pod: &Pod, stdin: &[u8]) -> anyhow::Result<Value> {
+    runtime.call_with(&runtime.environment("ADD", pod), stdin)?.into_result()
+}
+
+#[test]
+fn add_check_del_and_nothing_is_left() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        let pod = node.attach("a")?;
+        runtime.check(&pod)?;
+        ensure!(node.attachments()?.len() == 1 && node.kernel_state()? != empty);
+        runtime.del(&pod)?;
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&empty)?;
+        sys::wait_until("the pod's end is gone", std::time::Duration::from_secs(5), || {
+            Ok(!pod.run("ip -o link show")?.contains("eth0"))
+        })?;
+        runtime.del(&pod).context("DEL again")?;
+        runtime.del(&node.pod("never-added")?).context("DEL of what was never added")
+    })
+    .unwrap();
+}
+
+#[test]
+fn results_are_in_the_version_asked_for() {
+    with_agent(|node| {
+        for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+            let runtime = node.runtime()?.with("cniVersion", version.into());
+            let pod = node.pod(&format!("v{version}"))?;
+            let result = runtime.add(&pod)?;
+            ensure!(result["cniVersion"] == version, "{result}");
+            ensure!(result["interfaces"][1]["sandbox"] == pod.netns.to_string_lossy().as_ref(), "{result}");
+            ensure!(result["ips"].as_array().is_some_and(|ips| ips.len() == 2), "{result}");
+            let old = version.starts_with('0');
+            ensure!(result["ips"][0].get("version").is_some() == old, "{result}");
+            ensure!(result["interfaces"][1].get("mtu").is_some() == (version == "1.1.0"), "{result}");
+            runtime.del(&pod)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_repeated_add_gives_the_same_answer_and_changes_nothing() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        let first = runtime.add(&pod)?;
+        let state = node.kernel_state()?;
+        ensure!(runtime.add(&pod)? == first);
+        ensure!(node.kernel_state()? == state);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn two_adds_of_one_key_at_once_get_the_same_answer() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        let answers: Vec<anyhow::Result<Value>> = thread::scope(|scope| {
+            let calls: Vec<_> = (0..4).map(|_| scope.spawn(|| runtime.add(&pod))).collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        let answers = answers.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        ensure!(answers.iter().all(|answer| *answer == answers[0]), "{answers:#?}");
+        ensure!(node.attachments()?.len() == 1);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn many_pods_at_once_get_addresses_of_their_own() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pods =
+            (0..24).map(|number| node.pod(&format!("p{number}"))).collect::<anyhow::Result<Vec<_>>>()?;
+        let results: Vec<anyhow::Result<Value>> = thread::scope(|scope| {
+            let calls: Vec<_> = pods.iter().map(|pod| scope.spawn(|| runtime.add(pod))).collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        let mut addresses = std::collections::HashSet::new();
+        for result in results {
+            for ip in result?["ips"].as_array().context("no ips")? {
+                ensure!(addresses.insert(ip["address"].to_string()), "{ip} was given out twice");
+            }
+        }
+        ensure!(addresses.len() == 48);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_6_a_late_del_of_an_older_sandbox_does_not_hurt_the_newer_one() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let old = node.attach("web-0")?;
+        let mut new = old.new_sandbox(900)?;
+        new.attached(&runtime.add(&new)?)?;
+        runtime.del(&old)?;
+        let peer = node.attach("peer")?;
+        for address in &new.addresses {
+            peer.ping(&address.to_string())?;
+        }
+        runtime.check(&new)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_2_del_needs_no_namespace() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        let mut pod = node.attach("gone")?;
+        pod.clone().remove()?;
+        runtime.del(&pod)?;
+        pod.netns = PathBuf::new();
+        runtime.del(&pod).context("the second DEL, which has no netns at all")?;
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.attach("a")?;
+        for number in 0..5 {
+            runtime.del(&pod)?;
+            pod.container_id = format!("again{number}");
+            pod.attached(&runtime.add(&pod)?)?;
+            runtime.check(&pod)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn check_says_what_differs() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.attach("a")?;
+        let host = node.attachments()?[0]["host_ifname"].as_str().context("no host interface")?.to_owned();
+        let address = pod.addresses[0];
+        let damages: [(&str, String, bool); 7] = [
+            ("default route", "ip route del default".to_owned(), true),
+            ("has the MTU", "ip link set eth0 mtu 1300".to_owned(), true),
+            ("neighbour entry", format!("ip neigh del {} dev eth0", "169.254.1.1"), true),
+            ("not the address", format!("ip addr del {address}/32 dev eth0"), true),
+            ("filter from_pod", format!("tc filter del dev {host} ingress"), false),
+            ("no route to", format!("ip route del {address}/32 dev {host}"), false),
+            ("is down", format!("ip link set {host} down"), false),
+        ];
+        let pods = damages.iter().map(|_| node.attach("x")).collect::<anyhow::Result<Vec<_>>>()?;
+        drop(pods);
+        for (expected, damage, in_pod) in damages {
+            // A fresh pod for each: one difference is told at a time.
+            let pod = node.attach("b")?;
+            let shown = node.attachments()?;
+            let last = shown.last().context("no attachment")?;
+            let damage = damage
+                .replace(&host, last["host_ifname"].as_str().context("no name")?)
+                .replace(&address.to_string(), &pod.addresses[0].to_string());
+            runtime.check(&pod)?;
+            if in_pod {
+                pod.run(&damage)?
+            } else {
+                sys::run(&damage)?
+            };
+            let error = runtime.check(&pod).map_or_else(|error| error.to_string(), |()| "nothing".to_owned());
+            ensure!(error.contains(expected) && error.contains("101"), "after `{damage}`: {error}");
+        }
+        let unknown = runtime
+            .check(&node.pod("never-added")?)
+            .map_or_else(|error| error.to_string(), |()| String::new());
+        ensure!(unknown.contains("CNI error 3"), "{unknown}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_bad_environment_is_refused() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        let long = "a".repeat(300);
+        let id = ["", "../escape", "a/b", ".hidden", "a b", "a\nb", &long];
+        for value in id {
+            refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_CONTAINERID", Some(value)))?;
+        }
+        for value in ["", ".", "..", "a/b", "a:b", "a b", "lo", "sixteen-bytes-xx"] {
+            refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_IFNAME", Some(value)))?;
+        }
+        for key in ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"] {
+            refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, key, None))?;
+        }
+        refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_COMMAND", Some("MULTIPLY")))?;
+        refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_ARGS", Some("K8S_POD_NAME=a\nb")))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_namespace_that_is_none_is_refused() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        fs::write("/run/plain", "")?;
+        std::os::unix::fs::symlink("/nowhere", "/run/dangling")?;
+        nix::unistd::mkfifo("/run/fifo", nix::sys::stat::Mode::S_IRWXU)?;
+        let bad = [
+            "/run/plain",
+            "/run",
+            "/run/gone",
+            "/run/dangling",
+            "/run/fifo",
+            "/proc/self/ns/mnt",
+            "/dev/null",
+        ];
+        for path in bad {
+            refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(path)))
+                .with_context(|| format!("CNI_NETNS={path}"))?;
+        }
+        // This process is in the node's own.
+        let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+        refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(&own)))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_bad_configuration_is_refused() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        for stdin in ["", "{", "[]", "nonsense", "{\"cniVersion\": \"1.1.0\""] {
+            refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, stdin.as_bytes()))
+                .with_context(|| format!("stdin {stdin:?}"))?;
+        }
+        let huge = format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"{}\"}}", "a".repeat(1 << 20));
+        refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, huge.as_bytes()))?;
+        let deep = format!("{{\"cniVersion\": \"1.1.0\", \"name\": {}", "[".repeat(100_000));
+        refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, deep.as_bytes()))?;
+        for version in ["0.1.0", "0.2.0", "2.0.0", "banana"] {
+            refused(node, INCOMPATIBLE_VERSION, || {
+                runtime.clone().with("cniVersion", version.into()).add(&pod)
+            })?;
+        }
+        refused(node, INVALID_CONFIG, || runtime.clone().with("name", "a/b".into()).add(&pod))?;
+        refused(node, INVALID_CONFIG, || {
+            with_stdin(&runtime, &pod, br#"{"cniVersion": "1.1.0", "name": 1e999}"#)
+        })?;
+        refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", "big".into()).add(&pod))?;
+        refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 9000.into()).add(&pod))
+            .context("over the uplink's")?;
+        refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 1000.into()).add(&pod))
+            .context("under IPv6's")
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_interface_name_that_is_taken_is_refused_and_the_owner_unharmed() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        pod.run("ip link add eth0 type veth peer name other")?;
+        let before = pod.run("ip -o link show")?;
+        refused(node, INTERFACE_EXISTS, || runtime.add(&pod))?;
+        ensure!(pod.run("ip -o link show")? == before);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_failure_in_the_middle_undoes_everything() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        // The default route is taken, which shows only when the pair exists already.
+        pod.run("ip link set lo up")?;
+        pod.run("ip route add default dev lo")?;
+        let before = pod.run("ip -o link show")?;
+        let result = refused(node, 999, || runtime.add(&pod));
+        result?;
+        ensure!(pod.run("ip -o link show")? == before, "the pod keeps a half-made interface");
+        pod.run("ip route del default dev lo")?;
+        let result = runtime.add(&pod)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.2/32", "the address was given back: {result}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn exhaustion_is_told_and_ends_with_a_del() {
+    on_node(|node| {
+        node.start_agent(&["10.244.0.0/30"])?;
+        let runtime = node.runtime()?;
+        let only = node.attach("only")?;
+        let next = node.pod("next")?;
+        refused(node, TRY_AGAIN_LATER, || runtime.add(&next))?;
+        runtime.del(&only)?;
+        // It rests before another pod gets it.
+        let error = runtime.add(&next).map_or_else(|error| error.to_string(), |result| result.to_string());
+        ensure!(error.contains("CNI error 11") && error.contains("1 were released"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pod_cidr_without_room_or_sense_keeps_the_agent_from_starting() {
+    on_node(|node| {
+        for (cidrs, expected) in [
+            (["10.244.0.0/31", "fd00::/64"], "has no room"),
+            (["10.244.0.1/24", "fd00::/64"], "10.244.0.0/24"),
+            (["10.244.0.0/16", "10.244.3.0/24"], "overlap"),
+        ] {
+            let error = node
+                .start_agent(&cidrs)
+                .map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+            ensure!(error.contains(expected), "{error}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_7_an_agent_that_is_away_is_told_at_once() {
+    with_agent(|node| {
+        let pod = node.pod("a")?;
+        node.kill_agent()?;
+        let start = std::time::Instant::now();
+        for (verb, code) in [("ADD", 11), ("DEL", 11), ("CHECK", 11), ("STATUS", 50)] {
+            let error = node.runtime()?.call(verb, &pod)?.into_error()?;
+            ensure!(error.code == code && error.msg.contains("/run/ferrule/agent.sock"), "{verb}: {error}");
+        }
+        ensure!(start.elapsed() < std::time::Duration::from_secs(4), "a second for each at the most");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_second_agent_on_the_same_state_is_refused() {
+    with_agent(|node| {
+        let binary = ferrule_tests::dist::binary("ferrule-agent")?;
+        let mut second = Command::new(binary);
+        second.args(["--standalone", "--pod-cidr", "10.9.0.0/24", "--socket", "/run/other/agent.sock"]);
+        second.args(["--bpf-dir", "/sys/fs/bpf/other"]);
+        let output = second.output()?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && text.contains("another ferrule-agent (pid"), "{text}");
+        ensure!(!PathBuf::from("/sys/fs/bpf/other").exists(), "it did not get as far as the dataplane");
+        node.attach("a").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_caller_who_is_not_root_is_refused() {
+    with_agent(|node| {
+        use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
+        let socket = ferrule_tests::node::socket();
+        let directory = socket.parent().context("no directory")?;
+        ensure!(fs::metadata(directory)?.permissions().mode() & 0o777 == 0o700);
+        ensure!(fs::metadata(&socket)?.permissions().mode() & 0o777 == 0o600);
+        // Somebody opens both to everybody: still nobody but root is served.
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;
+        // The binaries may lie where only root may go.
+        let copy = PathBuf::from("/run/ferrulectl");
+        fs::copy(ferrule_tests::dist::binary("ferrulectl")?, &copy)?;
+        let output = Command::new(&copy).arg("attachments").uid(65534).gid(65534).output()?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && text.contains("only root may call the agent"), "{text}");
+        node.attach("a").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn gc_removes_what_the_runtime_does_not_name_and_nothing_else() {
+    with_agent(|node| {
+        let (keep, lose) = (node.attach("keep")?, node.attach("lose")?);
+        let other = node.runtime()?.with("name", "other".into());
+        let foreign = node.pod("foreign")?;
+        other.add(&foreign)?;
+        let valid = json!([{ "containerID": keep.container_id, "ifname": "eth0" }]);
+        let gc = node.runtime()?.with("cni.dev/valid-attachments", valid);
+        gc.call("GC", &keep)?.into_result()?;
+        let left = node.attachments()?;
+        let ids: Vec<_> = left.iter().map(|it| it["container_id"].as_str().unwrap_or_default()).collect();
+        ensure!(ids == [keep.container_id.as_str(), foreign.container_id.as_str()], "{ids:?}");
+        node.runtime()?.check(&keep)?;
+        ensure!(!ids.contains(&lose.container_id.as_str()));
+        node.runtime()?.call("STATUS", &keep)?.into_result().map(drop)
+    })
+    .unwrap();
+}

@@ -1,0 +1,194 @@
+//! Pods' packets, addresses and answers survive the agent.
+
+use std::{fs, process::Stdio};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    node::{PINS, with_agent},
+    sys,
+};
+
+#[test]
+fn pain_14_packets_flow_while_the_agent_is_dead_and_while_it_is_replaced() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let to = b.addresses[0].to_string();
+        let mut command = a.command("ping")?;
+        command.args(["-n", "-q", "-i", "0.002", "-c", "1500", &to]).stdout(Stdio::piped());
+        let ping = sys::die_with_parent(&mut command).spawn()?;
+        for _ in 0..3 {
+            node.kill_agent()?;
+            a.ping(&to).context("while the agent is dead")?;
+            node.start_again()?;
+        }
+        let output = ping.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(text.contains("1500 received, 0% packet loss"), "{text}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_1_a_crash_forgets_nothing_and_gives_no_address_twice() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let a = node.attach("a")?;
+        let gone = node.attach("gone")?;
+        runtime.del(&gone)?;
+        let before = node.attachments()?;
+        node.kill_agent()?;
+        node.start_again()?;
+        ensure!(node.attachments()?.len() == 1);
+        let same = |key: &str| node.attachments().map(|now| now[0][key] == before[0][key]);
+        ensure!(same("addresses")? && same("host_ifindex")? && same("created_at_ms")?);
+        runtime.check(&a)?;
+        ensure!(
+            runtime.add(&a)?["ips"][0]["address"] == "10.244.0.2/32",
+            "a repeated ADD gives the same answer"
+        );
+        let b = node.attach("b")?;
+        ensure!(!a.addresses.contains(&b.addresses[0]));
+        ensure!(!gone.addresses.contains(&b.addresses[0]), "what was released just before still rests");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn counters_go_on_after_a_restart() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let egress = || node_egress(node.attachments()?.first());
+        a.ping(&b.addresses[0].to_string())?;
+        let before = egress()?;
+        ensure!(before > 0);
+        node.kill_agent()?;
+        node.start_again()?;
+        a.ping(&b.addresses[0].to_string())?;
+        let after = node_egress(node.attachments()?.first())?;
+        ensure!(after > before, "{before} then {after}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn node_egress(attachment: Option<&serde_json::Value>) -> anyhow::Result<u64> {
+    let counters = attachment.and_then(|it| it.get("counters")).context("no counters")?;
+    counters.get("egress_packets").and_then(serde_json::Value::as_u64).context("no egress")
+}
+
+#[test]
+fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alone() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        sys::run("ip link add stranger type veth peer name stranger1")?;
+        sys::run("ip link set stranger alias somebody:else")?;
+        // Half an ADD: an interface with a stamp, which no attachment has.
+        sys::run("ip link add frorphan type veth peer name frorphan1")?;
+        sys::run("ip link set frorphan alias ferrule:cluster:deadbeef:eth0")?;
+        node.kill_agent()?;
+        let name = sys::run("ip -o link show")?;
+        let line = name.lines().find(|line| line.contains(&a.container_id)).context("no interface of a")?;
+        let ifname = line.split([' ', '@']).nth(1).context("no name")?;
+        sys::run(&format!("ip link del {ifname}"))?;
+        node.start_again()?;
+        let links = sys::run("ip -o link show")?;
+        ensure!(links.contains("stranger:") || links.contains("stranger@"), "{links}");
+        ensure!(!links.contains("frorphan"), "{links}");
+        let left = node.attachments()?;
+        ensure!(left.len() == 1 && left[0]["container_id"] == b.container_id.as_str(), "{left:#?}");
+        runtime.check(&b)?;
+        runtime.del(&a)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_pin_of_another_layout_is_not_used() {
+    with_agent(|node| {
+        node.kill_agent()?;
+        ensure!(ferrule_tests::node::socket().exists(), "a crash leaves the socket");
+        node.start_again()?;
+        node.stop_agent()?;
+        fs::remove_file(format!("{PINS}/VIFS"))?;
+        sys::run(&format!("bpftool map create {PINS}/VIFS type hash key 4 value 64 entries 16 name VIFS"))?;
+        let error =
+            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+        ensure!(error.contains("values of 64") && error.contains("values of 216"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn bpftool_tells_which_pod_an_interface_belongs_to() {
+    with_agent(|node| {
+        let a = node.attach("web-0")?;
+        let dump = sys::run(&format!("bpftool map dump pinned {PINS}/VIFS"))?;
+        for expected in
+            ["\"ifindex\"", "\"pod\": \"default/web-0\"", "\"ifname\": \"eth0\"", "\"ipv4\": [10,244,0,2"]
+        {
+            ensure!(dump.contains(expected), "{expected} is not in {dump}");
+        }
+        ensure!(dump.contains(&a.uid), "{dump}");
+        let net = sys::run("bpftool net")?;
+        ensure!(net.contains("from_pod") && net.contains("to_pod"), "{net}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_spoofer_is_stopped_and_counted_and_its_neighbours_are_not() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let to = b.addresses[0].to_string();
+        a.run("ip link set eth0 address 02:00:00:00:00:66")?;
+        ensure!(a.ping(&to).is_err(), "a foreign MAC passes");
+        let drops = |node: &ferrule_tests::node::Node| {
+            anyhow::Ok(
+                node.attachments()?[0]["counters"]["drops"]["spoofed_mac"].as_u64().unwrap_or_default(),
+            )
+        };
+        ensure!(drops(node)? > 0, "{:#?}", node.attachments()?);
+        b.ping(ferrule_tests::node::NODE_V4)?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_13_an_interface_without_an_entry_passes_nothing() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let ifindex = node.attachments()?[0]["host_ifindex"].as_u64().context("no ifindex")?;
+        let bytes = u32::try_from(ifindex)?.to_ne_bytes().map(|byte| byte.to_string()).join(" ");
+        sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {bytes}"))?;
+        ensure!(a.ping(&b.addresses[0].to_string()).is_err());
+        ensure!(a.ping(ferrule_tests::node::NODE_V4).is_err());
+        let check = node.runtime()?.check(&a).map_or_else(|error| error.to_string(), |()| String::new());
+        ensure!(check.contains("VIFS"), "{check}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_programs_log_to_the_agents_log_when_they_are_told_to() {
+    with_agent(|node| {
+        let a = node.attach("a")?;
+        a.run("ip link set eth0 address 02:00:00:00:00:66")?;
+        let try_to_pass = || a.ping(ferrule_tests::node::NODE_V4);
+        ensure!(try_to_pass().is_err() && !node.log().contains("spoofed_mac"), "it is off by default");
+        node.stop_agent()?;
+        node.start_again_with(&["--ebpf-log", "debug"])?;
+        sys::wait_until("the drop is in the log", std::time::Duration::from_secs(10), || {
+            // The pod's kernel does not ask for its gateway's MAC at every try.
+            ensure!(try_to_pass().is_err(), "a foreign MAC passes");
+            Ok(node.log().contains("egress dropped, spoofed_mac"))
+        })
+    })
+    .unwrap();
+}
