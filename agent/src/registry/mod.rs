@@ -5,6 +5,8 @@
 mod attachment;
 mod locks;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -214,13 +216,9 @@ fn take_directory(directory: &Path) -> Result<Flock<File>, RegistryError> {
         File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(mut lock) => {
-            let note = || -> io::Result<()> {
-                lock.set_len(0)?;
-                lock.rewind()?;
-                write!(lock, "{}", std::process::id())
-            };
-            let mut note = note;
-            note().map_err(failed)?;
+            lock.set_len(0).map_err(failed)?;
+            lock.rewind().map_err(failed)?;
+            write!(lock, "{}", std::process::id()).map_err(failed)?;
             Ok(lock)
         }
         Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {

@@ -1,0 +1,114 @@
+//! What the registry keeps, and what it refuses.
+
+use std::path::Path;
+
+use ferrule_proto::names::{ContainerId, IfName, NetworkName};
+
+use super::*;
+
+const RANGE: &str = "10.0.0.0/29";
+
+fn open(directory: &Path) -> Result<Registry, RegistryError> {
+    Registry::open(directory, &[RANGE.parse().unwrap()])
+}
+
+fn draft(id: &str) -> Draft {
+    Draft {
+        key: Key {
+            network: NetworkName::new("net").unwrap(),
+            container_id: ContainerId::new(id).unwrap(),
+            ifname: IfName::new("eth0").unwrap(),
+        },
+        pod: Pod { namespace: "default".to_owned(), name: id.to_owned(), uid: "u-1".to_owned() },
+        netns: "/run/netns/x".into(),
+        netns_id: NetnsId { dev: 4, ino: 4026531840 },
+        mtu: 1500,
+    }
+}
+
+fn attach(registry: &Registry, id: &str) -> Attachment {
+    let reserved = registry.reserve(draft(id)).unwrap();
+    let host = Some(HostLink { ifname: "frx".to_owned(), ifindex: 7 });
+    registry.advance(Attachment { host, ..reserved }, State::Attached).unwrap()
+}
+
+#[test]
+fn an_attachment_is_the_same_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let attached = attach(&registry, "a");
+    drop(registry);
+    let registry = open(dir.path()).unwrap();
+    assert_eq!(registry.list(), [attached.clone()]);
+    assert_eq!(registry.get(&attached.key), Some(attached.clone()));
+    let other = registry.reserve(draft("b")).unwrap();
+    assert_ne!(other.vif.addresses, attached.vif.addresses, "the address is still taken");
+}
+
+#[test]
+fn an_intent_survives_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let reserved = registry.reserve(draft("a")).unwrap();
+    registry.advance(reserved.clone(), State::Plugged).unwrap();
+    drop(registry);
+    assert_eq!(open(dir.path()).unwrap().list(), [reserved], "Plugged is not durable: it is undone as Reserved");
+}
+
+#[test]
+fn a_cancelled_address_is_the_next_and_a_released_one_rests_also_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let cancelled = registry.reserve(draft("a")).unwrap();
+    registry.cancel(&cancelled).unwrap();
+    let used = attach(&registry, "b");
+    assert_eq!(used.vif.addresses, cancelled.vif.addresses);
+    registry.release(&used).unwrap();
+    assert!(registry.list().is_empty());
+    drop(registry);
+    let registry = open(dir.path()).unwrap();
+    let mut given = Vec::new();
+    while let Ok(reserved) = registry.reserve(draft(&format!("c{}", given.len()))) {
+        given.push(reserved.vif.addresses);
+    }
+    assert_eq!(given.len(), 4, "five, less the one that rests");
+    assert!(!given.contains(&used.vif.addresses));
+}
+
+#[test]
+fn a_second_agent_is_refused_and_told_who_the_first_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = open(dir.path()).unwrap();
+    let error = open(dir.path()).err().unwrap().to_string();
+    assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
+}
+
+#[test]
+fn attachments_outside_of_the_ranges_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let attached = attach(&registry, "a");
+    drop(registry);
+    let moved = Registry::open(dir.path(), &["10.9.0.0/29".parse().unwrap()]).unwrap();
+    assert_eq!(moved.list(), [attached.clone()]);
+    moved.release(&attached).unwrap();
+}
+
+#[test]
+fn a_file_that_is_no_store_is_an_error_and_is_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("registry.redb");
+    fs::write(&path, "precious").unwrap();
+    let error = open(dir.path()).err().unwrap();
+    assert!(matches!(error, RegistryError::Store(StoreError::Open { .. })), "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn a_key_reads_back_what_it_prints() {
+    let key = draft("a").key;
+    assert_eq!(Key::try_from(key.to_string()).unwrap(), key);
+    for text in ["", "a/b", "a/b/c/d", "a/../c", "a/b/lo"] {
+        assert!(Key::try_from(text.to_owned()).is_err(), "{text:?}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The socket as a client of any make sees it: versions, health, reflection, and requests that no shim of ours sends.
+
+use std::{future::Future, io, thread, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use ferrule_proto::{
+    API,
+    cni::{
+        AddRequest, ApiRange, AttachmentKey, DelRequest, add_response::Outcome, cni_client::CniClient, error::Code,
+    },
+};
+use ferrule_tests::{
+    node::{SOCKET, with_agent},
+    pod::Pod,
+    sys,
+};
+use hyper_util::rt::TokioIo;
+use nix::sys::signal::Signal;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
+
+fn with_channel<T, F: Future<Output = anyhow::Result<T>>>(talk: impl FnOnce(Channel) -> F) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let connector = tower::service_fn(|_| async { io::Result::Ok(TokioIo::new(UnixStream::connect(SOCKET).await?)) });
+        talk(Endpoint::from_static("http://ferrule").connect_with_connector(connector).await?).await
+    })
+}
+
+fn add_request(pod: &Pod) -> AddRequest {
+    let key = AttachmentKey {
+        network: "cluster".to_owned(),
+        container_id: pod.container_id.clone(),
+        ifname: "eth0".to_owned(),
+    };
+    let netns = pod.netns.to_string_lossy().into_owned();
+    AddRequest { api: Some(API), key: Some(key), netns, ..Default::default() }
+}
+
+fn add(request: AddRequest) -> anyhow::Result<Outcome> {
+    with_channel(|channel| async {
+        let response = CniClient::new(channel).add(request).await?;
+        response.into_inner().outcome.context("an answer without an outcome")
+    })
+}
+
+fn refused(request: AddRequest) -> anyhow::Result<ferrule_proto::cni::Error> {
+    match add(request)? {
+        Outcome::Error(error) => Ok(error),
+        Outcome::Result(result) => anyhow::bail!("it should have been refused: {result:?}"),
+    }
+}
+
+#[test]
+fn pain_12_versions_meet_in_a_range_and_a_mismatch_is_told_with_the_agents_own() {
+    with_agent(|node| {
+        let pod = node.pod("a")?;
+        let future = AddRequest { api: Some(ApiRange { min: API.max + 1, max: API.max + 3 }), ..add_request(&pod) };
+        let error = refused(future)?;
+        ensure!(error.code() == Code::ApiIncompatible && error.api == Some(API), "{error:?}");
+        ensure!(node.attachments()?.is_empty());
+        let newer = AddRequest { api: Some(ApiRange { min: API.min, max: API.max + 3 }), ..add_request(&pod) };
+        ensure!(matches!(add(newer)?, Outcome::Result(_)), "a newer shim that still speaks our version is served");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_agent_does_not_trust_its_caller() {
+    with_agent(|node| {
+        let pod = node.pod("a")?;
+        let before = node.kernel_state()?;
+        let with_key = |change: &dyn Fn(&mut AttachmentKey)| {
+            let mut request = add_request(&pod);
+            request.key.iter_mut().for_each(change);
+            request
+        };
+        let bad = [
+            AddRequest { api: None, ..add_request(&pod) },
+            AddRequest { key: None, ..add_request(&pod) },
+            AddRequest { netns: String::new(), ..add_request(&pod) },
+            AddRequest { netns: "run/netns/x".to_owned(), ..add_request(&pod) },
+            with_key(&|key| key.container_id = "../../etc".to_owned()),
+            with_key(&|key| key.container_id = "a".repeat(1 << 20)),
+            with_key(&|key| key.ifname = "lo".to_owned()),
+            with_key(&|key| key.ifname = "a:b".to_owned()),
+            with_key(&|key| key.network = "a\nb".to_owned()),
+        ];
+        for request in bad {
+            let error = refused(request)?;
+            ensure!(error.code() == Code::InvalidEnvironment, "{error:?}");
+            ensure!(error.message.len() < 500 && !error.message.contains('\n'), "{error:?}");
+        }
+        ensure!(node.attachments()?.is_empty() && node.kernel_state()? == before);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_message_that_is_too_large_is_refused_and_others_are_served() {
+    with_agent(|node| {
+        let pod = node.pod("a")?;
+        let huge = AddRequest { netns: format!("/{}", "a".repeat(16 << 20)), ..add_request(&pod) };
+        ensure!(add(huge).is_err());
+        node.attach("b").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_caller_who_has_gone_leaves_nothing_behind() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let before = node.kernel_state()?;
+        let pod = node.pod("a")?;
+        // Many times, as the moment at which the caller goes is not ours to choose.
+        for round in 0..20_u64 {
+            let request = add_request(&pod);
+            let gone = with_channel(|channel| async {
+                let mut client = CniClient::new(channel);
+                let call = client.add(request);
+                Ok(tokio::time::timeout(Duration::from_micros(200 * round), call).await.is_err())
+            })?;
+            if !gone {
+                runtime.del(&pod)?;
+            }
+            sys::wait_until("nothing is attached", Duration::from_secs(5), || Ok(node.attachments()?.is_empty()))?;
+        }
+        node.wait_for_kernel_state(&before)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_agent_that_hangs_serves_again_when_it_goes_on() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.pod("a")?;
+        node.signal_agent(Signal::SIGSTOP)?;
+        let result = thread::scope(|scope| {
+            let call = scope.spawn(|| runtime.add(&pod));
+            thread::sleep(Duration::from_millis(300));
+            node.signal_agent(Signal::SIGCONT)?;
+            call.join().map_err(|_| anyhow::anyhow!("the call panicked"))?
+        })?;
+        pod.attached(&result)?;
+        pod.ping(ferrule_tests::node::NODE_V4).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn health_and_reflection_are_served() {
+    with_agent(|_| {
+        with_channel(|channel| async {
+            for service in ["", "ferrule.cni.v1.Cni", "ferrule.agent.v1.Agent"] {
+                let request = HealthCheckRequest { service: service.to_owned() };
+                let health = HealthClient::new(channel.clone()).check(request).await?.into_inner();
+                ensure!(health.status() == ServingStatus::Serving, "{service}");
+            }
+            let list = ServerReflectionRequest {
+                message_request: Some(MessageRequest::ListServices(String::new())),
+                ..Default::default()
+            };
+            let mut client = ServerReflectionClient::new(channel);
+            let mut answers = client.server_reflection_info(tokio_stream::iter([list])).await?.into_inner();
+            let answer = answers.message().await?.and_then(|answer| answer.message_response).context("no answer")?;
+            let MessageResponse::ListServicesResponse(services) = answer else {
+                anyhow::bail!("{answer:?}");
+            };
+            let names: Vec<_> = services.service.into_iter().map(|service| service.name).collect();
+            for expected in ["ferrule.cni.v1.Cni", "ferrule.agent.v1.Agent", "grpc.health.v1.Health"] {
+                ensure!(names.iter().any(|name| name == expected), "{names:?}");
+            }
+            Ok(())
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_del_of_one_container_does_not_touch_another() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        with_channel(|channel| async {
+            let AddRequest { api, key, netns, .. } = add_request(&a);
+            let response = CniClient::new(channel).del(DelRequest { api, key, netns }).await?.into_inner();
+            ensure!(response.error.is_none(), "{response:?}");
+            Ok(())
+        })?;
+        node.runtime()?.check(&b)
+    })
+    .unwrap();
+}
