@@ -6,7 +6,8 @@ use anyhow::{Context as _, ensure};
 use ferrule_proto::{
     API,
     cni::{
-        AddRequest, ApiRange, AttachmentKey, DelRequest, add_response::Outcome, cni_client::CniClient, error::Code,
+        AddRequest, ApiRange, AttachmentKey, DelRequest, add_response::Outcome, cni_client::CniClient,
+        error::Code,
     },
 };
 use ferrule_tests::{
@@ -18,16 +19,21 @@ use hyper_util::rt::TokioIo;
 use nix::sys::signal::Signal;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-fn with_channel<T, F: Future<Output = anyhow::Result<T>>>(talk: impl FnOnce(Channel) -> F) -> anyhow::Result<T> {
+fn with_channel<T, F: Future<Output = anyhow::Result<T>>>(
+    talk: impl FnOnce(Channel) -> F,
+) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let connector = tower::service_fn(|_| async { io::Result::Ok(TokioIo::new(UnixStream::connect(SOCKET).await?)) });
+        let connector =
+            tower::service_fn(|_| async { io::Result::Ok(TokioIo::new(UnixStream::connect(SOCKET).await?)) });
         talk(Endpoint::from_static("http://ferrule").connect_with_connector(connector).await?).await
     })
 }
@@ -60,12 +66,17 @@ fn refused(request: AddRequest) -> anyhow::Result<ferrule_proto::cni::Error> {
 fn pain_12_versions_meet_in_a_range_and_a_mismatch_is_told_with_the_agents_own() {
     with_agent(|node| {
         let pod = node.pod("a")?;
-        let future = AddRequest { api: Some(ApiRange { min: API.max + 1, max: API.max + 3 }), ..add_request(&pod) };
+        let future =
+            AddRequest { api: Some(ApiRange { min: API.max + 1, max: API.max + 3 }), ..add_request(&pod) };
         let error = refused(future)?;
         ensure!(error.code() == Code::ApiIncompatible && error.api == Some(API), "{error:?}");
         ensure!(node.attachments()?.is_empty());
-        let newer = AddRequest { api: Some(ApiRange { min: API.min, max: API.max + 3 }), ..add_request(&pod) };
-        ensure!(matches!(add(newer)?, Outcome::Result(_)), "a newer shim that still speaks our version is served");
+        let newer =
+            AddRequest { api: Some(ApiRange { min: API.min, max: API.max + 3 }), ..add_request(&pod) };
+        ensure!(
+            matches!(add(newer)?, Outcome::Result(_)),
+            "a newer shim that still speaks our version is served"
+        );
         Ok(())
     })
     .unwrap();
@@ -131,7 +142,9 @@ fn a_caller_who_has_gone_leaves_nothing_behind() {
             if !gone {
                 runtime.del(&pod)?;
             }
-            sys::wait_until("nothing is attached", Duration::from_secs(5), || Ok(node.attachments()?.is_empty()))?;
+            sys::wait_until("nothing is attached", Duration::from_secs(5), || {
+                Ok(node.attachments()?.is_empty())
+            })?;
         }
         node.wait_for_kernel_state(&before)
     })
@@ -171,7 +184,8 @@ fn health_and_reflection_are_served() {
             };
             let mut client = ServerReflectionClient::new(channel);
             let mut answers = client.server_reflection_info(tokio_stream::iter([list])).await?.into_inner();
-            let answer = answers.message().await?.and_then(|answer| answer.message_response).context("no answer")?;
+            let answer =
+                answers.message().await?.and_then(|answer| answer.message_response).context("no answer")?;
             let MessageResponse::ListServicesResponse(services) = answer else {
                 anyhow::bail!("{answer:?}");
             };

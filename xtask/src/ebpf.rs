@@ -93,7 +93,17 @@ fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> 
     ];
     Ok(ws
         .cargo(verb, doing, remedy)
-        .args(["--profile", "bpf", "--package", PACKAGE, "--bin", BINARY, "--target", TARGET, "-Zbuild-std=core"])
+        .args([
+            "--profile",
+            "bpf",
+            "--package",
+            PACKAGE,
+            "--bin",
+            BINARY,
+            "--target",
+            TARGET,
+            "-Zbuild-std=core",
+        ])
         .arg("--target-dir")
         .arg(ws.bpf_target())
         .env("RUSTC_BOOTSTRAP", "1")

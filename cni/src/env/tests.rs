@@ -1,3 +1,5 @@
+//! The environment as runtimes give it, and as they should not.
+
 use std::{collections::HashMap, os::unix::ffi::OsStringExt};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Network configurations as runtimes give them, and as they should not.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Whole invocations, with an agent made of a closure.
+
 use std::{
     cell::RefCell,
     ffi::OsString,
