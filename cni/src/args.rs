@@ -1,15 +1,14 @@
 //! `CNI_ARGS`: what the runtime says of the pod, as `KEY=VALUE` pairs separated by semicolons.
 
-use ferrule_proto::cni::{Pod, error::Code};
+use ferrule_proto::{
+    cni::{Pod, error::Code},
+    names::check_pod,
+};
 
 use crate::error::{CniError, Shown};
 
 /// The longest value of any pair, in bytes.
 const MAX_VALUE: usize = 4096;
-/// The longest names that Kubernetes allows: a label, a subdomain, and its own limit for a UID in a path.
-const MAX_NAMESPACE: usize = 63;
-const MAX_NAME: usize = 253;
-const MAX_UID: usize = 128;
 
 /// Takes the pod's names from `CNI_ARGS`.
 ///
@@ -78,29 +77,11 @@ impl<'a> Taken<'a> {
         if let (Some(key), false) = (self.unknown, ignore_unknown) {
             return Err(refuse(format!("{} is unknown, and IgnoreUnknown=1 is not given", Shown(key))));
         }
-        Ok(Pod {
-            namespace: checked("K8S_POD_NAMESPACE", self.namespace, MAX_NAMESPACE)?,
-            name: checked("K8S_POD_NAME", self.name, MAX_NAME)?,
-            uid: checked("K8S_POD_UID", self.uid, MAX_UID)?,
-        })
+        let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
+        let pod = Pod { namespace: text(self.namespace), name: text(self.name), uid: text(self.uid) };
+        check_pod(&pod).map_err(refuse)?;
+        Ok(pod)
     }
-}
-
-/// Checks a name of the pod. Podman gives the container's name for the pod's, which may have upper case and
-/// underscores: so the rule is that of container IDs, which has those and is as harmless in a log or a path.
-fn checked(key: &str, value: Option<&str>, max: usize) -> Result<String, CniError> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Ok(String::new());
-    };
-    if value.len() > max {
-        return Err(refuse(format!("{key}={} is longer than {max} bytes", Shown(value))));
-    }
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-    if !value.starts_with(|c: char| c.is_ascii_alphanumeric()) || !value.bytes().all(allowed) {
-        let rule = "may only have [a-zA-Z0-9_.-], the first alphanumeric";
-        return Err(refuse(format!("{key}={} {rule}", Shown(value))));
-    }
-    Ok(value.to_owned())
 }
 
 fn refuse(why: impl std::fmt::Display) -> CniError {
@@ -156,10 +137,10 @@ mod tests {
             ("IP=10.0.0.1", "\"IP\" is unknown"),
             ("IP=10.0.0.1;IgnoreUnknown=0", "\"IP\" is unknown"),
             ("IgnoreUnknown=maybe", "boolean"),
-            ("K8S_POD_NAME=../../etc", "K8S_POD_NAME"),
-            ("K8S_POD_NAMESPACE=a\nb", "K8S_POD_NAMESPACE=\"a\\nb\""),
-            ("K8S_POD_UID=%s%n", "K8S_POD_UID"),
-            ("K8S_POD_NAME=pöd", "K8S_POD_NAME"),
+            ("K8S_POD_NAME=../../etc", "pod name \"../../etc\""),
+            ("K8S_POD_NAMESPACE=a\nb", "pod namespace \"a\\nb\""),
+            ("K8S_POD_UID=%s%n", "pod UID"),
+            ("K8S_POD_NAME=pöd", "pod name"),
             (&long_name, "longer than 253"),
             (&long_value, "longer than 4096"),
         ] {

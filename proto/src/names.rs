@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::cni::Pod;
+
 /// A name was refused: which one, and by which rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {shown:?} {rule}")]
@@ -109,6 +111,28 @@ macro_rules! text {
 }
 text!(NetworkName, ContainerId, IfName);
 
+/// Checks what a runtime says of a pod, each part of which it may leave out.
+///
+/// Podman gives the container's name for the pod's, which may have upper case and underscores: so the rule is that
+/// of container IDs rather than Kubernetes' own.
+///
+/// # Errors
+/// If the namespace is longer than 63 bytes, the name longer than 253, or the UID longer than 128; or if one has other
+/// characters than `[a-zA-Z0-9_.-]`, the first alphanumeric.
+pub fn check_pod(Pod { namespace, name, uid }: &Pod) -> Result<(), InvalidName> {
+    for (what, text, max, rule) in [
+        ("pod namespace", namespace, 63, "is longer than 63 bytes"),
+        ("pod name", name, 253, "is longer than 253 bytes"),
+        ("pod UID", uid, 128, "is longer than 128 bytes"),
+    ] {
+        if !text.is_empty() {
+            check_length(what, text, max, rule)?;
+            check_identifier(what, text)?;
+        }
+    }
+    Ok(())
+}
+
 fn check_identifier(what: &'static str, name: &str) -> Result<(), InvalidName> {
     let Some(first) = name.bytes().next() else {
         return Err(refuse(what, name, "is empty"));
@@ -154,6 +178,19 @@ mod tests {
         }
         assert!(ContainerId::new(&"a".repeat(129)).is_err());
         assert!(NetworkName::new(&"a".repeat(101)).is_err());
+    }
+
+    #[test]
+    fn a_pod_is_named_as_kubernetes_or_podman_would_or_not_at_all() {
+        let pod = |name: &str| Pod { name: name.to_owned(), ..Pod::default() };
+        for name in ["", "web-0", "Some_Container", &"a".repeat(253)] {
+            assert!(check_pod(&pod(name)).is_ok(), "{name:?}");
+        }
+        for name in ["a b", "../x", "a\nb", "%s", "-a", "\u{202e}", &"a".repeat(254)] {
+            assert!(check_pod(&pod(name)).is_err(), "{name:?}");
+        }
+        assert!(check_pod(&Pod { namespace: "a".repeat(64), ..Pod::default() }).is_err());
+        assert!(check_pod(&Pod { uid: "a".repeat(129), ..Pod::default() }).is_err());
     }
 
     #[test]

@@ -38,6 +38,10 @@ fn with_channel<T, F: Future<Output = anyhow::Result<T>>>(
     })
 }
 
+fn named(name: &str) -> ferrule_proto::cni::Pod {
+    ferrule_proto::cni::Pod { name: name.to_owned(), ..Default::default() }
+}
+
 fn add_request(pod: &Pod) -> AddRequest {
     let key = AttachmentKey {
         network: "cluster".to_owned(),
@@ -95,6 +99,7 @@ fn the_agent_does_not_trust_its_caller() {
         let bad = [
             AddRequest { api: None, ..add_request(&pod) },
             AddRequest { key: None, ..add_request(&pod) },
+            AddRequest { pod: Some(named("a\nb")), ..add_request(&pod) },
             AddRequest { netns: String::new(), ..add_request(&pod) },
             AddRequest { netns: "run/netns/x".to_owned(), ..add_request(&pod) },
             with_key(&|key| key.container_id = "../../etc".to_owned()),

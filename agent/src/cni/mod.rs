@@ -13,7 +13,7 @@ use ferrule_proto::{
         DelResponse, Error, GcRequest, GcResponse, Interface, Ip, Route, StatusRequest, StatusResponse,
         add_response::Outcome, cni_server::Cni,
     },
-    names::{ContainerId, IfName, NetworkName},
+    names::{ContainerId, IfName, NetworkName, check_pod},
 };
 use tonic::{Request, Response, Status};
 
@@ -36,6 +36,7 @@ impl Cni for CniService {
         let add = async {
             check_api(request.api)?;
             let pod = request.pod.unwrap_or_default();
+            check_pod(&pod)?;
             let add = Add {
                 key: key(request.key)?,
                 netns: netns(request.netns)?,
