@@ -46,7 +46,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
         Err(reason) => {
             counters::drop(ifindex, reason);
             debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
-            TC_ACT_SHOT as i32
+            TC_ACT_SHOT
         }
     }
 }
@@ -65,7 +65,7 @@ pub fn to_pod(ctx: TcContext) -> i32 {
         Err(reason) => {
             counters::drop(ifindex, reason);
             debug!(&ctx, "if {}: ingress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
-            TC_ACT_SHOT as i32
+            TC_ACT_SHOT
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A packet, and its headers.
 //!
-//! Fields of headers are in network order. Addresses are `u16`s because headers lie at even addresses, not at multiples of four:
-//! so the compiler reads two bytes at a time.
+//! Fields of headers are in network order. Addresses are `u16`s because headers lie at even addresses, not at
+//! multiples of four: so the compiler reads two bytes at a time.
 
 use agent_common::{DropReason, EndpointKey};
 use aya_ebpf::programs::TcContext;
@@ -17,7 +17,9 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd_u16.to_be();
 pub const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
 pub const ETHERTYPE_QINQ: u16 = 0x88a8_u16.to_be();
 
-/// Next header: ICMPv6 (RFC 4443).
+/// Next headers.
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
 pub const ICMPV6: u8 = 58;
 
 pub type Mac = [u8; 6];
@@ -80,6 +82,14 @@ pub struct Ipv6 {
     pub destination: Ipv6Address,
 }
 
+/// What every ICMPv6 message begins with (RFC 4443, 2.1).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IcmpType {
+    pub kind: u8,
+    pub code: u8,
+}
+
 /// Neighbour solicitation and advertisement (RFC 4861, 4.3 and 4.4), up to their options.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -105,6 +115,8 @@ unsafe impl Header for Ipv4 {}
 unsafe impl Header for Ipv6 {}
 // SAFETY: as above.
 unsafe impl Header for NeighbourMessage {}
+// SAFETY: as above.
+unsafe impl Header for IcmpType {}
 
 // === impl Packet ===
 
@@ -168,7 +180,7 @@ impl<'a> Packet<'a> {
         Ok(unsafe { &mut *header })
     }
 
-    /// Two bytes at an offset that is not known beforehand.
+    /// Bytes at an offset that is not known beforehand.
     #[inline(always)]
     pub fn bytes<const N: usize>(&self, offset: usize) -> Result<[u8; N], DropReason> {
         self.ctx.load(offset).map_err(|_| DropReason::Malformed)
@@ -187,6 +199,9 @@ impl<'a> Packet<'a> {
 // === impl Arp ===
 
 impl Arp {
+    pub const REQUEST: u16 = 1_u16.to_be();
+    pub const REPLY: u16 = 2_u16.to_be();
+
     /// Whether it is about IPv4 over Ethernet.
     pub fn is_ipv4_over_ethernet(&self) -> bool {
         self.hardware == 1_u16.to_be()
@@ -199,7 +214,7 @@ impl Arp {
 // === impl Ipv4 ===
 
 impl Ipv4 {
-    /// Length of an IPv4 header without options, in units of four bytes, under version 4.
+    /// Version 4, and the length of a header without options in units of four bytes.
     const PLAIN: u8 = 0x45;
 
     /// # Errors
@@ -220,6 +235,27 @@ impl Ipv4 {
 
     pub fn has_options(&self) -> bool {
         self.version_ihl != Self::PLAIN
+    }
+
+    /// Whether the checksum of a header without options is right (RFC 1071).
+    #[inline(always)]
+    pub fn is_intact(&self) -> bool {
+        let ([a, b], [c, d]) = (self.source, self.destination);
+        let words = [
+            u16::from_ne_bytes([self.version_ihl, self.tos]),
+            self.total_len,
+            self.id,
+            self.fragment,
+            u16::from_ne_bytes([self.ttl, self.protocol]),
+            self.checksum,
+            a,
+            b,
+            c,
+            d,
+        ];
+        let sum: u32 = words.into_iter().map(u32::from).sum();
+        // Ten words carry nine at most, so that what is right needs no second carry.
+        (sum & 0xffff) + (sum >> 16) == 0xffff
     }
 
     /// Takes a hop off, and mends the checksum (RFC 1624).

@@ -5,8 +5,8 @@ use agent_common::{DropReason, Vif};
 use crate::{
     from_pod::{nd, own_ipv4, own_ipv6},
     packet::{
-        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv4, Ipv6, L3,
-        NeighbourMessage, Packet, first_byte, is_link_local,
+        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, ICMPV6, IPV6_PAYLOAD, IcmpType, Ipv4,
+        Ipv6, L3, Packet, first_byte, is_link_local,
     },
     vifs,
 };
@@ -54,7 +54,7 @@ fn ipv6(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
     }
     // The one multicast that a pod needs: the host asks for its MAC, should the permanent entry be gone.
     let asks = ip.next_header == ICMPV6
-        && packet.header::<NeighbourMessage>(IPV6_PAYLOAD)?.kind == nd::NEIGHBOUR_SOLICITATION;
+        && packet.header::<IcmpType>(IPV6_PAYLOAD)?.kind == nd::NEIGHBOUR_SOLICITATION;
     if asks { Ok(()) } else { Err(DropReason::Multicast) }
 }
 

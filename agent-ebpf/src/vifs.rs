@@ -7,7 +7,8 @@ use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 static VIFS: HashMap<VifKey, Vif, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
 #[btf_map]
-static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
 
 /// The VIF behind a host interface. An interface without one passes nothing.
 #[inline(always)]

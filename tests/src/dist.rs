@@ -20,6 +20,7 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// If it has not been built.
 pub fn ebpf_object() -> anyhow::Result<Vec<u8>> {
-    let path = env::var_os("FERRULE_BPF_OBJECT").context("FERRULE_BPF_OBJECT is not set: run this by `cargo xtask`")?;
+    let path = env::var_os("FERRULE_BPF_OBJECT")
+        .context("FERRULE_BPF_OBJECT is not set: run this by `cargo xtask`")?;
     std::fs::read(&path).with_context(|| format!("cannot read the eBPF object {}", path.display()))
 }

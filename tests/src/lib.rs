@@ -7,7 +7,9 @@
 pub mod dist;
 pub mod host;
 pub mod node;
+pub mod packet;
 pub mod pod;
+pub mod program;
 pub mod runtime;
 pub mod sys;
 pub mod traffic;

@@ -86,7 +86,8 @@ impl Pod {
     /// # Errors
     /// If it is not, within two seconds.
     pub fn ping(&self, to: &str) -> anyhow::Result<String> {
-        self.run(&format!("ping -n -c 1 -W 2 {to}")).with_context(|| format!("{} cannot ping {to}", self.name))
+        self.run(&format!("ping -n -c 1 -W 2 {to}"))
+            .with_context(|| format!("{} cannot ping {to}", self.name))
     }
 
     /// Takes the namespace down, as a runtime does when a sandbox is removed.

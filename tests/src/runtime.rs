@@ -106,7 +106,10 @@ impl Runtime {
             ("CNI_NETNS", netns),
             ("CNI_IFNAME", self.ifname.clone()),
             ("CNI_ARGS", args),
-            ("CNI_PATH", self.plugin.parent().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()),
+            (
+                "CNI_PATH",
+                self.plugin.parent().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+            ),
             // Reference plugins look for others by it.
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ];
@@ -133,7 +136,8 @@ impl Runtime {
         let json = if text.trim().is_empty() {
             Value::Null
         } else {
-            serde_json::from_str(&text).with_context(|| format!("the plugin printed what is not JSON: {text}"))?
+            serde_json::from_str(&text)
+                .with_context(|| format!("the plugin printed what is not JSON: {text}"))?
         };
         Ok(Answer { status: output.status, json })
     }

@@ -22,7 +22,8 @@ use nix::{
 /// # Errors
 /// If the caller is not root.
 pub fn leave_host() -> anyhow::Result<()> {
-    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("cannot leave the host's namespaces: not root?")?;
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+        .context("cannot leave the host's namespaces: not root?")?;
     // From here on, no mount of ours is seen by anyone else.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .context("cannot make mounts private")
@@ -124,7 +125,11 @@ pub fn run(line: &str) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// If it is not so within the time, with what was last missing.
-pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub fn wait_until(
+    what: &str,
+    limit: Duration,
+    mut is_so: impl FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let last = is_so();
@@ -143,5 +148,7 @@ pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> anyhow
 /// If there is none at the path.
 pub fn inode(path: &Path) -> anyhow::Result<u64> {
     let file = File::open(path)?;
-    Ok(nix::sys::stat::fstat(&file).with_context(|| format!("cannot look at descriptor {}", file.as_raw_fd()))?.st_ino)
+    Ok(nix::sys::stat::fstat(&file)
+        .with_context(|| format!("cannot look at descriptor {}", file.as_raw_fd()))?
+        .st_ino)
 }

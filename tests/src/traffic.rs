@@ -29,7 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// If they do not.
 pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
     let listener = sys::in_netns(to, || {
-        TcpListener::bind(SocketAddr::new(address, PORT)).with_context(|| format!("cannot listen on {address}"))
+        TcpListener::bind(SocketAddr::new(address, PORT))
+            .with_context(|| format!("cannot listen on {address}"))
     })?;
     let start = Instant::now();
     let received = thread::scope(|scope| {
@@ -42,7 +43,8 @@ pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Re
 }
 
 fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))?;
+    let mut stream =
+        TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let block = pattern();
     let mut left = bytes;
@@ -74,7 +76,10 @@ fn receive(listener: &TcpListener, bytes: u64) -> anyhow::Result<u64> {
         let wanted = usize::try_from((bytes - received).min(block.len() as u64))?;
         let room = block.get_mut(..wanted).unwrap_or_default();
         stream.read_exact(room)?;
-        ensure!(Some(&*room) == expected.get(..wanted), "the bytes that arrived are not those that were sent");
+        ensure!(
+            Some(&*room) == expected.get(..wanted),
+            "the bytes that arrived are not those that were sent"
+        );
         received += wanted as u64;
     }
     Ok(received)

@@ -53,7 +53,10 @@ fn a_pod_sees_a_router_and_not_a_neighbour() {
             let ping = a.ping(&address.to_string())?;
             anyhow::ensure!(ping.contains(ttl), "a hop is taken off on the way: {ping}");
             // At its last hop, a packet goes to the stack, which says so to the pod.
-            let last = a.command("ping")?.args(["-n", "-c", "1", "-W", "2", "-t", "1", &address.to_string()]).output()?;
+            let last = a
+                .command("ping")?
+                .args(["-n", "-c", "1", "-W", "2", "-t", "1", &address.to_string()])
+                .output()?;
             let text = String::from_utf8_lossy(&last.stdout).into_owned();
             anyhow::ensure!(text.contains("Time to live exceeded") || text.contains("Hop limit"), "{text}");
         }

@@ -31,6 +31,10 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     let Some(endpoint) = vifs::endpoint(ipv4_key(destination)) else {
         return Ok(Outcome::Stack);
     };
+    // A pod gets nothing that a router would not pass on (RFC 1812, 5.2.2). The stack sees for itself.
+    if !ip.is_intact() {
+        return Err(DropReason::Malformed);
+    }
     packet.header_mut::<Ipv4>(L3)?.take_hop();
     address_frame(packet.header_mut::<Ethernet>(0)?, endpoint.mac);
     Ok(Outcome::Local { ifindex: endpoint.ifindex })

@@ -4,7 +4,10 @@ use agent_common::{DropReason, Vif};
 
 use super::{Outcome, address_frame, nd, own_ipv6, to_gateway};
 use crate::{
-    packet::{Ethernet, ICMPV6, Ipv6, Ipv6Address, L3, Mac, Packet, first_byte, ipv6_key, is_link_local},
+    packet::{
+        Ethernet, ICMPV6, IPV6_PAYLOAD, IcmpType, Ipv6, Ipv6Address, L3, Mac, Packet, TCP, UDP, first_byte,
+        ipv6_key, is_link_local,
+    },
     vifs,
 };
 
@@ -12,9 +15,12 @@ use crate::{
 pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outcome, DropReason> {
     let ip = packet.header::<Ipv6>(L3)?;
     ip.check(packet)?;
-    if ip.next_header == ICMPV6 && nd::is_nd(packet)? {
-        nd::judge(packet, vif, ip)?;
-        return Ok(Outcome::Stack);
+    if ip.next_header == ICMPV6 {
+        let kind = packet.header::<IcmpType>(IPV6_PAYLOAD)?.kind;
+        if nd::is_nd(kind) {
+            nd::judge(packet, vif, ip, kind)?;
+            return Ok(Outcome::Stack);
+        }
     }
     let destination = &ip.destination;
     let [first, ..] = *destination;
@@ -22,14 +28,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
         return Err(DropReason::Multicast);
     }
     if !own_ipv6(vif, &ip.source) {
-        // From its link-local address a pod reaches its link, on which there is only the gateway. That also
-        // ends router advertisements and redirects behind extension headers, where `nd` does not look: both are
-        // only heard from a link-local source, and the stack hears them only to its own link-local address,
-        // where `accept_ra` and `accept_redirects` are off.
-        let link = nd::own_link_local(vif, &ip.source) && is_link_local(destination);
-        if !link {
-            return Err(DropReason::SpoofedIpv6);
-        }
+        on_link(vif, ip)?;
     }
     if is_local_to_host(destination) {
         return Err(DropReason::Martian);
@@ -46,6 +45,22 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1;
     address_frame(packet.header_mut::<Ethernet>(0)?, endpoint.mac);
     Ok(Outcome::Local { ifindex: endpoint.ifindex })
+}
+
+/// From its link-local address a pod reaches its link, on which there is only the gateway.
+///
+/// Behind an extension header, where `nd` does not look, could be what only a router may send: router
+/// advertisements and redirects, which are heard from a link-local source only (RFC 4861, 6.1.2 and 8.1). Nothing
+/// that a pod says to its gateway needs such a header.
+#[inline(always)]
+fn on_link(vif: &Vif, ip: &Ipv6) -> Result<(), DropReason> {
+    if !nd::own_link_local(vif, &ip.source) || !is_link_local(&ip.destination) {
+        Err(DropReason::SpoofedIpv6)
+    } else if matches!(ip.next_header, ICMPV6 | TCP | UDP) {
+        Ok(())
+    } else {
+        Err(DropReason::SpoofedNd)
+    }
 }
 
 /// `::`, `::1`, and IPv4 in IPv6 (`::/96`, `::ffff:0:0/96`), under which `ENDPOINTS` keeps IPv4.

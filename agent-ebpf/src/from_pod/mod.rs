@@ -8,8 +8,8 @@ use agent_common::{DropReason, GATEWAY_MAC, Vif};
 
 use crate::{
     packet::{
-        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, L3, Mac, Packet,
-        is_multicast_mac,
+        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, L3, Mac,
+        Packet, is_multicast_mac,
     },
     vifs,
 };
@@ -62,9 +62,14 @@ pub fn own_ipv6(vif: &Vif, address: &Ipv6Address) -> bool {
 #[inline(always)]
 fn arp(packet: &Packet<'_>, vif: &Vif) -> Result<Outcome, DropReason> {
     let arp = packet.header::<Arp>(L3)?;
-    // RFC 5227: a probe for an address that is not yet in use comes from 0.0.0.0.
-    let own = own_ipv4(vif, arp.sender_ip) || arp.sender_ip == [0, 0];
-    if arp.is_ipv4_over_ethernet() && arp.sender_mac == vif.mac && own {
+    let own = own_ipv4(vif, arp.sender_ip);
+    let allowed = match arp.operation {
+        // RFC 5227: a probe for an address that is not yet in use comes from 0.0.0.0.
+        Arp::REQUEST => own || arp.sender_ip == [0, 0],
+        Arp::REPLY => own,
+        _ => false,
+    };
+    if arp.is_ipv4_over_ethernet() && arp.sender_mac == vif.mac && allowed {
         Ok(Outcome::Stack)
     } else {
         Err(DropReason::SpoofedArp)

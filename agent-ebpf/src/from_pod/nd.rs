@@ -17,24 +17,27 @@ const MAX_OPTIONS: usize = 4;
 const SOURCE_MAC: u8 = 1;
 const TARGET_MAC: u8 = 2;
 
-/// Whether an ICMPv6 packet is neighbour discovery.
+/// Whether a type of ICMPv6 messages is neighbour discovery.
 #[inline(always)]
-pub fn is_nd(packet: &Packet<'_>) -> Result<bool, DropReason> {
-    let [kind, _] = packet.bytes::<2>(IPV6_PAYLOAD)?;
-    Ok((ROUTER_SOLICITATION..=REDIRECT).contains(&kind))
+pub fn is_nd(kind: u8) -> bool {
+    (ROUTER_SOLICITATION..=REDIRECT).contains(&kind)
 }
 
 /// # Errors
 /// `SpoofedNd`, if it claims what is not the pod's, or is for routers to send.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6) -> Result<(), DropReason> {
+pub fn judge(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6, kind: u8) -> Result<(), DropReason> {
+    // Of a router's messages there is nothing more to read, and they can be shorter.
+    if kind != NEIGHBOUR_SOLICITATION && kind != NEIGHBOUR_ADVERTISEMENT {
+        return Err(DropReason::SpoofedNd);
+    }
     let message = packet.header::<NeighbourMessage>(IPV6_PAYLOAD)?;
     let own = |address| own_ipv6(vif, address) || own_link_local(vif, address);
-    let allowed = match message.kind {
+    let allowed = if kind == NEIGHBOUR_SOLICITATION {
         // RFC 4862, 5.4: an address that is being probed is not used as source yet.
-        NEIGHBOUR_SOLICITATION => own(&ip.source) || ip.source == [0; 8],
-        NEIGHBOUR_ADVERTISEMENT => own(&ip.source) && own(&message.target),
-        _ => false,
+        own(&ip.source) || same(&ip.source, &[0; 8])
+    } else {
+        own(&ip.source) && own(&message.target)
     };
     if allowed && ip.hop_limit == 255 { own_mac_only(packet, vif, ip) } else { Err(DropReason::SpoofedNd) }
 }
@@ -73,5 +76,5 @@ fn own_mac_only(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6) -> Result<(), DropRea
         }
         offset += usize::from(units) * 8;
     }
-    Err(DropReason::SpoofedNd)
+    if offset >= end { Ok(()) } else { Err(DropReason::SpoofedNd) }
 }

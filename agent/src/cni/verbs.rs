@@ -191,7 +191,7 @@ impl Node {
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
         if let Some(HostLink { ifindex, .. }) = going.host {
             self.dataplane.remove(ifindex, going.vif.addresses)?;
-            veth::bury(ifindex, &Stamp::of(&going.key))?;
+            veth::bury(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
             self.reaper.notify();
         }
         self.registry.release(&going)?;

@@ -1,7 +1,8 @@
 //! Making and removing a pod's interface in the kernel, by route netlink.
 //!
-//! The order of ADD is what makes it cheap and safe; [`veth`] tells it. Nothing on that path waits for an RCU grace
-//! period, moves a device between namespaces, or starts a process.
+//! The order of ADD is what makes it cheap and safe; [`veth`] tells it. Nothing on that path moves a device between
+//! namespaces, deletes one, or starts a process; and one request waits for an RCU grace period, a short (expedited) one:
+//! the first filter on a new qdisc (`mini_qdisc_pair_swap` in the kernel).
 
 pub mod check;
 pub mod filter;

@@ -11,7 +11,10 @@ use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     link::{LinkAttribute, LinkMessage},
 };
-use tokio::sync::Notify;
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
 
 use super::netlink::{NetlinkError, Request, Socket};
 
@@ -20,8 +23,10 @@ pub const DEAD: u32 = 0x6665_7272;
 /// The link group of interfaces that have no stamp yet: one that a crash leaves in it is deleted at start.
 pub const UNBORN: u32 = DEAD + 1;
 
-/// How long dead interfaces gather before they are deleted together.
-const GATHER: Duration = Duration::from_millis(20);
+/// Dead interfaces gather until none has come for this long, and are then deleted together.
+const QUIET: Duration = Duration::from_millis(20);
+/// The longest that they gather.
+const GATHER: Duration = Duration::from_millis(80);
 /// How long to wait after the kernel refused.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -41,7 +46,7 @@ impl Reaper {
     pub async fn run(self) {
         loop {
             self.0.notified().await;
-            tokio::time::sleep(GATHER).await;
+            self.gather().await;
             let failure = match tokio::task::spawn_blocking(reap_now).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) => anyhow::Error::new(error),
@@ -54,6 +59,11 @@ impl Reaper {
             tokio::time::sleep(RETRY).await;
             self.notify();
         }
+    }
+
+    async fn gather(&self) {
+        let end = Instant::now() + GATHER;
+        while timeout_at(end.min(Instant::now() + QUIET), self.0.notified()).await.is_ok() {}
     }
 }
 

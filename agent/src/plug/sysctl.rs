@@ -12,26 +12,29 @@ pub struct SysctlError {
     source: io::Error,
 }
 
-/// Sets `net/<name>`. One that has the value already is not written, so that a read-only `/proc/sys` is no
-/// hindrance where everything is right; one of IPv6 is nothing to set where the kernel has no IPv6.
+/// Sets `net/<name>`. A read-only `/proc/sys` is no hindrance where the value is right already, and there is nothing of
+/// IPv6 to set where the kernel has none.
 ///
 /// # Errors
 /// If it is missing or cannot be written.
 pub fn set(name: &str, value: &'static str) -> Result<(), SysctlError> {
-    let path = format!("/proc/sys/net/{name}");
-    let failed = |source| SysctlError { name: name.to_owned(), value, source };
-    match fs::read_to_string(&path) {
-        Ok(current) if current.trim_end() == value => Ok(()),
+    match fs::write(path(name), value) {
+        Ok(()) => Ok(()),
+        Err(_) if get(name).as_deref() == Some(value) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && name.starts_with("ipv6/") && !has_ipv6() => {
             Ok(())
         }
-        Ok(_) | Err(_) => fs::write(&path, value).map_err(failed),
+        Err(source) => Err(SysctlError { name: name.to_owned(), value, source }),
     }
 }
 
 /// The value of `net/<name>`, if there is such a setting.
 pub fn get(name: &str) -> Option<String> {
-    fs::read_to_string(format!("/proc/sys/net/{name}")).ok().map(|value| value.trim_end().to_owned())
+    fs::read_to_string(path(name)).ok().map(|value| value.trim_end().to_owned())
+}
+
+fn path(name: &str) -> String {
+    format!("/proc/sys/net/{name}")
 }
 
 fn has_ipv6() -> bool {

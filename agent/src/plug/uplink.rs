@@ -8,16 +8,15 @@ use std::{
     },
 };
 
+use nix::errno::Errno;
 use rtnetlink::{
-    MulticastGroup, new_multicast_connection,
-    packet_core::NetlinkPayload,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         link::LinkAttribute,
         route::{RouteAttribute, RouteHeader, RouteMessage},
     },
+    sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
 };
-use tokio_stream::StreamExt as _;
 
 use super::{
     PlugError, get_link,
@@ -35,6 +34,15 @@ struct WayOut {
     /// The interfaces of the default routes, at most one for each family.
     interfaces: Vec<u32>,
 }
+
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
+const GROUPS: u32 = 0x1 | 0x40 | 0x400;
+/// As much of a change as is looked at; the kernel cuts off the rest.
+const PEEK: usize = 64;
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 
 /// The MTU of a node without a default route: Ethernet's.
 const ETHERNET: u32 = 1500;
@@ -79,24 +87,25 @@ impl Uplink {
     /// # Errors
     /// If the kernel ends the subscription.
     pub async fn follow(self) -> anyhow::Result<()> {
-        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
-        let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
-        let connection = tokio::spawn(connection);
+        let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
         let mut way_out = tokio::task::spawn_blocking(WayOut::find).await??;
-        while let Some((change, _)) = changes.next().await {
-            // Our own plugging changes links and routes too, which need not be looked at.
-            if !way_out.may_change_by(&change.payload) {
-                continue;
+        let mut changes = Vec::with_capacity(PEEK);
+        loop {
+            changes.clear();
+            match socket.recv(&mut changes).await {
+                Ok(()) if !way_out.may_change_by(&changes) => continue,
+                Ok(()) => {}
+                // More came than the kernel keeps for us: any of it may have been the uplink's.
+                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {}
+                Err(error) => return Err(error.into()),
             }
             way_out = tokio::task::spawn_blocking(WayOut::find).await??;
-            let mtu = way_out.mtu;
-            let before = self.0.swap(mtu, Ordering::Relaxed);
-            if before != mtu {
-                tracing::info!(before, mtu, "the uplink's MTU has changed; new pods get it");
+            let before = self.0.swap(way_out.mtu, Ordering::Relaxed);
+            if before != way_out.mtu {
+                tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
             }
         }
-        connection.abort();
-        anyhow::bail!("the kernel has ended the subscription to changes of links and routes")
     }
 }
 
@@ -120,13 +129,18 @@ impl WayOut {
         Ok(Self { mtu: mtu.copied().unwrap_or(ETHERNET), interfaces })
     }
 
-    fn may_change_by(&self, change: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
-        use RouteNetlinkMessage::{DelLink, DelRoute, NewLink, NewRoute};
-        match change {
-            NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => {
-                self.interfaces.contains(&link.header.index)
+    /// Looks at the fixed head of a change only: every plug of ours sends a dozen of them, and none of those matters.
+    fn may_change_by(&self, change: &[u8]) -> bool {
+        let Some((header, body)) = change.split_first_chunk::<16>() else { return true };
+        // `struct nlmsghdr`: length, type, flags, …
+        let [_, _, _, _, a, b, ..] = *header;
+        match (u16::from_ne_bytes([a, b]), body) {
+            // `struct ifinfomsg`: family, padding, type, index.
+            (RTM_NEWLINK | RTM_DELLINK, [_, _, _, _, a, b, c, d, ..]) => {
+                self.interfaces.contains(&u32::from_ne_bytes([*a, *b, *c, *d]))
             }
-            NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => is_default(&route.header),
+            // `struct rtmsg`: family, length of the destination's prefix; zero is the default route's.
+            (RTM_NEWROUTE | RTM_DELROUTE, [_, length, ..]) => *length == 0,
             _ => false,
         }
     }

@@ -44,7 +44,7 @@ use super::{
     stamp::Stamp,
     sysctl,
 };
-use crate::vif::Vif;
+use crate::vif::{Addresses, Vif};
 
 /// What is to be plugged.
 #[derive(Debug, Clone, Copy)]
@@ -72,9 +72,6 @@ pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
 
 /// The link group of interfaces that are in none.
 const DEFAULT_GROUP: u32 = 0;
-/// Index of `lo` in every namespace (`LOOPBACK_IFINDEX` in the kernel's `net_namespace.h`).
-const LOOPBACK: u32 = 1;
-
 /// Makes the pair, with filters on the host's end, and configures the pod's end.
 ///
 /// # Errors
@@ -100,18 +97,28 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
     Ok(pending)
 }
 
-/// Takes an attachment's interface out of service: down, and in the group that the reaper deletes. One that is
-/// gone, or not ours, is left as it is.
+/// Takes an attachment's interface out of service: its routes are deleted, and it goes into the group that the reaper
+/// deletes. One that is gone, or not ours, is left as it is.
+///
+/// It is not set down: that waits for an RCU grace period, and nothing passes that has no entry in the maps.
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn bury(ifindex: u32, stamp: &Stamp) -> Result<(), NetlinkError> {
+pub fn bury(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), NetlinkError> {
     let mut host = Socket::open()?;
     if !is_stamped(&mut host, ifindex, stamp)? {
         return Ok(());
     }
-    let message = LinkUnspec::new_with_index(ifindex).down().link_group(DEAD).build();
-    match host.batch(vec![set_link("take the host's interface down", message)]) {
+    for address in addresses.iter() {
+        let message = RouteNetlinkMessage::DelRoute(host_route(ifindex, address));
+        match host.batch(vec![Request::change(format!("delete the route to {address}"), message)]) {
+            // Somebody has deleted it, or the interface with it.
+            Err(error) if !error.is(Errno::ESRCH) && !error.is(Errno::ENODEV) => return Err(error),
+            _ => {}
+        }
+    }
+    let message = LinkUnspec::new_with_index(ifindex).link_group(DEAD).build();
+    match host.batch(vec![set_link("take the host's interface out of service", message)]) {
         Err(error) if error.is(Errno::ENODEV) => Ok(()),
         result => result.map(drop),
     }
@@ -196,12 +203,12 @@ fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
 fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let mut host = Socket::open()?;
     let ifname = host_ifname();
-    let peer = LinkUnspec::new_with_name(plan.ifname.as_str())
+    let peer = one_queue(LinkUnspec::new_with_name(plan.ifname.as_str()))
         .mtu(plan.vif.mtu)
         .address(plan.vif.mac.0.to_vec())
         .setns_by_fd(plan.netns.raw_fd())
         .build();
-    let pair = LinkMessageBuilder::<LinkVeth>::new(&ifname, plan.ifname.as_str())
+    let pair = one_queue(LinkMessageBuilder::<LinkVeth>::new(&ifname, plan.ifname.as_str()))
         .mtu(plan.vif.mtu)
         .address(GATEWAY_MAC.to_vec())
         .link_group(UNBORN)
@@ -219,6 +226,13 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let peer = |attribute: &_| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None };
     pending.peer = link.attributes.iter().find_map(peer).ok_or(PlugError::NoAnswer)?;
     Ok(pending)
+}
+
+/// One queue for each direction, which is what veth uses. Left to itself, the driver makes one for each CPU and takes
+/// them away again, and waits for an RCU grace period for each end, holding the lock over network configuration.
+fn one_queue<T>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
+    link.append_extra_attribute(LinkAttribute::NumTxQueues(1))
+        .append_extra_attribute(LinkAttribute::NumRxQueues(1))
 }
 
 /// A name for the host's end that nobody can know beforehand, and so not take.
@@ -287,9 +301,8 @@ fn set_pod_sysctls(plan: Plan<'_>) -> Result<(), sysctl::SysctlError> {
 }
 
 fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
-    let up = |index| LinkUnspec::new_with_index(index).up().build();
-    let mut requests =
-        vec![set_link("set lo up", up(LOOPBACK)), set_link("set the pod's interface up", up(ifindex))];
+    let up = LinkUnspec::new_with_index(ifindex).up().build();
+    let mut requests = vec![set_link("set the pod's interface up", up)];
     for address in vif.addresses.iter() {
         let (prefix, gateway, default) = match address {
             IpAddr::V4(_) => (32, IpAddr::V4(GATEWAY.0), default_v4(ifindex)),

@@ -9,6 +9,7 @@ use crate::{
     cni::Node,
     plug::{self, netlink::Socket, reaper, stamp::Stamp, veth},
     registry::State,
+    vif::Addresses,
 };
 
 /// Takes the attachments over that an earlier agent made, and undoes what it left half done. Interfaces without
@@ -36,7 +37,7 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
     let orphans: Vec<_> = stamped.iter().filter(|(ifindex, _)| !live.contains_key(ifindex)).collect();
     for (ifindex, stamp) in &orphans {
         tracing::warn!(ifindex, %stamp, "an interface of ours belongs to no attachment: deleting it");
-        veth::bury(**ifindex, stamp)?;
+        veth::bury(**ifindex, stamp, Addresses::default())?;
     }
     node.dataplane.retain(&live)?;
     reaper::reap_at_start()?;

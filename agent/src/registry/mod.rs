@@ -30,7 +30,7 @@ pub use store::StoreError;
 
 use crate::{
     plug::netns::NetnsId,
-    vif::{Exhausted, Ipam, IpamError, Mac, Vif},
+    vif::{COOLDOWN, Exhausted, Ipam, IpamError, Mac, Vif},
 };
 use store::Store;
 
@@ -78,9 +78,6 @@ pub enum RegistryError {
     #[error("another ferrule-agent{} works on the state directory {path:?}", pid.as_deref().map(|pid| format!(" (pid {pid})")).unwrap_or_default())]
     Taken { path: PathBuf, pid: Option<String> },
 }
-
-/// How long the store remembers that an address was released; more than any pool lets it rest.
-const REMEMBER: Duration = Duration::from_secs(300);
 
 // === impl Registry ===
 
@@ -184,7 +181,7 @@ impl Registry {
     pub fn release(&self, attachment: &Attachment) -> Result<(), RegistryError> {
         let now = since_boot();
         let addresses = attachment.vif.addresses;
-        self.store.remove(&attachment.key, addresses.iter(), now, now.saturating_sub(REMEMBER))?;
+        self.store.remove(&attachment.key, addresses.iter(), now, now.saturating_sub(COOLDOWN))?;
         let mut inner = self.inner();
         inner.attachments.remove(&attachment.key);
         inner.ipam.release(addresses, now);

@@ -11,6 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use ipam::{Exhausted, Ipam, IpamError};
+pub use pool::COOLDOWN;
 
 /// The interface that a pod should get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

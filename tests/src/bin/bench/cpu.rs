@@ -1,0 +1,44 @@
+//! CPU time, of plugins and of the agent.
+
+use std::{os::unix::net::UnixStream, time::Duration};
+
+use ferrule_tests::node;
+use nix::{
+    sys::{
+        resource::{UsageWho, getrusage},
+        socket::{getsockopt, sockopt::PeerCredentials},
+        time::TimeVal,
+    },
+    time::{ClockId, clock_getcpuclockid, clock_gettime},
+    unistd::Pid,
+};
+
+/// The CPU time of the node's agent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agent(ClockId);
+
+// === impl Agent ===
+
+impl Agent {
+    /// Finds out who listens on the node's socket.
+    pub(crate) fn find() -> anyhow::Result<Self> {
+        let peer = getsockopt(&UnixStream::connect(node::SOCKET)?, PeerCredentials)?;
+        Ok(Self(clock_getcpuclockid(Pid::from_raw(peer.pid()))?))
+    }
+
+    /// What it has used up to now, and the processes that we have waited for with it.
+    pub(crate) fn and_children(self) -> anyhow::Result<Duration> {
+        Ok(Duration::from(clock_gettime(self.0)?) + children()?)
+    }
+}
+
+/// What all processes that we have waited for, and those that they have waited for, have used up to now.
+pub(crate) fn children() -> anyhow::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    Ok(duration(usage.user_time()) + duration(usage.system_time()))
+}
+
+fn duration(time: TimeVal) -> Duration {
+    let micros = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
+    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
+}

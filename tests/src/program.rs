@@ -1,0 +1,271 @@
+//! The eBPF programs without a network: the kernel runs them on one packet at a time (`BPF_PROG_TEST_RUN`).
+//!
+//! The programs and the maps are the agent's own, only that the maps are not pinned, and filled by the test.
+
+use std::{collections::BTreeMap, fmt, thread, time::Duration};
+
+use agent_common::{Counters, Endpoint, EndpointKey, Vif, VifKey};
+use anyhow::{Context as _, ensure};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+    programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
+};
+
+use crate::{dist, sys};
+
+/// Not in aya's API: leave the packet to the next filter, and to the stack if there is none.
+pub const TC_ACT_UNSPEC: u32 = u32::MAX;
+pub const TC_ACT_SHOT: u32 = 2;
+pub const TC_ACT_REDIRECT: u32 = 7;
+
+/// A program of the object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    FromPod,
+    ToPod,
+}
+
+/// How much the programs log: the values of `AYA_LOG_LEVEL`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Log {
+    /// As the agent loads them unless it is told otherwise.
+    Off = 0,
+    Trace = 5,
+}
+
+/// What a program is told besides the packet.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Beside {
+    /// Where the packet is. The kernel looks it up in the caller's network namespace.
+    pub ifindex: u32,
+    /// Length of the segments that the packet is to be cut into later; zero if it is not.
+    pub gso_size: u32,
+}
+
+/// What a program made of a packet.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ran {
+    pub verdict: u32,
+    pub packet: Vec<u8>,
+    /// On average, if it ran more than once.
+    pub took: Duration,
+}
+
+/// The loaded object.
+pub struct Programs {
+    ebpf: Ebpf,
+    pub vifs: HashMap<MapData, VifKey, Vif>,
+    pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    counters: PerCpuHashMap<MapData, VifKey, Counters>,
+}
+
+/// The counters of all interfaces that have some, by ifindex.
+pub type AllCounters = BTreeMap<u32, Counters>;
+
+/// `struct __sk_buff` in `linux/bpf.h`: its length, and where the fields are that can be set.
+const SK_BUFF: usize = 192;
+const SK_BUFF_IFINDEX: usize = 40;
+const SK_BUFF_GSO_SIZE: usize = 176;
+
+/// The kernel puts packet and bookkeeping into one page.
+const ROOM: usize = 4096;
+
+/// Makes interfaces with the given indices in a network namespace of its own, and does something there with
+/// freshly loaded programs.
+///
+/// # Errors
+/// What the closure says, or if the kernel refuses something.
+pub fn with_programs<T: Send>(
+    interfaces: &[u32],
+    run: impl FnOnce(&mut Programs) -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    let body = || -> anyhow::Result<T> {
+        sys::leave_host()?;
+        for index in interfaces {
+            sys::run(&format!("ip link add pod{index} index {index} type veth peer name peer{index}"))?;
+        }
+        run(&mut Programs::load(Log::Off)?)
+    };
+    // The namespaces are the thread's, and end with it.
+    match thread::scope(|scope| scope.spawn(body).join()) {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+// === impl Program ===
+
+impl Program {
+    pub const ALL: [Self; 2] = [Self::FromPod, Self::ToPod];
+
+    /// Its name in the object.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FromPod => "from_pod",
+            Self::ToPod => "to_pod",
+        }
+    }
+}
+
+// === impl Beside ===
+
+impl Beside {
+    /// On an interface, and otherwise ordinary.
+    pub fn on(ifindex: u32) -> Self {
+        Self { ifindex, ..Self::default() }
+    }
+
+    fn sk_buff(self) -> [u8; SK_BUFF] {
+        let mut bytes = [0; SK_BUFF];
+        for (offset, value) in [(SK_BUFF_IFINDEX, self.ifindex), (SK_BUFF_GSO_SIZE, self.gso_size)] {
+            for (slot, byte) in bytes.iter_mut().skip(offset).zip(value.to_ne_bytes()) {
+                *slot = byte;
+            }
+        }
+        bytes
+    }
+}
+
+// === impl Programs ===
+
+impl Programs {
+    /// Loads both programs.
+    ///
+    /// # Errors
+    /// If the kernel refuses them, or the object is not the one that the tests were written for.
+    pub fn load(log: Log) -> anyhow::Result<Self> {
+        let mut loader = EbpfLoader::new();
+        let level = log as u8;
+        // It must be there: an object without it could not be told to be quiet.
+        loader.override_global("AYA_LOG_LEVEL", &level, true);
+        let mut ebpf = loader.load(&dist::ebpf_object()?)?;
+        for program in Program::ALL {
+            let loaded = classifier(&mut ebpf, program).and_then(|program| Ok(program.load()?));
+            loaded.with_context(|| format!("cannot load {}", program.name()))?;
+        }
+        Ok(Self {
+            vifs: take_map(&mut ebpf, "VIFS")?,
+            endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
+            counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
+            ebpf,
+        })
+    }
+
+    /// How many instructions the verifier walked through, which is what the kernel limits.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn verified_instructions(&mut self, program: Program) -> anyhow::Result<u32> {
+        let info = classifier(&mut self.ebpf, program)?.info()?;
+        info.verified_instruction_count().context("the kernel does not tell")
+    }
+
+    /// Runs a program once.
+    ///
+    /// # Errors
+    /// If the kernel refuses the packet or the interface.
+    pub fn run(&mut self, program: Program, beside: Beside, packet: &[u8]) -> anyhow::Result<Ran> {
+        self.repeat(program, beside, packet, 1)
+    }
+
+    /// Runs a program several times, each time on what the time before left.
+    ///
+    /// # Errors
+    /// If the kernel refuses the packet or the interface.
+    pub fn repeat(
+        &mut self,
+        program: Program,
+        beside: Beside,
+        packet: &[u8],
+        times: u32,
+    ) -> anyhow::Result<Ran> {
+        let mut out = vec![0; ROOM];
+        let sk_buff = beside.sk_buff();
+        let result = classifier(&mut self.ebpf, program)?.test_run(TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ctx_in: Some(&sk_buff),
+            repeat: times,
+            ..TestRunOptions::default()
+        });
+        let result = result.with_context(|| format!("cannot run {} with {beside:?}", program.name()))?;
+        out.truncate(result.data_size_out as usize);
+        Ok(Ran { verdict: result.return_value, packet: out, took: result.duration })
+    }
+
+    /// Attaches a program to an interface of this network namespace, until the programs are dropped.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach(&mut self, program: Program, interface: &str) -> anyhow::Result<()> {
+        tc::qdisc_add_clsact(interface)?;
+        let direction = match program {
+            Program::FromPod => TcAttachType::Ingress,
+            Program::ToPod => TcAttachType::Egress,
+        };
+        classifier(&mut self.ebpf, program)?.attach(interface, direction)?;
+        Ok(())
+    }
+
+    /// Starts counting for an interface. For one without, the programs work but do not count.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn start_counting(&mut self, ifindex: u32) -> anyhow::Result<()> {
+        let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
+        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])?;
+        Ok(self.counters.insert(VifKey { ifindex }, zero, 0)?)
+    }
+
+    /// What has been counted so far.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn counters(&self) -> anyhow::Result<AllCounters> {
+        let mut all = AllCounters::new();
+        for entry in self.counters.iter() {
+            let (VifKey { ifindex }, per_cpu) = entry?;
+            let sum = all.entry(ifindex).or_default();
+            per_cpu.iter().for_each(|one| *sum += one);
+        }
+        Ok(all)
+    }
+}
+
+fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedClassifier> {
+    let found = ebpf.program_mut(program.name());
+    Ok(found.with_context(|| format!("the object has no program {}", program.name()))?.try_into()?)
+}
+
+fn take_map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<M> {
+    let map = ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))?;
+    M::try_from(map).with_context(|| format!("the map {name} is not what it should be"))
+}
+
+/// The name of a verdict.
+pub fn verdict_name(verdict: u32) -> String {
+    match verdict {
+        TC_ACT_UNSPEC => "to the stack (TC_ACT_UNSPEC)".to_owned(),
+        TC_ACT_SHOT => "dropped (TC_ACT_SHOT)".to_owned(),
+        TC_ACT_REDIRECT => "redirected (TC_ACT_REDIRECT)".to_owned(),
+        other => format!("unknown verdict {other}"),
+    }
+}
+
+// === impl Ran ===
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:\n{}", verdict_name(self.verdict), crate::packet::hexdump(&self.packet))
+    }
+}
+
+impl Ran {
+    /// # Errors
+    /// If the verdict is another one.
+    pub fn expect(&self, verdict: u32) -> anyhow::Result<()> {
+        ensure!(self.verdict == verdict, "should be {}, and is {self:?}", verdict_name(verdict));
+        Ok(())
+    }
+}

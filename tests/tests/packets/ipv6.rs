@@ -1,0 +1,335 @@
+//! IPv6 from a pod, other than neighbour discovery.
+
+use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC};
+use ferrule_tests::{
+    packet::{
+        DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, IPV6, Ipv6, Ipv6Address, MLD_REPORT, ROUTING,
+        SCTP, TCP, UDP, cut, data, extension, fragment, frame, tcp, udp,
+    },
+    program::Program,
+};
+
+use crate::table::{A, B, FAR_V6, NODE_V6, ONLY_V4, ONLY_V6, Pod, Row, check, v6};
+
+const ALL_NODES: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 0, 0, 1]);
+const LOOPBACK: Ipv6Address = v6([0, 0, 0, 0, 0, 0, 0, 1]);
+const ECHO: [u8; 8] = [128, 0, 0, 0, 0, 7, 0, 1];
+
+fn to(destination: Ipv6Address) -> Ipv6 {
+    Ipv6::new(A.v6, destination, UDP)
+}
+
+fn datagram() -> Vec<u8> {
+    udp(40000, 53, b"question")
+}
+
+/// The IPv4-mapped address, under which `ENDPOINTS` keeps IPv4.
+fn mapped([a, b, c, d]: [u8; 4]) -> Ipv6Address {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d]
+}
+
+fn delivered(about: &'static str, ip: &Ipv6, payload: &[u8], to: Pod) -> Row {
+    let out = Ipv6 { hop_limit: ip.hop_limit - 1, ..ip.clone() };
+    Row::delivered(about, A, A.sends_v6(&ip.with(payload)), to, to.receives(IPV6, &out.with(payload)))
+}
+
+#[test]
+fn a_packet_comes_from_the_pods_address() {
+    let spoofed = |about, source| {
+        [B.v6, FAR_V6].map(|destination| {
+            let packet = A.sends_v6(&Ipv6::new(source, destination, UDP).with(&datagram()));
+            Row::dropped(about, A.ifindex, packet, DropReason::SpoofedIpv6)
+        })
+    };
+    let one = |about, from: Pod, ip: Ipv6, payload: &[u8]| {
+        Row::dropped(about, from.ifindex, from.sends_v6(&ip.with(payload)), DropReason::SpoofedIpv6)
+    };
+    let rows = [
+        spoofed("from the sibling", B.v6),
+        spoofed("from the gateway", GATEWAY_IPV6),
+        spoofed("from the node", NODE_V6),
+        spoofed("from ::", [0; 16]),
+        spoofed("from ::1", LOOPBACK),
+        spoofed("from a multicast group", ALL_NODES),
+        spoofed("from outside the cluster", v6([0x2001, 0xdb8, 1, 2, 3, 4, 5, 6])),
+        spoofed("from its own IPv4 address, mapped", mapped(A.v4)),
+        spoofed("from the sibling's link-local address", B.link_local()),
+        // It reaches its link only, and there is nobody but the gateway.
+        spoofed("from its own link-local address to a global one", A.link_local()),
+    ];
+    let others = [
+        one(
+            "from the sibling's link-local address to the gateway",
+            A,
+            Ipv6::new(B.link_local(), GATEWAY_IPV6, UDP),
+            &datagram(),
+        ),
+        one("a pod without IPv6, from a sibling", ONLY_V4, Ipv6::new(A.v6, B.v6, UDP), &datagram()),
+        // Its address is kept as zeros, which must not match.
+        one("a pod without IPv6, from ::", ONLY_V4, Ipv6::new([0; 16], B.v6, UDP), &datagram()),
+        one(
+            "from the sibling, behind an extension header",
+            A,
+            Ipv6 { source: B.v6, next_header: HOP_BY_HOP, ..to(FAR_V6) },
+            &extension(UDP, &datagram()),
+        ),
+        one(
+            "from the sibling, a fragment other than the first",
+            A,
+            Ipv6 { source: B.v6, next_header: FRAGMENT, ..to(FAR_V6) },
+            &fragment(UDP, 185, false, &data(16)),
+        ),
+        one(
+            "from the sibling, at its last hop",
+            A,
+            Ipv6 { source: B.v6, hop_limit: 1, ..to(FAR_V6) },
+            &datagram(),
+        ),
+        one("from the sibling, a ping", A, Ipv6 { source: B.v6, next_header: ICMPV6, ..to(FAR_V6) }, &ECHO),
+    ];
+    // One bit is enough, whichever it is.
+    let bits = (0..128).map(|bit| {
+        let mut source = A.v6;
+        if let Some(byte) = source.get_mut(bit / 8) {
+            *byte ^= 1 << (bit % 8);
+        }
+        one("from its own address but one bit", A, Ipv6 { source, ..to(FAR_V6) }, &datagram())
+    });
+    let bits_of_link_local = (0..128).map(|bit| {
+        let mut source = A.link_local();
+        if let Some(byte) = source.get_mut(bit / 8) {
+            *byte ^= 1 << (bit % 8);
+        }
+        one(
+            "from its own link-local address but one bit",
+            A,
+            Ipv6 { source, ..to(GATEWAY_IPV6) },
+            &datagram(),
+        )
+    });
+    let rows = rows.into_iter().flatten().chain(others).chain(bits).chain(bits_of_link_local);
+    check(Program::FromPod, &rows.collect::<Vec<_>>()).unwrap();
+}
+
+#[test]
+fn a_packet_to_a_pod_of_the_node_is_delivered() {
+    let to_b = |next_header| Ipv6::new(A.v6, B.v6, next_header);
+    let ping = to_b(ICMPV6).sealed(&ECHO);
+    let rows = [
+        delivered("UDP", &to_b(UDP), &datagram(), B),
+        delivered("TCP", &to_b(TCP), &tcp(40000, 80, b""), B),
+        delivered("ICMPv6", &to_b(ICMPV6), &ping, B),
+        delivered("SCTP", &to_b(SCTP), &data(32), B),
+        delivered("no next header", &to_b(59), &[], B),
+        delivered("1500 bytes", &to_b(TCP), &tcp(40000, 80, &data(1440)), B),
+        delivered("first fragment", &to_b(FRAGMENT), &fragment(UDP, 0, true, &udp(1, 2, &data(1432))), B),
+        delivered("fragment in between", &to_b(FRAGMENT), &fragment(TCP, 1, true, &data(24)), B),
+        delivered("last fragment", &to_b(FRAGMENT), &fragment(UDP, 180, false, &data(40)), B),
+        delivered("atomic fragment", &to_b(FRAGMENT), &fragment(UDP, 0, false, &datagram()), B),
+        delivered("destination options", &to_b(DESTINATION_OPTIONS), &extension(UDP, &datagram()), B),
+        delivered(
+            "hop-by-hop and destination options",
+            &to_b(HOP_BY_HOP),
+            &extension(DESTINATION_OPTIONS, &extension(UDP, &datagram())),
+            B,
+        ),
+        delivered(
+            "ten extension headers",
+            &to_b(DESTINATION_OPTIONS),
+            &(0..10).fold(extension(UDP, &datagram()), |inner, _| extension(DESTINATION_OPTIONS, &inner)),
+            B,
+        ),
+        delivered(
+            "with class and flow label",
+            &Ipv6 { class_flow: 0x0b9_54321, ..to_b(UDP) },
+            &datagram(),
+            B,
+        ),
+        delivered("from 255 hops", &Ipv6 { hop_limit: 255, ..to_b(UDP) }, &datagram(), B),
+        delivered("from 2 hops to the last", &Ipv6 { hop_limit: 2, ..to_b(UDP) }, &datagram(), B),
+        delivered("to a pod with IPv6 only", &to(ONLY_V6.v6), &datagram(), ONLY_V6),
+        delivered("to itself", &to(A.v6), &datagram(), A),
+        Row::delivered(
+            "from a pod with IPv6 only",
+            ONLY_V6,
+            ONLY_V6.sends_v6(&Ipv6::new(ONLY_V6.v6, B.v6, UDP).with(&datagram())),
+            B,
+            B.receives(IPV6, &Ipv6 { hop_limit: 63, ..Ipv6::new(ONLY_V6.v6, B.v6, UDP) }.with(&datagram())),
+        ),
+        delivered("padded behind its length", &Ipv6 { payload_len: Some(16), ..to_b(UDP) }, &data(40), B),
+        delivered("to be cut into segments later", &to_b(TCP), &tcp(1, 2, &data(2800)), B)
+            .segmented_later(1400),
+        delivered(
+            "over 64 KiB, as its length says",
+            &Ipv6 { payload_len: Some(0), ..to_b(TCP) },
+            &tcp(1, 2, &data(2800)),
+            B,
+        )
+        .segmented_later(1400),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
+fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
+    let stack = |about, ip: Ipv6| Row::stack(about, A, A.sends_v6(&ip.with(&datagram())));
+    let rows = [
+        stack("to the gateway", to(GATEWAY_IPV6)),
+        stack(
+            "to the gateway, from its link-local address",
+            Ipv6 { source: A.link_local(), ..to(GATEWAY_IPV6) },
+        ),
+        stack("to the node", to(NODE_V6)),
+        stack("to the Internet", to(FAR_V6)),
+        stack(
+            "to an address of the pods' range that nobody has",
+            to(v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 200])),
+        ),
+        stack("to the sibling's link-local address", to(B.link_local())),
+        stack("to a pod, at its last hop", Ipv6 { hop_limit: 1, ..to(B.v6) }),
+        stack("to a pod, past its last hop", Ipv6 { hop_limit: 0, ..to(B.v6) }),
+        stack("to the Internet, at its last hop", Ipv6 { hop_limit: 1, ..to(FAR_V6) }),
+        Row::stack(
+            "ping of the gateway from its link-local address",
+            A,
+            A.sends_v6(&Ipv6::new(A.link_local(), GATEWAY_IPV6, ICMPV6).icmp(&ECHO)),
+        ),
+        Row::stack(
+            "the same from a pod without IPv6 of its own",
+            ONLY_V4,
+            ONLY_V4.sends_v6(&Ipv6::new(ONLY_V4.link_local(), GATEWAY_IPV6, ICMPV6).icmp(&ECHO)),
+        ),
+        Row::stack(
+            "TCP to the gateway from its link-local address",
+            A,
+            A.sends_v6(&Ipv6::new(A.link_local(), GATEWAY_IPV6, TCP).with(&tcp(1, 2, b""))),
+        ),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
+fn some_destinations_are_no_place_to_go() {
+    let dropped = |about, destination, reason| {
+        Row::dropped(about, A.ifindex, A.sends_v6(&to(destination).with(&datagram())), reason)
+    };
+    let multicast = |about, source, mac, ip_to, next_header, payload: &[u8]| {
+        let packet = frame(
+            mac,
+            A.mac,
+            IPV6,
+            &Ipv6 { hop_limit: 1, ..Ipv6::new(source, ip_to, next_header) }.with(payload),
+        );
+        Row::dropped(about, A.ifindex, packet, DropReason::Multicast)
+    };
+    let all_mld_routers = v6([0xff02, 0, 0, 0, 0, 0, 0, 0x16]);
+    let report = [&[MLD_REPORT, 0, 0, 0, 0, 0, 0, 0], data(20).as_slice()].concat();
+    let behind_alert = [&[ICMPV6, 0, 5, 2, 0, 0, 1, 0], report.as_slice()].concat();
+    let rows = [
+        dropped("to ::", [0; 16], DropReason::Martian),
+        dropped("to ::1", LOOPBACK, DropReason::Martian),
+        // Not to be mistaken for the sibling's IPv4 endpoint.
+        dropped("to the sibling's IPv4 address, mapped", mapped(B.v4), DropReason::Martian),
+        dropped("to 127.0.0.1, mapped", mapped([127, 0, 0, 1]), DropReason::Martian),
+        dropped(
+            "to the sibling's IPv4 address, compatible",
+            v6([0, 0, 0, 0, 0, 0, 0x0af4, 6]),
+            DropReason::Martian,
+        ),
+        dropped("to all nodes", ALL_NODES, DropReason::Multicast),
+        dropped("to all routers", v6([0xff02, 0, 0, 0, 0, 0, 0, 2]), DropReason::Multicast),
+        dropped("to a global group", v6([0xff0e, 0, 0, 0, 0, 0, 0, 0x101]), DropReason::Multicast),
+        dropped("to DHCPv6 servers", v6([0xff02, 0, 0, 0, 0, 0, 1, 2]), DropReason::Multicast),
+        multicast(
+            "MLD report",
+            A.link_local(),
+            [0x33, 0x33, 0, 0, 0, 0x16],
+            all_mld_routers,
+            HOP_BY_HOP,
+            &behind_alert,
+        ),
+        multicast(
+            "MLD report before it has an address",
+            [0; 16],
+            [0x33, 0x33, 0, 0, 0, 0x16],
+            all_mld_routers,
+            HOP_BY_HOP,
+            &behind_alert,
+        ),
+        multicast(
+            "MLD report without the alert",
+            A.link_local(),
+            GATEWAY_MAC,
+            all_mld_routers,
+            ICMPV6,
+            &report,
+        ),
+        multicast("to all nodes from a sibling", B.v6, [0x33, 0x33, 0, 0, 0, 1], ALL_NODES, UDP, &datagram()),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
+fn what_is_like_mapped_ipv4_and_is_not_goes_its_way() {
+    let stack = |about, groups| Row::stack(about, A, A.sends_v6(&to(v6(groups)).with(&datagram())));
+    let rows = [
+        stack("NAT64", [0x64, 0xff9b, 0, 0, 0, 0, 0x0af4, 6]),
+        stack("IPv4-translated", [0, 0, 0, 0, 0xffff, 0, 0x0af4, 6]),
+        stack("6to4", [0x2002, 0x0af4, 6, 0, 0, 0, 0, 1]),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
+fn a_link_local_source_has_no_extension_headers() {
+    // Nothing that a pod says to its gateway needs one, and behind one could be what only a router may send.
+    let hidden = |about, next_header, payload: &[u8]| {
+        let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(A.link_local(), GATEWAY_IPV6, next_header) };
+        Row::dropped(about, A.ifindex, A.sends_v6(&ip.with(payload)), DropReason::SpoofedNd)
+    };
+    let rows = [
+        hidden("hop-by-hop", HOP_BY_HOP, &extension(UDP, &datagram())),
+        hidden("routing", ROUTING, &extension(UDP, &datagram())),
+        hidden("destination options", DESTINATION_OPTIONS, &extension(UDP, &datagram())),
+        hidden("fragment", FRAGMENT, &fragment(UDP, 0, true, &datagram())),
+        hidden("fragment other than the first", FRAGMENT, &fragment(UDP, 8, false, &data(8))),
+        hidden("authentication", 51, &extension(UDP, &datagram())),
+        hidden("encapsulating payload", 50, &data(32)),
+        hidden("mobility", 135, &extension(UDP, &datagram())),
+        hidden("IPv6 in IPv6", 41, &to(B.v6).with(&datagram())),
+        hidden("no next header", 59, &[]),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
+fn a_header_that_contradicts_itself_is_malformed() {
+    let len = datagram().len() as u16;
+    let odd = |about, ip: Ipv6| {
+        [B.v6, FAR_V6].map(|destination| {
+            let packet = A.sends_v6(&Ipv6 { destination, ..ip.clone() }.with(&datagram()));
+            Row::dropped(about, A.ifindex, packet, DropReason::Malformed)
+        })
+    };
+    let mut rows: Vec<Row> = [
+        odd("version 4", Ipv6 { version: 4, ..to(B.v6) }),
+        odd("version 0", Ipv6 { version: 0, ..to(B.v6) }),
+        odd("version 7", Ipv6 { version: 7, ..to(B.v6) }),
+        odd("payload one longer than the frame has", Ipv6 { payload_len: Some(len + 1), ..to(B.v6) }),
+        odd("payload of 64 KiB", Ipv6 { payload_len: Some(u16::MAX), ..to(B.v6) }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let whole = A.sends_v6(&to(B.v6).with(&datagram()));
+    rows.extend((54..whole.len()).map(|len| {
+        Row::dropped("a payload that is cut off", A.ifindex, cut(&whole, len), DropReason::Malformed)
+    }));
+    rows.push(Row::dropped(
+        "ICMPv6 without a type",
+        A.ifindex,
+        A.sends_v6(&Ipv6::new(A.v6, B.v6, ICMPV6).with(&[])),
+        DropReason::Malformed,
+    ));
+    check(Program::FromPod, &rows).unwrap();
+}

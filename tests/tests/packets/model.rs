@@ -1,0 +1,203 @@
+//! What `from_pod` should do, once more, and written for somebody who has all the time in the world.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use agent_common::{DropReason, GATEWAY_MAC, Vif};
+use ferrule_tests::packet::checksum;
+
+use crate::table::{PODS, Pod};
+
+/// What is to become of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Dropped(DropReason),
+    Stack,
+    Delivered { to: u32, packet: Vec<u8> },
+}
+
+/// Reads a frame from its beginning to its end.
+struct Reader<'a>(&'a [u8]);
+
+type Judged<T> = Result<T, DropReason>;
+
+/// Judges a frame that is not to be segmented later.
+pub fn from_pod(from: Option<Pod>, frame: &[u8]) -> Outcome {
+    judge(from, frame).unwrap_or_else(Outcome::Dropped)
+}
+
+fn judge(from: Option<Pod>, frame: &[u8]) -> Judged<Outcome> {
+    let pod = from.ok_or(DropReason::NoVif)?;
+    let mut reader = Reader(frame);
+    let (to, source) = (reader.take::<6>()?, reader.take::<6>()?);
+    refuse(source != pod.mac, DropReason::SpoofedMac)?;
+    match reader.number()? {
+        0x8100 | 0x88a8 => Err(DropReason::Vlan),
+        0x0806 => arp(pod, reader),
+        0x0800 => ipv4(pod, to, frame, reader),
+        0x86dd => ipv6(pod, to, frame, reader),
+        _ => Err(DropReason::Ethertype),
+    }
+}
+
+fn arp(pod: Pod, mut reader: Reader<'_>) -> Judged<Outcome> {
+    let fixed: [u8; 6] = reader.take()?;
+    let operation = reader.number()?;
+    let (mac, sender) = (reader.take::<6>()?, Ipv4Addr::from(reader.take::<4>()?));
+    reader.take::<10>()?;
+    let claims_own = addresses(pod).contains(&sender.into());
+    let allowed = match operation {
+        1 => claims_own || sender.is_unspecified(),
+        2 => claims_own,
+        _ => false,
+    };
+    refuse(fixed != [0, 1, 8, 0, 6, 4] || mac != pod.mac || !allowed, DropReason::SpoofedArp)?;
+    Ok(Outcome::Stack)
+}
+
+fn ipv4(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<Outcome> {
+    let available = reader.0.len();
+    let [version_ihl, _]: [u8; 2] = reader.take()?;
+    let total = usize::from(reader.number()?);
+    reader.take::<4>()?;
+    let [ttl, _]: [u8; 2] = reader.take()?;
+    reader.take::<2>()?;
+    let (source, destination) = (Ipv4Addr::from(reader.take::<4>()?), Ipv4Addr::from(reader.take::<4>()?));
+
+    let header = usize::from(version_ihl % 16) * 4;
+    let right = version_ihl / 16 == 4 && header >= 20 && header <= total && total <= available;
+    refuse(!right, DropReason::Malformed)?;
+    refuse(!addresses(pod).contains(&source.into()), DropReason::SpoofedIpv4)?;
+    let [first, ..] = destination.octets();
+    refuse(first == 0 || destination.is_loopback(), DropReason::Martian)?;
+    refuse(first >= 224, DropReason::Multicast)?;
+    to_gateway(to)?;
+    let endpoints = endpoints();
+    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| header == 20 && ttl > 1) else {
+        return Ok(Outcome::Stack);
+    };
+    let sum = |frame: &[u8]| checksum(&[frame.get(14..34).unwrap_or_default()]);
+    refuse(sum(frame) != 0, DropReason::Malformed)?;
+    let mut packet = rewritten(frame, *endpoint);
+    set(&mut packet, 22, &[ttl - 1]);
+    set(&mut packet, 24, &[0, 0]);
+    let sum = sum(&packet);
+    set(&mut packet, 24, &sum.to_be_bytes());
+    Ok(Outcome::Delivered { to: endpoint.ifindex, packet })
+}
+
+fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<Outcome> {
+    let [version_class, ..]: [u8; 4] = reader.take()?;
+    let len = usize::from(reader.number()?);
+    let [next_header, hop_limit]: [u8; 2] = reader.take()?;
+    let (source, destination) = (Ipv6Addr::from(reader.take::<16>()?), Ipv6Addr::from(reader.take::<16>()?));
+    refuse(version_class / 16 != 6 || len > reader.0.len(), DropReason::Malformed)?;
+
+    if next_header == 58 {
+        let [kind, _] = Reader(reader.0).take()?;
+        if (133..=137).contains(&kind) {
+            return neighbour(pod, kind, source, hop_limit, len, reader);
+        }
+    }
+    refuse(destination.is_multicast(), DropReason::Multicast)?;
+    if !addresses(pod).contains(&source.into()) {
+        let on_link = source == Ipv6Addr::from(pod.link_local()) && destination.is_unicast_link_local();
+        refuse(!on_link, DropReason::SpoofedIpv6)?;
+        refuse(![6, 17, 58].contains(&next_header), DropReason::SpoofedNd)?;
+    }
+    // Also `::` and `::1`.
+    let ipv4_in_it = [0, 0xffff].contains(&(destination.to_bits() >> 32));
+    refuse(ipv4_in_it, DropReason::Martian)?;
+    to_gateway(to)?;
+    let endpoints = endpoints();
+    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| hop_limit > 1) else {
+        return Ok(Outcome::Stack);
+    };
+    let mut packet = rewritten(frame, *endpoint);
+    set(&mut packet, 21, &[hop_limit - 1]);
+    Ok(Outcome::Delivered { to: endpoint.ifindex, packet })
+}
+
+fn neighbour(
+    pod: Pod,
+    kind: u8,
+    source: Ipv6Addr,
+    hop_limit: u8,
+    len: usize,
+    mut reader: Reader<'_>,
+) -> Judged<Outcome> {
+    refuse(kind != 135 && kind != 136, DropReason::SpoofedNd)?;
+    reader.take::<8>()?;
+    let target = Ipv6Addr::from(reader.take::<16>()?);
+    let own = |address: Ipv6Addr| {
+        addresses(pod).contains(&address.into()) || address == Ipv6Addr::from(pod.link_local())
+    };
+    let allowed =
+        if kind == 135 { own(source) || source.is_unspecified() } else { own(source) && own(target) };
+    refuse(!allowed || hop_limit != 255, DropReason::SpoofedNd)?;
+    // What is behind the packet's end is padding.
+    let mut left = len.saturating_sub(24);
+    let mut options = 0;
+    while left > 0 {
+        options += 1;
+        refuse(options > 4, DropReason::SpoofedNd)?;
+        let [kind, units, mac @ ..]: [u8; 8] = reader.take()?;
+        refuse(units == 0, DropReason::Malformed)?;
+        refuse((kind == 1 || kind == 2) && mac != pod.mac, DropReason::SpoofedNd)?;
+        let whole = usize::from(units) * 8;
+        left = left.saturating_sub(whole);
+        reader.skip(whole - 8);
+    }
+    Ok(Outcome::Stack)
+}
+
+fn refuse(wrong: bool, reason: DropReason) -> Judged<()> {
+    if wrong { Err(reason) } else { Ok(()) }
+}
+
+fn to_gateway(to: [u8; 6]) -> Judged<()> {
+    let [first, ..] = to;
+    refuse(first % 2 == 1, DropReason::Multicast)?;
+    refuse(to != GATEWAY_MAC, DropReason::NotToGateway)
+}
+
+fn addresses(pod: Pod) -> Vec<IpAddr> {
+    let v4 = (pod.has & Vif::HAS_IPV4 != 0).then(|| IpAddr::from(pod.v4));
+    let v6 = (pod.has & Vif::HAS_IPV6 != 0).then(|| IpAddr::from(pod.v6));
+    v4.into_iter().chain(v6).collect()
+}
+
+fn endpoints() -> HashMap<IpAddr, Pod> {
+    PODS.into_iter().flat_map(|pod| addresses(pod).into_iter().map(move |address| (address, pod))).collect()
+}
+
+fn rewritten(frame: &[u8], to: Pod) -> Vec<u8> {
+    let mut packet = frame.to_vec();
+    set(&mut packet, 0, &to.mac);
+    set(&mut packet, 6, &GATEWAY_MAC);
+    packet
+}
+
+fn set(packet: &mut [u8], at: usize, bytes: &[u8]) {
+    packet.iter_mut().skip(at).zip(bytes).for_each(|(slot, byte)| *slot = *byte);
+}
+
+// === impl Reader ===
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Judged<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>().ok_or(DropReason::Malformed)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn number(&mut self) -> Judged<u16> {
+        self.take().map(u16::from_be_bytes)
+    }
+
+    fn skip(&mut self, len: usize) {
+        self.0 = self.0.get(len..).unwrap_or_default();
+    }
+}
