@@ -80,10 +80,10 @@ drop_reasons! {
     SpoofedIpv4 = 2 => spoofed_ipv4,
     /// From the pod with an IPv6 source that is not its own.
     SpoofedIpv6 = 3 => spoofed_ipv6,
-    /// ARP from the pod that claims an address which is not its own, or to it about another's.
+    /// ARP from the pod that claims an address or MAC which is not its own, or is neither request nor reply.
     SpoofedArp = 4 => spoofed_arp,
-    /// Neighbour discovery from the pod that claims an address or MAC which is not its own, or that only a router
-    /// may send.
+    /// Neighbour discovery from the pod that claims an address or MAC which is not its own, that only a router may
+    /// send, or that could hide behind an extension header.
     SpoofedNd = 5 => spoofed_nd,
     /// Headers that contradict themselves or the frame's length.
     Malformed = 6 => malformed,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_common::Counters as Counted;
+use agent_common::{Counters as Counted, DropReason};
 use ferrule_proto::agent::{
     Attachment as Shown, Counters, Drop, ListAttachmentsRequest, ListAttachmentsResponse,
     agent_server::Agent, attachment::State as ShownState,
@@ -11,7 +11,6 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     cni::Node,
-    dataplane::drops,
     registry::{Attachment, State},
 };
 
@@ -77,7 +76,9 @@ fn show_state(state: State) -> ShownState {
 }
 
 fn show_counters(counted: Counted) -> Counters {
-    let drops = drops(&counted).map(|(reason, packets)| Drop { reason: reason.name().to_owned(), packets });
+    let count =
+        |reason: &DropReason| Drop { reason: reason.name().to_owned(), packets: counted.drops.get(*reason) };
+    let drops = DropReason::ALL.iter().map(count).filter(|drop| drop.packets > 0);
     Counters {
         egress_packets: counted.egress.packets,
         egress_bytes: counted.egress.bytes,

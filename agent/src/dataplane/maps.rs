@@ -1,0 +1,209 @@
+//! The maps: what the programs may let through, where they deliver it, and what they counted.
+
+use std::{
+    collections::{HashMap as StdHashMap, HashSet},
+    io,
+};
+
+use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+};
+use nix::errno::Errno;
+
+use crate::{
+    registry::{Attachment, Pod},
+    vif::Addresses,
+};
+
+/// The pinned maps, open.
+pub(super) struct Maps {
+    vifs: HashMap<MapData, VifKey, VifEntry>,
+    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    counters: PerCpuHashMap<MapData, VifKey, Counters>,
+}
+
+/// A map that cannot be opened or changed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} the map {map}{}", if is_full(source) { ": it is full; the node has as many pods as it can have" } else { "" })]
+pub struct MapFailure {
+    what: &'static str,
+    map: &'static str,
+    #[source]
+    source: MapError,
+}
+
+const VIFS: &str = "VIFS";
+const ENDPOINTS: &str = "ENDPOINTS";
+const VIF_COUNTERS: &str = "VIF_COUNTERS";
+/// Insert only what is not there (`BPF_NOEXIST` in `linux/bpf.h`).
+const BPF_NOEXIST: u64 = 1;
+/// Where packets are counted that belong to no attachment.
+const UNKNOWN: VifKey = VifKey { ifindex: 0 };
+
+// === impl Maps ===
+
+impl Maps {
+    /// Takes the maps out of a loaded object.
+    pub(super) fn open(ebpf: &mut Ebpf) -> Result<Self, MapFailure> {
+        let mut maps = Self {
+            vifs: take(ebpf, VIFS)?,
+            endpoints: take(ebpf, ENDPOINTS)?,
+            counters: take(ebpf, VIF_COUNTERS)?,
+        };
+        maps.start_counting(UNKNOWN)?;
+        Ok(maps)
+    }
+
+    /// Writes all entries of an attachment, or none.
+    pub(super) fn insert(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
+        let result = self.try_insert(ifindex, attachment);
+        if result.is_err() {
+            // The error at hand says more than one of the clean-up would.
+            let _ = self.remove(ifindex, attachment.vif.addresses);
+        }
+        result
+    }
+
+    /// Removes all entries of an attachment; those by which packets get in go first.
+    pub(super) fn remove(&mut self, ifindex: u32, addresses: Addresses) -> Result<(), MapFailure> {
+        for key in endpoint_keys(addresses) {
+            // The address may have another interface by now.
+            if self.endpoints.get(&key, 0).is_ok_and(|endpoint| endpoint.ifindex == ifindex) {
+                forget(ENDPOINTS, self.endpoints.remove(&key))?;
+            }
+        }
+        let key = VifKey { ifindex };
+        forget(VIFS, self.vifs.remove(&key))?;
+        forget(VIF_COUNTERS, self.counters.remove(&key))
+    }
+
+    /// What was counted for an interface, on all CPUs together; `None` if nothing counts for it.
+    pub(super) fn counters(&self, ifindex: u32) -> Result<Option<Counters>, MapFailure> {
+        match self.counters.get(&VifKey { ifindex }, 0) {
+            Ok(per_cpu) => Ok(Some(sum(&per_cpu))),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(MapFailure { what: "read", map: VIF_COUNTERS, source }),
+        }
+    }
+
+    /// Whether an attachment has its entries; says what differs.
+    pub(super) fn verify(&self, ifindex: u32, attachment: &Attachment) -> Result<(), String> {
+        if self.vifs.get(&VifKey { ifindex }, 0).ok() != Some(vif_entry(attachment)) {
+            return Err(format!("the map {VIFS} has no right entry for interface {ifindex}"));
+        }
+        for key in endpoint_keys(attachment.vif.addresses) {
+            if self.endpoints.get(&key, 0).ok() != Some(endpoint(ifindex, attachment)) {
+                return Err(format!(
+                    "the map {ENDPOINTS} has no right entry for an address of interface {ifindex}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the entries of interfaces and addresses that are not live.
+    pub(super) fn retain(&mut self, live: &StdHashMap<u32, Addresses>) -> Result<(), MapFailure> {
+        let addresses: HashSet<_> = live.values().flat_map(|addresses| endpoint_keys(*addresses)).collect();
+        // Collected first: a walk over a hash map that is changed meanwhile begins anew.
+        let endpoints: Vec<_> = self.endpoints.keys().filter_map(Result::ok).collect();
+        for key in endpoints.iter().filter(|key| !addresses.contains(key)) {
+            forget(ENDPOINTS, self.endpoints.remove(key))?;
+        }
+        let vifs: Vec<_> = self.vifs.keys().filter_map(Result::ok).collect();
+        for key in vifs.iter().filter(|key| !live.contains_key(&key.ifindex)) {
+            forget(VIFS, self.vifs.remove(key))?;
+        }
+        let counters: Vec<_> = self.counters.keys().filter_map(Result::ok).collect();
+        for key in counters.iter().filter(|key| **key != UNKNOWN && !live.contains_key(&key.ifindex)) {
+            forget(VIF_COUNTERS, self.counters.remove(key))?;
+        }
+        Ok(())
+    }
+
+    fn try_insert(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
+        let key = VifKey { ifindex };
+        self.start_counting(key)?;
+        self.vifs.insert(key, vif_entry(attachment), 0).map_err(|source| write(VIFS, source))?;
+        let endpoint = endpoint(ifindex, attachment);
+        for key in endpoint_keys(attachment.vif.addresses) {
+            self.endpoints.insert(key, endpoint, 0).map_err(|source| write(ENDPOINTS, source))?;
+        }
+        Ok(())
+    }
+
+    /// Does nothing if it counts already: an earlier agent's counts go on.
+    fn start_counting(&mut self, key: VifKey) -> Result<(), MapFailure> {
+        let failed = |source| write(VIF_COUNTERS, source);
+        let cpus = aya::util::nr_cpus().map_err(|(_, source)| failed(MapError::IoError(source)))?;
+        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])
+            .map_err(|source| failed(source.into()))?;
+        match self.counters.insert(key, zero, BPF_NOEXIST) {
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
+                Ok(())
+            }
+            result => result.map_err(failed),
+        }
+    }
+}
+
+fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -> Result<M, MapFailure> {
+    let found = ebpf.take_map(map).ok_or_else(|| MapError::InvalidName { name: map.to_owned() });
+    found.and_then(M::try_from).map_err(|source| MapFailure { what: "open", map, source })
+}
+
+fn vif_entry(attachment: &Attachment) -> VifEntry {
+    let Attachment { key, pod, vif, .. } = attachment;
+    let Addresses { v4, v6 } = vif.addresses;
+    let flag = |present: bool, flag| if present { flag } else { 0 };
+    let who = match pod {
+        Pod { name, .. } if name.is_empty() => key.container_id.to_string(),
+        Pod { namespace, name, .. } if namespace.is_empty() => name.clone(),
+        Pod { namespace, name, .. } => format!("{namespace}/{name}"),
+    };
+    VifEntry {
+        ipv4: v4.map(|address| address.octets()).unwrap_or_default(),
+        flags: flag(v4.is_some(), VifEntry::HAS_IPV4) | flag(v6.is_some(), VifEntry::HAS_IPV6),
+        ipv6: v6.map(|address| address.octets()).unwrap_or_default(),
+        mac: vif.mac.0,
+        reserved: [0; 2],
+        pod: VifEntry::text(&who),
+        pod_uid: VifEntry::text(&pod.uid),
+        ifname: VifEntry::text(key.ifname.as_str()),
+    }
+}
+
+fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
+    Endpoint { ifindex, mac: attachment.vif.mac.0, reserved: [0; 2] }
+}
+
+fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
+    let v4 = addresses.v4.map(|address| EndpointKey::ipv4(address.octets()));
+    v4.into_iter().chain(addresses.v6.map(|address| EndpointKey::ipv6(address.octets())))
+}
+
+fn sum(per_cpu: &PerCpuValues<Counters>) -> Counters {
+    per_cpu.iter().fold(Counters::default(), |mut all, one| {
+        all += one;
+        all
+    })
+}
+
+fn write(map: &'static str, source: MapError) -> MapFailure {
+    MapFailure { what: "write to", map, source }
+}
+
+fn forget(map: &'static str, result: Result<(), MapError>) -> Result<(), MapFailure> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(MapFailure { what: "remove from", map, source }),
+    }
+}
+
+/// `E2BIG`, which reads as "argument list too long".
+fn is_full(error: &MapError) -> bool {
+    let errno = |error: &io::Error| error.raw_os_error() == Some(Errno::E2BIG as i32);
+    matches!(error, MapError::SyscallError(error) if errno(&error.io_error))
+}
