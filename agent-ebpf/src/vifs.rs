@@ -19,9 +19,16 @@ pub fn vif(ifindex: u32) -> Result<&'static Vif, DropReason> {
 }
 
 /// Where this node delivers an address, if it does.
+///
+/// # Errors
+/// If it is behind an interface that passes nothing.
 #[inline(always)]
-pub fn endpoint(key: EndpointKey) -> Option<&'static Endpoint> {
+pub fn endpoint(key: EndpointKey) -> Result<Option<&'static Endpoint>, DropReason> {
     // SAFETY: as for `vif`. One that is replaced while we read it sends this packet to the old or the new
     // interface, as if it had come a moment earlier or later.
-    unsafe { ENDPOINTS.get(key) }
+    let Some(endpoint) = (unsafe { ENDPOINTS.get(key) }) else {
+        return Ok(None);
+    };
+    vif(endpoint.ifindex)?;
+    Ok(Some(endpoint))
 }

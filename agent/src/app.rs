@@ -16,10 +16,14 @@ use crate::{
     config::Config,
     dataplane::Dataplane,
     observe::AgentService,
-    plug::{host, reaper::Reaper, uplink::Uplink},
+    plug::{
+        host,
+        reaper::{Reaper, reap_now},
+        uplink::Uplink,
+    },
     reconcile,
     registry::Registry,
-    server,
+    server::{self, NodeLock},
 };
 
 /// Longer than any runtime waits, so that no call is held for ever.
@@ -32,8 +36,10 @@ const DRAIN: Duration = Duration::from_secs(15);
 /// # Errors
 /// If something that it cannot work without is missing, taken or refused.
 pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
-    // First of all: two agents must not even look at the same state.
+    // First of all: two agents must not even look at the same kernel, nor at the same state.
+    let _node = NodeLock::take()?;
     let registry = Registry::open(&config.state_dir, &config.pod_cidrs)?;
+    registry.exclude(host::addresses().context("cannot list the node's own addresses")?);
     host::forward(&config.pod_cidrs).context("cannot make the node forward packets")?;
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
@@ -46,15 +52,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
         .await?
         .context("cannot take over from an earlier agent")?;
     tokio::spawn(reaper.run());
-    tokio::spawn(async move {
-        if let Err(error) = uplink.follow().await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "changes of the uplink's MTU are not followed any more"
-            );
-        }
-    });
-    serve(&config, node).await
+    tokio::spawn(uplink.follow());
+    let served = serve(&config, node).await;
+    // The reaper is not there any more for what the last calls left to it.
+    tokio::task::spawn_blocking(reap_now).await??;
+    served
 }
 
 async fn serve(config: &Config, node: Arc<Node>) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{io::IsTerminal as _, process::ExitCode};
+use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use ferrule_agent::{app, config::Args, dataplane::LogLevel};
@@ -18,6 +18,8 @@ static EBPF_OBJECT: &[u8] = &[];
 
 /// `EX_USAGE` in `sysexits.h`.
 const USAGE: u8 = 64;
+/// How long calls that have outlived the drain are waited for; what they leave half done, the next agent undoes.
+const LAST_CALLS: Duration = Duration::from_secs(5);
 /// More threads than the verbs work on at once; the rest is for start and reaper.
 const BLOCKING_THREADS: usize = 16;
 
@@ -35,9 +37,11 @@ fn main() -> ExitCode {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build();
-    let outcome = runtime
-        .map_err(anyhow::Error::new)
-        .and_then(|runtime| runtime.block_on(app::run(config, EBPF_OBJECT)));
+    let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| {
+        let outcome = runtime.block_on(app::run(config, EBPF_OBJECT));
+        runtime.shutdown_timeout(LAST_CALLS);
+        outcome
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

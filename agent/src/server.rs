@@ -2,9 +2,10 @@
 
 use std::{
     fs, io,
+    os::linux::net::SocketAddrExt as _,
     os::unix::{
         fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-        net::UnixStream as Probe,
+        net::{SocketAddr, UnixListener as StdListener, UnixStream as Probe},
     },
     path::{Path, PathBuf},
 };
@@ -12,9 +13,19 @@ use std::{
 use tokio::net::UnixListener;
 use tonic::{Request, Status, transport::server::UdsConnectInfo};
 
+/// The right to be the agent of this network namespace, for as long as it lives.
+#[derive(Debug)]
+pub struct NodeLock {
+    _name: StdListener,
+}
+
 /// The socket cannot be served on.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
+    #[error(
+        "another ferrule-agent works in this network namespace; two would take each other's pods for leftovers"
+    )]
+    SecondAgent,
     #[error("cannot {what} {path:?}")]
     Access {
         what: &'static str,
@@ -22,16 +33,39 @@ pub enum SocketError {
         #[source]
         source: io::Error,
     },
-    #[error("{0:?} is a directory that others use too: give the socket a directory of its own")]
-    Shared(PathBuf),
+    #[error(
+        "the socket's directory {path:?} is open to others, and {why}, so it is not ours to close: give the socket a \
+         directory of its own"
+    )]
+    Shared { path: PathBuf, why: String },
     #[error("there is something at {0:?} that is not a socket; it is not ours to remove")]
     NotSocket(PathBuf),
     #[error("somebody listens on {0:?} already")]
     Taken(PathBuf),
 }
 
-/// Directories that are everybody's, and so not ours to close.
-const SHARED: [&str; 5] = ["/", "/run", "/var/run", "/tmp", "/var/tmp"];
+/// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
+const NODE_LOCK: &str = "ferrule-agent";
+/// What an agent has in its directory, so that one with nothing else is its own.
+const OURS: [&str; 4] = ["agent.sock", "agent.new", "agent.lock", "registry.redb"];
+
+// === impl NodeLock ===
+
+impl NodeLock {
+    /// Takes the right, before anything of this network namespace is looked at.
+    ///
+    /// # Errors
+    /// If another agent has it.
+    pub fn take() -> Result<Self, SocketError> {
+        let failed = |source| SocketError::Access { what: "take the lock", path: NODE_LOCK.into(), source };
+        let name = SocketAddr::from_abstract_name(NODE_LOCK).map_err(failed)?;
+        match StdListener::bind_addr(&name) {
+            Ok(name) => Ok(Self { _name: name }),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(SocketError::SecondAgent),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
 
 /// Listens on a socket that only root can open, in a directory that only root can enter.
 ///
@@ -86,12 +120,19 @@ fn close_directory(directory: &Path) -> Result<(), SocketError> {
         .mode(0o700)
         .create(directory)
         .map_err(failed("make the directory"))?;
-    if SHARED.iter().any(|shared| Path::new(shared) == directory) {
-        return Err(SocketError::Shared(directory.to_owned()));
+    let metadata = fs::symlink_metadata(directory).map_err(failed("look at"))?;
+    let shared = |why: String| Err(SocketError::Shared { path: directory.to_owned(), why });
+    if metadata.uid() != nix::unistd::geteuid().as_raw() {
+        return shared(format!("it belongs to the user {}", metadata.uid()));
     }
-    let mode = fs::metadata(directory).map_err(failed("look at"))?.mode();
-    if mode & 0o077 == 0 {
+    if metadata.is_dir() && metadata.mode() & 0o077 == 0 {
         return Ok(());
+    }
+    for entry in fs::read_dir(directory).map_err(failed("look into"))? {
+        let name = entry.map_err(failed("look into"))?.file_name();
+        if !OURS.iter().any(|ours| name == *ours) {
+            return shared(format!("there is {name:?} in it"));
+        }
     }
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))
 }
@@ -155,7 +196,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shared_directory_is_not_closed_to_others() {
-        assert!(matches!(listen(Path::new("/tmp/agent.sock")), Err(SocketError::Shared(_))));
+    async fn a_directory_with_other_things_in_it_is_not_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(dir.path().join("resolv.conf"), "").unwrap();
+        let error = listen(&dir.path().join("agent.sock")).unwrap_err();
+        assert!(matches!(error, SocketError::Shared { .. }), "{error}");
+        assert_eq!(mode(dir.path()), 0o755);
+        assert!(listen(Path::new("/tmp/agent.sock")).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_directory_of_its_own_is_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(dir.path().join("agent.lock"), "").unwrap();
+        let _listener = listen(&dir.path().join("agent.sock")).unwrap();
+        assert_eq!(mode(dir.path()), 0o700);
     }
 }

@@ -71,8 +71,8 @@ impl IfName {
     /// Checks the name of an interface in the pod.
     ///
     /// # Errors
-    /// If it is empty, longer than 15 bytes, `.`, `..`, or `lo`, or has a `/`, a `:`, white space, or a
-    /// character outside printable ASCII.
+    /// If it is empty, longer than 15 bytes, `.`, `..`, `lo`, `all` or `default`, or has a `/`, a `:`, a `%`,
+    /// white space, or a character outside printable ASCII.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let what = "interface name";
         let refuse = |rule| Err(refuse(what, name, rule));
@@ -86,8 +86,12 @@ impl IfName {
         if name == "lo" {
             return refuse("is the loopback interface's");
         }
-        if name.bytes().any(|b| !b.is_ascii_graphic() || b == b'/' || b == b':') {
-            return refuse("may only have printable ASCII without '/' and ':'");
+        if name == "all" || name == "default" {
+            return refuse("names the settings of all interfaces below /proc/sys/net");
+        }
+        // The kernel makes a number of `%d`.
+        if name.bytes().any(|b| !b.is_ascii_graphic() || matches!(b, b'/' | b':' | b'%')) {
+            return refuse("may only have printable ASCII without '/', ':' and '%'");
         }
         Ok(Self(name.to_owned()))
     }
@@ -172,8 +176,22 @@ mod tests {
             assert!(ContainerId::new(name).is_err(), "container ID {name:?}");
             assert!(NetworkName::new(name).is_err(), "network {name:?}");
         }
-        for name in ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\0b", "ünïcode", "sixteen-bytes-xx", "lo"]
-        {
+        for name in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a:b",
+            "a b",
+            "a\tb",
+            "a\0b",
+            "ünïcode",
+            "sixteen-bytes-xx",
+            "lo",
+            "eth%d",
+            "all",
+            "default",
+        ] {
             assert!(IfName::new(name).is_err(), "interface {name:?}");
         }
         assert!(ContainerId::new(&"a".repeat(129)).is_err());

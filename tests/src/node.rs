@@ -207,6 +207,17 @@ impl Node {
         Ok(pod)
     }
 
+    /// The name of a pod's interface on the host.
+    ///
+    /// # Errors
+    /// If the pod is not attached.
+    pub fn host_ifname(&self, pod: &Pod) -> anyhow::Result<String> {
+        let attachments = self.attachments()?;
+        let of_pod = |it: &&Value| it.get("container_id").and_then(Value::as_str) == Some(&pod.container_id);
+        let found = attachments.iter().find(of_pod).and_then(|it| it.get("host_ifname")?.as_str());
+        found.map(str::to_owned).with_context(|| format!("{} is not attached", pod.name))
+    }
+
     /// What `ferrulectl attachments` tells.
     ///
     /// # Errors
@@ -217,17 +228,16 @@ impl Node {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// All that our part of the kernel has on this node: interfaces that carry our stamp or are dead, routes of
-    /// ours, and entries of the maps.
+    /// All that can be ours in the kernel of this node: every interface, permanent neighbours, routes of ours, and the
+    /// entries of the maps.
     ///
     /// # Errors
     /// If one of the tools fails.
     pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
         let mut state = Vec::new();
-        let links = sys::run("ip -o link show")?;
-        state.extend(
-            links.lines().filter(|line| line.contains("fr") && line.contains("ferrule:")).map(str::to_owned),
-        );
+        // An interface without a stamp could be half of one of ours.
+        state.extend(sys::run("ip -o link show")?.lines().map(str::to_owned));
+        state.extend(sys::run("ip neigh show nud permanent")?.lines().map(str::to_owned));
         for family in ["-4", "-6"] {
             let routes = sys::run(&format!("ip {family} route show proto 70"))?;
             state.extend(routes.lines().map(str::to_owned));

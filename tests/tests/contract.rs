@@ -19,6 +19,7 @@ const INVALID_CONFIG: u64 = 7;
 const INVALID_NETNS: u64 = 8;
 const TRY_AGAIN_LATER: u64 = 11;
 const INTERFACE_EXISTS: u64 = 102;
+const ROUTE_EXISTS: u64 = 103;
 
 /// Asserts that something fails with a CNI code, and leaves kernel, maps and IPAM as they were.
 fn refused(node: &Node, code: u64, call: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::Result<()> {
@@ -35,6 +36,13 @@ fn refused(node: &Node, code: u64, call: impl FnOnce() -> anyhow::Result<Value>)
         (node.kernel_state()?, node.attachments()?) == before,
         "the refusal has left something behind: {cni}"
     );
+    Ok(())
+}
+
+/// Asserts that no address was taken, on a node without attachments.
+fn nothing_was_taken(node: &Node) -> anyhow::Result<()> {
+    let first = node.attach("first")?;
+    ensure!(first.addresses[0].to_string() == "10.244.0.2", "{:?}", first.addresses);
     Ok(())
 }
 
@@ -195,41 +203,82 @@ fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
 fn check_says_what_differs() {
     with_agent(|node| {
         let runtime = node.runtime()?;
-        let pod = node.attach("a")?;
-        let host = node.attachments()?[0]["host_ifname"].as_str().context("no host interface")?.to_owned();
-        let address = pod.addresses[0];
-        let damages: [(&str, String, bool); 7] = [
-            ("default route", "ip route del default".to_owned(), true),
-            ("has the MTU", "ip link set eth0 mtu 1300".to_owned(), true),
-            ("neighbour entry", format!("ip neigh del {} dev eth0", "169.254.1.1"), true),
-            ("not the address", format!("ip addr del {address}/32 dev eth0"), true),
-            ("filter from_pod", format!("tc filter del dev {host} ingress"), false),
-            ("no route to", format!("ip route del {address}/32 dev {host}"), false),
-            ("is down", format!("ip link set {host} down"), false),
+        // What is told, the command that damages, and whether it runs in the pod.
+        let damages = [
+            ("no default route through 169", "ip route del default", true),
+            ("no default route through fe80", "ip -6 route del default", true),
+            ("has the MTU", "ip link set eth0 mtu 1300", true),
+            ("has not the MAC", "ip link set eth0 address 02:00:00:00:00:66", true),
+            ("neighbour entry for its gateway", "ip neigh del 169.254.1.1 dev eth0", true),
+            ("has not the address", "ip addr flush dev eth0 scope global", true),
+            ("filter from_pod", "tc filter del dev HOST ingress", false),
+            ("filter to_pod", "tc filter del dev HOST egress", false),
+            ("no route to", "ip route flush dev HOST", false),
+            ("has the MTU", "ip link set HOST mtu 1300", false),
+            ("is down", "ip link set HOST down", false),
+            ("is gone", "ip link del HOST", false),
         ];
-        let pods = damages.iter().map(|_| node.attach("x")).collect::<anyhow::Result<Vec<_>>>()?;
-        drop(pods);
         for (expected, damage, in_pod) in damages {
-            // A fresh pod for each: one difference is told at a time.
-            let pod = node.attach("b")?;
-            let shown = node.attachments()?;
-            let last = shown.last().context("no attachment")?;
-            let damage = damage
-                .replace(&host, last["host_ifname"].as_str().context("no name")?)
-                .replace(&address.to_string(), &pod.addresses[0].to_string());
+            let pod = node.attach("damaged")?;
             runtime.check(&pod)?;
+            let host = node.host_ifname(&pod)?;
+            let damage = damage.replace("HOST", &host);
             if in_pod {
                 pod.run(&damage)?
             } else {
                 sys::run(&damage)?
             };
             let error = runtime.check(&pod).map_or_else(|error| error.to_string(), |()| "nothing".to_owned());
-            ensure!(error.contains(expected) && error.contains("101"), "after `{damage}`: {error}");
+            ensure!(error.contains(expected) && error.contains("error 101"), "after `{damage}`: {error}");
+            runtime.del(&pod)?;
         }
-        let unknown = runtime
-            .check(&node.pod("never-added")?)
-            .map_or_else(|error| error.to_string(), |()| String::new());
+        let never = node.pod("never-added")?;
+        let unknown = runtime.check(&never).map_or_else(|error| error.to_string(), |()| String::new());
         ensure!(unknown.contains("CNI error 3"), "{unknown}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_repeated_add_does_not_say_success_for_what_is_damaged() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.attach("a")?;
+        sys::run(&format!("tc qdisc del dev {} clsact", node.host_ifname(&pod)?))?;
+        pod.attached(&runtime.add(&pod)?)?;
+        runtime.check(&pod)?;
+        pod.ping(ferrule_tests::node::NODE_V4).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_settings_that_matter_are_made() {
+    fn setting(name: &str) -> anyhow::Result<String> {
+        let path = format!("/proc/sys/net/{name}");
+        Ok(fs::read_to_string(&path).with_context(|| path)?.trim_end().to_owned())
+    }
+    with_agent(|node| {
+        let pod = node.attach("dual")?;
+        let host = node.host_ifname(&pod)?;
+        ensure!(setting("ipv4/ip_forward")? == "1" && setting("ipv6/conf/all/forwarding")? == "1");
+        ensure!(setting("ipv6/conf/uplink/accept_ra")? == "2", "the node goes on hearing its router");
+        ensure!(setting(&format!("ipv4/conf/{host}/forwarding"))? == "1");
+        ensure!(setting(&format!("ipv4/conf/{host}/rp_filter"))? == "2");
+        ensure!(setting(&format!("ipv6/conf/{host}/accept_ra"))? == "0");
+        let in_pod = |name| sys::in_netns(pod.path(), || setting(name));
+        ensure!(in_pod("ipv6/conf/eth0/disable_ipv6")? == "0" && in_pod("ipv6/conf/eth0/accept_ra")? == "0");
+        Ok(())
+    })
+    .unwrap();
+    on_node(|node| {
+        node.start_agent(&["10.244.0.0/24"])?;
+        let pod = node.attach("v4-only")?;
+        let host = node.host_ifname(&pod)?;
+        ensure!(setting(&format!("ipv6/conf/{host}/disable_ipv6"))? == "1");
+        ensure!(sys::in_netns(pod.path(), || setting("ipv6/conf/eth0/disable_ipv6"))? == "1");
+        ensure!(setting("ipv6/conf/all/forwarding")? == "0", "what the pods do not need is not changed");
         Ok(())
     })
     .unwrap();
@@ -245,14 +294,18 @@ fn a_bad_environment_is_refused() {
         for value in id {
             refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_CONTAINERID", Some(value)))?;
         }
-        for value in ["", ".", "..", "a/b", "a:b", "a b", "lo", "sixteen-bytes-xx"] {
+        for value in ["", ".", "..", "a/b", "a:b", "a b", "lo", "eth%d", "all", "default", "sixteen-bytes-xx"]
+        {
             refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_IFNAME", Some(value)))?;
         }
         for key in ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"] {
             refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, key, None))?;
         }
         refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_COMMAND", Some("MULTIPLY")))?;
-        refused(node, INVALID_ENVIRONMENT, || with_env(&runtime, &pod, "CNI_ARGS", Some("K8S_POD_NAME=a\nb")))
+        refused(node, INVALID_ENVIRONMENT, || {
+            with_env(&runtime, &pod, "CNI_ARGS", Some("K8S_POD_NAME=a\nb"))
+        })?;
+        nothing_was_taken(node)
     })
     .unwrap();
 }
@@ -280,7 +333,8 @@ fn a_namespace_that_is_none_is_refused() {
         }
         // This process is in the node's own.
         let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-        refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(&own)))
+        refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(&own)))?;
+        nothing_was_taken(node)
     })
     .unwrap();
 }
@@ -311,7 +365,8 @@ fn a_bad_configuration_is_refused() {
         refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 9000.into()).add(&pod))
             .context("over the uplink's")?;
         refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 1000.into()).add(&pod))
-            .context("under IPv6's")
+            .context("under IPv6's")?;
+        nothing_was_taken(node)
     })
     .unwrap();
 }
@@ -325,7 +380,7 @@ fn an_interface_name_that_is_taken_is_refused_and_the_owner_unharmed() {
         let before = pod.run("ip -o link show")?;
         refused(node, INTERFACE_EXISTS, || runtime.add(&pod))?;
         ensure!(pod.run("ip -o link show")? == before);
-        Ok(())
+        nothing_was_taken(node)
     })
     .unwrap();
 }
@@ -339,8 +394,7 @@ fn a_failure_in_the_middle_undoes_everything() {
         pod.run("ip link set lo up")?;
         pod.run("ip route add default dev lo")?;
         let before = pod.run("ip -o link show")?;
-        let result = refused(node, 999, || runtime.add(&pod));
-        result?;
+        refused(node, ROUTE_EXISTS, || runtime.add(&pod))?;
         ensure!(pod.run("ip -o link show")? == before, "the pod keeps a half-made interface");
         pod.run("ip route del default dev lo")?;
         let result = runtime.add(&pod)?;
@@ -402,17 +456,58 @@ fn pain_7_an_agent_that_is_away_is_told_at_once() {
 }
 
 #[test]
-fn a_second_agent_on_the_same_state_is_refused() {
+fn a_second_agent_is_refused_and_touches_nothing() {
     with_agent(|node| {
-        let binary = ferrule_tests::dist::binary("ferrule-agent")?;
-        let mut second = Command::new(binary);
-        second.args(["--standalone", "--pod-cidr", "10.9.0.0/24", "--socket", "/run/other/agent.sock"]);
-        second.args(["--bpf-dir", "/sys/fs/bpf/other"]);
-        let output = second.output()?;
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && text.contains("another ferrule-agent (pid"), "{text}");
+        let pod = node.attach("a")?;
+        let before = node.kernel_state()?;
+        let start = |flags: &[&str]| -> anyhow::Result<String> {
+            let mut second = Command::new(ferrule_tests::dist::binary("ferrule-agent")?);
+            second.args(["--standalone", "--pod-cidr", "10.9.0.0/24"]).args(flags);
+            let output = second.output()?;
+            ensure!(output.status.code() == Some(1), "{output:?}");
+            Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        // With everything of its own, it still shares the kernel.
+        let own = [
+            "--socket",
+            "/run/other/agent.sock",
+            "--state-dir",
+            "/run/other",
+            "--bpf-dir",
+            "/sys/fs/bpf/other",
+        ];
+        for flags in [&own[..], &[]] {
+            let told = start(flags)?;
+            ensure!(told.contains("another ferrule-agent works in this network namespace"), "{told}");
+        }
         ensure!(!PathBuf::from("/sys/fs/bpf/other").exists(), "it did not get as far as the dataplane");
+        ensure!(node.kernel_state()? == before);
+        node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_agent_of_another_node_may_not_share_the_state() {
+    with_agent(|node| {
+        let outside = PathBuf::from("/run/netns/outside");
+        let mut second = sys::command_in(&outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
+        let output = second.args(["--standalone", "--pod-cidr", "10.9.0.0/24"]).output()?;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
         node.attach("a").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_address_of_the_node_is_given_to_no_pod() {
+    on_node(|node| {
+        sys::run("ip addr add 10.244.0.2/32 dev lo")?;
+        node.start_agent(&["10.244.0.0/24"])?;
+        let pod = node.attach("a")?;
+        ensure!(pod.addresses[0].to_string() == "10.244.0.3", "{:?}", pod.addresses);
+        Ok(())
     })
     .unwrap();
 }

@@ -88,6 +88,10 @@ fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alo
         // Half an ADD: an interface with a stamp, which no attachment has.
         sys::run("ip link add frorphan type veth peer name frorphan1")?;
         sys::run("ip link set frorphan alias ferrule:cluster:deadbeef:eth0")?;
+        // Less than that, and half a DEL: interfaces that are in the making, and out of service.
+        for (name, group) in [("frunborn", 0x6665_7273), ("frdead", 0x6665_7272)] {
+            sys::run(&format!("ip link add {name} group {group} type veth peer name {name}1"))?;
+        }
         node.kill_agent()?;
         let name = sys::run("ip -o link show")?;
         let line = name.lines().find(|line| line.contains(&a.container_id)).context("no interface of a")?;
@@ -96,7 +100,9 @@ fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alo
         node.start_again()?;
         let links = sys::run("ip -o link show")?;
         ensure!(links.contains("stranger:") || links.contains("stranger@"), "{links}");
-        ensure!(!links.contains("frorphan"), "{links}");
+        for gone in ["frorphan", "frunborn", "frdead"] {
+            ensure!(!links.contains(gone), "{gone} is left: {links}");
+        }
         let left = node.attachments()?;
         ensure!(left.len() == 1 && left[0]["container_id"] == b.container_id.as_str(), "{left:#?}");
         runtime.check(&b)?;
@@ -168,6 +174,14 @@ fn pain_13_an_interface_without_an_entry_passes_nothing() {
         sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {bytes}"))?;
         ensure!(a.ping(&b.addresses[0].to_string()).is_err());
         ensure!(a.ping(ferrule_tests::node::NODE_V4).is_err());
+        // And nothing is delivered to it, by a pod no more than by the host.
+        let ingress = |node: &ferrule_tests::node::Node| {
+            anyhow::Ok(node.attachments()?[0]["counters"]["ingress_packets"].as_u64().unwrap_or_default())
+        };
+        let before = ingress(node)?;
+        ensure!(b.ping(&a.addresses[0].to_string()).is_err());
+        ensure!(sys::run(&format!("ping -n -c 1 -W 1 {}", a.addresses[0])).is_err());
+        ensure!(ingress(node)? == before, "something was delivered");
         let check = node.runtime()?.check(&a).map_or_else(|error| error.to_string(), |()| String::new());
         ensure!(check.contains("VIFS"), "{check}");
         Ok(())
@@ -189,6 +203,47 @@ fn the_programs_log_to_the_agents_log_when_they_are_told_to() {
             ensure!(try_to_pass().is_err(), "a foreign MAC passes");
             Ok(node.log().contains("egress dropped, spoofed_mac"))
         })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_lost_registry_does_not_cost_the_pods_their_network() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        node.stop_agent()?;
+        fs::rename("/run/ferrule/registry.redb", "/run/saved")?;
+        let error =
+            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+        ensure!(
+            error.contains("the kernel has 2 interfaces of pods") && error.contains("Restore it"),
+            "{error}"
+        );
+        a.ping(&b.addresses[0].to_string())?;
+        fs::rename("/run/saved", "/run/ferrule/registry.redb")?;
+        node.start_again()?;
+        node.runtime()?.check(&a)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_14_lost_maps_are_filled_before_the_programs_are_replaced() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let mut command = a.command("ping")?;
+        command
+            .args(["-n", "-q", "-i", "0.002", "-c", "500", &b.addresses[0].to_string()])
+            .stdout(Stdio::piped());
+        let ping = sys::die_with_parent(&mut command).spawn()?;
+        node.stop_agent()?;
+        // As after a change of the maps' layout: the filters still hold the old maps, and the new ones are empty.
+        fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
+        node.start_again()?;
+        let output = ping.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(text.contains("500 received, 0% packet loss"), "{text}");
+        node.runtime()?.check(&b)
     })
     .unwrap();
 }

@@ -28,7 +28,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     if ip.has_options() || ip.ttl <= 1 {
         return Ok(Outcome::Stack);
     }
-    let Some(endpoint) = vifs::endpoint(ipv4_key(destination)) else {
+    let Some(endpoint) = vifs::endpoint(ipv4_key(destination))? else {
         return Ok(Outcome::Stack);
     };
     // A pod gets nothing that a router would not pass on (RFC 1812, 5.2.2). The stack sees for itself.

@@ -39,7 +39,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     if ip.hop_limit <= 1 {
         return Ok(Outcome::Stack);
     }
-    let Some(endpoint) = vifs::endpoint(ipv6_key(destination)) else {
+    let Some(endpoint) = vifs::endpoint(ipv6_key(destination))? else {
         return Ok(Outcome::Stack);
     };
     packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1;

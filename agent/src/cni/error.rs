@@ -113,6 +113,9 @@ fn plug(error: &PlugError) -> (Code, &'static str) {
         PlugError::InterfaceExists(_) => {
             (Code::InterfaceExists, "remove it from the pod, or give this network another interface name")
         }
+        PlugError::DefaultRouteExists => {
+            (Code::RouteExists, "let only one network of the pod be its default, and list this one first")
+        }
         PlugError::Mtu { .. } => {
             (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration")
         }

@@ -2,6 +2,7 @@
 
 mod error;
 mod verbs;
+mod work;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 

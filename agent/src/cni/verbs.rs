@@ -3,9 +3,12 @@
 use std::{path::PathBuf, sync::Arc};
 
 use ferrule_proto::names::NetworkName;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::error::VerbError;
+use super::{
+    error::VerbError,
+    work::{self, Abandoned},
+};
 use crate::{
     dataplane::Dataplane,
     plug::{
@@ -61,15 +64,7 @@ impl Node {
     /// See [`VerbError`]; then nothing is left of the attempt.
     pub async fn add(self: &Arc<Self>, add: Add) -> Result<Attachment, VerbError> {
         let key = add.key.clone();
-        let undo = |node: &Self, done: &Result<Added, VerbError>| {
-            if let Ok(Added::Now(attachment)) = done {
-                tracing::info!(key = %attachment.key, "the caller of ADD has gone: undoing it");
-                if let Err(error) = node.remove_now(attachment) {
-                    tracing::error!(key = %attachment.key, %error, "an ADD that nobody waits for is left behind");
-                }
-            }
-        };
-        match self.work(&key, move |node| node.add_now(&add), undo).await? {
+        match self.work(&key, move |node| node.add_now(&add), Self::undo_add).await? {
             Added::Now(attachment) | Added::Before(attachment) => Ok(attachment),
         }
     }
@@ -110,26 +105,18 @@ impl Node {
         outcome
     }
 
-    /// Does the work of a call on a thread that may block, alone with its key. It goes on when the caller has
-    /// gone, so that nothing is left half done; then `abandoned` gets the result.
+    /// Does the work of a call alone with its key.
     async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         key: &Key,
         work: impl FnOnce(&Self) -> Result<T, VerbError> + Send + 'static,
-        abandoned: impl FnOnce(&Self, &Result<T, VerbError>) + Send + 'static,
+        abandoned: Abandoned<Self, Result<T, VerbError>>,
     ) -> Result<T, VerbError> {
         let admitted = self.admit()?;
         let guard = self.registry.lock(key).await;
         let permit = Arc::clone(&self.working).acquire_owned().await.map_err(|_| VerbError::Lost)?;
-        let (result, answer) = oneshot::channel();
-        let node = Arc::clone(self);
-        tokio::task::spawn_blocking(move || {
-            if let Err(unheard) = result.send(work(&node)) {
-                abandoned(&node, &unheard);
-            }
-            drop((guard, permit, admitted));
-        });
-        answer.await.map_err(|_| VerbError::Lost)?
+        let hold = (guard, permit, admitted);
+        work::run(Arc::clone(self), hold, work, abandoned).await.ok_or(VerbError::Lost)?
     }
 
     fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
@@ -140,7 +127,7 @@ impl Node {
         let netns = Netns::open(&add.netns)?;
         let stamp = Stamp::of(&add.key);
         if let Some(before) = self.registry.get(&add.key) {
-            if is_current(&before, &netns, &stamp)? {
+            if self.is_current(&before, &netns)? {
                 return Ok(Added::Before(before));
             }
             // Of another namespace, or half done by an agent that crashed.
@@ -163,6 +150,16 @@ impl Node {
         })?;
         tracing::info!(key = %attached.key, pod = ?attached.pod, addresses = ?attached.vif.addresses, "attached");
         Ok(Added::Now(attached))
+    }
+
+    /// What an ADD did whose caller has gone.
+    fn undo_add(&self, done: Result<Added, VerbError>) {
+        if let Ok(Added::Now(attachment)) = done {
+            tracing::info!(key = %attachment.key, "the caller of ADD has gone: undoing it");
+            if let Err(error) = self.remove_now(&attachment) {
+                tracing::error!(key = %attachment.key, %error, "an ADD that nobody waits for is left behind");
+            }
+        }
     }
 
     fn plug(&self, netns: &Netns, stamp: &Stamp, attachment: &Attachment) -> Result<Attachment, VerbError> {
@@ -199,6 +196,22 @@ impl Node {
         Ok(())
     }
 
+    /// Whether an attachment is what a repeated ADD asks for: in the same namespace, and as it was made. The number of a
+    /// namespace is used again once it is gone, and with it goes the interface.
+    fn is_current(&self, before: &Attachment, netns: &Netns) -> Result<bool, VerbError> {
+        match &before.host {
+            Some(host) if before.state == State::Attached && before.netns_id == netns.id() => {
+                let in_kernel = check::attachment(netns, host.ifindex, before)?;
+                let as_made = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before));
+                if let Err(differs) = &as_made {
+                    tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
+                }
+                Ok(as_made.is_ok())
+            }
+            _ => Ok(false),
+        }
+    }
+
     fn check_now(&self, key: &Key, netns: &std::path::Path) -> Result<(), VerbError> {
         let attachment =
             self.registry.get(key).filter(|it| it.state == State::Attached).ok_or(VerbError::Unknown)?;
@@ -220,15 +233,4 @@ enum Added {
     Now(Attachment),
     /// By an earlier one.
     Before(Attachment),
-}
-
-/// Whether an attachment is what a repeated ADD asks for, in the same namespace and still there. The number
-/// of a namespace is used again once it is gone, and with it goes the interface.
-fn is_current(before: &Attachment, netns: &Netns, stamp: &Stamp) -> Result<bool, VerbError> {
-    match &before.host {
-        Some(host) if before.state == State::Attached && before.netns_id == netns.id() => {
-            Ok(veth::exists(host.ifindex, stamp)?)
-        }
-        _ => Ok(false),
-    }
 }

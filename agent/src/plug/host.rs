@@ -3,8 +3,15 @@
 use std::{fs, net::IpAddr};
 
 use ipnet::IpNet;
+use rtnetlink::packet_route::{
+    RouteNetlinkMessage,
+    address::{AddressAttribute, AddressMessage},
+};
 
-use super::sysctl::{self, SysctlError};
+use super::{
+    netlink::{NetlinkError, Socket},
+    sysctl::{self, SysctlError},
+};
 
 /// Makes the node forward the families that its pods have.
 ///
@@ -28,6 +35,23 @@ pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
         sysctl::set("ipv6/conf/all/forwarding", "1")?;
     }
     Ok(())
+}
+
+/// The addresses that the node itself has, which no pod may get.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
+    let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let answers = Socket::open()?.dump("list the node's addresses", all)?;
+    let address = |answer| {
+        let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    };
+    Ok(answers.into_iter().filter_map(address).collect())
 }
 
 fn ipv6_interfaces() -> Vec<String> {

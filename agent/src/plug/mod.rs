@@ -47,11 +47,14 @@ pub enum PlugError {
     /// The pod has an interface of that name, and it is not ours.
     #[error("the pod already has an interface {0}, which is not ours to replace")]
     InterfaceExists(IfName),
-    /// The MTU that was asked for does not fit.
-    #[error("an MTU of {asked} bytes was asked for, but {why}")]
+    /// Two defaults would make it chance which way a packet takes.
+    #[error("the pod has a default route already, from another network")]
+    DefaultRouteExists,
+    /// The MTU does not fit.
+    #[error("the interface would have an MTU of {mtu} bytes, but {why}")]
     Mtu {
         /// Bytes.
-        asked: u32,
+        mtu: u32,
         /// The rule that it breaks.
         why: String,
     },

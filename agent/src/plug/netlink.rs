@@ -14,8 +14,8 @@ use nix::sys::{
 };
 use rtnetlink::{
     packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-        NlasIterator,
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
+        NetlinkMessage, NetlinkPayload, NlasIterator,
     },
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
@@ -25,6 +25,8 @@ use rtnetlink::{
 pub struct Socket {
     raw: Raw,
     sequence: u32,
+    /// Something changed during a dump, which may lack something because of it.
+    interrupted: bool,
 }
 
 /// One request of a batch.
@@ -46,8 +48,11 @@ pub struct NetlinkError {
     source: io::Error,
 }
 
-/// The kernel answers at once, but for the time that others hold its lock over the network configuration.
+/// For the answers, which are there when a request has been sent. What takes time is to send it: until others give the
+/// lock over network configuration free, which no caller can put an end to.
 const DEADLINE_SECONDS: i64 = 10;
+/// How often a dump is begun anew.
+const DUMPS: usize = 10;
 /// Larger than any message that the kernel sends us.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
@@ -107,7 +112,7 @@ impl Socket {
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
         let deadline = TimeVal::seconds(DEADLINE_SECONDS);
         setsockopt(&borrow(&raw), ReceiveTimeout, &deadline).map_err(|errno| failed(errno.into()))?;
-        Ok(Self { raw, sequence: 0 })
+        Ok(Self { raw, sequence: 0, interrupted: false })
     }
 
     /// Sends a batch and gives the messages that the kernel answered with, besides its acknowledgements.
@@ -145,6 +150,7 @@ impl Socket {
         while acknowledged < pending.len() {
             let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
             for message in received {
+                self.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 let index = message.header.sequence_number.wrapping_sub(first) as usize;
                 // An answer to an earlier batch, which its deadline ended.
                 let Some(what) = pending.get(index) else { continue };
@@ -157,8 +163,14 @@ impl Socket {
                         }
                     }
                     NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                    // A dump is ended by this instead of an acknowledgement.
-                    NetlinkPayload::Done(_) => acknowledged += 1,
+                    // A dump is ended by this instead of an acknowledgement, also one that failed half way.
+                    NetlinkPayload::Done(done) => {
+                        acknowledged += 1;
+                        if done.code != 0 && failure.is_none() {
+                            let source = io::Error::from_raw_os_error(done.code.abs());
+                            failure = Some(NetlinkError::new(what.clone(), source));
+                        }
+                    }
                     _ => {}
                 }
             }
@@ -169,14 +181,26 @@ impl Socket {
     /// Reads all objects of a kind.
     ///
     /// # Errors
-    /// If the kernel refuses, or answers with what cannot be understood.
+    /// If the kernel refuses, answers with what cannot be understood, or is changed all the time.
     pub fn dump(
         &mut self,
         what: &str,
         message: RouteNetlinkMessage,
     ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
-        let flags = NLM_F_REQUEST | rtnetlink::packet_core::NLM_F_DUMP;
-        self.batch(vec![Request { what: what.to_owned(), message, flags }])
+        for _ in 0..DUMPS {
+            self.interrupted = false;
+            let request = Request {
+                what: what.to_owned(),
+                message: message.clone(),
+                flags: NLM_F_REQUEST | NLM_F_DUMP,
+            };
+            let answers = self.batch(vec![request])?;
+            if !self.interrupted {
+                return Ok(answers);
+            }
+        }
+        // Each time something came or went meanwhile, so that something else may be missing.
+        Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
     }
 
     fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {

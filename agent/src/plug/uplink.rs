@@ -2,10 +2,12 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use nix::errno::Errno;
@@ -37,6 +39,8 @@ struct WayOut {
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x1 | 0x40 | 0x400;
+/// How long to wait after the kernel has refused.
+const RETRY: Duration = Duration::from_secs(5);
 /// As much of a change as is looked at; the kernel cuts off the rest.
 const PEEK: usize = 64;
 const RTM_NEWLINK: u16 = 16;
@@ -49,6 +53,8 @@ const ETHERNET: u32 = 1500;
 /// The least that a link with IPv6 may have (RFC 8200, 5) and that one with IPv4 must carry (RFC 791, 3.2).
 const LEAST_IPV6: u32 = 1280;
 const LEAST_IPV4: u32 = 68;
+/// The most that veth takes (`ETH_MAX_MTU` in `linux/if_ether.h`); loopback, for one, has more.
+const MOST: u32 = 65535;
 
 // === impl Uplink ===
 
@@ -70,40 +76,47 @@ impl Uplink {
     pub fn mtu_for(&self, asked: Option<u32>, has_ipv6: bool) -> Result<u32, PlugError> {
         let uplink = self.0.load(Ordering::Relaxed);
         let least = if has_ipv6 { LEAST_IPV6 } else { LEAST_IPV4 };
-        match asked {
-            None => Ok(uplink),
-            Some(asked) if asked > uplink => {
-                Err(PlugError::Mtu { asked, why: format!("the node's uplink carries only {uplink}") })
-            }
-            Some(asked) if asked < least => {
-                Err(PlugError::Mtu { asked, why: format!("the pod's addresses need at least {least}") })
-            }
-            Some(asked) => Ok(asked),
+        let mtu = asked.unwrap_or(uplink.min(MOST));
+        if mtu > uplink {
+            return Err(PlugError::Mtu { mtu, why: format!("the node's uplink carries only {uplink}") });
         }
+        if mtu < least {
+            return Err(PlugError::Mtu { mtu, why: format!("the pod's addresses need at least {least}") });
+        }
+        Ok(mtu)
     }
 
     /// Follows changes of links and routes, for ever. New pods get the new MTU.
-    ///
-    /// # Errors
-    /// If the kernel ends the subscription.
-    pub async fn follow(self) -> anyhow::Result<()> {
+    pub async fn follow(self) {
+        loop {
+            let Err(error) = self.follow_until_it_fails().await;
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "changes of the uplink's MTU are missed; trying again"
+            );
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn follow_until_it_fails(&self) -> anyhow::Result<Infallible> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
-        let mut way_out = tokio::task::spawn_blocking(WayOut::find).await??;
         let mut changes = Vec::with_capacity(PEEK);
         loop {
-            changes.clear();
-            match socket.recv(&mut changes).await {
-                Ok(()) if !way_out.may_change_by(&changes) => continue,
-                Ok(()) => {}
-                // More came than the kernel keeps for us: any of it may have been the uplink's.
-                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {}
-                Err(error) => return Err(error.into()),
-            }
-            way_out = tokio::task::spawn_blocking(WayOut::find).await??;
+            let way_out = tokio::task::spawn_blocking(WayOut::find).await??;
             let before = self.0.swap(way_out.mtu, Ordering::Relaxed);
             if before != way_out.mtu {
                 tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
+            }
+            loop {
+                changes.clear();
+                match socket.recv(&mut changes).await {
+                    Ok(()) if !way_out.may_change_by(&changes) => {}
+                    Ok(()) => break,
+                    // More came than the kernel keeps for us: any of it may have been the uplink's.
+                    Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => break,
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
     }

@@ -72,6 +72,7 @@ pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
 
 /// The link group of interfaces that are in none.
 const DEFAULT_GROUP: u32 = 0;
+
 /// Makes the pair, with filters on the host's end, and configures the pod's end.
 ///
 /// # Errors
@@ -93,8 +94,12 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
         set_pod_sysctls(plan)?;
         Ok(Socket::open()?)
     })??;
-    pod.batch(pod_requests(pending.peer, plan.vif))?;
-    Ok(pending)
+    match pod.batch(pod_requests(pending.peer, plan.vif)) {
+        // All but the default routes is on an interface that has just been made, where nothing else can be.
+        Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(pending),
+    }
 }
 
 /// Takes an attachment's interface out of service: its routes are deleted, and it goes into the group that the reaper
@@ -122,14 +127,6 @@ pub fn bury(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), Net
         Err(error) if error.is(Errno::ENODEV) => Ok(()),
         result => result.map(drop),
     }
-}
-
-/// Whether an interface is there and is the attachment's.
-///
-/// # Errors
-/// If the kernel refuses to tell.
-pub fn exists(ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
-    is_stamped(&mut Socket::open()?, ifindex, stamp)
 }
 
 // === impl Pending ===
@@ -173,12 +170,18 @@ impl Drop for Pending<'_> {
         if self.keep {
             return;
         }
-        let delete = LinkUnspec::new_with_index(self.ifindex).build();
-        let request = Request::change("delete the half-made pair", RouteNetlinkMessage::DelLink(delete));
-        match self.host.batch(vec![request]) {
+        // By name, which is random and so ours alone: the index may not be known yet.
+        let by_name = || LinkUnspec::new_with_name(&self.ifname);
+        let delete = RouteNetlinkMessage::DelLink(by_name().build());
+        match self.host.batch(vec![Request::change("delete the half-made pair", delete)]) {
             Ok(_) => {}
             Err(error) if error.is(Errno::ENODEV) => {}
-            Err(error) => tracing::error!(ifname = self.ifname, %error, "an interface is left behind"),
+            Err(error) => {
+                tracing::error!(ifname = self.ifname, %error, "a half-made pair is left to the reaper");
+                let bury = set_link("leave it to the reaper", by_name().link_group(DEAD).build());
+                // If this fails too, the kernel is beyond our help; the next start finds the stamp or the group.
+                let _ = self.host.batch(vec![bury]);
+            }
         }
     }
 }
@@ -201,7 +204,7 @@ fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
 }
 
 fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
-    let mut host = Socket::open()?;
+    let host = Socket::open()?;
     let ifname = host_ifname();
     let peer = one_queue(LinkUnspec::new_with_name(plan.ifname.as_str()))
         .mtu(plan.vif.mtu)
@@ -217,12 +220,18 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let mut get = get_link();
     get.attributes.push(LinkAttribute::IfName(ifname.clone()));
     let what = format!("create {ifname} with its peer {} in the pod", plan.ifname);
-    let answers = host.batch(vec![
+    let requests = vec![
         Request::create(what, RouteNetlinkMessage::NewLink(pair)),
         Request::change("read the new interface", RouteNetlinkMessage::GetLink(get)),
-    ])?;
+    ];
+    // From here on there may be something to undo, whatever the kernel's answer, and also without one.
+    let mut pending = Pending { plan, host, ifname, ifindex: 0, peer: 0, keep: false };
+    let answers = pending.host.batch(requests).inspect_err(|error| {
+        // But for this one: the interface of that name is somebody else's.
+        pending.keep = error.is(Errno::EEXIST);
+    })?;
     let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
-    let mut pending = Pending { plan, host, ifname, ifindex: link.header.index, peer: 0, keep: false };
+    pending.ifindex = link.header.index;
     let peer = |attribute: &_| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None };
     pending.peer = link.attributes.iter().find_map(peer).ok_or(PlugError::NoAnswer)?;
     Ok(pending)

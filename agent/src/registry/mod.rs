@@ -12,6 +12,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read as _, Seek as _, Write as _},
+    net::IpAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -37,6 +38,7 @@ use store::Store;
 /// The attachments of this node.
 pub struct Registry {
     store: Store,
+    is_new: bool,
     /// A lock file: one agent per state directory.
     _lock: Flock<File>,
     inner: Mutex<Inner>,
@@ -94,9 +96,13 @@ impl Registry {
             .create(directory)
             .map_err(|source| RegistryError::Directory { path: directory.to_owned(), source })?;
         let lock = take_directory(directory)?;
-        let store = Store::open(&directory.join("registry.redb"))?;
+        let path = directory.join("registry.redb");
+        let is_new = !path.exists();
+        let store = Store::open(&path)?;
         let contents = store.load()?;
-        for (address, since) in contents.resting {
+        let now = since_boot();
+        // A time to come is one of before a reboot, which no address has to rest after.
+        for (address, since) in contents.resting.into_iter().filter(|(_, since)| *since <= now) {
             ipam.rest(address, since);
         }
         for attachment in &contents.attachments {
@@ -105,10 +111,24 @@ impl Registry {
         let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
         Ok(Self {
             store,
+            is_new,
             _lock: lock,
             inner: Mutex::new(Inner { attachments, ipam }),
             locks: Locks::default(),
         })
+    }
+
+    /// Whether there was no store before: not even an empty one.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Keeps addresses from being given to pods.
+    pub fn exclude(&self, addresses: Vec<IpAddr>) {
+        let mut inner = self.inner();
+        for address in addresses {
+            inner.ipam.exclude(address);
+        }
     }
 
     /// Waits until nobody else works on a key.

@@ -3,7 +3,6 @@
 //! It lies on a tmpfs by default: a reboot empties it, as it empties the kernel.
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -23,8 +22,8 @@ pub struct Store {
 #[derive(Debug, Default)]
 pub struct Contents {
     pub attachments: Vec<Attachment>,
-    /// Addresses at rest, and since when they are; times are since boot.
-    pub resting: BTreeMap<IpAddr, Duration>,
+    /// Addresses at rest, and since when they are, the first to be released first; times are since boot.
+    pub resting: Vec<(IpAddr, Duration)>,
 }
 
 /// The store could not be read or written.
@@ -88,7 +87,7 @@ impl Store {
     /// # Errors
     /// If it cannot be read, or a record is not understood.
     pub fn load(&self) -> Result<Contents, StoreError> {
-        let (attachments, resting) = self.read().map_err(|source| self.failed("read", source))?;
+        let (attachments, mut resting) = self.read().map_err(|source| self.failed("read", source))?;
         let decode = |(key, json): (String, Vec<u8>)| {
             serde_json::from_slice(&json).map_err(|source| StoreError::Record {
                 path: self.path.clone(),
@@ -97,6 +96,7 @@ impl Store {
             })
         };
         let attachments = attachments.into_iter().map(decode).collect::<Result<_, _>>()?;
+        resting.sort_by_key(|(_, since)| *since);
         Ok(Contents { attachments, resting })
     }
 
@@ -163,18 +163,18 @@ impl Store {
     }
 
     #[expect(clippy::type_complexity, reason = "raw records, decoded by the only caller")]
-    fn read(&self) -> Result<(Vec<(String, Vec<u8>)>, BTreeMap<IpAddr, Duration>), redb::Error> {
+    fn read(&self) -> Result<(Vec<(String, Vec<u8>)>, Vec<(IpAddr, Duration)>), redb::Error> {
         let transaction = self.database.begin_read()?;
         let mut attachments = Vec::new();
         for record in transaction.open_table(ATTACHMENTS)?.iter()? {
             let (key, json) = record?;
             attachments.push((key.value().to_owned(), json.value().to_owned()));
         }
-        let mut resting = BTreeMap::new();
+        let mut resting = Vec::new();
         for record in transaction.open_table(RESTING)?.iter()? {
             let (address, since) = record?;
             if let Ok(address) = address.value().parse() {
-                resting.insert(address, Duration::from_millis(since.value()));
+                resting.push((address, Duration::from_millis(since.value())));
             }
         }
         Ok((attachments, resting))
@@ -187,4 +187,24 @@ impl Store {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rests_longest_comes_first_whatever_its_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("registry.redb")).unwrap();
+        let key = super::super::Key::try_from("net/a/eth0".to_owned()).unwrap();
+        let release = |address: &str, at: u64| {
+            let address: IpAddr = address.parse().unwrap();
+            store.remove(&key, std::iter::once(address), Duration::from_secs(at), Duration::ZERO).unwrap();
+        };
+        release("10.0.0.3", 75);
+        release("10.0.0.2", 100);
+        let resting = store.load().unwrap().resting;
+        assert_eq!(resting.iter().map(|(_, since)| since.as_secs()).collect::<Vec<_>>(), [75, 100]);
+    }
 }

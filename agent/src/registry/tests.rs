@@ -116,3 +116,10 @@ fn a_key_reads_back_what_it_prints() {
         assert!(Key::try_from(text.to_owned()).is_err(), "{text:?}");
     }
 }
+
+#[test]
+fn a_store_knows_whether_it_was_there_before() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(open(dir.path()).unwrap().is_new());
+    assert!(!open(dir.path()).unwrap().is_new());
+}

@@ -94,6 +94,13 @@ impl Ipam {
         }
     }
 
+    /// Keeps an address from being given to pods, as one that the node has itself.
+    pub fn exclude(&mut self, address: IpAddr) {
+        for pool in self.pools() {
+            pool.claim(address);
+        }
+    }
+
     /// Gives back addresses that were in use; they rest first.
     pub fn release(&mut self, addresses: Addresses, now: Duration) {
         for address in addresses.iter() {

@@ -20,7 +20,9 @@ pub enum RangeError {
         "the pod CIDR {0} has no room: its first and last addresses and the one for a gateway are not given to pods"
     )]
     NoRoom(IpNet),
-    #[error("the pod CIDR {0} is not a range of unicast addresses that can be routed")]
+    #[error(
+        "the pod CIDR {0} has addresses in it that cannot be routed: loopback, link-local, multicast, reserved"
+    )]
     NotUnicast(IpNet),
 }
 
@@ -38,6 +40,19 @@ pub struct Pool {
     released: VecDeque<(u128, Duration)>,
 }
 
+/// What no pod can have, because the dataplane never lets it pass or the gateways are in it: this host, loopback,
+/// link-local, multicast, reserved, and IPv4 in IPv6.
+const NEVER: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/3",
+    "::/96",
+    "::ffff:0:0/96",
+    "fe80::/10",
+    "ff00::/8",
+];
+
 /// How long an address stays unused after its pod has gone.
 pub const COOLDOWN: Duration = Duration::from_secs(30);
 
@@ -50,14 +65,11 @@ impl Pool {
         if net != net.trunc() {
             return Err(RangeError::HostBits { given: net, meant: net.trunc() });
         }
-        let address = net.network();
-        let link_local = match address {
-            IpAddr::V4(v4) => v4.is_link_local(),
-            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
-        };
-        if net.prefix_len() == 0 || address.is_multicast() || address.is_loopback() || link_local {
+        let unfit = NEVER.iter().filter_map(|range| range.parse::<IpNet>().ok());
+        if unfit.into_iter().any(|range| range.contains(&net) || net.contains(&range)) {
             return Err(RangeError::NotUnicast(net));
         }
+        let address = net.network();
         // The first is the network's (IPv4) or any router's (IPv6, RFC 4291 2.6.1), the second by custom the
         // gateway's, IPv4's last is broadcast.
         let fresh = number(address) + 2;
@@ -193,9 +205,20 @@ mod tests {
         for net in ["10.0.0.0/31", "10.0.0.0/32", "fd00::/127", "fd00::/128"] {
             assert_eq!(refuse(net), RangeError::NoRoom(net.parse().unwrap()));
         }
-        for net in
-            ["224.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "fe80::/64", "ff00::/8", "0.0.0.0/0", "::/0"]
-        {
+        for net in [
+            "224.0.0.0/8",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "fe80::/64",
+            "ff00::/8",
+            "0.0.0.0/0",
+            "::/0",
+            "0.1.0.0/16",
+            "240.0.0.0/8",
+            "128.0.0.0/1",
+            "169.0.0.0/8",
+            "::10.0.0.0/120",
+        ] {
             assert_eq!(refuse(net), RangeError::NotUnicast(net.parse().unwrap()), "{net}");
         }
         let error = refuse("10.0.0.7/24").to_string();
