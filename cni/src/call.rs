@@ -1,12 +1,12 @@
 //! The call to the agent: request in, result or CNI error out.
 
-use std::{io, time::Duration};
+use std::{io, mem, time::Duration};
 
 use ferrule_proto::cni::{
     self, AddRequest, AddResult, CheckRequest, DelRequest, GcRequest, StatusRequest, add_response::Outcome,
     cni_client::CniClient, error::Code,
 };
-use tokio::time;
+use tokio::{runtime::Builder, time};
 use tonic::{Status, codegen::http::Uri};
 
 use crate::{
@@ -40,11 +40,16 @@ const START_AGENT: &str = "check that ferrule-agent runs on this node and that \
 /// # Errors
 /// Those of the agent, and those of getting through to it.
 pub(crate) fn call(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
-        let msg = format!("{}: preparing the call to the agent: {e}", request.verb().as_str());
-        CniError::new(Code::IoFailure, msg, "check the limits on open files and memory of the runtime")
-    })?;
-    runtime.block_on(exchange(socket, request))
+    // A socket and its deadline have no more than two events at a time.
+    let runtime =
+        Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
+            let msg = format!("{}: preparing the call to the agent: {e}", request.verb().as_str());
+            CniError::new(Code::IoFailure, msg, "check the limits on open files and memory of the runtime")
+        })?;
+    let answer = runtime.block_on(exchange(socket, request));
+    // The process is about to end, which closes the connection too: nothing has to be taken apart before.
+    mem::forget(runtime);
+    answer
 }
 
 async fn exchange(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {

@@ -25,9 +25,14 @@ use std::{
     process::{ExitCode, exit},
 };
 
+use dlmalloc::GlobalDlmalloc;
 use ferrule_proto::cni::error::Code;
 
 use crate::{error::CniError, run::Outcome, version::CniVersion};
+
+/// In place of musl's, which asks the kernel for most of what it hands out.
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 fn main() -> ExitCode {
     // A runtime that gets no JSON has nothing to show to the user.

@@ -5,26 +5,32 @@
 
 use std::{
     error::Error,
+    future::poll_fn,
     io,
-    task::{Context, Poll},
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use hyper::{
-    body::Incoming,
-    client::conn::http2::{self, SendRequest},
+use h2::{
+    RecvStream,
+    client::{Builder, SendRequest},
 };
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::{net::UnixStream, time};
+use http_body::Frame;
+use tokio::{io::BufWriter, net::UnixStream, time};
 use tonic::{
     Status,
     body::Body,
-    codegen::{BoxFuture, Service, http},
+    codegen::{Body as _, BoxFuture, Bytes, Service, http},
 };
 
 /// A connection to the agent, as the generated client wants it.
 #[derive(Debug)]
-pub(crate) struct Transport(SendRequest<Body>);
+pub(crate) struct Transport(SendRequest<Bytes>);
+
+/// The body of the agent's answer.
+#[derive(Debug)]
+pub(crate) struct Answer(RecvStream);
 
 /// How long to wait before trying again to get into the agent's queue of connections.
 const RETRY: Duration = Duration::from_millis(10);
@@ -46,8 +52,12 @@ impl Transport {
                 connected => break connected?,
             }
         };
-        let (sender, connection) =
-            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        // Buffered until h2 has nothing more to write: the greeting and the request wake the agent once.
+        let (sender, connection) = Builder::new()
+            .enable_push(false)
+            .handshake(BufWriter::new(stream))
+            .await
+            .map_err(io::Error::other)?;
         // Its error is also the call's.
         tokio::spawn(async { drop(connection.await) });
         Ok(Self(sender))
@@ -55,7 +65,7 @@ impl Transport {
 }
 
 impl Service<http::Request<Body>> for Transport {
-    type Response = http::Response<Incoming>;
+    type Response = http::Response<Answer>;
     type Error = Status;
     type Future = BoxFuture<Self::Response, Self::Error>;
 
@@ -64,8 +74,45 @@ impl Service<http::Request<Body>> for Transport {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let response = self.0.send_request(request);
-        Box::pin(async move { response.await.map_err(|e| lost(&e)) })
+        let (head, body) = request.into_parts();
+        let started = self.0.send_request(http::Request::from_parts(head, ()), false);
+        Box::pin(async move {
+            let (response, mut stream) = started.map_err(|e| lost(&e))?;
+            let mut body = pin!(body);
+            while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+                // A client has no trailers. The message is in memory as it is, so h2 may hold what the agent has
+                // no room for yet; waiting for the room would part the message from its headers.
+                let data = frame?.into_data().unwrap_or_default();
+                if stream.send_data(data, false).is_err() {
+                    break;
+                }
+            }
+            // If the stream is broken, the response tells why.
+            let _ = stream.send_data(Bytes::new(), true);
+            Ok(response.await.map_err(|e| lost(&e))?.map(Answer))
+        })
+    }
+}
+
+// === impl Answer ===
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = match ready!(self.0.poll_data(cx)) {
+            // What is taken makes room for more.
+            Some(data) => data.and_then(|data| {
+                self.0.flow_control().release_capacity(data.len())?;
+                Ok(Some(Frame::data(data)))
+            }),
+            None => ready!(self.0.poll_trailers(cx)).map(|trailers| trailers.map(Frame::trailers)),
+        };
+        Poll::Ready(frame.map_err(|e| lost(&e)).transpose())
     }
 }
 

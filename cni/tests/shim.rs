@@ -110,6 +110,21 @@ fn the_other_verbs_reach_the_agent_and_print_nothing() {
 }
 
 #[test]
+fn what_is_larger_than_a_window_of_http2_passes_both_ways() {
+    let many: Vec<_> =
+        (0..8000).map(|i| json!({"containerID": format!("container{i}"), "ifname": "eth0"})).collect();
+    let details = "x".repeat(300_000);
+    let error = Error { code: Code::TryAgainLater.into(), details: details.clone(), ..Error::default() };
+    let agent = MockAgent::start(Behaviour::Refuse(error));
+    let netconf = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "ferrule", "socket": agent.socket(),
+                         "cni.dev/valid-attachments": many});
+    let answer = call("GC", &[], &netconf.to_string());
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(1), ""));
+    assert_eq!(answer.json()["details"], details);
+    assert_eq!(agent.others(), ["GC 8000"]);
+}
+
+#[test]
 fn an_agent_without_a_common_api_is_told_as_it_says_it() {
     let error = Error {
         code: Code::ApiIncompatible.into(),
