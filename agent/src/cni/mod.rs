@@ -87,7 +87,7 @@ impl Cni for CniService {
         Ok(Response::new(GcResponse { error }))
     }
 
-    /// The socket is only there while ADDs can be served, so that to be asked is to be able to.
+    /// The agent listens only once it can serve ADDs, so that to be asked is to be able to.
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let error = check_api(request.into_inner().api).err().map(|error| report(error, "STATUS"));
         Ok(Response::new(StatusResponse { error }))

@@ -31,7 +31,7 @@ pub enum Hook {
     Egress,
 }
 
-/// Ours go first: nobody's filter sees what was not checked yet. Others find room at every other priority.
+/// Ours go first among clsact filters. What others attach as XDP or tcx runs before, and is theirs to answer for.
 const PRIORITY: u16 = 1;
 /// With the priority, it names a filter on a hook.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
