@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use ferrule_tests::{
-    node::{NODE_V4, NODE_V6, UPLINK_MTU, with_agent},
+    node::{NODE_V4, NODE_V6, POD_V4, POD_V6, UPLINK_MTU, on_node, with_agent},
     traffic,
 };
 
@@ -95,4 +95,21 @@ fn pain_23_addresses_are_usable_at_once() {
         Ok(())
     })
     .unwrap();
+}
+
+#[test]
+fn pods_of_a_single_family_reach_each_other_and_the_node() {
+    for (cidr, gateway) in [(POD_V4, NODE_V4), (POD_V6, NODE_V6)] {
+        on_node(|node| {
+            node.start_agent(&[cidr])?;
+            let (a, b) = (node.attach("a")?, node.attach("b")?);
+            anyhow::ensure!(b.addresses.len() == 1, "{:?}", b.addresses);
+            let to = b.addresses.first().context("no address")?;
+            a.ping(&to.to_string())?;
+            a.ping(gateway)?;
+            traffic::stream(a.path(), b.path(), *to, MEGABYTE)?;
+            node.runtime()?.check(&a)
+        })
+        .unwrap();
+    }
 }

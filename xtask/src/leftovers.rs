@@ -19,14 +19,15 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Things(BTreeSet<String>);
 
-/// The names of our programs in the kernel.
-const PROGRAMS: [&str; 3] = ["from_pod", "to_pod", "from_uplink"];
+/// The names of our programs and maps in the kernel.
+const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
+const MAPS: [&str; 4] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "AYA_LOGS"];
 const BPFFS: &str = "/sys/fs/bpf";
 /// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user left.
 const PATIENCE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks at what there is: interfaces, named network namespaces, our loaded programs, pins.
+/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins.
 ///
 /// # Errors
 /// If `ip` or `bpftool` fails.
@@ -34,7 +35,9 @@ pub(crate) fn look() -> Result<Things> {
     let mut things = BTreeSet::new();
     things.extend(ask("ip", &["-o", "link"])?.lines().filter_map(interface));
     things.extend(ask("ip", &["netns", "list"])?.lines().filter_map(namespace));
-    things.extend(ask("bpftool", &["prog", "show"])?.lines().filter_map(program));
+    let (programs, maps) = (ask("bpftool", &["prog", "show"])?, ask("bpftool", &["map", "show"])?);
+    things.extend(programs.lines().filter_map(|line| loaded("program", line, &PROGRAMS)));
+    things.extend(maps.lines().filter_map(|line| loaded("map", line, &MAPS)));
     pins(Path::new(BPFFS), &mut things)
         .or_fail(format!("listing {BPFFS}"), "see that it can be read, and that it is a bpffs")?;
     Ok(Things(things))
@@ -86,12 +89,12 @@ fn namespace(line: &str) -> Option<String> {
     Some(format!("network namespace {}", line.split_whitespace().next()?))
 }
 
-/// `12: sched_cls  name from_pod  tag …`, if it is one of ours.
-fn program(line: &str) -> Option<String> {
+/// `12: sched_cls  name from_pod  tag …` or `34: hash  name VIFS  flags …`, if it is one of ours.
+fn loaded(what: &str, line: &str, ours: &[&str]) -> Option<String> {
     let (id, rest) = line.split_once(": ")?;
     let (_, rest) = rest.split_once("name ")?;
     let name = rest.split_whitespace().next()?;
-    PROGRAMS.contains(&name).then(|| format!("program {id} {name}"))
+    ours.contains(&name).then(|| format!("{what} {id} {name}"))
 }
 
 fn pins(folder: &Path, things: &mut BTreeSet<String>) -> io::Result<()> {
@@ -125,10 +128,13 @@ mod tests {
             "7: veth0@if6: <BROADCAST,MULTICAST,UP> mtu 1500 qdisc noqueue state UP \\    link/ether …";
         assert_eq!(interface(link).unwrap(), "interface 7 veth0@if6");
         assert_eq!(namespace("node0 (id: 3)").unwrap(), "network namespace node0");
-        assert_eq!(program("12: sched_cls  name from_pod  tag 2a1b  gpl").unwrap(), "program 12 from_pod");
+        assert_eq!(
+            loaded("program", "12: sched_cls  name from_pod  tag 2a1b  gpl", &PROGRAMS).unwrap(),
+            "program 12 from_pod"
+        );
         for other in ["13: sched_cls  name from_podium  tag 2a1b", "14: cgroup_skb  tag 6dee", "\tpids x(1)"]
         {
-            assert_eq!(program(other), None);
+            assert_eq!(loaded("program", other, &PROGRAMS), None);
         }
     }
 

@@ -148,7 +148,7 @@ impl Node {
                 tracing::error!(key = %plugged.key, %error, "a failed ADD is left behind");
             }
         })?;
-        tracing::info!(key = %attached.key, pod = ?attached.pod, addresses = ?attached.vif.addresses, "attached");
+        tracing::info!(key = %attached.key, pod = %attached.pod, addresses = %attached.vif.addresses, "attached");
         Ok(Added::Now(attached))
     }
 
@@ -201,7 +201,7 @@ impl Node {
     fn is_current(&self, before: &Attachment, netns: &Netns) -> Result<bool, VerbError> {
         match &before.host {
             Some(host) if before.state == State::Attached && before.netns_id == netns.id() => {
-                let in_kernel = check::attachment(netns, host.ifindex, before)?;
+                let in_kernel = check::attachment(netns, host.ifindex, before, self.dataplane.program_ids())?;
                 let as_made = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before));
                 if let Err(differs) = &as_made {
                     tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
@@ -222,7 +222,8 @@ impl Node {
             return Err(VerbError::Differs(differs));
         }
         let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;
-        check::attachment(&netns, host.ifindex, &attachment)?.map_err(VerbError::Differs)?;
+        check::attachment(&netns, host.ifindex, &attachment, self.dataplane.program_ids())?
+            .map_err(VerbError::Differs)?;
         self.dataplane.verify(host.ifindex, &attachment).map_err(VerbError::Differs)
     }
 }

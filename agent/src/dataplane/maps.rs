@@ -12,10 +12,7 @@ use aya::{
 };
 use nix::errno::Errno;
 
-use crate::{
-    registry::{Attachment, Pod},
-    vif::Addresses,
-};
+use crate::{registry::Attachment, vif::Addresses};
 
 /// The pinned maps, open.
 pub(super) struct Maps {
@@ -157,11 +154,7 @@ fn vif_entry(attachment: &Attachment) -> VifEntry {
     let Attachment { key, pod, vif, .. } = attachment;
     let Addresses { v4, v6 } = vif.addresses;
     let flag = |present: bool, flag| if present { flag } else { 0 };
-    let who = match pod {
-        Pod { name, .. } if name.is_empty() => key.container_id.to_string(),
-        Pod { namespace, name, .. } if namespace.is_empty() => name.clone(),
-        Pod { namespace, name, .. } => format!("{namespace}/{name}"),
-    };
+    let who = if pod.name.is_empty() { key.container_id.to_string() } else { pod.to_string() };
     VifEntry {
         ipv4: v4.map(|address| address.octets()).unwrap_or_default(),
         flags: flag(v4.is_some(), VifEntry::HAS_IPV4) | flag(v6.is_some(), VifEntry::HAS_IPV6),

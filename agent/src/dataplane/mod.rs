@@ -28,10 +28,16 @@ use maps::Maps;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
-    from_pod: ProgramFd,
-    to_pod: ProgramFd,
+    from_pod: Loaded,
+    to_pod: Loaded,
     maps: Mutex<Maps>,
     pins: PathBuf,
+}
+
+/// A program in the kernel.
+struct Loaded {
+    fd: ProgramFd,
+    id: u32,
 }
 
 /// The dataplane cannot be loaded or changed.
@@ -95,7 +101,12 @@ impl Dataplane {
 
     /// The programs, to be attached to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
-        Filters { from_pod: self.from_pod.as_fd(), to_pod: self.to_pod.as_fd() }
+        Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
+    }
+
+    /// The kernel's IDs of the programs: `from_pod`, `to_pod`.
+    pub fn program_ids(&self) -> [u32; 2] {
+        [self.from_pod.id, self.to_pod.id]
     }
 
     /// Where the maps are pinned.
@@ -161,12 +172,12 @@ fn make_pin_directory(pins: &Path) -> Result<(), DataplaneError> {
 }
 
 /// A program is kept by its descriptor and by the filters that it is attached to; it needs no pin.
-fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, DataplaneError> {
+fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DataplaneError> {
     let mut load = || {
         let program = ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
         let program: &mut SchedClassifier = program.try_into()?;
         program.load()?;
-        Ok(program.fd()?.try_clone()?)
+        Ok(Loaded { fd: program.fd()?.try_clone()?, id: program.info()?.id() })
     };
     load().map_err(|source: ProgramError| DataplaneError::Program { name, source })
 }

@@ -17,7 +17,7 @@ use crate::{registry::Attachment, vif::Mac};
 /// What differs, in words.
 type Differs = String;
 
-/// Compares both ends with what a plug makes.
+/// Compares both ends with what a plug makes, with the programs of these IDs in the order of [`filter::Hook::ALL`].
 ///
 /// # Errors
 /// The outer one, if the kernel refuses to tell.
@@ -25,10 +25,11 @@ pub fn attachment(
     netns: &Netns,
     ifindex: u32,
     attachment: &Attachment,
+    programs: [u32; 2],
 ) -> Result<Result<(), Differs>, PlugError> {
     let mut host = Socket::open()?;
     let mut pod = netns.run(Socket::open)??;
-    let in_host = host_end(&mut host, ifindex, attachment)?;
+    let in_host = host_end(&mut host, ifindex, attachment, programs)?;
     let in_pod = pod_end(&mut pod, attachment)?;
     Ok(in_host.and(in_pod))
 }
@@ -37,6 +38,7 @@ fn host_end(
     host: &mut Socket,
     ifindex: u32,
     attachment: &Attachment,
+    programs: [u32; 2],
 ) -> Result<Result<(), Differs>, PlugError> {
     let links = links(host)?;
     let Some(link) = links.iter().find(|link| link.header.index == ifindex) else {
@@ -49,9 +51,9 @@ fn host_end(
     if let Err(differs) = link_is(link, "the host's interface", Mac(GATEWAY_MAC), attachment.vif.mtu) {
         return Ok(Err(differs));
     }
-    for (hook, program) in filter::Hook::ALL {
-        if filter::attached(host, ifindex, hook)?.as_deref() != Some(program) {
-            return Ok(Err(format!("the filter {program} is not on the host's interface {ifindex}")));
+    for ((hook, name), id) in filter::Hook::ALL.into_iter().zip(programs) {
+        if filter::attached(host, ifindex, hook)? != Some(id) {
+            return Ok(Err(format!("the filter {name} is not on the host's interface {ifindex}")));
         }
     }
     for address in attachment.vif.addresses.iter() {

@@ -72,16 +72,16 @@ pub fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
 }
 
-/// The name of the program that is our filter on a hook, if there is one.
+/// The ID of the program that is our filter on a hook, if there is one.
 ///
 /// # Errors
 /// If the kernel refuses to tell.
-pub fn attached(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Option<String>, NetlinkError> {
+pub fn attached(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Option<u32>, NetlinkError> {
     let mut message = TcMessage::with_index(index(ifindex));
     message.header.parent = hook.parent();
     let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
     Ok(answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewTrafficFilter(filter) if is_ours(&filter) => program_name(&filter),
+        RouteNetlinkMessage::NewTrafficFilter(filter) if is_ours(&filter) => program_id(&filter),
         _ => None,
     }))
 }
@@ -112,13 +112,13 @@ fn is_ours(filter: &TcMessage) -> bool {
     filter.header.handle == HANDLE && filter.header.info >> 16 == u32::from(PRIORITY)
 }
 
-fn program_name(filter: &TcMessage) -> Option<String> {
+fn program_id(filter: &TcMessage) -> Option<u32> {
     let options = filter.attributes.iter().find_map(|attribute| match attribute {
         TcAttribute::Options(options) => Some(options),
         _ => None,
     })?;
     options.iter().find_map(|option| match option {
-        TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
+        TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
         _ => None,
     })
 }

@@ -84,6 +84,16 @@ pub enum InvalidKey {
     Name(#[from] InvalidName),
 }
 
+// === impl Pod ===
+
+impl fmt::Display for Pod {
+    /// `namespace/name`, as far as it is known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name, .. } = self;
+        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
+    }
+}
+
 // === impl Key ===
 
 impl From<Key> for String {

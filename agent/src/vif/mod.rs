@@ -47,6 +47,13 @@ impl Addresses {
     }
 }
 
+impl fmt::Display for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.iter().map(|address| address.to_string()).collect();
+        f.write_str(&all.join(" "))
+    }
+}
+
 // === impl Mac ===
 
 impl Mac {
