@@ -10,6 +10,7 @@ pub mod host;
 pub mod netlink;
 pub mod netns;
 pub mod reaper;
+mod requests;
 pub mod stamp;
 pub mod sysctl;
 pub mod uplink;

@@ -21,26 +21,26 @@ use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_proto::names::IfName;
 use nix::errno::Errno;
 use rtnetlink::{
-    AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_route::{
-        AddressFamily, RouteNetlinkMessage,
-        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+        RouteNetlinkMessage,
         link::{
             AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoVeth,
             LinkAttribute, LinkMessage,
         },
-        neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
-        route::{RouteMessage, RouteProtocol, RouteScope},
     },
 };
 
 use super::{
-    PlugError, ROUTE_PROTOCOL, alias,
+    PlugError, alias,
     filter::{self, Filters},
     get_link,
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
     reaper::{self, DEAD, UNBORN},
+    requests::{
+        add_address, add_neighbour, add_route, default_v4, default_v6, host_route, link_of, set_link,
+    },
     stamp::Stamp,
     sysctl,
 };
@@ -322,76 +322,4 @@ fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
         requests.push(add_route(&format!("through {gateway}"), default));
     }
     requests
-}
-
-fn default_v4(ifindex: u32) -> RouteMessage {
-    // On link: the gateway is in no range of the interface.
-    RouteMessageBuilder::<Ipv4Addr>::new().output_interface(ifindex).gateway(GATEWAY.0).onlink().build()
-}
-
-fn default_v6(ifindex: u32) -> RouteMessage {
-    RouteMessageBuilder::<Ipv6Addr>::new().output_interface(ifindex).gateway(GATEWAY.1).build()
-}
-
-fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
-    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
-    match address {
-        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(v4, 32)
-            .output_interface(ifindex)
-            .scope(RouteScope::Link)
-            .protocol(protocol)
-            .build(),
-        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(v6, 128)
-            .output_interface(ifindex)
-            .protocol(protocol)
-            .build(),
-    }
-}
-
-fn set_link(what: &str, message: LinkMessage) -> Request {
-    Request::change(what, RouteNetlinkMessage::SetLink(message))
-}
-
-fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request {
-    let mut message: AddressMessage = match address {
-        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
-        IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new().index(ifindex).address(v6, prefix).build(),
-    };
-    if address == GATEWAY.0 {
-        // Every pod's host interface has it: it must not become the source of the host's own packets.
-        message.header.scope = AddressScope::Host;
-    }
-    if address.is_ipv6() {
-        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-    }
-    Request::create(format!("add the address {address}"), RouteNetlinkMessage::NewAddress(message))
-}
-
-fn add_route(which: &str, message: RouteMessage) -> Request {
-    Request::create(format!("add the route {which}"), RouteNetlinkMessage::NewRoute(message))
-}
-
-fn add_neighbour(ifindex: u32, address: IpAddr, mac: [u8; 6]) -> Request {
-    let mut message = NeighbourMessage::default();
-    message.header.ifindex = ifindex;
-    message.header.state = NeighbourState::Permanent;
-    let destination = match address {
-        IpAddr::V4(v4) => {
-            message.header.family = AddressFamily::Inet;
-            NeighbourAddress::Inet(v4)
-        }
-        IpAddr::V6(v6) => {
-            message.header.family = AddressFamily::Inet6;
-            NeighbourAddress::Inet6(v6)
-        }
-    };
-    message.attributes.push(NeighbourAttribute::Destination(destination));
-    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
-    Request::replace(format!("add the neighbour {address}"), RouteNetlinkMessage::NewNeighbour(message))
-}
-
-fn link_of(message: RouteNetlinkMessage) -> Option<LinkMessage> {
-    if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None }
 }

@@ -1,0 +1,96 @@
+//! The requests that a plug is made of.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rtnetlink::{
+    AddressMessageBuilder, RouteMessageBuilder,
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+        link::LinkMessage,
+        neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+        route::{RouteMessage, RouteProtocol, RouteScope},
+    },
+};
+
+use super::{ROUTE_PROTOCOL, netlink::Request, veth::GATEWAY};
+
+/// The pod's default route, IPv4.
+pub(super) fn default_v4(ifindex: u32) -> RouteMessage {
+    // On link: the gateway is in no range of the interface.
+    RouteMessageBuilder::<Ipv4Addr>::new().output_interface(ifindex).gateway(GATEWAY.0).onlink().build()
+}
+
+/// The pod's default route, IPv6.
+pub(super) fn default_v6(ifindex: u32) -> RouteMessage {
+    RouteMessageBuilder::<Ipv6Addr>::new().output_interface(ifindex).gateway(GATEWAY.1).build()
+}
+
+/// The host's route to an address of a pod, marked as ours.
+pub(super) fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
+    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    match address {
+        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(v4, 32)
+            .output_interface(ifindex)
+            .scope(RouteScope::Link)
+            .protocol(protocol)
+            .build(),
+        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(v6, 128)
+            .output_interface(ifindex)
+            .protocol(protocol)
+            .build(),
+    }
+}
+
+/// Changes a link.
+pub(super) fn set_link(what: &str, message: LinkMessage) -> Request {
+    Request::change(what, RouteNetlinkMessage::SetLink(message))
+}
+
+/// Adds an address, which need not wait for duplicates to be looked for.
+pub(super) fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request {
+    let mut message: AddressMessage = match address {
+        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
+        IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new().index(ifindex).address(v6, prefix).build(),
+    };
+    if address == GATEWAY.0 {
+        // Every pod's host interface has it: it must not become the source of the host's own packets.
+        message.header.scope = AddressScope::Host;
+    }
+    if address.is_ipv6() {
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    Request::create(format!("add the address {address}"), RouteNetlinkMessage::NewAddress(message))
+}
+
+/// Adds a route.
+pub(super) fn add_route(which: &str, message: RouteMessage) -> Request {
+    Request::create(format!("add the route {which}"), RouteNetlinkMessage::NewRoute(message))
+}
+
+/// Adds a neighbour that is never asked for.
+pub(super) fn add_neighbour(ifindex: u32, address: IpAddr, mac: [u8; 6]) -> Request {
+    let mut message = NeighbourMessage::default();
+    message.header.ifindex = ifindex;
+    message.header.state = NeighbourState::Permanent;
+    let destination = match address {
+        IpAddr::V4(v4) => {
+            message.header.family = AddressFamily::Inet;
+            NeighbourAddress::Inet(v4)
+        }
+        IpAddr::V6(v6) => {
+            message.header.family = AddressFamily::Inet6;
+            NeighbourAddress::Inet6(v6)
+        }
+    };
+    message.attributes.push(NeighbourAttribute::Destination(destination));
+    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+    Request::replace(format!("add the neighbour {address}"), RouteNetlinkMessage::NewNeighbour(message))
+}
+
+/// The link in an answer.
+pub(super) fn link_of(message: RouteNetlinkMessage) -> Option<LinkMessage> {
+    if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None }
+}
