@@ -19,7 +19,7 @@ use ferrule_proto::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    plug::veth::GATEWAY,
+    plug::GATEWAY,
     registry::{Attachment, Key, Pod},
     vif::Mac,
 };

@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage},
 };
 
-use super::{PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, stamp::Stamp, veth::GATEWAY};
+use super::{GATEWAY, PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, stamp::Stamp};
 use crate::{registry::Attachment, vif::Mac};
 
 /// What differs, in words.

@@ -16,8 +16,12 @@ pub mod sysctl;
 pub mod uplink;
 pub mod veth;
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
+use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6};
 use ferrule_proto::names::IfName;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
@@ -28,6 +32,10 @@ use netlink::{NetlinkError, Socket};
 use netns::NetnsError;
 use stamp::Stamp;
 use sysctl::SysctlError;
+
+/// The gateway of every pod as addresses.
+pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
 /// The number by which our routes can be told from others' (`rtm_protocol`); not among those that
 /// `linux/rtnetlink.h` gives to others.

@@ -1,7 +1,6 @@
 //! A pod's network namespace: opened once, told apart by identity, entered by one thread at a time.
 
 use std::{
-    fmt,
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
@@ -16,17 +15,8 @@ use nix::{
         statfs::{FsType, fstatfs},
     },
 };
-use serde::{Deserialize, Serialize};
 
-/// What tells two network namespaces apart, whatever paths lead to them. It is unique among those that live; the
-/// kernel uses a number again once its namespace is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct NetnsId {
-    /// `st_dev` of the namespace's file.
-    pub dev: u64,
-    /// `st_ino` of the namespace's file.
-    pub ino: u64,
-}
+use crate::registry::NetnsId;
 
 /// An open network namespace. While it is open, neither it nor its identity goes away.
 #[derive(Debug)]
@@ -138,14 +128,6 @@ impl Netns {
             return Err(not_netns());
         }
         Ok(Self { file, id: NetnsId { dev: stat.st_dev, ino: stat.st_ino }, path: path.to_owned() })
-    }
-}
-
-// === impl NetnsId ===
-
-impl fmt::Display for NetnsId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.dev, self.ino)
     }
 }
 

@@ -13,7 +13,7 @@ use rtnetlink::{
     },
 };
 
-use super::{ROUTE_PROTOCOL, netlink::Request, veth::GATEWAY};
+use super::{GATEWAY, ROUTE_PROTOCOL, netlink::Request};
 
 /// The pod's default route, IPv4.
 pub(super) fn default_v4(ifindex: u32) -> RouteMessage {

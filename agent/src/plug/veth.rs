@@ -10,14 +10,9 @@
 //! 4. The caller writes the maps' entries.
 //! 5. The host's end goes up, and its routes are set. Only now a packet can flow.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::BuildHasher,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::Instant,
-};
+use std::{collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant};
 
-use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
+use agent_common::GATEWAY_MAC;
 use ferrule_proto::names::IfName;
 use nix::errno::Errno;
 use rtnetlink::{
@@ -32,7 +27,7 @@ use rtnetlink::{
 };
 
 use super::{
-    PlugError, alias,
+    GATEWAY, PlugError, alias,
     filter::{self, Filters},
     get_link,
     netlink::{NetlinkError, Request, Socket},
@@ -65,10 +60,6 @@ pub struct Pending<'a> {
     peer: u32,
     keep: bool,
 }
-
-/// The gateway of every pod as addresses.
-pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
-    (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
 /// The link group of interfaces that are in none.
 const DEFAULT_GROUP: u32 = 0;

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
 use serde::{Deserialize, Serialize};
 
-use crate::{plug::netns::NetnsId, vif::Vif};
+use crate::vif::Vif;
 
 /// What identifies an attachment, as in the CNI specification.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -22,6 +22,16 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+}
+
+/// What tells two network namespaces apart, whatever paths lead to them. It is unique among those that live; the
+/// kernel uses a number again once its namespace is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NetnsId {
+    /// `st_dev` of the namespace's file.
+    pub dev: u64,
+    /// `st_ino` of the namespace's file.
+    pub ino: u64,
 }
 
 /// How far an attachment has come.
@@ -91,6 +101,14 @@ impl fmt::Display for Pod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, name, .. } = self;
         if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
+    }
+}
+
+// === impl NetnsId ===
+
+impl fmt::Display for NetnsId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.dev, self.ino)
     }
 }
 

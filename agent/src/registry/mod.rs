@@ -25,14 +25,11 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 
-pub use attachment::{Attachment, HostLink, Key, Pod, State};
+pub use attachment::{Attachment, HostLink, Key, NetnsId, Pod, State};
 pub use locks::{KeyGuard, Locks};
 pub use store::StoreError;
 
-use crate::{
-    plug::netns::NetnsId,
-    vif::{COOLDOWN, Exhausted, Ipam, IpamError, Mac, Vif},
-};
+use crate::vif::{COOLDOWN, Exhausted, Ipam, IpamError, Mac, Vif};
 use store::Store;
 
 /// The attachments of this node.
