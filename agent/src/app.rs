@@ -40,10 +40,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     let _node = NodeLock::take()?;
     let registry = Registry::open(&config.state_dir, &config.pod_cidrs)?;
     registry.exclude(host::addresses().context("cannot list the node's own addresses")?);
-    host::forward(&config.pod_cidrs).context("cannot make the node forward packets")?;
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
     tracing::info!(pins = %dataplane.pins().display(), "dataplane loaded");
+    // Only now: an agent that cannot serve leaves the node as it was.
+    host::forward(&config.pod_cidrs).context("cannot make the node forward packets")?;
 
     let reaper = Reaper::default();
     let node = Arc::new(Node::new(registry, dataplane, uplink.clone(), reaper.clone()));
