@@ -524,10 +524,18 @@ fn a_caller_who_is_not_root_is_refused() {
         // Somebody opens both to everybody: still nobody but root is served.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;
-        // The binaries may lie where only root may go.
-        let copy = PathBuf::from("/run/ferrulectl");
-        fs::copy(ferrule_tests::dist::binary("ferrulectl")?, &copy)?;
-        let output = Command::new(&copy).arg("attachments").uid(65534).gid(65534).output()?;
+        // The binaries may lie where only root may go. (Not a copy: it would be busy while another test forks.)
+        let reachable = PathBuf::from("/run/ferrulectl");
+        fs::write(&reachable, "")?;
+        let binary = ferrule_tests::dist::binary("ferrulectl")?;
+        nix::mount::mount(
+            Some(&binary),
+            &reachable,
+            None::<&str>,
+            nix::mount::MsFlags::MS_BIND,
+            None::<&str>,
+        )?;
+        let output = Command::new(&reachable).arg("attachments").uid(65534).gid(65534).output()?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(!output.status.success() && text.contains("only root may call the agent"), "{text}");
         node.attach("a").map(drop)
