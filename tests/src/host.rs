@@ -7,13 +7,14 @@ use anyhow::ensure;
 use crate::sys;
 
 /// What the machine has, seen from outside of all nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Footprint {
     links: BTreeSet<String>,
     netns: BTreeSet<String>,
     pins: BTreeSet<String>,
-    programs: usize,
-    maps: usize,
+    /// By their IDs, which the kernel does not use again.
+    programs: BTreeSet<u32>,
+    maps: BTreeSet<u32>,
 }
 
 const OUR_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
@@ -39,25 +40,34 @@ impl Footprint {
             links: lines(sys::run("ip -o link show")?),
             netns: names("/run/netns"),
             pins: names("/sys/fs/bpf"),
-            programs: programs.filter(|program| is_ours(program.name_as_str(), &OUR_PROGRAMS)).count(),
-            maps: maps.filter(|map| is_ours(map.name_as_str(), &OUR_MAPS)).count(),
+            programs: programs
+                .filter(|it| is_ours(it.name_as_str(), &OUR_PROGRAMS))
+                .map(|it| it.id())
+                .collect(),
+            maps: maps.filter(|it| is_ours(it.name_as_str(), &OUR_MAPS)).map(|it| it.id()).collect(),
         })
     }
 
-    /// Waits until the machine is as it was: the kernel takes namespaces down in the background.
+    /// Waits until the machine has nothing that it had not: the kernel takes namespaces down in the background. What
+    /// is gone is no matter, as it may be of a run before this one.
     ///
     /// # Errors
     /// If something stays.
     pub fn wait_until_restored(&self) -> anyhow::Result<()> {
-        sys::wait_until("the machine is as it was", Duration::from_secs(15), || {
-            let now = Self::take()?;
-            ensure!(now == *self, "it was {self:#?}\nand is {now:#?}");
+        sys::wait_until("nothing is left on the machine", Duration::from_secs(15), || {
+            let left = Self::take()?.without(self);
+            ensure!(left == Self::default(), "this is left: {left:#?}");
             Ok(true)
         })
     }
 
-    /// How many of our programs and maps are loaded.
-    pub fn loaded(&self) -> (usize, usize) {
-        (self.programs, self.maps)
+    fn without(self, before: &Self) -> Self {
+        Self {
+            links: &self.links - &before.links,
+            netns: &self.netns - &before.netns,
+            pins: &self.pins - &before.pins,
+            programs: &self.programs - &before.programs,
+            maps: &self.maps - &before.maps,
+        }
     }
 }

@@ -25,5 +25,5 @@ fn tell(show: &mut Show) -> anyhow::Result<()> {
     let before = Footprint::take()?;
     node::on_node(|node| story::tell(node, show))?;
     show.chapter("Afterwards, on the machine itself");
-    show.fact("links, namespaces, pins, programs and maps are as before", || before.wait_until_restored())
+    show.fact("no link, namespace, pin, program or map is left", || before.wait_until_restored())
 }
