@@ -72,7 +72,7 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The interface has no entry in `VIFS`: nothing passes. Counted under ifindex 0.
+    /// The interface, or the one to deliver to, has no entry in `VIFS`: nothing passes. Counted under ifindex 0.
     NoVif = 0 => no_vif,
     /// From the pod with a source MAC that is not its own.
     SpoofedMac = 1 => spoofed_mac,

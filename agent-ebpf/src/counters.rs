@@ -31,8 +31,8 @@ pub fn drop(ifindex: u32, reason: DropReason) {
     let Some(counters) = of(ifindex) else {
         return;
     };
-    // The counters lie in the order of the reasons (asserted where both are defined). The number is masked where
-    // the compiler cannot see that it is in range already: it would leave out a check that the verifier wants.
+    // The counters lie in the order of the reasons (asserted where both are defined). The compiler is kept from
+    // seeing that the number is in range: it would leave out the check that the verifier wants.
     let index = core::hint::black_box(reason as usize);
     if index < DropReason::ALL.len() {
         // SAFETY: in bounds of `drops`, which is `repr(C)` of as many `u64` as there are reasons.

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, Output, Stdio},
     thread,
@@ -140,15 +140,4 @@ pub fn wait_until(
             Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
         }
     }
-}
-
-/// What tells one namespace from another.
-///
-/// # Errors
-/// If there is none at the path.
-pub fn inode(path: &Path) -> anyhow::Result<u64> {
-    let file = File::open(path)?;
-    Ok(nix::sys::stat::fstat(&file)
-        .with_context(|| format!("cannot look at descriptor {}", file.as_raw_fd()))?
-        .st_ino)
 }
