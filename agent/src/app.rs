@@ -12,18 +12,22 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{service::InterceptorLayer, transport::Server};
 
 use crate::{
-    cni::{CniService, Node},
-    config::Config,
+    cni::{CniService, Node, Policy, VifSource},
+    config::{Config, Kubernetes},
     dataplane::Dataplane,
+    events::Events,
+    follow,
+    health::Health,
+    metrics::Metrics,
     observe::AgentService,
     plug::{
-        host,
         reaper::{Reaper, reap_now},
         uplink::Uplink,
     },
     reconcile,
-    registry::Registry,
+    registry::{Cache, Registry},
     server::{self, NodeLock},
+    watch::{Api, Watches},
 };
 
 /// Longer than any runtime waits, so that no call is held for ever.
@@ -38,30 +42,73 @@ const DRAIN: Duration = Duration::from_secs(15);
 pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     // First of all: two agents must not even look at the same kernel, nor at the same state.
     let _node = NodeLock::take()?;
-    let registry = Registry::open(&config.state_dir, &config.pod_cidrs)?;
-    registry.exclude(host::addresses().context("cannot list the node's own addresses")?);
+    let (health, metrics) = (Health::default(), Metrics::default());
+    let registry = Registry::open(&config.state_dir)?;
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
     tracing::info!(pins = %dataplane.pins().display(), "dataplane loaded");
-    // Only now: an agent that cannot serve leaves the node as it was.
-    host::forward(&config.pod_cidrs).context("cannot make the node forward packets")?;
 
     let reaper = Reaper::default();
-    let node = Arc::new(Node::new(registry, dataplane, uplink.clone(), reaper.clone()));
-    let at_start = Arc::clone(&node);
-    tokio::task::spawn_blocking(move || reconcile::recover(&at_start))
-        .await?
-        .context("cannot take over from an earlier agent")?;
+    let policy = Policy {
+        source: config.vif_source,
+        timeout: config.vif_timeout,
+        vif_cidrs: config.vif_cidrs.clone(),
+    };
+    let (events, notes) = match &config.kubernetes {
+        Some(_) => {
+            let (events, notes) = Events::channel(metrics.events.clone());
+            (events, Some(notes))
+        }
+        None => (Events::nowhere(metrics.events.clone()), None),
+    };
+    let node = Arc::new(Node::new(registry, dataplane, uplink.clone(), reaper.clone(), policy, events));
+    let (at_start, ranges) = (Arc::clone(&node), config.pod_cidrs.clone());
+    tokio::task::spawn_blocking(move || {
+        if !ranges.is_empty() {
+            follow::use_ranges(&at_start, &ranges).context("cannot use the pod CIDRs of the configuration")?;
+        }
+        reconcile::recover(&at_start).context("cannot take over from an earlier agent")
+    })
+    .await??;
     tokio::spawn(reaper.run());
     tokio::spawn(uplink.follow());
-    let served = serve(&config, node).await;
+    let watches = match &config.kubernetes {
+        Some(cluster) => Some(watch(&config, cluster, &node, &health, &metrics)?),
+        None => None,
+    };
+    let served = serve(&config, Arc::clone(&node), health).await;
+    if let Some(watches) = watches {
+        watches.stop().await;
+    }
     // The reaper is not there any more for what the last calls left to it.
     tokio::task::spawn_blocking(reap_now).await??;
     served
 }
 
-async fn serve(config: &Config, node: Arc<Node>) -> anyhow::Result<()> {
-    let (health_reporter, health) = tonic_health::server::health_reporter();
+/// Begins to follow the API server.
+fn watch(
+    config: &Config,
+    cluster: &Kubernetes,
+    node: &Arc<Node>,
+    health: &Health,
+    metrics: &Metrics,
+) -> anyhow::Result<Watches> {
+    let cache = Cache::open(&config.state_dir).context("cannot keep what the watches tell")?;
+    let api = Arc::new(Api::new(cluster.kubeconfig.clone()));
+    let watches = Watches::new(api, Arc::new(cache), cluster.watch, metrics.watch.clone(), health.clone());
+    let source = config.vif_source;
+    // In `auto` the runtime's call tells whether the pod is annotated.
+    let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
+    let needs_ranges = matches!(source, VifSource::Auto | VifSource::Ipam) && config.pod_cidrs.is_empty();
+    let known = needs_pods.then(|| health.component("vifs", true, "the node's pods have not been listed yet"));
+    let ranges = needs_ranges
+        .then(|| health.component("ranges", true, "waiting for the API server to tell the node's spec.podCIDRs"));
+    follow::follow(&watches, node, cluster, known, ranges);
+    Ok(watches)
+}
+
+async fn serve(config: &Config, node: Arc<Node>, health: Health) -> anyhow::Result<()> {
+    let (health_reporter, grpc_health) = tonic_health::server::health_reporter();
     health_reporter.set_serving::<CniServer<CniService>>().await;
     health_reporter.set_serving::<AgentServer<AgentService>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -74,9 +121,9 @@ async fn serve(config: &Config, node: Arc<Node>) -> anyhow::Result<()> {
     let serving = Server::builder()
         .timeout(CALL_DEADLINE)
         .layer(InterceptorLayer::new(server::check_peer))
-        .add_service(CniServer::new(CniService(Arc::clone(&node))))
+        .add_service(CniServer::new(CniService { node: Arc::clone(&node), health }))
         .add_service(AgentServer::new(AgentService(node)))
-        .add_service(health)
+        .add_service(grpc_health)
         .add_service(reflection)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
             // Either way it is time to stop.

@@ -2,20 +2,32 @@
 
 use std::{
     fs, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Parser;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::dataplane::LogLevel;
+use crate::{cni::VifSource, dataplane::LogLevel, watch};
 
 /// The configuration that the agent runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The ranges that pods get addresses from; their sense is checked by the IPAM.
+    /// `None` in standalone mode.
+    pub kubernetes: Option<Kubernetes>,
+    /// The ranges that pods get addresses from; their sense is checked by the IPAM. With Kubernetes there may be none:
+    /// then they are the node's.
     pub pod_cidrs: Vec<IpNet>,
+    /// Who decides a pod's VIF.
+    pub vif_source: VifSource,
+    /// How long an ADD waits for that.
+    pub vif_timeout: Duration,
+    /// Where the addresses of decided VIFs may be from, if that is not `pod_cidrs`.
+    pub vif_cidrs: Vec<IpNet>,
     /// Where the agent listens.
     pub socket: PathBuf,
     /// What must survive a crash.
@@ -24,6 +36,26 @@ pub struct Config {
     pub bpf_dir: PathBuf,
     /// How much the eBPF programs log.
     pub ebpf_log: LogLevel,
+    /// Where metrics and probes are served.
+    pub http: SocketAddr,
+    /// Where to install the CNI plugin and its configuration, if anywhere.
+    pub install: Option<InstallDirs>,
+}
+
+/// The cluster that the node is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kubernetes {
+    pub node_name: String,
+    /// `None` in a pod, which has a service account.
+    pub kubeconfig: Option<PathBuf>,
+    pub watch: watch::Settings,
+}
+
+/// Directories of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstallDirs {
+    pub bin: PathBuf,
+    pub conf: PathBuf,
 }
 
 /// The Ferrule agent: gives pods their network interfaces and carries their packets in eBPF.
@@ -44,7 +76,42 @@ struct Settings {
     /// Serve container runtimes without Kubernetes: addresses come from `--pod-cidr`.
     #[arg(long, env = "FERRULE_STANDALONE", num_args = 0..=1, default_missing_value = "true")]
     standalone: Option<bool>,
-    /// Range to give pods addresses from; repeat it for IPv4 and IPv6, or for more room.
+    /// Name of this node's Node object [default: the host name in lower case].
+    #[arg(long, env = "FERRULE_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+    /// How to reach the API server [default: as a pod, by its service account].
+    #[arg(long, env = "FERRULE_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Who decides a pod's VIF [default: auto].
+    #[arg(long, env = "FERRULE_VIF_SOURCE", value_enum, value_name = "SOURCE")]
+    vif_source: Option<VifSource>,
+    /// How long an ADD waits for a pod's VIF [default: 60].
+    #[arg(long, env = "FERRULE_VIF_TIMEOUT", value_name = "SECONDS")]
+    vif_timeout: Option<u64>,
+    /// Range that addresses in annotations may be from; repeat it for more [default: the pod CIDRs].
+    #[arg(long = "vif-cidr", env = "FERRULE_VIF_CIDR", value_delimiter = ',', value_name = "CIDR")]
+    #[serde(rename = "vif_cidr")]
+    vif_cidrs: Vec<IpNet>,
+    /// How long a watch may fail before it is unhealthy; it goes on trying [default: 60].
+    #[arg(long, env = "FERRULE_WATCH_RETRY_TIMEOUT", value_name = "SECONDS")]
+    watch_retry_timeout: Option<u64>,
+    /// How long a watch may say nothing, not even a bookmark, before it is opened again [default: 90].
+    #[arg(long, env = "FERRULE_WATCH_READ_TIMEOUT", value_name = "SECONDS")]
+    watch_read_timeout: Option<u64>,
+    /// The longest wait between two attempts to watch [default: 30].
+    #[arg(long, env = "FERRULE_WATCH_MAX_BACKOFF", value_name = "SECONDS")]
+    watch_max_backoff: Option<u64>,
+    /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
+    #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
+    http: Option<SocketAddr>,
+    /// Directory of the node to install the CNI plugin in; with --cni-conf-dir [default: it is not installed].
+    #[arg(long, env = "FERRULE_CNI_BIN_DIR", value_name = "DIR")]
+    cni_bin_dir: Option<PathBuf>,
+    /// Directory of the node to write the CNI configuration to, once the agent can serve; with --cni-bin-dir.
+    #[arg(long, env = "FERRULE_CNI_CONF_DIR", value_name = "DIR")]
+    cni_conf_dir: Option<PathBuf>,
+    /// Range to give pods addresses from; repeat it for IPv4 and IPv6, or for more room [default with Kubernetes: the
+    /// node's spec.podCIDRs].
     #[arg(long = "pod-cidr", env = "FERRULE_POD_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "pod_cidr")]
     pod_cidrs: Vec<IpNet>,
@@ -77,15 +144,28 @@ pub enum ConfigError {
         #[source]
         source: Box<toml::de::Error>,
     },
-    #[error("this version serves container runtimes without Kubernetes only: say so with --standalone")]
-    NotStandalone,
+    #[error("there is no way to an API server: give --kubeconfig, run in a pod, or say --standalone")]
+    NoApiServer,
+    #[error("--standalone is without Kubernetes, so that {0} makes no sense with it")]
+    NotWithStandalone(&'static str),
     #[error("there is no range to give pods addresses from: give at least one --pod-cidr")]
     NoPodCidr,
+    #[error("the node's name is not known: give --node-name")]
+    NoNodeName,
+    #[error("the node's name {0:?} is none that a Node object can have: give --node-name")]
+    NodeName(String),
+    #[error("{what} must be from {least} to {most} seconds, not {given}")]
+    Seconds { what: &'static str, least: u64, most: u64, given: u64 },
+    #[error(
+        "--cni-bin-dir and --cni-conf-dir come together: the configuration without the plugin is of no use"
+    )]
+    HalfInstalled,
     #[error("{what} must be an absolute path, not {path:?}")]
     Relative { what: &'static str, path: PathBuf },
 }
 
 const DEFAULT_FILE: &str = "/etc/ferrule/agent.toml";
+const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
 
 // === impl Args ===
 
@@ -108,6 +188,17 @@ impl Settings {
     fn over(self, file: Self) -> Self {
         Self {
             standalone: self.standalone.or(file.standalone),
+            node_name: self.node_name.or(file.node_name),
+            kubeconfig: self.kubeconfig.or(file.kubeconfig),
+            vif_source: self.vif_source.or(file.vif_source),
+            vif_timeout: self.vif_timeout.or(file.vif_timeout),
+            vif_cidrs: if self.vif_cidrs.is_empty() { file.vif_cidrs } else { self.vif_cidrs },
+            watch_retry_timeout: self.watch_retry_timeout.or(file.watch_retry_timeout),
+            watch_read_timeout: self.watch_read_timeout.or(file.watch_read_timeout),
+            watch_max_backoff: self.watch_max_backoff.or(file.watch_max_backoff),
+            http: self.http.or(file.http),
+            cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
+            cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             pod_cidrs: if self.pod_cidrs.is_empty() { file.pod_cidrs } else { self.pod_cidrs },
             socket: self.socket.or(file.socket),
             state_dir: self.state_dir.or(file.state_dir),
@@ -117,20 +208,87 @@ impl Settings {
     }
 
     fn validate(self) -> Result<Config, ConfigError> {
-        if !self.standalone.unwrap_or_default() {
-            return Err(ConfigError::NotStandalone);
-        }
-        if self.pod_cidrs.is_empty() {
+        let kubernetes = self.kubernetes()?;
+        if kubernetes.is_none() && self.pod_cidrs.is_empty() {
             return Err(ConfigError::NoPodCidr);
         }
+        let install = match (self.cni_bin_dir, self.cni_conf_dir) {
+            (Some(bin), Some(conf)) => Some(InstallDirs {
+                bin: absolute("--cni-bin-dir", Some(bin), "")?,
+                conf: absolute("--cni-conf-dir", Some(conf), "")?,
+            }),
+            (None, None) => None,
+            _ => return Err(ConfigError::HalfInstalled),
+        };
+        // Without Kubernetes there is nobody else to decide.
+        let standalone_source = kubernetes.is_none().then_some(VifSource::Ipam);
         Ok(Config {
+            kubernetes,
             pod_cidrs: self.pod_cidrs,
+            vif_source: standalone_source.or(self.vif_source).unwrap_or_default(),
+            // The shim waits for 90 s in all.
+            vif_timeout: seconds("--vif-timeout", self.vif_timeout, 60, 1..=80)?,
+            vif_cidrs: self.vif_cidrs,
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
             ebpf_log: self.ebpf_log.unwrap_or_default(),
+            http: self.http.unwrap_or(HTTP),
+            install,
         })
     }
+
+    fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {
+        if self.standalone.unwrap_or_default() {
+            let given =
+                [("--kubeconfig", self.kubeconfig.is_some()), ("--vif-cidr", !self.vif_cidrs.is_empty())];
+            return match given.iter().find(|(_, given)| *given) {
+                Some((name, _)) => Err(ConfigError::NotWithStandalone(name)),
+                None => Ok(None),
+            };
+        }
+        // As kube looks for a service account.
+        let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let kubeconfig =
+            self.kubeconfig.clone().map(|path| absolute("--kubeconfig", Some(path), "")).transpose()?;
+        if kubeconfig.is_none() && !in_pod {
+            return Err(ConfigError::NoApiServer);
+        }
+        let node_name = match &self.node_name {
+            Some(name) => name.clone(),
+            None => {
+                nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
+            }
+        };
+        let node_name = node_name.to_lowercase();
+        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        match node_name.as_str() {
+            "" => return Err(ConfigError::NoNodeName),
+            name if name.len() > 253 || !name.chars().all(is_name) => {
+                return Err(ConfigError::NodeName(node_name));
+            }
+            _ => {}
+        }
+        let watch = watch::Settings {
+            retry_timeout: seconds("--watch-retry-timeout", self.watch_retry_timeout, 60, 1..=3600)?,
+            read_timeout: seconds("--watch-read-timeout", self.watch_read_timeout, 90, 2..=3600)?,
+            max_backoff: seconds("--watch-max-backoff", self.watch_max_backoff, 30, 1..=600)?,
+        };
+        Ok(Some(Kubernetes { node_name, kubeconfig, watch }))
+    }
+}
+
+fn seconds(
+    what: &'static str,
+    given: Option<u64>,
+    default: u64,
+    allowed: RangeInclusive<u64>,
+) -> Result<Duration, ConfigError> {
+    let given = given.unwrap_or(default);
+    if allowed.contains(&given) {
+        return Ok(Duration::from_secs(given));
+    }
+    Err(ConfigError::Seconds { what, least: *allowed.start(), most: *allowed.end(), given })
 }
 
 fn read(path: &Path) -> Result<Settings, ConfigError> {
@@ -185,8 +343,26 @@ mod tests {
     }
 
     #[test]
+    fn with_kubernetes_the_node_tells_the_ranges() {
+        let config = config(&["--kubeconfig", "/k", "--node-name", "Node-1"], None).unwrap();
+        let kubernetes = config.kubernetes.unwrap();
+        assert_eq!(kubernetes.node_name, "node-1");
+        assert_eq!((config.pod_cidrs.len(), config.vif_source), (0, VifSource::Auto));
+        assert_eq!(kubernetes.watch.retry_timeout, Duration::from_secs(60));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
-        assert!(matches!(config(&[], None), Err(ConfigError::NotStandalone)));
+        assert!(matches!(config(&[], None), Err(ConfigError::NoApiServer)));
+        let both = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--kubeconfig", "/x"], None);
+        assert!(matches!(both, Err(ConfigError::NotWithStandalone("--kubeconfig"))));
+        let half =
+            config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--cni-bin-dir", "/opt/cni/bin"], None);
+        assert!(matches!(half, Err(ConfigError::HalfInstalled)));
+        let long = config(&["--kubeconfig", "/x", "--node-name", "n", "--vif-timeout", "100"], None);
+        assert!(matches!(long, Err(ConfigError::Seconds { most: 80, given: 100, .. })));
+        let odd = config(&["--kubeconfig", "/x", "--node-name", "a,b"], None);
+        assert!(matches!(odd, Err(ConfigError::NodeName(_))), "it goes into a selector");
         assert!(matches!(config(&["--standalone"], None), Err(ConfigError::NoPodCidr)));
         let relative = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--socket", "x"], None);
         assert!(matches!(relative, Err(ConfigError::Relative { what: "--socket", .. })));

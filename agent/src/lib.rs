@@ -3,12 +3,19 @@
 //! `docs/architecture.md` is the map of this house.
 
 pub mod app;
+mod chain;
 pub mod cni;
 pub mod config;
 pub mod dataplane;
+pub mod events;
+mod follow;
+pub mod health;
+pub mod install;
+pub mod metrics;
 pub mod observe;
 pub mod plug;
 pub mod reconcile;
 pub mod registry;
 pub mod server;
 pub mod vif;
+pub mod watch;

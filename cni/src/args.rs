@@ -78,7 +78,8 @@ impl<'a> Taken<'a> {
             return Err(refuse(format!("{} is unknown, and IgnoreUnknown=1 is not given", Shown(key))));
         }
         let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
-        let pod = Pod { namespace: text(self.namespace), name: text(self.name), uid: text(self.uid) };
+        let (namespace, name, uid) = (text(self.namespace), text(self.name), text(self.uid));
+        let pod = Pod { namespace, name, uid, annotations: None };
         check_pod(&pod).map_err(refuse)?;
         Ok(pod)
     }
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     fn pod(namespace: &str, name: &str, uid: &str) -> Pod {
-        Pod { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+        Pod { namespace: namespace.into(), name: name.into(), uid: uid.into(), annotations: None }
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! each known field left as it stands, then one field after the other. Unknown fields are skipped without
 //! being built, so neither their size nor their depth matters.
 
+mod annotations;
+
 use ferrule_proto::{
-    cni::error::Code,
+    cni::{Annotations, error::Code},
     names::{ContainerId, IfName, NetworkName},
 };
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -34,6 +36,8 @@ pub(crate) struct Document<'a> {
     dns: Option<&'a RawValue>,
     #[serde(borrow)]
     prev_result: Option<&'a RawValue>,
+    #[serde(borrow)]
+    runtime_config: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "cni.dev/valid-attachments", deserialize_with = "even_null")]
     valid_attachments: Option<&'a RawValue>,
 }
@@ -152,6 +156,15 @@ impl<'a> Document<'a> {
             dns: field(self.dns, "dns", dns)?.unwrap_or_default(),
             has_prev_result: self.prev_result.is_some(),
         })
+    }
+
+    /// Those annotations of the pod that tell of its VIF; none at all if the runtime does not hand them over. Only ADD
+    /// needs them.
+    ///
+    /// # Errors
+    /// If they are not texts, or too long.
+    pub(crate) fn annotations(&self) -> Result<Option<Annotations>, CniError> {
+        annotations::parse(self.runtime_config)
     }
 
     /// The attachments that a GC is to keep. There must be a list, if only `null` (which is how a runtime in Go

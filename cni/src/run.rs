@@ -78,7 +78,7 @@ fn serve(
 
     let netconf = document.netconf()?;
     let request = match command {
-        Command::Add(target, pod) => add(target, pod, &netconf)?,
+        Command::Add(target, pod) => add(target, pod, &document, &netconf)?,
         Command::Del(target) => {
             let key = Some(key(&target, &netconf.name));
             Request::Del(DelRequest { api: Some(API), key, netns: target.netns })
@@ -95,7 +95,7 @@ fn serve(
     Ok(Outcome::Done(printed))
 }
 
-fn add(target: Target, pod: Pod, netconf: &Netconf) -> Result<Request, CniError> {
+fn add(target: Target, pod: Pod, document: &Document<'_>, netconf: &Netconf) -> Result<Request, CniError> {
     if netconf.has_prev_result {
         return Err(CniError::new(
             Code::InvalidNetworkConfig,
@@ -108,7 +108,7 @@ fn add(target: Target, pod: Pod, netconf: &Netconf) -> Result<Request, CniError>
         api: Some(API),
         key: Some(key(&target, &netconf.name)),
         netns: target.netns,
-        pod: Some(pod),
+        pod: Some(Pod { annotations: document.annotations()?, ..pod }),
         mtu: netconf.mtu,
     }))
 }

@@ -4,6 +4,7 @@
 
 mod attachments;
 mod client;
+mod vif;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -28,6 +29,9 @@ struct Args {
 enum Question {
     /// Lists what is attached: which pod has which interface and addresses, and what happened to its packets.
     Attachments,
+    /// Looks at VIFs in manifests, without an agent.
+    #[command(subcommand)]
+    Vif(vif::Question),
 }
 
 /// For people or for programs.
@@ -38,12 +42,21 @@ enum Output {
     Json,
 }
 
+/// What is printed, and what is wrong with what was asked about: each makes for a failure.
+struct Answer {
+    text: String,
+    complaints: Vec<String>,
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
-        Ok(answer) => {
-            println!("{answer}");
-            ExitCode::SUCCESS
+        Ok(Answer { text, complaints }) => {
+            println!("{text}");
+            for complaint in &complaints {
+                eprintln!("ferrulectl: {complaint}");
+            }
+            if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("ferrulectl: {error:#}");
@@ -52,11 +65,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> anyhow::Result<String> {
+fn run(args: &Args) -> anyhow::Result<Answer> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        match args.question {
-            Question::Attachments => attachments::ask(&args.socket, args.output).await,
+        match &args.question {
+            Question::Attachments => Ok(attachments::ask(&args.socket, args.output).await?.into()),
+            Question::Vif(question) => vif::answer(question, args.output),
         }
     })
+}
+
+// === impl Answer ===
+
+impl From<String> for Answer {
+    fn from(text: String) -> Self {
+        Self { text, complaints: Vec::new() }
+    }
 }

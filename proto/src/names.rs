@@ -123,7 +123,7 @@ text!(NetworkName, ContainerId, IfName);
 /// # Errors
 /// If the namespace is longer than 63 bytes, the name longer than 253, or the UID longer than 128; or if one has other
 /// characters than `[a-zA-Z0-9_.-]`, the first alphanumeric.
-pub fn check_pod(Pod { namespace, name, uid }: &Pod) -> Result<(), InvalidName> {
+pub fn check_pod(Pod { namespace, name, uid, .. }: &Pod) -> Result<(), InvalidName> {
     for (what, text, max, rule) in [
         ("pod namespace", namespace, 63, "is longer than 63 bytes"),
         ("pod name", name, 253, "is longer than 253 bytes"),

@@ -1,17 +1,20 @@
 //! What can go wrong in a verb, and the CNI error that the runtime gets for it.
 
-use std::error::Error as StdError;
+use std::time::Duration;
 
 use ferrule_proto::{
     API,
     cni::{ApiRange, Error, error::Code},
     names::InvalidName,
 };
+use ferrule_vif::VifError;
 
 use crate::{
+    chain::chain,
     dataplane::DataplaneError,
     plug::{PlugError, netlink::NetlinkError, netns::NetnsError},
-    registry::RegistryError,
+    registry::{Pod, RegistryError},
+    vif::Refused,
 };
 
 /// A verb that failed. Whatever it had done is undone.
@@ -32,6 +35,27 @@ pub enum VerbError {
     Registry(#[from] RegistryError),
     #[error("the dataplane cannot be changed")]
     Dataplane(#[from] DataplaneError),
+    /// The pod is no more, so that there is nothing to attach.
+    #[error("the pod {0} is gone: it was deleted, has ended, or is on another node")]
+    PodGone(Pod),
+    /// What the pod waits for did not come.
+    #[error("there was no {missing} within {} s", waited.as_secs())]
+    NoVif { missing: &'static str, waited: Duration },
+    /// The VIF is not to be understood.
+    #[error("the pod's VIF cannot be read: {0}")]
+    Vif(#[from] VifError),
+    /// The VIF is not to be plugged.
+    #[error("the pod's VIF is refused: {0}")]
+    Refused(#[from] Refused),
+    /// What was plugged is not any more what it should be.
+    #[error("the pod's VIF has changed while its interface waited to become active")]
+    VifChanged,
+    /// A DEL came while an ADD was waiting.
+    #[error("the container was deleted meanwhile")]
+    Overtaken,
+    /// STATUS, while something is missing that ADD needs.
+    #[error("the agent cannot serve an ADD yet: {0}")]
+    NotReady(String),
     /// More calls are in work than we can promise to serve in time.
     #[error("the agent is working on {0} calls already")]
     Busy(usize),
@@ -84,6 +108,23 @@ impl VerbError {
             ),
             Self::Api(_) => (Code::ApiIncompatible, "install plugin and agent from the same release"),
             Self::Plug(error) => plug(error),
+            Self::PodGone(_) => (Code::UnknownContainer, "nothing: the runtime gives the sandbox up"),
+            Self::NoVif { .. } => (
+                Code::TryAgainLater,
+                "see who decides it: the controller's log, `ferrulectl status`, and the pod's events",
+            ),
+            Self::Vif(_) => {
+                (Code::VifRefused, "correct it; `ferrulectl vif decode -f` shows what is made of it")
+            }
+            Self::Refused(_) => (Code::VifRefused, "let the controller decide otherwise, or see --vif-cidr"),
+            Self::VifChanged | Self::Overtaken => (Code::TryAgainLater, "the runtime tries again by itself"),
+            Self::Registry(RegistryError::InUse { .. }) => (
+                Code::TryAgainLater,
+                "the address becomes free when that pod goes; if both should live, one of the two VIFs is wrong",
+            ),
+            Self::Registry(RegistryError::KeyTaken(_)) => {
+                (Code::InterfaceExists, "give this network another interface name")
+            }
             Self::Registry(RegistryError::Exhausted(_)) => (
                 Code::TryAgainLater,
                 "addresses become free as pods go; if this lasts, give the node a larger --pod-cidr",
@@ -94,6 +135,7 @@ impl VerbError {
             Self::Dataplane(_) => {
                 (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold")
             }
+            Self::NotReady(_) => (Code::PluginNotAvailable, "`ferrulectl status` tells more"),
             Self::Busy(_) => (Code::TryAgainLater, "the runtime tries again by itself"),
             Self::Unknown => (Code::UnknownContainer, "the runtime should add the container again"),
             Self::Differs(_) => {
@@ -123,21 +165,6 @@ fn plug(error: &PlugError) -> (Code, &'static str) {
             (Code::Internal, "see the agent's log; the node's kernel refused what it is asked for each pod")
         }
     }
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // A transparent error shows as its cause.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text.replace('\n', " ")
 }
 
 #[cfg(test)]

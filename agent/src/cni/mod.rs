@@ -1,10 +1,11 @@
 //! The `ferrule.cni.v1.Cni` service: requests are checked here, and results put into words.
 
+mod decide;
 mod error;
 mod verbs;
 mod work;
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use agent_common::GATEWAY_MAC;
 use ferrule_proto::{
@@ -16,18 +17,25 @@ use ferrule_proto::{
     },
     names::{ContainerId, IfName, NetworkName, check_pod},
 };
+use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::{
+    health::Health,
     plug::GATEWAY,
     registry::{Attachment, Key, Pod},
     vif::Mac,
+    watch::Annotations,
 };
+pub use decide::{Policy, VifSource};
 pub use error::VerbError;
 pub use verbs::{Add, Node};
 
 /// The service.
-pub struct CniService(pub Arc<Node>);
+pub struct CniService {
+    pub node: Arc<Node>,
+    pub health: Health,
+}
 
 #[tonic::async_trait]
 impl Cni for CniService {
@@ -42,12 +50,13 @@ impl Cni for CniService {
                 key: key(request.key)?,
                 netns: netns(request.netns)?,
                 pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
+                annotations: pod.annotations.map(annotations),
                 mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
             };
-            self.0.add(add).await
+            self.node.add(add).await
         };
         let outcome = match add.await {
-            Ok(attachment) => Outcome::Result(result(&attachment)),
+            Ok(attachments) => Outcome::Result(result(&attachments)),
             Err(error) => Outcome::Error(report(error, &what)),
         };
         Ok(Response::new(AddResponse { outcome: Some(outcome) }))
@@ -58,7 +67,7 @@ impl Cni for CniService {
         let what = name("DEL", request.key.as_ref());
         let del = async {
             check_api(request.api)?;
-            self.0.del(key(request.key)?).await
+            self.node.del(key(request.key)?).await
         };
         let error = del.await.err().map(|error| report(error, &what));
         Ok(Response::new(DelResponse { error }))
@@ -69,7 +78,7 @@ impl Cni for CniService {
         let what = name("CHECK", request.key.as_ref());
         let check = async {
             check_api(request.api)?;
-            self.0.check(key(request.key)?, netns(request.netns)?).await
+            self.node.check(key(request.key)?, netns(request.netns)?).await
         };
         let error = check.await.err().map(|error| report(error, &what));
         Ok(Response::new(CheckResponse { error }))
@@ -81,15 +90,19 @@ impl Cni for CniService {
             check_api(api)?;
             let of_network = |it: AttachmentKey| key(Some(AttachmentKey { network: network.clone(), ..it }));
             let valid = valid.into_iter().map(of_network).collect::<Result<Vec<_>, _>>()?;
-            self.0.gc(&NetworkName::new(&network)?, &valid).await
+            self.node.gc(&NetworkName::new(&network)?, &valid).await
         };
         let error = gc.await.err().map(|error| report(error, "GC"));
         Ok(Response::new(GcResponse { error }))
     }
 
-    /// The agent listens only once it can serve ADDs, so that to be asked is to be able to.
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let error = check_api(request.into_inner().api).err().map(|error| report(error, "STATUS"));
+        let ready = || match self.health.obstacles() {
+            obstacles if obstacles.is_empty() => Ok(()),
+            obstacles => Err(VerbError::NotReady(obstacles.join("; "))),
+        };
+        let status = check_api(request.into_inner().api).and_then(|()| ready());
+        let error = status.err().map(|error| report(error, "STATUS"));
         Ok(Response::new(StatusResponse { error }))
     }
 }
@@ -130,34 +143,39 @@ fn report(error: VerbError, what: &str) -> Error {
     error
 }
 
-fn result(attachment: &Attachment) -> AddResult {
-    let Attachment { key, vif, host, netns, .. } = attachment;
-    let host_end = Interface {
-        name: host.as_ref().map(|host| host.ifname.clone()).unwrap_or_default(),
-        mac: Mac(GATEWAY_MAC).to_string(),
-        mtu: vif.mtu,
-        sandbox: String::new(),
-    };
-    let pod_end = Interface {
-        name: key.ifname.to_string(),
-        mac: vif.mac.to_string(),
-        mtu: vif.mtu,
-        sandbox: netns.to_string_lossy().into_owned(),
-    };
-    let ips = vif.addresses.iter().map(|address| {
-        let (prefix, gateway, _) = family(address);
-        Ip { address: format!("{address}/{prefix}"), gateway: gateway.to_string(), interface: 1 }
-    });
-    let routes = vif.addresses.iter().map(|address| {
-        let (_, gateway, default) = family(address);
-        Route { dst: default.to_owned(), gw: gateway.to_string() }
-    });
-    AddResult { ips: ips.collect(), routes: routes.collect(), interfaces: vec![host_end, pod_end] }
+/// All interfaces, the host's end of each before the pod's.
+fn result(attachments: &[Attachment]) -> AddResult {
+    let mut result = AddResult::default();
+    for Attachment { key, vif, host, netns, .. } in attachments {
+        let host_end = Interface {
+            name: host.as_ref().map(|host| host.ifname.clone()).unwrap_or_default(),
+            mac: Mac(GATEWAY_MAC).to_string(),
+            mtu: vif.mtu,
+            sandbox: String::new(),
+        };
+        let pod_end = Interface {
+            name: key.ifname.to_string(),
+            mac: vif.mac.to_string(),
+            mtu: vif.mtu,
+            sandbox: netns.to_string_lossy().into_owned(),
+        };
+        let interface = u32::try_from(result.interfaces.len() + 1).unwrap_or_default();
+        result.interfaces.extend([host_end, pod_end]);
+        result.ips.extend(vif.addresses.iter().map(|address| {
+            let gateway = vif.gateway_for(address, GATEWAY).to_string();
+            Ip { address: IpNet::from(address).to_string(), gateway, interface }
+        }));
+        let routes = vif.all_routes(GATEWAY).into_iter();
+        result.routes.extend(routes.map(|(dst, gw)| Route { dst: dst.to_string(), gw: gw.to_string() }));
+    }
+    result
 }
 
-fn family(address: IpAddr) -> (u8, IpAddr, &'static str) {
-    match address {
-        IpAddr::V4(_) => (32, GATEWAY.0.into(), "0.0.0.0/0"),
-        IpAddr::V6(_) => (128, GATEWAY.1.into(), "::/0"),
+fn annotations(told: ferrule_proto::cni::Annotations) -> Annotations {
+    let mut values = told.values;
+    Annotations {
+        ferrule: values.remove(ferrule_vif::ANNOTATION),
+        kuryr: values.remove(ferrule_vif::KURYR_ANNOTATION),
+        config_source: values.remove("kubernetes.io/config.source"),
     }
 }

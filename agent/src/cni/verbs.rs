@@ -2,24 +2,28 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use ferrule_proto::names::NetworkName;
+use ferrule_proto::names::{IfName, NetworkName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
+    decide::{Decision, Policy, is_active},
     error::VerbError,
     work::{self, Abandoned},
 };
 use crate::{
     dataplane::Dataplane,
+    events::{Events, Reason},
     plug::{
-        check,
+        GATEWAY, check, host,
         netns::Netns,
         reaper::Reaper,
         stamp::Stamp,
         uplink::Uplink,
         veth::{self, Plan},
     },
-    registry::{Attachment, Draft, HostLink, Key, Pod, Registry, State},
+    registry::{Attachment, Draft, HostLink, Key, Pod, Registry, State, Wanted},
+    vif::Rules,
+    watch::Annotations,
 };
 
 /// What a node needs to serve a runtime.
@@ -28,6 +32,8 @@ pub struct Node {
     pub dataplane: Dataplane,
     pub uplink: Uplink,
     pub reaper: Reaper,
+    pub policy: Policy,
+    pub events: Events,
     /// Calls that are in work or wait for it.
     admitted: Arc<Semaphore>,
     /// Calls that are in work.
@@ -35,13 +41,23 @@ pub struct Node {
 }
 
 /// A checked ADD.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Add {
     pub key: Key,
     pub netns: PathBuf,
     pub pod: Pod,
+    /// The pod's, if the runtime hands them over.
+    pub annotations: Option<Annotations>,
     /// Bytes.
     pub mtu: Option<u32>,
+}
+
+/// An ADD that succeeded: the interface that was asked for, and those that came with it.
+enum Added {
+    /// By this call.
+    Now(Vec<Attachment>),
+    /// By an earlier one.
+    Before(Vec<Attachment>),
 }
 
 /// The most calls that are taken at once; more than a node has pods.
@@ -52,20 +68,48 @@ const MAX_WORKING: usize = 8;
 // === impl Node ===
 
 impl Node {
-    pub fn new(registry: Registry, dataplane: Dataplane, uplink: Uplink, reaper: Reaper) -> Self {
+    pub fn new(
+        registry: Registry,
+        dataplane: Dataplane,
+        uplink: Uplink,
+        reaper: Reaper,
+        policy: Policy,
+        events: Events,
+    ) -> Self {
         let admitted = Arc::new(Semaphore::new(MAX_CALLS));
         let working = Arc::new(Semaphore::new(MAX_WORKING));
-        Self { registry, dataplane, uplink, reaper, admitted, working }
+        Self { registry, dataplane, uplink, reaper, policy, events, admitted, working }
     }
 
-    /// Attaches a container; the same answer again for one that is attached.
+    /// Attaches a container; the same answer again for one that is attached. The interface that was asked for comes
+    /// first.
     ///
     /// # Errors
     /// See [`VerbError`]; then nothing is left of the attempt.
-    pub async fn add(self: &Arc<Self>, add: Add) -> Result<Attachment, VerbError> {
-        let key = add.key.clone();
-        match self.work(&key, move |node| node.add_now(&add), Self::undo_add).await? {
-            Added::Now(attachment) | Added::Before(attachment) => Ok(attachment),
+    pub async fn add(self: &Arc<Self>, add: Add) -> Result<Vec<Attachment>, VerbError> {
+        let _admitted = self.admit()?;
+        if let Some(before) = self.added_before(&add).await? {
+            return Ok(before);
+        }
+        // Waited for without the key's lock, so that a DEL need not wait with us.
+        let decided = self.policy.decide(&self.registry, &self.events, &add).await.inspect_err(|error| {
+            if let VerbError::Vif(why) = error {
+                self.events.tell(&add.pod, Reason::VifRefused, why.to_string());
+            }
+        })?;
+        let (of, decision) = (add.clone(), decided.clone());
+        let plug = move |node: &Self| node.add_now(&of, &decision);
+        let added = self
+            .work(&add.key, plug, Self::undo_add)
+            .await
+            .inspect_err(|error| self.tell(&add.pod, error))?;
+        match (added, decided) {
+            (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
+                let pending = Pending { node: self, plugged: Some(plugged) };
+                self.policy.until_active(&self.registry, &self.events, &add, &vif).await?;
+                pending.commit(&add.key).await
+            }
+            (Added::Now(attachments) | Added::Before(attachments), _) => Ok(attachments),
         }
     }
 
@@ -74,11 +118,9 @@ impl Node {
     /// # Errors
     /// If the kernel or the store refuses; a later DEL goes on from there.
     pub async fn del(self: &Arc<Self>, key: Key) -> Result<(), VerbError> {
+        let _admitted = self.admit()?;
         let of = key.clone();
-        let remove = move |node: &Self| {
-            node.registry.get(&of).map_or(Ok(()), |attachment| node.remove_now(&attachment))
-        };
-        self.work(&key, remove, |_, _| {}).await
+        self.work(&key, move |node| node.remove_group(&node.registry.group(&of)), |_, _| {}).await
     }
 
     /// Compares an attachment with what the kernel has.
@@ -86,6 +128,7 @@ impl Node {
     /// # Errors
     /// If it is not attached, or something differs.
     pub async fn check(self: &Arc<Self>, key: Key, netns: PathBuf) -> Result<(), VerbError> {
+        let _admitted = self.admit()?;
         let of = key.clone();
         self.work(&key, move |node| node.check_now(&of, &netns), |_, _| {}).await
     }
@@ -96,7 +139,8 @@ impl Node {
     /// The first that could not be detached; the others were tried.
     pub async fn gc(self: &Arc<Self>, network: &NetworkName, valid: &[Key]) -> Result<(), VerbError> {
         let mut outcome = Ok(());
-        for Attachment { key, .. } in self.registry.list() {
+        for attachment in self.registry.list() {
+            let key = attachment.runtime_key();
             if key.network == *network && !valid.contains(&key) {
                 tracing::info!(%key, "the runtime no longer knows this attachment: removing it");
                 outcome = outcome.and(self.del(key).await);
@@ -106,16 +150,15 @@ impl Node {
     }
 
     /// Does the work of a call alone with its key.
-    async fn work<T: Send + 'static>(
+    pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         key: &Key,
         work: impl FnOnce(&Self) -> Result<T, VerbError> + Send + 'static,
         abandoned: Abandoned<Self, Result<T, VerbError>>,
     ) -> Result<T, VerbError> {
-        let admitted = self.admit()?;
         let guard = self.registry.lock(key).await;
         let permit = Arc::clone(&self.working).acquire_owned().await.map_err(|_| VerbError::Lost)?;
-        let hold = (guard, permit, admitted);
+        let hold = (guard, permit);
         work::run(Arc::clone(self), hold, work, abandoned).await.ok_or(VerbError::Lost)?
     }
 
@@ -123,43 +166,104 @@ impl Node {
         Arc::clone(&self.admitted).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
     }
 
-    fn add_now(&self, add: &Add) -> Result<Added, VerbError> {
-        let netns = Netns::open(&add.netns)?;
-        let stamp = Stamp::of(&add.key);
-        if let Some(before) = self.registry.get(&add.key) {
-            if self.is_current(&before, &netns)? {
-                return Ok(Added::Before(before));
-            }
-            // Of another namespace, or half done by an agent that crashed.
-            self.remove_now(&before)?;
+    fn tell(&self, pod: &Pod, error: &VerbError) {
+        let reason = match error {
+            VerbError::Refused(_) | VerbError::Vif(_) => Reason::VifRefused,
+            _ => Reason::PlugFailed,
+        };
+        self.events.tell(pod, reason, crate::chain::chain(error));
+    }
+
+    /// A repeated ADD needs no decision: the first one's holds.
+    async fn added_before(self: &Arc<Self>, add: &Add) -> Result<Option<Vec<Attachment>>, VerbError> {
+        if self.registry.get(&add.key).is_none() {
+            return Ok(None);
         }
-        let mtu = self.uplink.mtu_for(add.mtu, self.registry.has_ipv6())?;
-        let draft = Draft {
-            key: add.key.clone(),
+        let of = add.clone();
+        let look = move |node: &Self| node.current(&of.key, &Netns::open(&of.netns)?);
+        self.work(&add.key, look, |_, _| {}).await
+    }
+
+    fn add_now(&self, add: &Add, decision: &Decision) -> Result<Added, VerbError> {
+        let netns = Netns::open(&add.netns)?;
+        if let Some(before) = self.current(&add.key, &netns)? {
+            return Ok(Added::Before(before));
+        }
+        // Made for a namespace that is gone, or half made, or changed since.
+        self.remove_group(&self.registry.group(&add.key))?;
+        let drafts = self.drafts(add, decision, &netns)?;
+        let mut plugged = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let made = self.registry.reserve(draft).map_err(VerbError::from);
+            let made = made.and_then(|reserved| {
+                let stamp = Stamp::of(&reserved.key);
+                self.plug(&netns, &stamp, &reserved).inspect_err(|_| self.cancel(&reserved))
+            });
+            match made {
+                Ok(attachment) => plugged.push(attachment),
+                Err(error) => {
+                    self.undo(&plugged);
+                    return Err(error);
+                }
+            }
+        }
+        if matches!(decision, Decision::This(vif) if !is_active(vif)) {
+            return Ok(Added::Now(plugged));
+        }
+        self.commit(plugged).map(Added::Now)
+    }
+
+    /// Makes all of it durable: what came with the one that was asked for first, so that a crash in between undoes all.
+    fn commit(&self, plugged: Vec<Attachment>) -> Result<Vec<Attachment>, VerbError> {
+        for attachment in plugged.iter().rev() {
+            if let Err(error) = self.registry.advance(attachment.clone(), State::Attached) {
+                self.undo(&plugged);
+                return Err(error.into());
+            }
+        }
+        let attached: Vec<_> =
+            plugged.into_iter().map(|it| Attachment { state: State::Attached, ..it }).collect();
+        for Attachment { key, pod, vif, .. } in &attached {
+            tracing::info!(%key, %pod, addresses = %vif.addresses, "attached");
+        }
+        Ok(attached)
+    }
+
+    /// What is to be reserved for a decision.
+    fn drafts(&self, add: &Add, decision: &Decision, netns: &Netns) -> Result<Vec<Draft>, VerbError> {
+        let draft = |key: Key, with: Option<Key>, vif: Wanted| Draft {
+            key,
+            with,
             pod: add.pod.clone(),
             netns: add.netns.clone(),
             netns_id: netns.id(),
-            mtu,
+            vif,
         };
-        let reserved = self.registry.reserve(draft)?;
-        let plugged = self.plug(&netns, &stamp, &reserved).inspect_err(|_| self.cancel(&reserved))?;
-        let attached = self.registry.advance(plugged.clone(), State::Attached).inspect_err(|_| {
-            if let Err(error) = self.remove_now(&plugged) {
-                tracing::error!(key = %plugged.key, %error, "a failed ADD is left behind");
-            }
-        })?;
-        tracing::info!(key = %attached.key, pod = %attached.pod, addresses = %attached.vif.addresses, "attached");
-        Ok(Added::Now(attached))
-    }
-
-    /// What an ADD did whose caller has gone.
-    fn undo_add(&self, done: Result<Added, VerbError>) {
-        if let Ok(Added::Now(attachment)) = done {
-            tracing::info!(key = %attachment.key, "the caller of ADD has gone: undoing it");
-            if let Err(error) = self.remove_now(&attachment) {
-                tracing::error!(key = %attachment.key, %error, "an ADD that nobody waits for is left behind");
-            }
+        let Decision::This(decided) = decision else {
+            let mtu = self.uplink.mtu_for(add.mtu, self.registry.has_ipv6())?;
+            return Ok(vec![draft(add.key.clone(), None, Wanted::Next { mtu })]);
+        };
+        let own = host::addresses()?;
+        let explicit = !self.policy.vif_cidrs.is_empty();
+        let pod_cidrs = self.registry.ranges().borrow().clone();
+        let rules = Rules {
+            ranges: if explicit { &self.policy.vif_cidrs } else { &pod_cidrs },
+            ranges_are_explicit: explicit,
+            own: &own,
+            gateway: GATEWAY,
+        };
+        let mut drafts = Vec::with_capacity(decided.interfaces.len());
+        for (number, interface) in decided.interfaces.iter().enumerate() {
+            let is_default = number == 0;
+            let has_ipv6 = interface.addresses.iter().any(|it| it.addr().is_ipv6());
+            let mtu = self.uplink.mtu_for(interface.mtu.or(add.mtu), has_ipv6)?;
+            let vif = rules.resolve(decided.format, interface, is_default, mtu)?;
+            let own_name = || IfName::new(&interface.name);
+            let ifname = if is_default { add.key.ifname.clone() } else { own_name()? };
+            let with = (!is_default).then(|| add.key.clone());
+            drafts.push(draft(Key { ifname, ..add.key.clone() }, with, Wanted::This(vif)));
         }
+        Ok(drafts)
     }
 
     fn plug(&self, netns: &Netns, stamp: &Stamp, attachment: &Attachment) -> Result<Attachment, VerbError> {
@@ -177,10 +281,28 @@ impl Node {
         Ok(self.registry.advance(plugged, State::Plugged)?)
     }
 
+    /// What an ADD did whose caller has gone.
+    fn undo_add(&self, done: Result<Added, VerbError>) {
+        if let Ok(Added::Now(attachments)) = done {
+            self.undo(&attachments);
+        }
+    }
+
+    fn undo(&self, attachments: &[Attachment]) {
+        if let Err(error) = self.remove_group(attachments) {
+            tracing::error!(%error, "an ADD that failed, or whose caller has gone, is left behind");
+        }
+    }
+
     fn cancel(&self, reserved: &Attachment) {
         if let Err(error) = self.registry.cancel(reserved) {
             tracing::error!(key = %reserved.key, %error, "the address of a failed ADD stays set aside");
         }
+    }
+
+    /// Removes attachments, the first one last: while there is anything, a repeated DEL finds it.
+    pub(crate) fn remove_group(&self, attachments: &[Attachment]) -> Result<(), VerbError> {
+        attachments.iter().rev().try_for_each(|attachment| self.remove_now(attachment))
     }
 
     /// Removes all of an attachment: entries first, so that nothing new gets in.
@@ -196,42 +318,86 @@ impl Node {
         Ok(())
     }
 
-    /// Whether an attachment is what a repeated ADD asks for: in the same namespace, and as it was made. The number of a
-    /// namespace is used again once it is gone, and with it goes the interface.
-    fn is_current(&self, before: &Attachment, netns: &Netns) -> Result<bool, VerbError> {
-        match &before.host {
-            Some(host) if before.state == State::Attached && before.netns_id == netns.id() => {
-                let in_kernel = check::attachment(netns, host.ifindex, before, self.dataplane.program_ids())?;
-                let as_made = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before));
-                if let Err(differs) = &as_made {
-                    tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
-                }
-                Ok(as_made.is_ok())
+    /// What an earlier ADD attached, if it is what a repeated one asks for: in the same namespace, and as it was made.
+    /// The number of a namespace is used again once it is gone, and with it goes the interface.
+    fn current(&self, key: &Key, netns: &Netns) -> Result<Option<Vec<Attachment>>, VerbError> {
+        let group = self.registry.group(key);
+        for before in &group {
+            let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
+                return Ok(None);
+            };
+            if before.netns_id != netns.id() {
+                return Ok(None);
             }
-            _ => Ok(false),
+            let in_kernel = check::attachment(netns, host.ifindex, before, self.dataplane.program_ids())?;
+            if let Err(differs) = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before)) {
+                tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
+                return Ok(None);
+            }
         }
+        Ok(Some(group).filter(|group| !group.is_empty()))
     }
 
     fn check_now(&self, key: &Key, netns: &std::path::Path) -> Result<(), VerbError> {
-        let attachment =
-            self.registry.get(key).filter(|it| it.state == State::Attached).ok_or(VerbError::Unknown)?;
-        let netns = Netns::open(netns)?;
-        if netns.id() != attachment.netns_id {
-            let differs =
-                format!("it was made in namespace {}, and this is {}", attachment.netns_id, netns.id());
-            return Err(VerbError::Differs(differs));
+        let group = self.registry.group(key);
+        if group.first().is_none_or(|first| first.state != State::Attached) {
+            return Err(VerbError::Unknown);
         }
-        let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;
-        check::attachment(&netns, host.ifindex, &attachment, self.dataplane.program_ids())?
-            .map_err(VerbError::Differs)?;
-        self.dataplane.verify(host.ifindex, &attachment).map_err(VerbError::Differs)
+        let netns = Netns::open(netns)?;
+        for attachment in &group {
+            if netns.id() != attachment.netns_id {
+                let differs =
+                    format!("it was made in namespace {}, and this is {}", attachment.netns_id, netns.id());
+                return Err(VerbError::Differs(differs));
+            }
+            let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;
+            check::attachment(&netns, host.ifindex, attachment, self.dataplane.program_ids())?
+                .map_err(VerbError::Differs)?;
+            self.dataplane.verify(host.ifindex, attachment).map_err(VerbError::Differs)?;
+        }
+        Ok(())
     }
 }
 
-/// An ADD that succeeded.
-enum Added {
-    /// By this call.
-    Now(Attachment),
-    /// By an earlier one.
-    Before(Attachment),
+/// What is plugged and waits to become active. Dropped, it is undone: the caller has gone, or waited in vain.
+struct Pending<'a> {
+    node: &'a Arc<Node>,
+    plugged: Option<Vec<Attachment>>,
+}
+
+// === impl Pending ===
+
+impl Pending<'_> {
+    async fn commit(mut self, key: &Key) -> Result<Vec<Attachment>, VerbError> {
+        let Some(plugged) = self.plugged.take() else { return Err(VerbError::Lost) };
+        let commit = move |node: &Node| {
+            // A DEL may have come meanwhile.
+            let is_there = plugged.iter().all(|it| node.registry.get(&it.key).as_ref() == Some(it));
+            let committed = if is_there { node.commit(plugged) } else { Err(VerbError::Overtaken) };
+            committed.map(Added::Now)
+        };
+        match self.node.work(key, commit, Node::undo_add).await? {
+            Added::Now(attachments) | Added::Before(attachments) => Ok(attachments),
+        }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let Some(plugged) = self.plugged.take() else { return };
+        let Some(key) = plugged.first().map(Attachment::runtime_key) else { return };
+        let node = Arc::clone(self.node);
+        tokio::spawn(async move {
+            let undo = move |node: &Node| {
+                let still: Vec<_> = plugged
+                    .into_iter()
+                    .filter(|it| node.registry.get(&it.key).as_ref() == Some(it))
+                    .collect();
+                node.undo(&still);
+                Ok(())
+            };
+            // What it cannot do, it has said.
+            let _ = node.work(&key, undo, |_, _| {}).await;
+        });
+    }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use agent_common::{Counters as Counted, DropReason};
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, Drop, ListAttachmentsRequest, ListAttachmentsResponse,
+    Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest, GetStatusResponse,
+    ListAttachmentsRequest, ListAttachmentsResponse,
     agent_server::Agent, attachment::State as ShownState,
 };
 use tonic::{Request, Response, Status};
@@ -27,13 +28,21 @@ impl Agent for AgentService {
             self.0.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
+
+    async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
 }
 
 // === impl AgentService ===
 
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
-        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms } = attachment;
+        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, with: _ } = attachment;
         let counted = host.as_ref().map(|host| self.0.dataplane.counters(host.ifindex));
         let counters = match counted {
             Some(Ok(counters)) => counters.map(show_counters),

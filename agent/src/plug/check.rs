@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use agent_common::GATEWAY_MAC;
+use ipnet::IpNet;
 use rtnetlink::packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
@@ -57,7 +58,7 @@ fn host_end(
         }
     }
     for address in attachment.vif.addresses.iter() {
-        if !has_route(host, ifindex, Some(address), None)? {
+        if !has_route(host, ifindex, IpNet::from(address), None)? {
             return Ok(Err(format!("the host has no route to {address} through its interface {ifindex}")));
         }
         if !has_neighbour(host, ifindex, address, attachment.vif.mac)? {
@@ -81,15 +82,13 @@ fn pod_end(pod: &mut Socket, attachment: &Attachment) -> Result<Result<(), Diffe
     }
     let ifindex = link.header.index;
     for address in attachment.vif.addresses.iter() {
-        let gateway = match address {
-            IpAddr::V4(_) => IpAddr::V4(GATEWAY.0),
-            IpAddr::V6(_) => IpAddr::V6(GATEWAY.1),
-        };
         if !has_address(pod, ifindex, address)? {
             return Ok(Err(format!("the pod's interface has not the address {address}")));
         }
-        if !has_route(pod, ifindex, None, Some(gateway))? {
-            return Ok(Err(format!("the pod has no default route through {gateway}")));
+    }
+    for (dst, gateway) in attachment.vif.all_routes(GATEWAY) {
+        if !has_route(pod, ifindex, dst, Some(gateway))? {
+            return Ok(Err(format!("the pod has no route to {dst} through {gateway}")));
         }
         if !has_neighbour(pod, ifindex, gateway, Mac(GATEWAY_MAC))? {
             return Ok(Err(format!("the pod has no neighbour entry for its gateway {gateway}")));
@@ -138,24 +137,24 @@ fn has_address(socket: &mut Socket, ifindex: u32, address: IpAddr) -> Result<boo
     }))
 }
 
-/// Whether a route of the main table goes through an interface: to one address, or the default through a gateway.
+/// Whether a route of the main table goes through an interface, and through a gateway, if there has to be one.
 fn has_route(
     socket: &mut Socket,
     ifindex: u32,
-    destination: Option<IpAddr>,
+    dst: IpNet,
     gateway: Option<IpAddr>,
 ) -> Result<bool, PlugError> {
-    let Some(of_family) = destination.or(gateway) else { return Ok(false) };
     let mut message = RouteMessage::default();
-    message.header.address_family = family(of_family);
+    message.header.address_family = family(dst.addr());
     let answers = socket.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
     Ok(answers.iter().any(|answer| match answer {
         RouteNetlinkMessage::NewRoute(route) if route.header.table == RouteHeader::RT_TABLE_MAIN => {
             let has = |attribute| route.attributes.contains(&attribute);
-            let to = destination.is_none_or(|to| has(RouteAttribute::Destination(route_address(to))));
-            let length = destination.map_or(0, |to| if to.is_ipv4() { 32 } else { 128 });
+            // A default route is told without a destination.
+            let to = dst.prefix_len() == 0 || has(RouteAttribute::Destination(route_address(dst.addr())));
             let via = gateway.is_none_or(|via| has(RouteAttribute::Gateway(route_address(via))));
-            to && via && route.header.destination_prefix_length == length && has(RouteAttribute::Oif(ifindex))
+            let length = route.header.destination_prefix_length == dst.prefix_len();
+            to && via && length && has(RouteAttribute::Oif(ifindex))
         }
         _ => false,
     }))

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use rtnetlink::{
     AddressMessageBuilder, RouteMessageBuilder,
     packet_route::{
@@ -9,21 +10,30 @@ use rtnetlink::{
         address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
         link::LinkMessage,
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
-        route::{RouteMessage, RouteProtocol, RouteScope},
+        route::{RouteFlags, RouteMessage, RouteProtocol, RouteScope},
     },
 };
 
 use super::{GATEWAY, ROUTE_PROTOCOL, netlink::Request};
 
-/// The pod's default route, IPv4.
-pub(super) fn default_v4(ifindex: u32) -> RouteMessage {
-    // On link: the gateway is in no range of the interface.
-    RouteMessageBuilder::<Ipv4Addr>::new().output_interface(ifindex).gateway(GATEWAY.0).onlink().build()
-}
-
-/// The pod's default route, IPv6.
-pub(super) fn default_v6(ifindex: u32) -> RouteMessage {
-    RouteMessageBuilder::<Ipv6Addr>::new().output_interface(ifindex).gateway(GATEWAY.1).build()
+/// A route of the pod. On link: the gateway is in no range of the interface.
+pub(super) fn pod_route(ifindex: u32, dst: IpNet, gateway: IpAddr) -> RouteMessage {
+    let mut message = match (dst, gateway) {
+        (IpNet::V4(dst), IpAddr::V4(gateway)) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(dst.addr(), dst.prefix_len())
+            .gateway(gateway)
+            .output_interface(ifindex)
+            .build(),
+        (IpNet::V6(dst), IpAddr::V6(gateway)) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(dst.addr(), dst.prefix_len())
+            .gateway(gateway)
+            .output_interface(ifindex)
+            .build(),
+        // Whoever decodes a VIF sees to it that the families are the same; the kernel refuses this one.
+        _ => RouteMessage::default(),
+    };
+    message.header.flags |= RouteFlags::Onlink;
+    message
 }
 
 /// The host's route to an address of a pod, marked as ours.

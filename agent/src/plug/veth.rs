@@ -10,7 +10,9 @@
 //! 4. The caller writes the maps' entries.
 //! 5. The host's end goes up, and its routes are set. Only now a packet can flow.
 
-use std::{collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant};
+use std::{
+    collections::BTreeSet, collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant,
+};
 
 use agent_common::GATEWAY_MAC;
 use ferrule_proto::names::IfName;
@@ -33,9 +35,7 @@ use super::{
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
     reaper::{self, DEAD, UNBORN},
-    requests::{
-        add_address, add_neighbour, add_route, default_v4, default_v6, host_route, link_of, set_link,
-    },
+    requests::{add_address, add_neighbour, add_route, host_route, link_of, pod_route, set_link},
     stamp::Stamp,
     sysctl,
 };
@@ -304,13 +304,14 @@ fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
     let up = LinkUnspec::new_with_index(ifindex).up().build();
     let mut requests = vec![set_link("set the pod's interface up", up)];
     for address in vif.addresses.iter() {
-        let (prefix, gateway, default) = match address {
-            IpAddr::V4(_) => (32, IpAddr::V4(GATEWAY.0), default_v4(ifindex)),
-            IpAddr::V6(_) => (128, IpAddr::V6(GATEWAY.1), default_v6(ifindex)),
-        };
-        requests.push(add_address(ifindex, address, prefix));
-        requests.push(add_neighbour(ifindex, gateway, GATEWAY_MAC));
-        requests.push(add_route(&format!("through {gateway}"), default));
+        requests.push(add_address(ifindex, address, if address.is_ipv4() { 32 } else { 128 }));
     }
+    let routes = vif.all_routes(GATEWAY);
+    // Whatever the next hop's address, it is the host that takes the packet.
+    let next_hops: BTreeSet<IpAddr> = routes.iter().map(|(_, gateway)| *gateway).collect();
+    requests.extend(next_hops.into_iter().map(|gateway| add_neighbour(ifindex, gateway, GATEWAY_MAC)));
+    requests.extend(routes.into_iter().map(|(dst, gateway)| {
+        add_route(&format!("to {dst} through {gateway}"), pod_route(ifindex, dst, gateway))
+    }));
     requests
 }

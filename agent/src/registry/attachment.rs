@@ -79,6 +79,9 @@ pub struct Attachment {
     pub netns: PathBuf,
     pub netns_id: NetnsId,
     pub vif: Vif,
+    /// For a further interface that the pod's VIF has: the one that the runtime asked for, with which it comes and goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub with: Option<Key>,
     /// `None` while Reserved.
     pub host: Option<HostLink>,
     /// Milliseconds since the Unix epoch.
@@ -94,7 +97,23 @@ pub enum InvalidKey {
     Name(#[from] InvalidName),
 }
 
+// === impl Attachment ===
+
+impl Attachment {
+    /// The key that the runtime knows: its own, or that of the interface with which it comes and goes.
+    pub fn runtime_key(&self) -> Key {
+        self.with.as_ref().unwrap_or(&self.key).clone()
+    }
+}
+
 // === impl Pod ===
+
+impl Pod {
+    /// Whether it is one that an API server can know.
+    pub fn is_of_kubernetes(&self) -> bool {
+        !self.namespace.is_empty() && !self.name.is_empty()
+    }
+}
 
 impl fmt::Display for Pod {
     /// `namespace/name`, as far as it is known.

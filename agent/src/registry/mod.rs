@@ -3,7 +3,9 @@
 //! Every change is durable before it is visible in memory, and visible before the caller acts on it.
 
 mod attachment;
+mod cache;
 mod locks;
+mod pods;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -24,17 +26,23 @@ use nix::{
     fcntl::{Flock, FlockArg},
     time::{ClockId, clock_gettime},
 };
+use tokio::sync::watch;
 
 pub use attachment::{Attachment, HostLink, Key, NetnsId, Pod, State};
+pub use cache::Cache;
 pub use locks::{KeyGuard, Locks};
+pub use pods::{Known, Pods, Port, Subscription};
 pub use store::StoreError;
 
-use crate::vif::{COOLDOWN, Exhausted, Ipam, IpamError, Mac, Vif};
+use crate::vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif};
+use ferrule_proto::names::IfName;
 use store::Store;
 
-/// The attachments of this node.
+/// The attachments of this node, and the pods that they are for.
 pub struct Registry {
+    pub pods: Pods,
     store: Store,
+    ranges: watch::Sender<Vec<IpNet>>,
     is_new: bool,
     /// A lock file: one agent per state directory.
     _lock: Flock<File>,
@@ -51,10 +59,20 @@ struct Inner {
 #[derive(Debug, Clone)]
 pub struct Draft {
     pub key: Key,
+    pub with: Option<Key>,
     pub pod: Pod,
     pub netns: PathBuf,
     pub netns_id: NetnsId,
-    pub mtu: u32,
+    pub vif: Wanted,
+}
+
+/// Where an attachment has its VIF from.
+#[derive(Debug, Clone)]
+pub enum Wanted {
+    /// The next free addresses, with an MTU in bytes.
+    Next { mtu: u32 },
+    /// What was decided for the pod.
+    This(Vif),
 }
 
 /// The registry cannot do what it was asked for.
@@ -64,8 +82,14 @@ pub enum RegistryError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    #[error("the configured pod CIDRs cannot be used: {0}")]
+    #[error("the pod CIDRs cannot be used: {0}")]
     Ipam(#[from] IpamError),
+    /// Two pods cannot have one address.
+    #[error("the address {address} is in use, by {by}")]
+    InUse { address: IpAddr, by: Key },
+    /// The key is that of a further interface of another attachment.
+    #[error("the pod's VIF has an interface {0} already, which came with another")]
+    KeyTaken(IfName),
     /// The state directory cannot be used.
     #[error("cannot use the state directory {path:?}")]
     Directory {
@@ -85,8 +109,7 @@ impl Registry {
     ///
     /// # Errors
     /// If another agent works on it, or it cannot be read or written.
-    pub fn open(directory: &Path, ranges: &[IpNet]) -> Result<Self, RegistryError> {
-        let mut ipam = Ipam::new(ranges)?;
+    pub fn open(directory: &Path) -> Result<Self, RegistryError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -96,21 +119,14 @@ impl Registry {
         let path = directory.join("registry.redb");
         let is_new = !path.exists();
         let store = Store::open(&path)?;
-        let contents = store.load()?;
-        let now = since_boot();
-        // A time to come is one of before a reboot, which no address has to rest after.
-        for (address, since) in contents.resting.into_iter().filter(|(_, since)| *since <= now) {
-            ipam.rest(address, since);
-        }
-        for attachment in &contents.attachments {
-            ipam.claim(attachment.vif.addresses);
-        }
-        let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
+        let attachments = store.load()?.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
         Ok(Self {
+            pods: Pods::default(),
             store,
+            ranges: watch::Sender::default(),
             is_new,
             _lock: lock,
-            inner: Mutex::new(Inner { attachments, ipam }),
+            inner: Mutex::new(Inner { attachments, ipam: Ipam::default() }),
             locks: Locks::default(),
         })
     }
@@ -120,12 +136,33 @@ impl Registry {
         self.is_new
     }
 
-    /// Keeps addresses from being given to pods.
-    pub fn exclude(&self, addresses: Vec<IpAddr>) {
-        let mut inner = self.inner();
-        for address in addresses {
-            inner.ipam.exclude(address);
+    /// Gives the agent's own IPAM its ranges, less the node's own addresses in them.
+    ///
+    /// # Errors
+    /// If a range is unfit, or the store cannot be read; then the ranges are as they were.
+    pub fn set_ranges(&self, ranges: &[IpNet], own: &[IpAddr]) -> Result<(), RegistryError> {
+        let mut ipam = Ipam::new(ranges)?;
+        let now = since_boot();
+        // A time to come is one of before a reboot, which no address has to rest after.
+        for (address, since) in self.store.load()?.resting.into_iter().filter(|(_, since)| *since <= now) {
+            ipam.rest(address, since);
         }
+        let mut inner = self.inner();
+        for attachment in inner.attachments.values() {
+            ipam.claim(attachment.vif.addresses);
+        }
+        for address in own {
+            ipam.exclude(*address);
+        }
+        inner.ipam = ipam;
+        drop(inner);
+        self.ranges.send_replace(ranges.to_vec());
+        Ok(())
+    }
+
+    /// The ranges of the agent's own IPAM, now and after each change. There are none until they are known.
+    pub fn ranges(&self) -> watch::Receiver<Vec<IpNet>> {
+        self.ranges.subscribe()
     }
 
     /// Waits until nobody else works on a key.
@@ -138,6 +175,14 @@ impl Registry {
         self.inner().attachments.get(key).cloned()
     }
 
+    /// What a runtime knows by a key: the attachment first, then those that came with it.
+    pub fn group(&self, key: &Key) -> Vec<Attachment> {
+        let inner = self.inner();
+        let is_further = |it: &&Attachment| it.with.as_ref() == Some(key);
+        let own = inner.attachments.get(key).filter(|it| it.with.is_none());
+        own.into_iter().chain(inner.attachments.values().filter(is_further)).cloned().collect()
+    }
+
     /// All attachments, in the order of their creation.
     pub fn list(&self) -> Vec<Attachment> {
         let mut all: Vec<_> = self.inner().attachments.values().cloned().collect();
@@ -148,17 +193,19 @@ impl Registry {
     /// Sets addresses aside for a new attachment, durably: Reserved.
     ///
     /// # Errors
-    /// If no address is left or the store fails; then nothing is set aside.
+    /// If no address is left, one that was asked for is another's, or the store fails; then nothing is set aside.
     pub fn reserve(&self, draft: Draft) -> Result<Attachment, RegistryError> {
-        let addresses = self.inner().ipam.take(since_boot())?;
-        let Draft { key, pod, netns, netns_id, mtu } = draft;
+        let Draft { key, with, pod, netns, netns_id, vif } = draft;
+        let vif = self.inner().take(&key, vif)?;
+        let addresses = vif.addresses;
         let attachment = Attachment {
             key,
             state: State::Reserved,
             pod,
             netns,
             netns_id,
-            vif: Vif { mac: Mac::of(addresses), mtu, addresses },
+            vif,
+            with,
             host: None,
             created_at_ms: now_ms(),
         };
@@ -205,7 +252,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether pods get an IPv6 address.
+    /// Whether pods get an IPv6 address from the agent's own IPAM.
     pub fn has_ipv6(&self) -> bool {
         self.inner().ipam.has_ipv6()
     }
@@ -219,6 +266,34 @@ impl Registry {
     /// Never held across a system call.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    /// The VIF of a new attachment, with its addresses set aside.
+    fn take(&mut self, key: &Key, wanted: Wanted) -> Result<Vif, RegistryError> {
+        if self.attachments.contains_key(key) {
+            return Err(RegistryError::KeyTaken(key.ifname.clone()));
+        }
+        match wanted {
+            Wanted::Next { mtu } => {
+                let addresses = self.ipam.take(since_boot())?;
+                let (mac, gateways) = (addresses.mac(), Addresses::default());
+                Ok(Vif { mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() })
+            }
+            Wanted::This(vif) => {
+                for address in vif.addresses.iter() {
+                    let has = |it: &&Attachment| it.vif.addresses.iter().any(|other| other == address);
+                    if let Some(other) = self.attachments.values().find(has) {
+                        return Err(RegistryError::InUse { address, by: other.key.clone() });
+                    }
+                }
+                self.ipam.claim(vif.addresses);
+                Ok(vif)
+            }
+        }
     }
 }
 

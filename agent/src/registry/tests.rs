@@ -9,7 +9,9 @@ use super::*;
 const RANGE: &str = "10.0.0.0/29";
 
 fn open(directory: &Path) -> Result<Registry, RegistryError> {
-    Registry::open(directory, &[RANGE.parse().unwrap()])
+    let registry = Registry::open(directory)?;
+    registry.set_ranges(&[RANGE.parse().unwrap()], &[])?;
+    Ok(registry)
 }
 
 fn draft(id: &str) -> Draft {
@@ -22,8 +24,22 @@ fn draft(id: &str) -> Draft {
         pod: Pod { namespace: "default".to_owned(), name: id.to_owned(), uid: "u-1".to_owned() },
         netns: "/run/netns/x".into(),
         netns_id: NetnsId { dev: 4, ino: 4026531840 },
-        mtu: 1500,
+        with: None,
+        vif: Wanted::Next { mtu: 1500 },
     }
+}
+
+fn given(id: &str, address: &str) -> Draft {
+    let addresses = Addresses { v4: Some(address.parse().unwrap()), v6: None };
+    let vif = Vif {
+        mac: addresses.mac(),
+        mtu: 1500,
+        addresses,
+        gateways: Addresses::default(),
+        is_default: true,
+        routes: Vec::new(),
+    };
+    Draft { vif: Wanted::This(vif), ..draft(id) }
 }
 
 fn attach(registry: &Registry, id: &str) -> Attachment {
@@ -93,7 +109,8 @@ fn attachments_outside_of_the_ranges_are_kept() {
     let registry = open(dir.path()).unwrap();
     let attached = attach(&registry, "a");
     drop(registry);
-    let moved = Registry::open(dir.path(), &["10.9.0.0/29".parse().unwrap()]).unwrap();
+    let moved = Registry::open(dir.path()).unwrap();
+    moved.set_ranges(&["10.9.0.0/29".parse().unwrap()], &[]).unwrap();
     assert_eq!(moved.list(), std::slice::from_ref(&attached));
     moved.release(&attached).unwrap();
 }
@@ -122,4 +139,45 @@ fn a_store_knows_whether_it_was_there_before() {
     let dir = tempfile::tempdir().unwrap();
     assert!(open(dir.path()).unwrap().is_new());
     assert!(!open(dir.path()).unwrap().is_new());
+}
+
+#[test]
+fn an_address_that_was_decided_for_one_pod_is_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let first = registry.reserve(given("a", "10.0.0.2")).unwrap();
+    assert!(
+        matches!(registry.reserve(given("b", "10.0.0.2")), Err(RegistryError::InUse { by, .. }) if by == first.key)
+    );
+    let next = registry.reserve(draft("c")).unwrap();
+    assert_eq!(next.vif.addresses.to_string(), "10.0.0.3", "the IPAM passes over it");
+    registry.release(&first).unwrap();
+    registry.reserve(given("b", "10.0.0.2")).unwrap();
+}
+
+#[test]
+fn until_there_are_ranges_the_registry_knows_its_attachments_and_gives_no_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let attached = attach(&open(dir.path()).unwrap(), "a");
+    let registry = Registry::open(dir.path()).unwrap();
+    assert_eq!(registry.list(), std::slice::from_ref(&attached));
+    assert!(registry.ranges().borrow().is_empty());
+    registry.reserve(given("b", "10.0.0.5")).unwrap();
+    registry.set_ranges(&[RANGE.parse().unwrap()], &["10.0.0.3".parse().unwrap()]).unwrap();
+    assert_eq!(registry.reserve(draft("c")).unwrap().vif.addresses.to_string(), "10.0.0.4");
+    assert_eq!(registry.reserve(draft("d")).unwrap().vif.addresses.to_string(), "10.0.0.6");
+}
+
+#[test]
+fn further_interfaces_belong_to_the_one_that_the_runtime_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let first = attach(&registry, "a");
+    let eth1 = Key { ifname: IfName::new("eth1").unwrap(), ..first.key.clone() };
+    let with = Some(first.key.clone());
+    let second = registry.reserve(Draft { key: eth1.clone(), with, ..given("a", "10.0.0.5") }).unwrap();
+    assert_eq!(registry.group(&first.key), [first.clone(), second.clone()]);
+    assert!(registry.group(&eth1).is_empty(), "the runtime does not know it");
+    assert_eq!(second.runtime_key(), first.key);
+    assert!(matches!(registry.reserve(Draft { key: eth1, ..draft("a") }), Err(RegistryError::KeyTaken(_))));
 }

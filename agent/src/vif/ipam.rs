@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Gives addresses to pods. Times are since boot.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ipam {
     v4: Vec<Pool>,
     v6: Vec<Pool>,

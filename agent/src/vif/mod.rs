@@ -1,6 +1,7 @@
 //! What a VIF is: the interface that a pod should get.
 
 mod ipam;
+mod policy;
 mod pool;
 
 use std::{
@@ -8,12 +9,15 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
+pub use ferrule_vif::{Mac, Route};
 pub use ipam::{Exhausted, Ipam, IpamError};
+pub use policy::{Refused, Rules};
 pub use pool::COOLDOWN;
 
-/// The interface that a pod should get.
+/// The interface that a pod gets, with all that its source left to the agent filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vif {
     /// Of the pod's end.
@@ -22,6 +26,16 @@ pub struct Vif {
     pub mtu: u32,
     /// What the pod is reached by.
     pub addresses: Addresses,
+    /// What the pod sends to on its way out, where it is not the gateway that all pods have. Whatever its address, it is
+    /// the host's end that answers for it.
+    #[serde(default)]
+    pub gateways: Addresses,
+    /// Whether the pod's default routes go through it.
+    #[serde(default = "yes")]
+    pub is_default: bool,
+    /// Its routes beside the default ones.
+    #[serde(default)]
+    pub routes: Vec<Route>,
 }
 
 /// At most one address of each family, and at least one in all.
@@ -33,10 +47,35 @@ pub struct Addresses {
     pub v6: Option<Ipv6Addr>,
 }
 
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Mac(pub [u8; 6]);
+fn yes() -> bool {
+    true
+}
+
+// === impl Vif ===
+
+impl Vif {
+    /// Through which gateway what goes to an address's family leaves the pod.
+    pub fn gateway_for(&self, family_of: IpAddr, ours: (Ipv4Addr, Ipv6Addr)) -> IpAddr {
+        match family_of {
+            IpAddr::V4(_) => self.gateways.v4.unwrap_or(ours.0).into(),
+            IpAddr::V6(_) => self.gateways.v6.unwrap_or(ours.1).into(),
+        }
+    }
+
+    /// All routes: destination and gateway, the default ones first.
+    pub fn all_routes(&self, ours: (Ipv4Addr, Ipv6Addr)) -> Vec<(IpNet, IpAddr)> {
+        let default = |address: IpAddr| match address {
+            IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
+            IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
+        };
+        let defaults = self.addresses.iter().filter(|_| self.is_default).map(default).map(|dst| (dst, None));
+        let others = self.routes.iter().map(|route| (route.dst, route.gw));
+        let gateway = |(dst, gw): (IpNet, Option<IpAddr>)| {
+            (dst, gw.unwrap_or_else(|| self.gateway_for(dst.addr(), ours)))
+        };
+        defaults.chain(others).map(gateway).collect()
+    }
+}
 
 // === impl Addresses ===
 
@@ -44,6 +83,38 @@ impl Addresses {
     /// IPv4 first.
     pub fn iter(self) -> impl Iterator<Item = IpAddr> {
         self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
+    }
+
+    /// Of each family the one that is there, if there is but one.
+    ///
+    /// # Errors
+    /// A second one of a family.
+    pub fn collect(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, IpAddr> {
+        let mut collected = Self::default();
+        for address in addresses {
+            let taken = match address {
+                IpAddr::V4(v4) => collected.v4.replace(v4).is_some(),
+                IpAddr::V6(v6) => collected.v6.replace(v6).is_some(),
+            };
+            if taken {
+                return Err(address);
+            }
+        }
+        Ok(collected)
+    }
+
+    /// A MAC made of the addresses, so that a pod's neighbours never see an address change its MAC while it is in
+    /// use: locally administered and unicast.
+    pub fn mac(self) -> Mac {
+        let [a, b, c, d] = match self {
+            Addresses { v4: Some(v4), .. } => v4.octets(),
+            Addresses { v6: Some(v6), .. } => {
+                let [.., a, b, c, d] = v6.octets();
+                [a, b, c, d]
+            }
+            Addresses { v4: None, v6: None } => [0; 4],
+        };
+        Mac([0x0a, 0xfe, a, b, c, d])
     }
 }
 
@@ -54,53 +125,6 @@ impl fmt::Display for Addresses {
     }
 }
 
-// === impl Mac ===
-
-impl Mac {
-    /// A MAC made of an address, so that a pod's neighbours never see an address change its MAC while it is in
-    /// use: locally administered and unicast.
-    pub fn of(addresses: Addresses) -> Self {
-        let [a, b, c, d] = match addresses {
-            Addresses { v4: Some(v4), .. } => v4.octets(),
-            Addresses { v6: Some(v6), .. } => {
-                let [.., a, b, c, d] = v6.octets();
-                [a, b, c, d]
-            }
-            Addresses { v4: None, v6: None } => [0; 4],
-        };
-        Self([0x0a, 0xfe, a, b, c, d])
-    }
-}
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl fmt::Debug for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl From<Mac> for String {
-    fn from(mac: Mac) -> Self {
-        mac.to_string()
-    }
-}
-
-impl TryFrom<String> for Mac {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map(Self).ok_or_else(|| format!("{text:?} is no MAC address"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,19 +132,11 @@ mod tests {
     #[test]
     fn a_mac_is_unicast_locally_administered_and_the_addresss_own() {
         let mac = |v4: Option<&str>, v6: Option<&str>| {
-            Mac::of(Addresses { v4: v4.map(|a| a.parse().unwrap()), v6: v6.map(|a| a.parse().unwrap()) })
+            Addresses { v4: v4.map(|a| a.parse().unwrap()), v6: v6.map(|a| a.parse().unwrap()) }.mac()
         };
         assert_eq!(mac(Some("10.1.2.3"), Some("fd00::9")).to_string(), "0a:fe:0a:01:02:03");
         assert_eq!(mac(None, Some("fd00::9")).to_string(), "0a:fe:00:00:00:09");
         let Mac([first, ..]) = mac(Some("10.1.2.3"), None);
         assert_eq!(first & 0b11, 0b10);
-    }
-
-    #[test]
-    fn a_mac_reads_back_what_it_prints() {
-        let mac = Mac([0x0a, 0xfe, 0, 1, 2, 255]);
-        assert_eq!(Mac::try_from(mac.to_string()), Ok(mac));
-        assert!(Mac::try_from("0a:fe".to_owned()).is_err());
-        assert!(Mac::try_from("0a:fe:00:01:02:zz".to_owned()).is_err());
     }
 }

@@ -65,8 +65,7 @@ impl Pool {
         if net != net.trunc() {
             return Err(RangeError::HostBits { given: net, meant: net.trunc() });
         }
-        let unfit = NEVER.iter().filter_map(|range| range.parse::<IpNet>().ok());
-        if unfit.into_iter().any(|range| range.contains(&net) || net.contains(&range)) {
+        if never().any(|range| range.contains(&net) || net.contains(&range)) {
             return Err(RangeError::NotUnicast(net));
         }
         let address = net.network();
@@ -156,6 +155,15 @@ impl Pool {
             IpNet::V6(_) => Ipv6Addr::from_bits(number).into(),
         }
     }
+}
+
+/// Whether a pod can have an address at all.
+pub fn is_unicast(address: IpAddr) -> bool {
+    !never().any(|range| range.contains(&address))
+}
+
+fn never() -> impl Iterator<Item = IpNet> {
+    NEVER.iter().filter_map(|range| range.parse().ok())
 }
 
 fn rested(since: Duration, now: Duration) -> bool {

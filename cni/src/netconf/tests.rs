@@ -133,16 +133,76 @@ fn a_gc_without_a_readable_list_is_refused() {
     assert_eq!(Document::parse(b"{}").unwrap().valid_attachments().unwrap_err().code, 7);
 }
 
+/// What becomes of a `runtimeConfig`.
+fn annotations(runtime_config: &str) -> Result<Option<Annotations>, CniError> {
+    let text = format!(r#"{{"runtimeConfig":{runtime_config}}}"#);
+    Document::parse(text.as_bytes()).unwrap().annotations()
+}
+
+#[test]
+fn annotations_that_tell_of_a_vif_are_taken_and_no_others() {
+    let config = r#"{"dns": {"Servers": [[[]]]}, "portMappings": 1e999, "io.kubernetes.cri.pod-annotations":
+        {"vif.ferrule.dev/v1": "{\"interfaces\":[]}", "openstack.org\/kuryr-vif": "k\u00fc",
+         "kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "x", "vif.ferrule.dev/v2": "y"}}"#;
+    let expected = [
+        ("vif.ferrule.dev/v1", r#"{"interfaces":[]}"#),
+        ("openstack.org/kuryr-vif", "kü"),
+        ("kubernetes.io/config.source", "api"),
+    ];
+    let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    assert_eq!(annotations(config), Ok(Some(Annotations { values: expected })));
+}
+
+#[test]
+fn no_annotations_are_something_else_than_none_handed_over() {
+    for (config, expected) in [
+        ("null", None),
+        ("{}", None),
+        (r#"{"dns":{}}"#, None),
+        (r#"{"io.kubernetes.cri.pod-annotations":null}"#, None),
+        (r#"{"io.kubernetes.cri.pod-annotations":{}}"#, Some(Annotations::default())),
+        (r#"{"io.kubernetes.cri.pod-annotations":{"other":"x"}}"#, Some(Annotations::default())),
+    ] {
+        assert_eq!(annotations(config), Ok(expected), "{config}");
+    }
+    assert_eq!(Document::parse(b"{}").unwrap().annotations(), Ok(None));
+}
+
+#[test]
+fn annotations_that_are_wrong_are_named() {
+    const MAP: &str = "io.kubernetes.cri.pod-annotations";
+    let of = |value: &str| format!(r#"{{"{MAP}":{value}}}"#);
+    let long = |len: usize| of(&format!(r#"{{"vif.ferrule.dev/v1":"{}"}}"#, "x".repeat(len)));
+    for (config, field, why) in [
+        ("7".to_owned(), "runtimeConfig", "\"7\" is not an object"),
+        (r#"[{"vif.ferrule.dev/v1":"x"}]"#.to_owned(), "runtimeConfig", "is not an object"),
+        (of("[]"), MAP, "\"[]\" is not an object"),
+        (of("\"x\""), MAP, "is not an object"),
+        (of(r#"{"vif.ferrule.dev/v1":{"interfaces":[]}}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
+        (of(r#"{"vif.ferrule.dev/v1":null}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
+        (of(r#"{"vif.ferrule.dev/v1":"\ud800"}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
+        (of(r#"{"other\n":7}"#), MAP, "\"other\\n\" is not a string"),
+        (long(256 * 1024 + 1), MAP, "\"vif.ferrule.dev/v1\" is longer than 262144 bytes"),
+    ] {
+        let error = annotations(&config).unwrap_err();
+        assert_eq!(error.code, 7, "{config:.100}");
+        let start = format!("reading \"{field}\" of the network configuration");
+        assert!(error.msg.starts_with(&start) && error.msg.ends_with(why), "{}", error.msg);
+        assert!(error.msg.len() < 250 && !error.msg.contains(char::is_control), "{}", error.msg);
+    }
+    assert!(annotations(&long(256 * 1024)).is_ok());
+}
+
 #[test]
 fn depth_does_not_overflow_the_stack() {
     let depth = 500_000;
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let open = open.repeat(depth);
         let nested = format!("{open}1{}", close.repeat(depth));
-        for name in ["x", "prevResult", "dns", "mtu", "name", "cni.dev/valid-attachments"] {
+        for name in ["x", "prevResult", "dns", "mtu", "name", "runtimeConfig", "cni.dev/valid-attachments"] {
             let text = format!(r#"{{"name":"n","{name}":{nested}}}"#);
             if let Ok(document) = Document::parse(text.as_bytes()) {
-                let _ = (document.netconf(), document.valid_attachments());
+                let _ = (document.netconf(), document.valid_attachments(), document.annotations());
             }
         }
         assert_eq!(Document::parse(open.as_bytes()).unwrap_err().code, 6);
@@ -159,6 +219,8 @@ fn recorded_calls_are_read() {
         let read = document.netconf().unwrap();
         assert_eq!(read.name.as_str(), "cluster");
         assert_eq!(read.has_prev_result, call["stdin"]["prevResult"].is_object());
+        let annotations = document.annotations().unwrap().unwrap();
+        assert_eq!(annotations.values, [("kubernetes.io/config.source".to_owned(), "api".to_owned())].into());
     }
 }
 
@@ -169,11 +231,14 @@ proptest! {
     }
 
     #[test]
-    fn no_values_make_it_panic(value in "[\\[\\]{}\",:0-9a-z.+/ -]{0,40}", field in 0..7usize) {
-        let names = ["cniVersion", "name", "type", "socket", "mtu", "dns", "cni.dev/valid-attachments"];
+    fn no_values_make_it_panic(value in "[\\[\\]{}\",:0-9a-z.+/ -]{0,40}", field in 0..8usize) {
+        let names = [
+            "cniVersion", "name", "type", "socket", "mtu", "dns", "runtimeConfig", "cni.dev/valid-attachments",
+        ];
         let text = format!(r#"{{"{}":{value}}}"#, names[field]);
         if let Ok(document) = Document::parse(text.as_bytes()) {
             let _ = (document.supported_version(), document.netconf(), document.valid_attachments());
+            let _ = document.annotations();
         }
     }
 }

@@ -135,6 +135,25 @@ fn recorded_calls_reach_the_agent() {
 }
 
 #[test]
+fn only_an_add_looks_into_the_annotations() {
+    let stdin = |annotations: &str| {
+        format!(
+            r#"{{"cniVersion":"1.0.0","name":"n",
+                "runtimeConfig":{{"io.kubernetes.cri.pod-annotations":{annotations}}}}}"#
+        )
+    };
+    let (outcome, asked) = invoke("ADD", &stdin(r#"{"vif.ferrule.dev/v1":"x","other":"y"}"#));
+    assert_eq!(outcome, Outcome::Done(None));
+    let Some((_, Request::Add(AddRequest { pod: Some(pod), .. }))) = asked else { panic!("{asked:?}") };
+    assert_eq!(pod.annotations.unwrap().values, [("vif.ferrule.dev/v1".into(), "x".into())].into());
+    let (outcome, asked) = invoke("ADD", &stdin("[]"));
+    assert_eq!((&failure(outcome)["code"], asked), (&json!(7), None));
+    for command in ["DEL", "CHECK"] {
+        assert_eq!(invoke(command, &stdin("[]")).0, Outcome::Done(None));
+    }
+}
+
+#[test]
 fn a_result_is_printed_in_the_version_asked_for() {
     let interface = cni::Interface { name: "eth0".into(), mtu: 1500, ..Default::default() };
     let result = AddResult { interfaces: vec![interface], ..Default::default() };

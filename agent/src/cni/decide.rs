@@ -1,0 +1,217 @@
+//! Which VIF a pod gets: from the runtime's call, from what the watches have told, or from the agent's own IPAM.
+//!
+//! Nobody is asked: what is not known yet is waited for, and whoever waits is woken by it.
+
+use std::time::Duration;
+
+use ferrule_vif::{PodVif, VifError, kuryr};
+use ipnet::IpNet;
+use tokio::time::{Instant, timeout_at};
+
+use super::{error::VerbError, verbs::Add};
+use crate::{
+    events::{Events, Reason},
+    registry::{Known, Pod, Registry},
+    watch::Annotations,
+};
+
+/// Who decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VifSource {
+    /// The annotation, where there is one; else the agent's own IPAM.
+    #[default]
+    Auto,
+    /// The annotation `vif.ferrule.dev/v1`, which is waited for.
+    Annotation,
+    /// Kuryr: a KuryrPort, or its annotation on the pod.
+    Kuryr,
+    /// The agent's own IPAM, over the node's pod CIDRs.
+    Ipam,
+}
+
+/// By what rules it is decided.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    pub source: VifSource,
+    /// How long an ADD waits for a decision, and then for it to become active.
+    pub timeout: Duration,
+    /// Where decided addresses may be from; empty for the node's pod CIDRs.
+    pub vif_cidrs: Vec<IpNet>,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The next addresses that are free.
+    Ipam,
+    This(PodVif),
+}
+
+/// Where things stand with a pod.
+enum Standing {
+    Decided(Decision),
+    /// Not yet: what is missing.
+    Missing(&'static str),
+}
+
+/// How long to wait before those who look at the pod are told: most decisions come at once.
+const QUIET: Duration = Duration::from_secs(2);
+
+// === impl Policy ===
+
+impl Policy {
+    /// Waits until it is decided what a pod gets.
+    ///
+    /// # Errors
+    /// If the pod is gone, what was decided is not understood, or nothing was decided in time.
+    pub(super) async fn decide(
+        &self,
+        registry: &Registry,
+        events: &Events,
+        add: &Add,
+    ) -> Result<Decision, VerbError> {
+        let start = Instant::now();
+        let deadline = start + self.timeout;
+        let mut told = false;
+        let mut changes = registry.pods.subscribe(&add.pod);
+        let mut ranges = registry.ranges();
+        loop {
+            let has_ranges = !ranges.borrow_and_update().is_empty();
+            let missing = match self.stand(registry, add, has_ranges)? {
+                Standing::Decided(decision) => return Ok(decision),
+                Standing::Missing(missing) => missing,
+            };
+            let wake = if told { deadline } else { deadline.min(start + QUIET) };
+            let changed = async {
+                tokio::select! {
+                    () = changes.changed() => {}
+                    _ = ranges.changed() => {}
+                }
+            };
+            if timeout_at(wake, changed).await.is_ok() {
+                continue;
+            }
+            if Instant::now() < deadline {
+                told = true;
+                events.tell(&add.pod, Reason::WaitingForVif, format!("waiting for {missing}"));
+                continue;
+            }
+            let waited = self.timeout;
+            let reason = match self.source {
+                VifSource::Kuryr => Reason::TimedOutWaitingForKuryrPort,
+                _ => Reason::TimedOutWaitingForVif,
+            };
+            events.tell(&add.pod, reason, format!("there was no {missing} within {} s", waited.as_secs()));
+            return Err(VerbError::NoVif { missing, waited });
+        }
+    }
+
+    /// Waits until all of a decision is active.
+    ///
+    /// # Errors
+    /// If the pod goes, the decision changes, or nothing happens in time.
+    pub(super) async fn until_active(
+        &self,
+        registry: &Registry,
+        events: &Events,
+        add: &Add,
+        decided: &PodVif,
+    ) -> Result<(), VerbError> {
+        events.tell(
+            &add.pod,
+            Reason::WaitingForActiveVifs,
+            "the interface is plugged, and its VIF is not active yet",
+        );
+        let deadline = Instant::now() + self.timeout;
+        let mut changes = registry.pods.subscribe(&add.pod);
+        // What came with the call is how it was then.
+        let add = Add { annotations: None, ..add.clone() };
+        loop {
+            if let Standing::Decided(Decision::This(now)) = self.stand(registry, &add, false)? {
+                if !is_same(&now, decided) {
+                    return Err(VerbError::VifChanged);
+                }
+                if is_active(&now) {
+                    return Ok(());
+                }
+            }
+            if timeout_at(deadline, changes.changed()).await.is_err() {
+                let waited = self.timeout;
+                let note = format!("the VIF did not become active within {} s", waited.as_secs());
+                events.tell(&add.pod, Reason::TimedOutWaitingForActiveVifs, note);
+                return Err(VerbError::NoVif { missing: "active VIF", waited });
+            }
+        }
+    }
+
+    fn stand(&self, registry: &Registry, add: &Add, has_ranges: bool) -> Result<Standing, VerbError> {
+        let known = if add.pod.is_of_kubernetes() { registry.pods.get(&add.pod) } else { Known::Not };
+        if let Known::Gone = known {
+            return Err(VerbError::PodGone(add.pod.clone()));
+        }
+        // The call is from now, while the watch may be behind; and a watch knows more when the call knows nothing.
+        let from_call = add.annotations.as_ref();
+        let from_watch = if let Known::Here(annotations) = &known { Some(annotations) } else { None };
+        let ipam = || {
+            let pod_cidrs = "pod CIDR in the node's spec.podCIDRs";
+            if has_ranges { Standing::Decided(Decision::Ipam) } else { Standing::Missing(pod_cidrs) }
+        };
+        let ours =
+            || annotation(from_call, from_watch, |it| it.ferrule.as_deref(), ferrule_vif::from_annotation);
+        let missing = Standing::Missing("annotation vif.ferrule.dev/v1 on the pod");
+        match self.source {
+            VifSource::Ipam => Ok(ipam()),
+            VifSource::Annotation => Ok(ours()?.map_or(missing, Standing::Decided)),
+            VifSource::Auto => match ours()? {
+                Some(decision) => Ok(Standing::Decided(decision)),
+                None if from_call.is_some() || from_watch.is_some() || !add.pod.is_of_kubernetes() => {
+                    Ok(ipam())
+                }
+                None => Ok(Standing::Missing("pod of this name and UID at the API server")),
+            },
+            VifSource::Kuryr => kuryr(registry, &add.pod, from_call, from_watch),
+        }
+    }
+}
+
+/// Whether all interfaces are active.
+pub(super) fn is_active(vif: &PodVif) -> bool {
+    vif.interfaces.iter().all(|interface| interface.active)
+}
+
+fn is_same(now: &PodVif, before: &PodVif) -> bool {
+    let plugged = |vif: &PodVif| -> Vec<_> {
+        vif.interfaces.iter().map(|it| (it.name.clone(), it.mac, it.addresses.clone())).collect()
+    };
+    plugged(now) == plugged(before)
+}
+
+fn kuryr(
+    registry: &Registry,
+    pod: &Pod,
+    from_call: Option<&Annotations>,
+    from_watch: Option<&Annotations>,
+) -> Result<Standing, VerbError> {
+    if let Some(port) = registry.pods.kuryr(pod) {
+        let decided = kuryr::from_vifs(port.spec_vifs.as_deref(), port.status_vifs.as_deref())?;
+        let missing = Standing::Missing("VIF in the pod's KuryrPort");
+        return Ok(decided.map_or(missing, |vif| Standing::Decided(Decision::This(vif))));
+    }
+    // Kuryr rewrites its annotation: what the watch has is newer, if it has it.
+    let decided = annotation(from_watch, from_call, |it| it.kuryr.as_deref(), kuryr::from_annotation)?;
+    Ok(decided.map_or(
+        Standing::Missing("KuryrPort of the pod, nor an annotation of Kuryr's on it"),
+        Standing::Decided,
+    ))
+}
+
+fn annotation(
+    first: Option<&Annotations>,
+    second: Option<&Annotations>,
+    text: impl Fn(&Annotations) -> Option<&str>,
+    decode: impl Fn(&str) -> Result<PodVif, VifError>,
+) -> Result<Option<Decision>, VerbError> {
+    let text = first.and_then(&text).or_else(|| second.and_then(&text));
+    Ok(text.map(decode).transpose()?.map(Decision::This))
+}

@@ -1,0 +1,121 @@
+//! What is counted, under the names that a monitoring system sees.
+
+use std::sync::Arc;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+
+/// All metrics of the agent. Cloning it is cheap, and counts into the same.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    pub watch: WatchMetrics,
+    pub events: EventMetrics,
+}
+
+/// Of the Events about pods.
+#[derive(Debug, Clone, Default)]
+pub struct EventMetrics {
+    pub sent: Counter,
+    pub failed: Counter,
+    /// There was no room, or too many were told.
+    pub lost: Counter,
+}
+
+/// Of the watches, one time series for each source.
+#[derive(Debug, Clone, Default)]
+pub struct WatchMetrics {
+    pub events: Family<EventLabels, Counter>,
+    pub undecodable: Family<SourceLabels, Counter>,
+    pub failures: Family<FailureLabels, Counter>,
+    pub lists: Family<SourceLabels, Counter>,
+    pub resumes: Family<SourceLabels, Counter>,
+    pub bytes: Family<SourceLabels, Counter>,
+    pub objects: Family<SourceLabels, Gauge>,
+    pub buffered: Family<SourceLabels, Gauge>,
+    pub unsaved: Family<SourceLabels, Gauge>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SourceLabels {
+    pub source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct EventLabels {
+    pub source: &'static str,
+    pub kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FailureLabels {
+    pub source: &'static str,
+    pub reason: &'static str,
+}
+
+// === impl Metrics ===
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("ferrule");
+        let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
+        watch.register(registry.sub_registry_with_prefix("watch"));
+        events.register(registry.sub_registry_with_prefix("pod_events"));
+        Self { registry: Arc::new(registry), watch, events }
+    }
+}
+
+impl Metrics {
+    /// All of them in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// None that can occur: a text is written.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+// === impl EventMetrics ===
+
+impl EventMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("sent", "Events about pods that the API server took", self.sent.clone());
+        registry.register(
+            "failed",
+            "Events about pods that the API server did not take",
+            self.failed.clone(),
+        );
+        registry.register("lost", "Events about pods that were not sent: too many", self.lost.clone());
+    }
+}
+
+// === impl WatchMetrics ===
+
+impl WatchMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("events", "Events applied, bookmarks among them", self.events.clone());
+        registry.register("undecodable", "Objects and lines that were passed over", self.undecodable.clone());
+        registry.register("failures", "Requests and streams that failed", self.failures.clone());
+        registry.register("lists", "Times that all objects were listed", self.lists.clone());
+        registry.register("resumes", "Watches opened at a known position", self.resumes.clone());
+        registry.register_with_unit(
+            "received",
+            "Received from the API server",
+            Unit::Bytes,
+            self.bytes.clone(),
+        );
+        registry.register("objects", "Objects known", self.objects.clone());
+        registry.register_with_unit(
+            "buffered",
+            "Received of an event that is not whole yet",
+            Unit::Bytes,
+            self.buffered.clone(),
+        );
+        registry.register("unsaved", "Changes that are not durable yet", self.unsaved.clone());
+    }
+}

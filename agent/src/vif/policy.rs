@@ -1,0 +1,155 @@
+//! What a VIF may be on this node, whoever asks for it.
+//!
+//! Annotations can be written by whoever can write pods. An address that is another's would take that one's packets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ferrule_vif::{Format, Interface, Kind};
+use ipnet::IpNet;
+
+use super::{Addresses, Vif};
+
+/// The rules that hold on this node.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules<'a> {
+    /// Where addresses may be from.
+    pub ranges: &'a [IpNet],
+    /// Whether the ranges are the administrator's own word, and not only the node's pod CIDRs.
+    pub ranges_are_explicit: bool,
+    /// The node's own addresses.
+    pub own: &'a [IpAddr],
+    /// The gateway of all pods.
+    pub gateway: (Ipv4Addr, Ipv6Addr),
+}
+
+/// A VIF that is not to be plugged, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("interface {ifname} is of the kind {kind}, which is not supported yet: only veth can be plugged")]
+    Kind { ifname: String, kind: String },
+    #[error("interface {ifname} has more than one address of a family: {second} is one too many")]
+    SecondAddress { ifname: String, second: IpAddr },
+    #[error("interface {ifname} has no address")]
+    NoAddress { ifname: String },
+    #[error("interface {ifname} has more than one gateway of a family: {second} is one too many")]
+    SecondGateway { ifname: String, second: IpAddr },
+    #[error("the address {address} of interface {ifname} is not in the ranges for pods, {ranges}")]
+    OutOfRange { ifname: String, address: IpAddr, ranges: String },
+    #[error("the address {address} of interface {ifname} is the node's own")]
+    Own { ifname: String, address: IpAddr },
+    #[error("the address {address} of interface {ifname} is no address that a pod can have")]
+    NotUnicast { ifname: String, address: IpAddr },
+}
+
+// === impl Rules ===
+
+impl Rules<'_> {
+    /// What is to be made of an interface that a source asks for. `mtu` is for one that leaves it to the agent.
+    ///
+    /// # Errors
+    /// If the interface breaks a rule.
+    pub fn resolve(
+        &self,
+        format: Format,
+        interface: &Interface,
+        is_default: bool,
+        mtu: u32,
+    ) -> Result<Vif, Refused> {
+        let ifname = || interface.name.clone();
+        if interface.kind != Kind::Veth {
+            return Err(Refused::Kind { ifname: ifname(), kind: interface.kind.to_string() });
+        }
+        let addresses = Addresses::collect(interface.addresses.iter().map(IpNet::addr))
+            .map_err(|second| Refused::SecondAddress { ifname: ifname(), second })?;
+        let gateways = Addresses::collect(interface.gateways.iter().copied())
+            .map_err(|second| Refused::SecondGateway { ifname: ifname(), second })?;
+        if addresses == Addresses::default() {
+            return Err(Refused::NoAddress { ifname: ifname() });
+        }
+        for address in addresses.iter() {
+            self.check(format, address, &ifname())?;
+        }
+        Ok(Vif {
+            mac: interface.mac.unwrap_or_else(|| addresses.mac()),
+            mtu: interface.mtu.unwrap_or(mtu),
+            addresses,
+            gateways,
+            is_default,
+            routes: interface.routes.clone(),
+        })
+    }
+
+    fn check(&self, format: Format, address: IpAddr, ifname: &str) -> Result<(), Refused> {
+        let ifname = || ifname.to_owned();
+        if !super::pool::is_unicast(address) || address == self.gateway.0 || address == self.gateway.1 {
+            return Err(Refused::NotUnicast { ifname: ifname(), address });
+        }
+        if self.own.contains(&address) {
+            return Err(Refused::Own { ifname: ifname(), address });
+        }
+        // KuryrPorts are not the pods' to write; so Neutron's subnets need not be told to every node.
+        let trusted =
+            matches!(format, Format::KuryrPort | Format::KuryrPortSpec) && !self.ranges_are_explicit;
+        if !trusted && !self.ranges.iter().any(|range| range.contains(&address)) {
+            let ranges: Vec<String> = self.ranges.iter().map(IpNet::to_string).collect();
+            let ranges =
+                if ranges.is_empty() { "of which there are none".to_owned() } else { ranges.join(", ") };
+            return Err(Refused::OutOfRange { ifname: ifname(), address, ranges });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plug::GATEWAY;
+
+    fn interface(addresses: &[&str]) -> Interface {
+        let json = serde_json::json!({ "interfaces": [{ "name": "eth0", "addresses": ["10.0.0.9"] }] });
+        let mut interface = ferrule_vif::from_annotation(&json.to_string()).unwrap().interfaces.remove(0);
+        let parse = |text: &&str| IpNet::from(text.parse::<IpAddr>().unwrap());
+        interface.addresses = addresses.iter().map(parse).collect();
+        interface
+    }
+
+    fn resolve(format: Format, interface: &Interface) -> Result<Vif, Refused> {
+        let ranges = ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()];
+        let own = ["10.0.0.1".parse().unwrap()];
+        let rules = Rules { ranges: &ranges, ranges_are_explicit: false, own: &own, gateway: GATEWAY };
+        rules.resolve(format, interface, true, 1400)
+    }
+
+    #[test]
+    fn what_a_source_leaves_open_the_agent_fills_in() {
+        let vif = resolve(Format::Annotation, &interface(&["10.0.0.9", "fd00::9"])).unwrap();
+        assert_eq!((vif.mtu, vif.mac.to_string().as_str()), (1400, "0a:fe:0a:00:00:09"));
+        assert_eq!(vif.addresses.iter().count(), 2);
+    }
+
+    #[test]
+    fn addresses_that_are_anothers_are_refused() {
+        let refused = |addresses: &[&str]| resolve(Format::Annotation, &interface(addresses)).unwrap_err();
+        assert!(matches!(refused(&["10.0.1.9"]), Refused::OutOfRange { .. }));
+        assert!(matches!(refused(&["10.0.0.9", "2001:db8::1"]), Refused::OutOfRange { .. }));
+        assert!(matches!(refused(&["10.0.0.1"]), Refused::Own { .. }));
+        assert!(matches!(refused(&["127.0.0.1"]), Refused::NotUnicast { .. }));
+        assert!(matches!(refused(&["169.254.1.1"]), Refused::NotUnicast { .. }));
+        assert!(matches!(refused(&[]), Refused::NoAddress { .. }));
+        assert!(matches!(refused(&["10.0.0.8", "10.0.0.9"]), Refused::SecondAddress { .. }));
+    }
+
+    #[test]
+    fn a_kuryr_port_may_name_a_subnet_of_neutrons_an_annotation_may_not() {
+        let foreign = interface(&["10.11.9.5"]);
+        assert!(resolve(Format::KuryrPort, &foreign).is_ok());
+        assert!(matches!(resolve(Format::KuryrPodState, &foreign), Err(Refused::OutOfRange { .. })));
+    }
+
+    #[test]
+    fn a_kind_that_cannot_be_plugged_is_named() {
+        let nested = Interface { kind: Kind::Other("VIFVlanNested".to_owned()), ..interface(&["10.0.0.9"]) };
+        let refused = resolve(Format::KuryrPort, &nested).unwrap_err().to_string();
+        assert!(refused.contains("VIFVlanNested") && refused.contains("not supported yet"), "{refused}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The way to the API server: kube's client carries the requests, and every answer is looked at here.
+
+use std::{path::PathBuf, sync::Mutex, sync::PoisonError, time::Duration};
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tokio::time::timeout;
+
+use super::error::{Status, WatchError};
+
+/// How to reach the API server, and as whom. It may be shared.
+pub struct Api {
+    kubeconfig: Option<PathBuf>,
+    client: Mutex<Option<(Client, String)>>,
+}
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long the head of an answer may take; the API server gives up itself after a minute.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long an answer that is not a stream may take.
+const WHOLE: Duration = Duration::from_secs(60);
+/// The longest such answer: five hundred pods of the largest size that etcd takes would be more, of any usual size
+/// a hundredth.
+const MOST: usize = 256 << 20;
+/// Names the agent in the API server's audit log.
+const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
+
+// === impl Api ===
+
+impl Api {
+    /// By a kubeconfig file, or, without one, as a pod by its service account.
+    pub fn new(kubeconfig: Option<PathBuf>) -> Self {
+        Self { kubeconfig, client: Mutex::new(None) }
+    }
+
+    /// By a client that is there already.
+    #[cfg(test)]
+    pub(super) fn with_client(client: Client) -> Self {
+        Self { kubeconfig: None, client: Mutex::new(Some((client, "http://test".to_owned()))) }
+    }
+
+    /// The URL of the API server.
+    ///
+    /// # Errors
+    /// If there is none in the configuration.
+    pub async fn url(&self) -> Result<String, WatchError> {
+        Ok(self.client().await?.1)
+    }
+
+    /// Reads the configuration anew before the next request: token, certificates and all.
+    pub fn renew(&self) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Opens an answer that comes piece by piece.
+    ///
+    /// # Errors
+    /// If there is no answer, or an error for one.
+    pub async fn open(&self, what: &str, path: &str) -> Result<Response<Body>, WatchError> {
+        self.send(what, get(path)).await
+    }
+
+    /// Gets a whole answer.
+    ///
+    /// # Errors
+    /// If there is no answer, or an error for one.
+    pub async fn get(&self, what: &str, path: &str) -> Result<Vec<u8>, WatchError> {
+        self.whole(what, get(path)).await
+    }
+
+    /// Sends an object, to be created (`POST`) or changed (`PATCH`).
+    ///
+    /// # Errors
+    /// If there is no answer, or an error for one.
+    pub async fn write(&self, what: &str, request: Request<Vec<u8>>) -> Result<Vec<u8>, WatchError> {
+        self.whole(what, request.map(Body::from)).await
+    }
+
+    async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, WatchError> {
+        let whole = async { collect(what, self.send(what, request).await?).await };
+        let slow = |_| WatchError::Slow { what: what.to_owned(), after: WHOLE };
+        timeout(WHOLE, whole).await.map_err(slow)?
+    }
+
+    async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, WatchError> {
+        let headers = request.headers_mut();
+        headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        // What is unpacked has no bound, and the way is short.
+        headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("identity"));
+        headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
+        let (client, _) = self.client().await?;
+        let response = match timeout(ANSWER, client.send(request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(source)) => {
+                return Err(WatchError::Connect { what: what.to_owned(), source: Box::new(source) });
+            }
+            Err(_) => return Err(WatchError::Slow { what: what.to_owned(), after: ANSWER }),
+        };
+        if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
+    }
+
+    async fn client(&self) -> Result<(Client, String), WatchError> {
+        if let Some(client) = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            return Ok(client);
+        }
+        let client = self.connect().await?;
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
+        Ok(client)
+    }
+
+    async fn connect(&self) -> Result<(Client, String), WatchError> {
+        let failed = |error: &dyn std::error::Error| WatchError::Config { why: crate::chain::chain(error) };
+        let mut config = match &self.kubeconfig {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
+                let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+                config.map_err(|error| failed(&error))?
+            }
+            None => Config::incluster().map_err(|error| failed(&error))?,
+        };
+        config.connect_timeout = Some(CONNECT);
+        // It is for the callers to say when and how often to try again.
+        config.default_retry = false;
+        let url = config.cluster_url.to_string();
+        let client = Client::try_from(config).map_err(|error| failed(&error))?;
+        Ok((client, url))
+    }
+}
+
+fn get(path: &str) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
+    // The paths are ours: what may be odd in them is encoded.
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    request
+}
+
+async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, WatchError> {
+    let body = http_body_util::Limited::new(response.into_body(), MOST);
+    let broken = |why: Box<dyn std::error::Error + Send + Sync>| WatchError::Broken {
+        what: what.to_owned(),
+        why: crate::chain::chain(why.as_ref()),
+    };
+    Ok(body.collect().await.map_err(broken)?.to_bytes().into())
+}
+
+/// Reads the error that an answer is.
+async fn refusal(what: &str, response: Response<Body>) -> WatchError {
+    let code = response.status();
+    let after = response.headers().get(header::RETRY_AFTER);
+    let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
+    let body = timeout(ANSWER, collect(what, response)).await.ok().and_then(Result::ok).unwrap_or_default();
+    // What is between us and the API server need not answer as it does.
+    let status = serde_json::from_slice(&body).unwrap_or_else(|_| Status {
+        message: String::from_utf8_lossy(&body).into_owned(),
+        ..Status::default()
+    });
+    let reason = if status.reason.is_empty() { canonical(code) } else { status.reason };
+    WatchError::refused(what, Status { code: code.as_u16(), reason, ..status }, after)
+}
+
+fn canonical(code: StatusCode) -> String {
+    code.canonical_reason().unwrap_or_default().to_owned()
+}

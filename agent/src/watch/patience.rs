@@ -1,0 +1,116 @@
+//! How a watch fails: what it says of itself, what it counts, and how long it waits.
+
+use std::{ops::ControlFlow, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Sink,
+    error::WatchError,
+    objects::Object,
+    source::{Source, Stop},
+};
+use crate::{
+    health::State,
+    metrics::{FailureLabels, SourceLabels},
+};
+
+/// How long a resource that the server does not know is left alone.
+const ABSENT: Duration = Duration::from_secs(60);
+
+impl<T: Object, S: Sink<T>> Source<T, S> {
+    /// Something came, and nothing was wrong with it.
+    pub(super) fn recovered(&mut self) {
+        let failed = self.state.failing_since.take().is_some();
+        if failed || self.health.state() != Some(State::Healthy) {
+            self.health.healthy("following the changes");
+        }
+    }
+
+    /// A stream has been open for a while, and was not refused: that nothing happens is no failure.
+    pub(super) fn settled(&mut self) {
+        if self.state.listed.is_none() && self.state.synced {
+            self.recovered();
+        }
+    }
+
+    /// Notes a failure, and says how long to wait.
+    pub(super) fn failed(&mut self, error: &WatchError) -> Duration {
+        let name = self.scope.name;
+        self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
+        if error.is_unauthorized() {
+            self.api.renew();
+        }
+        // A list that did not come to its end says nothing of what is gone.
+        self.state.listed = None;
+        if error.is_absent() {
+            self.health.starting(format!(
+                "the cluster has no such resource; looking again every {} s",
+                ABSENT.as_secs()
+            ));
+            return ABSENT;
+        }
+        if error.is_gone() {
+            tracing::info!(source = name, %error, "the position has expired: listing");
+            (self.state.position, self.state.expired) = (None, true);
+            // Not the first time in a short while: a server that sends us in circles.
+            let wait = self.state.backoff.next(None);
+            return if self.state.backoff.failures() > 1 { wait } else { Duration::ZERO };
+        }
+        let since = *self.state.failing_since.get_or_insert_with(Instant::now);
+        let wait = self.state.backoff.next(error.retry_after());
+        let why = format!("{error}{}", error.advice());
+        tracing::warn!(
+            source = name,
+            error = why,
+            wait_ms = wait.as_millis(),
+            "the watch failed: trying again"
+        );
+        if since.elapsed() >= self.settings.retry_timeout {
+            self.health.unhealthy(why);
+        } else {
+            self.health.starting(why);
+        }
+        wait
+    }
+
+    /// Waits; when the time for it comes in between, the component is unhealthy.
+    pub(super) async fn pause(&mut self, wait: Duration, stop: &mut Stop) -> ControlFlow<()> {
+        self.save();
+        let end = Instant::now() + wait;
+        if let Some(since) = self.state.failing_since {
+            let unhealthy_at = since + self.settings.retry_timeout;
+            if unhealthy_at > Instant::now() && unhealthy_at < end {
+                if timeout_at(unhealthy_at, &mut *stop).await.is_ok() {
+                    return ControlFlow::Break(());
+                }
+                let seconds = self.settings.retry_timeout.as_secs();
+                self.health.unhealthy(format!("the API server has not been followed for {seconds} s"));
+            }
+        }
+        match timeout_at(end, stop).await {
+            Ok(_) => ControlFlow::Break(()),
+            Err(_) => ControlFlow::Continue(()),
+        }
+    }
+
+    pub(super) fn labels(&self) -> SourceLabels {
+        SourceLabels { source: self.scope.name }
+    }
+
+    pub(super) fn failure(&self, reason: &'static str) -> FailureLabels {
+        FailureLabels { source: self.scope.name, reason }
+    }
+
+    pub(super) fn count_bytes(&self, bytes: usize) {
+        self.metrics.bytes.get_or_create(&self.labels()).inc_by(bytes as u64);
+    }
+
+    pub(super) fn count_objects(&self) {
+        self.metrics.objects.get_or_create(&self.labels()).set(count(self.state.known.len()));
+    }
+}
+
+pub(super) fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

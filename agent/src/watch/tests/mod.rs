@@ -1,0 +1,412 @@
+//! How a watch behaves, against a server that does exactly what each test says.
+
+mod script;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use self::script::{Asked, Reply, Script, Step};
+use super::{source::Source, *};
+use crate::{
+    health::State,
+    metrics::{Metrics, SourceLabels},
+};
+
+/// A watch with all that it tells.
+struct Test {
+    script: Script,
+    told: Told,
+    memory: Kept,
+    health: Health,
+    metrics: Metrics,
+    stop: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+/// What was told, as short texts: `+a/u1`, `-a/u1`, `synced`.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Option<Saved>>>);
+
+/// Position, identity and objects.
+type Saved = (String, String, BTreeMap<String, Vec<u8>>);
+
+impl Sink<Pod> for Told {
+    fn apply(&self, change: Change<Pod>) {
+        self.0.lock().unwrap().push(match change {
+            Change::Applied(pod) => format!("+{}/{}", pod.metadata.name, pod.metadata.uid),
+            Change::Gone { key, uid } => format!("-{}/{uid}", key.name),
+            Change::Synced => "synced".to_owned(),
+        });
+    }
+}
+
+impl Memory for Kept {
+    fn load(&self, _: &str, identity: &str) -> Option<Remembered> {
+        let (position, of, objects) = self.0.lock().unwrap().clone().filter(|(_, of, _)| of == identity)?;
+        assert_eq!(of, "http://test /api/v1/pods fieldSelector=spec.nodeName=node");
+        Some(Remembered { position, objects: objects.into_values().collect() })
+    }
+
+    fn save(
+        &self,
+        _: &str,
+        identity: &str,
+        batch: Batch,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let mut kept = self.0.lock().unwrap();
+        let mut objects = kept.take().map(|(_, _, objects)| objects).unwrap_or_default();
+        for (key, object) in batch.objects {
+            match object {
+                Some(json) => objects.insert(key, json),
+                None => objects.remove(&key),
+            };
+        }
+        *kept = Some((batch.position, identity.to_owned(), objects));
+        Ok(())
+    }
+}
+
+const SETTINGS: Settings = Settings {
+    retry_timeout: Duration::from_secs(60),
+    read_timeout: Duration::from_secs(90),
+    max_backoff: Duration::from_secs(30),
+};
+
+impl Test {
+    fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
+        Self::go_on(replies, Kept::default())
+    }
+
+    /// As a restarted agent does.
+    fn go_on(replies: impl IntoIterator<Item = Reply>, memory: Kept) -> Self {
+        let (script, told, health) = (Script::new(replies), Told::default(), Health::default());
+        let metrics = Metrics::default();
+        let source = Source::new(
+            Scope {
+                name: "pods",
+                path: "/api/v1/pods",
+                selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
+            },
+            Arc::new(Api::with_client(script.client())),
+            told.clone(),
+            Arc::new(memory.clone()),
+            SETTINGS,
+            metrics.watch.clone(),
+            health.component("pods", false, ""),
+        );
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(source.run(stopped));
+        Self { script, told, memory, health, metrics, stop: Some((stop, task)) }
+    }
+
+    fn told(&self) -> Vec<String> {
+        self.told.0.lock().unwrap().clone()
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.script.asked()
+    }
+
+    fn state(&self) -> State {
+        self.health.components()["pods"].state
+    }
+
+    fn position(&self) -> Option<String> {
+        self.memory.0.lock().unwrap().as_ref().map(|(position, ..)| position.clone())
+    }
+
+    async fn stop(&mut self) {
+        let (stop, task) = self.stop.take().unwrap();
+        stop.send(()).unwrap();
+        task.await.unwrap();
+    }
+}
+
+fn pod(name: &str, uid: &str, version: u64) -> String {
+    format!(
+        r#"{{"metadata":{{"name":"{name}","namespace":"n","uid":"{uid}","resourceVersion":"{version}"}}}}"#
+    )
+}
+
+fn event(kind: &str, name: &str, uid: &str, version: u64) -> Step {
+    Step::Send(format!("{{\"type\":\"{kind}\",\"object\":{}}}\n", pod(name, uid, version)))
+}
+
+fn bookmark(version: u64, initial_end: bool) -> Step {
+    let annotations = if initial_end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
+    Step::Send(format!(
+        "{{\"type\":\"BOOKMARK\",\"object\":{{\"metadata\":{{\"resourceVersion\":\"{version}\"{annotations}}}}}}}\n"
+    ))
+}
+
+fn error(code: u16, more: &str) -> Step {
+    Step::Send(format!("{{\"type\":\"ERROR\",\"object\":{{\"code\":{code}{more}}}}}\n"))
+}
+
+fn status(code: u16) -> Reply {
+    Reply::Whole(code, Vec::new(), format!(r#"{{"kind":"Status","code":{code}}}"#))
+}
+
+fn page(pods: &[String], version: u64, token: &str) -> Reply {
+    let pods = pods.join(",");
+    Reply::Whole(
+        200,
+        Vec::new(),
+        format!(r#"{{"metadata":{{"resourceVersion":"{version}","continue":"{token}"}},"items":[{pods}]}}"#),
+    )
+}
+
+/// A stream that begins with a list of one pod, `a`, at position 10.
+fn listing(then: impl IntoIterator<Item = Step>) -> Reply {
+    let list = [event("ADDED", "a", "u1", 5), bookmark(10, true)];
+    Reply::Stream(list.into_iter().chain(then).collect())
+}
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_is_streamed_and_goes_over_into_the_watch() {
+    let test =
+        Test::start([listing([event("MODIFIED", "a", "u1", 11), event("ADDED", "b", "u2", 12), Step::Hang])]);
+    sleep(secs(5)).await;
+    assert_eq!(test.told(), ["+a/u1", "synced", "+a/u1", "+b/u2"]);
+    let [asked] = test.asked().try_into().unwrap();
+    for part in [
+        "fieldSelector=spec.nodeName%3Dnode",
+        "watch=true",
+        "allowWatchBookmarks=true",
+        "sendInitialEvents=true",
+    ] {
+        assert!(asked.query.contains(part), "{part} in {}", asked.query);
+    }
+    assert_eq!((test.state(), test.position().as_deref()), (State::Healthy, Some("12")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_streams_no_lists_is_asked_for_pages() {
+    let test = Test::start([
+        status(422),
+        page(&[pod("a", "u1", 3)], 10, "more"),
+        page(&[pod("b", "u2", 4)], 10, ""),
+        Reply::Stream(vec![event("ADDED", "c", "u3", 11), Step::Hang]),
+    ]);
+    sleep(secs(5)).await;
+    assert_eq!(test.told(), ["+a/u1", "+b/u2", "synced", "+c/u3"]);
+    let asked = test.asked();
+    assert!(asked[1].query.contains("limit=500") && !asked[1].query.contains("continue"), "{asked:?}");
+    assert!(asked[2].query.contains("continue=more"), "{asked:?}");
+    assert!(asked[3].query.contains("resourceVersion=10"), "{asked:?}");
+    assert!(asked[3].at < secs(1), "without a pause");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_a_watch_that_ends_resumes_where_it_was_without_delay_and_without_a_list() {
+    let end = || Step::Wait(secs(2));
+    let test = Test::start([
+        listing([event("ADDED", "b", "u2", 12), end()]),
+        Reply::Stream(vec![bookmark(20, false), end()]),
+        Reply::Stream(vec![end(), Step::Break]),
+        Reply::Stream(vec![event("DELETED", "b", "u2", 25), Step::Hang]),
+    ]);
+    sleep(secs(10)).await;
+    let asked = test.asked();
+    let versions: Vec<_> = asked.iter().map(|it| version(&it.query)).collect();
+    assert_eq!(versions, ["", "12", "20", "20"], "also a bookmark moves the position");
+    assert!(asked[3].at < Duration::from_millis(6100), "no delay: {asked:?}");
+    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2", "-b/u2"]);
+    assert_eq!(test.position().as_deref(), Some("25"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_streams_that_end_at_once_do_not_make_a_hot_loop() {
+    let test = Test::start(std::iter::once(listing([])).chain((0..100).map(|_| Reply::Stream(Vec::new()))));
+    sleep(secs(60)).await;
+    let times = test.asked().len();
+    assert!((4..12).contains(&times), "{times} requests in a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_an_expired_position_is_listed_again_and_a_lost_deletion_is_found() {
+    for (expired, how) in [
+        (Reply::Stream(vec![error(410, r#","reason":"Expired""#)]), "in the stream"),
+        (status(410), "as the answer"),
+    ] {
+        let test = Test::start([
+            listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
+            expired,
+            Reply::Stream(vec![event("ADDED", "a", "u9", 30), bookmark(31, true), Step::Hang]),
+        ]);
+        sleep(secs(20)).await;
+        let expected = ["+a/u1", "synced", "+b/u2", "-a/u1", "+a/u9", "-b/u2"];
+        assert_eq!(test.told(), expected, "{how}: `a` is another one of the same name, and `b` is gone");
+        assert_eq!(test.position().as_deref(), Some("31"));
+        assert_eq!(version(&test.asked()[2].query), "", "{how}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_sends_us_in_circles_gets_slower_and_slower_requests() {
+    let circle = |_| [listing([]), Reply::Stream(vec![error(410, "")])];
+    let test = Test::start((0..50).flat_map(circle));
+    sleep(secs(120)).await;
+    let times = test.asked().len();
+    assert!(times < 20, "{times} requests in two minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_retry_after_is_obeyed_in_the_header_and_in_the_status() {
+    let header = Reply::Whole(429, vec![("retry-after", "7".to_owned())], String::new());
+    let stream = Reply::Stream(vec![error(504, r#","details":{"retryAfterSeconds":9}"#)]);
+    let test = Test::start([listing([Step::Wait(secs(2))]), header, stream, Reply::Stream(vec![Step::Hang])]);
+    sleep(secs(60)).await;
+    let at: Vec<_> = test.asked().iter().map(|it| it.at).collect();
+    assert!(at[2] - at[1] >= secs(7) && at[2] - at[1] < secs(8), "{at:?}");
+    assert!(at[3] - at[2] >= secs(9) && at[3] - at[2] < secs(10), "{at:?}");
+    assert_eq!(test.asked().iter().map(|it| version(&it.query)).collect::<Vec<_>>(), ["", "10", "10", "10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_after_the_retry_timeout_it_is_unhealthy_and_goes_on_trying() {
+    let mut replies = vec![listing([Step::Wait(secs(2))])];
+    replies.extend((0..40).map(|_| status(500)));
+    let mut test = Test::start(replies);
+    sleep(secs(50)).await;
+    assert_eq!(test.state(), State::Healthy, "for as long as it may be short");
+    sleep(secs(20)).await;
+    assert_eq!(test.state(), State::Unhealthy);
+    sleep(secs(600)).await;
+    let asked = test.asked();
+    let last = asked.last().unwrap().at;
+    assert!(last > secs(600), "it goes on: {last:?}");
+    assert!(asked.len() < 45, "with pauses: {}", asked.len());
+    test.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_healthy_again_when_it_follows_again() {
+    let mut replies = vec![listing([Step::Wait(secs(2))])];
+    replies.extend((0..8).map(|_| status(503)));
+    replies.push(Reply::Stream(vec![Step::Hang]));
+    let test = Test::start(replies);
+    sleep(secs(100)).await;
+    assert_eq!(test.state(), State::Unhealthy);
+    sleep(secs(95)).await;
+    assert_eq!(test.state(), State::Healthy, "also when nothing happens there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_half_open_connection_is_noticed_and_the_watch_resumes() {
+    let test =
+        Test::start([listing([event("ADDED", "b", "u2", 12), Step::Hang]), Reply::Stream(vec![Step::Hang])]);
+    sleep(secs(100)).await;
+    let asked = test.asked();
+    assert_eq!(asked.len(), 2);
+    assert!(asked[1].at >= secs(90) && version(&asked[1].query) == "12", "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_with_another_history_is_noticed_though_it_says_nothing() {
+    let silent = || Reply::Stream(vec![Step::Hang]);
+    let test = Test::start([
+        listing([event("ADDED", "b", "u2", 1200), Step::Hang]),
+        silent(),
+        page(&[], 40, ""),
+        Reply::Stream(vec![event("ADDED", "c", "u3", 41), bookmark(42, true), Step::Hang]),
+    ]);
+    sleep(secs(300)).await;
+    assert_eq!(test.told().last().unwrap(), "-b/u2");
+    assert_eq!(test.position().as_deref(), Some("42"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_decoded_is_passed_over_and_counted() {
+    let odd = r#"{"type":"ADDED","object":{"metadata":{"name":7,"resourceVersion":"13"}}}"#;
+    let test = Test::start([
+        listing([
+            Step::Send(format!("garbage\n{odd}\n")),
+            event("ADDED", "b", "u2", 14),
+            Step::Wait(secs(2)),
+        ]),
+        Reply::Stream(vec![Step::Hang]),
+    ]);
+    sleep(secs(10)).await;
+    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2"]);
+    let counted = test.metrics.watch.undecodable.get_or_create(&SourceLabels { source: "pods" }).get();
+    assert_eq!((counted, version(&test.asked()[1].query)), (2, "14"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_a_restarted_agent_resumes_at_the_position_that_was_kept_and_knows_its_pods() {
+    let mut first = Test::start([listing([event("ADDED", "b", "u2", 12), Step::Hang])]);
+    sleep(Duration::from_millis(100)).await;
+    first.stop().await;
+    let kept = first.memory.clone();
+    let second =
+        Test::go_on([Reply::Stream(vec![event("DELETED", "a", "u1", 13), Step::Hang])], kept.clone());
+    sleep(secs(5)).await;
+    let [asked] = second.asked().try_into().unwrap();
+    assert_eq!(version(&asked.query), "12", "resumed, not listed");
+    assert_eq!(second.told(), ["+a/u1", "+b/u2", "synced", "-a/u1"]);
+    let third = Test::go_on([Reply::Stream(vec![error(410, "")]), listing([Step::Hang])], kept);
+    sleep(secs(10)).await;
+    assert_eq!(third.told(), ["+b/u2", "synced", "+a/u1", "-b/u2"], "what went while no agent ran is found");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_breaks_says_nothing_of_what_is_gone() {
+    let test = Test::start([
+        listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
+        status(410),
+        Reply::Stream(vec![event("ADDED", "c", "u3", 20), Step::Break]),
+        Reply::Stream(vec![
+            event("ADDED", "a", "u1", 5),
+            event("ADDED", "b", "u2", 12),
+            bookmark(31, true),
+            Step::Hang,
+        ]),
+    ]);
+    sleep(secs(30)).await;
+    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2", "+c/u3", "+a/u1", "+b/u2", "-c/u3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_event_of_an_older_object_does_not_take_the_newer_one_of_its_name() {
+    let test =
+        Test::start([listing([event("ADDED", "a", "u2", 12), event("DELETED", "a", "u1", 13), Step::Hang])]);
+    sleep(secs(1)).await;
+    assert_eq!(test.told(), ["+a/u1", "synced", "-a/u1", "+a/u2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_watches_all_fail_is_survived() {
+    let mut replies = vec![Reply::Stream(vec![error(500, "")]), page(&[pod("a", "u1", 3)], 10, "")];
+    replies.extend((0..50).map(|_| Reply::Stream(vec![error(500, "")])));
+    let test = Test::start(replies);
+    sleep(secs(120)).await;
+    assert_eq!(test.told(), ["+a/u1", "synced"], "pages were got");
+    assert!(test.asked().len() < 15, "{}", test.asked().len());
+    assert_eq!(test.state(), State::Unhealthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_the_cluster_has_not_is_looked_for_now_and_then() {
+    let test = Test::start([status(404), status(404), status(404), listing([Step::Hang])]);
+    sleep(secs(200)).await;
+    let asked = test.asked();
+    assert_eq!(asked.len(), 4, "{asked:?}");
+    assert!(asked[1].at >= secs(60));
+    assert_eq!(test.told(), ["+a/u1", "synced"]);
+}
+
+fn version(query: &str) -> &str {
+    query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")).unwrap_or_default()
+}

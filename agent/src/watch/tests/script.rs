@@ -1,0 +1,116 @@
+//! An API server that answers by a script, in the test's own time.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use http_body_util::StreamBody;
+use kube::client::Body;
+use tokio::time::{Instant, sleep};
+use tokio_stream::Stream;
+
+/// What the server does next.
+#[derive(Debug, Clone)]
+pub(super) enum Reply {
+    /// An answer as a whole.
+    Whole(u16, Vec<(&'static str, String)>, String),
+    /// A stream: its pieces one after the other, and then its end.
+    Stream(Vec<Step>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Send(String),
+    Wait(Duration),
+    /// The connection breaks.
+    Break,
+    /// Nothing comes any more, and it does not end.
+    Hang,
+}
+
+/// A request as it came: when, since the start, and for what.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub at: Duration,
+    pub query: String,
+}
+
+/// The script, and what was asked so far. When the script is at its end, requests hang.
+#[derive(Clone)]
+pub(super) struct Script(Arc<Mutex<Inner>>);
+
+struct Inner {
+    replies: VecDeque<Reply>,
+    asked: Vec<Asked>,
+    start: Instant,
+}
+
+impl Script {
+    pub(super) fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
+        let inner =
+            Inner { replies: replies.into_iter().collect(), asked: Vec::new(), start: Instant::now() };
+        Self(Arc::new(Mutex::new(inner)))
+    }
+
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        self.0.lock().unwrap().asked.clone()
+    }
+
+    pub(super) fn client(&self) -> kube::Client {
+        let script = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let script = script.clone();
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            async move { Ok::<_, Infallible>(script.answer(query).await) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    async fn answer(&self, query: String) -> Response<TestBody> {
+        let reply = {
+            let mut inner = self.0.lock().unwrap();
+            let at = inner.start.elapsed();
+            inner.asked.push(Asked { at, query });
+            inner.replies.pop_front()
+        };
+        match reply {
+            Some(Reply::Whole(code, headers, text)) => {
+                let mut response = Response::builder().status(code);
+                for (name, value) in headers {
+                    response = response.header(name, value);
+                }
+                response.body(body(vec![Step::Send(text)])).unwrap()
+            }
+            Some(Reply::Stream(steps)) => Response::new(body(steps)),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+type Frame = http_body::Frame<hyper::body::Bytes>;
+type TestBody = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame, std::io::Error>> + Send>>>;
+
+fn body(steps: Vec<Step>) -> TestBody {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        for step in steps {
+            match step {
+                Step::Send(text) => {
+                    if sender.send(Ok(Frame::data(text.into()))).await.is_err() {
+                        return;
+                    }
+                }
+                Step::Wait(time) => sleep(time).await,
+                Step::Break => {
+                    let _ = sender.send(Err(std::io::ErrorKind::ConnectionReset.into())).await;
+                }
+                Step::Hang => sender.closed().await,
+            }
+        }
+    });
+    StreamBody::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver)))
+}

@@ -1,0 +1,175 @@
+//! What the API server sends, line by line and page by page.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    error::{Status, WatchError},
+    objects::Object,
+};
+
+/// A line of a watch.
+#[derive(Debug)]
+pub(super) enum Event<T> {
+    /// It was added or modified; which of the two is of no interest to who may have missed the first.
+    Applied(T),
+    /// It has left what we look at, in its last state there: deleted, or moved.
+    Deleted(T),
+    /// Nothing happened up to a position.
+    Bookmark { position: String, initial_end: bool },
+    /// An object that is not understood, and the position that it moves us to, if that much is.
+    Undecodable { position: Option<String>, why: String },
+}
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page<'a> {
+    pub metadata: PageMetadata,
+    #[serde(borrow, default)]
+    pub items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PageMetadata {
+    pub resource_version: String,
+    #[serde(default)]
+    pub r#continue: String,
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    metadata: VersionedMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VersionedMetadata {
+    resource_version: String,
+    #[serde(default)]
+    annotations: InitialEnd,
+}
+
+#[derive(Default, Deserialize)]
+struct InitialEnd {
+    #[serde(default, rename = "k8s.io/initial-events-end")]
+    end: String,
+}
+
+/// Reads a line of a watch.
+///
+/// # Errors
+/// If the server says that the watch has failed; it ends then.
+pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, WatchError> {
+    let undecodable = |position: Option<String>, why: &dyn std::fmt::Display| Event::Undecodable {
+        position,
+        why: why.to_string(),
+    };
+    let Line { r#type, object } = match serde_json::from_slice(line) {
+        Ok(line) => line,
+        Err(error) => return Ok(undecodable(None, &error)),
+    };
+    let json = object.get();
+    let versioned = || serde_json::from_str::<Versioned>(json).map(|it| it.metadata);
+    match r#type.as_ref() {
+        "ADDED" | "MODIFIED" | "DELETED" => match serde_json::from_str::<T>(json) {
+            // One that cannot be placed is as good as one that cannot be read.
+            Ok(object)
+                if object.metadata().resource_version.is_empty() || object.metadata().name.is_empty() =>
+            {
+                Ok(undecodable(None, &"it has no name or no resourceVersion"))
+            }
+            Ok(object) if r#type == "DELETED" => Ok(Event::Deleted(object)),
+            Ok(object) => Ok(Event::Applied(object)),
+            Err(error) => Ok(undecodable(versioned().ok().map(|it| it.resource_version), &error)),
+        },
+        "BOOKMARK" => match versioned() {
+            Ok(VersionedMetadata { resource_version: position, annotations }) => {
+                Ok(Event::Bookmark { position, initial_end: annotations.end == "true" })
+            }
+            Err(error) => Ok(undecodable(None, &error)),
+        },
+        "ERROR" => {
+            let status = serde_json::from_str::<Status>(json)
+                .unwrap_or_else(|error| Status { message: error.to_string(), ..Status::default() });
+            Err(WatchError::refused(what, status, None))
+        }
+        other => Ok(undecodable(
+            versioned().ok().map(|it| it.resource_version),
+            &format_args!("its type is {other:?}"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::objects::Pod, *};
+
+    fn read(line: &str) -> Result<Event<Pod>, WatchError> {
+        event("watch pods", line.as_bytes())
+    }
+
+    const POD: &str = r#"{"metadata":{"name":"a","namespace":"n","uid":"u","resourceVersion":"7","managedFields":[{"x":1}],
+        "annotations":{"other":"x","vif.ferrule.dev/v1":"{}"}},"spec":{"nodeName":"node","containers":[]},"status":{"phase":"Running"}}"#;
+
+    #[test]
+    fn objects_are_read_as_far_as_we_use_them() {
+        let Ok(Event::Applied(pod)) = read(&format!(r#"{{"type":"ADDED","object":{POD}}}"#)) else {
+            panic!()
+        };
+        assert_eq!(pod.metadata.key().to_string(), "n/a");
+        assert_eq!(pod.metadata.annotations.ferrule.as_deref(), Some("{}"));
+        assert_eq!((pod.metadata.resource_version.as_str(), pod.status.phase.as_str()), ("7", "Running"));
+        let kept = serde_json::to_string(&pod).unwrap();
+        assert!(!kept.contains("other") && !kept.contains("resourceVersion") && kept.len() < 200, "{kept}");
+        let again: Pod = serde_json::from_str(&kept).unwrap();
+        assert_eq!(again.metadata.annotations, pod.metadata.annotations);
+    }
+
+    #[test]
+    fn a_bookmark_moves_the_position() {
+        let line = r#"{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"12","creationTimestamp":null}}}"#;
+        assert!(
+            matches!(read(line), Ok(Event::Bookmark { position, initial_end: false }) if position == "12")
+        );
+        let line = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
+        assert!(matches!(read(line), Ok(Event::Bookmark { initial_end: true, .. })));
+    }
+
+    #[test]
+    fn fix_an_error_is_not_taken_for_an_object() {
+        let line = r#"{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}"#;
+        assert!(read(line).unwrap_err().is_gone());
+        let line =
+            r#"{"type":"ERROR","object":{"code":504,"reason":"Timeout","details":{"retryAfterSeconds":3}}}"#;
+        assert_eq!(read(line).unwrap_err().retry_after(), Some(std::time::Duration::from_secs(3)));
+        assert!(read(r#"{"type":"ERROR","object":"odd"}"#).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_read_does_not_end_the_stream_and_moves_the_position_where_it_can() {
+        let odd = r#"{"type":"ADDED","object":{"metadata":{"name":7,"resourceVersion":"8"}}}"#;
+        assert!(matches!(read(odd), Ok(Event::Undecodable { position: Some(p), .. }) if p == "8"));
+        for line in [
+            "garbage",
+            "{}",
+            "[]",
+            r#"{"type":"ADDED","object":{}}"#,
+            r#"{"type":"ADDED","object":{"metadata":{"name":"a"}}}"#,
+        ] {
+            assert!(matches!(read(line), Ok(Event::Undecodable { position: None, .. })), "{line}");
+        }
+        let new = r#"{"type":"RENAMED","object":{"metadata":{"name":"a","resourceVersion":"8"}}}"#;
+        assert!(matches!(read(new), Ok(Event::Undecodable { position: Some(_), .. })));
+    }
+}

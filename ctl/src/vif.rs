@@ -1,0 +1,262 @@
+//! `ferrulectl vif`: VIFs in manifests, without an agent.
+
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use clap::Subcommand;
+use ferrule_vif::{
+    Interface, PodVif,
+    manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
+};
+
+use crate::{Answer, Output};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Question {
+    /// Shows the VIFs that annotations of a Pod, or a KuryrPort, tell of, as the agent would read them.
+    Decode {
+        /// A manifest in YAML or JSON: a Pod, a KuryrPort, or a list of them. `-` is standard input.
+        #[arg(short, long, value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+/// The most values in a manifest in YAML: they take many times their length in memory.
+const MAX_VALUES: usize = 1_000_000;
+/// The most parts of a manifest in YAML that aliases repeat.
+const MAX_REPLAYED: usize = 10_000;
+
+/// Answers a question about VIFs.
+pub(crate) fn answer(question: &Question, output: Output) -> anyhow::Result<Answer> {
+    let Question::Decode { file } = question;
+    let text = read(file)?;
+    let objects = decode(&text).with_context(|| format!("decoding the manifest in {}", file.display()))?;
+    let text = match output {
+        Output::Table => objects.iter().map(show).collect::<Vec<_>>().join("\n\n"),
+        Output::Json => serde_json::to_string_pretty(&objects)?,
+    };
+    Ok(Answer { text, complaints: objects.iter().flat_map(complaints).collect() })
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    let input: Box<dyn Read> = if file.as_os_str() == "-" {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(File::open(file).with_context(|| format!("cannot open {}", file.display()))?)
+    };
+    read_bounded(input).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn read_bounded(input: impl Read) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    // One byte more than is allowed shows that there is more.
+    input.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_BYTES {
+        bail!("it is longer than {MAX_BYTES} bytes");
+    }
+    String::from_utf8(bytes).context("it is not text in UTF-8")
+}
+
+/// Decodes a manifest in JSON, or one or more in YAML.
+fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
+    // JSON is YAML too, but as JSON its errors say more.
+    if text.trim_start().starts_with('{') {
+        return Ok(from_manifest(text)?);
+    }
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: 3 * MAX_VALUES,
+            max_nodes: MAX_VALUES,
+            max_total_scalar_bytes: MAX_BYTES,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED },
+        with_snippet: false,
+    };
+    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple_with_options(text, options)?;
+    if documents.is_empty() {
+        bail!("there is nothing in it");
+    }
+    let mut objects = Vec::new();
+    for document in documents {
+        objects.extend(from_manifest(&document.to_string())?);
+    }
+    Ok(objects)
+}
+
+fn show(object: &Decoded) -> String {
+    let mut text = title(object);
+    if !object.pod_uid.is_empty() {
+        let _ = write!(text, "  UID {}", plain(&object.pod_uid));
+    }
+    if object.static_pod {
+        text.push_str("  static");
+    }
+    if object.found.is_empty() {
+        text.push_str("\n  no VIF: the agent's IPAM decides");
+    }
+    for Found { source, outcome } in &object.found {
+        let _ = write!(text, "\n  {}", source.as_str());
+        match outcome {
+            Outcome::Decoded(vif) => show_vif(&mut text, vif),
+            Outcome::NotYet => text.push_str("  not written yet"),
+            Outcome::Refused(_) => text.push_str("  cannot be decoded"),
+        }
+    }
+    text
+}
+
+fn show_vif(text: &mut String, vif: &PodVif) {
+    let _ = write!(text, "  ({})", vif.format);
+    for interface in &vif.interfaces {
+        let Interface { name, kind, active, mac, mtu, addresses, gateways, routes, details } = interface;
+        let active = if *active { "active" } else { "inactive" };
+        let _ = write!(text, "\n    {name}  {kind}  {active}");
+        if let Some(mtu) = mtu {
+            let _ = write!(text, "  mtu {mtu}");
+        }
+        if let Some(mac) = mac {
+            let _ = write!(text, "  mac {mac}");
+        }
+        let route = |route: &ferrule_vif::Route| match route.gw {
+            Some(gw) => format!("{} via {gw}", route.dst),
+            None => route.dst.to_string(),
+        };
+        let detail = |(key, value): (&&str, &String)| format!("{key}={}", plain(value));
+        for (what, values, between) in [
+            ("addresses", addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), " "),
+            ("gateways", gateways.iter().map(ToString::to_string).collect(), " "),
+            ("routes", routes.iter().map(route).collect(), ", "),
+            ("details", details.iter().map(detail).collect(), " "),
+        ] {
+            if !values.is_empty() {
+                let _ = write!(text, "\n      {what:9}  {}", values.join(between));
+            }
+        }
+    }
+}
+
+fn complaints(object: &Decoded) -> impl Iterator<Item = String> {
+    object.found.iter().filter_map(|found| match &found.outcome {
+        Outcome::Refused(error) => Some(format!("{}: {error}", title(object))),
+        Outcome::Decoded(_) | Outcome::NotYet => None,
+    })
+}
+
+fn title(object: &Decoded) -> String {
+    let namespace = if object.namespace.is_empty() { "default" } else { &object.namespace };
+    let name = if object.name.is_empty() { "?" } else { &object.name };
+    format!("{:?} {}/{}", object.kind, plain(namespace), plain(name))
+}
+
+/// A text from a manifest, without what could drive a terminal.
+fn plain(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ERA3: &str = include_str!("../../vif/testdata/era3_pod.json");
+    const ERA4_EMPTY: &str = include_str!("../../vif/testdata/era4_kuryrport_empty.json");
+    const DOCS: &str = include_str!("../../docs/vif.md");
+
+    fn shown(text: &str) -> String {
+        decode(text).unwrap().iter().map(show).collect::<Vec<_>>().join("\n")
+    }
+
+    fn pod(annotation: &str) -> String {
+        let metadata =
+            serde_json::json!({"name": "web-0", "annotations": {"vif.ferrule.dev/v1": annotation}});
+        serde_json::json!({"kind": "Pod", "metadata": metadata}).to_string()
+    }
+
+    #[test]
+    fn the_documentation_shows_what_is_printed() {
+        let yaml = DOCS.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+        let (_, printed) = DOCS.split_once("ferrulectl vif decode -f -\n").unwrap();
+        assert_eq!(shown(yaml), printed.split("\n```").next().unwrap());
+    }
+
+    #[test]
+    fn a_kuryr_vif_is_shown_with_its_details() {
+        let expected = "\
+Pod default/era3-podstate  UID 6fbb3a3c-8f7a-4a9e-9d51-1d7d3e7f3a10
+  openstack.org/kuryr-vif  (kuryr-pod-state)
+    eth0  VIFVlanNested  active  mtu 1450  mac fa:16:3e:bf:84:ff
+      addresses  10.11.9.5/24 fd35:7db5:e3fc:0:f816:3eff:fe80:d421/64
+      gateways   10.11.9.1 fd35:7db5:e3fc::1
+      routes     10.0.0.0/24 via 10.11.9.254
+      details    id=18f968a5-c420-4318-92d7-941eb5f9e60e plugin=noop vif_name=tap18f968a5-c4 vlan_id=1346
+    eth1  VIFMacvlanNested  active  mtu 1450  mac fa:16:3e:bf:84:ff
+      addresses  10.11.9.5/24
+      gateways   10.11.9.1
+      details    id=18f968a5-c420-4318-92d7-941eb5f9e60e plugin=noop vif_name=tap18f968a5-c4";
+        assert_eq!(shown(ERA3), expected);
+    }
+
+    #[test]
+    fn manifests_in_yaml_come_one_after_another() {
+        let yaml = "---\nkind: Pod\nmetadata: {name: a}\n---\n\n---\nkind: Pod\nmetadata: {name: b}\n";
+        let expected = "\
+Pod default/a
+  no VIF: the agent's IPAM decides
+Pod default/b
+  no VIF: the agent's IPAM decides";
+        assert_eq!(shown(yaml), expected);
+        assert!(shown(ERA4_EMPTY).ends_with("\n  KuryrPort  not written yet"));
+    }
+
+    #[test]
+    fn a_vif_that_cannot_be_decoded_is_complained_about_with_field_and_reason() {
+        let objects = decode(&pod(r#"{"interfaces":[{"addresses":["10.1.2.3"],"mtu":67}]}"#)).unwrap();
+        let [complaint] = objects.iter().flat_map(complaints).collect::<Vec<_>>().try_into().unwrap();
+        let expected = "Pod default/web-0: annotation vif.ferrule.dev/v1: interfaces[0].mtu: 67 is not a whole \
+                        number of bytes from 68 to 65535";
+        assert_eq!(complaint, expected);
+    }
+
+    #[test]
+    fn what_is_no_manifest_is_an_error() {
+        for text in ["", "---\n", "[", "7", "- a", "{", "kind: Service", "kind: Pod\nkind: Pod\nmetadata: {}"]
+        {
+            assert!(decode(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn aliases_that_multiply_are_refused() {
+        let pod = "kind: Pod\nmetadata: {name: &name a, namespace: *name}\n";
+        assert!(shown(pod).starts_with("Pod a/a\n"));
+        let mut bomb = format!("{pod}a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+        for i in 1..10 {
+            let alias = format!("*a{}, ", i - 1).repeat(10);
+            writeln!(bomb, "a{i}: &a{i} [{alias}]").unwrap();
+        }
+        assert!(decode(&bomb).is_err());
+        let long = format!("{pod}a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a, ".repeat(90));
+        assert!(decode(&long).is_err());
+    }
+
+    #[test]
+    fn input_that_is_too_long_or_no_text_is_refused() {
+        assert_eq!(
+            read_bounded(io::repeat(b' ')).unwrap_err().to_string(),
+            "it is longer than 16777216 bytes"
+        );
+        assert_eq!(read_bounded(&b"\xff"[..]).unwrap_err().to_string(), "it is not text in UTF-8");
+        assert!(read(Path::new("/nonexistent")).unwrap_err().to_string().contains("/nonexistent"));
+    }
+
+    #[test]
+    fn a_hostile_name_cannot_drive_a_terminal() {
+        let text = shown("kind: Pod\nmetadata: {name: \"a\\e[31m\\n\"}\n");
+        assert!(text.starts_with("Pod default/a\\u{1b}[31m\\n\n"), "{text:?}");
+    }
+}

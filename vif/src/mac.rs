@@ -1,0 +1,60 @@
+//! An Ethernet address.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Mac(pub [u8; 6]);
+
+// === impl Mac ===
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<Mac> for String {
+    fn from(mac: Mac) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        // By itself, `from_str_radix` takes a sign for a digit.
+        let digits = |byte: &&str| byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
+        let byte = |byte| Some(byte).filter(digits).and_then(|byte| u8::from_str_radix(byte, 16).ok());
+        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Self).ok_or_else(|| format!("{text:?} is no MAC address"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_reads_back_what_it_prints() {
+        let mac = Mac([0x0a, 0xfe, 0, 1, 2, 255]);
+        assert_eq!(Mac::try_from(mac.to_string()), Ok(mac));
+        for text in
+            ["0a:fe", "0a:fe:00:01:02:zz", "+a:fe:00:01:02:03", "a:fe:00:01:02:03", "0a:fe:00:01:02:03:04"]
+        {
+            assert!(Mac::try_from(text.to_owned()).is_err(), "{text}");
+        }
+    }
+}
