@@ -4,6 +4,7 @@
 //! own `/run` and its own BPF file system. Whatever is made on a node is gone with its last process, also if a
 //! test is killed: the kernel takes it down.
 
+pub mod apiserver;
 pub mod dist;
 pub mod host;
 pub mod node;

@@ -1,0 +1,91 @@
+//! What all requests share.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Options,
+    connections::Connections,
+    faults::{Faults, lock},
+    log::Log,
+    resource::Resource,
+    server::Order,
+    status::Status,
+    store::{History, Store},
+};
+
+/// The server, but for its listener.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub options: Options,
+    pub store: Mutex<Store>,
+    /// The version that the history has reached.
+    pub head: watch::Sender<u64>,
+    pub settings: Mutex<Settings>,
+    pub faults: Arc<Faults>,
+    pub log: Log,
+    pub connections: Connections,
+    pub orders: mpsc::UnboundedSender<Order>,
+}
+
+/// What can be changed while the server runs, other than faults.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub tokens: Option<Vec<String>>,
+    pub denied: Vec<(Resource, Option<String>)>,
+    pub kuryr: bool,
+    pub watch_list: bool,
+    pub gone_at_opening: bool,
+    pub bookmark_interval: Duration,
+}
+
+// === impl Core ===
+
+impl Core {
+    pub fn new(options: Options, orders: mpsc::UnboundedSender<Order>) -> Self {
+        let store = Store::new(options.history_limit);
+        let settings = Settings {
+            tokens: options.tokens.clone(),
+            denied: Vec::new(),
+            kuryr: options.kuryr,
+            watch_list: options.watch_list,
+            gone_at_opening: false,
+            bookmark_interval: options.bookmark_interval,
+        };
+        Self {
+            head: watch::Sender::new(store.version()),
+            store: Mutex::new(store),
+            settings: Mutex::new(settings),
+            faults: Arc::new(Faults::new()),
+            log: Log::new(),
+            connections: Connections::default(),
+            orders,
+            options,
+        }
+    }
+
+    pub fn settings(&self) -> Settings {
+        lock(&self.settings).clone()
+    }
+
+    /// What a restart does to the store.
+    pub fn restart(&self, history: History) {
+        let mut store = lock(&self.store);
+        store.restart(history);
+        self.head.send_replace(store.version());
+    }
+
+    /// Changes the store, and lets the watches know.
+    pub fn write<T>(&self, change: impl FnOnce(&mut Store) -> Result<T, Status>) -> Result<T, Status> {
+        let mut store = lock(&self.store);
+        let result = change(&mut store);
+        let version = store.version();
+        drop(store);
+        self.head.send_replace(version);
+        result
+    }
+}

@@ -1,0 +1,214 @@
+//! Stored objects and their changes, serialised once for all who read them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{
+    resource::{Endpoint, Resource},
+    selector::Selector,
+};
+
+/// The identity of an object in the store, which is also its place in lists.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub resource: Resource,
+    /// Empty for what is in no namespace.
+    pub namespace: String,
+    pub name: String,
+}
+
+/// One state of an object. It is kept as JSON: that is what nearly everyone wants of it.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub key: Key,
+    pub labels: BTreeMap<String, String>,
+    fields: Vec<String>,
+    json: Bytes,
+    /// Where the JSON goes on after the opening brace, `apiVersion` and `kind`.
+    untyped_at: usize,
+}
+
+/// One entry of the history.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub version: u64,
+    pub old: Option<Arc<Object>>,
+    pub new: Option<Arc<Object>>,
+    lines: [OnceLock<Bytes>; 3],
+}
+
+/// What a change is to a watcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EventType {
+    Added,
+    Modified,
+    Deleted,
+}
+
+// === impl Key ===
+
+impl Key {
+    pub fn new(resource: Resource, namespace: &str, name: &str) -> Self {
+        let namespace = if resource.is_namespaced() { namespace } else { "" };
+        Self { resource, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+// === impl Object ===
+
+impl Object {
+    /// The state that a value describes, at a version, which is set in the value too.
+    pub fn new(key: Key, version: u64, value: &mut Value) -> Self {
+        set_version(value, version);
+        if let Some(object) = value.as_object_mut() {
+            object.remove("apiVersion");
+            object.remove("kind");
+        }
+        let text =
+            |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let fields = key.resource.fields().iter().map(|(_, pointer)| text(pointer)).collect();
+        let labels = value.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
+        let labels =
+            labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect();
+
+        let endpoint = key.resource.stored();
+        let mut json =
+            format!(r#"{{"apiVersion":"{}","kind":"{}","#, endpoint.api_version(), key.resource.kind());
+        let untyped_at = json.len();
+        // There is always metadata.resourceVersion, so the object is not empty.
+        json.push_str(value.to_string().trim_start_matches('{'));
+        if let Some(object) = value.as_object_mut() {
+            endpoint.name_type(object);
+        }
+        Self { key, labels, fields, json: Bytes::from(json), untyped_at }
+    }
+
+    /// A selectable field, by its position in [`Resource::fields`].
+    pub fn field(&self, at: usize) -> &str {
+        self.fields.get(at).map_or("", String::as_str)
+    }
+
+    /// The object as it is stored.
+    pub fn value(&self) -> Value {
+        serde_json::from_slice(&self.json).unwrap_or_default()
+    }
+
+    /// The object as an endpoint serves it.
+    pub fn json(&self, endpoint: Endpoint) -> Bytes {
+        if endpoint.is_stored() { self.json.clone() } else { Bytes::from(self.converted(endpoint, true)) }
+    }
+
+    /// Adds the object to a list. Objects of the built-in types are without their type there.
+    pub fn append_item(&self, endpoint: Endpoint, list: &mut Vec<u8>) {
+        if !endpoint.is_stored() {
+            list.extend_from_slice(self.converted(endpoint, false).as_bytes());
+        } else if endpoint.resource.is_custom() {
+            list.extend_from_slice(&self.json);
+        } else {
+            list.push(b'{');
+            list.extend_from_slice(self.json.get(self.untyped_at..).unwrap_or_default());
+        }
+    }
+
+    /// The same object as of another version.
+    pub fn json_at(&self, version: u64) -> Bytes {
+        let mut value = self.value();
+        set_version(&mut value, version);
+        Bytes::from(value.to_string())
+    }
+
+    fn converted(&self, endpoint: Endpoint, typed: bool) -> String {
+        let mut value = endpoint.serving(self.value());
+        if let Some(object) = value.as_object_mut() {
+            object.remove("apiVersion");
+            object.remove("kind");
+            if typed {
+                endpoint.name_type(object);
+            }
+        }
+        value.to_string()
+    }
+}
+
+// === impl Change ===
+
+impl Change {
+    pub const fn new(version: u64, old: Option<Arc<Object>>, new: Option<Arc<Object>>) -> Self {
+        Self { version, old, new, lines: [const { OnceLock::new() }; 3] }
+    }
+
+    /// What a watcher sees of it: an object that starts to match is added, one that ceases to is deleted.
+    pub fn seen_by(&self, selector: &Selector) -> Option<EventType> {
+        let was = self.old.as_ref().is_some_and(|object| selector.matches(object));
+        let is = self.new.as_ref().is_some_and(|object| selector.matches(object));
+        match (was, is) {
+            (false, true) => Some(EventType::Added),
+            (true, true) => Some(EventType::Modified),
+            (true, false) => Some(EventType::Deleted),
+            (false, false) => None,
+        }
+    }
+
+    /// The line that tells a watcher: made once, for all of them.
+    pub fn line(&self, kind: EventType, endpoint: Endpoint) -> Bytes {
+        if !endpoint.is_stored() {
+            return self.make_line(kind, endpoint);
+        }
+        let [added, modified, deleted] = &self.lines;
+        let line = match kind {
+            EventType::Added => added,
+            EventType::Modified => modified,
+            EventType::Deleted => deleted,
+        };
+        line.get_or_init(|| self.make_line(kind, endpoint)).clone()
+    }
+
+    fn make_line(&self, kind: EventType, endpoint: Endpoint) -> Bytes {
+        // What is gone is told by its last state, but at the version of its going.
+        let object = match (kind, &self.old, &self.new) {
+            (EventType::Deleted, Some(old), _) if endpoint.is_stored() => old.json_at(self.version),
+            (EventType::Deleted, Some(old), _) => {
+                Object::new(old.key.clone(), self.version, &mut old.value()).json(endpoint)
+            }
+            (_, _, Some(new)) => new.json(endpoint),
+            _ => Bytes::from_static(b"null"),
+        };
+        event_line(kind.name(), &object)
+    }
+}
+
+// === impl EventType ===
+
+impl EventType {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
+// === helpers ===
+
+/// A line of a watch.
+pub(super) fn event_line(kind: &str, object: &[u8]) -> Bytes {
+    let mut line = Vec::with_capacity(object.len() + kind.len() + 24);
+    for part in [br#"{"type":""#, kind.as_bytes(), br#"","object":"#, object, b"}\n"] {
+        line.extend_from_slice(part);
+    }
+    Bytes::from(line)
+}
+
+fn set_version(value: &mut Value, version: u64) {
+    let Some(object) = value.as_object_mut() else { return };
+    let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.insert("resourceVersion".to_owned(), version.to_string().into());
+    }
+}

@@ -1,0 +1,104 @@
+//! Objects as tests need them. Each builder gives a plain value, which can be changed further.
+
+use serde_json::{Value, json};
+
+/// A pod that is bound to a node, and runs.
+#[must_use]
+pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": namespace, "labels": { "app": name } },
+        "spec": {
+            "nodeName": node,
+            "containers": [{ "name": "main", "image": "registry.example/main:1" }],
+            "restartPolicy": "Always",
+            "serviceAccountName": "default",
+        },
+        "status": { "phase": "Running", "qosClass": "BestEffort" },
+    })
+}
+
+/// A node with the address ranges of its pods.
+#[must_use]
+pub fn node(name: &str, pod_cidrs: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": name, "labels": { "kubernetes.io/hostname": name } },
+        "spec": { "podCIDR": pod_cidrs.first(), "podCIDRs": pod_cidrs },
+        "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
+    })
+}
+
+/// A namespace.
+#[must_use]
+pub fn namespace(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": { "name": name, "labels": { "kubernetes.io/metadata.name": name } },
+        "spec": { "finalizers": ["kubernetes"] },
+        "status": { "phase": "Active" },
+    })
+}
+
+/// The KuryrPort of a pod, as Kuryr's controller makes it. `vifs` is the map of its status, by interface; an empty
+/// one says that they are not there yet.
+#[must_use]
+pub fn kuryr_port(namespace: &str, name: &str, node: &str, pod_uid: &str, vifs: Value) -> Value {
+    json!({
+        "apiVersion": "openstack.org/v1",
+        "kind": "KuryrPort",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": { "kuryr.openstack.org/nodeName": node },
+            "finalizers": ["kuryr.openstack.org/kuryrport-finalizer"],
+            "ownerReferences": [{ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod_uid }],
+        },
+        "spec": { "podUid": pod_uid, "podNodeName": node, "podStatic": false },
+        "status": { "vifs": vifs },
+    })
+}
+
+/// Adds an annotation.
+#[must_use]
+pub fn with_annotation(object: Value, name: &str, value: &str) -> Value {
+    merged(object, &annotation(name, value))
+}
+
+/// Adds a label.
+#[must_use]
+pub fn with_label(object: Value, name: &str, value: &str) -> Value {
+    merged(object, &json!({ "metadata": { "labels": { name: value } } }))
+}
+
+/// Sets the finalizers.
+#[must_use]
+pub fn with_finalizers(object: Value, finalizers: &[&str]) -> Value {
+    merged(object, &json!({ "metadata": { "finalizers": finalizers } }))
+}
+
+/// The merge patch that sets an annotation.
+#[must_use]
+pub fn annotation(name: &str, value: &str) -> Value {
+    json!({ "metadata": { "annotations": { name: value } } })
+}
+
+/// The merge patch that sets a pod's phase: `Succeeded` and `Failed` end it.
+#[must_use]
+pub fn phase(phase: &str) -> Value {
+    json!({ "status": { "phase": phase } })
+}
+
+/// The merge patch that fills a KuryrPort's VIFs.
+#[must_use]
+pub fn vifs(vifs: Value) -> Value {
+    json!({ "status": { "vifs": vifs } })
+}
+
+fn merged(mut object: Value, patch: &Value) -> Value {
+    json_patch::merge(&mut object, patch);
+    object
+}
