@@ -8,6 +8,10 @@ use clap::Parser as _;
 use ferrule_agent::{app, config::Args, dataplane::LogLevel};
 use tracing_subscriber::EnvFilter;
 
+/// Musl's own allocator has one lock for all threads: that was a fifth of the time that an ADD takes.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[cfg(not(ebpf_object))]
 compile_error!("the eBPF object has not been built yet: run `cargo xtask build-ebpf`");
 

@@ -2,6 +2,8 @@
 
 use std::{
     fs::{self, File},
+    io::{Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -35,6 +37,8 @@ pub const UPLINK_MTU: u32 = 1450;
 pub const POD_V4: &str = "10.244.0.0/24";
 pub const POD_V6: &str = "fd00:10:244::/64";
 
+const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
+const HTTP_LIMIT: Duration = Duration::from_secs(2);
 const LOG: &str = "/run/ferrule-agent.log";
 const START: Duration = Duration::from_secs(20);
 const STOP: Duration = Duration::from_secs(20);
@@ -94,6 +98,15 @@ impl Node {
     pub fn start_agent(&mut self, pod_cidrs: &[&str]) -> anyhow::Result<()> {
         self.args = vec!["--standalone".to_owned()];
         self.args.extend(pod_cidrs.iter().flat_map(|cidr| ["--pod-cidr".to_owned(), (*cidr).to_owned()]));
+        self.start_again()
+    }
+
+    /// Starts the agent with these flags and waits until it serves.
+    ///
+    /// # Errors
+    /// If it does not; its log is in the error.
+    pub fn start_agent_with(&mut self, flags: &[&str]) -> anyhow::Result<()> {
+        self.args = flags.iter().map(|flag| (*flag).to_owned()).collect();
         self.start_again()
     }
 
@@ -223,9 +236,40 @@ impl Node {
     /// # Errors
     /// If the agent does not answer.
     pub fn attachments(&self) -> anyhow::Result<Vec<Value>> {
-        let text =
-            sys::output(Command::new(dist::binary("ferrulectl")?).args(["attachments", "-o", "json"]))?;
-        Ok(serde_json::from_str(&text)?)
+        Ok(serde_json::from_str(&self.ctl(&["attachments", "-o", "json"])?)?)
+    }
+
+    /// What `ferrulectl` prints.
+    ///
+    /// # Errors
+    /// If it fails; what it printed is in the error.
+    pub fn ctl(&self, args: &[&str]) -> anyhow::Result<String> {
+        sys::output(Command::new(dist::binary("ferrulectl")?).args(args))
+    }
+
+    /// What the agent answers to a request by HTTP: code and body.
+    ///
+    /// # Errors
+    /// If it does not answer within two seconds.
+    pub fn http(&self, path: &str) -> anyhow::Result<(u16, String)> {
+        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT).context("nobody listens for HTTP")?;
+        stream.set_read_timeout(Some(HTTP_LIMIT))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a head")?;
+        let code = head.split(' ').nth(1).context("an answer without a code")?.parse()?;
+        Ok((code, body.to_owned()))
+    }
+
+    /// The value of one metric, with its labels as they are printed; 0 if there is none.
+    ///
+    /// # Errors
+    /// If the agent does not answer.
+    pub fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let (_, body) = self.http("/metrics")?;
+        let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.unwrap_or("0").parse()?)
     }
 
     /// All that can be ours in the kernel of this node: every interface, permanent neighbours, routes of ours, and the

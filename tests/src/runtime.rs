@@ -85,6 +85,16 @@ impl Runtime {
         self.call("CHECK", pod)?.into_result().map(drop)
     }
 
+    /// STATUS, which is of no pod.
+    ///
+    /// # Errors
+    /// If the plugin cannot be run or prints what is not JSON.
+    pub fn status(&self) -> anyhow::Result<Answer> {
+        let path = self.plugin.parent().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+        let environment = [("CNI_COMMAND".to_owned(), "STATUS".to_owned()), ("CNI_PATH".to_owned(), path)];
+        self.call_with(&environment, self.config.to_string().as_bytes())
+    }
+
     /// Any verb, with the environment of a pod.
     ///
     /// # Errors

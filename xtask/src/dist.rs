@@ -1,4 +1,7 @@
 //! The release binaries, collected in `target/dist/`.
+//!
+//! All are static: they run on the node whatever its C library is, and in an image that has none. The same ones are
+//! tested, measured and shipped.
 
 use std::{
     fmt, fs,
@@ -14,9 +17,10 @@ use object::{
 use crate::{
     ebpf,
     failure::{Failure, OrFail as _},
-    files,
+    files, remap,
     run::{Step, say},
     toolchain::{self, Part},
+    tools,
     workspace::Workspace,
 };
 
@@ -25,20 +29,15 @@ use crate::{
 struct Binary {
     package: &'static str,
     name: &'static str,
-    linkage: Linkage,
+    /// Cargo's.
+    profile: &'static str,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Linkage {
-    /// Against the system's C library, in cargo's release profile.
-    Dynamic,
-    /// Against nothing, in the profile `shim`: what runs on a host whose libraries we do not know.
-    Static,
-}
-
-const AGENT: Binary = Binary { package: "ferrule-agent", name: "ferrule-agent", linkage: Linkage::Dynamic };
-const CTL: Binary = Binary { package: "ferrulectl", name: "ferrulectl", linkage: Linkage::Dynamic };
-const SHIM: Binary = Binary { package: "ferrule-cni", name: "ferrule", linkage: Linkage::Static };
+const BINARIES: [Binary; 3] = [
+    Binary { package: "ferrule-agent", name: "ferrule-agent", profile: "release" },
+    Binary { package: "ferrulectl", name: "ferrulectl", profile: "release" },
+    Binary { package: "ferrule-cni", name: "ferrule", profile: "shim" },
+];
 
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
@@ -48,18 +47,33 @@ const OBJECT_VARIABLE: &str = "FERRULE_BPF_OBJECT";
 /// Builds the eBPF programs, then the binaries into `target/dist/`.
 ///
 /// # Errors
-/// If something does not build, or the shim is not static.
+/// If something does not build, or is not static.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
+    tools::need(tools::BUILD)?;
     ebpf::build(ws)?;
     toolchain::need(ws, &[Part::Musl])?;
-    let remedy = "repair what the compiler names";
-    for binary in [AGENT, CTL, SHIM] {
-        ws.cargo_host("build", format!("building {binary}"), remedy).args(binary.cargo_args()).run()?;
+    // For these calls only: they build for a target of their own, so that nothing else is built anew. Not RUSTFLAGS:
+    // this one wins over it, and paths may have spaces.
+    let flags = remap::flags(ws, ws.target())?.join("\u{1f}");
+    let target = toolchain::musl_target();
+    for binary in BINARIES {
+        ws.cargo_host("build", format!("building {binary}"), "repair what the compiler names")
+            .args(["--package", binary.package, "--bin", binary.name])
+            .args(["--profile", binary.profile, "--target", &target])
+            .env("CARGO_ENCODED_RUSTFLAGS", &flags)
+            // Or CC would be asked, which may be set for another C library.
+            .env(&format!("CC_{}", target.replace('-', "_")), "musl-gcc")
+            .run()?;
     }
-    for binary in [AGENT, CTL, SHIM] {
+    for binary in BINARIES {
         binary.ship(ws)?;
     }
     Ok(())
+}
+
+/// What [`build`] puts into `target/dist/`.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    BINARIES.iter().map(|binary| binary.name)
 }
 
 /// Tells `step` where the results of [`build`] are.
@@ -70,58 +84,30 @@ pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
 // === impl Binary ===
 
 impl Binary {
-    fn cargo_args(self) -> Vec<String> {
-        let mut args = vec!["--package".to_owned(), self.package.to_owned(), "--bin".to_owned()];
-        args.push(self.name.to_owned());
-        match self.linkage {
-            Linkage::Dynamic => args.push("--release".to_owned()),
-            Linkage::Static => args
-                .extend(["--profile", "shim", "--target", &toolchain::musl_target()].map(ToOwned::to_owned)),
-        }
-        args
-    }
-
     /// Where cargo puts it.
     fn built(self, ws: &Workspace) -> PathBuf {
-        let folder = match self.linkage {
-            Linkage::Dynamic => ws.target().join("release"),
-            Linkage::Static => ws.target().join(toolchain::musl_target()).join("shim"),
-        };
-        folder.join(self.name)
+        ws.target().join(toolchain::musl_target()).join(self.profile).join(self.name)
     }
 
     fn ship(self, ws: &Workspace) -> Result<()> {
         let built = self.built(ws);
-        if self.linkage == Linkage::Static {
-            check_static(&built)?;
-        }
+        check_static(&built)?;
         let to = ws.dist().join(self.name);
         files::copy(&built, &to)?;
         let size = fs::metadata(&to).or_fail(format!("looking at {}", to.display()), "build again")?.len();
-        say(format!("{}: {size} bytes, {}", ws.show(&to), self.linkage));
+        say(format!("{}: {size} bytes, static", ws.show(&to)));
         Ok(())
     }
 }
 
 impl fmt::Display for Binary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { package, name, linkage } = self;
-        write!(f, "{name} (package {package}, {linkage})")
+        let Self { package, name, profile } = self;
+        write!(f, "{name} (package {package}, profile {profile}, static)")
     }
 }
 
-// === impl Linkage ===
-
-impl fmt::Display for Linkage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Dynamic => "dynamic",
-            Self::Static => "static",
-        })
-    }
-}
-
-/// Fails unless the binary runs on any host: the shim is executed on the node, not in our image.
+/// Fails unless the binary runs on any host.
 fn check_static(path: &Path) -> Result<()> {
     let attempted = || format!("checking that {} is static", path.display());
     let bytes = files::read(path, "build again")?;
@@ -130,8 +116,7 @@ fn check_static(path: &Path) -> Result<()> {
         Some(interpreter) => Err(Failure {
             attempted: attempted(),
             why: format!("it asks for the dynamic linker {interpreter}"),
-            remedy: "look for `-C target-feature=-crt-static` in RUSTFLAGS and in cargo's configuration"
-                .to_owned(),
+            remedy: "look for `crt-static` in the build scripts of what is linked".to_owned(),
         }
         .into()),
     }
@@ -158,11 +143,5 @@ mod tests {
         let dynamic = cfg!(not(target_feature = "crt-static"));
         assert_eq!(interpreter(&own).unwrap().is_some(), dynamic);
         assert!(interpreter(b"#!/bin/sh\n").is_err());
-    }
-
-    #[test]
-    fn the_shim_is_built_static() {
-        let args = SHIM.cargo_args().join(" ");
-        assert!(args.ends_with("-unknown-linux-musl") && args.contains("--profile shim"), "{args}");
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     btf,
     failure::{Failure, OrFail as _},
     files::{self, Written},
-    report,
+    remap, report,
     run::{Step, say},
     toolchain::{self, Part},
     workspace::Workspace,
@@ -84,13 +84,14 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<()> {
 fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> {
     toolchain::need(ws, &[Part::RustSrc])?;
     let linker = linker(ws)?;
-    let flags = [
+    let mut flags = vec![
         "-C".to_owned(),
         format!("linker={}", linker.display()),
         // bpf-linker makes the BTF from it, including that of the map definitions.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
     ];
+    flags.extend(remap::flags(ws, &ws.bpf_target())?);
     Ok(ws
         .cargo(verb, doing, remedy)
         .args([

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the only entry point for building, testing and showing Ferrule.
+//! `cargo xtask`: the only entry point for building, testing, showing and deploying Ferrule.
 //!
 //! Every step says in one line what it does; every failure says what was attempted, why it failed and what to
 //! do about it. What a machine lacks is installed, or named: nothing is skipped.
@@ -6,12 +6,17 @@
 #![forbid(unsafe_code)]
 
 mod btf;
+mod deploy;
 mod dist;
 mod ebpf;
 mod failure;
 mod files;
+mod image;
 mod leftovers;
 mod lint;
+mod manifests;
+mod oci;
+mod remap;
 mod report;
 mod run;
 mod show;
@@ -21,14 +26,14 @@ mod toolchain;
 mod tools;
 mod workspace;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::workspace::Workspace;
+use crate::{deploy::Deploy, workspace::Workspace};
 
-/// Builds, tests and shows Ferrule.
+/// Builds, tests, shows and deploys Ferrule.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -43,8 +48,16 @@ enum Verb {
     /// Adds rust-src to the pinned toolchain and installs bpf-linker into target/tools if they are missing.
     /// FERRULE_BPF_LINKER=PATH takes another bpf-linker; it must read the bitcode of the Rust that compiles.
     BuildEbpf,
-    /// Build the eBPF programs, and the release binaries into target/dist/
+    /// Install what is missing, and build the eBPF programs, and the release binaries (static) into target/dist/
     Build,
+    /// Build, and pack an image for podman, docker and containerd; the same commit makes the same image
+    Image {
+        /// Where to write it [default: target/dist/ferrule-<version>.tar]
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Apply the manifests in deploy/ to the cluster of your kubeconfig, with kubectl, and wait until they are in effect
+    Deploy(Deploy),
     /// Install what is missing, build, and run the demo (as root)
     Demo {
         /// Passed on to the demo
@@ -90,6 +103,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
             ebpf::show(&ws)?;
         }
         Verb::Build => dist::build(&ws)?,
+        Verb::Image { output } => image::image(&ws, output)?,
+        Verb::Deploy(deploy) => deploy::deploy(&ws, deploy)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::Add { args } } => return show::bench_add(&ws, &args),

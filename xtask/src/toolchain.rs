@@ -49,13 +49,27 @@ pub(crate) fn need(ws: &Workspace, parts: &[Part]) -> Result<()> {
 }
 
 /// Where the toolchain in use lives. Asked of the compiler, not of rustup, which may not be there.
-fn sysroot(ws: &Workspace) -> Result<PathBuf> {
-    let remedy = "install the toolchain that rust-toolchain.toml names: `rustup toolchain install <channel>`";
-    let printed = Step::new("rustc", "asking for the Rust toolchain's folder", remedy)
-        .current_dir(&ws.root)
-        .args(["--print", "sysroot"])
-        .ask()?;
+///
+/// # Errors
+/// If the compiler does not answer.
+pub(crate) fn sysroot(ws: &Workspace) -> Result<PathBuf> {
+    let printed = ask(ws, "asking for the Rust toolchain's folder", &["--print", "sysroot"])?;
     Ok(PathBuf::from(printed.trim_end()))
+}
+
+/// The commit that the compiler in use was built from; of a distribution's own, there may be none.
+///
+/// # Errors
+/// If the compiler does not answer.
+pub(crate) fn commit(ws: &Workspace) -> Result<String> {
+    let printed = ask(ws, "asking for the compiler's commit", &["-vV"])?;
+    let commit = printed.lines().find_map(|line| line.strip_prefix("commit-hash: "));
+    Ok(commit.unwrap_or("unknown").to_owned())
+}
+
+fn ask(ws: &Workspace, doing: &str, args: &[&str]) -> Result<String> {
+    let remedy = "install the toolchain that rust-toolchain.toml names: `rustup toolchain install <channel>`";
+    Step::new("rustc", doing, remedy).current_dir(&ws.root).args(args).ask()
 }
 
 // === impl Part ===

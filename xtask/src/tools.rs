@@ -17,6 +17,9 @@ pub(crate) struct Tool {
     package: &'static str,
 }
 
+/// For the release binaries: what C there is in them is compiled for the C library that they are linked with.
+pub(crate) const BUILD: &[Tool] = &[Tool { program: "musl-gcc", package: "musl-tools" }];
+
 /// For the privileged tests and the demo.
 pub(crate) const TEST: &[Tool] = &[
     Tool { program: "bpftool", package: "bpftool" },
@@ -81,8 +84,14 @@ pub(crate) fn need(tools: &[Tool]) -> Result<()> {
     .into())
 }
 
+/// Whether there is such a program, by its name or by its whole path.
+pub(crate) fn is_there(program: &str) -> bool {
+    // Joining a whole path gives that path.
+    env::split_paths(&run::search_path()).any(|folder| folder.join(program).is_file())
+}
+
 fn missing(tools: &[Tool]) -> Vec<Tool> {
-    tools.iter().copied().filter(|tool| !tool.is_there()).collect()
+    tools.iter().copied().filter(|tool| !is_there(tool.program)).collect()
 }
 
 fn programs(tools: &[Tool]) -> String {
@@ -93,15 +102,6 @@ fn apt_get(doing: &str, remedy: &str) -> Step {
     Step::new("apt-get", doing, remedy)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .args(["-qq", "-oDpkg::Use-Pty=0"])
-}
-
-// === impl Tool ===
-
-impl Tool {
-    fn is_there(self) -> bool {
-        // Joining a whole path gives that path.
-        env::split_paths(&run::search_path()).any(|folder| folder.join(self.program).is_file())
-    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,13 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    netlink::{NetlinkError, Socket},
+    get_link,
+    netlink::{NetlinkError, Request, Socket},
     sysctl::{self, SysctlError},
 };
+
+/// `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
+const LOOPBACK: u32 = 1;
 
 /// Makes the node forward the families that its pods have.
 ///
@@ -35,6 +39,17 @@ pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
         sysctl::set("ipv6/conf/all/forwarding", "1")?;
     }
     Ok(())
+}
+
+/// Asks the kernel for the loopback interface, which every network namespace has: to see that it answers.
+///
+/// # Errors
+/// If it refuses, or gives no socket.
+pub fn ask() -> Result<(), NetlinkError> {
+    let mut message = get_link();
+    message.header.index = LOOPBACK;
+    let request = Request::change("ask for the loopback interface", RouteNetlinkMessage::GetLink(message));
+    Socket::open()?.batch(vec![request]).map(drop)
 }
 
 /// The addresses that the node itself has, which no pod may get.

@@ -104,9 +104,11 @@ impl Netns {
     /// # Errors
     /// If the thread could not enter; then the closure has not run.
     pub fn run<T>(&self, inside: impl FnOnce() -> T) -> Result<T, NetnsError> {
-        let home = Home(Self::current()?);
+        let home = Self::current()?;
         setns(&self.file, CloneFlags::CLONE_NEWNET)
             .map_err(|source| NetnsError::Enter { path: self.path.clone(), source: source.into() })?;
+        // Only now: a thread that never left must not fail to come home.
+        let home = Home(home);
         let result = inside();
         drop(home);
         Ok(result)

@@ -1,6 +1,6 @@
 //! Settings below `/proc/sys`, of the network namespace that the calling thread is in.
 
-use std::{fs, io};
+use std::{fs, io, sync::OnceLock};
 
 /// A setting that could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -33,8 +33,14 @@ pub fn get(name: &str) -> Option<String> {
     fs::read_to_string(path(name)).ok().map(|value| value.trim_end().to_owned())
 }
 
+/// In a container without privileges `/proc/sys` is read-only, and nothing can be mounted over a part of it; there, the
+/// DaemonSet in `deploy/` mounts the node's at another place. Whose settings it shows is up to the namespace that the
+/// thread is in, as below `/proc`.
 fn path(name: &str) -> String {
-    format!("/proc/sys/net/{name}")
+    const OF_HOST: &str = "/host/proc/sys/net";
+    static ROOT: OnceLock<&str> = OnceLock::new();
+    let root = ROOT.get_or_init(|| if fs::exists(OF_HOST).unwrap_or(false) { OF_HOST } else { "/proc/sys/net" });
+    format!("{root}/{name}")
 }
 
 fn has_ipv6() -> bool {

@@ -24,6 +24,7 @@ use super::{
     PlugError, get_link,
     netlink::{NetlinkError, Socket},
 };
+use crate::health::Reporter;
 
 /// Follows the MTU of the interface that the node's default route goes through.
 #[derive(Debug, Clone)]
@@ -87,18 +88,15 @@ impl Uplink {
     }
 
     /// Follows changes of links and routes, for ever. New pods get the new MTU.
-    pub async fn follow(self) {
+    pub async fn follow(self, health: Reporter) {
         loop {
-            let Err(error) = self.follow_until_it_fails().await;
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "changes of the uplink's MTU are missed; trying again"
-            );
+            let Err(error) = self.follow_until_it_fails(&health).await;
+            health.unhealthy(format!("changes of the uplink's MTU are missed; trying again: {error:#}"));
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    async fn follow_until_it_fails(&self) -> anyhow::Result<Infallible> {
+    async fn follow_until_it_fails(&self, health: &Reporter) -> anyhow::Result<Infallible> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
         let mut changes = Vec::with_capacity(PEEK);
@@ -108,6 +106,7 @@ impl Uplink {
             if before != way_out.mtu {
                 tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
             }
+            health.healthy(format!("its MTU is {}, and changes are followed", way_out.mtu));
             loop {
                 changes.clear();
                 match socket.recv(&mut changes).await {

@@ -1,19 +1,42 @@
-//! Shows the whole of it on this machine, and takes it down again: a node, an agent, a runtime that executes the
-//! shim, three pods, their packets, and what an operator sees of them.
+//! Shows the whole of it on this machine, and takes it down again: a node in a cluster, its agent, a runtime that
+//! executes the shim, pods, their packets, an API server that dies, and what an operator sees of it all.
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod show;
 mod story;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
+use clap::Parser;
 use ferrule_tests::{host::Footprint, node};
 use show::Show;
 
+/// Shows Ferrule at work, on this machine, and leaves nothing behind.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Show a node without Kubernetes instead.
+    #[arg(long)]
+    standalone: bool,
+    /// Be the API server of the story.
+    #[arg(long, hide = true, value_name = "FILE")]
+    api_server: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(kept) = &args.api_server {
+        return match api::serve(kept) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:?}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut show = Show::default();
-    let told = tell(&mut show);
+    let told = tell(&mut show, args.standalone);
     if let Err(error) = &told {
         eprintln!("\n{error:?}");
     }
@@ -21,9 +44,10 @@ fn main() -> ExitCode {
     if told.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn tell(show: &mut Show) -> anyhow::Result<()> {
+fn tell(show: &mut Show, standalone: bool) -> anyhow::Result<()> {
     let before = Footprint::take()?;
-    node::on_node(|node| story::tell(node, show))?;
+    let story = if standalone { story::standalone::tell } else { story::cluster::tell };
+    node::on_node(|node| story(node, show))?;
     show.chapter("Afterwards, on the machine itself");
     show.fact("no link, namespace, pin, program or map is left", || before.wait_until_restored())
 }

@@ -1,0 +1,37 @@
+//! A node without Kubernetes: its agent gives pods the next addresses of its own ranges.
+
+use anyhow::ensure;
+use ferrule_tests::{
+    node::{Node, POD_V4, POD_V6},
+    pod::Pod,
+};
+
+use crate::show::Show;
+
+pub(crate) fn tell(node: &mut Node, show: &mut Show) -> anyhow::Result<()> {
+    super::introduce(show);
+    println!("   # ferrule-agent --standalone --pod-cidr {POD_V4} --pod-cidr {POD_V6}");
+    show.fact("the agent loads its programs and serves", || node.start_agent(&[POD_V4, POD_V6]))?;
+    let runtime = node.runtime()?;
+    let empty = node.kernel_state()?;
+
+    show.chapter("Three pods, plugged as a container runtime does it");
+    let mut add = |name: &str| -> anyhow::Result<Pod> {
+        let mut pod = node.pod(name)?;
+        super::add(&runtime, show, &mut pod, "", name == "web-0")?;
+        Ok(pod)
+    };
+    let pods = [add("web-0")?, add("web-1")?, add("db-0")?];
+    let [web, other, db] = &pods;
+    super::connect(&pods, show)?;
+    show.chapter("What an operator sees");
+    super::operate(node, &[web, other, db], show)?;
+    super::guard(node, web, db, show)?;
+    super::crash(node, other, db, show)?;
+    show.fact("it starts again and knows its pods", || {
+        node.start_again()?;
+        ensure!(node.attachments()?.len() == pods.len());
+        Ok(())
+    })?;
+    super::end(node, &runtime, pods, &empty, show)
+}

@@ -1,0 +1,161 @@
+//! An API server, and a network to it, that break in every way.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use ferrule_tests::{
+    apiserver::{Garbage, Options, Refusal, Resource, Switch, Which, objects},
+    cluster::{Cluster, KUBECONFIG, NODE, with_cluster},
+    node::{Node, POD_V4, on_node},
+    sys::wait_until,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+/// The interface of a pod's annotation.
+const VIF: &str = "vif.ferrule.dev/v1";
+const PODS: Which = Which { resource: Some(Resource::Pods), count: None };
+
+/// Schedules an annotated pod, and waits for its ADD: the watch has told of it then.
+fn follows(node: &Node, cluster: &Cluster, number: u8) -> anyhow::Result<Duration> {
+    let vif = format!(r#"{{"interfaces":[{{"addresses":["10.244.0.{number}"]}}]}}"#);
+    let pod = cluster.pod(node, &format!("pod-{number}"), &[(VIF, &vif)])?;
+    let start = Instant::now();
+    node.runtime()?.add(&pod)?;
+    Ok(start.elapsed())
+}
+
+#[test]
+fn a_stream_that_is_cut_in_the_middle_of_an_object_is_resumed() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        std::thread::sleep(Duration::from_millis(1200));
+        for number in 10..14 {
+            cluster.api.switch(Switch::CutWatches { which: PODS });
+            follows(node, cluster, number)?;
+        }
+        cluster.api.switch(Switch::DropConnections { reset: true });
+        follows(node, cluster, 20)?;
+        ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0, "nothing was listed again");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_connection_that_is_half_open_is_noticed() {
+    with_cluster(&["--vif-source", "annotation", "--watch-read-timeout", "2"], |node, cluster| {
+        cluster.api.switch(Switch::StallWatches {});
+        let pod = cluster.pod(node, "a", &[(VIF, r#"{"interfaces":[{"addresses":["10.244.0.9"]}]}"#)])?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = std::thread::spawn(move || runtime.add(&waiting));
+        wait_until("the stream is given up", SOON, || {
+            Ok(node.metric(r#"ferrule_watch_failures_total{source="pods",reason="idle"}"#)? > 0.0)
+        })?;
+        cluster.api.switch(Switch::ResumeWatches {});
+        adding.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_server_with_another_history_is_noticed_though_its_watches_are_silent() {
+    let flags = ["--vif-source", "annotation", "--watch-read-timeout", "2", "--vif-timeout", "30"];
+    with_cluster(&flags, |node, cluster| {
+        follows(node, cluster, 10)?;
+        let history = ferrule_tests::apiserver::History::New;
+        cluster.api.switch(Switch::Restart { pause_ms: 0, history });
+        follows(node, cluster, 11)?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn garbage_is_passed_over_and_counted() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        follows(node, cluster, 10)?;
+        let garbage = [Garbage::NotJson, Garbage::BadObject, Garbage::UnknownType, Garbage::Huge(20)];
+        for garbage in garbage {
+            cluster.api.switch(Switch::SendGarbage { garbage, which: PODS });
+        }
+        follows(node, cluster, 11)?;
+        wait_until("each was counted", SOON, || {
+            Ok(node.metric(r#"ferrule_watch_undecodable_total{source="pods"}"#)? >= 4.0)
+        })?;
+        ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_25_a_server_that_has_too_much_to_do_is_left_alone_for_as_long_as_it_asks() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        follows(node, cluster, 10)?;
+        std::thread::sleep(Duration::from_millis(1200));
+        let refusal = Refusal { status: 429, retry_after: Some(2), times: Some(1), resource: Some(Resource::Pods), ..Refusal::default() };
+        cluster.api.switch(Switch::Refuse(refusal));
+        cluster.api.clear_requests();
+        cluster.api.switch(Switch::CutWatches { which: PODS });
+        let took = follows(node, cluster, 11)?;
+        ensure!(took > Duration::from_millis(1900), "it came back after {took:?}");
+        let requests = cluster.api.requests();
+        let of_pods = requests.iter().filter(|it| it.path.starts_with("/api/v1/pods")).count();
+        ensure!(of_pods == 2, "one that was refused, and one that was not: {requests:#?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_4_a_token_that_has_expired_is_read_again() {
+    on_node(|node| {
+        let cluster = Cluster::start(Options { tokens: Some(vec!["first".to_owned()]), ..Options::default() })?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4]))?;
+        cluster.api.kubeconfig(std::path::Path::new(KUBECONFIG), Some("first"))?;
+        cluster.start_agent(node, &["--vif-source", "annotation"])?;
+        follows(node, &cluster, 10)?;
+        cluster.api.kubeconfig(std::path::Path::new(KUBECONFIG), Some("second"))?;
+        cluster.api.switch(Switch::SetTokens { tokens: Some(vec!["second".to_owned()]) });
+        cluster.api.switch(Switch::CutWatches { which: Which::default() });
+        follows(node, &cluster, 11)?;
+        ensure!(node.metric(r#"ferrule_watch_failures_total{source="pods",reason="unauthorized"}"#)? >= 1.0);
+        ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_the_agent_may_not_do_it_says() {
+    with_cluster(&["--watch-retry-timeout", "1", "--watch-max-backoff", "1"], |node, cluster| {
+        cluster.api.switch(Switch::Deny { resource: Resource::Pods, token: None });
+        cluster.api.switch(Switch::CutWatches { which: PODS });
+        wait_until("status tells", SOON, || {
+            let status = node.ctl(&["status"])?;
+            ensure!(status.contains("403") && status.contains("role"), "{status}");
+            Ok(true)
+        })?;
+        cluster.api.switch(Switch::DenyNothing {});
+        wait_until("it follows again", SOON, || Ok(!node.ctl(&["status"])?.contains("403")))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
+    on_node(|node| {
+        let cluster = Cluster::start(Options { watch_list: false, ..Options::default() })?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4]))?;
+        for number in 0..1100 {
+            cluster.api.create(Resource::Pods, objects::pod("default", &format!("p{number}"), NODE))?;
+        }
+        cluster.start_agent(node, &["--vif-source", "annotation"])?;
+        follows(node, &cluster, 10)?;
+        ensure!(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1101.0);
+        let pages = cluster.api.requests().into_iter().filter(|it| it.query.contains("limit=500")).count();
+        ensure!(pages >= 3, "{pages} pages");
+        Ok(())
+    })
+    .unwrap();
+}

@@ -1,0 +1,97 @@
+//! What a decided VIF becomes in the kernel: several interfaces, routes, gateways, MTU.
+
+use anyhow::ensure;
+use ferrule_tests::cluster::with_cluster;
+use serde_json::Value;
+
+const VIF: &str = "vif.ferrule.dev/v1";
+const TWO: &str = r#"{"interfaces":[
+    {"name":"eth0","addresses":["10.244.0.20","fd00:10:244::20"],"gateways":["10.244.0.1","fd00:10:244::1"],
+     "routes":[{"dst":"198.18.0.0/15","gw":"10.244.0.254"}],"mac":"02:00:00:00:00:14","mtu":1400},
+    {"name":"eth1","addresses":["10.244.0.21"],"routes":[{"dst":"203.0.113.0/24"}]}]}"#;
+
+#[test]
+fn fix_all_interfaces_and_addresses_are_made_and_are_in_the_result() {
+    with_cluster(&[], |node, cluster| {
+        let before = node.kernel_state()?;
+        let runtime = node.runtime()?;
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        let result = runtime.add(&pod)?;
+        let names: Vec<&str> = result["interfaces"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|it| it["sandbox"].as_str().is_some_and(|sandbox| !sandbox.is_empty()))
+            .filter_map(|it| it["name"].as_str())
+            .collect();
+        ensure!(names == ["eth0", "eth1"], "{result:#}");
+        let addresses: Vec<_> =
+            result["ips"].as_array().into_iter().flatten().filter_map(|ip| ip["address"].as_str()).collect();
+        ensure!(addresses == ["10.244.0.20/32", "fd00:10:244::20/128", "10.244.0.21/32"], "{addresses:?}");
+        ensure!(result["ips"][0]["gateway"] == "10.244.0.1");
+        let routes = pod.run("ip -4 route")?;
+        for route in [
+            "default via 10.244.0.1 dev eth0",
+            "198.18.0.0/15 via 10.244.0.254 dev eth0",
+            "203.0.113.0/24 via 169.254.1.1 dev eth1",
+        ] {
+            ensure!(routes.contains(route), "{route} in {routes}");
+        }
+        ensure!(pod.run("ip -6 route")?.contains("default via fd00:10:244::1 dev eth0"));
+        let link = pod.run("ip link show eth0")?;
+        ensure!(link.contains("mtu 1400") && link.contains("02:00:00:00:00:14"), "{link}");
+        runtime.check(&pod)?;
+        ensure!(runtime.add(&pod)? == result, "a repeated ADD gives the same answer");
+
+        let other = cluster.attach(node, "other")?;
+        for address in ["10.244.0.20", "fd00:10:244::20", "10.244.0.21"] {
+            // What arrives at eth1 leaves by eth0, as its routes have it: but an echo to it arrives.
+            if address != "10.244.0.21" {
+                other.ping(address)?;
+            }
+        }
+        pod.ping(&other.addresses[0].to_string())?;
+        node.kill_agent()?;
+        node.start_again()?;
+        runtime.check(&pod)?;
+        pod.ping(&other.addresses[0].to_string())?;
+        ensure!(node.attachments()?.len() == 3);
+        runtime.del(&pod)?;
+        runtime.del(&other)?;
+        ensure!(node.attachments()?.is_empty(), "both interfaces go with the one that the runtime knows");
+        node.wait_for_kernel_state(&before)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_garbage_collection_keeps_the_further_interfaces_of_what_is_valid() {
+    with_cluster(&[], |node, cluster| {
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        let runtime = node.runtime()?;
+        runtime.add(&pod)?;
+        let valid = serde_json::json!([{ "containerID": pod.container_id, "ifname": "eth0" }]);
+        runtime.clone().with("cni.dev/valid-attachments", valid).call("GC", &pod)?.into_result()?;
+        runtime.check(&pod)?;
+        runtime.clone().with("cni.dev/valid-attachments", Value::Array(Vec::new())).call("GC", &pod)?.into_result()?;
+        ensure!(node.attachments()?.is_empty());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn when_a_further_interface_cannot_be_made_nothing_is_left() {
+    with_cluster(&[], |node, cluster| {
+        let before = node.kernel_state()?;
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        pod.run("ip link add eth1 type dummy")?;
+        let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
+        ensure!(refused.code == 102 && refused.msg.contains("eth1"), "{refused}");
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&before)?;
+        pod.run("ip link del eth1")?;
+        node.runtime()?.add(&pod).map(drop)
+    })
+    .unwrap();
+}

@@ -1,0 +1,166 @@
+//! Nodes of a cluster that Kuryr's controller decides for.
+
+use std::{thread, time::Duration};
+
+use anyhow::{anyhow, ensure};
+use ferrule_tests::{
+    apiserver::{Options, Resource, Switch, objects},
+    cluster::{Cluster, NODE, with_cluster},
+    node::{POD_V4, on_node},
+    pod::{NAMESPACE, Pod},
+    sys::wait_until,
+};
+use serde_json::{Value, json};
+
+const FLAGS: [&str; 4] = ["--vif-source", "kuryr", "--vif-timeout", "10"];
+
+/// A VIF as Kuryr's controller writes it into a KuryrPort: what is only a veth has os_vif's class `VIFGeneric`.
+fn vif(class: &str, address: &str, active: bool) -> Value {
+    let object = |name: &str, data: Value| {
+        json!({
+            "versioned_object.name": name, "versioned_object.namespace": "os_vif",
+            "versioned_object.version": "1.0", "versioned_object.data": data
+        })
+    };
+    let list = |name: &str, objects: Value| object(name, json!({ "objects": objects }));
+    let subnet = json!({
+        "cidr": "10.11.9.0/24", "dns": [], "gateway": "10.11.9.1",
+        "ips": list("FixedIPList", json!([object("FixedIP", json!({ "address": address }))])),
+        "routes": list("RouteList", json!([])),
+    });
+    let network = json!({
+        "id": "144164d9-8c21-4274-acec-43245de0aed0", "mtu": 1400,
+        "subnets": list("SubnetList", json!([object("Subnet", subnet)])),
+    });
+    object(
+        class,
+        json!({
+            "id": "18f968a5-c420-4318-92d7-941eb5f9e60e", "active": active, "address": "fa:16:3e:bf:84:ff",
+            "plugin": "noop", "vif_name": "tap18f968a5-c4", "network": object("Network", network),
+        }),
+    )
+}
+
+fn vifs(class: &str, active: bool) -> Value {
+    json!({ "eth0": { "default": true, "vif": vif(class, "10.11.9.5", active) } })
+}
+
+/// Makes the pod's KuryrPort.
+fn port(cluster: &Cluster, pod: &Pod, vifs: Value) -> anyhow::Result<()> {
+    let port = objects::kuryr_port(NAMESPACE, &pod.name, NODE, &pod.uid, vifs);
+    cluster.api.create(Resource::KuryrPorts, port)?;
+    Ok(())
+}
+
+#[test]
+fn an_add_goes_through_all_that_kuryrs_controller_does() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let pod = cluster.pod(node, "a", &[])?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = thread::spawn(move || runtime.add(&waiting));
+        port(cluster, &pod, json!({}))?;
+        thread::sleep(Duration::from_millis(300));
+        ensure!(!adding.is_finished() && node.attachments()?.is_empty(), "`{{}}` means: not yet");
+        let patch = |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
+        patch(vifs("VIFGeneric", false))?;
+        wait_until("the interface is plugged", Duration::from_secs(5), || {
+            Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
+        })?;
+        thread::sleep(Duration::from_millis(300));
+        ensure!(!adding.is_finished(), "it is not active yet");
+        patch(vifs("VIFGeneric", true))?;
+        let result = adding.join().map_err(|_| anyhow!("panicked"))??;
+        ensure!(result["ips"][0]["address"] == "10.11.9.5/32" && result["ips"][0]["gateway"] == "10.11.9.1");
+        ensure!(pod.run("ip link show eth0")?.contains("mtu 1400"));
+        ensure!(node.attachments()?[0]["state"] == "attached", "{:#?}", node.attachments()?);
+        node.runtime()?.check(&pod)?;
+        node.runtime()?.del(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_never_becomes_active_is_undone_and_the_pod_is_told() {
+    with_cluster(&["--vif-source", "kuryr", "--vif-timeout", "2"], |node, cluster| {
+        let before = node.kernel_state()?;
+        let pod = cluster.pod(node, "a", &[])?;
+        port(cluster, &pod, vifs("VIFGeneric", false))?;
+        let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
+        ensure!(refused.code == 11 && refused.msg.contains("active"), "{refused}");
+        node.wait_for_kernel_state(&before)?;
+        ensure!(node.attachments()?.is_empty());
+        wait_until("the pod is told", Duration::from_secs(5), || {
+            let events = cluster.api.list(Resource::Events);
+            Ok(events.iter().any(|it| it["reason"] == "CNITimedOutWaitingForActiveVIFs"))
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_kind_that_cannot_be_plugged_is_refused_by_name() {
+    with_cluster(&FLAGS, |node, cluster| {
+        for class in ["VIFVlanNested", "VIFOpenVSwitch", "VIFMacvlanNested", "VIFSriov"] {
+            let pod = cluster.pod(node, &class.to_lowercase(), &[])?;
+            port(cluster, &pod, vifs(class, true))?;
+            let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
+            let said = refused.msg.contains(class) && refused.msg.contains("not supported yet");
+            ensure!(refused.code == 104 && said, "{refused}");
+        }
+        ensure!(node.attachments()?.is_empty());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_annotation_of_kuryrs_is_read_too_but_may_not_take_any_address() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let text = vif("VIFGeneric", "10.244.0.60", true).to_string();
+        let pod = cluster.pod(node, "a", &[("openstack.org/kuryr-vif", &text)])?;
+        let result = node.runtime()?.add(&pod)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.60/32", "{result}");
+        let text = vif("VIFGeneric", "10.11.9.5", true).to_string();
+        let pod = cluster.pod(node, "b", &[("openstack.org/kuryr-vif", &text)])?;
+        let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
+        ensure!(refused.code == 104 && refused.msg.contains("not in the ranges"), "{refused}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_6_the_port_of_a_pods_predecessor_is_not_its_own() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let old = cluster.pod(node, "web-0", &[])?;
+        port(cluster, &old, vifs("VIFGeneric", true))?;
+        cluster.delete(&old)?;
+        let new = cluster.pod(node, "web-0", &[])?;
+        let (runtime, waiting) = (node.runtime()?, new.clone());
+        let adding = thread::spawn(move || runtime.add(&waiting));
+        thread::sleep(Duration::from_millis(500));
+        ensure!(!adding.is_finished(), "its port is not there yet");
+        let spec = json!({ "spec": { "podUid": new.uid } });
+        cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "web-0", spec)?;
+        adding.join().map_err(|_| anyhow!("panicked"))??;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn without_the_resource_the_agent_says_what_it_waits_for() {
+    on_node(|node| {
+        let cluster = Cluster::start(Options { kuryr: false, ..Options::default() })?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4]))?;
+        cluster.start_agent(node, &FLAGS)?;
+        wait_until("status tells", Duration::from_secs(5), || {
+            let status = node.ctl(&["status"]).unwrap_or_else(|error| error.to_string());
+            ensure!(status.contains("no such resource"), "{status}");
+            Ok(true)
+        })?;
+        cluster.api.switch(Switch::InstallKuryr { installed: true });
+        Ok(())
+    })
+    .unwrap();
+}

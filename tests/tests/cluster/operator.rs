@@ -1,0 +1,50 @@
+//! What an operator sees of an agent, and what it cleans up by itself.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use ferrule_tests::{cluster::with_cluster, sys::wait_until};
+
+#[test]
+fn fix_readiness_does_not_depend_on_the_api_server() {
+    with_cluster(&["--watch-retry-timeout", "1", "--watch-max-backoff", "1"], |node, cluster| {
+        wait_until("it is ready", Duration::from_secs(10), || Ok(node.http("/readyz")?.0 == 200))?;
+        let history = ferrule_tests::apiserver::History::Kept;
+        cluster.api.switch(ferrule_tests::apiserver::Switch::Restart { pause_ms: 3_600_000, history });
+        wait_until("the watch is unhealthy", Duration::from_secs(10), || {
+            let status = node.ctl(&["status"])?;
+            ensure!(status.contains("unhealthy"), "{status}");
+            Ok(true)
+        })?;
+        ensure!(node.http("/readyz")?.0 == 200 && node.http("/healthz")?.0 == 200);
+        node.runtime()?.status()?.into_result().map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_2_an_attachment_whose_namespace_and_pod_are_gone_is_removed() {
+    with_cluster(&["--reconcile-period", "2"], |node, cluster| {
+        let before = node.kernel_state()?;
+        let (lost, kept, running) =
+            (cluster.attach(node, "lost")?, cluster.attach(node, "kept")?, cluster.attach(node, "running")?);
+        cluster.delete(&lost)?;
+        lost.clone().remove()?;
+        kept.clone().remove()?;
+        cluster.delete(&running)?;
+        wait_until("it is explained", Duration::from_secs(10), || {
+            let explained = node.ctl(&["gc", "--dry-run"])?;
+            Ok(["lost", "kept", "running"].iter().all(|name| explained.contains(name)))
+        })?;
+        wait_until("it is removed", Duration::from_secs(20), || Ok(node.attachments()?.len() == 2))?;
+        std::thread::sleep(Duration::from_secs(5));
+        let names: Vec<_> = node.attachments()?.iter().map(|it| it["pod_name"].clone()).collect();
+        ensure!(names == ["kept", "running"], "the kubelet, or the runtime, has still to say so: {names:?}");
+        node.runtime()?.check(&running)?;
+        for pod in [&kept, &running] {
+            node.runtime()?.del(pod)?;
+        }
+        node.wait_for_kernel_state(&before)
+    })
+    .unwrap();
+}

@@ -1,0 +1,169 @@
+//! The watch goes on where it was, and what the agent knows outlives agent and API server.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    apiserver::{History, Options, Request, Resource, Switch, objects},
+    cluster::{Cluster, NODE, with_cluster},
+    node::{POD_V4, POD_V6, on_node},
+    sys::wait_until,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// The requests for pods, as their queries.
+fn pod_requests(cluster: &Cluster) -> Vec<String> {
+    let of_pods = |it: &Request| it.path.starts_with("/api/v1/pods");
+    cluster.api.requests().into_iter().filter(of_pods).map(|it| it.query).collect()
+}
+
+fn watches_pods(cluster: &Cluster) -> anyhow::Result<bool> {
+    Ok(cluster.api.open_watches().get(&Resource::Pods).is_some_and(|open| *open > 0))
+}
+
+#[test]
+fn fix_a_restarted_agent_resumes_at_its_position_without_a_list() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        let late = cluster.pod(node, "late", &[])?;
+        let gone = cluster.pod(node, "gone", &[])?;
+        wait_until("both pods are known", SOON, || {
+            Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 2.0)
+        })?;
+        node.stop_agent()?;
+        cluster.delete(&gone)?;
+        cluster.annotate(&late, "vif.ferrule.dev/v1", r#"{"interfaces":[{"addresses":["10.244.0.50"]}]}"#)?;
+        cluster.api.clear_requests();
+        node.start_again()?;
+        let result = node.runtime()?.add(&late)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.50/32", "what happened meanwhile is told: {result}");
+        let refused = node.runtime()?.call("ADD", &gone)?.into_error()?;
+        ensure!(refused.code == 3, "the other one is gone: {refused}");
+        let requests = pod_requests(cluster);
+        let [only] = requests.as_slice() else { anyhow::bail!("more than one request: {requests:?}") };
+        ensure!(only.contains("watch=true") && only.contains("resourceVersion=") && !only.contains("sendInitialEvents"));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn fix_the_position_survives_a_crash_too() {
+    with_cluster(&[], |node, cluster| {
+        cluster.pod(node, "a", &[])?;
+        // Changes become durable within a second.
+        wait_until("the position is durable", SOON, || {
+            Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1.0
+                && node.metric(r#"ferrule_watch_unsaved{source="pods"}"#)? == 0.0)
+        })?;
+        std::thread::sleep(Duration::from_millis(2500));
+        node.kill_agent()?;
+        cluster.api.clear_requests();
+        node.start_again()?;
+        wait_until("it watches", SOON, || watches_pods(cluster))?;
+        let requests = pod_requests(cluster);
+        ensure!(requests.iter().all(|it| it.contains("resourceVersion=1")), "{requests:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn fix_a_deletion_that_was_lost_with_the_history_is_found() {
+    for gone_at_opening in [false, true] {
+        with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+            let gone = cluster.pod(node, "gone", &[])?;
+            wait_until("the pod is known", SOON, || {
+                Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1.0)
+            })?;
+            node.stop_agent()?;
+            cluster.delete(&gone)?;
+            cluster.pod(node, "other", &[])?;
+            cluster.api.switch(Switch::GoneAtOpening { enabled: gone_at_opening });
+            cluster.api.switch(Switch::Compact {});
+            node.start_again()?;
+            wait_until("the expired position is listed anew", SOON, || {
+                let refused = node.runtime()?.call("ADD", &gone)?.into_error()?;
+                ensure!(refused.code == 3, "{refused}");
+                Ok(true)
+            })?;
+            ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn pain_4_pods_come_and_go_while_the_api_server_is_away_and_the_agent_restarts() {
+    with_cluster(&["--watch-retry-timeout", "2"], |node, cluster| {
+        let runtime = node.runtime()?;
+        let annotations = serde_json::json!({ "io.kubernetes.cri.pod-annotations": {} });
+        let runtime = runtime.with("runtimeConfig", annotations);
+        let before = cluster.pod(node, "before", &[])?;
+        runtime.add(&before)?;
+        // The ranges are durable within a second.
+        std::thread::sleep(Duration::from_millis(2500));
+        cluster.api.switch(Switch::Restart { pause_ms: 3_600_000, history: History::Kept });
+        let during = node.pod("during")?;
+        runtime.add(&during)?;
+        runtime.del(&before)?;
+        node.kill_agent()?;
+        node.start_again()?;
+        let after = node.pod("after")?;
+        runtime.add(&after)?;
+        runtime.del(&during)?;
+        wait_until("the watch is unhealthy", SOON, || {
+            let status = node.ctl(&["status", "-o", "json"])?;
+            Ok(status.contains("unhealthy"))
+        })?;
+        let (code, body) = node.http("/readyz")?;
+        ensure!(code == 200, "it can serve ADD: {body}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_watch_goes_on_when_the_api_server_is_back() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        for (history, name, lists) in [(History::Kept, "kept", 1.0), (History::Compacted, "compacted", 2.0)] {
+            cluster.api.switch(Switch::Restart { pause_ms: 300, history });
+            let pod = node.pod(name)?;
+            let vif = format!(r#"{{"interfaces":[{{"addresses":["10.244.0.10{lists}"]}}]}}"#);
+            cluster.schedule(&pod, &[("vif.ferrule.dev/v1", &vif)])?;
+            node.runtime()?.add(&pod).with_context(|| format!("after {history:?}"))?;
+            ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == lists, "{history:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pods_wait_for_the_nodes_ranges() {
+    on_node(|node| {
+        let cluster = Cluster::start(Options::default())?;
+        cluster.start_agent(node, &[])?;
+        let status = node.runtime()?.status()?.into_error()?;
+        ensure!(status.code == 50 && status.msg.contains("podCIDRs"), "{status}");
+        let mut node_object = objects::node(NODE, &[]);
+        node_object["spec"] = serde_json::json!({});
+        cluster.api.create(Resource::Nodes, node_object)?;
+        let (code, body) = node.http("/readyz")?;
+        ensure!(code == 503 && body.contains("ranges"), "{code}: {body}");
+        let pod = cluster.pod(node, "early", &[])?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let early = std::thread::spawn(move || runtime.add(&waiting));
+        std::thread::sleep(Duration::from_millis(300));
+        ensure!(!early.is_finished(), "there is no address to give");
+        let given = serde_json::json!({ "spec": { "podCIDR": POD_V4, "podCIDRs": [POD_V4, POD_V6] } });
+        cluster.api.patch(Resource::Nodes, "", NODE, given)?;
+        let result = early.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        ensure!(result["ips"][0]["address"] == "10.244.0.2/32", "{result}");
+        node.runtime()?.status()?.into_result()?;
+        ensure!(node.http("/readyz")?.0 == 200);
+        Ok(())
+    })
+    .unwrap();
+}
