@@ -5,22 +5,18 @@
 
 use tokio::sync::mpsc;
 
-use crate::{metrics::EventMetrics, registry::Pod};
+use crate::{
+    metrics::EventMetrics,
+    registry::{Pod, Pods},
+    watch::PodEvent,
+};
 
 /// Where notes are left. Cloning it is cheap, and leaves them at the same place.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Events {
-    sender: Option<mpsc::Sender<PodEvent>>,
+    /// With the pods as the API server knows them.
+    sender: Option<(mpsc::Sender<PodEvent>, Pods)>,
     metrics: EventMetrics,
-}
-
-/// A note about a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodEvent {
-    pub pod: Pod,
-    pub reason: Reason,
-    /// One line.
-    pub note: String,
 }
 
 /// Why there is a note. Where Kuryr had a reason for the same, it is that one.
@@ -54,15 +50,23 @@ impl Events {
     }
 
     /// With the end at which the notes arrive.
-    pub fn channel(metrics: EventMetrics) -> (Self, mpsc::Receiver<PodEvent>) {
+    pub fn channel(metrics: EventMetrics, pods: Pods) -> (Self, mpsc::Receiver<PodEvent>) {
         let (sender, receiver) = mpsc::channel(WAITING);
-        (Self { sender: Some(sender), metrics }, receiver)
+        (Self { sender: Some((sender, pods)), metrics }, receiver)
     }
 
     /// Leaves a note. What is not a pod of Kubernetes has nobody to read it.
     pub fn tell(&self, pod: &Pod, reason: Reason, note: impl Into<String>) {
-        let Some(sender) = self.sender.as_ref().filter(|_| pod.is_of_kubernetes()) else { return };
-        let event = PodEvent { pod: pod.clone(), reason, note: note.into() };
+        let Some((sender, pods)) = self.sender.as_ref().filter(|_| pod.is_of_kubernetes()) else { return };
+        let event = PodEvent {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            // A static pod's is another one at the kubelet.
+            uid: pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone()),
+            reason: reason.as_str(),
+            is_warning: reason.is_warning(),
+            note: note.into(),
+        };
         if sender.try_send(event).is_err() {
             self.metrics.lost.inc();
         }
@@ -88,5 +92,44 @@ impl Reason {
     /// Whether something is wrong.
     pub fn is_warning(self) -> bool {
         !matches!(self, Self::WaitingForVif | Self::WaitingForActiveVifs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::Change;
+
+    fn pod(namespace: &str, name: &str, uid: &str) -> Pod {
+        Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+    }
+
+    #[test]
+    fn a_static_pod_is_told_of_by_its_uid_in_the_api() {
+        let pods = Pods::default();
+        let mirror = r#"{"metadata":{"namespace":"n","name":"etcd","uid":"u-api",
+            "annotations":{"kubernetes.io/config.source":"file"}}}"#;
+        pods.pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
+        let (events, mut notes) = Events::channel(EventMetrics::default(), pods);
+        events.tell(&pod("n", "etcd", "hash-of-the-file"), Reason::PlugFailed, "no such interface");
+        events.tell(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");
+        let (first, second) = (notes.try_recv().unwrap(), notes.try_recv().unwrap());
+        assert_eq!((first.uid.as_str(), first.reason, first.is_warning), ("u-api", "CNIPlugFailed", true));
+        assert_eq!(
+            (second.uid.as_str(), second.is_warning),
+            ("u1", false),
+            "one that the API server has not told of yet"
+        );
+    }
+
+    #[test]
+    fn a_note_without_room_is_counted_and_nobody_waits() {
+        let metrics = EventMetrics::default();
+        let (events, _notes) = Events::channel(metrics.clone(), Pods::default());
+        for _ in 0..WAITING + 3 {
+            events.tell(&pod("n", "web", "u1"), Reason::PlugFailed, "");
+        }
+        events.tell(&pod("", "container-of-podman", ""), Reason::PlugFailed, "has nobody to read it");
+        assert_eq!(metrics.lost.get(), 3);
     }
 }

@@ -107,6 +107,19 @@ impl Health {
     }
 }
 
+// === impl State ===
+
+impl State {
+    /// In a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
 // === impl Reporter ===
 
 impl Reporter {
@@ -133,6 +146,7 @@ impl Reporter {
     }
 
     fn report(&self, state: State, why: String) {
+        let why = why.replace(char::is_control, " ");
         self.health.change(|components| {
             let Some(component) = components.get_mut(self.name) else { return };
             if component.state != state {

@@ -57,7 +57,11 @@ fn main() -> ExitCode {
 
 fn start_log(ebpf: LogLevel) {
     // The programs' records come under the object's name, of which the agent's own begins with.
-    let default = if ebpf == LogLevel::Off { "info" } else { "info,ferrule=trace,ferrule_agent=info" };
+    // And kube tells each refused connection as an error, of which we say what it means.
+    let default = match ebpf {
+        LogLevel::Off => "info,kube_client=off",
+        _ => "info,kube_client=off,ferrule=trace,ferrule_agent=info",
+    };
     let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();

@@ -139,7 +139,8 @@ fn drops(counters: &Counters) -> String {
     each.collect::<Vec<_>>().join(" ")
 }
 
-fn align<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
+/// A table with its columns under each other.
+pub(crate) fn align<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = rows.collect();
     let widths: Vec<usize> = (0..N)
         .map(|column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0))

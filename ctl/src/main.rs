@@ -4,6 +4,7 @@
 
 mod attachments;
 mod client;
+mod status;
 mod vif;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -29,6 +30,8 @@ struct Args {
 enum Question {
     /// Lists what is attached: which pod has which interface and addresses, and what happened to its packets.
     Attachments,
+    /// Tells whether the agent is ready, and how its components are, since when and why. Fails if it is not ready.
+    Status,
     /// Looks at VIFs in manifests, without an agent.
     #[command(subcommand)]
     Vif(vif::Question),
@@ -70,6 +73,7 @@ fn run(args: &Args) -> anyhow::Result<Answer> {
     runtime.block_on(async {
         match &args.question {
             Question::Attachments => Ok(attachments::ask(&args.socket, args.output).await?.into()),
+            Question::Status => status::ask(&args.socket, args.output).await,
             Question::Vif(question) => vif::answer(question, args.output),
         }
     })

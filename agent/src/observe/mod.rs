@@ -1,22 +1,32 @@
-//! What people see of the agent: the introspection service.
+//! What people see of the agent: the introspection service, and what is served by HTTP.
+
+pub mod http;
+pub mod live;
+mod status;
 
 use std::sync::Arc;
 
 use agent_common::{Counters as Counted, DropReason};
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest, GetStatusResponse,
-    ListAttachmentsRequest, ListAttachmentsResponse,
-    agent_server::Agent, attachment::State as ShownState,
+    Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest,
+    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, agent_server::Agent,
+    attachment::State as ShownState,
 };
 use tonic::{Request, Response, Status};
 
 use crate::{
     cni::Node,
+    health::Health,
     registry::{Attachment, State},
 };
 
 /// The `ferrule.agent.v1.Agent` service.
-pub struct AgentService(pub Arc<Node>);
+pub struct AgentService {
+    pub node: Arc<Node>,
+    pub health: Health,
+    /// The name of the Node object; empty without Kubernetes.
+    pub node_name: String,
+}
 
 #[tonic::async_trait]
 impl Agent for AgentService {
@@ -25,12 +35,12 @@ impl Agent for AgentService {
         _: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
         let attachments =
-            self.0.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+            self.node.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
-        Err(Status::unimplemented(""))
+        Ok(Response::new(status::show(&self.health, &self.node_name)))
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {
@@ -43,7 +53,7 @@ impl Agent for AgentService {
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, with: _ } = attachment;
-        let counted = host.as_ref().map(|host| self.0.dataplane.counters(host.ifindex));
+        let counted = host.as_ref().map(|host| self.node.dataplane.counters(host.ifindex));
         let counters = match counted {
             Some(Ok(counters)) => counters.map(show_counters),
             Some(Err(error)) => {

@@ -11,6 +11,7 @@ mod keep;
 mod lines;
 mod objects;
 mod patience;
+mod recorder;
 mod source;
 mod wire;
 
@@ -26,6 +27,7 @@ use crate::{health::Health, metrics::WatchMetrics};
 pub use client::Api;
 pub use error::WatchError;
 pub use objects::{Annotations, KuryrPort, Metadata, Node, Object, ObjectKey, Pod};
+pub use recorder::{PodEvent, Recorder};
 pub use source::Scope;
 
 /// What happened to an object.

@@ -410,3 +410,30 @@ async fn a_resource_that_the_cluster_has_not_is_looked_for_now_and_then() {
 fn version(query: &str) -> &str {
     query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")).unwrap_or_default()
 }
+
+#[tokio::test(start_paused = true)]
+async fn sources_come_and_go_while_others_are_followed() {
+    let event = event("ADDED", "b", "u2", 12);
+    let script = Script::new([listing([event, Step::Hang]), Reply::Stream(vec![Step::Hang])]);
+    let (memory, told, health) = (Kept::default(), Told::default(), Health::default());
+    let api = Arc::new(Api::with_client(script.client()));
+    let watches = Watches::new(api, Arc::new(memory.clone()), SETTINGS, Metrics::default().watch, health.clone());
+    let scope = || Scope {
+        name: "pods",
+        path: "/api/v1/pods",
+        selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
+    };
+    watches.add::<Pod>(scope(), told.clone());
+    watches.add::<Pod>(scope(), told.clone());
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!((script.asked().len(), watches.dead()), (1, None), "one that is there is not added again");
+    watches.remove("pods").await;
+    watches.remove("pods").await;
+    assert!(health.components().is_empty());
+    assert_eq!(memory.0.lock().unwrap().as_ref().map(|(position, ..)| position.as_str()), Some("12"), "durable");
+    watches.add::<Pod>(scope(), told.clone());
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(version(&script.asked()[1].query), "12", "it goes on where it was");
+    assert_eq!(told.0.lock().unwrap().len(), 6, "what is known is told to the new one too");
+    watches.stop().await;
+}

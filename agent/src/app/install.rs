@@ -1,0 +1,94 @@
+//! When the agent installs what on the node: the shim at start, the CNI configuration once it is ready.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use tokio::{task::spawn_blocking, time::sleep};
+
+use super::tasks::Tasks;
+use crate::{
+    chain::chain,
+    config::Config,
+    health::{Health, Reporter},
+    install::Install,
+};
+
+/// The first wait after a failure, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Installs the shim now and the configuration later, if the agent is to install anything. The component is there as long
+/// as what this returns.
+///
+/// # Errors
+/// If the shim cannot be installed.
+pub(super) async fn install(
+    config: &Config,
+    health: &Health,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Option<Arc<Reporter>>> {
+    let Some(dirs) = &config.install else { return Ok(None) };
+    let install =
+        Install { bin_dir: dirs.bin.clone(), conf_dir: dirs.conf.clone(), socket: config.socket.clone() };
+    let shim = install.clone();
+    spawn_blocking(move || shim.shim()).await?.context("cannot install the CNI plugin")?;
+    tracing::info!(directory = %install.bin_dir.display(), "the CNI plugin is installed");
+    let reporter =
+        health.component("install", false, "the CNI configuration is written once the agent is ready");
+    let reporter = Arc::new(reporter);
+    tasks.spawn_until_done("install", configure(install, health.clone(), Arc::clone(&reporter)));
+    Ok(Some(reporter))
+}
+
+/// A runtime that finds the configuration calls the shim: so not before calls can be served.
+async fn configure(install: Install, health: Health, reporter: Arc<Reporter>) {
+    health.until_ready().await;
+    let (mut wait, longest) = RETRY;
+    loop {
+        let now = install.clone();
+        let why = match spawn_blocking(move || now.conflist()).await {
+            Ok(Ok(())) => break,
+            Ok(Err(error)) => chain(&error),
+            Err(panic) => panic.to_string(),
+        };
+        reporter.unhealthy(format!("{why}; trying again"));
+        sleep(wait).await;
+        wait = longest.min(wait * 2);
+    }
+    let directory = install.conf_dir.display();
+    tracing::info!(%directory, "the CNI configuration is installed");
+    reporter.healthy(format!("the CNI plugin and its configuration are in place, in {directory}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::health::State;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_configuration_comes_when_the_agent_is_ready_and_what_is_in_the_way_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let conf_dir = dir.path().join("net.d");
+        fs::write(&conf_dir, "a file where the directory should be").unwrap();
+        let install = Install {
+            bin_dir: dir.path().join("bin"),
+            conf_dir: conf_dir.clone(),
+            socket: "/run/a.sock".into(),
+        };
+        let health = Health::default();
+        let needed = health.component("ranges", true, "");
+        let reporter = Arc::new(health.component("install", false, ""));
+        let task = tokio::spawn(configure(install, health.clone(), Arc::clone(&reporter)));
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(reporter.state(), Some(State::Starting), "not before calls can be served");
+        needed.healthy("");
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(reporter.state(), Some(State::Unhealthy));
+        assert!(health.is_ready() && health.components()["install"].why.contains("net.d"));
+        fs::remove_file(&conf_dir).unwrap();
+        task.await.unwrap();
+        assert_eq!(reporter.state(), Some(State::Healthy));
+        assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,226 @@
+//! Putting the rooms together, watching over them, and taking them down in order.
+
+mod grpc;
+mod install;
+mod tasks;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::spawn_blocking,
+    time::sleep,
+};
+
+use self::{grpc::Grpc, tasks::Tasks};
+use crate::{
+    chain::chain,
+    cni::{CniService, Node, Policy, VifSource},
+    config::{Config, Kubernetes},
+    dataplane::Dataplane,
+    events::Events,
+    follow,
+    health::{Health, Reporter},
+    metrics::Metrics,
+    observe::{
+        AgentService,
+        http::{self, Observed},
+        live::Liveness,
+    },
+    plug::{
+        host,
+        reaper::{Reaper, reap_now},
+        uplink::Uplink,
+    },
+    reconcile,
+    registry::{Cache, Registry},
+    server::NodeLock,
+    watch::{Api, Recorder, Watches},
+};
+
+/// What ADD always needs. Each is dropped with the agent.
+struct Needed {
+    dataplane: Reporter,
+    registry: Reporter,
+    /// Comes last, so that the agent is not ready before it can be called.
+    socket: Reporter,
+}
+
+/// The way to the API server.
+struct Cluster<'a> {
+    config: &'a Kubernetes,
+    api: Arc<Api>,
+}
+
+/// How often to look whether the watches run.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Runs the agent until a signal ends it. Pods' packets flow on afterwards.
+///
+/// # Errors
+/// If something that it cannot work without is missing, taken or refused, or ends.
+pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
+    // First of all: two agents must not even look at the same kernel, nor at the same state.
+    let _node = NodeLock::take()?;
+    let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
+    let needed = Needed::new(&health);
+    let liveness = Liveness::new(|| host::ask().map_err(|error| chain(&error)));
+    let listener = http::listen(config.http).await?;
+    let observed = Observed { health: health.clone(), metrics: metrics.clone(), liveness: liveness.clone() };
+    tasks.spawn("http", http::serve(listener, observed));
+
+    let cluster = config.kubernetes.as_ref().map(Cluster::new);
+    let node = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    tasks.spawn("reaper", node.reaper.clone().run());
+    let uplink = health.component("uplink", false, "its changes are not followed yet");
+    tasks.spawn("uplink", node.uplink.clone().follow(uplink));
+    let watches = cluster.map(|cluster| watch(&config, cluster, &node, &health, &metrics)).transpose()?;
+    let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
+    let agent = AgentService { node: Arc::clone(&node), health: health.clone(), node_name };
+    let _installed = install::install(&config, &health, &mut tasks).await?;
+    let cni = CniService { node, health: health.clone() };
+    let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
+    needed.socket.healthy(format!("serving on {}", config.socket.display()));
+
+    let outcome = tokio::select! {
+        signal = stop_signal() => signal.context("cannot wait for signals"),
+        error = tasks.failure() => Err(error.into()),
+        error = dead(watches.as_ref()) => Err(error),
+        error = grpc.ended() => Err(error),
+    };
+    // Before anything else, so that nobody counts on this agent any more.
+    let _stopping = health.component("shutdown", true, "the agent is stopping");
+    match &outcome {
+        Ok(signal) => tracing::info!(signal, "stopping; pods' packets flow on"),
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "stopping; pods' packets flow on");
+            liveness.ended(&format!("{error:#}"));
+        }
+    }
+    let drained = grpc.drain().await;
+    if let Some(watches) = watches {
+        watches.stop().await;
+    }
+    // What the last calls left to the reaper, it may not get to any more.
+    let reaped = spawn_blocking(reap_now).await?;
+    outcome?;
+    drained?;
+    Ok(reaped?)
+}
+
+/// Brings programs, registry and kernel together.
+async fn take_over(
+    config: &Config,
+    object: &[u8],
+    cluster: Option<&Cluster<'_>>,
+    needed: &Needed,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Arc<Node>> {
+    let registry = Registry::open(&config.state_dir)?;
+    let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
+    let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
+    let pins = dataplane.pins().display().to_string();
+    tracing::info!(pins, "dataplane loaded");
+    needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
+
+    let events = events(cluster, &registry, metrics, tasks);
+    let policy = Policy {
+        source: config.vif_source,
+        timeout: config.vif_timeout,
+        vif_cidrs: config.vif_cidrs.clone(),
+    };
+    let node = Arc::new(Node::new(registry, dataplane, uplink, Reaper::default(), policy, events));
+    let (at_start, ranges) = (Arc::clone(&node), config.pod_cidrs.clone());
+    spawn_blocking(move || {
+        if !ranges.is_empty() {
+            follow::use_ranges(&at_start, &ranges)
+                .context("cannot use the pod CIDRs of the configuration")?;
+        }
+        reconcile::recover(&at_start).context("cannot take over from an earlier agent")
+    })
+    .await??;
+    needed.registry.healthy(format!("attachments at start: {}", node.registry.list().len()));
+    Ok(node)
+}
+
+/// Where notes about pods go.
+fn events(
+    cluster: Option<&Cluster<'_>>,
+    registry: &Registry,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> Events {
+    let metrics = metrics.events.clone();
+    let Some(Cluster { config, api }) = cluster else { return Events::nowhere(metrics) };
+    let recorder = Recorder::new(Arc::clone(api), &config.node_name, metrics.clone());
+    let (events, notes) = Events::channel(metrics, registry.pods.clone());
+    tasks.spawn("recorder", recorder.run(notes));
+    events
+}
+
+/// Begins to follow the API server.
+fn watch(
+    config: &Config,
+    cluster: Cluster<'_>,
+    node: &Arc<Node>,
+    health: &Health,
+    metrics: &Metrics,
+) -> anyhow::Result<Watches> {
+    let Cluster { config: cluster, api } = cluster;
+    let cache = Cache::open(&config.state_dir).context("cannot keep what the watches tell")?;
+    let watches = Watches::new(api, Arc::new(cache), cluster.watch, metrics.watch.clone(), health.clone());
+    let source = config.vif_source;
+    // In `auto` the runtime's call tells whether the pod is annotated.
+    let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
+    let needs_ranges = matches!(source, VifSource::Auto | VifSource::Ipam) && config.pod_cidrs.is_empty();
+    let known =
+        needs_pods.then(|| health.component("vifs", true, "the node's pods have not been listed yet"));
+    let ranges = needs_ranges.then(|| {
+        health.component("ranges", true, "waiting for the API server to tell the node's spec.podCIDRs")
+    });
+    follow::follow(&watches, node, cluster, known, ranges);
+    Ok(watches)
+}
+
+/// Waits until a watch has ended by itself.
+async fn dead(watches: Option<&Watches>) -> anyhow::Error {
+    loop {
+        if let Some(source) = watches.and_then(Watches::dead) {
+            return anyhow!(
+                "the watch of {source} has ended by itself, which is a defect of the agent: please report it"
+            );
+        }
+        sleep(LOOK).await;
+    }
+}
+
+async fn stop_signal() -> std::io::Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok("SIGTERM"),
+        _ = interrupt.recv() => Ok("SIGINT"),
+    }
+}
+
+// === impl Needed ===
+
+impl Needed {
+    fn new(health: &Health) -> Self {
+        Self {
+            dataplane: health.component("dataplane", true, "being loaded"),
+            registry: health.component("registry", true, "being compared with the kernel"),
+            socket: health.component("socket", true, "not served on yet"),
+        }
+    }
+}
+
+// === impl Cluster ===
+
+impl<'a> Cluster<'a> {
+    fn new(config: &'a Kubernetes) -> Self {
+        Self { config, api: Arc::new(Api::new(config.kubeconfig.clone())) }
+    }
+}

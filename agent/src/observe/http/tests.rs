@@ -1,0 +1,170 @@
+use axum::body::{Body, to_bytes};
+use http::{Method, Request};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::{
+    metrics::SourceLabels,
+    watch::{Api, Batch, Change, Memory, Pod, Remembered, Scope, Settings, Sink, Watches},
+};
+
+fn observed() -> Observed {
+    Observed { health: Health::default(), metrics: Metrics::default(), liveness: Liveness::new(|| Ok(())) }
+}
+
+async fn ask(observed: &Observed, method: Method, path: &str) -> (u16, String, String) {
+    let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    let response = router(observed.clone()).oneshot(request).await.unwrap();
+    let code = response.status().as_u16();
+    let kind = response.headers().get(header::CONTENT_TYPE).map(|it| it.to_str().unwrap().to_owned());
+    let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    (code, kind.unwrap_or_default(), String::from_utf8(body.into()).unwrap())
+}
+
+async fn get(observed: &Observed, path: &str) -> (u16, String) {
+    let (code, _, body) = ask(observed, Method::GET, path).await;
+    (code, body)
+}
+
+#[tokio::test]
+async fn metrics_are_told_in_the_format_that_the_content_type_names() {
+    let observed = observed();
+    observed.metrics.watch.lists.get_or_create(&SourceLabels { source: "pods" }).inc();
+    let (code, kind, body) = ask(&observed, Method::GET, "/metrics").await;
+    assert_eq!((code, kind.as_str()), (200, OPENMETRICS));
+    assert!(body.contains("ferrule_watch_lists_total{source=\"pods\"} 1\n"), "{body}");
+    assert!(body.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn who_is_not_ready_tells_each_obstacle_on_a_line() {
+    let observed = observed();
+    let ranges = observed.health.component("ranges", true, "waiting for the node's spec.podCIDRs");
+    let socket = observed.health.component("socket", true, "not yet");
+    let uplink = observed.health.component("uplink", false, "");
+    uplink.unhealthy("changes are missed");
+    let expected = "ranges: waiting for the node's spec.podCIDRs\nsocket: not yet\n";
+    assert_eq!(get(&observed, "/readyz").await, (503, expected.to_owned()));
+    ranges.healthy("10.0.0.0/24");
+    socket.healthy("serving");
+    assert_eq!(get(&observed, "/readyz").await, (200, "ok\n".to_owned()));
+    let verbose = "[+] ranges (healthy, needed for ADD): 10.0.0.0/24\n\
+                   [+] socket (healthy, needed for ADD): serving\n\
+                   [-] uplink (unhealthy): changes are missed\n";
+    assert_eq!(get(&observed, "/readyz?verbose").await, (200, verbose.to_owned()));
+}
+
+#[tokio::test]
+async fn who_is_not_alive_says_why() {
+    let mut observed = observed();
+    assert_eq!(get(&observed, "/healthz").await, (200, "ok\n".to_owned()));
+    observed.liveness = Liveness::new(|| Err("no netlink".to_owned()));
+    assert_eq!(get(&observed, "/healthz").await, (503, "no netlink\n".to_owned()));
+}
+
+#[tokio::test]
+async fn only_questions_are_answered() {
+    let observed = observed();
+    let (code, _, body) = ask(&observed, Method::HEAD, "/metrics").await;
+    assert_eq!((code, body.as_str()), (200, ""));
+    for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+        assert_eq!(ask(&observed, method, "/readyz").await.0, 405);
+    }
+    assert_eq!(get(&observed, "/").await.0, 404);
+}
+
+struct Nothing;
+
+impl Sink<Pod> for Nothing {
+    fn apply(&self, _: Change<Pod>) {}
+}
+
+impl Memory for Nothing {
+    fn load(&self, _: &str, _: &str) -> Option<Remembered> {
+        None
+    }
+
+    fn save(&self, _: &str, _: &str, _: Batch) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fix_readiness_does_not_depend_on_the_api_server() {
+    let observed = observed();
+    let (health, metrics) = (observed.health.clone(), observed.metrics.watch.clone());
+    let settings = Settings {
+        retry_timeout: Duration::from_secs(60),
+        read_timeout: Duration::from_secs(90),
+        max_backoff: Duration::from_secs(30),
+    };
+    let api = Arc::new(Api::new(Some("/nowhere".into())));
+    let watches = Watches::new(api, Arc::new(Nothing), settings, metrics, health);
+    watches.add(
+        Scope { name: "pods", path: "/api/v1/pods", selector: ("fieldSelector", String::new()) },
+        Nothing,
+    );
+    sleep(Duration::from_secs(300)).await;
+    let pods = observed.health.components()["pods"].clone();
+    assert_eq!(pods.state, health::State::Unhealthy, "it is said: {}", pods.why);
+    assert_eq!(get(&observed, "/readyz").await, (200, "ok\n".to_owned()));
+    assert_eq!(get(&observed, "/healthz").await.0, 200);
+}
+
+async fn served() -> SocketAddr {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, observed()));
+    address
+}
+
+async fn talk(stream: &mut TcpStream, request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    // A peer that has closed with something of ours unread resets.
+    let _ = timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_connection_carries_one_request_and_no_body() {
+    let address = served().await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let answer = talk(&mut stream, "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let endless = "POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\nabc";
+    let answer = talk(&mut stream, endless).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 405 "),
+        "answered and closed, without waiting for the rest: {answer}"
+    );
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let answer = talk(&mut stream, &format!("GET /readyz?{} HTTP/1.1\r\n", "a".repeat(MOST))).await;
+    assert!(answer.starts_with("HTTP/1.1 414 ") || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+}
+
+#[tokio::test]
+async fn those_who_say_nothing_keep_nobody_else_out_for_long() {
+    let address = served().await;
+    let mut silent = Vec::new();
+    for _ in 0..CONNECTIONS {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let before = tokio::time::Instant::now();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let answer = talk(&mut stream, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(answer.ends_with("ok\n"), "{answer}");
+    assert!(before.elapsed() < 2 * HEAD, "{:?}", before.elapsed());
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_an_error_that_names_the_flag() {
+    let address = served().await;
+    let error = listen(address).await.unwrap_err();
+    assert!(
+        error.to_string().contains("--http") && error.to_string().contains(&address.to_string()),
+        "{error}"
+    );
+}
