@@ -12,7 +12,7 @@ use clap::Parser;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::{cni::VifSource, dataplane::LogLevel, watch};
+use crate::{cni::VifSource, dataplane::LogLevel, reconcile, watch};
 
 /// The configuration that the agent runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Config {
     pub vif_timeout: Duration,
     /// Where the addresses of decided VIFs may be from, if that is not `pod_cidrs`.
     pub vif_cidrs: Vec<IpNet>,
+    /// How often, and how carefully, to look for attachments that dangle.
+    pub reconcile: reconcile::Settings,
     /// Where the agent listens.
     pub socket: PathBuf,
     /// What must survive a crash.
@@ -101,6 +103,9 @@ struct Settings {
     /// The longest wait between two attempts to watch [default: 30].
     #[arg(long, env = "FERRULE_WATCH_MAX_BACKOFF", value_name = "SECONDS")]
     watch_max_backoff: Option<u64>,
+    /// How often to look for attachments that nobody uses or deletes any more [default: 120].
+    #[arg(long, env = "FERRULE_RECONCILE_PERIOD", value_name = "SECONDS")]
+    reconcile_period: Option<u64>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
@@ -196,6 +201,7 @@ impl Settings {
             watch_retry_timeout: self.watch_retry_timeout.or(file.watch_retry_timeout),
             watch_read_timeout: self.watch_read_timeout.or(file.watch_read_timeout),
             watch_max_backoff: self.watch_max_backoff.or(file.watch_max_backoff),
+            reconcile_period: self.reconcile_period.or(file.reconcile_period),
             http: self.http.or(file.http),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
@@ -229,6 +235,12 @@ impl Settings {
             // The shim waits for 90 s in all.
             vif_timeout: seconds("--vif-timeout", self.vif_timeout, 60, 1..=80)?,
             vif_cidrs: self.vif_cidrs,
+            reconcile: reconcile::Settings::every(seconds(
+                "--reconcile-period",
+                self.reconcile_period,
+                reconcile::PERIOD.as_secs(),
+                1..=3600,
+            )?),
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,

@@ -9,12 +9,15 @@ use crate::{
     config::Kubernetes,
     health::Reporter,
     plug::host,
+    reconcile::Queue,
+    registry::Pods,
     watch::{self, Change, KuryrPort, Object as _, Pod, Scope, Sink, Watches},
 };
 
 /// The node's pods, and who is told besides the registry.
 struct PodSink {
     node: Arc<Node>,
+    queue: Queue,
     known: Option<Reporter>,
 }
 
@@ -39,13 +42,14 @@ pub fn follow(
     watches: &Watches,
     node: &Arc<Node>,
     cluster: &Kubernetes,
+    queue: Queue,
     known: Option<Reporter>,
     ranges: Option<Reporter>,
 ) {
     let name = &cluster.node_name;
     let of_node = |what: &str| ("fieldSelector", format!("{what}={name}"));
-    let pods = Scope { name: "pods", path: "/api/v1/pods", selector: of_node("spec.nodeName") };
-    watches.add(pods, PodSink { node: Arc::clone(node), known });
+    let pods = Scope { name: Pods::WATCH, path: "/api/v1/pods", selector: of_node("spec.nodeName") };
+    watches.add(pods, PodSink { node: Arc::clone(node), queue, known });
     if node.policy.source == VifSource::Kuryr {
         let selector = ("labelSelector", format!("{KURYR_LABEL}={name}"));
         let ports = Scope { name: "kuryrports", path: "/apis/openstack.org/v1/kuryrports", selector };
@@ -73,7 +77,9 @@ impl Sink<Pod> for PodSink {
         if let (Change::Synced, Some(known)) = (&change, &self.known) {
             known.healthy("the node's pods are known");
         }
-        self.node.registry.pods.pod(change);
+        if let Some(key) = self.node.registry.pods.pod(change) {
+            self.queue.add(key);
+        }
     }
 }
 

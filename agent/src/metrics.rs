@@ -14,6 +14,20 @@ pub struct Metrics {
     registry: Arc<Registry>,
     pub watch: WatchMetrics,
     pub events: EventMetrics,
+    pub reconcile: ReconcileMetrics,
+}
+
+/// Of bringing together what should be and what is.
+#[derive(Debug, Clone, Default)]
+pub struct ReconcileMetrics {
+    /// Pods that are to be looked at, or are being.
+    pub queued: Gauge,
+    pub rounds: Counter,
+    pub failures: Counter,
+    pub given_up: Counter,
+    /// Attachments that were found dangling and are not removed yet.
+    pub dangling: Gauge,
+    pub removed: Counter,
 }
 
 /// Of the Events about pods.
@@ -62,9 +76,11 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("ferrule");
         let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
+        let reconcile = ReconcileMetrics::default();
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
-        Self { registry: Arc::new(registry), watch, events }
+        reconcile.register(registry.sub_registry_with_prefix("reconcile"));
+        Self { registry: Arc::new(registry), watch, events, reconcile }
     }
 }
 
@@ -91,6 +107,27 @@ impl EventMetrics {
             self.failed.clone(),
         );
         registry.register("lost", "Events about pods that were not sent: too many", self.lost.clone());
+    }
+}
+
+// === impl ReconcileMetrics ===
+
+impl ReconcileMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("queued", "Pods whose attachments are to be looked at", self.queued.clone());
+        registry.register("rounds", "Times that all attachments were to be looked at", self.rounds.clone());
+        registry.register("failures", "Looks and removals that failed", self.failures.clone());
+        registry.register(
+            "given_up",
+            "Pods left alone after too many failures, until they change",
+            self.given_up.clone(),
+        );
+        registry.register(
+            "dangling",
+            "Attachments found dangling, and not removed yet",
+            self.dangling.clone(),
+        );
+        registry.register("removed", "Attachments removed because they were dangling", self.removed.clone());
     }
 }
 

@@ -39,7 +39,7 @@ struct ShownCounters<'a> {
 }
 
 /// As much of a container's ID as people compare.
-const SHORT_ID: usize = 12;
+pub(crate) const SHORT_ID: usize = 12;
 
 /// Asks for all attachments.
 pub(crate) async fn ask(socket: &Path, output: Output) -> anyhow::Result<String> {
@@ -98,7 +98,7 @@ fn table(attachments: &[Attachment]) -> String {
         let count =
             |of: fn(&Counters) -> u64| counters.map_or_else(|| "-".to_owned(), |it| of(it).to_string());
         [
-            pod(attachment),
+            pod(&attachment.pod_namespace, &attachment.pod_name),
             attachment.container_id.chars().take(SHORT_ID).collect(),
             attachment.ifname.clone(),
             format!("{} ({})", attachment.host_ifname, attachment.host_ifindex),
@@ -112,8 +112,9 @@ fn table(attachments: &[Attachment]) -> String {
     align(std::iter::once(header.map(str::to_owned)).chain(rows))
 }
 
-fn pod(attachment: &Attachment) -> String {
-    match (attachment.pod_namespace.as_str(), attachment.pod_name.as_str()) {
+/// A pod as people name it.
+pub(crate) fn pod(namespace: &str, name: &str) -> String {
+    match (namespace, name) {
         (_, "") => "-".to_owned(),
         ("", name) => name.to_owned(),
         (namespace, name) => format!("{namespace}/{name}"),

@@ -4,6 +4,7 @@
 
 mod attachments;
 mod client;
+mod gc;
 mod status;
 mod vif;
 
@@ -32,6 +33,8 @@ enum Question {
     Attachments,
     /// Tells whether the agent is ready, and how its components are, since when and why. Fails if it is not ready.
     Status,
+    /// Tells which attachments may be dangling, with the proofs for and against, and what the agent will do.
+    Gc(gc::Question),
     /// Looks at VIFs in manifests, without an agent.
     #[command(subcommand)]
     Vif(vif::Question),
@@ -74,6 +77,7 @@ fn run(args: &Args) -> anyhow::Result<Answer> {
         match &args.question {
             Question::Attachments => Ok(attachments::ask(&args.socket, args.output).await?.into()),
             Question::Status => status::ask(&args.socket, args.output).await,
+            Question::Gc(question) => Ok(gc::ask(question, &args.socket, args.output).await?.into()),
             Question::Vif(question) => vif::answer(question, args.output),
         }
     })

@@ -33,7 +33,7 @@ use crate::{
         reaper::{Reaper, reap_now},
         uplink::Uplink,
     },
-    reconcile,
+    reconcile::{self, Queue, Reconciler},
     registry::{Cache, Registry},
     server::NodeLock,
     watch::{Api, Recorder, Watches},
@@ -75,9 +75,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     tasks.spawn("reaper", node.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
     tasks.spawn("uplink", node.uplink.clone().follow(uplink));
-    let watches = cluster.map(|cluster| watch(&config, cluster, &node, &health, &metrics)).transpose()?;
+    let api = cluster.as_ref().map(|_| health.clone());
+    let reconciler = Reconciler::new(Arc::clone(&node), api, config.reconcile, metrics.reconcile.clone());
+    let (queue, collector) = (reconciler.queue(), reconciler.collector());
+    tasks.spawn("reconcile", reconciler.run());
+    let watches =
+        cluster.map(|cluster| watch(&config, cluster, &node, queue, &health, &metrics)).transpose()?;
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
-    let agent = AgentService { node: Arc::clone(&node), health: health.clone(), node_name };
+    let agent = AgentService { node: Arc::clone(&node), health: health.clone(), collector, node_name };
     let _installed = install::install(&config, &health, &mut tasks).await?;
     let cni = CniService { node, health: health.clone() };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
@@ -165,6 +170,7 @@ fn watch(
     config: &Config,
     cluster: Cluster<'_>,
     node: &Arc<Node>,
+    queue: Queue,
     health: &Health,
     metrics: &Metrics,
 ) -> anyhow::Result<Watches> {
@@ -180,7 +186,7 @@ fn watch(
     let ranges = needs_ranges.then(|| {
         health.component("ranges", true, "waiting for the API server to tell the node's spec.podCIDRs")
     });
-    follow::follow(&watches, node, cluster, known, ranges);
+    follow::follow(&watches, node, cluster, queue, known, ranges);
     Ok(watches)
 }
 

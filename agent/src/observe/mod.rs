@@ -1,5 +1,6 @@
 //! What people see of the agent: the introspection service, and what is served by HTTP.
 
+mod gc;
 pub mod http;
 pub mod live;
 mod status;
@@ -17,6 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     cni::Node,
     health::Health,
+    reconcile::Collector,
     registry::{Attachment, State},
 };
 
@@ -24,6 +26,7 @@ use crate::{
 pub struct AgentService {
     pub node: Arc<Node>,
     pub health: Health,
+    pub collector: Arc<Collector>,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
 }
@@ -44,7 +47,7 @@ impl Agent for AgentService {
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {
-        Err(Status::unimplemented(""))
+        gc::explain(&self.collector).await
     }
 }
 

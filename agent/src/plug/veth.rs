@@ -259,7 +259,11 @@ fn has_link(netns: &Netns, ifname: &IfName) -> Result<bool, PlugError> {
     }
 }
 
-fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
+/// Whether the host's interface at an index is there and carries a stamp.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
     let mut get = get_link();
     get.header.index = ifindex;
     match host.batch(vec![Request::change("read the host's interface", RouteNetlinkMessage::GetLink(get))]) {

@@ -1,91 +1,114 @@
-//! Bringing the registry and the kernel together at start, before anyone can call.
+//! What should be and what is, brought together: at start, and for as long as the agent runs.
+//!
+//! [`recover`] does it once, before anyone can call. Afterwards a [`Reconciler`] looks for what dangles: attachments whose
+//! pod and namespace are gone, and that no runtime deletes any more. Its work comes in a [`Queue`] of pods: one that
+//! changed, and all of them in each round. What is looked at in an attachment is in [`proofs`], what follows from it in
+//! [`verdict`], and what is done about it in [`collect`].
 
-use std::collections::HashMap;
+mod collect;
+mod proofs;
+mod queue;
+mod start;
+mod verdict;
 
-use anyhow::{Context as _, bail};
-use nix::errno::Errno;
+use std::{sync::Arc, time::Duration};
 
-use crate::{
-    cni::Node,
-    plug::{
-        filter,
-        netlink::{NetlinkError, Socket},
-        reaper,
-        stamp::Stamp,
-        stamped_links, veth,
-    },
-    registry::{Attachment, State},
-    vif::Addresses,
-};
+use tokio::time::{Instant, sleep, sleep_until};
 
-/// Takes the attachments over that an earlier agent made, and undoes what it left half done. Interfaces without
-/// our stamp are not touched.
-///
-/// # Errors
-/// If the kernel or the store refuses, or the store has been lost while pods are running. What goes wrong with one
-/// attachment does not keep the others from being served: it is said, and stays as it is.
-pub fn recover(node: &Node) -> anyhow::Result<()> {
-    let mut host = Socket::open()?;
-    let stamped = stamped_links(&mut host).context("cannot list the interfaces that are ours")?;
-    if node.registry.is_new() && !stamped.is_empty() {
-        bail!(
-            "the kernel has {} interfaces of pods, but the state directory has no registry: it was lost, or is \
-             another one now. Restore it; or, if these pods may lose their network, delete the interfaces whose alias \
-             begins with `ferrule:` first",
-            stamped.len()
-        );
+use crate::{cni::Node, health::Health, metrics::ReconcileMetrics};
+pub use collect::{Candidate, Collector};
+pub use proofs::{Evidence, Seen};
+pub use queue::Queue;
+pub use start::recover;
+
+/// Looks after a node's attachments.
+pub struct Reconciler {
+    collector: Arc<Collector>,
+    queue: Queue,
+    settings: Settings,
+    metrics: ReconcileMetrics,
+}
+
+/// How often to look, and how careful to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// From one round to the next, and a little more by chance.
+    pub period: Duration,
+    /// The least time between the two looks that it takes to remove anything.
+    pub spacing: Duration,
+}
+
+/// From one round to the next, unless it is configured otherwise (Kuryr's `watch_reconcile_period`).
+pub const PERIOD: Duration = Duration::from_secs(120);
+/// Longer than a runtime takes from making a namespace to its ADD, or from unmounting one to its DEL.
+const SPACING: Duration = Duration::from_secs(30);
+/// The first round waits for what a watch that goes on where it was has missed, which comes in its first moments.
+const SETTLE: Duration = Duration::from_secs(5);
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// `api` is how well the API server is followed; without one, the kernel has to prove everything.
+    pub fn new(node: Arc<Node>, api: Option<Health>, settings: Settings, metrics: ReconcileMetrics) -> Self {
+        let queue = Queue::new(metrics.clone());
+        let collector = Arc::new(Collector::new(node, api, settings, metrics.clone()));
+        Self { collector, queue, settings, metrics }
     }
 
-    let (live, dead): (Vec<_>, Vec<_>) =
-        node.registry.list().into_iter().partition(|attachment| is_live(attachment, &stamped));
-    // All entries before any filter: a new program with empty maps would drop what the old one let pass.
-    for (ifindex, attachment) in with_ifindex(&live) {
-        node.dataplane.insert(ifindex, attachment)?;
+    /// Where to say that a pod has changed.
+    pub fn queue(&self) -> Queue {
+        self.queue.clone()
     }
-    for (ifindex, attachment) in with_ifindex(&live) {
-        if let Err(error) = reattach(node, &mut host, ifindex) {
-            tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
+
+    /// Who can explain what will be removed, and why.
+    pub fn collector(&self) -> Arc<Collector> {
+        Arc::clone(&self.collector)
+    }
+
+    /// Works, for ever, from when all pods are known.
+    pub async fn run(self) {
+        self.collector.until_known().await;
+        // In one task: a panic ends all of it, and whoever supervises it knows. What may block does so elsewhere.
+        tokio::join!(self.rounds(), self.work(), self.work(), self.work(), self.work());
+    }
+
+    async fn work(&self) {
+        loop {
+            let job = self.queue.next().await;
+            match self.collector.examine(job.key()).await {
+                Ok(()) => job.done(),
+                Err(error) => {
+                    tracing::warn!(pod = %job.key(), error = crate::chain::chain(&error), "reconciling failed: trying again");
+                }
+            }
         }
     }
-    for attachment in &dead {
-        tracing::info!(key = %attachment.key, state = ?attachment.state, "undoing what an earlier agent left half done");
-        if let Err(error) = node.remove_now(attachment) {
-            tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
+
+    async fn rounds(&self) {
+        sleep(SETTLE.min(self.settings.period)).await;
+        loop {
+            // Never less than the period: else a second look could come just too early to count as one.
+            let wait = self.settings.period.mul_f64(1.02 + 0.08 * fastrand::f64());
+            let next = Instant::now() + wait;
+            for pod in self.collector.begin_round(next) {
+                self.queue.room().await;
+                self.queue.add(pod);
+            }
+            self.metrics.rounds.inc();
+            tokio::select! {
+                () = sleep_until(next) => {}
+                // Somebody's pod found no room, and is in the registry if it matters.
+                () = self.queue.overflowed() => {}
+            }
         }
     }
-
-    let live: HashMap<u32, Addresses> =
-        with_ifindex(&live).map(|(ifindex, it)| (ifindex, it.vif.addresses)).collect();
-    for (ifindex, stamp) in stamped.iter().filter(|(ifindex, _)| !live.contains_key(ifindex)) {
-        tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
-        veth::bury(*ifindex, stamp, Addresses::default())?;
-    }
-    node.dataplane.retain(&live)?;
-    reaper::reap_at_start()?;
-    tracing::info!(attachments = live.len(), "registry and kernel agree");
-    Ok(())
 }
 
-fn is_live(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
-    let stamp = attachment.host.as_ref().and_then(|host| stamped.get(&host.ifindex));
-    attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
-}
+// === impl Settings ===
 
-fn with_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
-    attachments.iter().filter_map(|attachment| Some((attachment.host.as_ref()?.ifindex, attachment)))
-}
-
-/// Puts this agent's programs in the place of the earlier one's; no packet passes between the two unchecked. An interface
-/// that goes meanwhile, with its pod, needs none.
-fn reattach(node: &Node, host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
-    let is_gone = |error: &NetlinkError| error.is(Errno::ENODEV);
-    match host.batch(vec![filter::qdisc(ifindex)]) {
-        Err(error) if is_gone(&error) => return Ok(()),
-        Err(error) if !error.is(Errno::EEXIST) => return Err(error),
-        _ => {}
-    }
-    match host.batch(filter::replace(ifindex, node.dataplane.filters()).into()) {
-        Err(error) if is_gone(&error) => Ok(()),
-        result => result.map(drop),
+impl Settings {
+    /// A round in each period.
+    pub fn every(period: Duration) -> Self {
+        Self { period, spacing: SPACING.min(period) }
     }
 }

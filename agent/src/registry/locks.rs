@@ -32,6 +32,11 @@ impl Locks {
         held
     }
 
+    /// Whether somebody works on a key, or waits to.
+    pub fn is_taken(&self, key: &Key) -> bool {
+        self.entries().contains_key(key)
+    }
+
     fn entries(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<tokio::sync::Mutex<()>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,6 +74,7 @@ mod tests {
     async fn one_key_is_served_in_order_and_others_do_not_wait() {
         let locks = Locks::default();
         let first = locks.lock(&key("a")).await;
+        assert!(locks.is_taken(&key("a")) && !locks.is_taken(&key("b")));
         let blocked = timeout(Duration::from_secs(1), locks.lock(&key("a"))).await;
         assert!(blocked.is_err(), "the key is taken");
         let _other = timeout(Duration::from_secs(1), locks.lock(&key("b"))).await.unwrap();

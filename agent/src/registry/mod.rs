@@ -11,7 +11,7 @@ mod store;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Read as _, Seek as _, Write as _},
     net::IpAddr,
@@ -168,6 +168,17 @@ impl Registry {
     /// Waits until nobody else works on a key.
     pub async fn lock(&self, key: &Key) -> KeyGuard {
         self.locks.lock(key).await
+    }
+
+    /// Whether somebody works on a key, or waits to.
+    pub fn is_worked_on(&self, key: &Key) -> bool {
+        self.locks.is_taken(key)
+    }
+
+    /// The keys that a runtime knows, of pods that are meant.
+    pub fn runtime_keys(&self, is_meant: impl Fn(&Pod) -> bool) -> BTreeSet<Key> {
+        let inner = self.inner();
+        inner.attachments.values().filter(|it| is_meant(&it.pod)).map(Attachment::runtime_key).collect()
     }
 
     /// An attachment as it is now.

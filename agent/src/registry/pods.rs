@@ -20,7 +20,7 @@ pub struct Pods(Arc<Mutex<Inner>>);
 struct Inner {
     pods: HashMap<ObjectKey, Pod>,
     ports: HashMap<ObjectKey, KuryrPort>,
-    synced: bool,
+    synced: watch::Sender<bool>,
     gone: Gone,
     waiting: HashMap<ObjectKey, watch::Sender<()>>,
 }
@@ -63,6 +63,9 @@ const MOST_GONE: usize = 4096;
 // === impl Pods ===
 
 impl Pods {
+    /// The name of the watch that tells of them, and of its health.
+    pub const WATCH: &'static str = "pods";
+
     /// Takes a change of a pod, and gives its key.
     pub fn pod(&self, change: Change<Pod>) -> Option<ObjectKey> {
         let mut inner = self.inner();
@@ -86,7 +89,7 @@ impl Pods {
                 Some(key)
             }
             Change::Synced => {
-                inner.synced = true;
+                inner.synced.send_replace(true);
                 let waiting: Vec<_> = inner.waiting.keys().cloned().collect();
                 waiting.iter().for_each(|key| inner.wake(key));
                 None
@@ -145,7 +148,14 @@ impl Pods {
 
     /// Whether all pods are known that there were at the beginning.
     pub fn is_synced(&self) -> bool {
-        self.inner().synced
+        *self.inner().synced.borrow()
+    }
+
+    /// Waits until [`Self::is_synced`].
+    pub async fn until_synced(&self) {
+        let mut synced = self.inner().synced.subscribe();
+        // The sender is ours, so that there is no end to wait for.
+        let _ = synced.wait_for(|synced| *synced).await;
     }
 
     /// Waits for changes of a pod from now on.
@@ -160,6 +170,11 @@ impl Pods {
     pub fn api_uid(&self, name: &PodName) -> Option<String> {
         let inner = self.inner();
         inner.pods.get(&key(name)).filter(|pod| is_it(name, pod)).map(|pod| pod.metadata.uid.clone())
+    }
+
+    /// The UID of what the API server has by a name, whichever pod it is.
+    pub fn uid_at(&self, name: &PodName) -> Option<String> {
+        self.inner().pods.get(&key(name)).map(|pod| pod.metadata.uid.clone())
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

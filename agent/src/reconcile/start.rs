@@ -1,0 +1,96 @@
+//! Bringing the registry and the kernel together at start, before anyone can call.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, bail};
+use nix::errno::Errno;
+
+use crate::{
+    cni::Node,
+    plug::{
+        filter,
+        netlink::{NetlinkError, Socket},
+        reaper,
+        stamp::Stamp,
+        stamped_links, veth,
+    },
+    registry::{Attachment, State},
+    vif::Addresses,
+};
+
+/// Takes the attachments over that an earlier agent made, and undoes what it left half done. Interfaces without
+/// our stamp are not touched.
+///
+/// # Errors
+/// If the kernel or the store refuses, or the store has been lost while pods are running. What goes wrong with one
+/// attachment does not keep the others from being served: it is said, and stays as it is.
+pub fn recover(node: &Node) -> anyhow::Result<()> {
+    let mut host = Socket::open()?;
+    let stamped = stamped_links(&mut host).context("cannot list the interfaces that are ours")?;
+    if node.registry.is_new() && !stamped.is_empty() {
+        bail!(
+            "the kernel has {} interfaces of pods, but the state directory has no registry: it was lost, or is \
+             another one now. Restore it; or, if these pods may lose their network, delete the interfaces whose alias \
+             begins with `ferrule:` first",
+            stamped.len()
+        );
+    }
+
+    let all = node.registry.list();
+    let with_live = |it: &Attachment| {
+        let with = all.iter().find(|other| other.key == it.runtime_key());
+        it.with.is_none() || with.is_some_and(|with| is_live(with, &stamped))
+    };
+    let (live, dead): (Vec<_>, Vec<_>) =
+        all.iter().cloned().partition(|it| is_live(it, &stamped) && with_live(it));
+    // All entries before any filter: a new program with empty maps would drop what the old one let pass.
+    for (ifindex, attachment) in with_ifindex(&live) {
+        node.dataplane.insert(ifindex, attachment)?;
+    }
+    for (ifindex, attachment) in with_ifindex(&live) {
+        if let Err(error) = reattach(node, &mut host, ifindex) {
+            tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
+        }
+    }
+    for attachment in &dead {
+        tracing::info!(key = %attachment.key, state = ?attachment.state, "undoing what an earlier agent left half done");
+        if let Err(error) = node.remove_now(attachment) {
+            tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
+        }
+    }
+
+    let live: HashMap<u32, Addresses> =
+        with_ifindex(&live).map(|(ifindex, it)| (ifindex, it.vif.addresses)).collect();
+    for (ifindex, stamp) in stamped.iter().filter(|(ifindex, _)| !live.contains_key(ifindex)) {
+        tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
+        veth::bury(*ifindex, stamp, Addresses::default())?;
+    }
+    node.dataplane.retain(&live)?;
+    reaper::reap_at_start()?;
+    tracing::info!(attachments = live.len(), "registry and kernel agree");
+    Ok(())
+}
+
+fn is_live(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+    let stamp = attachment.host.as_ref().and_then(|host| stamped.get(&host.ifindex));
+    attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
+}
+
+fn with_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
+    attachments.iter().filter_map(|attachment| Some((attachment.host.as_ref()?.ifindex, attachment)))
+}
+
+/// Puts this agent's programs in the place of the earlier one's; no packet passes between the two unchecked. An interface
+/// that goes meanwhile, with its pod, needs none.
+fn reattach(node: &Node, host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
+    let is_gone = |error: &NetlinkError| error.is(Errno::ENODEV);
+    match host.batch(vec![filter::qdisc(ifindex)]) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) if !error.is(Errno::EEXIST) => return Err(error),
+        _ => {}
+    }
+    match host.batch(filter::replace(ifindex, node.dataplane.filters()).into()) {
+        Err(error) if is_gone(&error) => Ok(()),
+        result => result.map(drop),
+    }
+}
