@@ -1,6 +1,6 @@
 //! A cluster of one node: an API server on the node's loopback, and an agent that follows it.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use crate::{
     apiserver::{ApiServer, Options, Resource, objects},
     node::{Node, POD_V4, POD_V6, on_node},
     pod::{NAMESPACE, Pod},
+    sys::wait_until,
 };
 
 /// The API server, and what tests do with it.
@@ -21,8 +22,8 @@ pub const NODE: &str = "node-1";
 /// Where the agent finds the API server.
 pub const KUBECONFIG: &str = "/run/kubeconfig";
 
-/// Makes a node, a cluster with a Node object of two pod CIDRs, and an agent with some more flags; and does something with
-/// them.
+/// Makes a node, a cluster with a Node object of two pod CIDRs, and an agent with some more flags that follows it;
+/// and does something with them.
 ///
 /// # Errors
 /// What the closure says, or if one of them cannot be made.
@@ -34,6 +35,10 @@ pub fn with_cluster<T: Send>(
         let cluster = Cluster::start(Options::default())?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
         cluster.start_agent(node, flags)?;
+        wait_until("the agent follows and is ready", Duration::from_secs(10), || {
+            let follows = cluster.api.open_watches().contains_key(&Resource::Pods);
+            Ok(follows && node.http("/readyz")?.0 == 200)
+        })?;
         run(node, &cluster)
     })
 }

@@ -180,11 +180,17 @@ fn watch(
     let source = config.vif_source;
     // In `auto` the runtime's call tells whether the pod is annotated.
     let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
-    let needs_ranges = matches!(source, VifSource::Auto | VifSource::Ipam) && config.pod_cidrs.is_empty();
     let known =
         needs_pods.then(|| health.component("vifs", true, "the node's pods have not been listed yet"));
-    let ranges = needs_ranges.then(|| {
-        health.component("ranges", true, "waiting for the API server to tell the node's spec.podCIDRs")
+    let needs_ranges = match source {
+        VifSource::Auto | VifSource::Ipam => true,
+        VifSource::Annotation => config.vif_cidrs.is_empty(),
+        // KuryrPorts need none; annotations of Kuryr's do.
+        VifSource::Kuryr => false,
+    };
+    let ranges = config.pod_cidrs.is_empty().then(|| {
+        let waiting = "waiting for the API server to tell the node's spec.podCIDRs";
+        health.component("ranges", needs_ranges, waiting)
     });
     follow::follow(&watches, node, cluster, queue, known, ranges);
     Ok(watches)

@@ -128,7 +128,7 @@ impl Policy {
         // What came with the call is how it was then.
         let add = Add { annotations: None, ..add.clone() };
         loop {
-            if let Standing::Decided(Decision::This(now)) = self.stand(registry, &add, false)? {
+            if let Standing::Decided(Decision::This(now)) = self.stand(registry, &add, true)? {
                 if !is_same(&now, decided) {
                     return Err(VerbError::VifChanged);
                 }
@@ -157,20 +157,26 @@ impl Policy {
             let pod_cidrs = "pod CIDR in the node's spec.podCIDRs";
             if has_ranges { Standing::Decided(Decision::Ipam) } else { Standing::Missing(pod_cidrs) }
         };
+        // What is decided is held against ranges, and so has to wait for them too.
+        let may_check = has_ranges || !self.vif_cidrs.is_empty();
+        let decided = |decision: Decision| {
+            let ranges = "range to hold the pod's VIF against: the node's spec.podCIDRs, or --vif-cidr";
+            if may_check { Standing::Decided(decision) } else { Standing::Missing(ranges) }
+        };
         let ours =
             || annotation(from_call, from_watch, |it| it.ferrule.as_deref(), ferrule_vif::from_annotation);
         let missing = Standing::Missing("annotation vif.ferrule.dev/v1 on the pod");
         match self.source {
             VifSource::Ipam => Ok(ipam()),
-            VifSource::Annotation => Ok(ours()?.map_or(missing, Standing::Decided)),
+            VifSource::Annotation => Ok(ours()?.map_or(missing, decided)),
             VifSource::Auto => match ours()? {
-                Some(decision) => Ok(Standing::Decided(decision)),
+                Some(decision) => Ok(decided(decision)),
                 None if from_call.is_some() || from_watch.is_some() || !add.pod.is_of_kubernetes() => {
                     Ok(ipam())
                 }
                 None => Ok(Standing::Missing("pod of this name and UID at the API server")),
             },
-            VifSource::Kuryr => kuryr(registry, &add.pod, from_call, from_watch),
+            VifSource::Kuryr => kuryr(registry, &add.pod, from_call, from_watch, decided),
         }
     }
 }
@@ -192,18 +198,18 @@ fn kuryr(
     pod: &Pod,
     from_call: Option<&Annotations>,
     from_watch: Option<&Annotations>,
+    decided: impl FnOnce(Decision) -> Standing,
 ) -> Result<Standing, VerbError> {
     if let Some(port) = registry.pods.kuryr(pod) {
-        let decided = kuryr::from_vifs(port.spec_vifs.as_deref(), port.status_vifs.as_deref())?;
+        let vif = kuryr::from_vifs(port.spec_vifs.as_deref(), port.status_vifs.as_deref())?;
         let missing = Standing::Missing("VIF in the pod's KuryrPort");
-        return Ok(decided.map_or(missing, |vif| Standing::Decided(Decision::This(vif))));
+        // A KuryrPort is not the pods' to write, and needs no ranges.
+        return Ok(vif.map_or(missing, |vif| Standing::Decided(Decision::This(vif))));
     }
     // Kuryr rewrites its annotation: what the watch has is newer, if it has it.
-    let decided = annotation(from_watch, from_call, |it| it.kuryr.as_deref(), kuryr::from_annotation)?;
-    Ok(decided.map_or(
-        Standing::Missing("KuryrPort of the pod, nor an annotation of Kuryr's on it"),
-        Standing::Decided,
-    ))
+    let vif = annotation(from_watch, from_call, |it| it.kuryr.as_deref(), kuryr::from_annotation)?;
+    let missing = Standing::Missing("KuryrPort of the pod, nor an annotation of Kuryr's on it");
+    Ok(vif.map_or(missing, decided))
 }
 
 fn annotation(

@@ -237,7 +237,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             Ok(0) if opened.elapsed() < SHORT => Err(WatchError::Short { what }),
             Ok(_) => Ok(()),
             // It went well for a while: resume at once.
-            Err(WatchError::Broken { .. }) if opened.elapsed() >= SHORT && position.is_some() => {
+            Err(WatchError::Broken { .. }) if opened.elapsed() >= SHORT && self.state.position.is_some() => {
                 self.metrics.failures.get_or_create(&self.failure("broken")).inc();
                 tracing::debug!(source = self.scope.name, "the stream broke: resuming");
                 Ok(())

@@ -73,7 +73,11 @@ fn a_garbage_collection_keeps_the_further_interfaces_of_what_is_valid() {
         let valid = serde_json::json!([{ "containerID": pod.container_id, "ifname": "eth0" }]);
         runtime.clone().with("cni.dev/valid-attachments", valid).call("GC", &pod)?.into_result()?;
         runtime.check(&pod)?;
-        runtime.clone().with("cni.dev/valid-attachments", Value::Array(Vec::new())).call("GC", &pod)?.into_result()?;
+        runtime
+            .clone()
+            .with("cni.dev/valid-attachments", Value::Array(Vec::new()))
+            .call("GC", &pod)?
+            .into_result()?;
         ensure!(node.attachments()?.is_empty());
         Ok(())
     })
@@ -85,7 +89,7 @@ fn when_a_further_interface_cannot_be_made_nothing_is_left() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
-        pod.run("ip link add eth1 type dummy")?;
+        pod.run("ip link add eth1 type bridge")?;
         let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
         ensure!(refused.code == 102 && refused.msg.contains("eth1"), "{refused}");
         ensure!(node.attachments()?.is_empty());

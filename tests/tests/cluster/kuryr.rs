@@ -61,7 +61,8 @@ fn an_add_goes_through_all_that_kuryrs_controller_does() {
         port(cluster, &pod, json!({}))?;
         thread::sleep(Duration::from_millis(300));
         ensure!(!adding.is_finished() && node.attachments()?.is_empty(), "`{{}}` means: not yet");
-        let patch = |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
+        let patch =
+            |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
         patch(vifs("VIFGeneric", false))?;
         wait_until("the interface is plugged", Duration::from_secs(5), || {
             Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))

@@ -60,7 +60,10 @@ fn auto_is_the_annotation_where_there_is_one_and_else_the_nodes_ipam() {
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
         let plain = cluster.pod(node, "plain", &[])?;
         let result = node.runtime()?.add(&plain)?;
-        ensure!(result["ips"][0]["address"] == "10.244.0.2/32" && result["ips"].as_array().map(Vec::len) == Some(2));
+        ensure!(
+            result["ips"][0]["address"] == "10.244.0.2/32"
+                && result["ips"].as_array().map(Vec::len) == Some(2)
+        );
         let told = node.pod("told")?;
         let result = telling(node.runtime()?, json!({})).add(&told)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.3/32", "no need to see the pod: {result}");
@@ -114,7 +117,8 @@ fn a_pod_that_is_gone_fails_at_once() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting).map(|answer| (answer, Instant::now())));
+        let adding =
+            thread::spawn(move || runtime.call("ADD", &waiting).map(|answer| (answer, Instant::now())));
         thread::sleep(Duration::from_millis(300));
         let deleted = Instant::now();
         cluster.delete(&pod)?;
@@ -136,7 +140,8 @@ fn pain_6_a_pod_made_again_under_its_name_is_another_one() {
         let old = cluster.pod(node, "web-0", &[(VIF, DECIDED)])?;
         node.runtime()?.add(&old)?;
         cluster.delete(&old)?;
-        let new = cluster.pod(node, "web-0", &[(VIF, r#"{"interfaces":[{"addresses":["10.244.0.78"]}]}"#)])?;
+        let new =
+            cluster.pod(node, "web-0", &[(VIF, r#"{"interfaces":[{"addresses":["10.244.0.78"]}]}"#)])?;
         let result = node.runtime()?.add(&new)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.78/32", "{result}");
         node.runtime()?.del(&old)?;
@@ -149,7 +154,8 @@ fn pain_6_a_pod_made_again_under_its_name_is_another_one() {
 fn a_static_pod_has_another_uid_at_the_kubelet_than_in_the_api() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let mirror = cluster.pod(node, "etcd", &[(VIF, DECIDED), ("kubernetes.io/config.source", "file")])?;
-        let at_kubelet = ferrule_tests::pod::Pod { uid: "0123456789abcdef0123456789abcdef".to_owned(), ..mirror };
+        let at_kubelet =
+            ferrule_tests::pod::Pod { uid: "0123456789abcdef0123456789abcdef".to_owned(), ..mirror };
         node.runtime()?.add(&at_kubelet).map(drop)
     })
     .unwrap();
@@ -168,7 +174,9 @@ fn an_add_that_waits_in_vain_says_so_in_time_and_on_the_pod() {
             let events = cluster.api.list(Resource::Events);
             let has = |reason: &str| {
                 events.iter().any(|it| {
-                    it["reason"] == reason && it["regarding"]["name"] == "a" && it["regarding"]["uid"] == pod.uid.as_str()
+                    it["reason"] == reason
+                        && it["involvedObject"]["name"] == "a"
+                        && it["involvedObject"]["uid"] == pod.uid.as_str()
                 })
             };
             ensure!(has("CNIWaitingForVIF") && has("CNITimedOutWaitingForVIF"), "{events:#?}");
