@@ -88,7 +88,9 @@ fn pod_end(pod: &mut Socket, attachment: &Attachment) -> Result<Result<(), Diffe
     }
     for (dst, gateway) in attachment.vif.all_routes(GATEWAY) {
         if !has_route(pod, ifindex, dst, Some(gateway))? {
-            return Ok(Err(format!("the pod has no route to {dst} through {gateway}")));
+            let which =
+                if dst.prefix_len() == 0 { "default route".to_owned() } else { format!("route to {dst}") };
+            return Ok(Err(format!("the pod has no {which} through {gateway}")));
         }
         if !has_neighbour(pod, ifindex, gateway, Mac(GATEWAY_MAC))? {
             return Ok(Err(format!("the pod has no neighbour entry for its gateway {gateway}")));

@@ -39,7 +39,8 @@ pub fn get(name: &str) -> Option<String> {
 fn path(name: &str) -> String {
     const OF_HOST: &str = "/host/proc/sys/net";
     static ROOT: OnceLock<&str> = OnceLock::new();
-    let root = ROOT.get_or_init(|| if fs::exists(OF_HOST).unwrap_or(false) { OF_HOST } else { "/proc/sys/net" });
+    let root =
+        ROOT.get_or_init(|| if fs::exists(OF_HOST).unwrap_or(false) { OF_HOST } else { "/proc/sys/net" });
     format!("{root}/{name}")
 }
 

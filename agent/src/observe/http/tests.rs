@@ -1,3 +1,5 @@
+//! What the probes and the metrics answer, over a real socket.
+
 use axum::body::{Body, to_bytes};
 use http::{Method, Request};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

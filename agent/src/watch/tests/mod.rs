@@ -417,7 +417,8 @@ async fn sources_come_and_go_while_others_are_followed() {
     let script = Script::new([listing([event, Step::Hang]), Reply::Stream(vec![Step::Hang])]);
     let (memory, told, health) = (Kept::default(), Told::default(), Health::default());
     let api = Arc::new(Api::with_client(script.client()));
-    let watches = Watches::new(api, Arc::new(memory.clone()), SETTINGS, Metrics::default().watch, health.clone());
+    let watches =
+        Watches::new(api, Arc::new(memory.clone()), SETTINGS, Metrics::default().watch, health.clone());
     let scope = || Scope {
         name: "pods",
         path: "/api/v1/pods",
@@ -430,7 +431,11 @@ async fn sources_come_and_go_while_others_are_followed() {
     watches.remove("pods").await;
     watches.remove("pods").await;
     assert!(health.components().is_empty());
-    assert_eq!(memory.0.lock().unwrap().as_ref().map(|(position, ..)| position.as_str()), Some("12"), "durable");
+    assert_eq!(
+        memory.0.lock().unwrap().as_ref().map(|(position, ..)| position.as_str()),
+        Some("12"),
+        "durable"
+    );
     watches.add::<Pod>(scope(), told.clone());
     sleep(Duration::from_millis(100)).await;
     assert_eq!(version(&script.asked()[1].query), "12", "it goes on where it was");
