@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use self::{grpc::Grpc, tasks::Tasks};
@@ -53,6 +53,8 @@ struct Cluster<'a> {
     api: Arc<Api>,
 }
 
+/// How long to wait for what abandoned calls have to undo.
+const UNDO: Duration = Duration::from_secs(3);
 /// How often to look whether the watches run.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -79,12 +81,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     let reconciler = Reconciler::new(Arc::clone(&node), api, config.reconcile, metrics.reconcile.clone());
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());
-    let watches =
-        cluster.map(|cluster| watch(&config, cluster, &node, queue, &health, &metrics)).transpose()?;
+    let watches = match cluster {
+        Some(cluster) => Some(watch(&config, cluster, &node, queue, (&health, &metrics), &mut tasks)?),
+        None => None,
+    };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
     let agent = AgentService { node: Arc::clone(&node), health: health.clone(), collector, node_name };
     let _installed = install::install(&config, &health, &mut tasks).await?;
-    let cni = CniService { node, health: health.clone() };
+    let cni = CniService { node: Arc::clone(&node), health: health.clone() };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
@@ -103,7 +107,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
             liveness.ended(&format!("{error:#}"));
         }
     }
+    node.stop();
     let drained = grpc.drain().await;
+    if timeout(UNDO, node.idle()).await.is_err() {
+        tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
+    }
     if let Some(watches) = watches {
         watches.stop().await;
     }
@@ -171,8 +179,8 @@ fn watch(
     cluster: Cluster<'_>,
     node: &Arc<Node>,
     queue: Queue,
-    health: &Health,
-    metrics: &Metrics,
+    (health, metrics): (&Health, &Metrics),
+    tasks: &mut Tasks,
 ) -> anyhow::Result<Watches> {
     let Cluster { config: cluster, api } = cluster;
     let cache = Cache::open(&config.state_dir).context("cannot keep what the watches tell")?;
@@ -192,7 +200,9 @@ fn watch(
         let waiting = "waiting for the API server to tell the node's spec.podCIDRs";
         health.component("ranges", needs_ranges, waiting)
     });
-    follow::follow(&watches, node, cluster, queue, known, ranges);
+    if let Some(ranges) = follow::follow(&watches, node, cluster, queue, known, ranges) {
+        tasks.spawn("ranges", ranges);
+    }
     Ok(watches)
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Nobody is asked: what is not known yet is waited for, and whoever waits is woken by it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use ferrule_vif::{PodVif, VifError, kuryr};
+use ferrule_vif::{Interface, PodVif, VifError, kuryr};
 use ipnet::IpNet;
 use tokio::time::{Instant, timeout_at};
 
@@ -70,9 +70,9 @@ impl Policy {
         registry: &Registry,
         events: &Events,
         add: &Add,
+        deadline: Instant,
     ) -> Result<Decision, VerbError> {
         let start = Instant::now();
-        let deadline = start + self.timeout;
         let mut told = false;
         let mut changes = registry.pods.subscribe(&add.pod);
         let mut ranges = registry.ranges();
@@ -117,13 +117,13 @@ impl Policy {
         events: &Events,
         add: &Add,
         decided: &PodVif,
+        deadline: Instant,
     ) -> Result<(), VerbError> {
         events.tell(
             &add.pod,
             Reason::WaitingForActiveVifs,
             "the interface is plugged, and its VIF is not active yet",
         );
-        let deadline = Instant::now() + self.timeout;
         let mut changes = registry.pods.subscribe(&add.pod);
         // What came with the call is how it was then.
         let add = Add { annotations: None, ..add.clone() };
@@ -186,11 +186,13 @@ pub(super) fn is_active(vif: &PodVif) -> bool {
     vif.interfaces.iter().all(|interface| interface.active)
 }
 
+/// Whether it is the same but for what becomes of it by and by: its being active.
 fn is_same(now: &PodVif, before: &PodVif) -> bool {
-    let plugged = |vif: &PodVif| -> Vec<_> {
-        vif.interfaces.iter().map(|it| (it.name.clone(), it.mac, it.addresses.clone())).collect()
+    let active = |vif: &PodVif| -> Vec<_> {
+        let interfaces = vif.interfaces.iter().cloned();
+        interfaces.map(|it| Interface { active: true, details: BTreeMap::new(), ..it }).collect()
     };
-    plugged(now) == plugged(before)
+    active(now) == active(before)
 }
 
 fn kuryr(
@@ -200,7 +202,7 @@ fn kuryr(
     from_watch: Option<&Annotations>,
     decided: impl FnOnce(Decision) -> Standing,
 ) -> Result<Standing, VerbError> {
-    if let Some(port) = registry.pods.kuryr(pod) {
+    if let Some(port) = registry.pods.kuryr(pod, from_call.is_some_and(Annotations::is_static)) {
         let vif = kuryr::from_vifs(port.spec_vifs.as_deref(), port.status_vifs.as_deref())?;
         let missing = Standing::Missing("VIF in the pod's KuryrPort");
         // A KuryrPort is not the pods' to write, and needs no ranges.

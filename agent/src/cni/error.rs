@@ -53,12 +53,15 @@ pub enum VerbError {
     /// A DEL came while an ADD was waiting.
     #[error("the container was deleted meanwhile")]
     Overtaken,
+    /// The next agent serves what this one cannot wait for any more.
+    #[error("the agent is stopping")]
+    Stopping,
     /// STATUS, while something is missing that ADD needs.
     #[error("the agent cannot serve an ADD yet: {0}")]
     NotReady(String),
     /// More calls are in work than we can promise to serve in time.
     #[error("the agent is working on {0} calls already")]
-    Busy(usize),
+    Busy(u32),
     /// CHECK for what was never added.
     #[error("there is no such attachment")]
     Unknown,
@@ -117,7 +120,9 @@ impl VerbError {
                 (Code::VifRefused, "correct it; `ferrulectl vif decode -f` shows what is made of it")
             }
             Self::Refused(_) => (Code::VifRefused, "let the controller decide otherwise, or see --vif-cidr"),
-            Self::VifChanged | Self::Overtaken => (Code::TryAgainLater, "the runtime tries again by itself"),
+            Self::VifChanged | Self::Overtaken | Self::Stopping => {
+                (Code::TryAgainLater, "the runtime tries again by itself")
+            }
             Self::Registry(RegistryError::InUse { .. }) => (
                 Code::TryAgainLater,
                 "the address becomes free when that pod goes; if both should live, one of the two VIFs is wrong",

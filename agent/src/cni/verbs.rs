@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use ferrule_proto::names::{IfName, NetworkName};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::Instant,
+};
 
 use super::{
     decide::{Decision, Policy, is_active},
@@ -14,7 +17,7 @@ use crate::{
     dataplane::Dataplane,
     events::{Events, Reason},
     plug::{
-        GATEWAY, check, host,
+        GATEWAY, PlugError, check, host,
         netns::Netns,
         reaper::Reaper,
         stamp::Stamp,
@@ -34,8 +37,12 @@ pub struct Node {
     pub reaper: Reaper,
     pub policy: Policy,
     pub events: Events,
-    /// Calls that are in work or wait for it.
-    admitted: Arc<Semaphore>,
+    /// Turns true when the agent stops: nobody is to wait for a decision then.
+    stopping: watch::Sender<bool>,
+    /// ADDs that are in work or wait: for it, or for a decision.
+    adding: Arc<Semaphore>,
+    /// Other calls that are in work or wait for it. However many ADDs wait, a DEL is served.
+    others: Arc<Semaphore>,
     /// Calls that are in work.
     working: Arc<Semaphore>,
 }
@@ -61,7 +68,7 @@ enum Added {
 }
 
 /// The most calls that are taken at once; more than a node has pods.
-const MAX_CALLS: usize = 1024;
+const MAX_CALLS: u32 = 1024;
 /// The kernel changes its network one request at a time, so that more at once only wait there, each on a thread.
 const MAX_WORKING: usize = 8;
 
@@ -76,9 +83,24 @@ impl Node {
         policy: Policy,
         events: Events,
     ) -> Self {
-        let admitted = Arc::new(Semaphore::new(MAX_CALLS));
+        let calls = || Arc::new(Semaphore::new(MAX_CALLS as usize));
+        let (adding, others) = (calls(), calls());
         let working = Arc::new(Semaphore::new(MAX_WORKING));
-        Self { registry, dataplane, uplink, reaper, policy, events, admitted, working }
+        let stopping = watch::Sender::new(false);
+        Self { registry, dataplane, uplink, reaper, policy, events, stopping, adding, others, working }
+    }
+
+    /// Sends away who waits for a VIF, now and from now on. Calls in work go on.
+    pub fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Waits until no call is in work, nor what an abandoned one has to undo.
+    pub async fn idle(&self) {
+        for calls in [&self.adding, &self.others] {
+            // They are never closed.
+            let _ = calls.acquire_many(MAX_CALLS).await;
+        }
     }
 
     /// Attaches a container; the same answer again for one that is attached. The interface that was asked for comes
@@ -92,7 +114,10 @@ impl Node {
             return Ok(before);
         }
         // Waited for without the key's lock, so that a DEL need not wait with us.
-        let decided = self.policy.decide(&self.registry, &self.events, &add).await.inspect_err(|error| {
+        // One for both waits: the caller has one.
+        let deadline = Instant::now() + self.policy.timeout;
+        let decide = self.unless_stopping(self.policy.decide(&self.registry, &self.events, &add, deadline));
+        let decided = decide.await.inspect_err(|error| {
             if let VerbError::Vif(why) = error {
                 self.events.tell(&add.pod, Reason::VifRefused, why.to_string());
             }
@@ -106,7 +131,8 @@ impl Node {
         match (added, decided) {
             (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
                 let pending = Pending { node: self, plugged: Some(plugged) };
-                self.policy.until_active(&self.registry, &self.events, &add, &vif).await?;
+                let active = self.policy.until_active(&self.registry, &self.events, &add, &vif, deadline);
+                self.unless_stopping(active).await?;
                 pending.commit(&add.key).await
             }
             (Added::Now(attachments) | Added::Before(attachments), _) => Ok(attachments),
@@ -118,7 +144,7 @@ impl Node {
     /// # Errors
     /// If the kernel or the store refuses; a later DEL goes on from there.
     pub async fn del(self: &Arc<Self>, key: Key) -> Result<(), VerbError> {
-        let _admitted = self.admit()?;
+        let _admitted = self.admit_other()?;
         let of = key.clone();
         self.work(&key, move |node| node.remove_group(&node.registry.group(&of)), |_, _| {}).await
     }
@@ -128,7 +154,7 @@ impl Node {
     /// # Errors
     /// If it is not attached, or something differs.
     pub async fn check(self: &Arc<Self>, key: Key, netns: PathBuf) -> Result<(), VerbError> {
-        let _admitted = self.admit()?;
+        let _admitted = self.admit_other()?;
         let of = key.clone();
         self.work(&key, move |node| node.check_now(&of, &netns), |_, _| {}).await
     }
@@ -163,7 +189,11 @@ impl Node {
     }
 
     fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
-        Arc::clone(&self.admitted).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
+        Arc::clone(&self.adding).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
+    }
+
+    fn admit_other(&self) -> Result<OwnedSemaphorePermit, VerbError> {
+        Arc::clone(&self.others).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
     }
 
     fn tell(&self, pod: &Pod, error: &VerbError) {
@@ -172,6 +202,18 @@ impl Node {
             _ => Reason::PlugFailed,
         };
         self.events.tell(pod, reason, crate::chain::chain(error));
+    }
+
+    async fn unless_stopping<T>(
+        &self,
+        wait: impl Future<Output = Result<T, VerbError>>,
+    ) -> Result<T, VerbError> {
+        let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            biased;
+            outcome = wait => outcome,
+            _ = stopping.wait_for(|stopping| *stopping) => Err(VerbError::Stopping),
+        }
     }
 
     /// A repeated ADD needs no decision: the first one's holds.
@@ -244,6 +286,9 @@ impl Node {
             return Ok(vec![draft(add.key.clone(), None, Wanted::Next { mtu })]);
         };
         let own = host::addresses()?;
+        // Where they come from need not be a range that the node forwards for already.
+        let addresses = decided.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
+        host::forward(&addresses.collect::<Vec<_>>()).map_err(PlugError::from)?;
         let explicit = !self.policy.vif_cidrs.is_empty();
         let pod_cidrs = self.registry.ranges().borrow().clone();
         let rules = Rules {
@@ -368,15 +413,18 @@ struct Pending<'a> {
 // === impl Pending ===
 
 impl Pending<'_> {
+    /// What is plugged stays ours to undo until it is done: the caller may go while we wait for our turn.
     async fn commit(mut self, key: &Key) -> Result<Vec<Attachment>, VerbError> {
-        let Some(plugged) = self.plugged.take() else { return Err(VerbError::Lost) };
+        let plugged = self.plugged.clone().ok_or(VerbError::Lost)?;
         let commit = move |node: &Node| {
             // A DEL may have come meanwhile.
             let is_there = plugged.iter().all(|it| node.registry.get(&it.key).as_ref() == Some(it));
             let committed = if is_there { node.commit(plugged) } else { Err(VerbError::Overtaken) };
             committed.map(Added::Now)
         };
-        match self.node.work(key, commit, Node::undo_add).await? {
+        let committed = self.node.work(key, commit, Node::undo_add).await;
+        self.plugged = None;
+        match committed? {
             Added::Now(attachments) | Added::Before(attachments) => Ok(attachments),
         }
     }
@@ -387,7 +435,10 @@ impl Drop for Pending<'_> {
         let Some(plugged) = self.plugged.take() else { return };
         let Some(key) = plugged.first().map(Attachment::runtime_key) else { return };
         let node = Arc::clone(self.node);
+        // The call's own is given back only after this; so the agent does not stop before it is done.
+        let admitted = node.admit();
         tokio::spawn(async move {
+            let _admitted = admitted;
             let undo = move |node: &Node| {
                 let still: Vec<_> = plugged
                     .into_iter()

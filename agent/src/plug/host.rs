@@ -26,7 +26,7 @@ const LOOPBACK: u32 = 1;
 /// If a setting is not as it should be and cannot be written.
 pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
     let has = |family: fn(&IpAddr) -> bool| ranges.iter().any(|range| family(&range.network()));
-    if has(IpAddr::is_ipv4) {
+    if has(IpAddr::is_ipv4) && sysctl::get("ipv4/ip_forward").as_deref() != Some("1") {
         sysctl::set("ipv4/ip_forward", "1")?;
     }
     if has(IpAddr::is_ipv6) && sysctl::get("ipv6/conf/all/forwarding").as_deref() == Some("0") {

@@ -77,12 +77,12 @@ impl Cache {
         Ok(Some(Remembered { position: position.position, objects }))
     }
 
-    fn write(&self, source: &str, identity: &str, batch: Batch) -> Result<(), redb::Error> {
+    fn write(&self, source: &str, identity: &str, batch: &Batch) -> Result<(), redb::Error> {
         let transaction = self.database.begin_write()?;
         {
             let mut positions = transaction.open_table(POSITIONS)?;
             let mut objects = transaction.open_table(OBJECTS)?;
-            if position(&positions, source)?.is_none_or(|it| it.identity != identity) {
+            if batch.is_all || position(&positions, source)?.is_none_or(|it| it.identity != identity) {
                 objects.retain(|(of, _), _| of != source)?;
             }
             for (key, json) in &batch.objects {
@@ -92,7 +92,7 @@ impl Cache {
                 };
             }
             let position =
-                Position { schema: SCHEMA, identity: identity.to_owned(), position: batch.position };
+                Position { schema: SCHEMA, identity: identity.to_owned(), position: batch.position.clone() };
             let json = serde_json::to_vec(&position).map_err(std::io::Error::from)?;
             positions.insert(source, json.as_slice())?;
         }
@@ -112,7 +112,7 @@ impl Memory for Cache {
         &self,
         source: &str,
         identity: &str,
-        batch: Batch,
+        batch: &Batch,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(self.write(source, identity, batch)?)
     }
@@ -135,7 +135,7 @@ mod tests {
     fn batch(position: &str, objects: &[(&str, Option<&str>)]) -> Batch {
         let objects =
             objects.iter().map(|(key, json)| ((*key).to_owned(), json.map(|json| json.as_bytes().to_vec())));
-        Batch { position: position.to_owned(), objects: objects.collect() }
+        Batch { position: position.to_owned(), is_all: false, objects: objects.collect() }
     }
 
     fn loaded(cache: &Cache, source: &str, identity: &str) -> Option<(String, Vec<String>)> {
@@ -147,17 +147,29 @@ mod tests {
     fn what_is_kept_is_there_after_a_restart_for_the_same_watch_only() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap();
-        cache.save("pods", "cluster", batch("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        cache.save("node", "cluster", batch("3", &[("node", Some("9"))])).unwrap();
-        cache.save("pods", "cluster", batch("8", &[("n/a", None), ("n/c", Some("3"))])).unwrap();
+        cache.save("pods", "cluster", &batch("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
+        cache.save("node", "cluster", &batch("3", &[("node", Some("9"))])).unwrap();
+        cache.save("pods", "cluster", &batch("8", &[("n/a", None), ("n/c", Some("3"))])).unwrap();
         drop(cache);
         let cache = Cache::open(dir.path()).unwrap();
         let expected = ("8".to_owned(), vec!["2".to_owned(), "3".to_owned()]);
         assert_eq!(loaded(&cache, "pods", "cluster"), Some(expected));
         assert_eq!(loaded(&cache, "pods", "another cluster"), None);
         assert_eq!(loaded(&cache, "kuryrports", "cluster"), None);
-        cache.save("pods", "another cluster", batch("2", &[("n/z", Some("4"))])).unwrap();
+        cache.save("pods", "another cluster", &batch("2", &[("n/z", Some("4"))])).unwrap();
         assert_eq!(loaded(&cache, "pods", "another cluster"), Some(("2".to_owned(), vec!["4".to_owned()])));
+        assert_eq!(loaded(&cache, "node", "cluster").unwrap().1, ["9"]);
+    }
+
+    #[test]
+    fn after_a_list_nothing_else_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        cache.save("pods", "cluster", &batch("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
+        cache.save("node", "cluster", &batch("3", &[("node", Some("9"))])).unwrap();
+        let listed = Batch { is_all: true, ..batch("20", &[("n/c", Some("3"))]) };
+        cache.save("pods", "cluster", &listed).unwrap();
+        assert_eq!(loaded(&cache, "pods", "cluster"), Some(("20".to_owned(), vec!["3".to_owned()])));
         assert_eq!(loaded(&cache, "node", "cluster").unwrap().1, ["9"]);
     }
 

@@ -52,6 +52,10 @@ pub struct Registry {
 
 struct Inner {
     attachments: BTreeMap<Key, Attachment>,
+    /// Set aside for attachments that are being made durable.
+    taken: BTreeMap<Key, Addresses>,
+    /// How often addresses were given back.
+    released: u64,
     ipam: Ipam,
 }
 
@@ -126,7 +130,12 @@ impl Registry {
             ranges: watch::Sender::default(),
             is_new,
             _lock: lock,
-            inner: Mutex::new(Inner { attachments, ipam: Ipam::default() }),
+            inner: Mutex::new(Inner {
+                attachments,
+                taken: BTreeMap::new(),
+                released: 0,
+                ipam: Ipam::default(),
+            }),
             locks: Locks::default(),
         })
     }
@@ -141,21 +150,25 @@ impl Registry {
     /// # Errors
     /// If a range is unfit, or the store cannot be read; then the ranges are as they were.
     pub fn set_ranges(&self, ranges: &[IpNet], own: &[IpAddr]) -> Result<(), RegistryError> {
-        let mut ipam = Ipam::new(ranges)?;
-        let now = since_boot();
-        // A time to come is one of before a reboot, which no address has to rest after.
-        for (address, since) in self.store.load()?.resting.into_iter().filter(|(_, since)| *since <= now) {
-            ipam.rest(address, since);
+        loop {
+            let (released, mut ipam) = (self.inner().released, Ipam::new(ranges)?);
+            let now = since_boot();
+            // A time to come is one of before a reboot, which no address has to rest after.
+            for (address, since) in self.store.load()?.resting.into_iter().filter(|(_, since)| *since <= now)
+            {
+                ipam.rest(address, since);
+            }
+            let mut inner = self.inner();
+            // What was released while we read may not be among it.
+            if inner.released == released {
+                for (_, addresses) in inner.addresses() {
+                    ipam.claim(addresses);
+                }
+                own.iter().for_each(|address| ipam.exclude(*address));
+                inner.ipam = ipam;
+                break;
+            }
         }
-        let mut inner = self.inner();
-        for attachment in inner.attachments.values() {
-            ipam.claim(attachment.vif.addresses);
-        }
-        for address in own {
-            ipam.exclude(*address);
-        }
-        inner.ipam = ipam;
-        drop(inner);
         self.ranges.send_replace(ranges.to_vec());
         Ok(())
     }
@@ -220,7 +233,14 @@ impl Registry {
             host: None,
             created_at_ms: now_ms(),
         };
-        self.put(attachment).inspect_err(|_| self.inner().ipam.cancel(addresses))
+        let key = attachment.key.clone();
+        let put = self.put(attachment);
+        let mut inner = self.inner();
+        inner.taken.remove(&key);
+        if put.is_err() {
+            inner.ipam.cancel(addresses);
+        }
+        put
     }
 
     /// Notes how far an attachment has come. Only Attached is made durable here: a crash in Plugged is undone as
@@ -259,6 +279,7 @@ impl Registry {
         self.store.remove(&attachment.key, addresses.iter(), now, now.saturating_sub(COOLDOWN))?;
         let mut inner = self.inner();
         inner.attachments.remove(&attachment.key);
+        inner.released += 1;
         inner.ipam.release(addresses, now);
         Ok(())
     }
@@ -285,26 +306,35 @@ impl Registry {
 impl Inner {
     /// The VIF of a new attachment, with its addresses set aside.
     fn take(&mut self, key: &Key, wanted: Wanted) -> Result<Vif, RegistryError> {
-        if self.attachments.contains_key(key) {
+        if self.attachments.contains_key(key) || self.taken.contains_key(key) {
             return Err(RegistryError::KeyTaken(key.ifname.clone()));
         }
-        match wanted {
+        let vif = match wanted {
             Wanted::Next { mtu } => {
                 let addresses = self.ipam.take(since_boot())?;
                 let (mac, gateways) = (addresses.mac(), Addresses::default());
-                Ok(Vif { mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() })
+                Vif { mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
             }
             Wanted::This(vif) => {
                 for address in vif.addresses.iter() {
-                    let has = |it: &&Attachment| it.vif.addresses.iter().any(|other| other == address);
-                    if let Some(other) = self.attachments.values().find(has) {
-                        return Err(RegistryError::InUse { address, by: other.key.clone() });
+                    let has =
+                        |(_, addresses): &(&Key, Addresses)| addresses.iter().any(|other| other == address);
+                    if let Some((by, _)) = self.addresses().find(has) {
+                        return Err(RegistryError::InUse { address, by: by.clone() });
                     }
                 }
                 self.ipam.claim(vif.addresses);
-                Ok(vif)
+                vif
             }
-        }
+        };
+        self.taken.insert(key.clone(), vif.addresses);
+        Ok(vif)
+    }
+
+    /// All that are set aside, and for which attachment.
+    fn addresses(&self) -> impl Iterator<Item = (&Key, Addresses)> {
+        let attached = self.attachments.iter().map(|(key, it)| (key, it.vif.addresses));
+        attached.chain(self.taken.iter().map(|(key, addresses)| (key, *addresses)))
     }
 }
 

@@ -54,7 +54,8 @@ pub struct Port {
 pub struct Subscription {
     pods: Pods,
     key: ObjectKey,
-    receiver: watch::Receiver<()>,
+    /// `None` while it is dropped.
+    receiver: Option<watch::Receiver<()>>,
 }
 
 /// More than a node sees in the time in which a late ADD can still come.
@@ -74,6 +75,8 @@ impl Pods {
                 let key = pod.metadata.key();
                 if pod.is_terminal() {
                     inner.gone.insert(&pod.metadata.uid);
+                } else {
+                    inner.gone.remove(&pod.metadata.uid);
                 }
                 inner.pods.insert(key.clone(), pod);
                 inner.wake(&key);
@@ -130,13 +133,15 @@ impl Pods {
         }
     }
 
-    /// What Kuryr says of the pod that a runtime names; `None` if it says nothing.
-    pub fn kuryr(&self, name: &PodName) -> Option<Port> {
+    /// What Kuryr says of the pod that a runtime names; `None` if it says nothing. `is_static` is whether the runtime
+    /// has said that it is a static pod.
+    pub fn kuryr(&self, name: &PodName, is_static: bool) -> Option<Port> {
         let inner = self.inner();
         let port = inner.ports.get(&key(name))?;
         // The UID of a static pod at the kubelet is not the one that it has in the API.
-        let is_static =
-            port.spec.pod_static == Some(true) || inner.pods.get(&key(name)).is_some_and(Pod::is_static);
+        let is_static = is_static
+            || port.spec.pod_static == Some(true)
+            || inner.pods.get(&key(name)).is_some_and(Pod::is_static);
         if !is_static && !name.uid.is_empty() && port.spec.pod_uid != name.uid {
             return None;
         }
@@ -163,7 +168,7 @@ impl Pods {
         let key = key(name);
         let receiver =
             self.inner().waiting.entry(key.clone()).or_insert_with(|| watch::Sender::new(())).subscribe();
-        Subscription { pods: self.clone(), key, receiver }
+        Subscription { pods: self.clone(), key, receiver: Some(receiver) }
     }
 
     /// The UID in the API of the pod that a runtime names, for what is told about it there.
@@ -187,16 +192,19 @@ impl Pods {
 impl Subscription {
     /// Returns after the next change, also one since the last call.
     pub async fn changed(&mut self) {
-        // The sender lives as long as there is a receiver.
-        let _ = self.receiver.changed().await;
+        if let Some(receiver) = &mut self.receiver {
+            // The sender lives as long as there is a receiver.
+            let _ = receiver.changed().await;
+        }
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut inner = self.pods.inner();
-        // This one is the last.
-        if inner.waiting.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
+        // Under the lock, so that of two at once one is the last.
+        self.receiver = None;
+        if inner.waiting.get(&self.key).is_some_and(|sender| sender.receiver_count() == 0) {
             inner.waiting.remove(&self.key);
         }
     }
@@ -215,6 +223,13 @@ impl Inner {
 // === impl Gone ===
 
 impl Gone {
+    /// It is there after all: it was moved here again, or could not be read for a while.
+    fn remove(&mut self, uid: &str) {
+        if self.uids.remove(uid) {
+            self.order.retain(|other| other != uid);
+        }
+    }
+
     fn insert(&mut self, uid: &str) {
         if uid.is_empty() || !self.uids.insert(uid.to_owned()) {
             return;
@@ -321,13 +336,16 @@ mod tests {
         let pods = Pods::default();
         let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"},"status":{"vifs":{"eth0":{}}}}"#;
         pods.port(Change::Applied(serde_json::from_str(port).unwrap()));
-        assert_eq!(pods.kuryr(&named("web", "u1")).unwrap().status_vifs.as_deref(), Some(r#"{"eth0":{}}"#));
-        assert!(pods.kuryr(&named("web", "u2")).is_none(), "the port of its predecessor");
+        assert_eq!(
+            pods.kuryr(&named("web", "u1"), false).unwrap().status_vifs.as_deref(),
+            Some(r#"{"eth0":{}}"#)
+        );
+        assert!(pods.kuryr(&named("web", "u2"), false).is_none(), "the port of its predecessor");
         pods.pod(Change::Applied(pod(
             "web",
             "u9",
             r#","annotations":{"kubernetes.io/config.source":"file"}"#,
         )));
-        assert!(pods.kuryr(&named("web", "hash")).is_some(), "a static pod");
+        assert!(pods.kuryr(&named("web", "hash"), false).is_some(), "a static pod");
     }
 }

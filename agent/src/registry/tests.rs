@@ -181,3 +181,35 @@ fn further_interfaces_belong_to_the_one_that_the_runtime_asked_for() {
     assert_eq!(second.runtime_key(), first.key);
     assert!(matches!(registry.reserve(Draft { key: eth1, ..draft("a") }), Err(RegistryError::KeyTaken(_))));
 }
+
+#[test]
+fn pain_3_two_that_ask_for_one_address_at_the_same_time_do_not_both_get_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    // Outside of the IPAM's ranges, where nothing but the registry knows who has what.
+    for round in 0..50 {
+        let address = format!("192.0.2.{}", round + 1);
+        let both = std::thread::scope(|scope| {
+            let ask = |id: String| {
+                let (registry, address) = (&registry, &address);
+                scope.spawn(move || registry.reserve(given(&id, address)).is_ok())
+            };
+            let threads = [ask(format!("a{round}")), ask(format!("b{round}"))];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(both.iter().filter(|got| **got).count(), 1, "round {round}");
+    }
+}
+
+#[test]
+fn an_address_that_nobody_is_given_by_chance_is_not_given_after_it_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    for address in ["10.0.0.0", "10.0.0.1", "10.0.0.7"] {
+        let asked = registry.reserve(given("a", address)).unwrap();
+        registry.cancel(&asked).unwrap();
+        let next = registry.reserve(draft("b")).unwrap();
+        assert_eq!(next.vif.addresses.to_string(), "10.0.0.2", "after {address}");
+        registry.cancel(&next).unwrap();
+    }
+}

@@ -4,7 +4,7 @@
 //! holds an old address in a cache or a connection table does not reach another pod with it.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -30,14 +30,18 @@ pub enum RangeError {
 #[derive(Debug)]
 pub struct Pool {
     net: IpNet,
+    /// Those that are given out, from here to there; others can be claimed.
+    first: u128,
+    last: u128,
     /// The next address that was never given out.
     fresh: u128,
-    last: u128,
     /// Given out and given back before they were used: they go first, as if never given out.
     returned: Vec<u128>,
     used: HashSet<u128>,
     /// Longest free first.
     released: VecDeque<(u128, Duration)>,
+    /// Claimed while they were at rest, and since when they were.
+    disturbed: HashMap<u128, Duration>,
 }
 
 /// What no pod can have, because the dataplane never lets it pass or the gateways are in it: this host, loopback,
@@ -79,7 +83,16 @@ impl Pool {
         if fresh > last {
             return Err(RangeError::NoRoom(net));
         }
-        Ok(Self { net, fresh, last, returned: Vec::new(), used: HashSet::new(), released: VecDeque::new() })
+        Ok(Self {
+            net,
+            first: fresh,
+            last,
+            fresh,
+            returned: Vec::new(),
+            used: HashSet::new(),
+            released: VecDeque::new(),
+            disturbed: HashMap::new(),
+        })
     }
 
     pub fn net(&self) -> IpNet {
@@ -97,24 +110,42 @@ impl Pool {
     pub fn claim(&mut self, address: IpAddr) -> bool {
         let number = number(address);
         self.returned.retain(|returned| *returned != number);
-        self.released.retain(|(released, _)| *released != number);
+        if let Some(at) = self.released.iter().position(|(released, _)| *released == number)
+            && let Some((_, since)) = self.released.remove(at)
+        {
+            self.disturbed.insert(number, since);
+        }
         self.net.contains(&address) && self.used.insert(number)
     }
 
     /// Gives back an address that has been in use, to rest first.
     pub fn release(&mut self, address: IpAddr, now: Duration) {
         let number = number(address);
-        if self.used.remove(&number) {
+        self.disturbed.remove(&number);
+        if self.used.remove(&number) && self.gives(number) {
             self.released.push_back((number, now));
         }
     }
 
-    /// Gives back an address that was never in use.
+    /// Gives back an address that was not used this time. One that was at rest goes on resting.
     pub fn cancel(&mut self, address: IpAddr) {
         let number = number(address);
-        if self.used.remove(&number) {
-            self.returned.push(number);
+        let since = self.disturbed.remove(&number);
+        if !self.used.remove(&number) || !self.gives(number) {
+            return;
         }
+        match since {
+            Some(since) => {
+                let at = self.released.partition_point(|(_, other)| *other <= since);
+                self.released.insert(at, (number, since));
+            }
+            None => self.returned.push(number),
+        }
+    }
+
+    /// Whether an address is one that pods are given: not a network's own, a gateway's by custom, nor broadcast.
+    fn gives(&self, number: u128) -> bool {
+        (self.first..=self.last).contains(&number)
     }
 
     /// How many addresses rest.

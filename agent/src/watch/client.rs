@@ -63,7 +63,7 @@ impl Api {
     /// # Errors
     /// If there is no answer, or an error for one.
     pub async fn open(&self, what: &str, path: &str) -> Result<Response<Body>, WatchError> {
-        self.send(what, get(path)).await
+        self.send(what, get(what, path)?).await
     }
 
     /// Gets a whole answer.
@@ -71,7 +71,7 @@ impl Api {
     /// # Errors
     /// If there is no answer, or an error for one.
     pub async fn get(&self, what: &str, path: &str) -> Result<Vec<u8>, WatchError> {
-        self.whole(what, get(path)).await
+        self.whole(what, get(what, path)?).await
     }
 
     /// Sends an object, to be created (`POST`) or changed (`PATCH`).
@@ -133,11 +133,13 @@ impl Api {
     }
 }
 
-fn get(path: &str) -> Request<Body> {
+fn get(what: &str, path: &str) -> Result<Request<Body>, WatchError> {
     let mut request = Request::new(Body::empty());
-    // The paths are ours: what may be odd in them is encoded.
-    *request.uri_mut() = path.parse().unwrap_or_default();
-    request
+    *request.uri_mut() = path.parse().map_err(|error| WatchError::Answer {
+        what: what.to_owned(),
+        why: format!("{path:?} is no path: {error}"),
+    })?;
+    Ok(request)
 }
 
 async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, WatchError> {

@@ -81,6 +81,12 @@ impl WatchError {
         matches!(self.code(), Some(400 | 422))
     }
 
+    /// Whether that may be so, though the server does not say it.
+    pub fn may_be_unsupported(&self) -> bool {
+        self.code().is_some_and(|code| code >= 500)
+            || matches!(self, Self::Short { .. } | Self::Slow { .. } | Self::Idle { .. })
+    }
+
     /// How long the server asks to wait.
     pub fn retry_after(&self) -> Option<Duration> {
         if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }

@@ -1,68 +1,102 @@
 //! What a watch has told, made durable: so that a restarted agent goes on from there.
 
-use std::sync::Arc;
+use std::{collections::HashMap, mem, sync::Arc};
+
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
-    Batch, Change, Remembered, Sink,
+    Batch, Memory,
     objects::{Object, ObjectKey},
-    patience::count,
-    source::Source,
 };
 
-impl<T: Object, S: Sink<T>> Source<T, S> {
-    /// Takes on what an earlier agent left, if it watched the same.
-    pub(super) async fn remember(&mut self, identity: String) {
-        let (memory, name) = (Arc::clone(&self.memory), self.scope.name);
-        self.state.identity = Some(identity.clone());
-        let kept = tokio::task::spawn_blocking(move || memory.load(name, &identity)).await;
-        let Ok(Some(Remembered { position, objects })) = kept else { return };
-        let decoded: Result<Vec<T>, _> = objects.iter().map(|json| serde_json::from_slice(json)).collect();
-        let Ok(objects) = decoded else {
-            tracing::warn!(
-                source = name,
-                "what an earlier agent kept of the watch is not understood: listing"
-            );
-            return;
-        };
-        tracing::info!(source = name, position, objects = objects.len(), "the watch goes on where it was");
-        for object in objects {
-            self.state.known.insert(object.metadata().key(), object.metadata().uid.clone());
-            self.sink.apply(Change::Applied(object));
+/// What is not durable yet, and what is on its way to be.
+#[derive(Default)]
+pub(super) struct Keeper {
+    changes: HashMap<String, Option<Vec<u8>>>,
+    /// Whether the changes are all that there is: a list came to its end among them.
+    is_all: bool,
+    moved: bool,
+    /// Whether it succeeds, and what to do again if it does not.
+    writing: Option<(JoinHandle<bool>, Arc<Batch>)>,
+}
+
+/// Where a source is kept.
+pub(super) struct Place<'a> {
+    pub memory: &'a Arc<dyn Memory>,
+    pub source: &'static str,
+    pub identity: &'a str,
+}
+
+// === impl Keeper ===
+
+impl Keeper {
+    pub(super) fn put<T: Object>(&mut self, key: &ObjectKey, object: &T) {
+        match serde_json::to_vec(object) {
+            Ok(json) => {
+                self.changes.insert(key.to_string(), Some(json));
+            }
+            // Our own types always can be written; a list would heal it.
+            Err(error) => tracing::error!(%key, %error, "an object cannot be kept"),
         }
-        self.count_objects();
-        self.state.position = Some(position);
-        self.synced();
     }
 
-    /// Starts to make durable what has changed, unless that is being done still: then it gathers.
-    pub(super) fn save(&mut self) {
-        self.metrics.unsaved.get_or_create(&self.labels()).set(count(self.state.unsaved.len()));
-        let busy = self.state.saving.as_ref().is_some_and(|saving| !saving.is_finished());
-        let (Some(position), Some(identity)) = (self.state.position.clone(), self.state.identity.clone())
-        else {
-            return;
-        };
-        if busy || !self.state.moved || self.state.listed.is_some() {
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.changes.insert(key.to_string(), None);
+    }
+
+    /// The position has moved, with what was put and removed so far.
+    pub(super) fn moved(&mut self) {
+        self.moved = true;
+    }
+
+    /// A list has come to its end: what it has not named is not there.
+    pub(super) fn listed(&mut self) {
+        (self.is_all, self.moved) = (true, true);
+    }
+
+    /// How many changes are not durable.
+    pub(super) fn unsaved(&self) -> usize {
+        self.changes.len() + self.writing.as_ref().map_or(0, |(_, batch)| batch.objects.len())
+    }
+
+    /// Starts to make durable what has changed up to a position, unless that is being done still: then it gathers.
+    pub(super) async fn save(&mut self, place: Place<'_>, position: &str) {
+        if self.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished()) {
             return;
         }
-        self.state.moved = false;
-        let objects = std::mem::take(&mut self.state.unsaved);
-        let (memory, name) = (Arc::clone(&self.memory), self.scope.name);
-        self.state.saving = Some(tokio::spawn(async move {
-            let encode = |(key, object): (ObjectKey, Option<T>)| {
-                (key.to_string(), object.and_then(|object| serde_json::to_vec(&object).ok()))
-            };
-            let write = move || {
-                let objects = objects.into_iter().map(encode).collect();
-                memory.save(name, &identity, Batch { position, objects })
-            };
-            if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
-                tracing::warn!(
-                    source = name,
-                    error = crate::chain::chain(error.as_ref()),
-                    "the position of the watch is not durable"
-                );
+        self.finish().await;
+        if !mem::take(&mut self.moved) {
+            return;
+        }
+        let batch = Arc::new(Batch {
+            position: position.to_owned(),
+            is_all: mem::take(&mut self.is_all),
+            objects: mem::take(&mut self.changes).into_iter().collect(),
+        });
+        let (memory, source, identity) = (Arc::clone(place.memory), place.source, place.identity.to_owned());
+        let write = Arc::clone(&batch);
+        let writing = spawn_blocking(move || match memory.save(source, &identity, &write) {
+            Ok(()) => true,
+            Err(error) => {
+                let error = crate::chain::chain(error.as_ref());
+                tracing::warn!(source, error, "the position of the watch is not durable: trying again");
+                false
             }
-        }));
+        });
+        self.writing = Some((writing, batch));
+    }
+
+    /// Waits for what is on its way. What has not arrived is a change again, below what has changed since: a position
+    /// must never be kept without all that came before it.
+    pub(super) async fn finish(&mut self) {
+        let Some((writing, batch)) = self.writing.take() else { return };
+        if writing.await.unwrap_or_default() {
+            return;
+        }
+        for (key, object) in &batch.objects {
+            self.changes.entry(key.clone()).or_insert_with(|| object.clone());
+        }
+        self.is_all |= batch.is_all;
+        self.moved = true;
     }
 }

@@ -60,7 +60,7 @@ pub trait Memory: Send + Sync + 'static {
         &self,
         source: &str,
         identity: &str,
-        batch: Batch,
+        batch: &Batch,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
@@ -76,6 +76,8 @@ pub struct Remembered {
 #[derive(Debug)]
 pub struct Batch {
     pub position: String,
+    /// Whether nothing else is to be kept: there was a list.
+    pub is_all: bool,
     /// Key as text → JSON, or nothing for one that is gone.
     pub objects: Vec<(String, Option<Vec<u8>>)>,
 }

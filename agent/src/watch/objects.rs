@@ -4,8 +4,13 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
+
+/// What `null` stands for is what nothing stands for.
+fn null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
 
 /// An object that can be watched.
 pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
@@ -24,17 +29,17 @@ pub struct ObjectKey {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     pub name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub uid: String,
     /// Taken out as soon as it is known: it moves the position and is of no use afterwards.
-    #[serde(default, skip_serializing)]
+    #[serde(default, deserialize_with = "null", skip_serializing)]
     pub resource_version: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<String>,
-    #[serde(default, skip_serializing_if = "Annotations::is_empty")]
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "Annotations::is_empty")]
     pub annotations: Annotations,
 }
 
@@ -56,29 +61,29 @@ pub struct Annotations {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Pod {
     pub metadata: Metadata,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub spec: PodSpec,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub status: PodStatus,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSpec {
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "std::ops::Not::not")]
     pub host_network: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct PodStatus {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
     pub phase: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Node {
     pub metadata: Metadata,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub spec: NodeSpec,
 }
 
@@ -86,10 +91,15 @@ pub struct Node {
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
     /// What the controller gave the node for its pods, of each family; there may be none yet.
-    #[serde(default, rename = "podCIDRs")]
+    #[serde(default, deserialize_with = "null", rename = "podCIDRs")]
     pub pod_cidrs: Vec<String>,
     /// The first of them, from a time when there was one only.
-    #[serde(default, rename = "podCIDR", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "null",
+        rename = "podCIDR",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub pod_cidr: String,
 }
 
@@ -97,7 +107,7 @@ pub struct NodeSpec {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct KuryrPort {
     pub metadata: Metadata,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub spec: KuryrPortSpec,
     #[serde(default)]
     pub status: Option<KuryrPortStatus>,
@@ -106,7 +116,7 @@ pub struct KuryrPort {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KuryrPortSpec {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null")]
     pub pod_uid: String,
     #[serde(default)]
     pub pod_static: Option<bool>,

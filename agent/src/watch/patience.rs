@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, time::Duration};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Sink,
+    Change, Sink,
     error::WatchError,
     objects::Object,
     source::{Source, Stop},
@@ -38,26 +38,35 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     pub(super) fn failed(&mut self, error: &WatchError) -> Duration {
         let name = self.scope.name;
         self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
-        if error.is_unauthorized() {
+        // Token, client certificate or the server's may have been exchanged for newer ones.
+        if error.is_unauthorized() || matches!(error, WatchError::Connect { .. }) {
             self.api.renew();
         }
         // A list that did not come to its end says nothing of what is gone.
         self.state.listed = None;
-        if error.is_absent() {
-            self.health.starting(format!(
-                "the cluster has no such resource; looking again every {} s",
-                ABSENT.as_secs()
-            ));
-            return ABSENT;
-        }
         if error.is_gone() {
             tracing::info!(source = name, %error, "the position has expired: listing");
             (self.state.position, self.state.expired) = (None, true);
-            // Not the first time in a short while: a server that sends us in circles.
+            // The first time in a while is in the nature of things. More of it: a server that sends us in circles.
             let wait = self.state.backoff.next(None);
-            return if self.state.backoff.failures() > 1 { wait } else { Duration::ZERO };
+            if self.state.backoff.failures() == 1 {
+                return Duration::ZERO;
+            }
+            self.failing(error.to_string(), true);
+            return wait;
         }
-        let since = *self.state.failing_since.get_or_insert_with(Instant::now);
+        if error.is_absent() {
+            let seconds = ABSENT.as_secs();
+            // One that was never there need not be.
+            let was_there = self.state.synced;
+            let why = format!("the cluster has no such resource; looking again every {seconds} s");
+            self.failing(why, was_there);
+            if !was_there {
+                // There is none, so that all of them have been told.
+                self.sink.apply(Change::Synced);
+            }
+            return ABSENT;
+        }
         let wait = self.state.backoff.next(error.retry_after());
         let why = format!("{error}{}", error.advice());
         tracing::warn!(
@@ -66,19 +75,25 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             wait_ms = wait.as_millis(),
             "the watch failed: trying again"
         );
-        if since.elapsed() >= self.settings.retry_timeout {
+        self.failing(why, true);
+        wait
+    }
+
+    /// Says what is wrong; and, after a while, if it has to be right, that it is unhealthy.
+    fn failing(&mut self, why: String, has_to_be: bool) {
+        let since = *self.state.failing_since.get_or_insert_with(Instant::now);
+        if has_to_be && since.elapsed() >= self.settings.retry_timeout {
             self.health.unhealthy(why);
         } else {
             self.health.starting(why);
         }
-        wait
     }
 
     /// Waits; when the time for it comes in between, the component is unhealthy.
     pub(super) async fn pause(&mut self, wait: Duration, stop: &mut Stop) -> ControlFlow<()> {
-        self.save();
+        self.save().await;
         let end = Instant::now() + wait;
-        if let Some(since) = self.state.failing_since {
+        if let Some(since) = self.state.failing_since.filter(|_| wait != ABSENT) {
             let unhealthy_at = since + self.settings.retry_timeout;
             if unhealthy_at > Instant::now() && unhealthy_at < end {
                 if timeout_at(unhealthy_at, &mut *stop).await.is_ok() {

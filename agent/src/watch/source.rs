@@ -16,21 +16,22 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    marker::PhantomData,
     sync::Arc,
     time::Duration,
 };
 
 use tokio::{
     sync::oneshot,
-    task::JoinHandle,
     time::{Instant, sleep, sleep_until},
 };
 
 use super::{
-    Change, Memory, Settings, Sink,
+    Change, Memory, Remembered, Settings, Sink,
     backoff::Backoff,
     client::Api,
     error::WatchError,
+    keep::{Keeper, Place},
     lines::{Lines, Piece},
     objects::{Metadata, Object, ObjectKey},
     patience::count,
@@ -61,11 +62,12 @@ pub(super) struct Source<T, S> {
     pub settings: Settings,
     pub metrics: WatchMetrics,
     pub health: Reporter,
-    pub state: State<T>,
+    pub state: State,
+    told: PhantomData<fn(T)>,
 }
 
 /// Where a watch stands.
-pub(super) struct State<T> {
+pub(super) struct State {
     /// What the position belongs to: another server, node or selector has other positions. `None` until it is known.
     pub identity: Option<String>,
     /// Up to where all changes were applied; `None` before the first list, and after it expired.
@@ -75,17 +77,26 @@ pub(super) struct State<T> {
     /// Those that the list which is coming in has named; `None` while there is none.
     pub listed: Option<HashSet<ObjectKey>>,
     pub synced: bool,
-    /// Whether the server may know how to stream a list.
-    pub streams_lists: bool,
+    pub streams_lists: Streams,
     /// Whether to wait a random moment before the next list: other nodes' agents will list too.
     pub expired: bool,
     /// How many streams in a row ended because nothing came.
     pub idle: u32,
     pub failing_since: Option<Instant>,
+    /// Whether a line came that may have been an event, and was none that could be placed.
+    pub doubtful: bool,
     pub backoff: Backoff,
-    pub unsaved: HashMap<ObjectKey, Option<T>>,
-    pub moved: bool,
-    pub saving: Option<JoinHandle<()>>,
+    pub keeper: Keeper,
+}
+
+/// Whether a server can stream a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Streams {
+    Perhaps,
+    /// The last attempt failed, perhaps for that reason: pages this time.
+    NotNow,
+    /// It said so.
+    Never,
 }
 
 /// Asks a loop to end, between two events.
@@ -99,8 +110,10 @@ const SHORT: Duration = Duration::from_secs(1);
 const WATCH_SECONDS: u64 = 300;
 /// The longest random wait before a list, when a position has expired.
 const SPREAD: Duration = Duration::from_secs(2);
-/// How long changes may wait to become durable. A crash loses as much of the position, never of the pods.
+/// How long changes may wait to become durable. A crash loses as much: the position goes back with them.
 const SAVE: Duration = Duration::from_secs(1);
+/// How long a stream that says nothing must have been open to count as followed.
+const SETTLED: Duration = Duration::from_secs(5);
 /// How long a streamed list may take.
 const LIST: Duration = Duration::from_secs(120);
 
@@ -122,16 +135,15 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             known: HashMap::new(),
             listed: None,
             synced: false,
-            streams_lists: true,
+            streams_lists: Streams::Perhaps,
             expired: false,
             idle: 0,
             failing_since: None,
+            doubtful: false,
             backoff: Backoff::new(settings.max_backoff),
-            unsaved: HashMap::new(),
-            moved: false,
-            saving: None,
+            keeper: Keeper::default(),
         };
-        Self { scope, api, sink, memory, settings, metrics, health, state }
+        Self { scope, api, sink, memory, settings, metrics, health, state, told: PhantomData }
     }
 
     /// Watches until it is told to stop. It never gives up.
@@ -149,14 +161,47 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 break;
             }
         }
-        // A write on its way first, so that the last one is the last.
-        if let Some(saving) = self.state.saving.take() {
-            let _ = saving.await;
+        // Once for what is on its way, and once for the rest.
+        for _ in 0..2 {
+            self.state.keeper.finish().await;
+            self.save().await;
         }
-        self.save();
-        if let Some(saving) = self.state.saving.take() {
-            let _ = saving.await;
+        self.state.keeper.finish().await;
+    }
+
+    /// Takes on what an earlier agent left, if it watched the same.
+    async fn remember(&mut self, identity: String) {
+        let (memory, name) = (Arc::clone(&self.memory), self.scope.name);
+        self.state.identity = Some(identity.clone());
+        let kept = tokio::task::spawn_blocking(move || memory.load(name, &identity)).await;
+        let Ok(Some(Remembered { position, objects })) = kept else { return };
+        let decoded: Result<Vec<T>, _> = objects.iter().map(|json| serde_json::from_slice(json)).collect();
+        let Ok(objects) = decoded else {
+            tracing::warn!(
+                source = name,
+                "what an earlier agent kept of the watch is not understood: listing"
+            );
+            return;
+        };
+        tracing::info!(source = name, position, objects = objects.len(), "the watch goes on where it was");
+        for object in objects {
+            self.state.known.insert(object.metadata().key(), object.metadata().uid.clone());
+            self.sink.apply(Change::Applied(object));
         }
+        self.count_objects();
+        self.state.position = Some(position);
+        self.synced();
+    }
+
+    /// Starts to make durable what has changed.
+    pub(super) async fn save(&mut self) {
+        if let (Some(position), Some(identity), None) =
+            (&self.state.position, &self.state.identity, &self.state.listed)
+        {
+            let place = Place { memory: &self.memory, source: self.scope.name, identity };
+            self.state.keeper.save(place, position).await;
+        }
+        self.metrics.unsaved.get_or_create(&self.labels()).set(count(self.state.keeper.unsaved()));
     }
 
     /// Lists or watches, until it ends.
@@ -172,19 +217,26 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         if self.state.idle > 1 {
             self.check_history().await?;
         }
-        if self.state.position.is_none() && !self.state.streams_lists {
+        let streams_list = self.state.position.is_none() && self.state.streams_lists == Streams::Perhaps;
+        if self.state.position.is_none() && !streams_list {
             self.list().await?;
         }
-        let streams_list = self.state.position.is_none();
-        match self.watch().await {
-            // The server is too old for it, or has it switched off, or cannot do it now: pages always work.
-            Err(error) if streams_list && self.state.position.is_none() && may_be_the_streaming(&error) => {
-                tracing::info!(source = self.scope.name, %error, "the list cannot be streamed: getting it in pages");
-                self.state.streams_lists = false;
-                self.list().await
+        let watched = self.watch().await;
+        if let Err(error) = &watched
+            && streams_list
+            && self.state.position.is_none()
+        {
+            if error.is_unsupported() {
+                tracing::info!(source = self.scope.name, %error, "the server streams no lists: getting pages");
+                self.state.streams_lists = Streams::Never;
+                return self.list().await;
             }
-            result => result,
+            // An API server on etcd 3.4 fails without saying why. It is not asked at once: it may have too much to do.
+            if error.may_be_unsupported() {
+                self.state.streams_lists = Streams::NotNow;
+            }
         }
+        watched
     }
 
     /// Lists all objects, page by page.
@@ -202,7 +254,10 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             for item in page.items.into_iter().flatten() {
                 match serde_json::from_str::<T>(item.get()) {
                     Ok(object) => self.apply(object),
-                    Err(error) => self.undecodable(&error),
+                    Err(error) => {
+                        self.undecodable(&error);
+                        self.is_listed(wire::metadata(item.get()));
+                    }
                 }
             }
             if page.metadata.r#continue.is_empty() {
@@ -233,20 +288,37 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         let response = self.api.open(&what, &self.path(&query)).await?;
         let opened = Instant::now();
         let streamed = self.follow(&what, Lines::new(response.into_body()), opened).await;
+        let lasted = opened.elapsed() >= SHORT;
         match streamed {
-            Ok(0) if opened.elapsed() < SHORT => Err(WatchError::Short { what }),
-            Ok(_) => Ok(()),
+            Ok(_) if self.state.listed.is_some() => {
+                let why = "it ended before the end of its list".to_owned();
+                Err(WatchError::Broken { what, why })
+            }
+            Ok(0) if !lasted => Err(WatchError::Short { what }),
+            Ok(_) => {
+                self.end_of_stream();
+                Ok(())
+            }
             // It went well for a while: resume at once.
-            Err(WatchError::Broken { .. }) if opened.elapsed() >= SHORT && self.state.position.is_some() => {
+            Err(WatchError::Broken { .. }) if lasted && self.state.position.is_some() => {
                 self.metrics.failures.get_or_create(&self.failure("broken")).inc();
                 tracing::debug!(source = self.scope.name, "the stream broke: resuming");
+                self.end_of_stream();
                 Ok(())
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Applies a stream's events until it ends, and says how many there were.
+    /// What could not be placed may have been a change that nobody tells of again: a list finds it.
+    fn end_of_stream(&mut self) {
+        if std::mem::take(&mut self.state.doubtful) {
+            tracing::info!(source = self.scope.name, "something came that was not understood: listing");
+            self.state.position = None;
+        }
+    }
+
+    /// Applies a stream's events until it ends, and says how many there were that were understood.
     async fn follow(&mut self, what: &str, mut lines: Lines, opened: Instant) -> Result<u64, WatchError> {
         let mut events = 0;
         let mut save_at = opened + SAVE;
@@ -258,8 +330,10 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                     () = sleep_until(idle_at.min(save_at)) => None,
                 };
                 if save_at <= Instant::now() {
-                    self.settled();
-                    self.save();
+                    if opened.elapsed() >= SETTLED {
+                        self.settled();
+                    }
+                    self.save().await;
                     save_at = Instant::now() + SAVE;
                 }
                 if let Some(piece) = piece {
@@ -279,10 +353,12 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 Piece::Broken(why) => return Err(WatchError::Broken { what: what.to_owned(), why }),
             }
             while let Some(line) = lines.next() {
-                events += 1;
                 match line {
-                    Ok(line) => self.handle(wire::event(what, line)?),
-                    Err(_) => self.undecodable(&format_args!("a line is longer than any object")),
+                    Ok(line) => events += u64::from(self.handle(wire::event(what, line)?)),
+                    Err(_) => {
+                        self.undecodable(&format_args!("a line is longer than any object"));
+                        self.state.doubtful = true;
+                    }
                 }
             }
             self.metrics.buffered.get_or_create(&self.labels()).set(count(lines.buffered()));
@@ -292,18 +368,17 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
     }
 
-    fn handle(&mut self, event: Event<T>) {
+    /// Whether it was understood.
+    fn handle(&mut self, event: Event<T>) -> bool {
         self.state.idle = 0;
         let kind = match event {
             Event::Applied(object) => {
                 self.apply(object);
                 "applied"
             }
-            Event::Deleted(mut object) => {
-                let position = std::mem::take(&mut object.metadata_mut().resource_version);
-                let Metadata { uid, .. } = object.metadata();
-                self.remove(&object.metadata().key(), Some(uid));
-                self.moved_to(position);
+            Event::Deleted(metadata) => {
+                self.remove(&metadata.key(), Some(&metadata.uid));
+                self.moved_to(metadata.resource_version);
                 "deleted"
             }
             Event::Bookmark { position, initial_end } => {
@@ -314,14 +389,29 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 }
                 "bookmark"
             }
-            Event::Undecodable { position, why } => {
+            Event::Undecodable { metadata, why } => {
                 self.undecodable(&why);
-                position.into_iter().for_each(|position| self.moved_to(position));
-                return;
+                match metadata {
+                    Some(metadata) => {
+                        let position = metadata.resource_version.clone();
+                        self.is_listed(Some(metadata));
+                        self.moved_to(position);
+                    }
+                    None => self.state.doubtful = true,
+                }
+                return false;
             }
         };
         self.recovered();
         self.metrics.events.get_or_create(&EventLabels { source: self.scope.name, kind }).inc();
+        true
+    }
+
+    /// Something is there that is not understood: so at least it is not gone.
+    fn is_listed(&mut self, metadata: Option<Metadata>) {
+        if let (Some(listed), Some(metadata)) = (&mut self.state.listed, metadata) {
+            listed.insert(metadata.key());
+        }
     }
 
     fn apply(&mut self, mut object: T) {
@@ -335,8 +425,8 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             let gone = Change::Gone { key: key.clone(), uid: before.clone() };
             self.sink.apply(gone);
         }
-        self.state.known.insert(key.clone(), uid);
-        self.state.unsaved.insert(key, Some(object.clone()));
+        self.state.keeper.put(&key, &object);
+        self.state.known.insert(key, uid);
         self.sink.apply(Change::Applied(object));
         self.count_objects();
         self.moved_to(position);
@@ -348,7 +438,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         let known = self.state.known.get(key);
         let Some(known) = known.filter(|known| uid.is_none_or(|uid| uid == *known)).cloned() else { return };
         self.state.known.remove(key);
-        self.state.unsaved.insert(key.clone(), None);
+        self.state.keeper.remove(key);
         self.sink.apply(Change::Gone { key: key.clone(), uid: known });
         self.count_objects();
     }
@@ -368,6 +458,11 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             self.remove(key, None);
         }
         self.moved_to(position);
+        self.state.keeper.listed();
+        self.state.doubtful = false;
+        if self.state.streams_lists == Streams::NotNow {
+            self.state.streams_lists = Streams::Perhaps;
+        }
         tracing::info!(source = self.scope.name, objects = listed.len(), lost = lost.len(), "listed");
         self.synced();
         self.recovered();
@@ -377,7 +472,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     fn moved_to(&mut self, position: String) {
         if self.state.listed.is_none() && !position.is_empty() {
             self.state.position = Some(position);
-            self.state.moved = true;
+            self.state.keeper.moved();
         }
     }
 
@@ -423,13 +518,4 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         self.metrics.undecodable.get_or_create(&self.labels()).inc();
         tracing::warn!(source = self.scope.name, %why, "an object of the API is not understood, and is passed over");
     }
-}
-
-/// Whether a list failed perhaps only because it was to be streamed: the server said so, or failed without saying why
-/// (API servers on etcd 3.4 do). What concerns any request is not changed by asking in another way.
-fn may_be_the_streaming(error: &WatchError) -> bool {
-    let server = matches!(error, WatchError::Refused { status, retry_after: None, .. } if status.code >= 500);
-    error.is_unsupported()
-        || server
-        || matches!(error, WatchError::Short { .. } | WatchError::Slow { .. } | WatchError::Idle { .. })
 }

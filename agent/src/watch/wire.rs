@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::{
     error::{Status, WatchError},
-    objects::Object,
+    objects::{Metadata, Object},
 };
 
 /// A line of a watch.
@@ -15,12 +15,12 @@ use super::{
 pub(super) enum Event<T> {
     /// It was added or modified; which of the two is of no interest to who may have missed the first.
     Applied(T),
-    /// It has left what we look at, in its last state there: deleted, or moved.
-    Deleted(T),
+    /// It has left what we look at: deleted, or moved.
+    Deleted(Metadata),
     /// Nothing happened up to a position.
     Bookmark { position: String, initial_end: bool },
-    /// An object that is not understood, and the position that it moves us to, if that much is.
-    Undecodable { position: Option<String>, why: String },
+    /// An object that is not understood, and where it is and which version, if that much is.
+    Undecodable { metadata: Option<Metadata>, why: String },
 }
 
 /// A page of a list.
@@ -48,13 +48,18 @@ struct Line<'a> {
 }
 
 #[derive(Deserialize)]
-struct Versioned {
-    metadata: VersionedMetadata,
+struct Placed {
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMetadata,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct VersionedMetadata {
+struct BookmarkMetadata {
     resource_version: String,
     #[serde(default)]
     annotations: InitialEnd,
@@ -71,8 +76,8 @@ struct InitialEnd {
 /// # Errors
 /// If the server says that the watch has failed; it ends then.
 pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, WatchError> {
-    let undecodable = |position: Option<String>, why: &dyn std::fmt::Display| Event::Undecodable {
-        position,
+    let undecodable = |metadata: Option<Metadata>, why: &dyn std::fmt::Display| Event::Undecodable {
+        metadata,
         why: why.to_string(),
     };
     let Line { r#type, object } = match serde_json::from_slice(line) {
@@ -80,21 +85,22 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
         Err(error) => return Ok(undecodable(None, &error)),
     };
     let json = object.get();
-    let versioned = || serde_json::from_str::<Versioned>(json).map(|it| it.metadata);
     match r#type.as_ref() {
-        "ADDED" | "MODIFIED" | "DELETED" => match serde_json::from_str::<T>(json) {
+        "ADDED" | "MODIFIED" => match serde_json::from_str::<T>(json) {
             // One that cannot be placed is as good as one that cannot be read.
-            Ok(object)
-                if object.metadata().resource_version.is_empty() || object.metadata().name.is_empty() =>
-            {
+            Ok(object) if !is_placed(object.metadata()) => {
                 Ok(undecodable(None, &"it has no name or no resourceVersion"))
             }
-            Ok(object) if r#type == "DELETED" => Ok(Event::Deleted(object)),
             Ok(object) => Ok(Event::Applied(object)),
-            Err(error) => Ok(undecodable(versioned().ok().map(|it| it.resource_version), &error)),
+            Err(error) => Ok(undecodable(metadata(json), &error)),
         },
-        "BOOKMARK" => match versioned() {
-            Ok(VersionedMetadata { resource_version: position, annotations }) => {
+        // What it was like is of no interest, so that it need not be understood.
+        "DELETED" => match metadata(json) {
+            Some(metadata) => Ok(Event::Deleted(metadata)),
+            None => Ok(undecodable(None, &"what was deleted has no name or no resourceVersion")),
+        },
+        "BOOKMARK" => match serde_json::from_str::<Bookmark>(json) {
+            Ok(Bookmark { metadata: BookmarkMetadata { resource_version: position, annotations } }) => {
                 Ok(Event::Bookmark { position, initial_end: annotations.end == "true" })
             }
             Err(error) => Ok(undecodable(None, &error)),
@@ -104,11 +110,18 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
                 .unwrap_or_else(|error| Status { message: error.to_string(), ..Status::default() });
             Err(WatchError::refused(what, status, None))
         }
-        other => Ok(undecodable(
-            versioned().ok().map(|it| it.resource_version),
-            &format_args!("its type is {other:?}"),
-        )),
+        other => Ok(undecodable(metadata(json), &format_args!("its type is {other:?}"))),
     }
+}
+
+/// Where an object is and which version, whatever else may be in it.
+pub(super) fn metadata(json: &str) -> Option<Metadata> {
+    let placed = serde_json::from_str::<Placed>(json).ok()?.metadata;
+    is_placed(&placed).then_some(placed)
+}
+
+fn is_placed(metadata: &Metadata) -> bool {
+    !metadata.resource_version.is_empty() && !metadata.name.is_empty()
 }
 
 #[cfg(test)]
@@ -158,8 +171,12 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_does_not_end_the_stream_and_moves_the_position_where_it_can() {
-        let odd = r#"{"type":"ADDED","object":{"metadata":{"name":7,"resourceVersion":"8"}}}"#;
-        assert!(matches!(read(odd), Ok(Event::Undecodable { position: Some(p), .. }) if p == "8"));
+        let odd = r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"8"},"spec":7}}"#;
+        assert!(
+            matches!(read(odd), Ok(Event::Undecodable { metadata: Some(it), .. }) if it.resource_version == "8")
+        );
+        let odd = odd.replace("ADDED", "DELETED");
+        assert!(matches!(read(&odd), Ok(Event::Deleted(it)) if it.name == "a"), "it need not be understood");
         for line in [
             "garbage",
             "{}",
@@ -167,9 +184,9 @@ mod tests {
             r#"{"type":"ADDED","object":{}}"#,
             r#"{"type":"ADDED","object":{"metadata":{"name":"a"}}}"#,
         ] {
-            assert!(matches!(read(line), Ok(Event::Undecodable { position: None, .. })), "{line}");
+            assert!(matches!(read(line), Ok(Event::Undecodable { metadata: None, .. })), "{line}");
         }
         let new = r#"{"type":"RENAMED","object":{"metadata":{"name":"a","resourceVersion":"8"}}}"#;
-        assert!(matches!(read(new), Ok(Event::Undecodable { position: Some(_), .. })));
+        assert!(matches!(read(new), Ok(Event::Undecodable { metadata: Some(_), .. })));
     }
 }

@@ -81,6 +81,27 @@ fn an_add_goes_through_all_that_kuryrs_controller_does() {
 }
 
 #[test]
+fn fix_an_address_that_changes_while_its_add_waits_is_not_answered_as_it_was() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let pod = cluster.pod(node, "a", &[])?;
+        port(cluster, &pod, vifs("VIFGeneric", false))?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        wait_until("the interface is plugged", Duration::from_secs(5), || {
+            Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
+        })?;
+        let other = json!({ "eth0": { "default": true, "vif": vif("VIFGeneric", "10.11.9.6", true) } });
+        cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(other))?;
+        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        ensure!(refused.code == 11 && refused.msg.contains("changed"), "{refused}");
+        let result = node.runtime()?.add(&pod)?;
+        ensure!(result["ips"][0]["address"] == "10.11.9.6/32", "{result}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn what_never_becomes_active_is_undone_and_the_pod_is_told() {
     with_cluster(&["--vif-source", "kuryr", "--vif-timeout", "2"], |node, cluster| {
         let before = node.kernel_state()?;

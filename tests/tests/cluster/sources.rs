@@ -203,3 +203,22 @@ fn a_del_does_not_wait_for_an_add_that_waits() {
     })
     .unwrap();
 }
+
+#[test]
+fn who_waits_when_the_agent_stops_is_sent_away_and_is_served_by_the_next() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        let pod = cluster.pod(node, "a", &[])?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        thread::sleep(Duration::from_millis(500));
+        let start = Instant::now();
+        node.stop_agent()?;
+        ensure!(start.elapsed() < Duration::from_secs(3), "it took {:?} to stop", start.elapsed());
+        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        ensure!(refused.code == 11 && refused.msg.contains("stopping"), "{refused}");
+        cluster.annotate(&pod, VIF, DECIDED)?;
+        node.start_again()?;
+        node.runtime()?.add(&pod).map(drop)
+    })
+    .unwrap();
+}

@@ -87,7 +87,7 @@ impl Memory for Nothing {
         None
     }
 
-    fn save(&self, _: &str, _: &str, _: Batch) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn save(&self, _: &str, _: &str, _: &Batch) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(())
     }
 }
