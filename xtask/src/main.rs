@@ -83,6 +83,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// What following the API server costs: events, memory, lists, ADDs that wait
+    Watch {
+        /// Passed on to the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -107,7 +113,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Deploy(deploy) => deploy::deploy(&ws, deploy)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
-        Verb::Bench { what: Bench::Add { args } } => return show::bench_add(&ws, &args),
+        Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
+        Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,
     }
     Ok(ExitCode::SUCCESS)

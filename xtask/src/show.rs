@@ -17,17 +17,16 @@ pub(crate) fn demo(ws: &Workspace, args: &[String]) -> Result<ExitCode> {
     run(ws, "demo", args)
 }
 
-/// Runs the benchmark of ADD and DEL, whose exit code is returned.
+/// Runs a benchmark, whose exit code is returned.
 ///
 /// # Errors
 /// If it cannot be built or started.
-pub(crate) fn bench_add(ws: &Workspace, args: &[String]) -> Result<ExitCode> {
+pub(crate) fn bench(ws: &Workspace, what: &str, args: &[String]) -> Result<ExitCode> {
     tools::need_root("measuring")?;
     tools::need(tools::TEST)?;
     tools::need(tools::BENCH)?;
     dist::build(ws)?;
-    let args = [&["add".to_owned()], args].concat();
-    run(ws, "bench", &args)
+    run(ws, "bench", &[&[what.to_owned()], args].concat())
 }
 
 fn run(ws: &Workspace, binary: &str, args: &[String]) -> Result<ExitCode> {

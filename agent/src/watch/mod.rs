@@ -128,7 +128,7 @@ impl Watches {
             return;
         }
         let name = scope.name;
-        let health = self.health.component(name, false, "listing for the first time");
+        let health = self.health.component(name, false, "not followed yet");
         let source = source::Source::new(
             scope,
             Arc::clone(&self.api),

@@ -48,8 +48,9 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             tracing::info!(source = name, %error, "the position has expired: listing");
             (self.state.position, self.state.expired) = (None, true);
             // The first time in a while is in the nature of things. More of it: a server that sends us in circles.
-            let wait = self.state.backoff.next(None);
-            if self.state.backoff.failures() == 1 {
+            // Failures of other kinds do not count: a server that comes back often has no history.
+            let wait = self.state.expirations.next(None);
+            if self.state.expirations.failures() == 1 {
                 return Duration::ZERO;
             }
             self.failing(error.to_string(), true);

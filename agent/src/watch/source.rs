@@ -86,6 +86,8 @@ pub(super) struct State {
     /// Whether a line came that may have been an event, and was none that could be placed.
     pub doubtful: bool,
     pub backoff: Backoff,
+    /// The same for positions that have expired.
+    pub expirations: Backoff,
     pub keeper: Keeper,
 }
 
@@ -141,6 +143,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             failing_since: None,
             doubtful: false,
             backoff: Backoff::new(settings.max_backoff),
+            expirations: Backoff::new(settings.max_backoff),
             keeper: Keeper::default(),
         };
         Self { scope, api, sink, memory, settings, metrics, health, state, told: PhantomData }
@@ -444,7 +447,6 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     fn begin_list(&mut self) {
-        self.metrics.lists.get_or_create(&self.labels()).inc();
         self.state.listed = Some(HashSet::new());
     }
 
@@ -459,6 +461,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
         self.moved_to(position);
         self.state.keeper.listed();
+        self.metrics.lists.get_or_create(&self.labels()).inc();
         self.state.doubtful = false;
         if self.state.streams_lists == Streams::NotNow {
             self.state.streams_lists = Streams::Perhaps;

@@ -523,3 +523,14 @@ async fn a_resource_that_goes_away_is_unhealthy_after_a_while() {
     sleep(secs(200)).await;
     assert_eq!(test.state(), State::Unhealthy);
 }
+
+#[tokio::test(start_paused = true)]
+async fn fix_a_server_that_comes_back_without_its_history_is_listed_at_once() {
+    let away = (0..5).map(|_| status(503));
+    let back = [Reply::Stream(vec![error(410, "")]), listing([event("ADDED", "b", "u2", 30), Step::Hang])];
+    let test = Test::start(std::iter::once(listing([Step::Wait(secs(2))])).chain(away).chain(back));
+    sleep(secs(120)).await;
+    let asked = test.asked();
+    let [.., expired, list] = asked.as_slice() else { panic!("{asked:?}") };
+    assert!(list.at - expired.at <= secs(2), "{asked:?}");
+}

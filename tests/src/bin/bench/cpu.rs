@@ -15,7 +15,10 @@ use nix::{
 
 /// The CPU time of the node's agent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Agent(ClockId);
+pub(crate) struct Agent {
+    pid: Pid,
+    clock: ClockId,
+}
 
 // === impl Agent ===
 
@@ -23,12 +26,23 @@ impl Agent {
     /// Finds out who listens on the node's socket.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let peer = getsockopt(&UnixStream::connect(node::SOCKET)?, PeerCredentials)?;
-        Ok(Self(clock_getcpuclockid(Pid::from_raw(peer.pid()))?))
+        let pid = Pid::from_raw(peer.pid());
+        Ok(Self { pid, clock: clock_getcpuclockid(pid)? })
+    }
+
+    /// Its process.
+    pub(crate) fn pid(self) -> Pid {
+        self.pid
+    }
+
+    /// What it has used up to now.
+    pub(crate) fn used(self) -> anyhow::Result<Duration> {
+        Ok(Duration::from(clock_gettime(self.clock)?))
     }
 
     /// What it has used up to now, and the processes that we have waited for with it.
     pub(crate) fn and_children(self) -> anyhow::Result<Duration> {
-        Ok(Duration::from(clock_gettime(self.0)?) + children()?)
+        Ok(self.used()? + children()?)
     }
 }
 

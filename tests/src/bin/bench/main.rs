@@ -1,18 +1,19 @@
 //! `bench`: what Ferrule costs, beside what others cost, measured in one run on one node.
 //!
-//! It is started by `cargo xtask bench`, which builds what is measured. Nothing here judges by a time that passed: what
-//! a machine needs for a pod is its own, and only ratios are told beside the goals.
+//! It is started by `cargo xtask bench`, which builds what is measured. Nothing here fails for a time that passed: what
+//! a machine needs is its own. Goals are told beside what was measured; for ADD, they are ratios.
 
 mod add;
 mod cpu;
 mod report;
 mod stats;
 mod target;
+mod watch;
 mod wave;
 
 use clap::{Parser, Subcommand};
 
-/// Measures Ferrule beside the reference plugins.
+/// Measures Ferrule.
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -23,10 +24,13 @@ struct Args {
 enum What {
     /// The cost of ADD and DEL, beside the reference plugins `bridge` and `ptp`.
     Add(add::Options),
+    /// The cost of following the API server: events, memory, lists, ADDs that wait.
+    Watch(watch::Options),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Add(options) => add::run(&options),
+        What::Watch(options) => watch::run(&options),
     }
 }

@@ -91,7 +91,7 @@ impl Api {
         self.process.wait()?;
         let version = pods.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default();
         let version: u64 = version.parse()?;
-        let mut items = |list: &mut Value| list.get_mut("items").map(Value::take).unwrap_or_default();
+        let items = |list: &mut Value| list.get_mut("items").map(Value::take).unwrap_or_default();
         let (mut pods, nodes) = (items(&mut pods), items(&mut nodes));
         if let Some(pods) = pods.as_array_mut() {
             pods.retain(|pod| pod.pointer("/metadata/uid") != Some(&json!(deleted.uid)));

@@ -26,7 +26,7 @@ const TWO: &str = r#"{"interfaces": [
      {"name": "eth1", "addresses": ["10.244.0.201"]}]}"#;
 const ONE: &str = r#"{"interfaces": [{"addresses": ["10.244.0.210"]}]}"#;
 const KNOWN: &str = r#"ferrule_watch_objects{source="pods"}"#;
-const LISTS: &str = r#"ferrule_watch_lists_total{source="pods"}"#;
+const RESUMES: &str = r#"ferrule_watch_resumes_total{source="pods"}"#;
 const SOON: Duration = Duration::from_secs(10);
 
 pub(crate) fn tell(node: &mut Node, show: &mut Show) -> anyhow::Result<()> {
@@ -92,7 +92,7 @@ fn begin(node: &mut Node, runtime: &Runtime, show: &mut Show) -> anyhow::Result<
         error.ok_or_else(|| anyhow!("STATUS was not asked"))
     })?;
     println!("   {error}");
-    show.fact(&format!("a controller writes spec.podCIDRs, {POD_V4} and {POD_V6}: it is ready"), || {
+    show.fact("a controller gives the node spec.podCIDRs, and the agent is ready", || {
         api.give_ranges(&[POD_V4, POD_V6])?;
         wait_until("the agent is ready", SOON, || Ok(runtime.status()?.into_result().is_ok()))
     })?;
@@ -110,11 +110,16 @@ fn decide_late(
     show.chapter("A decision that comes late");
     let flags = [&FLAGS[..], &DECIDED].concat();
     println!("   # ferrule-agent … {}", DECIDED.join(" "));
-    show.fact("the agent is started again, to wait for a controller's decisions; it knows its pods", || {
+    show.fact("the agent starts again, to wait for a controller's decisions; it knows its pods", || {
         let before = node.attachments()?.len();
         node.stop_agent()?;
         node.start_agent_with(&flags)?;
         ensure!(node.attachments()?.len() == before);
+        Ok(())
+    })?;
+    show.fact("its watch goes on where it was: nothing is listed again", || {
+        wait_until("it watches", SOON, || Ok(node.metric(RESUMES)? > 0.0))?;
+        ensure!(node.metric(&lists("pods"))? == 0.0, "it has listed");
         Ok(())
     })?;
     let waited = thread::scope(|scope| -> anyhow::Result<Duration> {
@@ -124,7 +129,7 @@ fn decide_late(
         };
         let mut said = Vec::new();
         show.fact(
-            "the runtime asks for late-0, of which nothing is decided: ADD waits, and the pod's events tell",
+            "the runtime asks for late-0: ADD waits for a decision, and the pod's events tell",
             || {
                 wait_until("the pod's events tell", SOON, || {
                     said = api.events()?;
@@ -179,26 +184,28 @@ fn lose(
 }
 
 fn come_back(node: &mut Node, runtime: &Runtime, gone: &Pod, show: &mut Show) -> anyhow::Result<Pod> {
-    show.chapter(
-        "The API server comes back, as after an hour: it has forgotten its history, and gone-0 was deleted",
-    );
+    show.chapter("The API server comes back, without its history, and gone-0 was deleted meanwhile");
     let api = show.fact("the API server listens, in another process", Api::start)?;
-    show.fact(
-        "the agent's position has expired: it lists, and misses gone-0, of which no event tells",
-        || {
-            wait_until("it has listed", Duration::from_secs(20), || {
-                Ok(node.metric(LISTS)? > 0.0 && node.metric(KNOWN)? == 5.0)
-            })
-        },
-    )?;
+    show.fact("the agent's position has expired: it lists, and notices that gone-0 is no more", || {
+        wait_until("it has listed", Duration::from_secs(20), || {
+            Ok(node.metric(&lists("pods"))? > 0.0
+                && node.metric(&lists("node"))? > 0.0
+                && node.metric(KNOWN)? == 5.0)
+        })
+    })?;
     let log = node.log();
-    let lines: Vec<&str> =
-        log.lines().filter(|line| line.contains("expired") || line.contains("listed")).collect();
-    show.output("the agent's log, of lists", &lines.join("\n"));
+    let lines = log.lines().filter(|line| line.contains("source=\"pods\""));
+    let lines: Vec<&str> = lines.skip_while(|line| !line.contains("expired")).collect();
+    show.output("the agent's log of it", &lines.join("\n"));
     let refused = show.fact("ADD gone-0 is refused", || runtime.call("ADD", gone)?.into_error())?;
     println!("   {refused}");
     let mut new = node.pod("web-1")?;
     api.create(&mut new, None)?;
     super::add(runtime, show, &mut new, ": the watch goes on", false)?;
     Ok(new)
+}
+
+/// The metric that counts a source's lists.
+fn lists(source: &str) -> String {
+    format!(r#"ferrule_watch_lists_total{{source="{source}"}}"#)
 }

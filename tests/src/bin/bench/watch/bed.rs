@@ -1,0 +1,174 @@
+//! What is measured on: a node, an API server in this process, and an agent between them.
+
+use std::{fs, thread, time::Duration};
+
+use anyhow::Context as _;
+use ferrule_tests::{
+    apiserver::{Options, Resource, objects},
+    cluster::{Cluster, NODE},
+    node::{Node, POD_V6},
+    pod::{NAMESPACE, Pod},
+    sys::wait_until,
+};
+use serde_json::{Value, json};
+
+use super::table::{Goal, Table};
+use crate::cpu;
+
+/// A node in a cluster.
+pub(super) struct Bed<'a> {
+    pub(super) node: &'a mut Node,
+    pub(super) cluster: Cluster,
+    flags: Vec<&'static str>,
+    /// How many pods there are in the API.
+    pub(super) pods: usize,
+}
+
+/// How many pods the agent knows.
+const KNOWN: &str = r#"ferrule_watch_objects{source="pods"}"#;
+/// Room for all pods of a run: an address that was used is not given out again for a while.
+const POD_V4: &str = "10.244.0.0/16";
+/// What an agent has not done by then, it does not do.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// What was changed last is durable by then, and the allocator has given back what it gives back.
+const SETTLED: Duration = Duration::from_secs(4);
+
+// === impl Bed ===
+
+impl<'a> Bed<'a> {
+    /// The API server remembers as many changes as are to come at once, and some more.
+    pub(super) fn new(node: &'a mut Node, flags: &[&'static str], changes: usize) -> anyhow::Result<Self> {
+        let cluster = Cluster::start(Options { history_limit: changes + 10_000, ..Options::default() })?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
+        let flags = [&["--watch-max-backoff", "1"], flags].concat();
+        Ok(Self { node, cluster, flags, pods: 0 })
+    }
+
+    /// Starts an agent that has kept nothing of the API server, and waits until it knows all pods.
+    pub(super) fn start(&mut self) -> anyhow::Result<()> {
+        self.node.stop_agent()?;
+        // There is none before the first start.
+        let _ = fs::remove_file("/run/ferrule/watch.redb");
+        self.cluster.start_agent(self.node, &self.flags)?;
+        self.until_known()
+    }
+
+    /// Creates pods in the API.
+    pub(super) fn create(&mut self, count: usize) -> anyhow::Result<()> {
+        for number in self.pods..self.pods + count {
+            self.cluster.api.create(Resource::Pods, pod(&name(number)))?;
+        }
+        self.pods += count;
+        if self.node.http("/readyz").is_ok() { self.until_known() } else { Ok(()) }
+    }
+
+    /// Attaches that many of them.
+    pub(super) fn attach(&self, count: usize) -> anyhow::Result<Vec<Pod>> {
+        let runtime = self.node.runtime()?;
+        let attach = |number| {
+            let mut pod = self.node.pod(&name(number))?;
+            let object = self.cluster.api.get(Resource::Pods, NAMESPACE, &pod.name).context("no such pod")?;
+            object
+                .pointer("/metadata/uid")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .clone_into(&mut pod.uid);
+            runtime.add(&pod)?;
+            Ok(pod)
+        };
+        (0..count).map(attach).collect()
+    }
+
+    pub(super) fn agent(&self) -> anyhow::Result<cpu::Agent> {
+        cpu::Agent::find()
+    }
+
+    /// Adds the agent's memory, when it has settled, to what was measured.
+    pub(super) fn weigh(
+        &self,
+        what: &str,
+        goal: impl Into<Option<Goal>>,
+        table: &mut Table,
+    ) -> anyhow::Result<()> {
+        thread::sleep(SETTLED);
+        let status = fs::read_to_string(format!("/proc/{}/status", self.agent()?.pid()))?;
+        let mebibytes = |field: &str| -> anyhow::Result<f64> {
+            let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+            let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB"));
+            Ok(kibibytes.with_context(|| format!("no {field}"))?.parse::<f64>()? / 1024.0)
+        };
+        table.add(format!("RSS, {what}"), mebibytes("VmRSS")?, "MiB", goal);
+        table.add("  of it anonymous: the rest is the binary's pages", mebibytes("RssAnon")?, "MiB", None);
+        table.add("  the most up to now", mebibytes("VmHWM")?, "MiB", None);
+        Ok(())
+    }
+
+    fn until_known(&self) -> anyhow::Result<()> {
+        let pods = self.pods as f64;
+        wait_until("the agent knows all pods", PATIENCE, || Ok(self.node.metric(KNOWN)? == pods))
+    }
+}
+
+/// The name of one of them.
+pub(super) fn name(number: usize) -> String {
+    format!("web-6b7f6db5c9-{number:05}")
+}
+
+/// A pod of this node, as large as most are: what nobody reads of it has to be read over.
+pub(super) fn pod(name: &str) -> Value {
+    let env = |number: usize| json!({ "name": format!("SETTING_{number:02}"), "value": format!("value-of-{number}") });
+    let fields = |number: usize| {
+        (format!("k:{{\"name\":\"SETTING_{number:02}\"}}"), json!({ ".": {}, "f:name": {}, "f:value": {} }))
+    };
+    let condition = |kind: &str| json!({ "type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
+    let id = "0123456789abcdef".repeat(4);
+    let mut object = objects::pod(NAMESPACE, name, NODE);
+    let more = json!({
+        "metadata": {
+            "generateName": "web-6b7f6db5c9-",
+            "labels": { "app.kubernetes.io/name": "web", "app.kubernetes.io/part-of": "shop", "pod-template-hash": "6b7f6db5c9" },
+            "annotations": { "prometheus.io/scrape": "true", "prometheus.io/port": "8080", "checksum/config": id },
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-6b7f6db5c9", "controller": true,
+                "blockOwnerDeletion": true, "uid": "0f0e0d0c-0b0a-4000-8000-000000000000",
+            }],
+            "managedFields": [{
+                "manager": "kube-controller-manager", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "time": "2026-01-01T00:00:00Z",
+                "fieldsV1": { "f:spec": { "f:containers": { "k:{\"name\":\"main\"}": {
+                    ".": {}, "f:image": {}, "f:env": (0..16).map(fields).collect::<serde_json::Map<_, _>>(),
+                } } } },
+            }],
+        },
+        "spec": {
+            "containers": [{
+                "name": "main", "image": "registry.example/shop/web:1.27.3", "imagePullPolicy": "IfNotPresent",
+                "env": (0..16).map(env).collect::<Vec<_>>(),
+                "ports": [{ "containerPort": 8080, "protocol": "TCP", "name": "http" }],
+                "resources": { "limits": { "memory": "256Mi" }, "requests": { "cpu": "100m", "memory": "256Mi" } },
+                "readinessProbe": { "httpGet": { "path": "/ready", "port": 8080, "scheme": "HTTP" }, "periodSeconds": 10 },
+                "volumeMounts": [{
+                    "name": "kube-api-access-abcde", "readOnly": true,
+                    "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+                }],
+            }],
+            "tolerations": [
+                { "key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 },
+                { "key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 },
+            ],
+        },
+        "status": {
+            "hostIP": "192.0.2.1", "podIP": "10.244.0.9", "podIPs": [{ "ip": "10.244.0.9" }],
+            "startTime": "2026-01-01T00:00:00Z",
+            "conditions": conditions,
+            "containerStatuses": [{
+                "name": "main", "ready": true, "started": true, "restartCount": 0,
+                "image": "registry.example/shop/web:1.27.3", "imageID": format!("registry.example/shop/web@sha256:{id}"),
+                "containerID": format!("containerd://{id}"), "state": { "running": { "startedAt": "2026-01-01T00:00:00Z" } },
+            }],
+        },
+    });
+    json_patch::merge(&mut object, &more);
+    object
+}

@@ -1,0 +1,129 @@
+//! How long it takes to list all pods.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use ferrule_tests::{
+    apiserver::{ApiServer, Request, Resource, Switch, Which},
+    sys::wait_until,
+};
+
+use super::{
+    bed::{Bed, PATIENCE},
+    table::{Goal, Table},
+};
+use crate::stats::Series;
+
+/// How the server gives the list.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Way {
+    Streamed,
+    Pages,
+}
+
+/// When the clock of the server's log of requests began, by the clock of the agent's log.
+struct Clock(Duration);
+
+const WATCHED: Which = Which { resource: Some(Resource::Pods), count: None };
+
+/// Lets positions expire, and agents start that have kept nothing.
+pub(super) fn measure(
+    bed: &mut Bed<'_>,
+    way: Way,
+    times: usize,
+    goal: Goal,
+    table: &mut Table,
+) -> anyhow::Result<()> {
+    if times == 0 {
+        return Ok(());
+    }
+    let clock = Clock::read(&bed.cluster.api)?;
+    let (mut again, mut cpu, mut first, mut start) =
+        (Series::default(), Series::default(), Series::default(), Series::default());
+    for _ in 0..times {
+        let before = lists(bed).len();
+        bed.node.stop_agent()?;
+        bed.cluster.api.clear_requests();
+        let begun = SystemTime::now();
+        bed.start()?;
+        let listed = until_listed(bed, before)?;
+        first.push(listed.saturating_sub(asked(bed, &clock)?));
+        start.push(listed.saturating_sub(begun.duration_since(UNIX_EPOCH)?));
+    }
+    for _ in 0..times {
+        // What was listed is written down by then.
+        thread::sleep(Duration::from_secs(3));
+        let before = lists(bed).len();
+        let (api, agent) = (&bed.cluster.api, bed.agent()?);
+        api.clear_requests();
+        api.switch(Switch::Compact {});
+        let used = agent.used()?;
+        api.switch(Switch::SendError { code: 410, retry_after: None, which: WATCHED });
+        let listed = until_listed(bed, before)?;
+        cpu.push(agent.used()?.saturating_sub(used));
+        again.push(listed.saturating_sub(asked(bed, &clock)?));
+    }
+    let how = if way == Way::Streamed { "streamed" } else { "in pages of 500" };
+    let pods = bed.pods;
+    table.add(format!("list of {pods} pods again, {how}, p50 of {times}"), again.p50(), "ms", goal);
+    table.add("  the slowest", again.percentile(100), "ms", None);
+    table.add("  the agent's CPU time, p50", cpu.p50(), "ms", None);
+    table.add("  the first list of an agent, p50", first.p50(), "ms", None);
+    table.add("  from its start, p50", start.p50(), "ms", None);
+    Ok(())
+}
+
+/// Waits for one more list than there were, and gives its end, since the epoch.
+fn until_listed(bed: &Bed<'_>, before: usize) -> anyhow::Result<Duration> {
+    wait_until("the agent has listed", PATIENCE, || Ok(lists(bed).len() > before))?;
+    lists(bed).last().copied().context("no list")
+}
+
+/// The ends of all lists of pods in the log of this node's agents, since the epoch.
+fn lists(bed: &Bed<'_>) -> Vec<Duration> {
+    let log = bed.node.log();
+    let lines = log.lines().filter(|line| line.contains(": listed source=\"pods\""));
+    let time = |line: &str| line.split_whitespace().next()?.parse::<jiff::Timestamp>().ok();
+    lines
+        .filter_map(time)
+        .filter_map(|time| time.duration_since(jiff::Timestamp::UNIX_EPOCH).try_into().ok())
+        .collect()
+}
+
+/// When the request came that the last list began with, since the epoch.
+fn asked(bed: &Bed<'_>, Clock(start): &Clock) -> anyhow::Result<Duration> {
+    let is_first = |it: &&Request| {
+        let begins = it.query.contains("sendInitialEvents=true") || it.query.contains("limit=500");
+        it.path == "/api/v1/pods" && it.status == 200 && begins && !it.query.contains("continue=")
+    };
+    let requests = bed.cluster.api.requests();
+    let first = requests.iter().find(is_first).context("nobody has listed")?;
+    Ok(*start + first.at)
+}
+
+// === impl Clock ===
+
+impl Clock {
+    /// By the fastest of some requests.
+    fn read(api: &ApiServer) -> anyhow::Result<Self> {
+        let mut best: Option<(Duration, Self)> = None;
+        for _ in 0..20 {
+            let mut stream = TcpStream::connect(api.address())?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let (start, now) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+            stream.write_all(b"GET /livez HTTP/1.1\r\nHost: api\r\nConnection: close\r\n\r\n")?;
+            stream.read_to_end(&mut Vec::new())?;
+            let took = start.elapsed();
+            let at = api.requests().last().context("no request")?.at;
+            if best.as_ref().is_none_or(|(least, _)| took < *least) {
+                best = Some((took, Self((now + took / 2).saturating_sub(at))));
+            }
+        }
+        Ok(best.context("no request")?.1)
+    }
+}
