@@ -29,6 +29,16 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// Where the agent listens unless it is told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/ferrule/agent.sock";
 
+/// The annotations of a pod that matter to its VIF, in [`cni::Annotations`] and at the API server.
+pub mod annotations {
+    /// The VIF, as ours: see `docs/vif.md`.
+    pub const VIF: &str = "vif.ferrule.dev/v1";
+    /// The VIF, as Kuryr wrote it in the eras before KuryrPort.
+    pub const KURYR_VIF: &str = "openstack.org/kuryr-vif";
+    /// Where the kubelet has the pod from; for a static pod, not from the API.
+    pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+}
+
 impl cni::ApiRange {
     /// Whether two sides can talk.
     pub fn meets(&self, other: &Self) -> bool {

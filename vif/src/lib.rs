@@ -21,12 +21,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub use annotation::from_annotation;
 pub use error::{Source, VifError};
+pub use ferrule_proto::annotations::{KURYR_VIF as KURYR_ANNOTATION, VIF as ANNOTATION};
 pub use mac::Mac;
-
-/// The annotation of ours: JSON, see `docs/vif.md`.
-pub const ANNOTATION: &str = "vif.ferrule.dev/v1";
-/// Kuryr's annotation, in the eras before KuryrPort.
-pub const KURYR_ANNOTATION: &str = "openstack.org/kuryr-vif";
 
 /// The VIF of a pod: what a source says that it should get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -1,5 +1,6 @@
 //! What a whole manifest, of a Pod or of a KuryrPort or a list of them, says of VIFs: for people.
 
+use ferrule_proto::annotations::CONFIG_SOURCE;
 use serde::Serialize;
 
 use crate::{
@@ -13,9 +14,6 @@ use crate::{
 
 /// The longest manifest, in bytes.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
-
-/// The annotation with which a kubelet tells where it has a pod from: `api`, or it is a static one.
-const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
 /// What one object says of a pod's VIF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

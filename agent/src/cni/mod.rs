@@ -2,6 +2,7 @@
 
 mod decide;
 mod error;
+mod pending;
 mod verbs;
 mod work;
 
@@ -9,7 +10,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use agent_common::GATEWAY_MAC;
 use ferrule_proto::{
-    API,
+    API, annotations,
     cni::{
         AddRequest, AddResponse, AddResult, ApiRange, AttachmentKey, CheckRequest, CheckResponse, DelRequest,
         DelResponse, Error, GcRequest, GcResponse, Interface, Ip, Route, StatusRequest, StatusResponse,
@@ -50,7 +51,7 @@ impl Cni for CniService {
                 key: key(request.key)?,
                 netns: netns(request.netns)?,
                 pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
-                annotations: pod.annotations.map(annotations),
+                annotations: pod.annotations.map(annotations_of),
                 mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
             };
             self.node.add(add).await
@@ -171,11 +172,11 @@ fn result(attachments: &[Attachment]) -> AddResult {
     result
 }
 
-fn annotations(told: ferrule_proto::cni::Annotations) -> Annotations {
+fn annotations_of(told: ferrule_proto::cni::Annotations) -> Annotations {
     let mut values = told.values;
     Annotations {
-        ferrule: values.remove(ferrule_vif::ANNOTATION),
-        kuryr: values.remove(ferrule_vif::KURYR_ANNOTATION),
-        config_source: values.remove("kubernetes.io/config.source"),
+        ferrule: values.remove(annotations::VIF),
+        kuryr: values.remove(annotations::KURYR_VIF),
+        config_source: values.remove(annotations::CONFIG_SOURCE),
     }
 }

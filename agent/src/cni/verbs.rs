@@ -11,6 +11,7 @@ use tokio::{
 use super::{
     decide::{Decision, Policy, is_active},
     error::VerbError,
+    pending::Pending,
     work::{self, Abandoned},
 };
 use crate::{
@@ -60,7 +61,7 @@ pub struct Add {
 }
 
 /// An ADD that succeeded: the interface that was asked for, and those that came with it.
-enum Added {
+pub(super) enum Added {
     /// By this call.
     Now(Vec<Attachment>),
     /// By an earlier one.
@@ -130,7 +131,7 @@ impl Node {
             .inspect_err(|error| self.tell(&add.pod, error))?;
         match (added, decided) {
             (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
-                let pending = Pending { node: self, plugged: Some(plugged) };
+                let pending = Pending::new(self, plugged);
                 let active = self.policy.until_active(&self.registry, &self.events, &add, &vif, deadline);
                 self.unless_stopping(active).await?;
                 pending.commit(&add.key).await
@@ -188,7 +189,7 @@ impl Node {
         work::run(Arc::clone(self), hold, work, abandoned).await.ok_or(VerbError::Lost)?
     }
 
-    fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
         Arc::clone(&self.adding).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
     }
 
@@ -256,7 +257,7 @@ impl Node {
     }
 
     /// Makes all of it durable: what came with the one that was asked for first, so that a crash in between undoes all.
-    fn commit(&self, plugged: Vec<Attachment>) -> Result<Vec<Attachment>, VerbError> {
+    pub(super) fn commit(&self, plugged: Vec<Attachment>) -> Result<Vec<Attachment>, VerbError> {
         for attachment in plugged.iter().rev() {
             if let Err(error) = self.registry.advance(attachment.clone(), State::Attached) {
                 self.undo(&plugged);
@@ -327,13 +328,13 @@ impl Node {
     }
 
     /// What an ADD did whose caller has gone.
-    fn undo_add(&self, done: Result<Added, VerbError>) {
+    pub(super) fn undo_add(&self, done: Result<Added, VerbError>) {
         if let Ok(Added::Now(attachments)) = done {
             self.undo(&attachments);
         }
     }
 
-    fn undo(&self, attachments: &[Attachment]) {
+    pub(super) fn undo(&self, attachments: &[Attachment]) {
         if let Err(error) = self.remove_group(attachments) {
             tracing::error!(%error, "an ADD that failed, or whose caller has gone, is left behind");
         }
@@ -401,54 +402,5 @@ impl Node {
             self.dataplane.verify(host.ifindex, attachment).map_err(VerbError::Differs)?;
         }
         Ok(())
-    }
-}
-
-/// What is plugged and waits to become active. Dropped, it is undone: the caller has gone, or waited in vain.
-struct Pending<'a> {
-    node: &'a Arc<Node>,
-    plugged: Option<Vec<Attachment>>,
-}
-
-// === impl Pending ===
-
-impl Pending<'_> {
-    /// What is plugged stays ours to undo until it is done: the caller may go while we wait for our turn.
-    async fn commit(mut self, key: &Key) -> Result<Vec<Attachment>, VerbError> {
-        let plugged = self.plugged.clone().ok_or(VerbError::Lost)?;
-        let commit = move |node: &Node| {
-            // A DEL may have come meanwhile.
-            let is_there = plugged.iter().all(|it| node.registry.get(&it.key).as_ref() == Some(it));
-            let committed = if is_there { node.commit(plugged) } else { Err(VerbError::Overtaken) };
-            committed.map(Added::Now)
-        };
-        let committed = self.node.work(key, commit, Node::undo_add).await;
-        self.plugged = None;
-        match committed? {
-            Added::Now(attachments) | Added::Before(attachments) => Ok(attachments),
-        }
-    }
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        let Some(plugged) = self.plugged.take() else { return };
-        let Some(key) = plugged.first().map(Attachment::runtime_key) else { return };
-        let node = Arc::clone(self.node);
-        // The call's own is given back only after this; so the agent does not stop before it is done.
-        let admitted = node.admit();
-        tokio::spawn(async move {
-            let _admitted = admitted;
-            let undo = move |node: &Node| {
-                let still: Vec<_> = plugged
-                    .into_iter()
-                    .filter(|it| node.registry.get(&it.key).as_ref() == Some(it))
-                    .collect();
-                node.undo(&still);
-                Ok(())
-            };
-            // What it cannot do, it has said.
-            let _ = node.work(&key, undo, |_, _| {}).await;
-        });
     }
 }

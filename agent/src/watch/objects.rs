@@ -43,7 +43,7 @@ pub struct Metadata {
     pub annotations: Annotations,
 }
 
-/// The annotations that tell of a VIF; all others are passed over.
+/// The annotations that tell of a VIF (`ferrule_proto::annotations`); all others are passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Annotations {
     /// Ours.

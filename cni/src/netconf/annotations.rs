@@ -4,18 +4,15 @@
 
 use std::collections::HashMap;
 
-use ferrule_proto::cni::{Annotations, error::Code};
+use ferrule_proto::{
+    annotations::{CONFIG_SOURCE, KURYR_VIF, VIF},
+    cni::{Annotations, error::Code},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::error::{CniError, Shown};
 
-/// Our own VIF.
-const VIF: &str = "vif.ferrule.dev/v1";
-/// Kuryr's VIF.
-const KURYR_VIF: &str = "openstack.org/kuryr-vif";
-/// Where the kubelet has the pod from.
-const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// The longest value that is handed on, in bytes: Kubernetes takes no more for all annotations of an object.
 const MAX_VALUE: usize = 256 * 1024;
 
