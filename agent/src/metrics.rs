@@ -70,6 +70,11 @@ pub struct FailureLabels {
     pub reason: &'static str,
 }
 
+/// A number of things as a gauge takes it.
+pub fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 // === impl Metrics ===
 
 impl Default for Metrics {

@@ -9,6 +9,7 @@ mod client;
 mod error;
 mod keep;
 mod lines;
+mod list;
 mod objects;
 mod patience;
 mod recorder;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     health::State,
-    metrics::{FailureLabels, SourceLabels},
+    metrics::{FailureLabels, SourceLabels, count},
 };
 
 /// How long a resource that the server does not know is left alone.
@@ -125,8 +125,4 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     pub(super) fn count_objects(&self) {
         self.metrics.objects.get_or_create(&self.labels()).set(count(self.state.known.len()));
     }
-}
-
-pub(super) fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

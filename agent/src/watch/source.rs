@@ -33,13 +33,12 @@ use super::{
     error::WatchError,
     keep::{Keeper, Place},
     lines::{Lines, Piece},
-    objects::{Metadata, Object, ObjectKey},
-    patience::count,
-    wire::{self, Event, Page},
+    objects::{Object, ObjectKey},
+    wire::{self, Event},
 };
 use crate::{
     health::Reporter,
-    metrics::{EventLabels, WatchMetrics},
+    metrics::{EventLabels, WatchMetrics, count},
 };
 
 /// What is watched.
@@ -104,8 +103,6 @@ pub(super) enum Streams {
 /// Asks a loop to end, between two events.
 pub(super) type Stop = oneshot::Receiver<()>;
 
-/// The most objects in a page, as client-go has it.
-const PAGE: usize = 500;
 /// A watch that ends sooner, with nothing in it, counts as a failure (client-go's "very short watch").
 const SHORT: Duration = Duration::from_secs(1);
 /// The server ends a watch after a random time from this to its double, in seconds (client-go's reflector).
@@ -240,35 +237,6 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             }
         }
         watched
-    }
-
-    /// Lists all objects, page by page.
-    async fn list(&mut self) -> Result<(), WatchError> {
-        let what = format!("list {}", self.scope.name);
-        self.begin_list();
-        let mut token = String::new();
-        loop {
-            let limit = PAGE.to_string();
-            let path = self.path(&[("limit", &limit), ("continue", &token)]);
-            let page = self.api.get(&what, &path).await?;
-            self.count_bytes(page.len());
-            let page: Page<'_> = serde_json::from_slice(&page)
-                .map_err(|error| WatchError::Answer { what: what.clone(), why: error.to_string() })?;
-            for item in page.items.into_iter().flatten() {
-                match serde_json::from_str::<T>(item.get()) {
-                    Ok(object) => self.apply(object),
-                    Err(error) => {
-                        self.undecodable(&error);
-                        self.is_listed(wire::metadata(item.get()));
-                    }
-                }
-            }
-            if page.metadata.r#continue.is_empty() {
-                self.end_list(page.metadata.resource_version);
-                return Ok(());
-            }
-            token = page.metadata.r#continue;
-        }
     }
 
     /// Follows the changes from the position; from nothing, all objects come first.
@@ -410,14 +378,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         true
     }
 
-    /// Something is there that is not understood: so at least it is not gone.
-    fn is_listed(&mut self, metadata: Option<Metadata>) {
-        if let (Some(listed), Some(metadata)) = (&mut self.state.listed, metadata) {
-            listed.insert(metadata.key());
-        }
-    }
-
-    fn apply(&mut self, mut object: T) {
+    pub(super) fn apply(&mut self, mut object: T) {
         let position = std::mem::take(&mut object.metadata_mut().resource_version);
         let (key, uid) = (object.metadata().key(), object.metadata().uid.clone());
         if let Some(listed) = &mut self.state.listed {
@@ -437,7 +398,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
 
     /// Removes what is at a place, or, with a UID, only that: a late event about an older object of the name must not
     /// take the newer one.
-    fn remove(&mut self, key: &ObjectKey, uid: Option<&String>) {
+    pub(super) fn remove(&mut self, key: &ObjectKey, uid: Option<&String>) {
         let known = self.state.known.get(key);
         let Some(known) = known.filter(|known| uid.is_none_or(|uid| uid == *known)).cloned() else { return };
         self.state.known.remove(key);
@@ -446,33 +407,8 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         self.count_objects();
     }
 
-    fn begin_list(&mut self) {
-        self.state.listed = Some(HashSet::new());
-    }
-
-    /// All objects are there: what was known before and is not among them is gone, though no event told of it.
-    fn end_list(&mut self, position: String) {
-        let listed = self.state.listed.take().unwrap_or_default();
-        let mut lost: Vec<_> =
-            self.state.known.keys().filter(|key| !listed.contains(*key)).cloned().collect();
-        lost.sort();
-        for key in &lost {
-            self.remove(key, None);
-        }
-        self.moved_to(position);
-        self.state.keeper.listed();
-        self.metrics.lists.get_or_create(&self.labels()).inc();
-        self.state.doubtful = false;
-        if self.state.streams_lists == Streams::NotNow {
-            self.state.streams_lists = Streams::Perhaps;
-        }
-        tracing::info!(source = self.scope.name, objects = listed.len(), lost = lost.len(), "listed");
-        self.synced();
-        self.recovered();
-    }
-
     /// The position of an event within a list is none to resume from: the list comes in no order.
-    fn moved_to(&mut self, position: String) {
+    pub(super) fn moved_to(&mut self, position: String) {
         if self.state.listed.is_none() && !position.is_empty() {
             self.state.position = Some(position);
             self.state.keeper.moved();
@@ -485,30 +421,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
     }
 
-    /// Whether the server is still in the history that our position is of. One that was restored from an older copy
-    /// says nothing to a watch from its future, for hours: no event, no bookmark, no error.
-    async fn check_history(&mut self) -> Result<(), WatchError> {
-        let Some(position) = &self.state.position else { return Ok(()) };
-        let what = format!("look at the history of {}", self.scope.name);
-        let page = self.api.get(&what, &self.path(&[("limit", "1")])).await?;
-        let page: Page<'_> = serde_json::from_slice(&page)
-            .map_err(|error| WatchError::Answer { what, why: error.to_string() })?;
-        let number = |text: &str| text.parse::<u64>().ok();
-        if number(&page.metadata.resource_version) < number(position) {
-            let server = page.metadata.resource_version;
-            tracing::warn!(
-                source = self.scope.name,
-                position,
-                server,
-                "the API server's history is another one: listing"
-            );
-            self.state.position = None;
-        }
-        self.state.idle = 0;
-        Ok(())
-    }
-
-    fn path(&self, query: &[(&str, &str)]) -> String {
+    pub(super) fn path(&self, query: &[(&str, &str)]) -> String {
         let mut encoded = form_urlencoded::Serializer::new(String::new());
         encoded.append_pair(self.scope.selector.0, &self.scope.selector.1);
         for (name, value) in query.iter().filter(|(_, value)| !value.is_empty()) {
@@ -517,7 +430,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         format!("{}?{}", self.scope.path, encoded.finish())
     }
 
-    fn undecodable(&self, why: &dyn std::fmt::Display) {
+    pub(super) fn undecodable(&self, why: &dyn std::fmt::Display) {
         self.metrics.undecodable.get_or_create(&self.labels()).inc();
         tracing::warn!(source = self.scope.name, %why, "an object of the API is not understood, and is passed over");
     }
