@@ -3,6 +3,7 @@
 mod layout;
 mod log;
 mod maps;
+mod memory;
 
 use std::{
     collections::HashMap,
@@ -96,6 +97,8 @@ impl Dataplane {
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let maps = Maps::open(&mut ebpf)?;
+        drop((ebpf, loader));
+        memory::give_back();
         Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), pins })
     }
 

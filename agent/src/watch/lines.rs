@@ -62,7 +62,7 @@ impl Lines {
     pub(super) fn next(&mut self) -> Option<Result<&[u8], TooLong>> {
         loop {
             let fresh = self.buffer.get(self.scanned..)?;
-            let Some(end) = fresh.iter().position(|byte| *byte == b'\n').map(|at| self.scanned + at) else {
+            let Some(end) = memchr::memchr(b'\n', fresh).map(|at| self.scanned + at) else {
                 self.scanned = self.buffer.len();
                 if self.buffer.len() - self.taken > MOST {
                     let first = !std::mem::replace(&mut self.skipping, true);

@@ -76,6 +76,9 @@ struct InitialEnd {
 /// # Errors
 /// If the server says that the watch has failed; it ends then.
 pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, WatchError> {
+    if let Some(object) = usual(line) {
+        return Ok(Event::Applied(object));
+    }
     let undecodable = |metadata: Option<Metadata>, why: &dyn std::fmt::Display| Event::Undecodable {
         metadata,
         why: why.to_string(),
@@ -112,6 +115,16 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
         }
         other => Ok(undecodable(metadata(json), &format_args!("its type is {other:?}"))),
     }
+}
+
+/// What nearly all lines are, as API servers write them: read in one go, and so in half the time. Whatever is out of the
+/// ordinary is left to those who look closer.
+fn usual<T: Object>(line: &[u8]) -> Option<T> {
+    let object = [r#"{"type":"ADDED","object":"#, r#"{"type":"MODIFIED","object":"#]
+        .iter()
+        .find_map(|begin| line.strip_prefix(begin.as_bytes()))?;
+    let object = serde_json::from_slice::<T>(object.strip_suffix(b"}")?).ok()?;
+    is_placed(object.metadata()).then_some(object)
 }
 
 /// Where an object is and which version, whatever else may be in it.
