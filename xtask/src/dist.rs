@@ -63,6 +63,8 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
             // Or CC would be asked, which may be set for another C library.
             .env(&format!("CC_{}", target.replace('-', "_")), "musl-gcc")
+            // C code that tells when it was compiled (mimalloc does) would make each build another one.
+            .env("SOURCE_DATE_EPOCH", "0")
             .run()?;
     }
     for binary in BINARIES {
