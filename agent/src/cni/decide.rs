@@ -34,7 +34,7 @@ pub enum VifSource {
 #[derive(Debug, Clone)]
 pub struct Policy {
     pub source: VifSource,
-    /// How long an ADD waits for a decision, and then for it to become active.
+    /// How long an ADD waits for a decision and for it to become active, together: its caller has one deadline.
     pub timeout: Duration,
     /// Where decided addresses may be from; empty for the node's pod CIDRs.
     pub vif_cidrs: Vec<IpNet>,
