@@ -6,6 +6,7 @@ use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use ferrule_agent::{app, config::Args, dataplane::LogLevel};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 /// Musl's own allocator has one lock for all threads: that was a fifth of the time that an ADD takes.
@@ -24,6 +25,8 @@ static EBPF_OBJECT: &[u8] = &[];
 const USAGE: u8 = 64;
 /// How long calls that have outlived the drain are waited for; what they leave half done, the next agent undoes.
 const LAST_CALLS: Duration = Duration::from_secs(5);
+/// A connection for each call that is taken at once, and what the calls in work have open.
+const OPEN_FILES: u64 = 8192;
 /// More threads than the verbs work on at once; the rest is for start and reaper.
 const BLOCKING_THREADS: usize = 16;
 
@@ -36,6 +39,9 @@ fn main() -> ExitCode {
         }
     };
     start_log(config.ebpf_log);
+    if let Err(error) = raise_file_limit() {
+        tracing::warn!(%error, "the limit on open files stays low: fewer calls can be served at once");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -53,6 +59,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A service manager's limit is made for programs that use `select`: a thousand.
+fn raise_file_limit() -> nix::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard)
 }
 
 fn start_log(ebpf: LogLevel) {

@@ -1,5 +1,7 @@
 //! The socket that the agent serves on: only root gets in, and only one agent listens.
 
+mod connections;
+
 use std::{
     fs, io,
     os::linux::net::SocketAddrExt as _,
@@ -10,8 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ferrule_proto::note;
 use tokio::net::UnixListener;
-use tonic::{Request, Status, transport::server::UdsConnectInfo};
+use tonic::{Request, Status};
+
+pub use connections::{Caller, Incoming};
 
 /// The right to be the agent of this network namespace, for as long as it lives.
 #[derive(Debug)]
@@ -47,7 +52,8 @@ pub enum SocketError {
 /// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
 const NODE_LOCK: &str = "ferrule-agent";
 /// What an agent has in its directory, so that one with nothing else is its own.
-const OURS: [&str; 4] = ["agent.sock", "agent.new", "agent.lock", "registry.redb"];
+const OURS: [&str; 7] =
+    ["agent.sock", "agent.new", "agent.lock", "registry.redb", "watch.redb", note::DIRECTORY, note::LOCK];
 
 // === impl NodeLock ===
 
@@ -75,7 +81,7 @@ impl NodeLock {
 /// # Errors
 /// If somebody listens there, or something else is in the way.
 pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
-    close_directory(socket.parent().unwrap_or(Path::new("/")))?;
+    close_directory(socket)?;
     check_stale(socket)?;
     let fresh = socket.with_extension("new");
     let failed = |what| {
@@ -92,28 +98,12 @@ pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
     Ok(listener)
 }
 
-/// Lets a call pass if its caller is root, or who the agent runs as.
-///
-/// The socket's mode says the same; this holds when somebody has changed it.
+/// Makes the directory of a socket, or sees to it that only root can enter it.
 ///
 /// # Errors
-/// `PERMISSION_DENIED` for everybody else.
-pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
-    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-    let own = nix::unistd::geteuid().as_raw();
-    match peer.map(|peer| peer.uid()) {
-        Some(uid) if uid == 0 || uid == own => Ok(request),
-        Some(uid) => {
-            tracing::warn!(uid, "refused a call from a user who is not root");
-            Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
-        }
-        None => Err(Status::permission_denied(
-            "only root may call the agent, and the kernel does not say who calls",
-        )),
-    }
-}
-
-fn close_directory(directory: &Path) -> Result<(), SocketError> {
+/// If it is open to others and has other things in it.
+pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
+    let directory = note::beside(socket);
     let failed = |what| move |source| SocketError::Access { what, path: directory.to_owned(), source };
     fs::DirBuilder::new()
         .recursive(true)
@@ -135,6 +125,27 @@ fn close_directory(directory: &Path) -> Result<(), SocketError> {
         }
     }
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))
+}
+
+/// Lets a call pass if its caller is root, or who the agent runs as.
+///
+/// The socket's mode says the same; this holds when somebody has changed it.
+///
+/// # Errors
+/// `PERMISSION_DENIED` for everybody else.
+pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
+    let peer = request.extensions().get::<Caller>().and_then(|caller| caller.uid);
+    let own = nix::unistd::geteuid().as_raw();
+    match peer {
+        Some(uid) if uid == 0 || uid == own => Ok(request),
+        Some(uid) => {
+            tracing::warn!(uid, "refused a call from a user who is not root");
+            Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
+        }
+        None => Err(Status::permission_denied(
+            "only root may call the agent, and the kernel does not say who calls",
+        )),
+    }
 }
 
 fn check_stale(socket: &Path) -> Result<(), SocketError> {

@@ -1,15 +1,17 @@
 //! The call to the agent: request in, result or CNI error out.
 
-use std::{io, mem, time::Duration};
+use std::{io, mem, thread, time::Duration};
 
 use ferrule_proto::cni::{
     self, AddRequest, AddResult, CheckRequest, DelRequest, GcRequest, StatusRequest, add_response::Outcome,
     cni_client::CniClient, error::Code,
 };
+use ferrule_proto::names::InvalidName;
 use tokio::{runtime::Builder, time};
 use tonic::{Status, codegen::http::Uri};
 
 use crate::{
+    away,
     env::Verb,
     error::{CniError, Shown},
     transport::Transport,
@@ -32,27 +34,80 @@ const CONNECT: Duration = Duration::from_secs(1);
 const ADD: Duration = Duration::from_secs(90);
 const OTHERS: Duration = Duration::from_secs(30);
 
+/// How often to call an agent that is going away, and how long to wait in between.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
+
 const START_AGENT: &str = "check that ferrule-agent runs on this node and that \"socket\" in the network \
                            configuration, if it is set, names the agent's socket";
 
-/// Calls the agent and waits for its answer. Only ADD has a result.
+/// A call that the agent has not served.
+#[derive(Debug)]
+struct Failure {
+    error: CniError,
+    cause: Cause,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// Nobody listens.
+    Away,
+    /// Somebody who listened has gone, or does not speak our language.
+    Lost,
+    /// Somebody listens, and could not serve.
+    Unserved,
+}
+
+/// Calls the agent and waits for its answer. Only ADD has a result. A DEL succeeds without an agent.
 ///
 /// # Errors
 /// Those of the agent, and those of getting through to it.
 pub(crate) fn call(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
+    match (attempt(socket, &request), &request) {
+        (Ok(answer), _) => answer,
+        (
+            Err(Failure { cause: Cause::Away | Cause::Lost, .. }),
+            Request::Del(DelRequest { key: Some(key), .. }),
+        ) => {
+            let key = away::Key::new(key).map_err(|error| invalid(&error))?;
+            let again = || again(socket, &request);
+            away::del(socket, &key, again).map(|()| None)
+        }
+        (Err(Failure { error, .. }), _) => Err(error),
+    }
+}
+
+/// Calls an agent that was away or went away: whether there is one now, and its answer. One that is going away takes a moment
+/// to be gone.
+fn again(socket: &str, request: &Request) -> Option<Result<(), CniError>> {
+    let mut tries = TRIES;
+    loop {
+        tries -= 1;
+        match attempt(socket, request) {
+            Ok(answer) => return Some(answer.map(drop)),
+            Err(Failure { cause: Cause::Away, .. }) => return None,
+            Err(Failure { cause: Cause::Lost, .. }) if tries > 0 => thread::sleep(PAUSE),
+            Err(Failure { error, .. }) => return Some(Err(error)),
+        }
+    }
+}
+
+/// Calls the agent once.
+fn attempt(socket: &str, request: &Request) -> Result<Result<Option<AddResult>, CniError>, Failure> {
     // A socket and its deadline have no more than two events at a time.
     let runtime =
         Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
             let msg = format!("{}: preparing the call to the agent: {e}", request.verb().as_str());
-            CniError::new(Code::IoFailure, msg, "check the limits on open files and memory of the runtime")
+            let details = "check the limits on open files and memory of the runtime";
+            Failure { error: CniError::new(Code::IoFailure, msg, details), cause: Cause::Unserved }
         })?;
-    let answer = runtime.block_on(exchange(socket, request));
+    let answer = runtime.block_on(exchange(socket, request.clone()));
     // The process is about to end, which closes the connection too: nothing has to be taken apart before.
     mem::forget(runtime);
     answer
 }
 
-async fn exchange(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
+async fn exchange(socket: &str, request: Request) -> Result<Result<Option<AddResult>, CniError>, Failure> {
     let verb = request.verb();
     let transport = match time::timeout(CONNECT, Transport::connect(socket)).await {
         Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
@@ -60,7 +115,7 @@ async fn exchange(socket: &str, request: Request) -> Result<Option<AddResult>, C
     };
     let within = request.deadline();
     match time::timeout(within, send(transport, request, within)).await {
-        Ok(Ok(answer)) => answer,
+        Ok(Ok(answer)) => Ok(answer),
         Ok(Err(status)) => Err(failed(verb, socket, &status)),
         Err(_) => {
             let status = Status::deadline_exceeded(format!("there is no answer after {within:?}"));
@@ -117,7 +172,7 @@ fn timed<T>(message: T, within: Duration) -> tonic::Request<T> {
 }
 
 /// The error for a socket that does not lead to an agent.
-fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> CniError {
+fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> Failure {
     let (code, details) = match error.kind() {
         io::ErrorKind::PermissionDenied => (Code::IoFailure, "run the plugin as root"),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::TimedOut => {
@@ -126,11 +181,15 @@ fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> CniError {
         _ => (Code::IoFailure, START_AGENT),
     };
     let msg = format!("{}: connecting to the agent at {}: {error}", verb.as_str(), Shown(socket));
-    CniError::new(code, msg, details)
+    let cause = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Cause::Away,
+        _ => Cause::Unserved,
+    };
+    Failure { error: CniError::new(code, msg, details), cause }
 }
 
 /// The error for a call that was not served.
-fn failed(verb: Verb, socket: &str, status: &Status) -> CniError {
+fn failed(verb: Verb, socket: &str, status: &Status) -> Failure {
     let (code, details) = match status.code() {
         // A server that sees the deadline first says that the call is cancelled.
         tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
@@ -151,7 +210,13 @@ fn failed(verb: Verb, socket: &str, status: &Status) -> CniError {
         status.code(),
         status.message().escape_debug()
     );
-    CniError::new(code, msg, details)
+    // The agent never says this itself: it is the connection that was lost.
+    let cause = if status.code() == tonic::Code::Unavailable { Cause::Lost } else { Cause::Unserved };
+    Failure { error: CniError::new(code, msg, details), cause }
+}
+
+fn invalid(error: &InvalidName) -> CniError {
+    CniError::new(Code::InvalidEnvironment, format!("DEL: {error}"), "the runtime must name the container")
 }
 
 /// The code for an agent that cannot serve now: STATUS has one of its own for that.
@@ -186,10 +251,11 @@ mod tests {
         for request in requests() {
             let (deadline, verb) = (request.deadline(), request.verb());
             let start = Instant::now();
-            let error = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+            let Failure { error, cause } = exchange(path.to_str().unwrap(), request).await.unwrap_err();
             let elapsed = start.elapsed();
             assert!(elapsed >= deadline && elapsed < deadline + CONNECT, "{verb:?} took {elapsed:?}");
             assert_eq!(error.code, if verb == Verb::Status { 50 } else { 11 });
+            assert_eq!(cause, Cause::Unserved, "it may come to its senses: nobody may do its work");
             assert!(error.msg.contains("there is no answer after"), "{}", error.msg);
         }
     }
@@ -205,8 +271,8 @@ mod tests {
 
         let start = Instant::now();
         let request = Request::Add(AddRequest::default());
-        let error = exchange(path.to_str().unwrap(), request).await.unwrap_err();
-        assert_eq!(error.code, 11, "{}", error.msg);
+        let Failure { error, cause } = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+        assert_eq!((error.code, cause), (11, Cause::Unserved), "{}", error.msg);
         assert!(start.elapsed() >= CONNECT && start.elapsed() < 2 * CONNECT);
     }
 
@@ -217,7 +283,7 @@ mod tests {
         let stale = dir.path().join("stale.sock");
         drop(UnixListener::bind(&stale).unwrap());
         for path in [missing, stale] {
-            for request in requests() {
+            for request in requests().into_iter().filter(|it| it.verb() != Verb::Del) {
                 let code = if request.verb() == Verb::Status { 50 } else { 11 };
                 let error = call(path.to_str().unwrap(), request).unwrap_err();
                 assert_eq!(error.code, code, "{}", error.msg);
@@ -229,7 +295,8 @@ mod tests {
 
     #[test]
     fn a_socket_that_may_not_be_opened_asks_for_root() {
-        let error = unreachable(Verb::Add, "/x", &io::ErrorKind::PermissionDenied.into());
+        let Failure { error, cause } = unreachable(Verb::Add, "/x", &io::ErrorKind::PermissionDenied.into());
+        assert_eq!(cause, Cause::Unserved);
         assert_eq!((error.code, error.details.as_str()), (5, "run the plugin as root"));
     }
 
@@ -248,9 +315,11 @@ mod tests {
             (Grpc::Unknown, 999, 999),
         ] {
             let failure = Status::new(grpc, "it\nbroke");
-            assert_eq!(failed(Verb::Add, "/x", &failure).code, add, "{grpc:?}");
-            assert_eq!(failed(Verb::Status, "/x", &failure).code, status, "{grpc:?}");
-            assert!(failed(Verb::Add, "/x", &failure).msg.contains(r"it\nbroke"));
+            let Failure { error, cause } = failed(Verb::Add, "/x", &failure);
+            assert_eq!(error.code, add, "{grpc:?}");
+            assert!(error.msg.contains(r"it\nbroke"));
+            assert_eq!(cause == Cause::Lost, grpc == Grpc::Unavailable);
+            assert_eq!(failed(Verb::Status, "/x", &failure).error.code, status, "{grpc:?}");
         }
     }
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod away;
 mod call;
 mod env;
 mod error;

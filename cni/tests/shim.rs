@@ -10,6 +10,7 @@ mod agent;
 
 use std::{
     io::Write,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -160,13 +161,67 @@ fn an_agent_that_stops_in_the_middle_of_a_call_is_one_to_try_again() {
 fn an_agent_that_is_away_is_named_within_a_second() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
-    for (command, code) in [("ADD", 11), ("DEL", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+    for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
         let start = Instant::now();
         let answer = call(command, &[], &netconf("1.1.0", &socket));
         assert!(start.elapsed() < Duration::from_secs(1));
         assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)), "{command}");
         assert!(answer.json()["msg"].as_str().unwrap().contains(socket.to_str().unwrap()));
     }
+}
+
+#[test]
+fn pain_5_a_del_succeeds_without_an_agent_and_leaves_a_note() {
+    let dir = tempfile::tempdir().unwrap();
+    // As after a reboot: not even the directory is there.
+    let socket = dir.path().join("run/agent.sock");
+    for env in [&[][..], &[("CNI_NETNS", "")]] {
+        let start = Instant::now();
+        let answer = call("DEL", env, &netconf("1.1.0", &socket));
+        assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "", ""));
+        assert!(start.elapsed() < Duration::from_secs(1));
+    }
+    let notes: Vec<_> = std::fs::read_dir(dir.path().join("run/deferred")).unwrap().collect();
+    assert_eq!(notes.len(), 1, "one for each attachment");
+    let note = std::fs::read(dir.path().join("run/deferred/cluster:ddcf67f32bbc:eth0")).unwrap();
+    let note: Value = serde_json::from_slice(&note).unwrap();
+    assert_eq!((&note["network"], &note["container_id"]), (&json!("cluster"), &json!("ddcf67f32bbc")));
+    assert_eq!(std::fs::metadata(dir.path().join("run")).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_del_for_which_there_is_no_room_for_a_note_succeeds_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("deferred"), "not a directory").unwrap();
+    let answer = call("DEL", &[], &netconf("1.1.0", &dir.path().join("agent.sock")));
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
+    assert!(answer.stderr.contains("no note for the agent"), "{}", answer.stderr);
+}
+
+#[test]
+fn a_del_whose_agent_stops_in_the_middle_goes_on_without_it() {
+    let agent = MockAgent::start(Behaviour::Hang);
+    let socket = agent.socket().to_owned();
+    let calling = std::thread::spawn(move || call("DEL", &[], &netconf("1.0.0", &socket)));
+    let directory = agent.stop_when_called();
+    let answer = calling.join().unwrap();
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""), "{}", answer.stderr);
+    assert_eq!(std::fs::read_dir(directory.path().join("deferred")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_del_does_nothing_by_itself_where_something_else_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let answer = call("DEL", &[], &netconf("1.0.0", &socket));
+    assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(11)), "{}", answer.stdout);
+    assert!(!dir.path().join("deferred").exists());
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context as _, anyhow};
 use ferrule_proto::{DESCRIPTORS, agent::agent_server::AgentServer, cni::cni_server::CniServer};
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     service::InterceptorLayer,
     transport::{self, Server},
@@ -13,7 +12,12 @@ use tonic::{
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::tasks::Tasks;
-use crate::{cni::CniService, health::Health, observe::AgentService, server};
+use crate::{
+    cni::CniService,
+    health::Health,
+    observe::AgentService,
+    server::{self, Incoming},
+};
 
 /// The services, while they are served.
 pub(super) struct Grpc {
@@ -23,6 +27,10 @@ pub(super) struct Grpc {
 
 /// Longer than any runtime waits, so that no call is held for ever.
 const CALL_DEADLINE: Duration = Duration::from_secs(120);
+/// Calls at once on one connection. A plugin makes one, and people few.
+const MAX_STREAMS: u32 = 64;
+/// Bytes of one request's headers: a name or two, a deadline, and whose trace it is part of.
+const MAX_HEADERS: u32 = 16 * 1024;
 /// How long calls in work may take to finish after a signal to stop.
 const DRAIN: Duration = Duration::from_secs(15);
 
@@ -52,12 +60,14 @@ impl Grpc {
         tracing::info!(socket = %socket.display(), "serving");
         let serving = Server::builder()
             .timeout(CALL_DEADLINE)
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_max_header_list_size(MAX_HEADERS)
             .layer(InterceptorLayer::new(server::check_peer))
             .add_service(CniServer::new(cni))
             .add_service(AgentServer::new(agent))
             .add_service(grpc_health)
             .add_service(reflection)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            .serve_with_incoming_shutdown(Incoming::new(listener), async {
                 // Either way it is time to stop.
                 let _ = stopped.await;
             });

@@ -33,9 +33,9 @@ use crate::{
         reaper::{Reaper, reap_now},
         uplink::Uplink,
     },
-    reconcile::{self, Queue, Reconciler},
+    reconcile::{self, Notes, Queue, Reconciler},
     registry::{Cache, Registry},
-    server::NodeLock,
+    server::{self, NodeLock},
     watch::{Api, Recorder, Watches},
 };
 
@@ -73,7 +73,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     tasks.spawn("http", http::serve(listener, observed));
 
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
-    let node = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    let (node, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
     tasks.spawn("reaper", node.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
     tasks.spawn("uplink", node.uplink.clone().follow(uplink));
@@ -90,6 +90,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     let _installed = install::install(&config, &health, &mut tasks).await?;
     let cni = CniService { node: Arc::clone(&node), health: health.clone() };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
+    notes.end();
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
     let outcome = tokio::select! {
@@ -122,7 +123,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     Ok(reaped?)
 }
 
-/// Brings programs, registry and kernel together.
+/// Brings programs, registry, kernel and notes together. From then on, nobody leaves notes, until they are ended.
 async fn take_over(
     config: &Config,
     object: &[u8],
@@ -130,7 +131,7 @@ async fn take_over(
     needed: &Needed,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<Arc<Node>> {
+) -> anyhow::Result<(Arc<Node>, Notes)> {
     let registry = Registry::open(&config.state_dir)?;
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
@@ -145,17 +146,21 @@ async fn take_over(
         vif_cidrs: config.vif_cidrs.clone(),
     };
     let node = Arc::new(Node::new(registry, dataplane, uplink, Reaper::default(), policy, events));
-    let (at_start, ranges) = (Arc::clone(&node), config.pod_cidrs.clone());
-    spawn_blocking(move || {
+    let (at_start, ranges, socket) = (Arc::clone(&node), config.pod_cidrs.clone(), config.socket.clone());
+    let notes = spawn_blocking(move || {
         if !ranges.is_empty() {
             follow::use_ranges(&at_start, &ranges)
                 .context("cannot use the pod CIDRs of the configuration")?;
         }
-        reconcile::recover(&at_start).context("cannot take over from an earlier agent")
+        server::close_directory(&socket)?;
+        let notes = Notes::read(&socket)?;
+        reconcile::recover(&at_start, &notes).context("cannot take over from an earlier agent")?;
+        notes.settle(&at_start.registry.list());
+        anyhow::Ok(notes)
     })
     .await??;
     needed.registry.healthy(format!("attachments at start: {}", node.registry.list().len()));
-    Ok(node)
+    Ok((node, notes))
 }
 
 /// Where notes about pods go.

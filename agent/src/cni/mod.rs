@@ -3,6 +3,7 @@
 mod decide;
 mod error;
 mod pending;
+mod underway;
 mod verbs;
 mod work;
 
@@ -25,6 +26,7 @@ use crate::{
     health::Health,
     plug::GATEWAY,
     registry::{Attachment, Key, Pod},
+    server::Caller,
     vif::Mac,
     watch::Annotations,
 };
@@ -41,6 +43,7 @@ pub struct CniService {
 #[tonic::async_trait]
 impl Cni for CniService {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let request = request.into_inner();
         let what = name("ADD", request.key.as_ref());
         let add = async {
@@ -64,6 +67,7 @@ impl Cni for CniService {
     }
 
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let request = request.into_inner();
         let what = name("DEL", request.key.as_ref());
         let del = async {
@@ -75,6 +79,7 @@ impl Cni for CniService {
     }
 
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let request = request.into_inner();
         let what = name("CHECK", request.key.as_ref());
         let check = async {
@@ -86,6 +91,7 @@ impl Cni for CniService {
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let GcRequest { api, network, valid } = request.into_inner();
         let gc = async {
             check_api(api)?;
@@ -98,6 +104,7 @@ impl Cni for CniService {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let ready = || match self.health.obstacles() {
             obstacles if obstacles.is_empty() => Ok(()),
             obstacles => Err(VerbError::NotReady(obstacles.join("; "))),

@@ -12,6 +12,7 @@ use super::{
     decide::{Decision, Policy, is_active},
     error::VerbError,
     pending::Pending,
+    underway::{Ticket, Underway},
     work::{self, Abandoned},
 };
 use crate::{
@@ -19,13 +20,14 @@ use crate::{
     events::{Events, Reason},
     plug::{
         GATEWAY, PlugError, check, host,
+        netlink::Socket,
         netns::Netns,
         reaper::Reaper,
         stamp::Stamp,
         uplink::Uplink,
         veth::{self, Plan},
     },
-    registry::{Attachment, Draft, HostLink, Key, Pod, Registry, State, Wanted},
+    registry::{Attachment, Draft, HostLink, Key, Pod, Registry, RegistryError, State, Wanted},
     vif::Rules,
     watch::Annotations,
 };
@@ -46,6 +48,7 @@ pub struct Node {
     others: Arc<Semaphore>,
     /// Calls that are in work.
     working: Arc<Semaphore>,
+    underway: Underway,
 }
 
 /// A checked ADD.
@@ -88,7 +91,20 @@ impl Node {
         let (adding, others) = (calls(), calls());
         let working = Arc::new(Semaphore::new(MAX_WORKING));
         let stopping = watch::Sender::new(false);
-        Self { registry, dataplane, uplink, reaper, policy, events, stopping, adding, others, working }
+        let underway = Underway::default();
+        Self {
+            registry,
+            dataplane,
+            uplink,
+            reaper,
+            policy,
+            events,
+            stopping,
+            adding,
+            others,
+            working,
+            underway,
+        }
     }
 
     /// Sends away who waits for a VIF, now and from now on. Calls in work go on.
@@ -111,20 +127,21 @@ impl Node {
     /// See [`VerbError`]; then nothing is left of the attempt.
     pub async fn add(self: &Arc<Self>, add: Add) -> Result<Vec<Attachment>, VerbError> {
         let _admitted = self.admit()?;
+        let ticket = Arc::new(self.underway.enter(&add.key));
         if let Some(before) = self.added_before(&add).await? {
             return Ok(before);
         }
         // Waited for without the key's lock, so that a DEL need not wait with us.
         // One for both waits: the caller has one.
         let deadline = Instant::now() + self.policy.timeout;
-        let decide = self.unless_stopping(self.policy.decide(&self.registry, &self.events, &add, deadline));
-        let decided = decide.await.inspect_err(|error| {
+        let decide = self.policy.decide(&self.registry, &self.events, &add, deadline);
+        let decided = self.unless_stopping(ticket.unless_deleted(decide)).await.inspect_err(|error| {
             if let VerbError::Vif(why) = error {
                 self.events.tell(&add.pod, Reason::VifRefused, why.to_string());
             }
         })?;
-        let (of, decision) = (add.clone(), decided.clone());
-        let plug = move |node: &Self| node.add_now(&of, &decision);
+        let (of, decision, held) = (add.clone(), decided.clone(), Arc::clone(&ticket));
+        let plug = move |node: &Self| node.add_now(&of, &decision, &held);
         let added = self
             .work(&add.key, plug, Self::undo_add)
             .await
@@ -133,7 +150,7 @@ impl Node {
             (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
                 let pending = Pending::new(self, plugged);
                 let active = self.policy.until_active(&self.registry, &self.events, &add, &vif, deadline);
-                self.unless_stopping(active).await?;
+                self.unless_stopping(ticket.unless_deleted(active)).await?;
                 pending.commit(&add.key).await
             }
             (Added::Now(attachments) | Added::Before(attachments), _) => Ok(attachments),
@@ -146,6 +163,7 @@ impl Node {
     /// If the kernel or the store refuses; a later DEL goes on from there.
     pub async fn del(self: &Arc<Self>, key: Key) -> Result<(), VerbError> {
         let _admitted = self.admit_other()?;
+        self.underway.delete(&key);
         let of = key.clone();
         self.work(&key, move |node| node.remove_group(&node.registry.group(&of)), |_, _| {}).await
     }
@@ -227,7 +245,8 @@ impl Node {
         self.work(&add.key, look, |_, _| {}).await
     }
 
-    fn add_now(&self, add: &Add, decision: &Decision) -> Result<Added, VerbError> {
+    fn add_now(&self, add: &Add, decision: &Decision, ticket: &Ticket) -> Result<Added, VerbError> {
+        ticket.check()?;
         let netns = Netns::open(&add.netns)?;
         if let Some(before) = self.current(&add.key, &netns)? {
             return Ok(Added::Before(before));
@@ -237,8 +256,7 @@ impl Node {
         let drafts = self.drafts(add, decision, &netns)?;
         let mut plugged = Vec::with_capacity(drafts.len());
         for draft in drafts {
-            let made = self.registry.reserve(draft).map_err(VerbError::from);
-            let made = made.and_then(|reserved| {
+            let made = self.reserve(draft).and_then(|reserved| {
                 let stamp = Stamp::of(&reserved.key);
                 self.plug(&netns, &stamp, &reserved).inspect_err(|_| self.cancel(&reserved))
             });
@@ -310,6 +328,34 @@ impl Node {
             drafts.push(draft(Key { ifname, ..add.key.clone() }, with, Wanted::This(vif)));
         }
         Ok(drafts)
+    }
+
+    fn reserve(&self, draft: Draft) -> Result<Attachment, VerbError> {
+        match self.registry.reserve(draft.clone()) {
+            Err(RegistryError::InUse { by, .. }) if self.remove_left_over(&by, &draft.pod)? => {
+                Ok(self.registry.reserve(draft)?)
+            }
+            reserved => Ok(reserved?),
+        }
+    }
+
+    /// Removes what holds an address if it is an older sandbox of the same pod, and gone from the kernel: a runtime that has
+    /// lost its memory deletes nothing, and pods that keep their UID would never get their address again.
+    fn remove_left_over(&self, holder: &Key, pod: &Pod) -> Result<bool, VerbError> {
+        let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
+        let Some(_lock) = self.registry.try_lock(&key) else { return Ok(false) };
+        let group = self.registry.group(&key);
+        let mut host = Socket::open()?;
+        for it in &group {
+            let link =
+                it.host.as_ref().map(|link| veth::is_stamped(&mut host, link.ifindex, &Stamp::of(&it.key)));
+            if pod.uid.is_empty() || it.pod != *pod || link.transpose()?.unwrap_or_default() {
+                return Ok(false);
+            }
+        }
+        tracing::info!(%key, %pod, "an older sandbox of the pod is gone, and was never deleted: removing it");
+        self.remove_group(&group)?;
+        Ok(true)
     }
 
     fn plug(&self, netns: &Netns, stamp: &Stamp, attachment: &Attachment) -> Result<Attachment, VerbError> {

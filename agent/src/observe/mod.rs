@@ -20,6 +20,7 @@ use crate::{
     health::Health,
     reconcile::Collector,
     registry::{Attachment, State},
+    server::Caller,
 };
 
 /// The `ferrule.agent.v1.Agent` service.
@@ -35,8 +36,9 @@ pub struct AgentService {
 impl Agent for AgentService {
     async fn list_attachments(
         &self,
-        _: Request<ListAttachmentsRequest>,
+        request: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         let attachments =
             self.node.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
@@ -46,7 +48,11 @@ impl Agent for AgentService {
         Ok(Response::new(status::show(&self.health, &self.node_name)))
     }
 
-    async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {
+    async fn explain_gc(
+        &self,
+        request: Request<ExplainGcRequest>,
+    ) -> Result<Response<ExplainGcResponse>, Status> {
+        let _in_work = Caller::begin(&request);
         gc::explain(&self.collector).await
     }
 }
@@ -55,7 +61,7 @@ impl Agent for AgentService {
 
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
-        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, with: _ } = attachment;
+        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
         let counted = host.as_ref().map(|host| self.node.dataplane.counters(host.ifindex));
         let counters = match counted {
             Some(Ok(counters)) => counters.map(show_counters),

@@ -8,6 +8,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
+use ferrule_proto::names::IfName;
 use nix::sys::{
     socket::{setsockopt, sockopt::ReceiveTimeout},
     time::{TimeVal, TimeValLike},
@@ -203,6 +204,16 @@ impl Socket {
         Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
     }
 
+    /// Lets the kernel do at once what it does behind a caller's back when an interface has got its carrier: give it its
+    /// queue. Until then, what is sent by it is lost. (`linkwatch_sync_dev`, which `ETHTOOL_GLINK` calls.)
+    ///
+    /// # Errors
+    /// If there is no interface of that name in the socket's namespace.
+    pub fn settle_carrier(&self, ifname: &IfName) -> Result<(), NetlinkError> {
+        settle_carrier(&borrow(&self.raw), ifname)
+            .map_err(|errno| NetlinkError::new(format!("let {ifname} take up its carrier"), errno.into()))
+    }
+
     fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
         let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
         self.raw.recv(&mut datagram, 0).map_err(|error| match error.kind() {
@@ -234,6 +245,33 @@ fn hint(flags: u16, header: &[u8]) -> Option<String> {
         NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
     let text = String::from_utf8_lossy(attribute.value());
     Some(text.trim_end_matches('\0').to_owned())
+}
+
+#[expect(unsafe_code, reason = "nix has no wrapper for the ioctls of interfaces")]
+fn settle_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
+    /// `struct ethtool_value` in `linux/ethtool.h`.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    /// `struct ifreq` in `linux/if.h`, which ends in a union of 24 bytes.
+    #[repr(C)]
+    struct Named {
+        name: [u8; 16],
+        value: *mut Value,
+        rest: [u8; 16],
+    }
+    const ETHTOOL_GLINK: u32 = 0x0a;
+    // `SIOCETHTOOL` in `linux/sockios.h`.
+    nix::ioctl_readwrite_bad!(ethtool, 0x8946, Named);
+
+    let mut value = Value { command: ETHTOOL_GLINK, data: 0 };
+    let mut named = Named { name: [0; 16], value: &mut value, rest: [0; 16] };
+    // Its terminating zero stays: a name has at most 15 bytes.
+    named.name.iter_mut().zip(ifname.as_str().bytes()).for_each(|(to, from)| *to = from);
+    // SAFETY: the kernel reads the name and the command, and writes no more than the value; both live until it has.
+    unsafe { ethtool(socket.as_raw_fd(), &mut named) }.map(drop)
 }
 
 #[expect(unsafe_code, reason = "netlink-sys gives the number of its descriptor only")]

@@ -8,7 +8,8 @@
 //!    and the maps have no entry.
 //! 3. The pod's end is configured in one batch from inside. It has no carrier yet.
 //! 4. The caller writes the maps' entries.
-//! 5. The host's end goes up, and its routes are set. Only now a packet can flow.
+//! 5. The host's end goes up, and its routes are set. Only now a packet can flow. The pod's end, which has got its carrier by
+//!    that, takes it up at once: the kernel would leave that to a worker, and lose what the pod sends before.
 
 use std::{
     collections::BTreeSet, collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant,
@@ -54,6 +55,8 @@ pub struct Plan<'a> {
 pub struct Pending<'a> {
     plan: Plan<'a>,
     host: Socket,
+    /// Once the pod's end is configured.
+    pod: Option<Socket>,
     ifname: String,
     ifindex: u32,
     /// Index of the pod's end, in the pod.
@@ -89,7 +92,10 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
         // All but the default routes is on an interface that has just been made, where nothing else can be.
         Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
         Err(error) => Err(error.into()),
-        Ok(_) => Ok(pending),
+        Ok(_) => {
+            pending.pod = Some(pod);
+            Ok(pending)
+        }
     }
 }
 
@@ -151,6 +157,9 @@ impl Pending<'_> {
             requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
         }
         self.host.batch(requests)?;
+        if let Some(pod) = &self.pod {
+            pod.settle_carrier(self.plan.ifname)?;
+        }
         self.keep = true;
         Ok(())
     }
@@ -216,7 +225,7 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
         Request::change("read the new interface", RouteNetlinkMessage::GetLink(get)),
     ];
     // From here on there may be something to undo, whatever the kernel's answer, and also without one.
-    let mut pending = Pending { plan, host, ifname, ifindex: 0, peer: 0, keep: false };
+    let mut pending = Pending { plan, host, pod: None, ifname, ifindex: 0, peer: 0, keep: false };
     let answers = pending.host.batch(requests).inspect_err(|error| {
         // But for this one: the interface of that name is somebody else's.
         pending.keep = error.is(Errno::EEXIST);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context as _, bail};
 use nix::errno::Errno;
 
+use super::Notes;
 use crate::{
     cni::Node,
     plug::{
@@ -18,13 +19,13 @@ use crate::{
     vif::Addresses,
 };
 
-/// Takes the attachments over that an earlier agent made, and undoes what it left half done. Interfaces without
-/// our stamp are not touched.
+/// Takes the attachments over that an earlier agent made, undoes what it left half done, and does what the notes say was
+/// deleted meanwhile. Interfaces without our stamp are not touched.
 ///
 /// # Errors
 /// If the kernel or the store refuses, or the store has been lost while pods are running. What goes wrong with one
 /// attachment does not keep the others from being served: it is said, and stays as it is.
-pub fn recover(node: &Node) -> anyhow::Result<()> {
+pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     let mut host = Socket::open()?;
     let stamped = stamped_links(&mut host).context("cannot list the interfaces that are ours")?;
     if node.registry.is_new() && !stamped.is_empty() {
@@ -37,12 +38,18 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
     }
 
     let all = node.registry.list();
+    let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
     let with_live = |it: &Attachment| {
-        let with = all.iter().find(|other| other.key == it.runtime_key());
-        it.with.is_none() || with.is_some_and(|with| is_live(with, &stamped))
+        let with = it.with.as_ref().and_then(|with| all.iter().find(|other| other.key == *with));
+        it.with.is_none() || with.is_some_and(is_live)
     };
-    let (live, dead): (Vec<_>, Vec<_>) =
-        all.iter().cloned().partition(|it| is_live(it, &stamped) && with_live(it));
+    let (live, rest): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|it| is_live(it) && with_live(it));
+    // The pod lives and has lost one of its interfaces: CHECK is to say so.
+    let is_lost = |it: &Attachment| it.with.is_some() && it.state == State::Attached && with_live(it);
+    let (lost, dead): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_lost);
+    for Attachment { key, .. } in &lost {
+        tracing::error!(%key, "an interface of a pod is gone; a CHECK of the pod will fail");
+    }
     // All entries before any filter: a new program with empty maps would drop what the old one let pass.
     for (ifindex, attachment) in with_ifindex(&live) {
         node.dataplane.insert(ifindex, attachment)?;
@@ -53,7 +60,8 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
         }
     }
     for attachment in &dead {
-        tracing::info!(key = %attachment.key, state = ?attachment.state, "undoing what an earlier agent left half done");
+        let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
+        tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
         if let Err(error) = node.remove_now(attachment) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
@@ -71,7 +79,7 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn is_live(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+fn is_there(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
     let stamp = attachment.host.as_ref().and_then(|host| stamped.get(&host.ifindex));
     attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
 }

@@ -86,6 +86,9 @@ pub struct Attachment {
     pub host: Option<HostLink>,
     /// Milliseconds since the Unix epoch.
     pub created_at_ms: u64,
+    /// The same by the clock that nobody sets (`CLOCK_BOOTTIME`), which tells it from what was there before.
+    #[serde(default)]
+    pub created_since_boot_ns: u64,
 }
 
 /// A text that is no key.

@@ -32,6 +32,17 @@ impl Locks {
         held
     }
 
+    /// Locks a key that nobody works on, nor waits to.
+    pub fn try_lock(&self, key: &Key) -> Option<KeyGuard> {
+        let mut entries = self.entries();
+        if entries.contains_key(key) {
+            return None;
+        }
+        let lock = Arc::clone(entries.entry(key.clone()).or_default());
+        let guard = lock.try_lock_owned().ok()?;
+        Some(KeyGuard { locks: self.clone(), key: key.clone(), guard: Some(guard) })
+    }
+
     /// Whether somebody works on a key, or waits to.
     pub fn is_taken(&self, key: &Key) -> bool {
         self.entries().contains_key(key)
@@ -80,6 +91,16 @@ mod tests {
         let _other = timeout(Duration::from_secs(1), locks.lock(&key("b"))).await.unwrap();
         drop(first);
         timeout(Duration::from_secs(1), locks.lock(&key("a"))).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_does_not_wait_gets_only_what_nobody_works_on() {
+        let locks = Locks::default();
+        let first = locks.try_lock(&key("a")).unwrap();
+        assert!(locks.try_lock(&key("a")).is_none());
+        assert!(timeout(Duration::from_millis(1), locks.lock(&key("a"))).await.is_err());
+        drop(first);
+        assert!(locks.try_lock(&key("a")).is_some() && locks.entries().is_empty());
     }
 
     #[tokio::test]

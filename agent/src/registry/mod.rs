@@ -183,6 +183,11 @@ impl Registry {
         self.locks.lock(key).await
     }
 
+    /// Locks a key that nobody works on, nor waits to.
+    pub fn try_lock(&self, key: &Key) -> Option<KeyGuard> {
+        self.locks.try_lock(key)
+    }
+
     /// Whether somebody works on a key, or waits to.
     pub fn is_worked_on(&self, key: &Key) -> bool {
         self.locks.is_taken(key)
@@ -232,6 +237,7 @@ impl Registry {
             with,
             host: None,
             created_at_ms: now_ms(),
+            created_since_boot_ns: u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX),
         };
         let key = attachment.key.clone();
         let put = self.put(attachment);

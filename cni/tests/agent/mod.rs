@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, transport::Server};
 
 pub(crate) struct MockAgent {
     /// Holds the socket until the end.
-    _dir: TempDir,
+    dir: TempDir,
     socket: PathBuf,
     /// Dropped, it stops the agent.
     runtime: Runtime,
@@ -61,7 +61,7 @@ impl MockAgent {
         };
         let incoming = UnixListenerStream::new(listener);
         runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        Self { _dir: dir, socket, runtime, asked }
+        Self { dir, socket, runtime, asked }
     }
 
     pub(crate) fn socket(&self) -> &Path {
@@ -76,12 +76,13 @@ impl MockAgent {
         self.asked.others.lock().unwrap().clone()
     }
 
-    /// Stops as if killed, once an ADD has come.
-    pub(crate) fn stop_when_called(self) {
-        while self.adds().is_empty() {
+    /// Stops as if killed, once a call has come. Its directory is left.
+    pub(crate) fn stop_when_called(self) -> TempDir {
+        while self.adds().is_empty() && self.others().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.runtime.shutdown_background();
+        self.dir
     }
 }
 

@@ -11,6 +11,43 @@ const TWO: &str = r#"{"interfaces":[
     {"name":"eth1","addresses":["10.244.0.21"],"routes":[{"dst":"203.0.113.0/24"}]}]}"#;
 
 #[test]
+fn pain_5_without_an_agent_a_del_takes_all_interfaces_in_the_end() {
+    with_cluster(&[], |node, cluster| {
+        let before = node.kernel_state()?;
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        node.runtime()?.add(&pod)?;
+        node.kill_agent()?;
+        node.runtime()?.del(&pod)?;
+        node.start_again()?;
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&before)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_further_interface_that_was_lost_while_no_agent_ran_is_missed_by_check() {
+    with_cluster(&[], |node, cluster| {
+        let before = node.kernel_state()?;
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        let runtime = node.runtime()?;
+        let result = runtime.add(&pod)?;
+        node.kill_agent()?;
+        pod.run("ip link del eth1")?;
+        node.start_again()?;
+        let told = runtime.call("CHECK", &pod)?.into_error()?;
+        ensure!(told.code == 101 && told.msg.contains("is gone"), "{told}");
+        pod.ping(ferrule_tests::node::NODE_V4)?;
+        let again = runtime.add(&pod)?;
+        ensure!(again["ips"] == result["ips"], "{again}");
+        runtime.check(&pod)?;
+        runtime.del(&pod)?;
+        node.wait_for_kernel_state(&before)
+    })
+    .unwrap();
+}
+
+#[test]
 fn fix_all_interfaces_and_addresses_are_made_and_are_in_the_result() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;

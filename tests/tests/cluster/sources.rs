@@ -11,6 +11,7 @@ use ferrule_tests::{
     cluster::with_cluster,
     pod::NAMESPACE,
     runtime::Runtime,
+    sys,
 };
 use serde_json::json;
 
@@ -37,6 +38,48 @@ fn pain_10_an_add_is_woken_by_the_annotation_that_it_waits_for() {
         let took = answered - annotated;
         ensure!(took < Duration::from_millis(500), "nothing is polled each second: {took:?}");
         node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_del_ends_an_add_that_waits_for_its_vif() {
+    with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        let before = node.kernel_state()?;
+        let pod = cluster.pod(node, "a", &[])?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = thread::spawn(move || runtime.call("ADD", &waiting)?.into_error());
+        thread::sleep(Duration::from_millis(300));
+        ensure!(!adding.is_finished());
+        node.runtime()?.del(&pod)?;
+        let error = adding.join().map_err(|_| anyhow!("panicked"))??;
+        ensure!(error.code == 11 && error.msg.contains("deleted meanwhile"), "{error}");
+        cluster.annotate(&pod, VIF, DECIDED)?;
+        ensure!(node.attachments()?.is_empty() && node.kernel_state()? == before);
+        // A new ADD of the same container is another one.
+        node.runtime()?.add(&pod).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_24_a_sandbox_that_was_never_deleted_does_not_keep_its_pods_address_for_ever() {
+    with_cluster(&[], |node, cluster| {
+        let runtime = node.runtime()?;
+        let old = cluster.pod(node, "web-0", &[(VIF, DECIDED)])?;
+        runtime.add(&old)?;
+        let new = old.new_sandbox(900)?;
+        let refused = runtime.call("ADD", &new)?.into_error()?;
+        ensure!(refused.code == 11 && refused.msg.contains("in use"), "the old one lives: {refused}");
+        // Its runtime loses its memory, and the namespace goes without a DEL.
+        old.clone().remove()?;
+        sys::wait_until("the kernel has taken its interface down", Duration::from_secs(5), || {
+            Ok(!sys::run("ip -o link show")?.contains(&old.container_id))
+        })?;
+        let result = runtime.add(&new)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
+        runtime.del(&old)?;
+        runtime.check(&new)
     })
     .unwrap();
 }

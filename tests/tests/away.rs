@@ -1,0 +1,215 @@
+//! A runtime that deletes pods while no agent runs: before it, between two of them, and after a reboot.
+
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, ensure};
+use ferrule_tests::{
+    node::{Node, POD_V4, POD_V6, on_node, with_agent},
+    sys,
+};
+
+const NOTES: &str = "/run/ferrule/deferred";
+
+fn notes() -> anyhow::Result<Vec<String>> {
+    let Ok(entries) = fs::read_dir(NOTES) else { return Ok(Vec::new()) };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+fn container_ids(node: &Node) -> anyhow::Result<Vec<String>> {
+    let text = |it: &serde_json::Value| it["container_id"].as_str().unwrap_or_default().to_owned();
+    Ok(node.attachments()?.iter().map(text).collect())
+}
+
+#[test]
+fn pain_5_a_del_needs_no_agent_and_the_next_one_knows_of_it() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        let (mut gone, stays, peer) = (node.attach("gone")?, node.attach("stays")?, node.attach("peer")?);
+        let ifname = node.host_ifname(&gone)?;
+        node.kill_agent()?;
+        let start = Instant::now();
+        runtime.del(&gone)?;
+        ensure!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        let links = sys::run("ip -o link show")?;
+        ensure!(!links.contains(&ifname) && !links.contains(&gone.container_id), "{links}");
+        ensure!(!gone.run("ip -o link show")?.contains("eth0"), "the pod's end is gone too");
+        ensure!(!sys::run("ip route")?.contains(&gone.addresses[0].to_string()));
+        // As containerd does: once more, with less.
+        gone.netns = std::path::PathBuf::new();
+        runtime.del(&gone).context("the second DEL")?;
+        ensure!(notes()?.len() == 1, "{:?}", notes()?);
+        stays.ping(&peer.addresses[0].to_string()).context("nobody else was harmed")?;
+
+        node.start_again()?;
+        ensure!(container_ids(node)? == [stays.container_id.as_str(), &peer.container_id]);
+        ensure!(notes()?.is_empty(), "{:?}", notes()?);
+        let state = node.kernel_state()?.join("\n");
+        ensure!(!state.contains(&gone.container_id), "{state}");
+        let next = node.attach("next")?;
+        ensure!(!gone.addresses.contains(&next.addresses[0]), "its address rests");
+        for pod in [&stays, &peer, &next] {
+            runtime.check(pod)?;
+            runtime.del(pod)?;
+        }
+        node.wait_for_kernel_state(&empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_6_a_note_never_hits_what_came_after_it() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.attach("restarted")?;
+        let note = Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id));
+        node.kill_agent()?;
+        runtime.del(&pod)?;
+        let text = fs::read(&note)?;
+        node.start_again()?;
+        // Podman restarts a container under its ID.
+        pod.attached(&runtime.add(&pod)?)?;
+        node.kill_agent()?;
+        fs::write(&note, text)?;
+        node.start_again()?;
+        runtime.check(&pod)?;
+        pod.ping(ferrule_tests::node::NODE_V4)?;
+        ensure!(notes()?.is_empty(), "it is of no use any more");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_note_finishes_what_the_shim_could_not_know_of() {
+    with_agent(|node| {
+        let pod = node.attach("a")?;
+        node.kill_agent()?;
+        // The host's interface is not recognised by its stamp any more: so the shim finds nothing to delete.
+        let links = sys::run("ip -o link show")?;
+        let line = links.lines().find(|line| line.contains(&pod.container_id)).context("no interface")?;
+        let ifname = line.split([' ', '@']).nth(1).context("no name")?.to_owned();
+        let stamp = format!("ferrule:cluster:{}:eth0", pod.container_id);
+        sys::run(&format!("ip link set {ifname} alias hidden"))?;
+        node.runtime()?.del(&pod)?;
+        sys::run(&format!("ip link set {ifname} alias {stamp}"))?;
+        ensure!(sys::run("ip -o link show")?.contains(&ifname));
+        node.start_again()?;
+        ensure!(node.attachments()?.is_empty());
+        sys::wait_until("the interface is gone", Duration::from_secs(5), || {
+            Ok(!sys::run("ip -o link show")?.contains(&ifname))
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn interfaces_that_are_not_ours_are_not_deleted_by_the_shim() {
+    on_node(|node| {
+        let pod = node.pod("a")?;
+        let near = [
+            format!("ferrule:cluster:{}:eth1", pod.container_id),
+            format!("ferrule:other:{}:eth0", pod.container_id),
+            format!("ferrule:cluster:{}0:eth0", pod.container_id),
+            format!("xferrule:cluster:{}:eth0", pod.container_id),
+        ];
+        for (number, alias) in near.iter().enumerate() {
+            sys::run(&format!("ip link add near{number} type veth peer name peer{number}"))?;
+            sys::run(&format!("ip link set near{number} alias {alias}"))?;
+        }
+        let before = sys::run("ip -o link show")?;
+        node.runtime()?.del(&pod)?;
+        ensure!(sys::run("ip -o link show")? == before);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_2_a_del_after_a_reboot_finds_nothing_and_succeeds() {
+    on_node(|node| {
+        let pod = node.pod("of-before")?;
+        ensure!(!Path::new("/run/ferrule").exists());
+        node.runtime()?.del(&pod)?;
+        let note = fs::read_to_string(Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id)))?;
+        // A note of before another reboot, on a disk that outlives it.
+        let old = note.replacen(
+            fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end(),
+            "00000000-0000-4000-8000-000000000000",
+            1,
+        );
+        ensure!(old != note);
+        fs::write(Path::new(NOTES).join("cluster:old:eth0"), old)?;
+        node.start_agent(&[POD_V4, POD_V6])?;
+        ensure!(notes()?.is_empty());
+        node.attach("first").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_7_dels_succeed_while_agents_come_and_go() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        let pods =
+            (0..40).map(|number| node.attach(&format!("p{number}"))).collect::<anyhow::Result<Vec<_>>>()?;
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| -> anyhow::Result<()> {
+            let deleting = scope.spawn(|| {
+                let deleted = pods.iter().try_for_each(|pod| {
+                    thread::sleep(Duration::from_millis(10));
+                    runtime.del(pod).with_context(|| format!("DEL of {}", pod.name))
+                });
+                done.store(true, Ordering::SeqCst);
+                deleted
+            });
+            let mut replaced = || -> anyhow::Result<()> {
+                for number in 0.. {
+                    if done.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    if number % 2 == 0 {
+                        node.kill_agent()?
+                    } else {
+                        node.stop_agent()?
+                    }
+                    thread::sleep(Duration::from_millis(20));
+                    node.start_again()?;
+                }
+                Ok(())
+            };
+            let replaced = replaced();
+            deleting.join().map_err(|_| anyhow!("panicked"))??;
+            replaced
+        })?;
+        // A DEL whose agent was killed at the very end of its work may have left a note to the one after it.
+        node.kill_agent()?;
+        node.start_again()?;
+        ensure!(node.attachments()?.is_empty() && notes()?.is_empty());
+        node.wait_for_kernel_state(&empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn notes_that_cannot_be_read_keep_no_agent_from_starting() {
+    on_node(|node| {
+        fs::create_dir_all(NOTES)?;
+        for (name, text) in [("garbage", "{"), ("cluster:a:eth0", "{}"), (".half", "")] {
+            fs::write(Path::new(NOTES).join(name), text)?;
+        }
+        fs::create_dir(Path::new(NOTES).join("directory"))?;
+        node.start_agent(&[POD_V4])?;
+        ensure!(node.log().contains("a note of a deleted container is passed over"), "{}", node.log());
+        ensure!(notes()? == ["directory"]);
+        Ok(())
+    })
+    .unwrap();
+}
