@@ -7,9 +7,14 @@
 use std::{
     fs::{self, File},
     io,
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -25,6 +30,13 @@ pub struct Cage {
     cgroup: String,
 }
 
+/// A process in a cage that ends, at the latest, when this goes. The kernel ends a PID namespace only when the parents
+/// of all in it have taken notice of their children's ends.
+pub struct Caged {
+    child: Child,
+    _cage: Arc<Cage>,
+}
+
 /// Where runtimes look for plugins and networks, unless they can be told otherwise.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 pub const CONF_DIR: &str = "/etc/cni/net.d";
@@ -32,6 +44,7 @@ pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// What runtimes write to, and have no option for. On the machine, they stay as they are.
 const PRIVATE: [&str; 3] = ["/etc", "/opt", "/var/lib"];
 const CGROUPS: &str = "/sys/fs/cgroup";
+const END: Duration = Duration::from_secs(20);
 /// Names of our cgroups: `ferrule-test-<PID of the test>-<number>`.
 const CGROUP: &str = "ferrule-test-";
 
@@ -68,7 +81,7 @@ impl Cage {
         Ok(Self { init, pids, mounts, cgroup })
     }
 
-    /// A command that will run in it, if it is started by [`Self::spawn`] or [`Self::output`].
+    /// A command that will run in it, if it is started by [`Self::start`] or [`Self::output`].
     ///
     /// # Errors
     /// If there are no more file descriptors.
@@ -82,7 +95,15 @@ impl Cage {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn spawn(&self, command: &mut Command) -> anyhow::Result<Child> {
+    pub fn start(self: &Arc<Self>, command: &mut Command) -> anyhow::Result<Caged> {
+        Ok(Caged { child: self.spawn(command)?, _cage: Arc::clone(self) })
+    }
+
+    /// The same, for who waits for its end, whatever happens.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) fn spawn(&self, command: &mut Command) -> anyhow::Result<Child> {
         let started = sys::with_children_in(&self.pids, || sys::die_with_parent(command).spawn())?;
         started.with_context(|| format!("cannot start {command:?}"))
     }
@@ -103,12 +124,50 @@ impl Cage {
 
 impl Drop for Cage {
     fn drop(&mut self) {
-        // Waits for all in it, as the kernel reaps the first process last.
         let _ = self.init.kill();
-        let _ = self.init.wait();
+        // It is the last to end.
+        let ended = sys::wait_until("all in a cage end", END, || Ok(self.init.try_wait()?.is_some()));
+        if let Err(error) = ended {
+            eprintln!("{error:#}");
+        }
         if let Err(error) = remove_cgroups(|name| name == self.cgroup) {
             eprintln!("a cgroup {} is left: {error}", self.cgroup);
         }
+    }
+}
+
+// === impl Caged ===
+
+impl Caged {
+    /// Ends it by SIGKILL.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Caged {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Deref for Caged {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Caged {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
     }
 }
 

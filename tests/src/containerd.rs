@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     os::unix::fs::symlink,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -16,7 +16,7 @@ use nix::{
 };
 
 use crate::{
-    cage::{BIN_DIR, Cage},
+    cage::{BIN_DIR, Cage, Caged},
     cri::Cri,
     image,
     node::Node,
@@ -26,7 +26,7 @@ use crate::{
 /// A containerd that runs, or does not for a while.
 pub struct Containerd {
     cage: Arc<Cage>,
-    daemon: Option<Child>,
+    daemon: Option<Caged>,
     cri: Cri,
 }
 
@@ -73,7 +73,7 @@ impl Containerd {
     /// Starts it and gives it the image, whose program was built at `pod`.
     ///
     /// # Errors
-    /// If it does not serve. It has to be installed: `cargo xtask test` does so.
+    /// If it does not serve.
     pub fn start(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
         let cage = node.cage()?;
         ensure!(Path::new(LOOPBACK).exists(), "{LOOPBACK} is missing: run this by `cargo xtask test`");
@@ -100,7 +100,9 @@ impl Containerd {
         let log = File::options().create(true).append(true).open(LOG)?;
         let mut command = self.cage.command("containerd")?;
         command.args(["--config", CONFIG_FILE]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let daemon = self.daemon.insert(self.cage.spawn(&mut command)?);
+        let daemon =
+            self.cage.start(&mut command).context("is containerd installed? `cargo xtask test` does so")?;
+        let daemon = self.daemon.insert(daemon);
         let cri = &self.cri;
         let mut ended = None;
         sys::wait_until("containerd serves", PATIENCE, || {
@@ -119,11 +121,7 @@ impl Containerd {
     pub fn stop(&mut self) -> anyhow::Result<()> {
         let mut daemon = self.daemon.take().context("containerd does not run")?;
         kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM)?;
-        let stopped = sys::wait_until("containerd stops", PATIENCE, || Ok(daemon.try_wait()?.is_some()));
-        if stopped.is_err() {
-            end(daemon);
-        }
-        stopped
+        sys::wait_until("containerd stops", PATIENCE, || Ok(daemon.try_wait()?.is_some()))
     }
 
     /// Ends it as a crash would. The pods run on.
@@ -131,7 +129,7 @@ impl Containerd {
     /// # Errors
     /// If it does not run.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.daemon.take().map(end).context("containerd does not run")
+        self.daemon.take().map(Caged::kill).context("containerd does not run")
     }
 
     /// What a kubelet has of it.
@@ -151,9 +149,9 @@ impl Containerd {
     ///
     /// # Errors
     /// If `ctr` cannot be started.
-    pub fn ctr_run(&self, name: &str) -> anyhow::Result<Child> {
+    pub fn ctr_run(&self, name: &str) -> anyhow::Result<Caged> {
         let mut command = self.ctr_run_command(name, "--rm")?;
-        self.cage.spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        self.cage.start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
     /// Starts a container on the network, by `ctr`, which leaves it alone then.
@@ -179,9 +177,6 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        if let Some(daemon) = self.daemon.take() {
-            end(daemon);
-        }
         if std::thread::panicking() {
             eprintln!("containerd's log:\n{}", log_text());
         }
@@ -191,10 +186,4 @@ impl Drop for Containerd {
 /// What it has written to its log, on this node.
 pub fn log_text() -> String {
     fs::read_to_string(LOG).unwrap_or_default()
-}
-
-fn end(mut daemon: Child) {
-    // It may have ended by itself.
-    let _ = daemon.kill();
-    let _ = daemon.wait();
 }

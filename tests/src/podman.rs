@@ -41,12 +41,14 @@ impl Podman {
     /// Gives it the image, whose program was built at `pod`.
     ///
     /// # Errors
-    /// If it does not take it. It has to be installed: `cargo xtask test` does so.
+    /// If it does not take it.
     pub fn new(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
         let podman = Self { cage: node.cage()? };
         fs::write(CONFIG_FILE, CONFIG)?;
         image::write(pod, Path::new(IMAGE_FILE))?;
-        podman.call(&["load", "--input", IMAGE_FILE])?;
+        podman
+            .call(&["load", "--input", IMAGE_FILE])
+            .context("is podman installed? `cargo xtask test` does so")?;
         Ok(podman)
     }
 

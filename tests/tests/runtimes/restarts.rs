@@ -1,6 +1,12 @@
 //! containerd and the agent come and go, and the pods run on.
 
-use anyhow::ensure;
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{anyhow, ensure};
 
 use crate::{addresses, reaches, remove, with_containerd};
 
@@ -65,6 +71,44 @@ fn pods_outlive_a_crash_of_both() {
         ensure!(addresses(node, &pod.id)? == recorded);
         ensure!(containerd.cri().status(&pod)?.addresses == recorded);
         remove(node, containerd, &[pod], &empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_1_pods_that_come_and_go_while_the_agent_crashes_leave_nothing() {
+    const CRASHES: usize = 5;
+    with_containerd(|node, containerd| {
+        let (empty, cri) = (node.kernel_state()?, containerd.cri().clone());
+        let (done, ran) = (AtomicBool::new(false), AtomicU32::new(0));
+        let come_and_go = |name: &str| -> anyhow::Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                // It may fail, as may the removal: a kubelet would try again.
+                if let Ok(pod) = cri.run(name, &[]) {
+                    ensure!(cri.status(&pod)?.addresses.len() == 2, "a pod without its addresses");
+                    ran.fetch_add(1, Ordering::Relaxed);
+                    let _ = cri.stop(&pod).and_then(|()| cri.remove(&pod));
+                }
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let workers = ["a", "b", "c"].map(|name| scope.spawn(|| come_and_go(name)));
+            let crashed = (0..CRASHES).try_for_each(|_| {
+                thread::sleep(Duration::from_millis(300));
+                node.kill_agent()?;
+                thread::sleep(Duration::from_millis(100));
+                node.start_again()
+            });
+            done.store(true, Ordering::Relaxed);
+            for worker in workers {
+                worker.join().map_err(|_| anyhow!("panicked"))??;
+            }
+            crashed
+        })?;
+        ensure!(ran.load(Ordering::Relaxed) > 0, "no pod came at all");
+        // Some are stopped by half, and known to containerd still.
+        remove(node, containerd, &cri.list()?, &empty)
     })
     .unwrap();
 }
