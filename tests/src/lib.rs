@@ -5,12 +5,17 @@
 //! test is killed: the kernel takes it down.
 
 pub mod apiserver;
+pub mod cage;
 pub mod cluster;
+pub mod containerd;
+pub mod cri;
 pub mod dist;
 pub mod host;
+pub mod image;
 pub mod node;
 pub mod packet;
 pub mod pod;
+pub mod podman;
 pub mod program;
 pub mod runtime;
 pub mod sys;

@@ -6,7 +6,10 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -18,13 +21,15 @@ use nix::{
 };
 use serde_json::Value;
 
-use crate::{dist, pod::Pod, runtime::Runtime, sys};
+use crate::{cage::Cage, dist, pod::Pod, runtime::Runtime, sys};
 
 /// A node of a cluster of one.
 pub struct Node {
     agent: Option<Child>,
     args: Vec<String>,
     pods: AtomicU32,
+    /// If real runtimes run on it: the agent sees the PIDs that they see.
+    cage: Option<Arc<Cage>>,
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
@@ -88,7 +93,7 @@ impl Node {
         sys::run("ip link set uplink up")?;
         sys::run("ip -n outside link set eth0 up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink")?;
-        Ok(Self { agent: None, args: Vec::new(), pods: AtomicU32::new(0) })
+        Ok(Self { agent: None, args: Vec::new(), pods: AtomicU32::new(0), cage: None })
     }
 
     /// Starts the agent in standalone mode and waits until it serves.
@@ -126,10 +131,17 @@ impl Node {
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.agent.is_none(), "the agent runs already");
         let log = File::options().create(true).append(true).open(LOG)?;
-        let mut command = Command::new(dist::binary("ferrule-agent")?);
+        let program = dist::binary("ferrule-agent")?;
+        let mut command = match &self.cage {
+            Some(cage) => cage.command(program)?,
+            None => Command::new(program),
+        };
         command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let agent =
-            self.agent.insert(sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?);
+        let agent = match &self.cage {
+            Some(cage) => cage.spawn(&mut command)?,
+            None => sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?,
+        };
+        let agent = self.agent.insert(agent);
         let mut ended = None;
         let answered = sys::wait_until("the agent serves", START, || {
             ended = agent.try_wait()?;
@@ -207,6 +219,18 @@ impl Node {
     /// If the shim has not been built.
     pub fn runtime(&self) -> anyhow::Result<Runtime> {
         Runtime::new()
+    }
+
+    /// Where real runtimes can run, and from now on the agent.
+    ///
+    /// # Errors
+    /// If it cannot be made, or the agent runs already.
+    pub fn cage(&mut self) -> anyhow::Result<Arc<Cage>> {
+        if let Some(cage) = &self.cage {
+            return Ok(Arc::clone(cage));
+        }
+        ensure!(self.agent.is_none(), "the agent runs already, and outside");
+        Ok(Arc::clone(self.cage.insert(Arc::new(Cage::make()?))))
     }
 
     /// Makes a pod and attaches it.

@@ -1,11 +1,11 @@
 //! Namespaces, mounts and child processes.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -36,6 +36,28 @@ pub fn leave_host() -> anyhow::Result<()> {
 pub fn mount_private(kind: &str, at: &str) -> anyhow::Result<()> {
     mount(Some(kind), at, Some(kind), MsFlags::empty(), None::<&str>)
         .with_context(|| format!("cannot mount a {kind} at {at}"))
+}
+
+/// Lets what is written below a directory, from now on, go to another one and be seen in this mount namespace only.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn mount_overlay(directory: &str, changes: &str) -> anyhow::Result<()> {
+    let (upper, work) = (format!("{changes}/upper"), format!("{changes}/work"));
+    fs::create_dir_all(&upper)?;
+    fs::create_dir_all(&work)?;
+    let options = format!("lowerdir={directory},upperdir={upper},workdir={work}");
+    mount(Some("overlay"), directory, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+        .with_context(|| format!("cannot mount an overlay over {directory}"))
+}
+
+/// Lets mounts below a mount point be seen in copies of this mount namespace, and theirs here.
+///
+/// # Errors
+/// If it is no mount point.
+pub fn share_mounts(at: &str) -> anyhow::Result<()> {
+    mount(None::<&str>, at, None::<&str>, MsFlags::MS_SHARED, None::<&str>)
+        .with_context(|| format!("cannot share the mounts below {at}"))
 }
 
 /// Makes a network namespace that a path leads to.
@@ -78,13 +100,55 @@ pub fn in_netns<T: Send>(path: &Path, run: impl FnOnce() -> anyhow::Result<T> + 
 pub fn command_in(netns: &Path, program: impl AsRef<std::ffi::OsStr>) -> anyhow::Result<Command> {
     let netns = File::open(netns).with_context(|| format!("cannot open {}", netns.display()))?;
     let mut command = Command::new(program);
-    let enter = move || setns(&netns, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+    enter(&mut command, netns, CloneFlags::CLONE_NEWNET);
+    Ok(command)
+}
+
+/// Lets a command's process enter a namespace before it starts.
+pub fn enter(command: &mut Command, namespace: File, kind: CloneFlags) {
+    let enter = move || setns(&namespace, kind).map_err(io::Error::from);
     #[expect(unsafe_code, reason = "a child enters its namespace between fork and exec")]
     // SAFETY: setns is a plain system call, which may be made there.
     unsafe {
         command.pre_exec(enter)
     };
-    Ok(command)
+}
+
+/// Starts a command as the first process of a PID namespace, with a copy of this mount namespace that has its `/proc`.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn spawn_in_new_pids(command: &mut Command) -> anyhow::Result<Child> {
+    let own = own_pids()?;
+    let own_proc = || -> io::Result<()> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        Ok(mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?)
+    };
+    #[expect(unsafe_code, reason = "a child makes its namespace between fork and exec")]
+    // SAFETY: unshare and mount are plain system calls, which may be made there, and short paths are not allocated.
+    unsafe {
+        command.pre_exec(own_proc)
+    };
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    let started = command.spawn();
+    setns(own, CloneFlags::CLONE_NEWPID)?;
+    Ok(started?)
+}
+
+/// Lets the processes that a closure starts be of a PID namespace. It cannot start threads meanwhile.
+///
+/// # Errors
+/// If the namespace has ended.
+pub fn with_children_in<T>(pids: &File, run: impl FnOnce() -> T) -> anyhow::Result<T> {
+    let own = own_pids()?;
+    setns(pids, CloneFlags::CLONE_NEWPID).context("cannot enter the PID namespace")?;
+    let result = run();
+    setns(own, CloneFlags::CLONE_NEWPID)?;
+    Ok(result)
+}
+
+fn own_pids() -> anyhow::Result<File> {
+    Ok(File::open("/proc/thread-self/ns/pid")?)
 }
 
 /// Lets a command's process die with the thread that starts it.

@@ -23,11 +23,14 @@ pub(crate) struct Things(BTreeSet<String>);
 const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
 const MAPS: [&str; 4] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "AYA_LOGS"];
 const BPFFS: &str = "/sys/fs/bpf";
+/// Where real runtimes put containers' cgroups, and how the tests name them.
+const CGROUPS: &str = "/sys/fs/cgroup";
+const CGROUP: &str = "ferrule-test-";
 /// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user left.
 const PATIENCE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins.
+/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins, cgroups of the tests.
 ///
 /// # Errors
 /// If `ip` or `bpftool` fails.
@@ -40,6 +43,8 @@ pub(crate) fn look() -> Result<Things> {
     things.extend(maps.lines().filter_map(|line| loaded("map", line, &MAPS)));
     pins(Path::new(BPFFS), &mut things)
         .or_fail(format!("listing {BPFFS}"), "see that it can be read, and that it is a bpffs")?;
+    cgroups(Path::new(CGROUPS), 1, &mut things)
+        .or_fail(format!("listing {CGROUPS}"), "see that it can be read")?;
     Ok(Things(things))
 }
 
@@ -111,6 +116,24 @@ fn pins(folder: &Path, things: &mut BTreeSet<String>) -> io::Result<()> {
         things.insert(format!("pin {}", entry.path().display()));
         if entry.file_type()?.is_dir() {
             pins(&entry.path(), things)?;
+        }
+    }
+    Ok(())
+}
+
+/// At the top of the one hierarchy, or of those of the controllers, which are a directory deeper.
+fn cgroups(folder: &Path, deeper: usize, things: &mut BTreeSet<String>) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        // Not mounted, or removed while we looked.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(CGROUP) {
+            things.insert(format!("cgroup {}", entry.path().display()));
+        } else if deeper > 0 && entry.file_type()?.is_dir() {
+            cgroups(&entry.path(), deeper - 1, things)?;
         }
     }
     Ok(())

@@ -11,6 +11,7 @@ use crate::{dist, leftovers, lint, tools, workspace::Workspace};
 pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need_root("running every test")?;
     tools::need(tools::TEST)?;
+    tools::need(tools::RUNTIMES)?;
     lint::lint(ws)?;
     ws.cargo_host("test", "running the tests that need no root", "see which test failed, above").run()?;
     dist::build(ws)?;

@@ -28,6 +28,16 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "ping", package: "iputils-ping" },
 ];
 
+/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs besides ours.
+pub(crate) const RUNTIMES: &[Tool] = &[
+    Tool { program: "containerd", package: "containerd" },
+    Tool { program: "ctr", package: "containerd" },
+    Tool { program: "runc", package: "runc" },
+    Tool { program: "podman", package: "podman" },
+    Tool { program: "conmon", package: "conmon" },
+    Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
+];
+
 /// For the benchmarks, besides [`TEST`]: what we are compared with.
 pub(crate) const BENCH: &[Tool] =
     &[Tool { program: "/usr/lib/cni/bridge", package: "containernetworking-plugins" }];
@@ -101,6 +111,8 @@ fn programs(tools: &[Tool]) -> String {
 fn apt_get(doing: &str, remedy: &str) -> Step {
     Step::new("apt-get", doing, remedy)
         .env("DEBIAN_FRONTEND", "noninteractive")
+        // Packages of daemons would have them started: systemctl then does as in a chroot.
+        .env("SYSTEMD_OFFLINE", "1")
         .args(["-qq", "-oDpkg::Use-Pty=0"])
 }
 

@@ -1,0 +1,84 @@
+//! podman, as Debian ships it, on a node: with its CNI backend, the network of the agent, and runc.
+
+use std::{fs, path::Path, sync::Arc};
+
+use anyhow::Context as _;
+
+use crate::{cage::Cage, image, node::Node};
+
+/// podman's settings and storage. There is no daemon.
+pub struct Podman {
+    cage: Arc<Cage>,
+}
+
+const CONFIG_FILE: &str = "/run/containers.conf";
+const IMAGE_FILE: &str = "/run/image.tar";
+
+/// The limits are for machines where root has no `CAP_SYS_RESOURCE`: podman would raise them. The rest keeps
+/// podman from using systemd, and from keeping anything outside of the node's `/run`.
+const CONFIG: &str = r#"
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+log_driver = "none"
+
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+runtime = "runc"
+static_dir = "/run/podman/libpod"
+tmp_dir = "/run/podman/tmp"
+volume_path = "/run/podman/volumes"
+
+[network]
+network_backend = "cni"
+network_config_dir = "/etc/cni/net.d"
+cni_plugin_dirs = ["/opt/cni/bin"]
+"#;
+
+// === impl Podman ===
+
+impl Podman {
+    /// Gives it the image, whose program was built at `pod`.
+    ///
+    /// # Errors
+    /// If it does not take it.
+    pub fn new(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
+        let podman = Self { cage: node.cage()? };
+        fs::write(CONFIG_FILE, CONFIG)?;
+        image::write(pod, Path::new(IMAGE_FILE))?;
+        podman
+            .call(&["load", "--input", IMAGE_FILE])
+            .context("is podman installed? `cargo xtask test` does so")?;
+        Ok(podman)
+    }
+
+    /// Runs `podman` and gives what it printed, trimmed.
+    ///
+    /// # Errors
+    /// If it fails; what it printed is in the error.
+    pub fn call(&self, args: &[&str]) -> anyhow::Result<String> {
+        let mut command = self.cage.command("podman")?;
+        command.env("CONTAINERS_CONF", CONFIG_FILE);
+        command.args(["--root", "/run/podman/root", "--runroot", "/run/podman/run"]).args(args);
+        Ok(self.cage.output(&mut command).context("podman")?.trim().to_owned())
+    }
+
+    /// Runs a container on a network, and gives its ID.
+    ///
+    /// # Errors
+    /// If it fails; what it printed is in the error.
+    pub fn run(&self, name: &str, network: &str) -> anyhow::Result<String> {
+        let cgroup = self.cage.cgroup();
+        self.call(&[
+            "run",
+            "--detach",
+            "--name",
+            name,
+            "--network",
+            network,
+            "--cgroup-parent",
+            &cgroup,
+            image::NAME,
+        ])
+    }
+}
