@@ -3,6 +3,7 @@
 mod decide;
 mod error;
 mod pending;
+mod previous;
 mod verbs;
 mod work;
 
@@ -79,7 +80,7 @@ impl Cni for CniService {
         let what = name("CHECK", request.key.as_ref());
         let check = async {
             check_api(request.api)?;
-            self.node.check(key(request.key)?, netns(request.netns)?).await
+            self.node.check(key(request.key)?, netns(request.netns)?, request.previous).await
         };
         let error = check.await.err().map(|error| report(error, &what));
         Ok(Response::new(CheckResponse { error }))
@@ -167,7 +168,13 @@ fn result(attachments: &[Attachment]) -> AddResult {
             Ip { address: IpNet::from(address).to_string(), gateway, interface }
         }));
         let routes = vif.all_routes(GATEWAY).into_iter();
-        result.routes.extend(routes.map(|(dst, gw)| Route { dst: dst.to_string(), gw: gw.to_string() }));
+        result.routes.extend(routes.map(|route| Route {
+            dst: route.dst.to_string(),
+            gw: route.gateway.to_string(),
+            mtu: route.mtu.unwrap_or_default(),
+            advmss: route.advmss.unwrap_or_default(),
+            priority: route.priority.unwrap_or_default(),
+        }));
     }
     result
 }
