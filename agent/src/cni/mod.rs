@@ -4,6 +4,7 @@ mod decide;
 mod error;
 mod pending;
 mod previous;
+mod status;
 mod verbs;
 mod work;
 
@@ -99,12 +100,11 @@ impl Cni for CniService {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let ready = || match self.health.obstacles() {
-            obstacles if obstacles.is_empty() => Ok(()),
-            obstacles => Err(VerbError::NotReady(obstacles.join("; "))),
+        let error = match check_api(request.into_inner().api) {
+            Ok(()) => status::error(&self.health.troubles()),
+            Err(error) => Some(error.into_proto("STATUS")),
         };
-        let status = check_api(request.into_inner().api).and_then(|()| ready());
-        let error = status.err().map(|error| report(error, "STATUS"));
+        let error = error.inspect(warn);
         Ok(Response::new(StatusResponse { error }))
     }
 }
@@ -141,8 +141,12 @@ fn name(verb: &str, of: Option<&AttachmentKey>) -> String {
 
 fn report(error: VerbError, what: &str) -> Error {
     let error = error.into_proto(what);
-    tracing::warn!(code = error.code, "{}", error.message);
+    warn(&error);
     error
+}
+
+fn warn(error: &Error) {
+    tracing::warn!(code = error.code, "{}", error.message);
 }
 
 /// All interfaces, the host's end of each before the pod's.
