@@ -5,6 +5,7 @@
 //! test is killed: the kernel takes it down.
 
 pub mod apiserver;
+pub mod chain;
 pub mod cluster;
 pub mod dist;
 pub mod host;
