@@ -1,7 +1,8 @@
 //! How each part of the agent is, since when and why.
 //!
 //! Ready means that an ADD could be served. Whether the API server can be reached is another question: an agent that knows
-//! its pods serves without it.
+//! its pods serves without it. Yet another one is whether the pods that are there can reach anybody: while they cannot, a
+//! new one is plugged all the same, and talks with those on the node.
 
 use std::{
     collections::BTreeMap,
@@ -29,8 +30,19 @@ pub struct Component {
     pub why: String,
     /// When it came into this state, in milliseconds since the Unix epoch.
     pub since_ms: u64,
-    /// Whether an ADD cannot be served without it.
-    pub needed: bool,
+    /// Whom it matters to.
+    pub affects: Affects,
+}
+
+/// What it means for pods that a component is not healthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Affects {
+    /// Nothing.
+    Nothing,
+    /// An ADD cannot be served.
+    NewPods,
+    /// An ADD can be served, but neither new pods nor those that are there can reach all that they should.
+    AllPods,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +72,17 @@ impl Default for Health {
 impl Health {
     /// Adds a component, which is starting. `needed` is whether an ADD cannot be served without it.
     pub fn component(&self, name: &'static str, needed: bool, why: &str) -> Reporter {
-        let component = Component { state: State::Starting, why: why.to_owned(), since_ms: now_ms(), needed };
+        self.add(name, if needed { Affects::NewPods } else { Affects::Nothing }, why)
+    }
+
+    /// Adds a component, which is starting. All pods need it, those that are there already included; an ADD does not.
+    pub fn component_of_all_pods(&self, name: &'static str, why: &str) -> Reporter {
+        self.add(name, Affects::AllPods, why)
+    }
+
+    fn add(&self, name: &'static str, affects: Affects, why: &str) -> Reporter {
+        let component =
+            Component { state: State::Starting, why: why.to_owned(), since_ms: now_ms(), affects };
         self.change(|components| {
             components.insert(name, component);
         });
@@ -91,19 +113,54 @@ impl Health {
     /// What keeps ADD from being served, one line for each component; empty when ready.
     pub fn obstacles(&self) -> Vec<String> {
         let components = self.lock();
-        let obstacles = components.iter().filter(|(_, it)| it.needed && it.state != State::Healthy);
+        let obstacles = components.iter().filter(|(_, it)| it.hinders_add());
         obstacles.map(|(name, it)| format!("{name}: {}", it.why)).collect()
+    }
+
+    /// The components that keep ADD from being served or pods from being reached, by name.
+    pub fn troubles(&self) -> BTreeMap<&'static str, Component> {
+        let mut components = self.components();
+        components.retain(|_, it| it.hinders_add() || it.cuts_pods_off());
+        components
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<&'static str, Component>)) {
         let mut components = self.lock();
         change(&mut components);
-        let ready = components.values().all(|it| !it.needed || it.state == State::Healthy);
+        let ready = !components.values().any(Component::hinders_add);
         self.0.ready.send_if_modified(|before| std::mem::replace(before, ready) != ready);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Component>> {
         self.0.components.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Component ===
+
+impl Component {
+    /// Whether it keeps ADD from being served.
+    pub fn hinders_add(&self) -> bool {
+        self.affects == Affects::NewPods && self.state != State::Healthy
+    }
+
+    /// Whether pods that are there already may not reach all that they should. What is only starting is not known to be
+    /// broken.
+    pub fn cuts_pods_off(&self) -> bool {
+        self.affects == Affects::AllPods && self.state == State::Unhealthy
+    }
+}
+
+// === impl Affects ===
+
+impl Affects {
+    /// In a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::NewPods => "new-pods",
+            Self::AllPods => "all-pods",
+        }
     }
 }
 
@@ -195,6 +252,18 @@ mod tests {
         assert!(health.is_ready() && health.obstacles().is_empty());
         drop(ranges);
         assert_eq!(health.components().len(), 1);
+    }
+
+    #[test]
+    fn what_cuts_pods_off_keeps_no_pod_from_being_plugged() {
+        let health = Health::default();
+        let egress = health.component_of_all_pods("egress", "not looked at yet");
+        assert!(health.is_ready() && health.troubles().is_empty(), "it may be well");
+        egress.unhealthy("uplink is down");
+        assert!(health.is_ready() && health.obstacles().is_empty());
+        assert_eq!(health.troubles()["egress"].why, "uplink is down");
+        egress.healthy("");
+        assert!(health.troubles().is_empty());
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! being built, so neither their size nor their depth matters.
 
 mod annotations;
+mod capabilities;
+mod previous;
 
 use ferrule_proto::{
-    cni::{Annotations, error::Code},
+    cni::{AddResult, Annotations, error::Code},
     names::{ContainerId, IfName, NetworkName},
 };
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -55,7 +57,7 @@ pub(crate) struct Netconf {
     pub(crate) has_prev_result: bool,
 }
 
-/// Name resolution for the pod, which is handed to the runtime as it was configured.
+/// Name resolution for the pod, which is handed to the runtime in the result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Dns {
@@ -165,6 +167,22 @@ impl<'a> Document<'a> {
     /// If they are not texts, or too long.
     pub(crate) fn annotations(&self) -> Result<Option<Annotations>, CniError> {
         annotations::parse(self.runtime_config)
+    }
+
+    /// Name resolution for the pod: as configured, completed by what the runtime says of the pod. Only ADD needs it.
+    ///
+    /// # Errors
+    /// If the runtime's is malformed, or if it asks for something else that this plugin does not do.
+    pub(crate) fn dns_for_pod(&self, configured: &Dns) -> Result<Dns, CniError> {
+        capabilities::complete(self.runtime_config, configured)
+    }
+
+    /// The result of the chain's ADD. Only CHECK needs it.
+    ///
+    /// # Errors
+    /// If there is none, or if it is malformed or of another version than the one `asked` for.
+    pub(crate) fn previous(&self, asked: CniVersion) -> Result<AddResult, CniError> {
+        previous::parse(self.prev_result, asked)
     }
 
     /// The attachments that a GC is to keep. There must be a list, if only `null` (which is how a runtime in Go

@@ -48,6 +48,13 @@ struct Route<'a> {
     dst: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     gw: &'a str,
+    /// Since 1.1.0, as are the next two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advmss: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<u32>,
 }
 
 /// Renders the agent's answer.
@@ -63,7 +70,7 @@ pub(crate) fn render(result: &AddResult, dns: &Dns, version: CniVersion) -> Resu
         cni_version: version.as_str(),
         interfaces: result.interfaces.iter().map(|interface| Interface::new(interface, version)).collect(),
         ips: result.ips.iter().map(|ip| Ip::new(ip, version)).collect(),
-        routes: result.routes.iter().map(|route| Route { dst: &route.dst, gw: &route.gw }).collect(),
+        routes: result.routes.iter().map(|route| Route::new(route, version)).collect(),
         dns,
     };
     serde_json::to_string(&success).map_err(|e| refuse(e.to_string()))
@@ -73,8 +80,8 @@ pub(crate) fn render(result: &AddResult, dns: &Dns, version: CniVersion) -> Resu
 
 impl<'a> Interface<'a> {
     fn new(interface: &'a cni::Interface, version: CniVersion) -> Self {
-        let mtu = (version >= CniVersion::V1_1_0 && interface.mtu != 0).then_some(interface.mtu);
-        Self { name: &interface.name, mac: &interface.mac, mtu, sandbox: &interface.sandbox }
+        let cni::Interface { name, mac, mtu, sandbox } = interface;
+        Self { name, mac, mtu: since_1_1(*mtu, version), sandbox }
     }
 }
 
@@ -92,6 +99,26 @@ impl<'a> Ip<'a> {
     }
 }
 
+// === impl Route ===
+
+impl<'a> Route<'a> {
+    fn new(route: &'a cni::Route, version: CniVersion) -> Self {
+        let since_1_1 = |number| since_1_1(number, version);
+        Self {
+            dst: &route.dst,
+            gw: &route.gw,
+            mtu: since_1_1(route.mtu),
+            advmss: since_1_1(route.advmss),
+            priority: since_1_1(route.priority),
+        }
+    }
+}
+
+/// A number that only results of 1.1.0 and later have, and those only if it says something.
+fn since_1_1(number: u32, version: CniVersion) -> Option<u32> {
+    Some(number).filter(|number| version >= CniVersion::V1_1_0 && *number != 0)
+}
+
 fn refuse(why: String) -> CniError {
     let msg = format!("rendering the agent's result of ADD: {why}");
     CniError::new(Code::Internal, msg, "plugin and agent must come from the same release")
@@ -102,6 +129,10 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+
+    fn route(dst: &str, gw: &str) -> cni::Route {
+        cni::Route { dst: dst.into(), gw: gw.into(), ..Default::default() }
+    }
 
     fn dual_stack() -> AddResult {
         let sandbox = "/var/run/netns/cni-1d51d10d";
@@ -125,8 +156,9 @@ mod tests {
                 cni::Ip { address: "fd00::3/128".into(), gateway: "fe80::1".into(), interface: 1 },
             ],
             routes: vec![
-                cni::Route { dst: "0.0.0.0/0".into(), gw: "169.254.1.1".into() },
-                cni::Route { dst: "::/0".into(), gw: String::new() },
+                route("0.0.0.0/0", "169.254.1.1"),
+                route("::/0", ""),
+                cni::Route { mtu: 1300, advmss: 1200, priority: 7, ..route("192.168.0.0/16", "10.1.2.254") },
             ],
         }
     }

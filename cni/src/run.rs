@@ -76,16 +76,21 @@ fn serve(
     let (command, document, asked) = (command?, document?, asked?);
     check_verb(command.verb(), asked)?;
 
-    let netconf = document.netconf()?;
+    let mut netconf = document.netconf()?;
     let request = match command {
-        Command::Add(target, pod) => add(target, pod, &document, &netconf)?,
+        Command::Add(target, pod) => {
+            let request = add(target, pod, &document, &netconf)?;
+            netconf.dns = document.dns_for_pod(&netconf.dns)?;
+            request
+        }
         Command::Del(target) => {
             let key = Some(key(&target, &netconf.name));
             Request::Del(DelRequest { api: Some(API), key, netns: target.netns })
         }
         Command::Check(target) => {
             let key = Some(key(&target, &netconf.name));
-            Request::Check(CheckRequest { api: Some(API), key, netns: target.netns })
+            let previous = Some(document.previous(asked)?);
+            Request::Check(CheckRequest { api: Some(API), key, netns: target.netns, previous })
         }
         Command::Gc => gc(&document, &netconf)?,
         Command::Status | Command::Version => Request::Status(StatusRequest { api: Some(API) }),

@@ -73,6 +73,18 @@ fn netconf(version: &str, socket: &Path) -> String {
     .to_string()
 }
 
+/// The same for CHECK, which needs the result of the ADD.
+fn netconf_after_add(version: &str, socket: &Path) -> String {
+    let mut netconf: Value = serde_json::from_str(&netconf(version, socket)).unwrap();
+    netconf["prevResult"] = json!({"cniVersion": version, "interfaces": [{"name": "eth0"}]});
+    netconf.to_string()
+}
+
+/// As a runtime does for a command: an ADD has no result before it.
+fn netconf_for(command: &str, version: &str, socket: &Path) -> String {
+    if command == "CHECK" { netconf_after_add(version, socket) } else { netconf(version, socket) }
+}
+
 #[test]
 fn an_add_reaches_the_agent_and_its_result_the_runtime() {
     let agent = MockAgent::start(Behaviour::Serve);
@@ -102,7 +114,7 @@ fn the_other_verbs_reach_the_agent_and_print_nothing() {
     let agent = MockAgent::start(Behaviour::Serve);
     let stdin = netconf("1.1.0", agent.socket());
     for command in ["DEL", "CHECK", "GC", "STATUS"] {
-        let answer = call(command, &[], &stdin);
+        let answer = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
         assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "", ""));
     }
     let answer = call("DEL", &[("CNI_NETNS", "")], &stdin);
@@ -135,7 +147,7 @@ fn an_agent_without_a_common_api_is_told_as_it_says_it() {
     };
     let agent = MockAgent::start(Behaviour::Refuse(error));
     for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
-        let answer = call(command, &[], &netconf("1.1.0", agent.socket()));
+        let answer = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
         assert_eq!(answer.code, Some(1), "{command}");
         let expected = json!({
             "cniVersion": "1.1.0",
@@ -163,7 +175,7 @@ fn an_agent_that_is_away_is_named_within_a_second() {
     let socket = dir.path().join("agent.sock");
     for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
         let start = Instant::now();
-        let answer = call(command, &[], &netconf("1.1.0", &socket));
+        let answer = call(command, &[], &netconf_for(command, "1.1.0", &socket));
         assert!(start.elapsed() < Duration::from_secs(1));
         assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)), "{command}");
         assert!(answer.json()["msg"].as_str().unwrap().contains(socket.to_str().unwrap()));

@@ -28,6 +28,7 @@ struct ShownComponent<'a> {
     reason: &'a str,
     since_ms: u64,
     needed_for_add: bool,
+    needed_by_pods: bool,
 }
 
 const MINUTE: u64 = 60;
@@ -57,6 +58,7 @@ impl<'a> Shown<'a> {
             reason: &it.reason,
             since_ms: it.since_ms,
             needed_for_add: it.needed_for_add,
+            needed_by_pods: it.needed_by_pods,
         });
         Self {
             ready: status.ready,
@@ -83,9 +85,12 @@ fn table(status: &GetStatusResponse, now: u64) -> String {
     format!("{of}: {ready} (ferrule-agent {})\n\n{components}", status.version)
 }
 
+/// What keeps pods from being reached, if an ADD could be served.
 fn complaint(status: &GetStatusResponse) -> Option<String> {
     if status.ready {
-        return None;
+        let broken =
+            status.components.iter().find(|it| it.needed_by_pods && it.state() == State::Unhealthy)?;
+        return Some(format!("pods on this node may be cut off: {}: {}", broken.name, broken.reason));
     }
     let missing = status.components.iter().filter(|it| it.needed_for_add && it.state() != State::Healthy);
     let missing: Vec<_> = missing.map(|it| it.name.as_str()).collect();

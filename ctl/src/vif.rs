@@ -122,9 +122,15 @@ fn show_vif(text: &mut String, vif: &PodVif) {
         if let Some(mac) = mac {
             let _ = write!(text, "  mac {mac}");
         }
-        let route = |route: &ferrule_vif::Route| match route.gw {
-            Some(gw) => format!("{} via {gw}", route.dst),
-            None => route.dst.to_string(),
+        let route = |route: &ferrule_vif::Route| {
+            let mut text = route.dst.to_string();
+            let via = route.gw.map(|gw| ("via", gw.to_string()));
+            let numbers = [("mtu", route.mtu), ("advmss", route.advmss), ("priority", route.priority)];
+            let numbers = numbers.into_iter().filter_map(|(what, it)| Some((what, it?.to_string())));
+            for (what, value) in via.into_iter().chain(numbers) {
+                let _ = write!(text, " {what} {value}");
+            }
+            text
         };
         let detail = |(key, value): (&&str, &String)| format!("{key}={}", plain(value));
         for (what, values, between) in [

@@ -6,6 +6,7 @@
 
 pub mod apiserver;
 pub mod cage;
+pub mod chain;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;

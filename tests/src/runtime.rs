@@ -1,8 +1,9 @@
 //! A container runtime, as far as a CNI plugin can tell.
 
 use std::{
+    fs,
     io::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
 };
 
@@ -30,6 +31,9 @@ pub struct Answer {
     /// `null` if it printed nothing.
     pub json: Value,
 }
+
+/// Where results are kept between ADD and DEL, as libcni keeps them in `/var/lib/cni`. A node's `/run` is its own.
+const RESULTS: &str = "/run/cni-results";
 
 /// A CNI error as it was printed.
 #[derive(Debug, thiserror::Error)]
@@ -66,23 +70,45 @@ impl Runtime {
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Value> {
-        self.call("ADD", pod)?.into_result()
+        let result = self.call("ADD", pod)?.into_result()?;
+        fs::create_dir_all(RESULTS)?;
+        fs::write(self.kept(pod), result.to_string()).context("cannot keep the result")?;
+        Ok(result)
     }
 
-    /// DEL.
+    /// DEL, with the ADD's result if there is one.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
     pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
-        self.call("DEL", pod)?.into_result().map(drop)
+        self.after_add(pod).call("DEL", pod)?.into_result()?;
+        // There may have been no ADD.
+        let _ = fs::remove_file(self.kept(pod));
+        Ok(())
     }
 
-    /// CHECK.
+    /// CHECK, with the ADD's result if there is one.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
     pub fn check(&self, pod: &Pod) -> anyhow::Result<()> {
-        self.call("CHECK", pod)?.into_result().map(drop)
+        self.after_add(pod).call("CHECK", pod)?.into_result().map(drop)
+    }
+
+    /// The same runtime with the result of a pod's ADD in the network configuration, if there is one.
+    fn after_add(&self, pod: &Pod) -> Self {
+        let kept = fs::read_to_string(self.kept(pod)).ok();
+        match kept.and_then(|kept| serde_json::from_str(&kept).ok()) {
+            Some(result) if self.config.get("prevResult").is_none() => {
+                self.clone().with("prevResult", result)
+            }
+            _ => self.clone(),
+        }
+    }
+
+    fn kept(&self, pod: &Pod) -> PathBuf {
+        let network = self.config.get("name").and_then(Value::as_str).unwrap_or_default();
+        Path::new(RESULTS).join(format!("{network}-{}-{}", pod.container_id, self.ifname))
     }
 
     /// STATUS, which is of no pod.

@@ -42,9 +42,51 @@ pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Re
     Ok(Streamed { bytes, took: start.elapsed() })
 }
 
+/// Asks over TCP for an echo, from where the closure connects, of a server that listens at an address in a network
+/// namespace. The two addresses need not be the same: there may be a translation between them.
+///
+/// # Errors
+/// If no connection comes about, or another echo than what was sent.
+pub fn echo(
+    server: &Path,
+    listen: SocketAddr,
+    connect: impl FnOnce() -> anyhow::Result<TcpStream> + Send,
+) -> anyhow::Result<()> {
+    const CALL: &[u8] = b"is anybody there?";
+    let listener = sys::in_netns(server, || {
+        TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))
+    })?;
+    thread::scope(|scope| {
+        let serving = scope.spawn(move || -> anyhow::Result<()> {
+            let mut stream = accept(&listener)?;
+            let mut call = [0; CALL.len()];
+            stream.read_exact(&mut call)?;
+            Ok(stream.write_all(&call)?)
+        });
+        let ask = || -> anyhow::Result<()> {
+            let mut stream = connect()?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.write_all(CALL)?;
+            let mut answer = [0; CALL.len()];
+            stream.read_exact(&mut answer).context("there is no echo")?;
+            ensure!(answer == CALL, "the echo is another: {answer:?}");
+            Ok(())
+        };
+        ask()?;
+        serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))?
+    })
+}
+
+/// Connects, within a time that a lost packet or two do not exceed.
+///
+/// # Errors
+/// If nobody answers.
+pub fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
+    TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
+}
+
 fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
-    let mut stream =
-        TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))?;
+    let mut stream = connect(to)?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let block = pattern();
     let mut left = bytes;
@@ -57,18 +99,7 @@ fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
 }
 
 fn receive(listener: &TcpListener, bytes: u64) -> anyhow::Result<u64> {
-    listener.set_nonblocking(true)?;
-    let start = Instant::now();
-    let mut stream = loop {
-        match listener.accept() {
-            Ok((stream, _)) => break stream,
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
-            Err(_) => ensure!(start.elapsed() < PATIENCE, "nobody connected within {PATIENCE:?}"),
-        }
-        thread::sleep(Duration::from_millis(1));
-    };
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = accept(listener)?;
     let expected = pattern();
     let mut received = 0;
     let mut block = vec![0; expected.len()];
@@ -83,6 +114,22 @@ fn receive(listener: &TcpListener, bytes: u64) -> anyhow::Result<u64> {
         received += wanted as u64;
     }
     Ok(received)
+}
+
+fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let start = Instant::now();
+    let stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
+            Err(_) => ensure!(start.elapsed() < PATIENCE, "nobody connected within {PATIENCE:?}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
 }
 
 /// A block that shows when bytes are lost, doubled or swapped: its length shares no factor with any segment's.

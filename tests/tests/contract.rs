@@ -256,7 +256,8 @@ fn check_says_what_differs() {
             runtime.del(&pod)?;
         }
         let never = node.pod("never-added")?;
-        let unknown = runtime.check(&never).map_or_else(|error| error.to_string(), |()| String::new());
+        let with_result = runtime.with("prevResult", json!({}));
+        let unknown = with_result.check(&never).map_or_else(|error| error.to_string(), |()| String::new());
         ensure!(unknown.contains("CNI error 3"), "{unknown}");
         Ok(())
     })
@@ -469,7 +470,11 @@ fn pain_7_an_agent_that_is_away_is_told_at_once() {
         node.kill_agent()?;
         let start = std::time::Instant::now();
         for (verb, code) in [("ADD", 11), ("CHECK", 11), ("STATUS", 50)] {
-            let error = node.runtime()?.call(verb, &pod)?.into_error()?;
+            let mut runtime = node.runtime()?;
+            if verb == "CHECK" {
+                runtime = runtime.with("prevResult", json!({}));
+            }
+            let error = runtime.call(verb, &pod)?.into_error()?;
             ensure!(error.code == code && error.msg.contains("/run/ferrule/agent.sock"), "{verb}: {error}");
         }
         ensure!(start.elapsed() < std::time::Duration::from_secs(3), "a second for each");

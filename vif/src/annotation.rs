@@ -24,7 +24,12 @@ const MAX_ROUTES: usize = 64;
 /// The default interface's name, if it has none: runtimes ask for this one.
 const DEFAULT_NAME: &str = "eth0";
 const INTERFACE_FIELDS: [&str; 7] = ["name", "kind", "addresses", "gateways", "routes", "mac", "mtu"];
-const ROUTE_FIELDS: [&str; 2] = ["dst", "gw"];
+const ROUTE_FIELDS: [&str; 5] = ["dst", "gw", "mtu", "advmss", "priority"];
+/// The least that Linux takes for another's (`TCP_MIN_MSS` in `net/tcp.h`), and the most that a route can say
+/// (`ip_metrics_convert`).
+const ADVMSS: std::ops::RangeInclusive<u64> = 88..=65495;
+/// A route netlink request cannot tell 0 from none for IPv6 (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`).
+const PRIORITY: std::ops::RangeInclusive<u64> = 1..=4_294_967_295;
 
 /// Decodes the value of the annotation [`crate::ANNOTATION`].
 ///
@@ -117,14 +122,15 @@ fn interface(
         None | Some("veth") => Kind::Veth,
         Some(other) => Kind::Other(other.to_owned()),
     };
+    let mtu = object.get("mtu").map(|at| rules::mtu(&at, &addresses)).transpose()?;
     Ok(Interface {
         name,
         kind,
         active: true,
         mac: object.get("mac").map(|at| rules::mac(&at)).transpose()?,
-        mtu: object.get("mtu").map(|at| rules::mtu(&at, &addresses)).transpose()?,
+        mtu,
         gateways: gateways(object, &addresses, seen)?,
-        routes: routes(object, &addresses, seen)?,
+        routes: routes(object, &addresses, mtu, seen)?,
         addresses,
         details: BTreeMap::new(),
     })
@@ -143,17 +149,27 @@ fn gateways(object: &Object<'_>, addresses: &[IpNet], seen: &Seen) -> Result<Vec
     Ok(taken)
 }
 
-fn routes(object: &Object<'_>, addresses: &[IpNet], seen: &mut Seen) -> Result<Vec<Route>, Wrong> {
+fn routes(
+    object: &Object<'_>,
+    addresses: &[IpNet],
+    mtu: Option<u32>,
+    seen: &mut Seen,
+) -> Result<Vec<Route>, Wrong> {
     let items = object.items("routes")?;
     if items.len() > MAX_ROUTES {
         return Err(object
             .need("routes")?
             .wrong(format_args!("has {}: {MAX_ROUTES} are the most", items.len())));
     }
-    items.iter().map(|at| route(&at.object()?, addresses, seen)).collect()
+    items.iter().map(|at| route(&at.object()?, addresses, mtu, seen)).collect()
 }
 
-fn route(object: &Object<'_>, addresses: &[IpNet], seen: &mut Seen) -> Result<Route, Wrong> {
+fn route(
+    object: &Object<'_>,
+    addresses: &[IpNet],
+    mtu: Option<u32>,
+    seen: &mut Seen,
+) -> Result<Route, Wrong> {
     object.only(&ROUTE_FIELDS)?;
     let at = object.need("dst")?;
     let dst: IpNet = at.parse("a network, such as 192.168.0.0/16")?;
@@ -178,7 +194,15 @@ fn route(object: &Object<'_>, addresses: &[IpNet], seen: &mut Seen) -> Result<Ro
             Some(gw)
         }
     };
-    Ok(Route { dst, gw })
+    let within =
+        |key, bounds, what: &str| object.get(key).map(|at| rules::within(&at, bounds, what)).transpose();
+    Ok(Route {
+        dst,
+        gw,
+        mtu: object.get("mtu").map(|at| rules::route_mtu(&at, dst, mtu)).transpose()?,
+        advmss: within("advmss", &ADVMSS, "a whole number of bytes")?,
+        priority: within("priority", &PRIORITY, "a whole number")?,
+    })
 }
 
 fn gateway(at: &At<'_>, seen: &Seen) -> Result<IpAddr, Wrong> {

@@ -87,6 +87,15 @@ pub struct Route {
     /// `None` is the gateway of the family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
+    /// The largest packet to these destinations, in bytes; `None` leaves it to the interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// The maximum segment size that TCP advertises to them, in bytes; `None` leaves it to the MTU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advmss: Option<u32>,
+    /// Which of several routes wins: the lower one. `None` leaves it to the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
 }
 
 /// What is to be made for an interface.
@@ -116,6 +125,15 @@ impl fmt::Display for Format {
 impl Serialize for Format {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+// === impl Route ===
+
+impl Route {
+    /// A route that leaves all else to the kernel.
+    pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
+        Self { dst, gw, mtu: None, advmss: None, priority: None }
     }
 }
 

@@ -71,13 +71,27 @@ pub(crate) fn mac(at: &At<'_>) -> Result<Mac, Wrong> {
 
 /// The MTU of an interface with these addresses.
 pub(crate) fn mtu(at: &At<'_>, addresses: &[IpNet]) -> Result<u32, Wrong> {
-    let expected = format!("a whole number of bytes from {} to {}", MTU.start(), MTU.end());
-    let mtu = at.u64(&expected)?;
-    let mtu = u32::try_from(mtu).ok().filter(|_| MTU.contains(&mtu)).ok_or_else(|| at.is_not(&expected))?;
+    let mtu = within(at, &MTU, "a whole number of bytes")?;
     if mtu < IPV6_MTU && addresses.iter().any(|net| net.addr().is_ipv6()) {
         return Err(at.wrong(format_args!("{mtu} is less than {IPV6_MTU}, which IPv6 needs")));
     }
     Ok(mtu)
+}
+
+/// The MTU of a route: what an interface may have, and no more than its own has, if that is known.
+pub(crate) fn route_mtu(at: &At<'_>, dst: IpNet, interface: Option<u32>) -> Result<u32, Wrong> {
+    let mtu = mtu(at, &[dst])?;
+    match interface {
+        Some(own) if mtu > own => Err(at.wrong(format_args!("{mtu} is more than the interface's {own}"))),
+        _ => Ok(mtu),
+    }
+}
+
+/// A number of a route, within bounds.
+pub(crate) fn within(at: &At<'_>, bounds: &std::ops::RangeInclusive<u64>, what: &str) -> Result<u32, Wrong> {
+    let expected = format!("{what} from {} to {}", bounds.start(), bounds.end());
+    let value = at.u64(&expected)?;
+    u32::try_from(value).ok().filter(|_| bounds.contains(&value)).ok_or_else(|| at.is_not(&expected))
 }
 
 /// Whether two addresses are of one family.

@@ -26,6 +26,9 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "ip", package: "iproute2" },
     Tool { program: "tc", package: "iproute2" },
     Tool { program: "ping", package: "iputils-ping" },
+    // What is chained after ours, and what it needs.
+    Tool { program: "/usr/lib/cni/portmap", package: "containernetworking-plugins" },
+    Tool { program: "iptables", package: "iptables" },
 ];
 
 /// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs besides ours.

@@ -29,6 +29,7 @@ use crate::{
         live::Liveness,
     },
     plug::{
+        egress::Egress,
         host,
         reaper::{Reaper, reap_now},
         uplink::Uplink,
@@ -76,7 +77,10 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     let (node, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
     tasks.spawn("reaper", node.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
-    tasks.spawn("uplink", node.uplink.clone().follow(uplink));
+    let egress = health.component_of_all_pods("egress", "the way out of the node is not known yet");
+    let families = Arc::clone(&node);
+    let egress = Egress::new(egress, move || families.registry.families());
+    tasks.spawn("uplink", node.uplink.clone().follow(uplink, egress));
     let api = cluster.as_ref().map(|_| health.clone());
     let reconciler = Reconciler::new(Arc::clone(&node), api, config.reconcile, metrics.reconcile.clone());
     let (queue, collector) = (reconciler.queue(), reconciler.collector());

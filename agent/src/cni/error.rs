@@ -56,9 +56,6 @@ pub enum VerbError {
     /// The next agent serves what this one cannot wait for any more.
     #[error("the agent is stopping")]
     Stopping,
-    /// STATUS, while something is missing that ADD needs.
-    #[error("the agent cannot serve an ADD yet: {0}")]
-    NotReady(String),
     /// More calls are in work than we can promise to serve in time.
     #[error("the agent is working on {0} calls already")]
     Busy(u32),
@@ -140,7 +137,6 @@ impl VerbError {
             Self::Dataplane(_) => {
                 (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold")
             }
-            Self::NotReady(_) => (Code::PluginNotAvailable, "`ferrulectl status` tells more"),
             Self::Busy(_) => (Code::TryAgainLater, "the runtime tries again by itself"),
             Self::Unknown => (Code::UnknownContainer, "the runtime should add the container again"),
             Self::Differs(_) => {

@@ -3,6 +3,8 @@
 mod decide;
 mod error;
 mod pending;
+mod previous;
+mod status;
 mod underway;
 mod verbs;
 mod work;
@@ -84,7 +86,7 @@ impl Cni for CniService {
         let what = name("CHECK", request.key.as_ref());
         let check = async {
             check_api(request.api)?;
-            self.node.check(key(request.key)?, netns(request.netns)?).await
+            self.node.check(key(request.key)?, netns(request.netns)?, request.previous).await
         };
         let error = check.await.err().map(|error| report(error, &what));
         Ok(Response::new(CheckResponse { error }))
@@ -105,12 +107,11 @@ impl Cni for CniService {
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let _in_work = Caller::begin(&request);
-        let ready = || match self.health.obstacles() {
-            obstacles if obstacles.is_empty() => Ok(()),
-            obstacles => Err(VerbError::NotReady(obstacles.join("; "))),
+        let error = match check_api(request.into_inner().api) {
+            Ok(()) => status::error(&self.health.troubles()),
+            Err(error) => Some(error.into_proto("STATUS")),
         };
-        let status = check_api(request.into_inner().api).and_then(|()| ready());
-        let error = status.err().map(|error| report(error, "STATUS"));
+        let error = error.inspect(warn);
         Ok(Response::new(StatusResponse { error }))
     }
 }
@@ -147,8 +148,12 @@ fn name(verb: &str, of: Option<&AttachmentKey>) -> String {
 
 fn report(error: VerbError, what: &str) -> Error {
     let error = error.into_proto(what);
-    tracing::warn!(code = error.code, "{}", error.message);
+    warn(&error);
     error
+}
+
+fn warn(error: &Error) {
+    tracing::warn!(code = error.code, "{}", error.message);
 }
 
 /// All interfaces, the host's end of each before the pod's.
@@ -174,7 +179,13 @@ fn result(attachments: &[Attachment]) -> AddResult {
             Ip { address: IpNet::from(address).to_string(), gateway, interface }
         }));
         let routes = vif.all_routes(GATEWAY).into_iter();
-        result.routes.extend(routes.map(|(dst, gw)| Route { dst: dst.to_string(), gw: gw.to_string() }));
+        result.routes.extend(routes.map(|route| Route {
+            dst: route.dst.to_string(),
+            gw: route.gateway.to_string(),
+            mtu: route.mtu.unwrap_or_default(),
+            advmss: route.advmss.unwrap_or_default(),
+            priority: route.priority.unwrap_or_default(),
+        }));
     }
     result
 }

@@ -1,8 +1,14 @@
 //! The verbs, from a checked request to a result. Which order things happen in is told in `docs/architecture.md`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use ferrule_proto::names::{IfName, NetworkName};
+use ferrule_proto::{
+    cni::AddResult,
+    names::{IfName, NetworkName},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::Instant,
@@ -12,6 +18,7 @@ use super::{
     decide::{Decision, Policy, is_active},
     error::VerbError,
     pending::Pending,
+    previous,
     underway::{Ticket, Underway},
     work::{self, Abandoned},
 };
@@ -19,7 +26,9 @@ use crate::{
     dataplane::Dataplane,
     events::{Events, Reason},
     plug::{
-        GATEWAY, PlugError, check, host,
+        GATEWAY, PlugError,
+        check::{self, Leeway},
+        host,
         netlink::Socket,
         netns::Netns,
         reaper::Reaper,
@@ -168,14 +177,19 @@ impl Node {
         self.work(&key, move |node| node.remove_group(&node.registry.group(&of)), |_, _| {}).await
     }
 
-    /// Compares an attachment with what the kernel has.
+    /// Compares an attachment with what the kernel has, and with the result of the whole chain's ADD, if it is known.
     ///
     /// # Errors
     /// If it is not attached, or something differs.
-    pub async fn check(self: &Arc<Self>, key: Key, netns: PathBuf) -> Result<(), VerbError> {
+    pub async fn check(
+        self: &Arc<Self>,
+        key: Key,
+        netns: PathBuf,
+        previous: Option<AddResult>,
+    ) -> Result<(), VerbError> {
         let _admitted = self.admit_other()?;
         let of = key.clone();
-        self.work(&key, move |node| node.check_now(&of, &netns), |_, _| {}).await
+        self.work(&key, move |node| node.check_now(&of, &netns, previous.as_ref()), |_, _| {}).await
     }
 
     /// Detaches all of a network but those that are valid.
@@ -421,7 +435,8 @@ impl Node {
             if before.netns_id != netns.id() {
                 return Ok(None);
             }
-            let in_kernel = check::attachment(netns, host.ifindex, before, self.dataplane.program_ids())?;
+            let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
+            let in_kernel = check::attachment(netns, host.ifindex, before, &leeway, programs)?;
             if let Err(differs) = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before)) {
                 tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
                 return Ok(None);
@@ -430,12 +445,12 @@ impl Node {
         Ok(Some(group).filter(|group| !group.is_empty()))
     }
 
-    fn check_now(&self, key: &Key, netns: &std::path::Path) -> Result<(), VerbError> {
+    fn check_now(&self, key: &Key, path: &Path, previous: Option<&AddResult>) -> Result<(), VerbError> {
         let group = self.registry.group(key);
         if group.first().is_none_or(|first| first.state != State::Attached) {
             return Err(VerbError::Unknown);
         }
-        let netns = Netns::open(netns)?;
+        let netns = Netns::open(path)?;
         for attachment in &group {
             if netns.id() != attachment.netns_id {
                 let differs =
@@ -443,7 +458,9 @@ impl Node {
                 return Err(VerbError::Differs(differs));
             }
             let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;
-            check::attachment(&netns, host.ifindex, attachment, self.dataplane.program_ids())?
+            let leeway = previous.map(|previous| previous::leeway(attachment, path, previous));
+            let leeway = leeway.transpose().map_err(VerbError::Differs)?.unwrap_or_default();
+            check::attachment(&netns, host.ifindex, attachment, &leeway, self.dataplane.program_ids())?
                 .map_err(VerbError::Differs)?;
             self.dataplane.verify(host.ifindex, attachment).map_err(VerbError::Differs)?;
         }

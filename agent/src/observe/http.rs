@@ -25,7 +25,7 @@ use tokio::{
 
 use super::live::Liveness;
 use crate::{
-    health::{self, Health},
+    health::{self, Affects, Health},
     metrics::Metrics,
 };
 
@@ -143,7 +143,11 @@ fn components(health: &Health) -> String {
     let mut text = String::new();
     for (name, it) in health.components() {
         let sign = if it.state == health::State::Healthy { '+' } else { '-' };
-        let needed = if it.needed { ", needed for ADD" } else { "" };
+        let needed = match it.affects {
+            Affects::Nothing => "",
+            Affects::NewPods => ", needed for ADD",
+            Affects::AllPods => ", needed by all pods",
+        };
         let _ = writeln!(text, "[{sign}] {name} ({}{needed}): {}", it.state.as_str(), it.why);
     }
     text

@@ -2,7 +2,7 @@
 
 use ferrule_proto::agent::{Component as Shown, GetStatusResponse, component::State as ShownState};
 
-use crate::health::{Component, Health, State};
+use crate::health::{Affects, Component, Health, State};
 
 /// All components as they are now.
 pub(super) fn show(health: &Health, node_name: &str) -> GetStatusResponse {
@@ -11,7 +11,8 @@ pub(super) fn show(health: &Health, node_name: &str) -> GetStatusResponse {
         state: show_state(component.state).into(),
         reason: component.why,
         since_ms: component.since_ms,
-        needed_for_add: component.needed,
+        needed_for_add: component.affects == Affects::NewPods,
+        needed_by_pods: component.affects == Affects::AllPods,
     };
     GetStatusResponse {
         ready: health.is_ready(),

@@ -1,6 +1,6 @@
 //! CHECK: whether the kernel still has an attachment as it was made.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use agent_common::GATEWAY_MAC;
 use ipnet::IpNet;
@@ -9,16 +9,41 @@ use rtnetlink::packet_route::{
     address::{AddressAttribute, AddressMessage},
     link::{LinkAttribute, LinkFlags, LinkMessage},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
-    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage},
+    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
 };
 
-use super::{GATEWAY, PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, stamp::Stamp};
-use crate::{registry::Attachment, vif::Mac};
+use super::{
+    GATEWAY, PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, requests, stamp::Stamp,
+};
+use crate::{
+    registry::Attachment,
+    vif::{Mac, PodRoute},
+};
+
+/// What may be other than a plug made it, because a plugin after ours has changed it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Leeway {
+    pub pod_mtu: PodMtu,
+    /// Destinations of routes that are not looked for.
+    pub routes: BTreeSet<IpNet>,
+}
+
+/// Which MTU the pod's end should have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PodMtu {
+    /// The VIF's.
+    #[default]
+    Ours,
+    /// The VIF's, or less.
+    NoLarger,
+    /// Another one, in bytes.
+    Is(u32),
+}
 
 /// What differs, in words.
 type Differs = String;
 
-/// Compares both ends with what a plug makes, with the programs of these IDs in the order of [`filter::Hook::ALL`].
+/// Compares both ends with what a plug makes and later plugins may have changed, with the programs of these IDs in the order of [`filter::Hook::ALL`].
 ///
 /// # Errors
 /// The outer one, if the kernel refuses to tell.
@@ -26,13 +51,27 @@ pub fn attachment(
     netns: &Netns,
     ifindex: u32,
     attachment: &Attachment,
+    leeway: &Leeway,
     programs: [u32; 2],
 ) -> Result<Result<(), Differs>, PlugError> {
     let mut host = Socket::open()?;
     let mut pod = netns.run(Socket::open)??;
     let in_host = host_end(&mut host, ifindex, attachment, programs)?;
-    let in_pod = pod_end(&mut pod, attachment)?;
+    let in_pod = pod_end(&mut pod, attachment, leeway)?;
     Ok(in_host.and(in_pod))
+}
+
+// === impl PodMtu ===
+
+impl PodMtu {
+    fn expected(self, ours: u32, link: &LinkMessage) -> u32 {
+        let found = |attribute: &_| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
+        match self {
+            Self::Ours => ours,
+            Self::NoLarger => link.attributes.iter().find_map(found).unwrap_or(ours).min(ours),
+            Self::Is(other) => other,
+        }
+    }
 }
 
 fn host_end(
@@ -70,14 +109,19 @@ fn host_end(
     Ok(Ok(()))
 }
 
-fn pod_end(pod: &mut Socket, attachment: &Attachment) -> Result<Result<(), Differs>, PlugError> {
+fn pod_end(
+    pod: &mut Socket,
+    attachment: &Attachment,
+    leeway: &Leeway,
+) -> Result<Result<(), Differs>, PlugError> {
     let ifname = &attachment.key.ifname;
     let links = links(pod)?;
     let is_it = |link: &&LinkMessage| link.attributes.contains(&LinkAttribute::IfName(ifname.to_string()));
     let Some(link) = links.iter().find(is_it) else {
         return Ok(Err(format!("the pod has no interface {ifname}")));
     };
-    if let Err(differs) = link_is(link, "the pod's interface", attachment.vif.mac, attachment.vif.mtu) {
+    let mtu = leeway.pod_mtu.expected(attachment.vif.mtu, link);
+    if let Err(differs) = link_is(link, "the pod's interface", attachment.vif.mac, mtu) {
         return Ok(Err(differs));
     }
     let ifindex = link.header.index;
@@ -86,11 +130,15 @@ fn pod_end(pod: &mut Socket, attachment: &Attachment) -> Result<Result<(), Diffe
             return Ok(Err(format!("the pod's interface has not the address {address}")));
         }
     }
-    for (dst, gateway) in attachment.vif.all_routes(GATEWAY) {
-        if !has_route(pod, ifindex, dst, Some(gateway))? {
+    for route in attachment.vif.all_routes(GATEWAY) {
+        if leeway.routes.contains(&route.dst) {
+            continue;
+        }
+        let PodRoute { dst, gateway, .. } = route;
+        if !has_route(pod, ifindex, dst, Some(&route))? {
             let which =
                 if dst.prefix_len() == 0 { "default route".to_owned() } else { format!("route to {dst}") };
-            return Ok(Err(format!("the pod has no {which} through {gateway}")));
+            return Ok(Err(format!("the pod has no {which} through {gateway}{}", numbers(&route))));
         }
         if !has_neighbour(pod, ifindex, gateway, Mac(GATEWAY_MAC))? {
             return Ok(Err(format!("the pod has no neighbour entry for its gateway {gateway}")));
@@ -139,13 +187,14 @@ fn has_address(socket: &mut Socket, ifindex: u32, address: IpAddr) -> Result<boo
     }))
 }
 
-/// Whether a route of the main table goes through an interface, and through a gateway, if there has to be one.
+/// Whether a route of the main table goes through an interface, and is as a pod's should be, if it is a pod's.
 fn has_route(
     socket: &mut Socket,
     ifindex: u32,
     dst: IpNet,
-    gateway: Option<IpAddr>,
+    of_pod: Option<&PodRoute>,
 ) -> Result<bool, PlugError> {
+    let wanted = of_pod.map(requests::metrics).unwrap_or_default();
     let mut message = RouteMessage::default();
     message.header.address_family = family(dst.addr());
     let answers = socket.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
@@ -154,9 +203,13 @@ fn has_route(
             let has = |attribute| route.attributes.contains(&attribute);
             // A default route is told without a destination.
             let to = dst.prefix_len() == 0 || has(RouteAttribute::Destination(route_address(dst.addr())));
-            let via = gateway.is_none_or(|via| has(RouteAttribute::Gateway(route_address(via))));
+            let via = of_pod.is_none_or(|it| has(RouteAttribute::Gateway(route_address(it.gateway))));
+            let priority = of_pod.and_then(|it| it.priority);
+            let wins = priority.is_none_or(|it| has(RouteAttribute::Priority(it)));
             let length = route.header.destination_prefix_length == dst.prefix_len();
-            to && via && length && has(RouteAttribute::Oif(ifindex))
+            let metrics = metrics(&route);
+            let carries = wanted.iter().all(|it| metrics.contains(it));
+            to && via && wins && carries && length && has(RouteAttribute::Oif(ifindex))
         }
         _ => false,
     }))
@@ -178,6 +231,22 @@ fn has_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr, mac: Mac) -
         }
         _ => false,
     }))
+}
+
+fn metrics(route: &RouteMessage) -> Vec<RouteMetric> {
+    let of = |attribute: &_| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics.clone()),
+        _ => None,
+    };
+    route.attributes.iter().find_map(of).unwrap_or_default()
+}
+
+/// What else a route says, in words.
+fn numbers(route: &PodRoute) -> String {
+    let numbers = [("MTU", route.mtu), ("advertised MSS", route.advmss), ("priority", route.priority)];
+    let numbers =
+        numbers.into_iter().filter_map(|(what, value)| Some(format!(" with the {what} {}", value?)));
+    numbers.collect::<Vec<_>>().join(" and")
 }
 
 fn route_address(address: IpAddr) -> RouteAddress {

@@ -10,15 +10,16 @@ use rtnetlink::{
         address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
         link::LinkMessage,
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
-        route::{RouteFlags, RouteMessage, RouteProtocol, RouteScope},
+        route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteScope},
     },
 };
 
 use super::{GATEWAY, ROUTE_PROTOCOL, netlink::Request};
+use crate::vif::PodRoute;
 
 /// A route of the pod. On link: the gateway is in no range of the interface.
-pub(super) fn pod_route(ifindex: u32, dst: IpNet, gateway: IpAddr) -> RouteMessage {
-    let mut message = match (dst, gateway) {
+pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
+    let mut message = match (route.dst, route.gateway) {
         (IpNet::V4(dst), IpAddr::V4(gateway)) => RouteMessageBuilder::<Ipv4Addr>::new()
             .destination_prefix(dst.addr(), dst.prefix_len())
             .gateway(gateway)
@@ -33,7 +34,18 @@ pub(super) fn pod_route(ifindex: u32, dst: IpNet, gateway: IpAddr) -> RouteMessa
         _ => RouteMessage::default(),
     };
     message.header.flags |= RouteFlags::Onlink;
+    message.attributes.extend(route.priority.map(RouteAttribute::Priority));
+    let metrics = metrics(route);
+    if !metrics.is_empty() {
+        message.attributes.push(RouteAttribute::Metrics(metrics));
+    }
     message
+}
+
+/// What a route says of the path, as the kernel has it.
+pub(super) fn metrics(route: &PodRoute) -> Vec<RouteMetric> {
+    let mtu = route.mtu.map(RouteMetric::Mtu);
+    mtu.into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect()
 }
 
 /// The host's route to an address of a pod, marked as ours.

@@ -1,7 +1,6 @@
 //! The MTU of the way out of the node, which is what pods get.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     sync::{
         Arc,
@@ -14,14 +13,14 @@ use nix::errno::Errno;
 use rtnetlink::{
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
-        link::LinkAttribute,
         route::{RouteAttribute, RouteHeader, RouteMessage},
     },
     sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
 };
 
 use super::{
-    PlugError, get_link,
+    PlugError,
+    egress::{Egress, Links},
     netlink::{NetlinkError, Socket},
 };
 use crate::health::Reporter;
@@ -34,8 +33,9 @@ pub struct Uplink(Arc<AtomicU32>);
 #[derive(Debug)]
 struct WayOut {
     mtu: u32,
-    /// The interfaces of the default routes, at most one for each family.
-    interfaces: Vec<u32>,
+    /// The interfaces of the default routes of IPv4 and of IPv6.
+    interfaces: [Vec<u32>; 2],
+    links: Links,
 }
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
@@ -87,16 +87,21 @@ impl Uplink {
         Ok(mtu)
     }
 
-    /// Follows changes of links and routes, for ever. New pods get the new MTU.
-    pub async fn follow(self, health: Reporter) {
+    /// Follows changes of links and routes, for ever. New pods get the new MTU, and `egress` learns whether there is a way
+    /// out still.
+    pub async fn follow(self, health: Reporter, mut egress: Egress) {
         loop {
-            let Err(error) = self.follow_until_it_fails(&health).await;
+            let Err(error) = self.follow_until_it_fails(&health, &mut egress).await;
             health.unhealthy(format!("changes of the uplink's MTU are missed; trying again: {error:#}"));
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    async fn follow_until_it_fails(&self, health: &Reporter) -> anyhow::Result<Infallible> {
+    async fn follow_until_it_fails(
+        &self,
+        health: &Reporter,
+        egress: &mut Egress,
+    ) -> anyhow::Result<Infallible> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
         let mut changes = Vec::with_capacity(PEEK);
@@ -107,6 +112,7 @@ impl Uplink {
                 tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
             }
             health.healthy(format!("its MTU is {}, and changes are followed", way_out.mtu));
+            egress.look(&way_out.interfaces, &way_out.links);
             loop {
                 changes.clear();
                 match socket.recv(&mut changes).await {
@@ -127,18 +133,22 @@ impl WayOut {
     /// Looks at the best default route of each family. The smallest MTU counts, if they differ.
     fn find() -> Result<Self, NetlinkError> {
         let mut host = Socket::open()?;
-        let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
-        let mtus: HashMap<u32, u32> = links.into_iter().filter_map(mtu_of).collect();
-        let mut interfaces = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let links = Links::list(&mut host)?;
+        let mut interfaces = [Vec::new(), Vec::new()];
+        let mut mtu = None;
+        for (family, interfaces) in
+            [AddressFamily::Inet, AddressFamily::Inet6].into_iter().zip(&mut interfaces)
+        {
             let mut message = RouteMessage::default();
             message.header.address_family = family;
             let routes = host.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
-            let best = routes.into_iter().filter_map(default_route).min_by_key(|(metric, _)| *metric);
-            interfaces.extend(best.map(|(_, ifindex)| ifindex));
+            let mut defaults: Vec<_> = routes.into_iter().filter_map(default_route).collect();
+            defaults.sort_by_key(|(metric, _)| *metric);
+            *interfaces = defaults.into_iter().flat_map(|(_, interfaces)| interfaces).collect();
+            let best = interfaces.first().and_then(|ifindex| links.mtu(*ifindex));
+            mtu = mtu.into_iter().chain(best).min();
         }
-        let mtu = interfaces.iter().filter_map(|ifindex| mtus.get(ifindex)).min();
-        Ok(Self { mtu: mtu.copied().unwrap_or(ETHERNET), interfaces })
+        Ok(Self { mtu: mtu.unwrap_or(ETHERNET), interfaces, links })
     }
 
     /// Looks at the fixed head of a change only: every plug of ours sends a dozen of them, and none of those matters.
@@ -149,7 +159,8 @@ impl WayOut {
         match (u16::from_ne_bytes([a, b]), body) {
             // `struct ifinfomsg`: family, padding, type, index.
             (RTM_NEWLINK | RTM_DELLINK, [_, _, _, _, a, b, c, d, ..]) => {
-                self.interfaces.contains(&u32::from_ne_bytes([*a, *b, *c, *d]))
+                let ifindex = u32::from_ne_bytes([*a, *b, *c, *d]);
+                self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex))
             }
             // `struct rtmsg`: family, length of the destination's prefix; zero is the default route's.
             (RTM_NEWROUTE | RTM_DELROUTE, [_, length, ..]) => *length == 0,
@@ -162,30 +173,21 @@ fn is_default(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
 }
 
-fn mtu_of(message: RouteNetlinkMessage) -> Option<(u32, u32)> {
-    let RouteNetlinkMessage::NewLink(link) = message else { return None };
-    let mtu = link.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Mtu(mtu) => Some(*mtu),
-        _ => None,
-    })?;
-    Some((link.header.index, mtu))
-}
-
-/// Metric and interface of a default route of the main table.
-fn default_route(message: RouteNetlinkMessage) -> Option<(u32, u32)> {
+/// Metric and interfaces of a default route of the main table. One that leads nowhere (blackhole) has none.
+fn default_route(message: RouteNetlinkMessage) -> Option<(u32, Vec<u32>)> {
     let RouteNetlinkMessage::NewRoute(route) = message else { return None };
     if !is_default(&route.header) {
         return None;
     }
     let mut metric = 0;
-    let mut ifindex = None;
+    let mut interfaces = Vec::new();
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Priority(priority) => metric = *priority,
-            RouteAttribute::Oif(index) => ifindex = Some(*index),
-            RouteAttribute::MultiPath(hops) => ifindex = hops.first().map(|hop| hop.interface_index),
+            RouteAttribute::Oif(index) => interfaces.push(*index),
+            RouteAttribute::MultiPath(hops) => interfaces.extend(hops.iter().map(|hop| hop.interface_index)),
             _ => {}
         }
     }
-    Some((metric, ifindex?))
+    Some((metric, interfaces)).filter(|(_, interfaces)| !interfaces.is_empty())
 }

@@ -321,10 +321,10 @@ fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
     }
     let routes = vif.all_routes(GATEWAY);
     // Whatever the next hop's address, it is the host that takes the packet.
-    let next_hops: BTreeSet<IpAddr> = routes.iter().map(|(_, gateway)| *gateway).collect();
+    let next_hops: BTreeSet<IpAddr> = routes.iter().map(|route| route.gateway).collect();
     requests.extend(next_hops.into_iter().map(|gateway| add_neighbour(ifindex, gateway, GATEWAY_MAC)));
-    requests.extend(routes.into_iter().map(|(dst, gateway)| {
-        add_route(&format!("to {dst} through {gateway}"), pod_route(ifindex, dst, gateway))
+    requests.extend(routes.iter().map(|route| {
+        add_route(&format!("to {} through {}", route.dst, route.gateway), pod_route(ifindex, route))
     }));
     requests
 }

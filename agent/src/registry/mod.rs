@@ -295,6 +295,20 @@ impl Registry {
         self.inner().ipam.has_ipv6()
     }
 
+    /// Whether there are pods with an address of IPv4, and of IPv6, or may be.
+    pub fn families(&self) -> (bool, bool) {
+        let ranges = self.ranges.borrow().clone();
+        let inner = self.inner();
+        let has = |is_v4: bool| {
+            ranges.iter().any(|range| range.addr().is_ipv4() == is_v4)
+                || inner
+                    .attachments
+                    .values()
+                    .any(|it| it.vif.addresses.iter().any(|it| it.is_ipv4() == is_v4))
+        };
+        (has(true), has(false))
+    }
+
     fn put(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
         self.store.put(&attachment)?;
         self.inner().attachments.insert(attachment.key.clone(), attachment.clone());

@@ -38,6 +38,21 @@ pub struct Vif {
     pub routes: Vec<Route>,
 }
 
+/// A route of a pod, with all that its source left to the agent filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRoute {
+    /// Without host bits.
+    pub dst: IpNet,
+    /// Of the same family.
+    pub gateway: IpAddr,
+    /// Bytes; `None` leaves it to the kernel, as with the next two.
+    pub mtu: Option<u32>,
+    /// Bytes.
+    pub advmss: Option<u32>,
+    /// The lower one wins.
+    pub priority: Option<u32>,
+}
+
 /// At most one address of each family, and at least one in all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Addresses {
@@ -62,18 +77,19 @@ impl Vif {
         }
     }
 
-    /// All routes: destination and gateway, the default ones first.
-    pub fn all_routes(&self, ours: (Ipv4Addr, Ipv6Addr)) -> Vec<(IpNet, IpAddr)> {
+    /// All routes, the default ones first.
+    pub fn all_routes(&self, ours: (Ipv4Addr, Ipv6Addr)) -> Vec<PodRoute> {
         let default = |address: IpAddr| match address {
             IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
             IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
         };
-        let defaults = self.addresses.iter().filter(|_| self.is_default).map(default).map(|dst| (dst, None));
-        let others = self.routes.iter().map(|route| (route.dst, route.gw));
-        let gateway = |(dst, gw): (IpNet, Option<IpAddr>)| {
-            (dst, gw.unwrap_or_else(|| self.gateway_for(dst.addr(), ours)))
+        let defaults = self.addresses.iter().filter(|_| self.is_default).map(default);
+        let defaults = defaults.map(|dst| Route::new(dst, None));
+        let complete = |Route { dst, gw, mtu, advmss, priority }: Route| {
+            let gateway = gw.unwrap_or_else(|| self.gateway_for(dst.addr(), ours));
+            PodRoute { dst, gateway, mtu, advmss, priority }
         };
-        defaults.chain(others).map(gateway).collect()
+        defaults.chain(self.routes.iter().cloned()).map(complete).collect()
     }
 }
 

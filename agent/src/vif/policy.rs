@@ -33,6 +33,10 @@ pub enum Refused {
     NoAddress { ifname: String },
     #[error("interface {ifname} has more than one gateway of a family: {second} is one too many")]
     SecondGateway { ifname: String, second: IpAddr },
+    #[error(
+        "the route to {dst} of interface {ifname} has an MTU of {mtu} bytes, and the interface carries only {own}"
+    )]
+    RouteMtu { ifname: String, dst: IpNet, mtu: u32, own: u32 },
     #[error("the address {address} of interface {ifname} is not in the ranges for pods, {ranges}")]
     OutOfRange { ifname: String, address: IpAddr, ranges: String },
     #[error("the address {address} of interface {ifname} is the node's own")]
@@ -69,9 +73,16 @@ impl Rules<'_> {
         for address in addresses.iter() {
             self.check(format, address, &ifname())?;
         }
+        let mtu = interface.mtu.unwrap_or(mtu);
+        // The kernel would take it, and make packets that the interface drops.
+        for route in &interface.routes {
+            if let Some(larger) = route.mtu.filter(|it| *it > mtu) {
+                return Err(Refused::RouteMtu { ifname: ifname(), dst: route.dst, mtu: larger, own: mtu });
+            }
+        }
         Ok(Vif {
             mac: interface.mac.unwrap_or_else(|| addresses.mac()),
-            mtu: interface.mtu.unwrap_or(mtu),
+            mtu,
             addresses,
             gateways,
             is_default,
@@ -137,6 +148,19 @@ mod tests {
         assert!(matches!(refused(&["169.254.1.1"]), Refused::NotUnicast { .. }));
         assert!(matches!(refused(&[]), Refused::NoAddress { .. }));
         assert!(matches!(refused(&["10.0.0.8", "10.0.0.9"]), Refused::SecondAddress { .. }));
+    }
+
+    #[test]
+    fn a_route_carries_no_more_than_its_interface() {
+        let mut interface = interface(&["10.0.0.9"]);
+        let route = |mtu| ferrule_vif::Route {
+            mtu: Some(mtu),
+            ..ferrule_vif::Route::new("10.9.0.0/16".parse().unwrap(), None)
+        };
+        interface.routes = vec![route(1400)];
+        assert!(resolve(Format::Annotation, &interface).is_ok(), "the uplink's is 1400");
+        interface.routes = vec![route(1401)];
+        assert!(matches!(resolve(Format::Annotation, &interface), Err(Refused::RouteMtu { .. })));
     }
 
     #[test]

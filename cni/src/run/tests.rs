@@ -89,6 +89,13 @@ fn versions_are_answered_in_the_version_asked_for() {
 fn every_verb_becomes_its_request() {
     let stdin = r#"{"cniVersion":"1.1.0","name":"cluster","socket":"/tmp/a","mtu":1400,
                     "cni.dev/valid-attachments":[{"containerID":"a","ifname":"net1"}]}"#;
+    let with_result =
+        stdin.replace("\"name\"", "\"prevResult\":{\"interfaces\":[{\"name\":\"eth0\"}]},\"name\"");
+    let eth0 = cni::Interface { name: "eth0".into(), ..Default::default() };
+    let previous = Some(AddResult { interfaces: vec![eth0], ..Default::default() });
+    let check = CheckRequest { api: Some(API), key: key(), netns: "/var/run/netns/x".into(), previous };
+    let (outcome, asked) = invoke("CHECK", &with_result);
+    assert_eq!((outcome, asked), (Outcome::Done(None), Some(("/tmp/a".into(), Request::Check(check)))));
     let netns = "/var/run/netns/x".to_owned();
     let api = Some(API);
     let keep = AttachmentKey { network: String::new(), container_id: "a".into(), ifname: "net1".into() };
@@ -104,7 +111,6 @@ fn every_verb_becomes_its_request() {
             }),
         ),
         ("DEL", Request::Del(DelRequest { api, key: key(), netns: netns.clone() })),
-        ("CHECK", Request::Check(CheckRequest { api, key: key(), netns })),
         ("GC", Request::Gc(GcRequest { api, network: "cluster".into(), valid: vec![keep] })),
         ("STATUS", Request::Status(StatusRequest { api })),
     ] {
@@ -120,6 +126,13 @@ fn recorded_calls_reach_the_agent() {
         let call: Value = serde_json::from_str(line).unwrap();
         let env = |name: &str| call["env"][name].as_str().map(OsString::from);
         let (outcome, asked) = invoke_with("", &call["stdin"].to_string(), &env, Ok(None));
+        let asks_for_ports = call["stdin"]["runtimeConfig"]["portMappings"].is_array();
+        if asks_for_ports && call["cmd"] == "ADD" {
+            let error = failure(outcome);
+            assert_eq!((&error["code"], asked), (&json!(2), None), "{error}");
+            assert!(error["details"].as_str().unwrap().contains("\"portmap\""), "{error}");
+            continue;
+        }
         assert_eq!(outcome, Outcome::Done(None), "{line}");
         let (socket, request) = asked.unwrap();
         assert_eq!(socket, ferrule_proto::DEFAULT_SOCKET);
@@ -148,9 +161,9 @@ fn only_an_add_looks_into_the_annotations() {
     assert_eq!(pod.annotations.unwrap().values, [("vif.ferrule.dev/v1".into(), "x".into())].into());
     let (outcome, asked) = invoke("ADD", &stdin("[]"));
     assert_eq!((&failure(outcome)["code"], asked), (&json!(7), None));
-    for command in ["DEL", "CHECK"] {
-        assert_eq!(invoke(command, &stdin("[]")).0, Outcome::Done(None));
-    }
+    assert_eq!(invoke("DEL", &stdin("[]")).0, Outcome::Done(None));
+    let check = stdin("[]").replace("\"name\"", "\"prevResult\":{},\"name\"");
+    assert_eq!(invoke("CHECK", &check).0, Outcome::Done(None));
 }
 
 #[test]
@@ -208,11 +221,45 @@ fn what_is_refused_is_not_asked_of_the_agent() {
 }
 
 #[test]
-fn a_result_of_an_earlier_add_is_no_matter_to_del_and_check() {
+fn what_the_runtime_asks_for_is_in_the_result_or_refused_by_add_alone() {
+    let stdin = |config: &str| {
+        format!(
+            r#"{{"cniVersion":"1.0.0","name":"n","dns":{{"nameservers":["10.96.0.10"],"domain":"a"}},
+                "prevResult":null,"runtimeConfig":{config}}}"#
+        )
+    };
+    let told = stdin(r#"{"dns":{"Servers":["192.168.77.10"],"Options":["ndots:5"]},"portMappings":[]}"#);
+    let (outcome, _) = invoke_with("ADD", &told, &|_| None, Ok(Some(AddResult::default())));
+    let Outcome::Done(Some(json)) = outcome else { panic!("{outcome:?}") };
+    let dns = json!({"nameservers": ["192.168.77.10"], "domain": "a", "options": ["ndots:5"]});
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["dns"], dns);
+
+    let asks = stdin(r#"{"mac":"c2:11:22:33:44:55"}"#);
+    let (outcome, asked) = invoke("ADD", &asks);
+    assert_eq!((&failure(outcome)["code"], asked), (&json!(2), None));
+    assert_eq!(invoke("DEL", &asks).0, Outcome::Done(None), "what was never added must go all the same");
+}
+
+#[test]
+fn a_check_needs_a_result_in_the_version_asked_for() {
+    for (prev_result, code) in
+        [("null", 7), (r#""garbage""#, 6), ("[[[]]]", 6), (r#"{"cniVersion":"0.4.0"}"#, 7), ("{}", 0)]
+    {
+        let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{prev_result}}}"#);
+        let (outcome, asked) = invoke("CHECK", &stdin);
+        assert_eq!(asked.is_some(), code == 0, "{prev_result}");
+        if code != 0 {
+            let error = failure(outcome);
+            assert_eq!(error["code"], code, "{error}");
+            assert!(error["msg"].as_str().unwrap().contains("\"prevResult\""), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_result_of_an_earlier_add_is_no_matter_to_del() {
     for prev_result in ["null", "{}", r#""garbage""#, "[[[]]]"] {
         let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{prev_result}}}"#);
-        for command in ["DEL", "CHECK"] {
-            assert_eq!(invoke(command, &stdin).0, Outcome::Done(None));
-        }
+        assert_eq!(invoke("DEL", &stdin).0, Outcome::Done(None));
     }
 }

@@ -143,6 +143,6 @@ fn result(request: &AddRequest) -> AddResult {
     AddResult {
         interfaces: vec![interface("fer0a1b2c3d4e5", ""), interface("eth0", &request.netns)],
         ips: vec![Ip { address: "10.1.2.3/32".into(), gateway: gateway.clone(), interface: 1 }],
-        routes: vec![Route { dst: "0.0.0.0/0".into(), gw: gateway }],
+        routes: vec![Route { dst: "0.0.0.0/0".into(), gw: gateway, ..Default::default() }],
     }
 }

@@ -136,3 +136,53 @@ fn when_a_further_interface_cannot_be_made_nothing_is_left() {
     })
     .unwrap();
 }
+
+#[test]
+fn what_a_vif_says_of_a_route_is_in_the_kernel_in_the_result_and_in_check() {
+    let vif = |route: &str| {
+        format!(
+            r#"{{"interfaces":[{{"addresses":["10.244.0.30","fd00:10:244::30"],"mtu":1400,"routes":[
+                {{"dst":"198.18.0.0/15",{route}}},
+                {{"dst":"fd01::/64","mtu":1300,"advmss":1220,"priority":9}}]}}]}}"#
+        )
+    };
+    with_cluster(&[], |node, cluster| {
+        let runtime = node.runtime()?;
+        let good = vif(r#""mtu":1300,"advmss":1200,"priority":7"#);
+        let pod = cluster.pod(node, "routed", &[(VIF, &good)])?;
+        let result = runtime.add(&pod)?;
+        let route = result["routes"].as_array().into_iter().flatten().find(|it| it["dst"] == "198.18.0.0/15");
+        let numbers = route.map(|it| [&it["mtu"], &it["advmss"], &it["priority"]]);
+        ensure!(numbers == Some([&1300.into(), &1200.into(), &7.into()]), "{result:#}");
+        ensure!(result["routes"][0].get("mtu").is_none() && result["routes"][0]["dst"] == "0.0.0.0/0");
+        let route = pod.run("ip route show 198.18.0.0/15")?;
+        for part in ["metric 7", "mtu 1300", "advmss 1200"] {
+            ensure!(route.contains(part), "{part} in {route}");
+        }
+        let route = pod.run("ip -6 route show fd01::/64")?;
+        ensure!(route.contains("metric 9") && route.contains("mtu 1300"), "{route}");
+        runtime.check(&pod)?;
+        ensure!(runtime.add(&pod)? == result, "a repeated ADD gives the same answer");
+        // A result of an older version has no room for them.
+        let older = runtime.clone().with("cniVersion", "1.0.0".into());
+        let older = older.add(&pod)?;
+        let route = older["routes"].as_array().into_iter().flatten().find(|it| it["dst"] == "198.18.0.0/15");
+        ensure!(route.is_some_and(|it| it.as_object().is_some_and(|it| it.len() == 2)), "{older:#}");
+
+        runtime.add(&pod)?;
+        pod.run("ip route replace 198.18.0.0/15 via 169.254.1.1 dev eth0 onlink metric 7 mtu 1299")?;
+        let error = runtime.check(&pod).map_or_else(|error| error.to_string(), |()| String::new());
+        ensure!(error.contains("no route to 198.18.0.0/15") && error.contains("MTU 1300"), "{error}");
+        runtime.del(&pod)?;
+
+        let larger = vif(r#""mtu":1401"#);
+        let refused = cluster.pod(node, "refused", &[(VIF, &larger)])?;
+        let error = runtime.add(&refused).map_or_else(|error| error.to_string(), |it| it.to_string());
+        ensure!(
+            error.contains("CNI error 104") && error.contains("more than the interface's 1400"),
+            "{error}"
+        );
+        Ok(())
+    })
+    .unwrap();
+}

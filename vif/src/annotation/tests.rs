@@ -29,7 +29,8 @@ fn a_full_annotation_is_read() {
         r#"{"interfaces": [
             {"name": "eth0", "kind": "veth", "addresses": ["10.1.2.3/24", "fd00::3"],
              "gateways": ["10.1.2.1", "fe80::1"],
-             "routes": [{"dst": "192.168.0.0/16", "gw": "10.1.2.254"}, {"dst": "fd01::/64"}],
+             "routes": [{"dst": "192.168.0.0/16", "gw": "10.1.2.254", "mtu": 1300, "advmss": 1200, "priority": 7},
+                        {"dst": "fd01::/64", "mtu": null, "advmss": null, "priority": null}],
              "mac": "0a:fe:0a:01:02:03", "mtu": 1400},
             {"name": "eth1", "kind": "macvlan", "addresses": ["10.9.0.3"]}]}"#,
     )
@@ -43,8 +44,13 @@ fn a_full_annotation_is_read() {
         addresses: vec!["10.1.2.3/24".parse().unwrap(), "fd00::3/128".parse().unwrap()],
         gateways: vec!["10.1.2.1".parse().unwrap(), "fe80::1".parse().unwrap()],
         routes: vec![
-            Route { dst: "192.168.0.0/16".parse().unwrap(), gw: Some("10.1.2.254".parse().unwrap()) },
-            Route { dst: "fd01::/64".parse().unwrap(), gw: None },
+            Route {
+                mtu: Some(1300),
+                advmss: Some(1200),
+                priority: Some(7),
+                ..Route::new("192.168.0.0/16".parse().unwrap(), Some("10.1.2.254".parse().unwrap()))
+            },
+            Route::new("fd01::/64".parse().unwrap(), None),
         ],
         details: BTreeMap::new(),
     };
@@ -98,6 +104,43 @@ fn an_error_names_the_field_and_what_is_expected() {
 }
 
 #[test]
+fn the_numbers_of_a_route_have_bounds() {
+    let route = |dst: &str, field: &str| {
+        let text = format!(
+            r#"{{"interfaces":[{{"addresses":["10.1.2.3","fd00::3"],"mtu":1400,
+                "routes":[{{"dst":"{dst}",{field}}}]}}]}}"#
+        );
+        from_annotation(&text).map_err(|error| error.to_string())
+    };
+    let start = "annotation vif.ferrule.dev/v1: interfaces[0].routes[0].";
+    for (dst, field, expected) in [
+        ("10.9.0.0/16", r#""mtu":67"#, "mtu: 67 is not a whole number of bytes from 68 to 65535"),
+        ("10.9.0.0/16", r#""mtu":"big""#, "mtu: \"big\" is not a whole number of bytes from 68 to 65535"),
+        ("10.9.0.0/16", r#""mtu":1401"#, "mtu: 1401 is more than the interface's 1400"),
+        ("fd09::/64", r#""mtu":1279"#, "mtu: 1279 is less than 1280, which IPv6 needs"),
+        ("10.9.0.0/16", r#""advmss":87"#, "advmss: 87 is not a whole number of bytes from 88 to 65495"),
+        ("10.9.0.0/16", r#""advmss":65496"#, "advmss: 65496 is not a whole number of bytes from 88 to 65495"),
+        ("10.9.0.0/16", r#""priority":0"#, "priority: 0 is not a whole number from 1 to 4294967295"),
+        ("10.9.0.0/16", r#""priority":-1"#, "priority: -1 is not a whole number from 1 to 4294967295"),
+        (
+            "10.9.0.0/16",
+            r#""priority":4294967296"#,
+            "priority: 4294967296 is not a whole number from 1 to 4294967295",
+        ),
+        ("10.9.0.0/16", r#""table":7"#, "table: is not a field; there are dst, gw, mtu, advmss, priority"),
+    ] {
+        assert_eq!(route(dst, field).unwrap_err(), format!("{start}{expected}"), "{field}");
+    }
+    for field in
+        [r#""mtu":68"#, r#""mtu":1400"#, r#""advmss":88"#, r#""advmss":65495"#, r#""priority":4294967295"#]
+    {
+        assert!(route("10.9.0.0/16", field).is_ok(), "{field}");
+    }
+    let open = r#"{"interfaces":[{"addresses":["10.1.2.3"],"routes":[{"dst":"10.9.0.0/16","mtu":9000}]}]}"#;
+    assert!(from_annotation(open).is_ok(), "whether it fits the uplink's is for the agent to say");
+}
+
+#[test]
 fn what_is_no_annotation_at_all_is_refused() {
     let many = vec![r#"{"addresses":[]}"#; 17].join(",");
     for (text, expected) in [
@@ -125,7 +168,7 @@ fn a_typing_error_does_not_silently_lose_an_address() {
     let why = why_interface(r#""adresses":["10.1.2.3"],"addresses":["fd00::3"]"#);
     assert!(why.starts_with("adresses: is not a field; there are name, kind, addresses"), "{why}");
     let why = why_interface(r#""addresses":["10.1.2.3"],"routes":[{"dst":"10.0.0.0/8","via":"10.1.2.1"}]"#);
-    assert_eq!(why, "routes[0].via: is not a field; there are dst, gw");
+    assert_eq!(why, "routes[0].via: is not a field; there are dst, gw, mtu, advmss, priority");
     let twice = r#"{"interfaces":[{"addresses":["10.1.2.3"],"addresses":["fd00::3"]}]}"#;
     assert!(self::why(twice).contains(r#""addresses" is there twice"#));
 }
@@ -284,6 +327,11 @@ fn the_schema_has_the_fields_and_the_bounds_of_the_decoder() {
         let mut described: Vec<&String> = object["properties"].as_object().unwrap().keys().collect();
         described.sort_unstable();
         assert_eq!(described, fields);
+    }
+    let route = &schema["$defs"]["route"]["properties"];
+    for (field, bounds) in [("advmss", ADVMSS), ("priority", PRIORITY), ("mtu", 68..=65535)] {
+        let described = (route[field]["minimum"].as_u64(), route[field]["maximum"].as_u64());
+        assert_eq!(described, (Some(*bounds.start()), Some(*bounds.end())), "{field}");
     }
 }
 

@@ -128,7 +128,7 @@ fn route(route: &Object<'_>) -> Result<Route, Wrong> {
             Some(gateway)
         }
     };
-    Ok(Route { dst: dst.trunc(), gw })
+    Ok(Route::new(dst.trunc(), gw))
 }
 
 fn next_hop(at: &At<'_>) -> Result<IpAddr, Wrong> {
