@@ -1,0 +1,477 @@
+//! A node, a cluster and a runtime to which operations happen, side by side with the model.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use ferrule_tests::{
+    apiserver::{Resource, objects},
+    cluster::Cluster,
+    node::{NODE_V4, Node, PINS},
+    pod::{NAMESPACE, Pod},
+    runtime::Runtime,
+    sys,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    invariants,
+    judge::{Answer, Batch, Ended, Issued, judge},
+    model::{Add, ApiPod, Id, Model, Sandbox, VIF_REFUSED, vif_text},
+    observe::{Link, Observed},
+    ops::{Call, Damage, End, Event, NO_VIF, Op, Uid},
+};
+
+/// What operations happen to.
+pub struct World<'a> {
+    pub node: &'a mut Node,
+    cluster: &'a Cluster,
+    runtime: Runtime,
+    pub model: Model,
+    /// By their sandboxes' numbers.
+    pods: Vec<Pod>,
+    pub strangers: BTreeMap<u32, Link>,
+    synced: u32,
+    /// What has happened, in words.
+    pub history: Vec<String>,
+}
+
+const VIF: &str = "vif.ferrule.dev/v1";
+/// How many of the newest sandboxes are worked with, besides those that are attached.
+const RECENT: usize = 8;
+const CATCH_UP: Duration = Duration::from_secs(30);
+
+// === impl World ===
+
+impl<'a> World<'a> {
+    /// On a node that has an agent, and no attachments.
+    ///
+    /// # Errors
+    /// If the strangers cannot be made.
+    pub fn new(
+        node: &'a mut Node,
+        cluster: &'a Cluster,
+        pool: (Ipv4Addr, Ipv4Addr),
+    ) -> anyhow::Result<Self> {
+        // Interfaces that look like ours, but are not.
+        for (name, alias) in [("stranger", "somebody:else"), ("frstranger", "ferrules:are:not:ours")] {
+            sys::run(&format!("ip link add {name} type veth peer name {name}1"))?;
+            sys::run(&format!("ip link set {name} alias {alias} up"))?;
+        }
+        let runtime = node.runtime()?;
+        let strangers = Observed::look(node, true)?.links;
+        let model = Model::new(pool);
+        let (pods, history) = (Vec::new(), Vec::new());
+        Ok(Self { node, cluster, runtime, model, pods, strangers, synced: 0, history })
+    }
+
+    /// Lets an operation happen, and compares all there is with all there should be.
+    ///
+    /// # Errors
+    /// What is not as it should be.
+    pub fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
+        match op {
+            Op::MakePod { slot, vif } => self.make_pod(*slot, *vif, false)?,
+            Op::Recreate { slot, vif } => self.make_pod(*slot, *vif, true)?,
+            Op::Event(event) => {
+                self.happen(*event)?;
+                self.settle()?;
+            }
+            Op::Calls { calls, events, end } => return self.calls(calls, events, *end),
+            Op::EndNetns { pick } => self.end_netns(*pick, false)?,
+            Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
+            Op::Damage { pick, how } => self.damage(*pick, *how)?,
+            Op::Ping { from, to } => self.ping(*from, *to)?,
+            Op::Away { kill, meanwhile } if self.model.agent_runs => return self.away(*kill, meanwhile),
+            Op::Away { .. } => {}
+        }
+        self.look_and_judge(self.batch(Vec::new()))
+    }
+
+    /// Waits until the agent has seen all that happened at the API: events come in order, and a pod whose VIF cannot be
+    /// read is refused as soon as it is seen.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        if !self.model.agent_runs {
+            return Ok(());
+        }
+        self.synced += 1;
+        let name = format!("sync-{}", self.synced);
+        let pod = Pod {
+            uid: format!("ffffffff-0000-4000-8000-{:012}", self.synced),
+            container_id: name.clone(),
+            netns: PathBuf::from("/run/netns/outside"),
+            addresses: Vec::new(),
+            name,
+        };
+        self.cluster.schedule(&pod, &[(VIF, "{")])?;
+        sys::wait_until("the agent follows the API", CATCH_UP, || {
+            Ok(self.runtime.call("ADD", &pod)?.into_error()?.code == VIF_REFUSED)
+        })?;
+        self.cluster.delete(&pod)
+    }
+
+    fn make_pod(&mut self, slot: u8, vif: u8, again: bool) -> anyhow::Result<()> {
+        let name = format!("p{slot}");
+        if again && self.model.api.pods.contains_key(&name) {
+            self.happen(Event::Delete { slot })?;
+        }
+        let mut pod = self.node.pod(&name)?;
+        let existing = self.model.api.pods.get(&name).map(|it| it.uid.clone());
+        match &existing {
+            Some(uid) => pod.uid.clone_from(uid),
+            None => {
+                let text = vif_text(vif);
+                let annotations: Vec<_> = text.iter().map(|text| (VIF, text.as_str())).collect();
+                self.cluster.schedule(&pod, &annotations)?;
+                self.model.api.pods.insert(name.clone(), ApiPod { uid: pod.uid.clone(), vif });
+            }
+        }
+        self.say(format!("pod {name} ({}) with VIF {vif} gets sandbox #{}", pod.uid, self.pods.len()));
+        self.model.sandboxes.push(Sandbox {
+            name,
+            uid: pod.uid.clone(),
+            container: pod.container_id.clone(),
+            alive: true,
+            generation: 0,
+        });
+        self.pods.push(pod);
+        self.sweep()?;
+        if existing.is_none() { self.settle() } else { Ok(()) }
+    }
+
+    /// Takes the namespaces of sandboxes down that nobody works with any more.
+    fn sweep(&mut self) -> anyhow::Result<()> {
+        let used: BTreeSet<Id> = self.pickable().into_iter().collect();
+        for (id, sandbox) in self.model.sandboxes.iter_mut().enumerate() {
+            if sandbox.alive && !used.contains(&id) {
+                sandbox.alive = false;
+                self.pods.get(id).context("no such pod")?.clone().remove()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) -> anyhow::Result<()> {
+        match event {
+            Event::Delete { slot } => {
+                let name = format!("p{slot}");
+                if self.model.api.pods.contains_key(&name) {
+                    self.say(format!("pod {name} is deleted from the API"));
+                    self.model.api.delete(&name);
+                    self.cluster.api.delete(Resource::Pods, NAMESPACE, &name)?;
+                }
+            }
+            Event::Annotate { slot, vif } => {
+                let name = format!("p{slot}");
+                if let Some(pod) = self.model.api.pods.get_mut(&name) {
+                    pod.vif = vif;
+                    self.say(format!("pod {name} is annotated with VIF {vif}"));
+                    let patch = match vif_text(vif) {
+                        Some(text) => objects::annotation(VIF, &text),
+                        None => json!({ "metadata": { "annotations": { VIF: null } } }),
+                    };
+                    self.cluster.api.patch(Resource::Pods, NAMESPACE, &name, patch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn calls(&mut self, calls: &[Call], events: &[Event], end: Option<End>) -> anyhow::Result<()> {
+        let end = end.filter(|_| self.model.agent_runs);
+        let made: Vec<_> =
+            calls.iter().filter_map(|call| Some((self.issue(*call)?, self.call_of(*call)?))).collect();
+        if made.is_empty() {
+            return Ok(());
+        }
+        let mut batch = self.batch(Vec::new());
+        let together = Barrier::new(made.len() + 1);
+        batch.answers = thread::scope(|scope| {
+            let together = &together;
+            let threads: Vec<_> = made
+                .into_iter()
+                .map(|(issued, (runtime, verb, pod))| {
+                    scope.spawn(move || {
+                        together.wait();
+                        call(issued, &runtime, verb, &pod)
+                    })
+                })
+                .collect();
+            together.wait();
+            // Whatever fails here, the calls have to be waited for.
+            let mut happened = Ok(());
+            for event in events {
+                happened = happened.and(self.happen(*event));
+            }
+            if let Some(end) = end {
+                thread::sleep(Duration::from_micros(end.after_us.into()));
+                happened = happened.and(if end.kill { self.node.kill_agent() } else { self.node.stop_agent() });
+            }
+            let answers = threads.into_iter().map(|it| it.join().map_err(|_| anyhow::anyhow!("a call panicked"))?);
+            let answers = answers.collect::<anyhow::Result<Vec<_>>>()?;
+            happened.map(|()| answers)
+        })?;
+        for Answer { call, outcome, .. } in &batch.answers {
+            let outcome = match outcome {
+                Ok(result) => result.get("ips").map_or_else(|| "ok".to_owned(), Value::to_string),
+                Err((code, text)) => format!("{code}: {text}"),
+            };
+            self.history.push(format!("{call:?} → {outcome}"));
+        }
+        if !events.is_empty() {
+            batch.apis.push(self.model.api.clone());
+        }
+        if let Some(end) = end {
+            self.say(format!("the agent was ended meanwhile, {end:?}"));
+            batch.ended = if end.kill { Ended::ByKill } else { Ended::ByTerm };
+            self.node.start_again()?;
+        }
+        if end.is_some() || !events.is_empty() {
+            self.settle()?;
+        }
+        self.look_and_judge(batch)
+    }
+
+    fn away(&mut self, kill: bool, meanwhile: &[Op]) -> anyhow::Result<()> {
+        self.say(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
+        if kill { self.node.kill_agent()? } else { self.node.stop_agent()? }
+        self.model.agent_runs = false;
+        for op in meanwhile {
+            self.apply(op)?;
+        }
+        self.say("the agent is started".to_owned());
+        let mut batch = self.batch(Vec::new());
+        self.node.start_again()?;
+        self.model.agent_runs = true;
+        batch.ended = if kill { Ended::ByKill } else { Ended::ByTerm };
+        self.settle()?;
+        self.look_and_judge(batch)
+    }
+
+    /// What a call is about, if it makes sense now.
+    fn issue(&self, call: Call) -> Option<Issued> {
+        Some(match call {
+            Call::Add { pick, told, uid } => {
+                let id = self.pick(pick)?;
+                let sandbox = self.model.sandboxes.get(id)?;
+                let uid = match uid {
+                    Uid::Own => sandbox.uid.clone(),
+                    Uid::Oldest => self.model.sandboxes.iter().find(|it| it.name == sandbox.name)?.uid.clone(),
+                    Uid::Invented => format!("eeeeeeee-0000-4000-8000-{id:012}"),
+                };
+                let pod = self.model.api.pods.get(&sandbox.name).filter(|pod| pod.uid == uid);
+                let told = told.then(|| pod.map_or(NO_VIF, |pod| pod.vif));
+                Issued::Add(Add { id, uid, told })
+            }
+            Call::Del { pick, .. } => Issued::Del(self.pick(pick)?),
+            Call::Check { pick } => Issued::Check(self.pick(pick)?),
+            Call::Gc { keep } => {
+                let all = self.pickable().into_iter().enumerate();
+                Issued::Gc(all.filter(|(bit, _)| keep >> (bit % 64) & 1 == 1).map(|(_, id)| id).collect())
+            }
+            Call::Status => Issued::Status,
+        })
+    }
+
+    /// The same as a runtime makes it.
+    fn call_of(&self, call: Call) -> Option<(Runtime, &'static str, Pod)> {
+        let issued = self.issue(call)?;
+        let mut runtime = self.runtime.clone();
+        let pod = |id: Id| self.pods.get(id).cloned();
+        let (verb, pod) = match issued {
+            Issued::Add(Add { id, uid, told }) => {
+                if let Some(vif) = told {
+                    let annotations = vif_text(vif).map_or_else(|| json!({}), |text| json!({ VIF: text }));
+                    runtime =
+                        runtime.with("runtimeConfig", json!({ "io.kubernetes.cri.pod-annotations": annotations }));
+                }
+                ("ADD", Pod { uid, ..pod(id)? })
+            }
+            Issued::Del(id) => {
+                let mut pod = pod(id)?;
+                if matches!(call, Call::Del { empty_netns: true, .. }) {
+                    pod.netns = PathBuf::new();
+                }
+                ("DEL", pod)
+            }
+            Issued::Check(id) => ("CHECK", pod(id)?),
+            Issued::Gc(valid) => {
+                let containers = valid.iter().filter_map(|id| self.model.sandboxes.get(*id));
+                let valid = containers.map(|it| json!({ "containerID": it.container, "ifname": "eth0" }));
+                runtime = runtime.with("cni.dev/valid-attachments", valid.collect());
+                ("GC", self.pods.first().cloned()?)
+            }
+            Issued::Status => ("STATUS", self.pods.first().cloned()?),
+        };
+        Some((runtime, verb, pod))
+    }
+
+    fn end_netns(&mut self, pick: u16, replace: bool) -> anyhow::Result<()> {
+        let Some(id) = self.pick(pick) else { return Ok(()) };
+        let pod = self.pods.get(id).context("no such pod")?;
+        let sandbox = self.model.sandboxes.get_mut(id).context("no such sandbox")?;
+        if sandbox.alive {
+            pod.clone().remove()?;
+            sandbox.alive = false;
+        }
+        if replace {
+            sys::make_netns(&pod.netns)?;
+            sandbox.alive = true;
+            sandbox.generation += 1;
+        }
+        self.say(format!("the namespace of #{id} is {}", if replace { "another one" } else { "gone" }));
+        Ok(())
+    }
+
+    fn damage(&mut self, pick: u16, how: Damage) -> anyhow::Result<()> {
+        let Some(id) = self.pick_of(pick, |model, id, it| model.is_whole(id, it)) else { return Ok(()) };
+        let pod = self.pods.get(id).context("no such pod")?;
+        let attached = self.model.attached.get_mut(&id).context("not attached")?;
+        let host = &attached.host_ifname;
+        let v4 = attached.addresses.iter().find(|it| it.is_ipv4()).context("no IPv4 address")?;
+        let (ifindex, _) = attached.seen.context("never seen")?;
+        let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it}")).collect::<Vec<_>>().join(" ");
+        let delete = |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
+        let line = match how {
+            Damage::HostRoute => format!("ip route del {v4} dev {host}"),
+            Damage::FromPod => format!("tc filter del dev {host} ingress"),
+            Damage::ToPod => format!("tc filter del dev {host} egress"),
+            Damage::VifsEntry => delete("VIFS", &ifindex.to_ne_bytes()),
+            Damage::EndpointEntry => {
+                let IpAddr::V4(v4) = v4 else { bail!("{v4} is not IPv4") };
+                delete("ENDPOINTS", &v4.to_ipv6_mapped().octets())
+            }
+            Damage::Link => format!("ip link del {host}"),
+            Damage::PodRoute => "ip route del default".to_owned(),
+            Damage::PodAddress => "ip addr flush dev eth0 scope global".to_owned(),
+        };
+        if how.is_on_host() { sys::run(&line)? } else { pod.run(&line)? };
+        attached.damage.insert(how);
+        self.say(format!("#{id} is damaged: {line}"));
+        Ok(())
+    }
+
+    fn ping(&mut self, from: u16, to: u16) -> anyhow::Result<()> {
+        let whole = |model: &Model, id, it: &_| model.is_whole(id, it);
+        let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else { return Ok(()) };
+        self.say(format!("#{from} pings the node and #{to}"));
+        let pod = self.pods.get(from).context("no such pod")?;
+        pod.ping(NODE_V4)?;
+        let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
+        let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
+        for address in others.iter().filter(|_| from != to) {
+            if own.iter().any(|it| it.is_ipv4() == address.is_ipv4()) {
+                pod.ping(&address.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sandboxes that are worked with.
+    fn pickable(&self) -> Vec<Id> {
+        let recent = self.pods.len().saturating_sub(RECENT)..self.pods.len();
+        let all: BTreeSet<Id> = self.model.attached.keys().copied().chain(recent).collect();
+        all.into_iter().collect()
+    }
+
+    fn pick(&self, pick: u16) -> Option<Id> {
+        let all = self.pickable();
+        all.get(usize::from(pick).checked_rem(all.len())?).copied()
+    }
+
+    fn pick_of(
+        &self,
+        pick: u16,
+        is_meant: impl Fn(&Model, Id, &crate::model::Attached) -> bool,
+    ) -> Option<Id> {
+        let all = self.model.attached.iter().filter(|(id, it)| is_meant(&self.model, **id, it));
+        let all: Vec<Id> = all.map(|(id, _)| *id).collect();
+        all.get(usize::from(pick).checked_rem(all.len())?).copied()
+    }
+
+    fn batch(&self, answers: Vec<Answer>) -> Batch {
+        let now = Instant::now();
+        Batch { answers, apis: vec![self.model.api.clone()], ended: Ended::No, from: now, to: now }
+    }
+
+    /// Compares all there is with all there should be.
+    fn look_and_judge(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+        batch.to = Instant::now();
+        let agent_runs = self.model.agent_runs;
+        // What reconciliation removes while we look is seen in one place and not in the other.
+        let dangles = self.model.attached.iter().any(|(id, it)| self.model.may_dangle(*id, it));
+        let mut tries = if dangles { 3 } else { 1 };
+        loop {
+            let seen = Observed::look(self.node, agent_runs)?;
+            let mut model = self.model.clone();
+            let judged = judge(&mut model, &batch, &seen);
+            let mut found: Vec<String> = judged.err().into_iter().collect();
+            if found.is_empty() {
+                found = invariants::differences(&model, &seen, &self.strangers);
+            }
+            tries -= 1;
+            if found.is_empty() {
+                self.model = model;
+                return Ok(());
+            }
+            ensure!(tries > 0, "{}\n\nThe model: {:#?}\n\nThere is: {seen:#?}", found.join("\n"), self.model.attached);
+        }
+    }
+
+    pub fn say(&mut self, what: String) {
+        self.history.push(what);
+    }
+
+    /// DELs all there is, and takes the cluster's pods and all namespaces down.
+    ///
+    /// # Errors
+    /// If one of them fails.
+    pub fn clear(&mut self) -> anyhow::Result<()> {
+        self.say("everything is deleted".to_owned());
+        for (sandbox, pod) in self.model.sandboxes.iter_mut().zip(&self.pods) {
+            if sandbox.alive {
+                sandbox.alive = false;
+                pod.clone().remove()?;
+            }
+        }
+        let all: Vec<Id> = self.model.attached.keys().copied().collect();
+        let mut batch = self.batch(Vec::new());
+        for id in all {
+            let pod = self.pods.get(id).context("no such pod")?;
+            batch.answers.push(call(Issued::Del(id), &self.runtime, "DEL", pod)?);
+        }
+        for slot in 0..crate::ops::SLOTS {
+            self.happen(Event::Delete { slot })?;
+        }
+        self.look_and_judge(batch)?;
+        self.settle()?;
+        self.model.sandboxes.clear();
+        self.pods.clear();
+        self.history.clear();
+        // It is opened for appending.
+        fs::write("/run/ferrule-agent.log", "").context("cannot empty the agent's log")
+    }
+}
+
+fn call(call: Issued, runtime: &Runtime, verb: &str, pod: &Pod) -> anyhow::Result<Answer> {
+    let from = Instant::now();
+    let answer = runtime.call(verb, pod)?;
+    let to = Instant::now();
+    let outcome = if answer.status.success() {
+        Ok(answer.json)
+    } else {
+        let error = answer.into_error()?;
+        Err((error.code, error.msg))
+    };
+    Ok(Answer { call, outcome, from, to })
+}
