@@ -119,8 +119,8 @@ fn op(rng: &mut Rng, mode: Mode) -> Op {
         24..26 => Op::EndNetns { pick },
         26..28 => Op::ReplaceNetns { pick },
         28..32 => Op::Damage { pick, how: damage(rng) },
-        32..35 => Op::Ping { from: pick, to: rng.u16(..) },
-        35..37 => {
+        32..37 => Op::Ping { from: pick, to: rng.u16(..) },
+        37..39 => {
             let meanwhile = (0..rng.usize(..5)).map(|_| without_agent(rng));
             Op::Away { meanwhile: meanwhile.collect(), kill: rng.bool() }
         }

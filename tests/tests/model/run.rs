@@ -75,6 +75,7 @@ fn run(lists: &[Vec<Op>]) -> Result<(), Failed> {
             cleared.with_context(|| format!("what happened:\n{}", world.history.join("\n")))?;
             at += 1;
         }
+        println!("{:#?}", world.tally);
         Ok(())
     });
     ran.map_err(|why| Failed { at, why })

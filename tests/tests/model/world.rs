@@ -41,11 +41,15 @@ pub struct World<'a> {
     synced: u32,
     /// What has happened, in words.
     pub history: Vec<String>,
+    /// How often each kind of it has.
+    pub tally: BTreeMap<String, usize>,
 }
 
 const VIF: &str = "vif.ferrule.dev/v1";
 /// How many of the newest sandboxes are worked with, besides those that are attached.
 const RECENT: usize = 8;
+/// The kernel begins to send from the pod's end when it gets to it, which an ADD does not wait for yet.
+const FIRST_PACKET_MAY_BE_LOST: bool = true;
 const CATCH_UP: Duration = Duration::from_secs(30);
 
 // === impl World ===
@@ -68,8 +72,17 @@ impl<'a> World<'a> {
         let runtime = node.runtime()?;
         let strangers = Observed::look(node, true)?.links;
         let model = Model::new(pool);
-        let (pods, history) = (Vec::new(), Vec::new());
-        Ok(Self { node, cluster, runtime, model, pods, strangers, synced: 0, history })
+        Ok(Self {
+            node,
+            cluster,
+            runtime,
+            model,
+            pods: Vec::new(),
+            strangers,
+            synced: 0,
+            history: Vec::new(),
+            tally: BTreeMap::new(),
+        })
     }
 
     /// Lets an operation happen, and compares all there is with all there should be.
@@ -226,12 +239,22 @@ impl<'a> World<'a> {
                 Ok(result) => result.get("ips").map_or_else(|| "ok".to_owned(), Value::to_string),
                 Err((code, text)) => format!("{code}: {text}"),
             };
+            let kind = match call {
+                Issued::Add(_) => "ADD",
+                Issued::Del(_) => "DEL",
+                Issued::Check(_) => "CHECK",
+                Issued::Gc(_) => "GC",
+                Issued::Status => "STATUS",
+            };
+            let code = outcome.split(':').next().filter(|it| it.parse::<u64>().is_ok()).unwrap_or("ok");
+            *self.tally.entry(format!("{kind} {code}")).or_default() += 1;
             self.history.push(format!("{call:?} → {outcome}"));
         }
         if !events.is_empty() {
             batch.apis.push(self.model.api.clone());
         }
         if let Some(end) = end {
+            *self.tally.entry(format!("ended in the middle, kill {}", end.kill)).or_default() += 1;
             self.say(format!("the agent was ended meanwhile, {end:?}"));
             batch.ended = if end.kill { Ended::ByKill } else { Ended::ByTerm };
             self.node.start_again()?;
@@ -243,6 +266,7 @@ impl<'a> World<'a> {
     }
 
     fn away(&mut self, kill: bool, meanwhile: &[Op]) -> anyhow::Result<()> {
+        *self.tally.entry(format!("away, kill {kill}")).or_default() += 1;
         self.say(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
         if kill { self.node.kill_agent()? } else { self.node.stop_agent()? }
         self.model.agent_runs = false;
@@ -357,6 +381,7 @@ impl<'a> World<'a> {
         };
         if how.is_on_host() { sys::run(&line)? } else { pod.run(&line)? };
         attached.damage.insert(how);
+        *self.tally.entry(format!("damaged {how:?}")).or_default() += 1;
         self.say(format!("#{id} is damaged: {line}"));
         Ok(())
     }
@@ -364,17 +389,29 @@ impl<'a> World<'a> {
     fn ping(&mut self, from: u16, to: u16) -> anyhow::Result<()> {
         let whole = |model: &Model, id, it: &_| model.is_whole(id, it);
         let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else { return Ok(()) };
+        *self.tally.entry("ping".to_owned()).or_default() += 1;
         self.say(format!("#{from} pings the node and #{to}"));
         let pod = self.pods.get(from).context("no such pod")?;
-        pod.ping(NODE_V4)?;
         let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
         let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
-        for address in others.iter().filter(|_| from != to) {
-            if own.iter().any(|it| it.is_ipv4() == address.is_ipv4()) {
-                pod.ping(&address.to_string())?;
-            }
+        let others = others.iter().filter(|other| {
+            from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4())
+        });
+        for to in others.map(IpAddr::to_string).chain([NODE_V4.to_owned()]) {
+            let first = pod.ping(&to);
+            let pinged = if FIRST_PACKET_MAY_BE_LOST { first.or_else(|_| pod.ping(&to)) } else { first };
+            pinged.with_context(|| self.why_no_ping(pod, &to))?;
         }
         Ok(())
+    }
+
+    /// What there is to see when packets do not flow.
+    fn why_no_ping(&self, pod: &Pod, to: &str) -> String {
+        let in_pod = ["ip -s addr", "ip route", "ip -6 route", "ip neigh"].map(|line| pod.run(line));
+        let checked = self.runtime.check(pod);
+        let again = pod.ping(to);
+        let attachments = self.node.ctl(&["attachments"]);
+        format!("in the pod: {in_pod:#?}\nCHECK: {checked:?}\nagain: {again:?}\n{attachments:?}")
     }
 
     /// The sandboxes that are worked with.
