@@ -58,6 +58,8 @@ pub struct Batch {
     pub apis: Vec<Api>,
     /// After which it was started again.
     pub ended: Ended,
+    /// Whether the calls were made while it started.
+    pub starts: bool,
     pub from: Instant,
     pub to: Instant,
 }
@@ -68,6 +70,8 @@ enum Step<'a> {
     Call(&'a Answer),
     /// It is removed by a GC, or may be.
     Collected { by: Option<&'a Answer>, must: bool },
+    /// A start mends what is broken on the host, or some of it.
+    Mended,
 }
 
 /// One attachment, on the way through an order.
@@ -228,6 +232,9 @@ impl<'a> Judge<'a> {
         if was_there.is_some_and(may_go) {
             steps.push(Step::Collected { by: None, must: false });
         }
+        if self.batch.starts && was_there.is_some_and(|it| it.damage.iter().any(|it| it.is_on_host())) {
+            steps.push(Step::Mended);
+        }
         steps
     }
 
@@ -270,6 +277,7 @@ impl<'a> Judge<'a> {
         let answer = match step {
             Step::Collected { must: true, .. } => return vec![now.removed()],
             Step::Collected { must: false, .. } => return vec![now.clone(), now.removed()],
+            Step::Mended => return vec![now.clone(), now.mended()],
             Step::Call(answer) => answer,
         };
         let is_lost = matches!(answer.outcome, Err((TRY_AGAIN_LATER, _))) && self.batch.ended != Ended::No;
@@ -281,8 +289,13 @@ impl<'a> Judge<'a> {
                 _ => self.added(now, add, result, answer.to),
             },
             (Issued::Add(add), Err(_)) if is_lost => {
-                let mut all = vec![Now { unknown: now.unknown + 1, ..now.clone() }];
-                all.extend(may_be_done.then(|| self.perhaps_added(now, add)).flatten());
+                let unknown = now.unknown + 1;
+                let mut all = vec![Now { unknown, ..now.clone() }];
+                if may_be_done && !is_whole {
+                    // What was broken goes first.
+                    all.push(Now { unknown, ..now.removed() });
+                    all.extend(self.perhaps_added(now, add));
+                }
                 all
             }
             (Issued::Add(add), Err((code, _))) => self.refused(now, add, *code, is_whole),
@@ -383,6 +396,7 @@ impl Step<'_> {
         match self {
             Self::Call(answer) => Some(answer),
             Self::Collected { by, .. } => *by,
+            Self::Mended => None,
         }
     }
 }
@@ -393,6 +407,14 @@ impl Now {
     fn removed(&self) -> Self {
         let mut now = self.clone();
         now.released.extend(now.attached.take().map(|it| it.addresses));
+        now
+    }
+
+    fn mended(&self) -> Self {
+        let mut now = self.clone();
+        if let Some(attached) = &mut now.attached {
+            attached.damage.retain(|it| !it.is_on_host() || *it == Damage::Link);
+        }
         now
     }
 

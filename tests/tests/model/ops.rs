@@ -22,8 +22,8 @@ pub enum Op {
     ReplaceNetns { pick: u16 },
     /// Somebody breaks an attachment by hand.
     Damage { pick: u16, how: Damage },
-    /// The agent goes, by SIGKILL or else by SIGTERM; things happen; and it comes back.
-    Away { kill: bool, meanwhile: Vec<Op> },
+    /// The agent goes, by SIGKILL or else by SIGTERM; things happen; and it comes back, while there are calls.
+    Away { kill: bool, meanwhile: Vec<Op>, at_start: Vec<Call> },
     /// Packets flow between two pods, and to the node.
     Ping { from: u16, to: u16 },
 }
@@ -122,7 +122,11 @@ fn op(rng: &mut Rng, mode: Mode) -> Op {
         32..37 => Op::Ping { from: pick, to: rng.u16(..) },
         37..39 => {
             let meanwhile = (0..rng.usize(..5)).map(|_| without_agent(rng));
-            Op::Away { meanwhile: meanwhile.collect(), kill: rng.bool() }
+            let meanwhile = meanwhile.collect();
+            let calls = if mode == Mode::InTurn { 0 } else { rng.u16(..4) };
+            let at_start = (0..calls).map(|number| call(rng, pick.wrapping_add(number % 2)));
+            let at_start = at_start.collect();
+            Op::Away { kill: rng.bool(), meanwhile, at_start }
         }
         _ if mode == Mode::InTurn => {
             Op::Calls { calls: vec![call(rng, pick)], events: Vec::new(), end: None }
@@ -147,7 +151,11 @@ fn without_agent(rng: &mut Rng) -> Op {
 fn at_once(rng: &mut Rng) -> Op {
     let focus = rng.u16(..);
     let calls = (0..rng.usize(2..=6)).map(|_| {
-        let pick = if rng.u8(..10) < 6 { focus } else { rng.u16(..) };
+        let pick = match rng.u8(..10) {
+            0..6 => focus,
+            6 => focus.wrapping_add(1),
+            _ => rng.u16(..),
+        };
         call(rng, pick)
     });
     let calls = calls.collect();

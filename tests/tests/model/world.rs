@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
     cluster::Cluster,
@@ -102,10 +102,12 @@ impl<'a> World<'a> {
             Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
             Op::Damage { pick, how } => self.damage(*pick, *how)?,
             Op::Ping { from, to } => self.ping(*from, *to)?,
-            Op::Away { kill, meanwhile } if self.model.agent_runs => return self.away(*kill, meanwhile),
+            Op::Away { kill, meanwhile, at_start } if self.model.agent_runs => {
+                return self.away(*kill, meanwhile, at_start);
+            }
             Op::Away { .. } => {}
         }
-        self.look_and_judge(self.batch(Vec::new()))
+        self.look_and_judge(self.batch())
     }
 
     /// Waits until the agent has seen all that happened at the API: events come in order, and a pod whose VIF cannot be
@@ -202,59 +204,18 @@ impl<'a> World<'a> {
 
     fn calls(&mut self, calls: &[Call], events: &[Event], end: Option<End>) -> anyhow::Result<()> {
         let end = end.filter(|_| self.model.agent_runs);
-        let made: Vec<_> =
-            calls.iter().filter_map(|call| Some((self.issue(*call)?, self.call_of(*call)?))).collect();
-        if made.is_empty() {
-            return Ok(());
-        }
-        let mut batch = self.batch(Vec::new());
-        let together = Barrier::new(made.len() + 1);
-        batch.answers = thread::scope(|scope| {
-            let together = &together;
-            let threads: Vec<_> = made
-                .into_iter()
-                .map(|(issued, (runtime, verb, pod))| {
-                    scope.spawn(move || {
-                        together.wait();
-                        call(issued, &runtime, verb, &pod)
-                    })
-                })
-                .collect();
-            together.wait();
-            // Whatever fails here, the calls have to be waited for.
-            let mut happened = Ok(());
-            for event in events {
-                happened = happened.and(self.happen(*event));
-            }
-            if let Some(end) = end {
-                thread::sleep(Duration::from_micros(end.after_us.into()));
-                happened = happened.and(if end.kill { self.node.kill_agent() } else { self.node.stop_agent() });
-            }
-            let answers = threads.into_iter().map(|it| it.join().map_err(|_| anyhow::anyhow!("a call panicked"))?);
-            let answers = answers.collect::<anyhow::Result<Vec<_>>>()?;
-            happened.map(|()| answers)
+        let mut batch = self.batch();
+        batch.answers = self.make_calls(calls, |world| {
+            events.iter().try_for_each(|event| world.happen(*event))?;
+            let Some(end) = end else { return Ok(()) };
+            thread::sleep(Duration::from_micros(end.after_us.into()));
+            world.count(format!("ended in the middle, kill {}", end.kill));
+            if end.kill { world.node.kill_agent() } else { world.node.stop_agent() }
         })?;
-        for Answer { call, outcome, .. } in &batch.answers {
-            let outcome = match outcome {
-                Ok(result) => result.get("ips").map_or_else(|| "ok".to_owned(), Value::to_string),
-                Err((code, text)) => format!("{code}: {text}"),
-            };
-            let kind = match call {
-                Issued::Add(_) => "ADD",
-                Issued::Del(_) => "DEL",
-                Issued::Check(_) => "CHECK",
-                Issued::Gc(_) => "GC",
-                Issued::Status => "STATUS",
-            };
-            let code = outcome.split(':').next().filter(|it| it.parse::<u64>().is_ok()).unwrap_or("ok");
-            *self.tally.entry(format!("{kind} {code}")).or_default() += 1;
-            self.history.push(format!("{call:?} → {outcome}"));
-        }
         if !events.is_empty() {
             batch.apis.push(self.model.api.clone());
         }
         if let Some(end) = end {
-            *self.tally.entry(format!("ended in the middle, kill {}", end.kill)).or_default() += 1;
             self.say(format!("the agent was ended meanwhile, {end:?}"));
             batch.ended = if end.kill { Ended::ByKill } else { Ended::ByTerm };
             self.node.start_again()?;
@@ -265,8 +226,8 @@ impl<'a> World<'a> {
         self.look_and_judge(batch)
     }
 
-    fn away(&mut self, kill: bool, meanwhile: &[Op]) -> anyhow::Result<()> {
-        *self.tally.entry(format!("away, kill {kill}")).or_default() += 1;
+    fn away(&mut self, kill: bool, meanwhile: &[Op], at_start: &[Call]) -> anyhow::Result<()> {
+        self.count(format!("away, kill {kill}"));
         self.say(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
         if kill { self.node.kill_agent()? } else { self.node.stop_agent()? }
         self.model.agent_runs = false;
@@ -274,12 +235,47 @@ impl<'a> World<'a> {
             self.apply(op)?;
         }
         self.say("the agent is started".to_owned());
-        let mut batch = self.batch(Vec::new());
-        self.node.start_again()?;
+        // Who calls too early is told so, as by one that stops.
+        let mut batch = Batch { ended: Ended::ByTerm, starts: true, ..self.batch() };
+        batch.answers = self.make_calls(at_start, |world| world.node.start_again())?;
         self.model.agent_runs = true;
-        batch.ended = if kill { Ended::ByKill } else { Ended::ByTerm };
         self.settle()?;
         self.look_and_judge(batch)
+    }
+
+    /// Makes calls at once, and something else at the same time.
+    fn make_calls(
+        &mut self,
+        calls: &[Call],
+        meanwhile: impl FnOnce(&mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<Answer>> {
+        let made = calls.iter().filter_map(|call| Some((self.issue(*call)?, self.call_of(*call)?)));
+        let made: Vec<_> = made.collect();
+        let together = Barrier::new(made.len() + 1);
+        let answers = thread::scope(|scope| {
+            let together = &together;
+            let spawn = |(issued, (runtime, verb, pod)): (Issued, (Runtime, &'static str, Pod))| {
+                scope.spawn(move || {
+                    together.wait();
+                    call(issued, &runtime, verb, &pod)
+                })
+            };
+            let threads: Vec<_> = made.into_iter().map(spawn).collect();
+            together.wait();
+            let happened = meanwhile(self);
+            let join = |it: thread::ScopedJoinHandle<'_, _>| it.join().map_err(|_| anyhow!("a call panicked"))?;
+            let answers = threads.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>()?;
+            happened.map(|()| answers)
+        })?;
+        for Answer { call, outcome, .. } in &answers {
+            let (code, shown) = match outcome {
+                Ok(result) => ("ok".to_owned(), result.get("ips").map_or_else(String::new, Value::to_string)),
+                Err((code, text)) => (code.to_string(), text.clone()),
+            };
+            self.count(format!("{} {code}", call.verb()));
+            self.say(format!("{call:?} → {code} {shown}"));
+        }
+        Ok(answers)
     }
 
     /// What a call is about, if it makes sense now.
@@ -381,7 +377,7 @@ impl<'a> World<'a> {
         };
         if how.is_on_host() { sys::run(&line)? } else { pod.run(&line)? };
         attached.damage.insert(how);
-        *self.tally.entry(format!("damaged {how:?}")).or_default() += 1;
+        self.count(format!("damaged {how:?}"));
         self.say(format!("#{id} is damaged: {line}"));
         Ok(())
     }
@@ -389,7 +385,7 @@ impl<'a> World<'a> {
     fn ping(&mut self, from: u16, to: u16) -> anyhow::Result<()> {
         let whole = |model: &Model, id, it: &_| model.is_whole(id, it);
         let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else { return Ok(()) };
-        *self.tally.entry("ping".to_owned()).or_default() += 1;
+        self.count("ping".to_owned());
         self.say(format!("#{from} pings the node and #{to}"));
         let pod = self.pods.get(from).context("no such pod")?;
         let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
@@ -436,9 +432,9 @@ impl<'a> World<'a> {
         all.get(usize::from(pick).checked_rem(all.len())?).copied()
     }
 
-    fn batch(&self, answers: Vec<Answer>) -> Batch {
-        let now = Instant::now();
-        Batch { answers, apis: vec![self.model.api.clone()], ended: Ended::No, from: now, to: now }
+    fn batch(&self) -> Batch {
+        let (apis, now) = (vec![self.model.api.clone()], Instant::now());
+        Batch { answers: Vec::new(), apis, ended: Ended::No, starts: false, from: now, to: now }
     }
 
     /// Compares all there is with all there should be.
@@ -465,8 +461,12 @@ impl<'a> World<'a> {
         }
     }
 
-    pub fn say(&mut self, what: String) {
+    fn say(&mut self, what: String) {
         self.history.push(what);
+    }
+
+    fn count(&mut self, what: String) {
+        *self.tally.entry(what).or_default() += 1;
     }
 
     /// DELs all there is, and takes the cluster's pods and all namespaces down.
@@ -482,7 +482,7 @@ impl<'a> World<'a> {
             }
         }
         let all: Vec<Id> = self.model.attached.keys().copied().collect();
-        let mut batch = self.batch(Vec::new());
+        let mut batch = self.batch();
         for id in all {
             let pod = self.pods.get(id).context("no such pod")?;
             batch.answers.push(call(Issued::Del(id), &self.runtime, "DEL", pod)?);
@@ -497,6 +497,20 @@ impl<'a> World<'a> {
         self.history.clear();
         // It is opened for appending.
         fs::write("/run/ferrule-agent.log", "").context("cannot empty the agent's log")
+    }
+}
+
+// === impl Issued ===
+
+impl Issued {
+    fn verb(&self) -> &'static str {
+        match self {
+            Self::Add(_) => "ADD",
+            Self::Del(_) => "DEL",
+            Self::Check(_) => "CHECK",
+            Self::Gc(_) => "GC",
+            Self::Status => "STATUS",
+        }
     }
 }
 
