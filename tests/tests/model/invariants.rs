@@ -41,7 +41,8 @@ pub fn differences(model: &Model, seen: &Observed, strangers: &BTreeMap<u32, Lin
         ("route", &seen.routes, &expected.routes),
         ("neighbour entry", &seen.neighbours, &expected.neighbours),
     ] {
-        found.extend(should.difference(there).map(|(to, dev)| format!("there is no {set} for {to} on {dev}")));
+        found
+            .extend(should.difference(there).map(|(to, dev)| format!("there is no {set} for {to} on {dev}")));
         let extra = there.difference(should).filter(|(_, dev)| {
             // Routes are deleted before a DEL answers; the rest goes with the interface.
             if set == "route" { !expected.optional.contains(dev) } else { !is_going(dev) }
@@ -121,7 +122,8 @@ fn expected(model: &Model, seen: &Observed) -> Expected {
         let Attached { addresses, mac, host_ifname, .. } = attached;
         expected.counters.insert(ifindex);
         let pod_uid = seen.vifs.get(&ifindex).map(|vif| vif.pod_uid.clone());
-        let pod_uid = pod_uid.filter(|uid| attached.uids.contains(uid)).unwrap_or_else(|| sandbox.uid.clone());
+        let pod_uid =
+            pod_uid.filter(|uid| attached.uids.contains(uid)).unwrap_or_else(|| sandbox.uid.clone());
         if !has(Damage::VifsEntry) {
             let vif = Vif { addresses: addresses.clone(), mac: mac.clone(), pod_uid };
             expected.vifs.insert(ifindex, vif);
@@ -155,9 +157,8 @@ fn links(seen: &Observed, expected: &Expected, strangers: &BTreeMap<u32, Link>, 
         }
     }
     for (index, (name, alias)) in &expected.links {
-        let is_it = |link: &Link| {
-            link.name == *name && link.alias == *alias && link.group == "default" && link.up
-        };
+        let is_it =
+            |link: &Link| link.name == *name && link.alias == *alias && link.group == "default" && link.up;
         if !seen.links.get(index).is_some_and(is_it) {
             found.push(format!("the interface {index} of {alias} is {:?}", seen.links.get(index)));
         }

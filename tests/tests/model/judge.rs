@@ -13,63 +13,25 @@ use std::{
 use serde_json::Value;
 
 use crate::{
+    batch::{Answer, Batch, Ended, Issued},
     invariants,
     model::{
-        Add, Addresses, Admissible, Api, Attached, CHECK_FAILED, INVALID_NETNS, Id, Model, NOT_AVAILABLE,
+        Add, Addresses, Admissible, Attached, CHECK_FAILED, INVALID_NETNS, Id, Model, NOT_AVAILABLE,
         TRY_AGAIN_LATER, UNKNOWN_CONTAINER, Wanted,
     },
     observe::{Observed, Registered},
     ops::Damage,
 };
 
-/// A call with its objects.
-#[derive(Debug, Clone)]
-pub enum Issued {
-    Add(Add),
-    Del(Id),
-    Check(Id),
-    Gc(BTreeSet<Id>),
-    Status,
-}
-
-/// A call, and what came of it.
-#[derive(Debug, Clone)]
-pub struct Answer {
-    pub call: Issued,
-    /// The result, or the code of the error and its text.
-    pub outcome: Result<Value, (u64, String)>,
-    pub from: Instant,
-    pub to: Instant,
-}
-
-/// How the agent ended, if it did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    No,
-    ByTerm,
-    ByKill,
-}
-
-/// Calls that were made at once.
-#[derive(Debug)]
-pub struct Batch {
-    pub answers: Vec<Answer>,
-    /// What the API server had before and after.
-    pub apis: Vec<Api>,
-    /// After which it was started again.
-    pub ended: Ended,
-    /// Whether the calls were made while it started.
-    pub starts: bool,
-    pub from: Instant,
-    pub to: Instant,
-}
-
 /// What happens to one attachment.
 #[derive(Debug, Clone, Copy)]
 enum Step<'a> {
     Call(&'a Answer),
     /// It is removed by a GC, or may be.
-    Collected { by: Option<&'a Answer>, must: bool },
+    Collected {
+        by: Option<&'a Answer>,
+        must: bool,
+    },
     /// A start mends what is broken on the host, or some of it.
     Mended,
 }
@@ -78,10 +40,14 @@ enum Step<'a> {
 #[derive(Debug, Clone, Default)]
 struct Now {
     attached: Option<Attached>,
-    released: Vec<Addresses>,
+    /// And since when they may rest, if that is before the calls.
+    released: Vec<(Addresses, Option<Instant>)>,
     /// ADDs that may have given addresses back.
     unknown: usize,
 }
+
+/// Whether the shim deletes by itself when there is no agent, and leaves it a note.
+const DEL_NEEDS_NO_AGENT: bool = false;
 
 struct Judge<'a> {
     model: &'a Model,
@@ -110,7 +76,7 @@ pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), St
         }
     }
     if !model.agent_runs && batch.ended == Ended::No {
-        return away(&batch.answers);
+        return model.away(&batch.answers);
     }
     let Some(registry) = &seen.registry else { return Err("the agent was not asked".to_owned()) };
     own_addresses(model, batch)?;
@@ -143,16 +109,6 @@ pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), St
     Ok(())
 }
 
-/// What is said while there is no agent.
-fn away(answers: &[Answer]) -> Result<(), String> {
-    for Answer { call, outcome, .. } in answers.iter().filter(|it| !matches!(it.call, Issued::Status)) {
-        if !matches!(outcome, Err((TRY_AGAIN_LATER, _))) {
-            return Err(format!("without an agent, {call:?} must not answer {outcome:?}"));
-        }
-    }
-    Ok(())
-}
-
 /// That no address of the agent's own was given out which somebody had at the beginning, or got at the same time.
 fn own_addresses(model: &Model, batch: &Batch) -> Result<(), String> {
     let mut given: BTreeMap<IpAddr, (String, bool)> = BTreeMap::new();
@@ -168,31 +124,43 @@ fn own_addresses(model: &Model, batch: &Batch) -> Result<(), String> {
                 && other != this.0
                 && (is_own || other_is_own)
             {
-                return Err(format!("{address} was given out twice at the same time, to {other} and {}", this.0));
+                return Err(format!(
+                    "{address} was given out twice at the same time, to {other} and {}",
+                    this.0
+                ));
             }
         }
     }
     Ok(())
 }
 
-// === impl Issued ===
-
-impl Issued {
-    fn id(&self) -> Option<Id> {
-        match self {
-            Self::Add(add) => Some(add.id),
-            Self::Del(id) | Self::Check(id) => Some(*id),
-            Self::Gc(_) | Self::Status => None,
-        }
-    }
-}
-
 // === impl Model ===
 
 impl Model {
+    /// What is said while there is no agent: a DEL succeeds all the same, and takes the interface away.
+    fn away(&mut self, answers: &[Answer]) -> Result<(), String> {
+        for Answer { call, outcome, from, .. } in answers {
+            match (call, outcome) {
+                (Issued::Status, _) => {}
+                (Issued::Del(id), Ok(_)) if DEL_NEEDS_NO_AGENT => {
+                    if let Some(attached) = self.attached.get_mut(id) {
+                        attached.noted.get_or_insert(*from);
+                        attached.damage.insert(Damage::Link);
+                    }
+                }
+                (Issued::Del(_), Err(_)) if DEL_NEEDS_NO_AGENT => {
+                    return Err(format!("without an agent, {call:?} must not fail: {outcome:?}"));
+                }
+                (_, Err((TRY_AGAIN_LATER, _))) => {}
+                _ => return Err(format!("without an agent, {call:?} must not answer {outcome:?}")),
+            }
+        }
+        Ok(())
+    }
+
     fn adopt(&mut self, id: Id, now: Now, batch: &Batch, registry: &BTreeMap<String, Registered>) {
-        for addresses in &now.released {
-            self.rest.release(addresses, batch.from, batch.to);
+        for (addresses, since) in &now.released {
+            self.rest.release(addresses, since.unwrap_or(batch.from), batch.to);
         }
         (0..now.unknown).for_each(|_| self.rest.release_unknown());
         let Some(mut attached) = now.attached else {
@@ -229,7 +197,9 @@ impl<'a> Judge<'a> {
             let has_no_link = it.damage.contains(&Damage::Link) || self.model.has_ended(self.id, it);
             self.model.may_dangle(self.id, it) || (self.batch.ended != Ended::No && has_no_link)
         };
-        if was_there.is_some_and(may_go) {
+        if was_there.is_some_and(|it| it.noted.is_some()) && self.batch.starts {
+            steps.push(Step::Collected { by: None, must: true });
+        } else if was_there.is_some_and(may_go) {
             steps.push(Step::Collected { by: None, must: false });
         }
         if self.batch.starts && was_there.is_some_and(|it| it.damage.iter().any(|it| it.is_on_host())) {
@@ -325,7 +295,9 @@ impl<'a> Judge<'a> {
     /// An ADD that made the interface, perhaps anew.
     fn added(&self, now: &Now, add: &Add, result: &Value, at: Instant) -> Vec<Now> {
         let Some(sandbox) = self.model.sandboxes.get(self.id) else { return Vec::new() };
-        let Some(fresh) = Attached::by_result(result, &add.uid, sandbox.generation) else { return Vec::new() };
+        let Some(fresh) = Attached::by_result(result, &add.uid, sandbox.generation) else {
+            return Vec::new();
+        };
         let before = self.model.addresses();
         let is_right = |wanted: &Wanted| match wanted {
             Wanted::These(addresses) => fresh.addresses == *addresses,
@@ -353,6 +325,7 @@ impl<'a> Judge<'a> {
             generation: sandbox.generation,
             damage: BTreeSet::new(),
             seen: None,
+            noted: None,
             dangles_since: None,
         };
         Some(Now { attached: Some(attached), ..now.removed() })
@@ -406,7 +379,7 @@ impl Step<'_> {
 impl Now {
     fn removed(&self) -> Self {
         let mut now = self.clone();
-        now.released.extend(now.attached.take().map(|it| it.addresses));
+        now.released.extend(now.attached.take().map(|it| (it.addresses, it.noted)));
         now
     }
 

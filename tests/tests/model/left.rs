@@ -42,7 +42,12 @@ impl Left {
     pub fn wait_until_restored(&self, node: &Node) -> anyhow::Result<()> {
         sys::wait_until("nothing is left", SOON, || {
             let now = Self::look(node)?;
-            ensure!(now.observed == self.observed, "there was {:#?}\nand is {:#?}", self.observed, now.observed);
+            ensure!(
+                now.observed == self.observed,
+                "there was {:#?}\nand is {:#?}",
+                self.observed,
+                now.observed
+            );
             ensure!(now.namespaces == self.namespaces, "namespaces: {:?}", now.namespaces);
             ensure!(now.pins == self.pins, "pins: {:?}", now.pins);
             let more = |(kind, count): (&String, &usize)| self.files.get(kind).unwrap_or(&0) < count;
@@ -54,7 +59,8 @@ impl Left {
 
 fn names(directory: &str) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?;
-    let mut names: Vec<_> = entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> =
+        entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     Ok(names)
 }

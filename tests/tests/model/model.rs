@@ -68,6 +68,8 @@ pub struct Attached {
     pub damage: BTreeSet<Damage>,
     /// Index of the host's interface, and when it was made: known once it is seen, and the same from then on.
     pub seen: Option<(u32, u64)>,
+    /// When it was deleted without the agent: its interface is gone, and the rest goes when the agent starts.
+    pub noted: Option<Instant>,
     /// Since when nobody uses it: its namespace and its pod are gone.
     pub dangles_since: Option<Instant>,
 }
@@ -306,6 +308,7 @@ impl Attached {
             generation,
             damage: BTreeSet::new(),
             seen: None,
+            noted: None,
             dangles_since: None,
         })
     }

@@ -97,8 +97,9 @@ impl Observed {
         for family in ["-4", "-6"] {
             let printed = sys::run(&format!("ip {family} -j -batch {IP_BATCH}"))?;
             let lists = serde_json::Deserializer::from_str(&printed).into_iter::<Vec<Value>>();
-            let [links, routes, neighbours] = <[Vec<Value>; 3]>::try_from(lists.collect::<Result<Vec<_>, _>>()?)
-                .map_err(|lists| anyhow::anyhow!("`ip -batch` printed {} lists", lists.len()))?;
+            let [links, routes, neighbours] =
+                <[Vec<Value>; 3]>::try_from(lists.collect::<Result<Vec<_>, _>>()?)
+                    .map_err(|lists| anyhow::anyhow!("`ip -batch` printed {} lists", lists.len()))?;
             // Those of the first look, so that what is on one of its interfaces was there after it.
             if self.links.is_empty() {
                 self.links = links.iter().map(Link::read).collect::<anyhow::Result<_>>()?;
@@ -106,7 +107,8 @@ impl Observed {
             for (list, into) in [(routes, &mut self.routes), (neighbours, &mut self.neighbours)] {
                 for it in list {
                     let dst = text(&it, "dst")?;
-                    let address = dst.parse().with_context(|| format!("a route or neighbour of ours: {it}"))?;
+                    let address =
+                        dst.parse().with_context(|| format!("a route or neighbour of ours: {it}"))?;
                     into.insert((address, text(&it, "dev")?));
                 }
             }
@@ -125,7 +127,8 @@ impl Observed {
         let output = |number: usize| outputs.get(number).and_then(|it| it.get("output")).context("no output");
         for entry in entries(output(0)?) {
             let (key, value) = (field(entry, "/key/address")?, field(entry, "/value")?);
-            let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes(key)?).map_err(|it| anyhow::anyhow!("{it:?}"))?);
+            let address =
+                Ipv6Addr::from(<[u8; 16]>::try_from(bytes(key)?).map_err(|it| anyhow::anyhow!("{it:?}"))?);
             let address = address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4);
             self.endpoints.insert(address, (number(value, "ifindex")?, mac(field(value, "/mac")?)?));
         }
@@ -142,7 +145,10 @@ impl Observed {
             let name = text(filter, "name")?;
             let hook = text(filter, "kind")?;
             ensure!(
-                matches!((name.as_str(), hook.as_str()), ("from_pod", "clsact/ingress") | ("to_pod", "clsact/egress")),
+                matches!(
+                    (name.as_str(), hook.as_str()),
+                    ("from_pod", "clsact/ingress") | ("to_pod", "clsact/egress")
+                ),
                 "a filter that is not where it should be: {filter}"
             );
             self.filters.entry(number(filter, "ifindex")?).or_default().insert(name);

@@ -184,7 +184,11 @@ fn call(rng: &mut Rng, pick: u16) -> Call {
 
 fn event(rng: &mut Rng) -> Event {
     let slot = rng.u8(..SLOTS);
-    if rng.u8(..5) < 2 { Event::Delete { slot } } else { Event::Annotate { slot, vif: rng.u8(..=UNREADABLE) } }
+    if rng.u8(..5) < 2 {
+        Event::Delete { slot }
+    } else {
+        Event::Annotate { slot, vif: rng.u8(..=UNREADABLE) }
+    }
 }
 
 /// Most pods are left to the agent's own IPAM.

@@ -40,7 +40,10 @@ pub fn check(seed: u64, mode: Mode, count: usize) {
     let list = lists.get(at).cloned().unwrap_or_default();
     let (shorter, again) = shorten(list);
     let again = again.map_or_else(
-        || "On a node of its own, it does not fail again: it may take several times, or the lists before it.".to_owned(),
+        || {
+            "On a node of its own, it does not fail again: it may take several times, or the lists before it."
+                .to_owned()
+        },
         |why| format!("Its own failure:\n{why:?}"),
     );
     panic!(
@@ -65,9 +68,9 @@ fn run(lists: &[Vec<Op>]) -> Result<(), Failed> {
         world.settle()?;
         let start = Left::look(world.node)?;
         for list in lists {
-            let ran = list.iter().try_for_each(|op| {
-                world.apply(op).with_context(|| format!("while it happened: {op:?}"))
-            });
+            let ran = list
+                .iter()
+                .try_for_each(|op| world.apply(op).with_context(|| format!("while it happened: {op:?}")));
             let cleared = ran.and_then(|()| {
                 world.clear()?;
                 start.wait_until_restored(world.node)
@@ -90,8 +93,12 @@ fn shorten(mut list: Vec<Op>) -> (Vec<Op>, Option<anyhow::Error>) {
     while why.is_some() && size > 0 && start.elapsed() < SHORTEN {
         let mut from = 0;
         while from < list.len() && start.elapsed() < SHORTEN {
-            let rest: Vec<Op> =
-                list.iter().enumerate().filter(|(at, _)| !(from..from + size).contains(at)).map(|(_, op)| op.clone()).collect();
+            let rest: Vec<Op> = list
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| !(from..from + size).contains(at))
+                .map(|(_, op)| op.clone())
+                .collect();
             match fails(&rest) {
                 Some(still) => (list, why) = (rest, Some(still)),
                 None => from += size,

@@ -5,12 +5,10 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr},
     path::PathBuf,
-    sync::Barrier,
-    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
     cluster::Cluster,
@@ -19,24 +17,25 @@ use ferrule_tests::{
     runtime::Runtime,
     sys,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
+    batch::{Batch, Ended, Issued, call},
     invariants,
-    judge::{Answer, Batch, Ended, Issued, judge},
-    model::{Add, ApiPod, Id, Model, Sandbox, VIF_REFUSED, vif_text},
+    judge::judge,
+    model::{ApiPod, Attached, Id, Model, Sandbox, VIF_REFUSED, vif_text},
     observe::{Link, Observed},
-    ops::{Call, Damage, End, Event, NO_VIF, Op, Uid},
+    ops::{Damage, Event, Op},
 };
 
 /// What operations happen to.
 pub struct World<'a> {
     pub node: &'a mut Node,
     cluster: &'a Cluster,
-    runtime: Runtime,
+    pub runtime: Runtime,
     pub model: Model,
     /// By their sandboxes' numbers.
-    pods: Vec<Pod>,
+    pub pods: Vec<Pod>,
     pub strangers: BTreeMap<u32, Link>,
     synced: u32,
     /// What has happened, in words.
@@ -45,7 +44,8 @@ pub struct World<'a> {
     pub tally: BTreeMap<String, usize>,
 }
 
-const VIF: &str = "vif.ferrule.dev/v1";
+/// The annotation.
+pub const VIF: &str = "vif.ferrule.dev/v1";
 /// How many of the newest sandboxes are worked with, besides those that are attached.
 const RECENT: usize = 8;
 /// The kernel begins to send from the pod's end when it gets to it, which an ADD does not wait for yet.
@@ -59,11 +59,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// If the strangers cannot be made.
-    pub fn new(
-        node: &'a mut Node,
-        cluster: &'a Cluster,
-        pool: (Ipv4Addr, Ipv4Addr),
-    ) -> anyhow::Result<Self> {
+    pub fn new(node: &'a mut Node, cluster: &'a Cluster, pool: (Ipv4Addr, Ipv4Addr)) -> anyhow::Result<Self> {
         // Interfaces that look like ours, but are not.
         for (name, alias) in [("stranger", "somebody:else"), ("frstranger", "ferrules:are:not:ours")] {
             sys::run(&format!("ip link add {name} type veth peer name {name}1"))?;
@@ -176,7 +172,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn happen(&mut self, event: Event) -> anyhow::Result<()> {
+    pub fn happen(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Delete { slot } => {
                 let name = format!("p{slot}");
@@ -200,140 +196,6 @@ impl<'a> World<'a> {
             }
         }
         Ok(())
-    }
-
-    fn calls(&mut self, calls: &[Call], events: &[Event], end: Option<End>) -> anyhow::Result<()> {
-        let end = end.filter(|_| self.model.agent_runs);
-        let mut batch = self.batch();
-        batch.answers = self.make_calls(calls, |world| {
-            events.iter().try_for_each(|event| world.happen(*event))?;
-            let Some(end) = end else { return Ok(()) };
-            thread::sleep(Duration::from_micros(end.after_us.into()));
-            world.count(format!("ended in the middle, kill {}", end.kill));
-            if end.kill { world.node.kill_agent() } else { world.node.stop_agent() }
-        })?;
-        if !events.is_empty() {
-            batch.apis.push(self.model.api.clone());
-        }
-        if let Some(end) = end {
-            self.say(format!("the agent was ended meanwhile, {end:?}"));
-            batch.ended = if end.kill { Ended::ByKill } else { Ended::ByTerm };
-            self.node.start_again()?;
-        }
-        if end.is_some() || !events.is_empty() {
-            self.settle()?;
-        }
-        self.look_and_judge(batch)
-    }
-
-    fn away(&mut self, kill: bool, meanwhile: &[Op], at_start: &[Call]) -> anyhow::Result<()> {
-        self.count(format!("away, kill {kill}"));
-        self.say(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
-        if kill { self.node.kill_agent()? } else { self.node.stop_agent()? }
-        self.model.agent_runs = false;
-        for op in meanwhile {
-            self.apply(op)?;
-        }
-        self.say("the agent is started".to_owned());
-        // Who calls too early is told so, as by one that stops.
-        let mut batch = Batch { ended: Ended::ByTerm, starts: true, ..self.batch() };
-        batch.answers = self.make_calls(at_start, |world| world.node.start_again())?;
-        self.model.agent_runs = true;
-        self.settle()?;
-        self.look_and_judge(batch)
-    }
-
-    /// Makes calls at once, and something else at the same time.
-    fn make_calls(
-        &mut self,
-        calls: &[Call],
-        meanwhile: impl FnOnce(&mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Vec<Answer>> {
-        let made = calls.iter().filter_map(|call| Some((self.issue(*call)?, self.call_of(*call)?)));
-        let made: Vec<_> = made.collect();
-        let together = Barrier::new(made.len() + 1);
-        let answers = thread::scope(|scope| {
-            let together = &together;
-            let spawn = |(issued, (runtime, verb, pod)): (Issued, (Runtime, &'static str, Pod))| {
-                scope.spawn(move || {
-                    together.wait();
-                    call(issued, &runtime, verb, &pod)
-                })
-            };
-            let threads: Vec<_> = made.into_iter().map(spawn).collect();
-            together.wait();
-            let happened = meanwhile(self);
-            let join = |it: thread::ScopedJoinHandle<'_, _>| it.join().map_err(|_| anyhow!("a call panicked"))?;
-            let answers = threads.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>()?;
-            happened.map(|()| answers)
-        })?;
-        for Answer { call, outcome, .. } in &answers {
-            let (code, shown) = match outcome {
-                Ok(result) => ("ok".to_owned(), result.get("ips").map_or_else(String::new, Value::to_string)),
-                Err((code, text)) => (code.to_string(), text.clone()),
-            };
-            self.count(format!("{} {code}", call.verb()));
-            self.say(format!("{call:?} → {code} {shown}"));
-        }
-        Ok(answers)
-    }
-
-    /// What a call is about, if it makes sense now.
-    fn issue(&self, call: Call) -> Option<Issued> {
-        Some(match call {
-            Call::Add { pick, told, uid } => {
-                let id = self.pick(pick)?;
-                let sandbox = self.model.sandboxes.get(id)?;
-                let uid = match uid {
-                    Uid::Own => sandbox.uid.clone(),
-                    Uid::Oldest => self.model.sandboxes.iter().find(|it| it.name == sandbox.name)?.uid.clone(),
-                    Uid::Invented => format!("eeeeeeee-0000-4000-8000-{id:012}"),
-                };
-                let pod = self.model.api.pods.get(&sandbox.name).filter(|pod| pod.uid == uid);
-                let told = told.then(|| pod.map_or(NO_VIF, |pod| pod.vif));
-                Issued::Add(Add { id, uid, told })
-            }
-            Call::Del { pick, .. } => Issued::Del(self.pick(pick)?),
-            Call::Check { pick } => Issued::Check(self.pick(pick)?),
-            Call::Gc { keep } => {
-                let all = self.pickable().into_iter().enumerate();
-                Issued::Gc(all.filter(|(bit, _)| keep >> (bit % 64) & 1 == 1).map(|(_, id)| id).collect())
-            }
-            Call::Status => Issued::Status,
-        })
-    }
-
-    /// The same as a runtime makes it.
-    fn call_of(&self, call: Call) -> Option<(Runtime, &'static str, Pod)> {
-        let issued = self.issue(call)?;
-        let mut runtime = self.runtime.clone();
-        let pod = |id: Id| self.pods.get(id).cloned();
-        let (verb, pod) = match issued {
-            Issued::Add(Add { id, uid, told }) => {
-                if let Some(vif) = told {
-                    let annotations = vif_text(vif).map_or_else(|| json!({}), |text| json!({ VIF: text }));
-                    runtime =
-                        runtime.with("runtimeConfig", json!({ "io.kubernetes.cri.pod-annotations": annotations }));
-                }
-                ("ADD", Pod { uid, ..pod(id)? })
-            }
-            Issued::Del(id) => {
-                let mut pod = pod(id)?;
-                if matches!(call, Call::Del { empty_netns: true, .. }) {
-                    pod.netns = PathBuf::new();
-                }
-                ("DEL", pod)
-            }
-            Issued::Check(id) => ("CHECK", pod(id)?),
-            Issued::Gc(valid) => {
-                let containers = valid.iter().filter_map(|id| self.model.sandboxes.get(*id));
-                let valid = containers.map(|it| json!({ "containerID": it.container, "ifname": "eth0" }));
-                runtime = runtime.with("cni.dev/valid-attachments", valid.collect());
-                ("GC", self.pods.first().cloned()?)
-            }
-            Issued::Status => ("STATUS", self.pods.first().cloned()?),
-        };
-        Some((runtime, verb, pod))
     }
 
     fn end_netns(&mut self, pick: u16, replace: bool) -> anyhow::Result<()> {
@@ -361,7 +223,8 @@ impl<'a> World<'a> {
         let v4 = attached.addresses.iter().find(|it| it.is_ipv4()).context("no IPv4 address")?;
         let (ifindex, _) = attached.seen.context("never seen")?;
         let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it}")).collect::<Vec<_>>().join(" ");
-        let delete = |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
+        let delete =
+            |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
         let line = match how {
             Damage::HostRoute => format!("ip route del {v4} dev {host}"),
             Damage::FromPod => format!("tc filter del dev {host} ingress"),
@@ -375,7 +238,11 @@ impl<'a> World<'a> {
             Damage::PodRoute => "ip route del default".to_owned(),
             Damage::PodAddress => "ip addr flush dev eth0 scope global".to_owned(),
         };
-        if how.is_on_host() { sys::run(&line)? } else { pod.run(&line)? };
+        if how.is_on_host() {
+            sys::run(&line)?
+        } else {
+            pod.run(&line)?
+        };
         attached.damage.insert(how);
         self.count(format!("damaged {how:?}"));
         self.say(format!("#{id} is damaged: {line}"));
@@ -384,15 +251,16 @@ impl<'a> World<'a> {
 
     fn ping(&mut self, from: u16, to: u16) -> anyhow::Result<()> {
         let whole = |model: &Model, id, it: &_| model.is_whole(id, it);
-        let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else { return Ok(()) };
+        let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else {
+            return Ok(());
+        };
         self.count("ping".to_owned());
         self.say(format!("#{from} pings the node and #{to}"));
         let pod = self.pods.get(from).context("no such pod")?;
         let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
         let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
-        let others = others.iter().filter(|other| {
-            from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4())
-        });
+        let others =
+            others.iter().filter(|other| from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4()));
         for to in others.map(IpAddr::to_string).chain([NODE_V4.to_owned()]) {
             let first = pod.ping(&to);
             let pinged = if FIRST_PACKET_MAY_BE_LOST { first.or_else(|_| pod.ping(&to)) } else { first };
@@ -411,34 +279,30 @@ impl<'a> World<'a> {
     }
 
     /// The sandboxes that are worked with.
-    fn pickable(&self) -> Vec<Id> {
+    pub fn pickable(&self) -> Vec<Id> {
         let recent = self.pods.len().saturating_sub(RECENT)..self.pods.len();
         let all: BTreeSet<Id> = self.model.attached.keys().copied().chain(recent).collect();
         all.into_iter().collect()
     }
 
-    fn pick(&self, pick: u16) -> Option<Id> {
+    pub fn pick(&self, pick: u16) -> Option<Id> {
         let all = self.pickable();
         all.get(usize::from(pick).checked_rem(all.len())?).copied()
     }
 
-    fn pick_of(
-        &self,
-        pick: u16,
-        is_meant: impl Fn(&Model, Id, &crate::model::Attached) -> bool,
-    ) -> Option<Id> {
+    fn pick_of(&self, pick: u16, is_meant: impl Fn(&Model, Id, &Attached) -> bool) -> Option<Id> {
         let all = self.model.attached.iter().filter(|(id, it)| is_meant(&self.model, **id, it));
         let all: Vec<Id> = all.map(|(id, _)| *id).collect();
         all.get(usize::from(pick).checked_rem(all.len())?).copied()
     }
 
-    fn batch(&self) -> Batch {
+    pub fn batch(&self) -> Batch {
         let (apis, now) = (vec![self.model.api.clone()], Instant::now());
         Batch { answers: Vec::new(), apis, ended: Ended::No, starts: false, from: now, to: now }
     }
 
     /// Compares all there is with all there should be.
-    fn look_and_judge(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+    pub fn look_and_judge(&mut self, mut batch: Batch) -> anyhow::Result<()> {
         batch.to = Instant::now();
         let agent_runs = self.model.agent_runs;
         // What reconciliation removes while we look is seen in one place and not in the other.
@@ -457,15 +321,20 @@ impl<'a> World<'a> {
                 self.model = model;
                 return Ok(());
             }
-            ensure!(tries > 0, "{}\n\nThe model: {:#?}\n\nThere is: {seen:#?}", found.join("\n"), self.model.attached);
+            ensure!(
+                tries > 0,
+                "{}\n\nThe model: {:#?}\n\nThere is: {seen:#?}",
+                found.join("\n"),
+                self.model.attached
+            );
         }
     }
 
-    fn say(&mut self, what: String) {
+    pub fn say(&mut self, what: String) {
         self.history.push(what);
     }
 
-    fn count(&mut self, what: String) {
+    pub fn count(&mut self, what: String) {
         *self.tally.entry(what).or_default() += 1;
     }
 
@@ -498,31 +367,4 @@ impl<'a> World<'a> {
         // It is opened for appending.
         fs::write("/run/ferrule-agent.log", "").context("cannot empty the agent's log")
     }
-}
-
-// === impl Issued ===
-
-impl Issued {
-    fn verb(&self) -> &'static str {
-        match self {
-            Self::Add(_) => "ADD",
-            Self::Del(_) => "DEL",
-            Self::Check(_) => "CHECK",
-            Self::Gc(_) => "GC",
-            Self::Status => "STATUS",
-        }
-    }
-}
-
-fn call(call: Issued, runtime: &Runtime, verb: &str, pod: &Pod) -> anyhow::Result<Answer> {
-    let from = Instant::now();
-    let answer = runtime.call(verb, pod)?;
-    let to = Instant::now();
-    let outcome = if answer.status.success() {
-        Ok(answer.json)
-    } else {
-        let error = answer.into_error()?;
-        Err((error.code, error.msg))
-    };
-    Ok(Answer { call, outcome, from, to })
 }
