@@ -192,10 +192,11 @@ impl<'a> Judge<'a> {
                 _ => {}
             }
         }
-        // By reconciliation; or at a start, because the interface has gone.
+        // By reconciliation; or at a start, or for its successor, because the interface has gone.
         let may_go = |it: &Attached| {
             let has_no_link = it.damage.contains(&Damage::Link) || self.model.has_ended(self.id, it);
-            self.model.may_dangle(self.id, it) || (self.batch.ended != Ended::No && has_no_link)
+            let is_noticed = self.batch.ended != Ended::No || self.is_succeeded(it);
+            self.model.may_dangle(self.id, it) || (is_noticed && has_no_link)
         };
         if was_there.is_some_and(|it| it.noted.is_some()) && self.batch.starts {
             steps.push(Step::Collected { by: None, must: true });
@@ -331,12 +332,34 @@ impl<'a> Judge<'a> {
         Some(Now { attached: Some(attached), ..now.removed() })
     }
 
-    /// An ADD that failed: everything is as it was; or, of what was broken, nothing is left.
+    /// An ADD that failed: everything is as it was; or, of what was broken, nothing is left. It may be told to try again
+    /// because of a DEL at the same time.
     fn refused(&self, now: &Now, add: &Add, code: u64, is_whole: bool) -> Vec<Now> {
-        if is_whole || !self.admits(add).errors.contains(&code) {
+        let is_overtaken = code == TRY_AGAIN_LATER && self.is_deleted();
+        if is_whole || !(is_overtaken || self.admits(add).errors.contains(&code)) {
             return Vec::new();
         }
         if now.attached.is_some() { vec![now.clone(), now.removed()] } else { vec![now.clone()] }
+    }
+
+    /// Whether somebody deletes it.
+    fn is_deleted(&self) -> bool {
+        self.batch.answers.iter().any(|it| match &it.call {
+            Issued::Del(id) => *id == self.id,
+            Issued::Gc(valid) => !valid.contains(&self.id),
+            _ => false,
+        })
+    }
+
+    /// Whether a newer sandbox of the same pod has taken the addresses that were decided for both.
+    fn is_succeeded(&self, attached: &Attached) -> bool {
+        self.batch.answers.iter().any(|it| match (&it.call, &it.outcome) {
+            (Issued::Add(add), Ok(result)) if add.id != self.id && attached.uids.contains(&add.uid) => {
+                Attached::by_result(result, &add.uid, 0)
+                    .is_some_and(|newer| !newer.addresses.is_disjoint(&attached.addresses))
+            }
+            _ => false,
+        })
     }
 
     fn unexplained(&self, steps: &[Step<'_>]) -> String {
