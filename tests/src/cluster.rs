@@ -31,9 +31,21 @@ pub fn with_cluster<T: Send>(
     flags: &[&str],
     run: impl FnOnce(&mut Node, &Cluster) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
+    with_cluster_of(&[POD_V4, POD_V6], flags, run)
+}
+
+/// The same with other pod CIDRs.
+///
+/// # Errors
+/// As [`with_cluster`].
+pub fn with_cluster_of<T: Send>(
+    pod_cidrs: &[&str],
+    flags: &[&str],
+    run: impl FnOnce(&mut Node, &Cluster) -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
     on_node(|node| {
         let cluster = Cluster::start(Options::default())?;
-        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, pod_cidrs))?;
         cluster.start_agent(node, flags)?;
         wait_until("the agent follows and is ready", Duration::from_secs(10), || {
             let follows = cluster.api.open_watches().contains_key(&Resource::Pods);

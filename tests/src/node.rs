@@ -199,6 +199,11 @@ impl Node {
         Ok(kill(pid(self.agent.as_ref().context("there is no agent")?), signal)?)
     }
 
+    /// The agent's process, while there is one.
+    pub fn agent_pid(&self) -> Option<u32> {
+        self.agent.as_ref().map(Child::id)
+    }
+
     /// What the agent has written to its log.
     pub fn log(&self) -> String {
         log_text()

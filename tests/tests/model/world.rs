@@ -1,0 +1,370 @@
+//! A node, a cluster and a runtime to which operations happen, side by side with the model.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use ferrule_tests::{
+    apiserver::{Resource, objects},
+    cluster::Cluster,
+    node::{NODE_V4, Node, PINS},
+    pod::{NAMESPACE, Pod},
+    runtime::Runtime,
+    sys,
+};
+use serde_json::json;
+
+use crate::{
+    batch::{Batch, Ended, Issued, call},
+    invariants,
+    judge::judge,
+    model::{ApiPod, Attached, Id, Model, Sandbox, VIF_REFUSED, vif_text},
+    observe::{Link, Observed},
+    ops::{Damage, Event, Op},
+};
+
+/// What operations happen to.
+pub struct World<'a> {
+    pub node: &'a mut Node,
+    cluster: &'a Cluster,
+    pub runtime: Runtime,
+    pub model: Model,
+    /// By their sandboxes' numbers.
+    pub pods: Vec<Pod>,
+    pub strangers: BTreeMap<u32, Link>,
+    synced: u32,
+    /// What has happened, in words.
+    pub history: Vec<String>,
+    /// How often each kind of it has.
+    pub tally: BTreeMap<String, usize>,
+}
+
+/// The annotation.
+pub const VIF: &str = "vif.ferrule.dev/v1";
+/// How many of the newest sandboxes are worked with, besides those that are attached.
+const RECENT: usize = 8;
+/// The kernel begins to send from the pod's end when it gets to it, which an ADD does not wait for yet.
+const FIRST_PACKET_MAY_BE_LOST: bool = true;
+const CATCH_UP: Duration = Duration::from_secs(30);
+
+// === impl World ===
+
+impl<'a> World<'a> {
+    /// On a node that has an agent, and no attachments.
+    ///
+    /// # Errors
+    /// If the strangers cannot be made.
+    pub fn new(node: &'a mut Node, cluster: &'a Cluster, pool: (Ipv4Addr, Ipv4Addr)) -> anyhow::Result<Self> {
+        // Interfaces that look like ours, but are not.
+        for (name, alias) in [("stranger", "somebody:else"), ("frstranger", "ferrules:are:not:ours")] {
+            sys::run(&format!("ip link add {name} type veth peer name {name}1"))?;
+            sys::run(&format!("ip link set {name} alias {alias} up"))?;
+        }
+        let runtime = node.runtime()?;
+        let strangers = Observed::look(node, true)?.links;
+        let model = Model::new(pool);
+        Ok(Self {
+            node,
+            cluster,
+            runtime,
+            model,
+            pods: Vec::new(),
+            strangers,
+            synced: 0,
+            history: Vec::new(),
+            tally: BTreeMap::new(),
+        })
+    }
+
+    /// Lets an operation happen, and compares all there is with all there should be.
+    ///
+    /// # Errors
+    /// What is not as it should be.
+    pub fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
+        match op {
+            Op::MakePod { slot, vif } => self.make_pod(*slot, *vif, false)?,
+            Op::Recreate { slot, vif } => self.make_pod(*slot, *vif, true)?,
+            Op::Event(event) => {
+                self.happen(*event)?;
+                self.settle()?;
+            }
+            Op::Calls { calls, events, end } => return self.calls(calls, events, *end),
+            Op::EndNetns { pick } => self.end_netns(*pick, false)?,
+            Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
+            Op::Damage { pick, how } => self.damage(*pick, *how)?,
+            Op::Ping { from, to } => self.ping(*from, *to)?,
+            Op::Away { kill, meanwhile, at_start } if self.model.agent_runs => {
+                return self.away(*kill, meanwhile, at_start);
+            }
+            Op::Away { .. } => {}
+        }
+        self.look_and_judge(self.batch())
+    }
+
+    /// Waits until the agent has seen all that happened at the API: events come in order, and a pod whose VIF cannot be
+    /// read is refused as soon as it is seen.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        if !self.model.agent_runs {
+            return Ok(());
+        }
+        self.synced += 1;
+        let name = format!("sync-{}", self.synced);
+        let pod = Pod {
+            uid: format!("ffffffff-0000-4000-8000-{:012}", self.synced),
+            container_id: name.clone(),
+            netns: PathBuf::from("/run/netns/outside"),
+            addresses: Vec::new(),
+            name,
+        };
+        self.cluster.schedule(&pod, &[(VIF, "{")])?;
+        sys::wait_until("the agent follows the API", CATCH_UP, || {
+            Ok(self.runtime.call("ADD", &pod)?.into_error()?.code == VIF_REFUSED)
+        })?;
+        self.cluster.delete(&pod)
+    }
+
+    fn make_pod(&mut self, slot: u8, vif: u8, again: bool) -> anyhow::Result<()> {
+        let name = format!("p{slot}");
+        if again && self.model.api.pods.contains_key(&name) {
+            self.happen(Event::Delete { slot })?;
+        }
+        let mut pod = self.node.pod(&name)?;
+        let existing = self.model.api.pods.get(&name).map(|it| it.uid.clone());
+        match &existing {
+            Some(uid) => pod.uid.clone_from(uid),
+            None => {
+                let text = vif_text(vif);
+                let annotations: Vec<_> = text.iter().map(|text| (VIF, text.as_str())).collect();
+                self.cluster.schedule(&pod, &annotations)?;
+                self.model.api.pods.insert(name.clone(), ApiPod { uid: pod.uid.clone(), vif });
+            }
+        }
+        self.say(format!("pod {name} ({}) with VIF {vif} gets sandbox #{}", pod.uid, self.pods.len()));
+        self.model.sandboxes.push(Sandbox {
+            name,
+            uid: pod.uid.clone(),
+            container: pod.container_id.clone(),
+            alive: true,
+            generation: 0,
+        });
+        self.pods.push(pod);
+        self.sweep()?;
+        if existing.is_none() { self.settle() } else { Ok(()) }
+    }
+
+    /// Takes the namespaces of sandboxes down that nobody works with any more.
+    fn sweep(&mut self) -> anyhow::Result<()> {
+        let used: BTreeSet<Id> = self.pickable().into_iter().collect();
+        for (id, sandbox) in self.model.sandboxes.iter_mut().enumerate() {
+            if sandbox.alive && !used.contains(&id) {
+                sandbox.alive = false;
+                self.pods.get(id).context("no such pod")?.clone().remove()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn happen(&mut self, event: Event) -> anyhow::Result<()> {
+        match event {
+            Event::Delete { slot } => {
+                let name = format!("p{slot}");
+                if self.model.api.pods.contains_key(&name) {
+                    self.say(format!("pod {name} is deleted from the API"));
+                    self.model.api.delete(&name);
+                    self.cluster.api.delete(Resource::Pods, NAMESPACE, &name)?;
+                }
+            }
+            Event::Annotate { slot, vif } => {
+                let name = format!("p{slot}");
+                if let Some(pod) = self.model.api.pods.get_mut(&name) {
+                    pod.vif = vif;
+                    self.say(format!("pod {name} is annotated with VIF {vif}"));
+                    let patch = match vif_text(vif) {
+                        Some(text) => objects::annotation(VIF, &text),
+                        None => json!({ "metadata": { "annotations": { VIF: null } } }),
+                    };
+                    self.cluster.api.patch(Resource::Pods, NAMESPACE, &name, patch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end_netns(&mut self, pick: u16, replace: bool) -> anyhow::Result<()> {
+        let Some(id) = self.pick(pick) else { return Ok(()) };
+        let pod = self.pods.get(id).context("no such pod")?;
+        let sandbox = self.model.sandboxes.get_mut(id).context("no such sandbox")?;
+        if sandbox.alive {
+            pod.clone().remove()?;
+            sandbox.alive = false;
+        }
+        if replace {
+            sys::make_netns(&pod.netns)?;
+            sandbox.alive = true;
+            sandbox.generation += 1;
+        }
+        self.say(format!("the namespace of #{id} is {}", if replace { "another one" } else { "gone" }));
+        Ok(())
+    }
+
+    fn damage(&mut self, pick: u16, how: Damage) -> anyhow::Result<()> {
+        let Some(id) = self.pick_of(pick, |model, id, it| model.is_whole(id, it)) else { return Ok(()) };
+        let pod = self.pods.get(id).context("no such pod")?;
+        let attached = self.model.attached.get_mut(&id).context("not attached")?;
+        let host = &attached.host_ifname;
+        let v4 = attached.addresses.iter().find(|it| it.is_ipv4()).context("no IPv4 address")?;
+        let (ifindex, _) = attached.seen.context("never seen")?;
+        let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it}")).collect::<Vec<_>>().join(" ");
+        let delete =
+            |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
+        let line = match how {
+            Damage::HostRoute => format!("ip route del {v4} dev {host}"),
+            Damage::FromPod => format!("tc filter del dev {host} ingress"),
+            Damage::ToPod => format!("tc filter del dev {host} egress"),
+            Damage::VifsEntry => delete("VIFS", &ifindex.to_ne_bytes()),
+            Damage::EndpointEntry => {
+                let IpAddr::V4(v4) = v4 else { bail!("{v4} is not IPv4") };
+                delete("ENDPOINTS", &v4.to_ipv6_mapped().octets())
+            }
+            Damage::Link => format!("ip link del {host}"),
+            Damage::PodRoute => "ip route del default".to_owned(),
+            Damage::PodAddress => "ip addr flush dev eth0 scope global".to_owned(),
+        };
+        if how.is_on_host() {
+            sys::run(&line)?
+        } else {
+            pod.run(&line)?
+        };
+        attached.damage.insert(how);
+        self.count(format!("damaged {how:?}"));
+        self.say(format!("#{id} is damaged: {line}"));
+        Ok(())
+    }
+
+    fn ping(&mut self, from: u16, to: u16) -> anyhow::Result<()> {
+        let whole = |model: &Model, id, it: &_| model.is_whole(id, it);
+        let (Some(from), Some(to)) = (self.pick_of(from, whole), self.pick_of(to, whole)) else {
+            return Ok(());
+        };
+        self.count("ping".to_owned());
+        self.say(format!("#{from} pings the node and #{to}"));
+        let pod = self.pods.get(from).context("no such pod")?;
+        let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
+        let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
+        let others =
+            others.iter().filter(|other| from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4()));
+        for to in others.map(IpAddr::to_string).chain([NODE_V4.to_owned()]) {
+            let first = pod.ping(&to);
+            let pinged = if FIRST_PACKET_MAY_BE_LOST { first.or_else(|_| pod.ping(&to)) } else { first };
+            pinged.with_context(|| self.why_no_ping(pod, &to))?;
+        }
+        Ok(())
+    }
+
+    /// What there is to see when packets do not flow.
+    fn why_no_ping(&self, pod: &Pod, to: &str) -> String {
+        let in_pod = ["ip -s addr", "ip route", "ip -6 route", "ip neigh"].map(|line| pod.run(line));
+        let checked = self.runtime.check(pod);
+        let again = pod.ping(to);
+        let attachments = self.node.ctl(&["attachments"]);
+        format!("in the pod: {in_pod:#?}\nCHECK: {checked:?}\nagain: {again:?}\n{attachments:?}")
+    }
+
+    /// The sandboxes that are worked with.
+    pub fn pickable(&self) -> Vec<Id> {
+        let recent = self.pods.len().saturating_sub(RECENT)..self.pods.len();
+        let all: BTreeSet<Id> = self.model.attached.keys().copied().chain(recent).collect();
+        all.into_iter().collect()
+    }
+
+    pub fn pick(&self, pick: u16) -> Option<Id> {
+        let all = self.pickable();
+        all.get(usize::from(pick).checked_rem(all.len())?).copied()
+    }
+
+    fn pick_of(&self, pick: u16, is_meant: impl Fn(&Model, Id, &Attached) -> bool) -> Option<Id> {
+        let all = self.model.attached.iter().filter(|(id, it)| is_meant(&self.model, **id, it));
+        let all: Vec<Id> = all.map(|(id, _)| *id).collect();
+        all.get(usize::from(pick).checked_rem(all.len())?).copied()
+    }
+
+    pub fn batch(&self) -> Batch {
+        let (apis, now) = (vec![self.model.api.clone()], Instant::now());
+        Batch { answers: Vec::new(), apis, ended: Ended::No, starts: false, from: now, to: now }
+    }
+
+    /// Compares all there is with all there should be.
+    pub fn look_and_judge(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+        batch.to = Instant::now();
+        let agent_runs = self.model.agent_runs;
+        // What reconciliation removes while we look is seen in one place and not in the other.
+        let dangles = self.model.attached.iter().any(|(id, it)| self.model.may_dangle(*id, it));
+        let mut tries = if dangles { 3 } else { 1 };
+        loop {
+            let seen = Observed::look(self.node, agent_runs)?;
+            let mut model = self.model.clone();
+            let judged = judge(&mut model, &batch, &seen);
+            let mut found: Vec<String> = judged.err().into_iter().collect();
+            if found.is_empty() {
+                found = invariants::differences(&model, &seen, &self.strangers);
+            }
+            tries -= 1;
+            if found.is_empty() {
+                self.model = model;
+                return Ok(());
+            }
+            ensure!(
+                tries > 0,
+                "{}\n\nThe model: {:#?}\n\nThere is: {seen:#?}",
+                found.join("\n"),
+                self.model.attached
+            );
+        }
+    }
+
+    pub fn say(&mut self, what: String) {
+        self.history.push(what);
+    }
+
+    pub fn count(&mut self, what: String) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+
+    /// DELs all there is, and takes the cluster's pods and all namespaces down.
+    ///
+    /// # Errors
+    /// If one of them fails.
+    pub fn clear(&mut self) -> anyhow::Result<()> {
+        self.say("everything is deleted".to_owned());
+        for (sandbox, pod) in self.model.sandboxes.iter_mut().zip(&self.pods) {
+            if sandbox.alive {
+                sandbox.alive = false;
+                pod.clone().remove()?;
+            }
+        }
+        let all: Vec<Id> = self.model.attached.keys().copied().collect();
+        let mut batch = self.batch();
+        for id in all {
+            let pod = self.pods.get(id).context("no such pod")?;
+            batch.answers.push(call(Issued::Del(id), &self.runtime, "DEL", pod)?);
+        }
+        for slot in 0..crate::ops::SLOTS {
+            self.happen(Event::Delete { slot })?;
+        }
+        self.look_and_judge(batch)?;
+        self.settle()?;
+        self.model.sandboxes.clear();
+        self.pods.clear();
+        self.history.clear();
+        // It is opened for appending.
+        fs::write("/run/ferrule-agent.log", "").context("cannot empty the agent's log")
+    }
+}
