@@ -12,6 +12,7 @@ use tonic::{Status, codegen::http::Uri};
 use crate::{
     env::Verb,
     error::{CniError, Shown},
+    trace::Trace,
     transport::Transport,
 };
 
@@ -35,26 +36,34 @@ const OTHERS: Duration = Duration::from_secs(30);
 const START_AGENT: &str = "check that ferrule-agent runs on this node and that \"socket\" in the network \
                            configuration, if it is set, names the agent's socket";
 
-/// Calls the agent and waits for its answer. Only ADD has a result.
+/// Calls the agent, as a part of the trace if there is one, and waits for its answer. Only ADD has a result.
 ///
 /// # Errors
 /// Those of the agent, and those of getting through to it.
-pub(crate) fn call(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
+pub(crate) fn call(
+    socket: &str,
+    request: Request,
+    trace: Option<Trace>,
+) -> Result<Option<AddResult>, CniError> {
     // A socket and its deadline have no more than two events at a time.
     let runtime =
         Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
             let msg = format!("{}: preparing the call to the agent: {e}", request.verb().as_str());
             CniError::new(Code::IoFailure, msg, "check the limits on open files and memory of the runtime")
         })?;
-    let answer = runtime.block_on(exchange(socket, request));
+    let answer = runtime.block_on(exchange(socket, request, trace));
     // The process is about to end, which closes the connection too: nothing has to be taken apart before.
     mem::forget(runtime);
     answer
 }
 
-async fn exchange(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
+async fn exchange(
+    socket: &str,
+    request: Request,
+    trace: Option<Trace>,
+) -> Result<Option<AddResult>, CniError> {
     let verb = request.verb();
-    let transport = match time::timeout(CONNECT, Transport::connect(socket)).await {
+    let transport = match time::timeout(CONNECT, Transport::connect(socket, trace)).await {
         Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
         Err(_) => return Err(unreachable(verb, socket, &io::ErrorKind::TimedOut.into())),
     };
@@ -186,7 +195,7 @@ mod tests {
         for request in requests() {
             let (deadline, verb) = (request.deadline(), request.verb());
             let start = Instant::now();
-            let error = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+            let error = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
             let elapsed = start.elapsed();
             assert!(elapsed >= deadline && elapsed < deadline + CONNECT, "{verb:?} took {elapsed:?}");
             assert_eq!(error.code, if verb == Verb::Status { 50 } else { 11 });
@@ -205,7 +214,7 @@ mod tests {
 
         let start = Instant::now();
         let request = Request::Add(AddRequest::default());
-        let error = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+        let error = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
         assert_eq!(error.code, 11, "{}", error.msg);
         assert!(start.elapsed() >= CONNECT && start.elapsed() < 2 * CONNECT);
     }
@@ -219,7 +228,7 @@ mod tests {
         for path in [missing, stale] {
             for request in requests() {
                 let code = if request.verb() == Verb::Status { 50 } else { 11 };
-                let error = call(path.to_str().unwrap(), request).unwrap_err();
+                let error = call(path.to_str().unwrap(), request, None).unwrap_err();
                 assert_eq!(error.code, code, "{}", error.msg);
                 assert!(error.msg.contains(path.to_str().unwrap()), "{}", error.msg);
                 assert!(error.details.contains("check that ferrule-agent runs"), "{}", error.details);

@@ -1,11 +1,12 @@
 //! The gRPC protocols of Ferrule.
 //!
 //! The `.proto` files hold the prose; this crate holds what was generated from them, the range of API
-//! versions that this build speaks, and the [`names`] that both ends check.
+//! versions that this build speaks, and the [`names`] and the [`trace`] that both ends check.
 
 #![forbid(unsafe_code)]
 
 pub mod names;
+pub mod trace;
 
 /// `ferrule.cni.v1`: shim and agent.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
