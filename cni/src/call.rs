@@ -14,6 +14,7 @@ use crate::{
     away,
     env::Verb,
     error::{CniError, Shown},
+    trace::Trace,
     transport::Transport,
 };
 
@@ -58,19 +59,24 @@ enum Cause {
     Unserved,
 }
 
-/// Calls the agent and waits for its answer. Only ADD has a result. A DEL succeeds without an agent.
+/// Calls the agent, as a part of the trace if there is one, and waits for its answer. Only ADD has a result. A DEL succeeds without
+/// an agent.
 ///
 /// # Errors
 /// Those of the agent, and those of getting through to it.
-pub(crate) fn call(socket: &str, request: Request) -> Result<Option<AddResult>, CniError> {
-    match (attempt(socket, &request), &request) {
+pub(crate) fn call(
+    socket: &str,
+    request: Request,
+    trace: Option<Trace>,
+) -> Result<Option<AddResult>, CniError> {
+    match (attempt(socket, &request, trace.as_ref()), &request) {
         (Ok(answer), _) => answer,
         (
             Err(Failure { cause: Cause::Away | Cause::Lost, .. }),
             Request::Del(DelRequest { key: Some(key), .. }),
         ) => {
             let key = away::Key::new(key).map_err(|error| invalid(&error))?;
-            let again = || again(socket, &request);
+            let again = || again(socket, &request, trace.as_ref());
             away::del(socket, &key, again).map(|()| None)
         }
         (Err(Failure { error, .. }), _) => Err(error),
@@ -79,11 +85,11 @@ pub(crate) fn call(socket: &str, request: Request) -> Result<Option<AddResult>, 
 
 /// Calls an agent that was away or went away: whether there is one now, and its answer. One that is going away takes a moment
 /// to be gone.
-fn again(socket: &str, request: &Request) -> Option<Result<(), CniError>> {
+fn again(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
     let mut tries = TRIES;
     loop {
         tries -= 1;
-        match attempt(socket, request) {
+        match attempt(socket, request, trace) {
             Ok(answer) => return Some(answer.map(drop)),
             Err(Failure { cause: Cause::Away, .. }) => return None,
             Err(Failure { cause: Cause::Lost, .. }) if tries > 0 => thread::sleep(PAUSE),
@@ -93,7 +99,11 @@ fn again(socket: &str, request: &Request) -> Option<Result<(), CniError>> {
 }
 
 /// Calls the agent once.
-fn attempt(socket: &str, request: &Request) -> Result<Result<Option<AddResult>, CniError>, Failure> {
+fn attempt(
+    socket: &str,
+    request: &Request,
+    trace: Option<&Trace>,
+) -> Result<Result<Option<AddResult>, CniError>, Failure> {
     // A socket and its deadline have no more than two events at a time.
     let runtime =
         Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
@@ -101,15 +111,19 @@ fn attempt(socket: &str, request: &Request) -> Result<Result<Option<AddResult>, 
             let details = "check the limits on open files and memory of the runtime";
             Failure { error: CniError::new(Code::IoFailure, msg, details), cause: Cause::Unserved }
         })?;
-    let answer = runtime.block_on(exchange(socket, request.clone()));
+    let answer = runtime.block_on(exchange(socket, request.clone(), trace.cloned()));
     // The process is about to end, which closes the connection too: nothing has to be taken apart before.
     mem::forget(runtime);
     answer
 }
 
-async fn exchange(socket: &str, request: Request) -> Result<Result<Option<AddResult>, CniError>, Failure> {
+async fn exchange(
+    socket: &str,
+    request: Request,
+    trace: Option<Trace>,
+) -> Result<Result<Option<AddResult>, CniError>, Failure> {
     let verb = request.verb();
-    let transport = match time::timeout(CONNECT, Transport::connect(socket)).await {
+    let transport = match time::timeout(CONNECT, Transport::connect(socket, trace)).await {
         Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
         Err(_) => return Err(unreachable(verb, socket, &io::ErrorKind::TimedOut.into())),
     };
@@ -251,7 +265,7 @@ mod tests {
         for request in requests() {
             let (deadline, verb) = (request.deadline(), request.verb());
             let start = Instant::now();
-            let Failure { error, cause } = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+            let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
             let elapsed = start.elapsed();
             assert!(elapsed >= deadline && elapsed < deadline + CONNECT, "{verb:?} took {elapsed:?}");
             assert_eq!(error.code, if verb == Verb::Status { 50 } else { 11 });
@@ -271,7 +285,7 @@ mod tests {
 
         let start = Instant::now();
         let request = Request::Add(AddRequest::default());
-        let Failure { error, cause } = exchange(path.to_str().unwrap(), request).await.unwrap_err();
+        let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
         assert_eq!((error.code, cause), (11, Cause::Unserved), "{}", error.msg);
         assert!(start.elapsed() >= CONNECT && start.elapsed() < 2 * CONNECT);
     }
@@ -285,7 +299,7 @@ mod tests {
         for path in [missing, stale] {
             for request in requests().into_iter().filter(|it| it.verb() != Verb::Del) {
                 let code = if request.verb() == Verb::Status { 50 } else { 11 };
-                let error = call(path.to_str().unwrap(), request).unwrap_err();
+                let error = call(path.to_str().unwrap(), request, None).unwrap_err();
                 assert_eq!(error.code, code, "{}", error.msg);
                 assert!(error.msg.contains(path.to_str().unwrap()), "{}", error.msg);
                 assert!(error.details.contains("check that ferrule-agent runs"), "{}", error.details);

@@ -15,6 +15,7 @@ mod netconf;
 mod result;
 mod run;
 mod stdin;
+mod trace;
 mod transport;
 mod version;
 
@@ -29,7 +30,7 @@ use std::{
 use dlmalloc::GlobalDlmalloc;
 use ferrule_proto::cni::error::Code;
 
-use crate::{error::CniError, run::Outcome, version::CniVersion};
+use crate::{error::CniError, run::Outcome, trace::Trace, version::CniVersion};
 
 /// In place of musl's, which asks the kernel for most of what it hands out.
 #[global_allocator]
@@ -53,7 +54,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let printed = match run::run(&|name: &str| std::env::var_os(name), input, call::call) {
+    let env = |name: &str| std::env::var_os(name);
+    let agent = |socket: &str, request| call::call(socket, request, Trace::from_env(&env));
+    let printed = match run::run(&env, input, agent) {
         Outcome::About => {
             let name = concat!("ferrule ", env!("CARGO_PKG_VERSION"));
             let _ = writeln!(

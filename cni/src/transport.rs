@@ -24,9 +24,15 @@ use tonic::{
     codegen::{Body as _, BoxFuture, Bytes, Service, http},
 };
 
+use crate::trace::Trace;
+
 /// A connection to the agent, as the generated client wants it.
 #[derive(Debug)]
-pub(crate) struct Transport(SendRequest<Bytes>);
+pub(crate) struct Transport {
+    sender: SendRequest<Bytes>,
+    /// Goes with the first request, which is the only one.
+    trace: Option<Trace>,
+}
 
 /// The body of the agent's answer.
 #[derive(Debug)]
@@ -43,7 +49,7 @@ impl Transport {
     /// # Errors
     /// If nobody listens on the socket, or it may not be opened. While the agent's queue of connections is full
     /// it waits; so the caller sets the deadline.
-    pub(crate) async fn connect(socket: &str) -> io::Result<Self> {
+    pub(crate) async fn connect(socket: &str, trace: Option<Trace>) -> io::Result<Self> {
         let stream = loop {
             match UnixStream::connect(socket).await {
                 // A unix socket is not awaited by the kernel: a full queue is an error at once. A node that
@@ -60,7 +66,7 @@ impl Transport {
             .map_err(io::Error::other)?;
         // Its error is also the call's.
         tokio::spawn(async { drop(connection.await) });
-        Ok(Self(sender))
+        Ok(Self { sender, trace })
     }
 }
 
@@ -70,12 +76,15 @@ impl Service<http::Request<Body>> for Transport {
     type Future = BoxFuture<Self::Response, Self::Error>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.0.poll_ready(cx).map_err(|e| lost(&e))
+        self.sender.poll_ready(cx).map_err(|e| lost(&e))
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let (head, body) = request.into_parts();
-        let started = self.0.send_request(http::Request::from_parts(head, ()), false);
+        let (mut head, body) = request.into_parts();
+        if let Some(trace) = self.trace.take() {
+            trace.write(&mut head.headers);
+        }
+        let started = self.sender.send_request(http::Request::from_parts(head, ()), false);
         Box::pin(async move {
             let (response, mut stream) = started.map_err(|e| lost(&e))?;
             let mut body = pin!(body);

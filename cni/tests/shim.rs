@@ -76,7 +76,8 @@ fn netconf(version: &str, socket: &Path) -> String {
 /// The same for CHECK, which needs the result of the ADD.
 fn netconf_after_add(version: &str, socket: &Path) -> String {
     let mut netconf: Value = serde_json::from_str(&netconf(version, socket)).unwrap();
-    netconf["prevResult"] = json!({"cniVersion": version, "interfaces": [{"name": "eth0"}]});
+    let result = json!({"cniVersion": version, "interfaces": [{"name": "eth0"}]});
+    netconf.as_object_mut().unwrap().insert("prevResult".to_owned(), result);
     netconf.to_string()
 }
 
@@ -120,6 +121,31 @@ fn the_other_verbs_reach_the_agent_and_print_nothing() {
     let answer = call("DEL", &[("CNI_NETNS", "")], &stdin);
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
     assert_eq!(agent.others(), ["DEL /var/run/netns/cni-1d51d10d", "CHECK", "GC 1", "STATUS", "DEL "]);
+}
+
+#[test]
+fn the_trace_in_the_environment_goes_with_every_call_and_a_malformed_one_is_left_out() {
+    let agent = MockAgent::start(Behaviour::Serve);
+    let stdin = netconf("1.1.0", agent.socket());
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let env = [("TRACEPARENT", parent), ("TRACESTATE", "rojo=1,congo=2"), ("BAGGAGE", "user=alice")];
+    let commands = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
+    for command in commands {
+        assert_eq!(call(command, &env, &stdin).code, Some(0), "{command}");
+    }
+    let both = [Some(parent.to_owned()), Some("rojo=1,congo=2".to_owned())];
+    assert_eq!(agent.traces(), vec![both; commands.len()]);
+
+    let agent = MockAgent::start(Behaviour::Serve);
+    let stdin = netconf("1.1.0", agent.socket());
+    let long = "x".repeat(100_000);
+    for (parent, state) in [("00-0-0-01", "rojo=1"), (parent, "\u{1b}[2J"), (&long, &long), ("", "")] {
+        let answer = call("ADD", &[("TRACEPARENT", parent), ("TRACESTATE", state)], &stdin);
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "a trace fails no call");
+    }
+    let parents: Vec<_> =
+        agent.traces().into_iter().map(|[parent, state]| (parent.is_some(), state)).collect();
+    assert_eq!(parents, [(false, None), (true, None), (false, None), (false, None)]);
 }
 
 #[test]

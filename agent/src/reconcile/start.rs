@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::Notes;
 use crate::{
-    cni::Node,
+    cni::{Node, Phases},
     plug::{
         filter,
         netlink::{NetlinkError, Socket},
@@ -62,7 +62,7 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     for attachment in &dead {
         let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
         tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
-        if let Err(error) = node.remove_now(attachment) {
+        if let Err(error) = node.remove_now(attachment, &Phases::untold()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
     }

@@ -15,7 +15,7 @@ use ferrule_proto::cni::{
 use tempfile::TempDir;
 use tokio::{net::UnixListener, runtime::Runtime};
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status, transport::Server};
+use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 pub(crate) struct MockAgent {
     /// Holds the socket until the end.
@@ -39,6 +39,8 @@ struct Asked {
     /// With `grpc-timeout`.
     adds: Mutex<Vec<(AddRequest, Option<String>)>>,
     others: Mutex<Vec<String>>,
+    /// `traceparent` and `tracestate` of every call.
+    traces: Mutex<Vec<[Option<String>; 2]>>,
 }
 
 struct Service {
@@ -76,6 +78,10 @@ impl MockAgent {
         self.asked.others.lock().unwrap().clone()
     }
 
+    pub(crate) fn traces(&self) -> Vec<[Option<String>; 2]> {
+        self.asked.traces.lock().unwrap().clone()
+    }
+
     /// Stops as if killed, once a call has come. Its directory is left.
     pub(crate) fn stop_when_called(self) -> TempDir {
         while self.adds().is_empty() && self.others().is_empty() {
@@ -90,7 +96,9 @@ impl MockAgent {
 
 impl Service {
     /// Notes a call and gives the error to answer it with, if any.
-    async fn served(&self, call: Option<String>) -> Option<Error> {
+    async fn served(&self, metadata: &MetadataMap, call: Option<String>) -> Option<Error> {
+        let text = |name| metadata.get(name).map(|value| value.to_str().unwrap().to_owned());
+        self.asked.traces.lock().unwrap().push(["traceparent", "tracestate"].map(text));
         self.asked.others.lock().unwrap().extend(call);
         match &self.behaviour {
             Behaviour::Serve => None,
@@ -104,9 +112,9 @@ impl Service {
 impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
         let timeout = request.metadata().get("grpc-timeout").map(|v| v.to_str().unwrap().to_owned());
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         self.asked.adds.lock().unwrap().push((request.clone(), timeout));
-        let outcome = match self.served(None).await {
+        let outcome = match self.served(&metadata, None).await {
             Some(error) => Outcome::Error(error),
             None => Outcome::Result(result(&request)),
         };
@@ -114,21 +122,23 @@ impl Cni for Service {
     }
 
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
-        let call = format!("DEL {}", request.into_inner().netns);
-        Ok(Response::new(DelResponse { error: self.served(Some(call)).await }))
+        let call = format!("DEL {}", request.get_ref().netns);
+        Ok(Response::new(DelResponse { error: self.served(request.metadata(), Some(call)).await }))
     }
 
-    async fn check(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
-        Ok(Response::new(CheckResponse { error: self.served(Some("CHECK".into())).await }))
+    async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let error = self.served(request.metadata(), Some("CHECK".into())).await;
+        Ok(Response::new(CheckResponse { error }))
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
-        let call = format!("GC {}", request.into_inner().valid.len());
-        Ok(Response::new(GcResponse { error: self.served(Some(call)).await }))
+        let call = format!("GC {}", request.get_ref().valid.len());
+        Ok(Response::new(GcResponse { error: self.served(request.metadata(), Some(call)).await }))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        Ok(Response::new(StatusResponse { error: self.served(Some("STATUS".into())).await }))
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let error = self.served(request.metadata(), Some("STATUS".into())).await;
+        Ok(Response::new(StatusResponse { error }))
     }
 }
 

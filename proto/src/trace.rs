@@ -1,0 +1,193 @@
+//! The trace that a call is part of, as [W3C Trace Context](https://www.w3.org/TR/trace-context/) writes it.
+//!
+//! The shim finds it in its environment and sends it as metadata of the call; the agent reads it there. Both check it by these
+//! rules. A trace that breaks them is none: it is no reason for a call to fail.
+
+use std::fmt;
+
+/// What the caller is doing, of which our work is a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceParent {
+    /// Not all zero.
+    pub trace_id: [u8; 16],
+    /// Not all zero.
+    pub span_id: [u8; 8],
+    /// Whether the caller records its part.
+    pub sampled: bool,
+}
+
+/// The names of the metadata. In the environment they are in capitals.
+pub const TRACEPARENT: &str = "traceparent";
+pub const TRACESTATE: &str = "tracestate";
+
+/// The length of version 00, in bytes. Later versions may only append.
+const LENGTH: usize = 55;
+/// A state of up to so many bytes has to be passed on, a longer one may be dropped.
+const MAX_STATE: usize = 512;
+const MAX_MEMBERS: usize = 32;
+const MAX_KEY: usize = 256;
+const MAX_VALUE: usize = 256;
+
+// === impl TraceParent ===
+
+impl TraceParent {
+    /// Reads `VERSION-TRACE-SPAN-FLAGS`, of version 00 or of a later one, as far as it is like 00.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (known, more) = text.split_at_checked(LENGTH)?;
+        let mut fields = known.split('-');
+        let [version] = bytes(fields.next()?)?;
+        let trace_id = bytes(fields.next()?)?;
+        let span_id = bytes(fields.next()?)?;
+        let [flags] = bytes(fields.next()?)?;
+        let ends = match version {
+            0 => more.is_empty(),
+            0xff => false,
+            _ => more.is_empty() || more.starts_with('-'),
+        };
+        let is_valid = ends && fields.next().is_none() && trace_id != [0; 16] && span_id != [0; 8];
+        is_valid.then_some(Self { trace_id, span_id, sampled: flags & 1 == 1 })
+    }
+}
+
+impl fmt::Display for TraceParent {
+    /// As version 00, with the flags that we know.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (trace, span) = (u128::from_be_bytes(self.trace_id), u64::from_be_bytes(self.span_id));
+        write!(f, "00-{trace:032x}-{span:016x}-{:02x}", u8::from(self.sampled))
+    }
+}
+
+/// Whether a text is a list of `KEY=VALUE` as `tracestate` has to be, and not longer than we pass on.
+pub fn is_trace_state(text: &str) -> bool {
+    let mut members = 0;
+    text.len() <= MAX_STATE
+        && text.split(',').map(|member| member.trim_matches([' ', '\t'])).all(|member| {
+            // Empty ones are allowed.
+            members += usize::from(!member.is_empty());
+            member.is_empty()
+                || member.split_once('=').is_some_and(|(key, value)| is_key(key) && is_value(value))
+        })
+        && (1..=MAX_MEMBERS).contains(&members)
+}
+
+/// As many bytes in lower-case hexadecimal.
+fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+    if pairs.len() != N {
+        return None;
+    }
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}
+
+fn digit(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    }
+}
+
+fn is_key(key: &str) -> bool {
+    let starts = key.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let goes_on =
+        |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'-' | b'*' | b'/' | b'@');
+    starts && key.len() <= MAX_KEY && key.bytes().all(goes_on)
+}
+
+/// White space around it has been taken off.
+fn is_value(value: &str) -> bool {
+    let allowed = |b| matches!(b, b' '..=b'~') && !matches!(b, b',' | b'=');
+    (1..=MAX_VALUE).contains(&value.len()) && value.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_parent_is_read_and_written() {
+        let parent = TraceParent::parse(GOOD).unwrap();
+        assert_eq!(parent.trace_id[..2], [0x4b, 0xf9]);
+        assert_eq!(parent.span_id, 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes());
+        assert!(parent.sampled);
+        assert_eq!(parent.to_string(), GOOD);
+        let unsampled = GOOD.replace("-01", "-00");
+        assert_eq!(TraceParent::parse(&unsampled).unwrap().to_string(), unsampled);
+    }
+
+    #[test]
+    fn what_later_versions_append_and_other_flags_are_left_out() {
+        let later = GOOD.replacen("00", "cc", 1).replace("b7-01", "b7-03");
+        for more in ["", "-", "-what the future will be like"] {
+            assert_eq!(TraceParent::parse(&format!("{later}{more}")).unwrap().to_string(), GOOD);
+        }
+    }
+
+    #[test]
+    fn what_is_no_parent_is_none() {
+        for text in [
+            "",
+            "00",
+            "-",
+            &GOOD[..54],
+            &format!("{GOOD} "),
+            &format!("{GOOD}-00"),
+            &format!(" {GOOD}"),
+            &GOOD.replacen("00", "ff", 1),
+            &GOOD.replacen("00", "cc", 1).replace("b7-01", "b7-01."),
+            &GOOD.to_uppercase(),
+            &GOOD.replace("4bf9", "4bg9"),
+            &GOOD.replace("-00f0", "000f0"),
+            &GOOD.replace("00f067aa0ba902b7", "0000000000000000"),
+            &GOOD.replace("4bf92f3577b34da6a3ce929d0e0e4736", "00000000000000000000000000000000"),
+            "00-4bf92f3577b34da6a3ce929d0e0e47-3600f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba90-b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ö",
+            "0ö-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(TraceParent::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_a_bounded_list_of_pairs() {
+        let many = |n| vec!["a=b"; n].join(",");
+        let long = |n: usize| format!("a={}", "x".repeat(n));
+        for good in [
+            "a=b",
+            "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+            "a=b, ,c=d\t",
+            "t@s=a b~",
+            "0/_-*=!",
+            &many(32),
+            &long(256),
+        ] {
+            assert!(is_trace_state(good), "{good:?}");
+        }
+        for bad in [
+            "",
+            ",",
+            "a",
+            "=b",
+            "a=",
+            "A=b",
+            "@a=b",
+            "a b=c",
+            "a=b=c",
+            "a=\u{7f}",
+            "a=ö",
+            "a=b\n",
+            &many(33),
+            &long(257),
+            &format!("{},{}", long(255), long(255)),
+        ] {
+            assert!(!is_trace_state(bad), "{bad:?}");
+        }
+    }
+}
