@@ -64,9 +64,9 @@ fn pack(pod: &Path) -> anyhow::Result<Vec<u8>> {
     });
     let manifest = manifest.to_string().into_bytes();
     let mut named = descriptor(MANIFEST, &manifest);
-    // The first for containerd, the second for podman.
-    let names = json!({ "io.containerd.image.name": NAME, "org.opencontainers.image.ref.name": NAME });
     if let Some(named) = named.as_object_mut() {
+        // The first for containerd, the second for podman.
+        let names = json!({ "io.containerd.image.name": NAME, "org.opencontainers.image.ref.name": NAME });
         named.insert("annotations".to_owned(), names);
     }
     let index = json!({ "schemaVersion": 2, "manifests": [named] });

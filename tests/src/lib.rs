@@ -2,7 +2,7 @@
 //!
 //! A [`node::Node`] is the thread that it runs on, in a network namespace and a mount namespace of its own, with its
 //! own `/run` and its own BPF file system. Whatever is made on a node is gone with its last process, also if a
-//! test is killed: the kernel takes it down.
+//! test is killed: the kernel takes it down. Real runtimes run in a [`cage::Cage`] on it, and leave no daemons behind.
 
 pub mod apiserver;
 pub mod cage;

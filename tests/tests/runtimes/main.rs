@@ -57,14 +57,15 @@ fn wait_for_network(containerd: &Containerd) -> anyhow::Result<()> {
 
 /// What the agent has of a container.
 fn attachment(node: &Node, container_id: &str) -> anyhow::Result<Value> {
-    let found = node.attachments()?.into_iter().find(|it| it["container_id"] == container_id);
+    let found =
+        node.attachments()?.into_iter().find(|it| it.get("container_id") == Some(&container_id.into()));
     found.with_context(|| format!("{container_id} is not attached"))
 }
 
 /// The addresses that the agent gave a container, IPv4 first.
 fn addresses(node: &Node, container_id: &str) -> anyhow::Result<Vec<IpAddr>> {
     let attachment = attachment(node, container_id)?;
-    let addresses = attachment["addresses"].as_array().context("no addresses")?;
+    let addresses = attachment.get("addresses").and_then(Value::as_array).context("no addresses")?;
     addresses
         .iter()
         .map(|it| {
