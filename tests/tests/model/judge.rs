@@ -47,7 +47,7 @@ struct Now {
 }
 
 /// Whether the shim deletes by itself when there is no agent, and leaves it a note.
-const DEL_NEEDS_NO_AGENT: bool = false;
+const DEL_NEEDS_NO_AGENT: bool = true;
 
 struct Judge<'a> {
     model: &'a Model,
@@ -109,25 +109,24 @@ pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), St
     Ok(())
 }
 
-/// That no address of the agent's own was given out which somebody had at the beginning, or got at the same time.
+/// That no address of the agent's own was given out which somebody got at the same time.
 fn own_addresses(model: &Model, batch: &Batch) -> Result<(), String> {
-    let mut given: BTreeMap<IpAddr, (String, bool)> = BTreeMap::new();
+    let mut given: BTreeMap<String, (Addresses, bool)> = BTreeMap::new();
     for answer in &batch.answers {
         let (Issued::Add(add), Ok(result)) = (&answer.call, &answer.outcome) else { continue };
         let Some(fresh) = Attached::by_result(result, &add.uid, 0) else {
             return Err(format!("an ADD answered what is no result: {result}"));
         };
-        let is_own = model.admits(add, &batch.apis, batch.answers.len()).wanted == [Wanted::Next];
-        for address in fresh.addresses {
-            let this = (fresh.host_ifname.clone(), is_own);
-            if let Some((other, other_is_own)) = given.insert(address, this.clone())
-                && other != this.0
-                && (is_own || other_is_own)
-            {
-                return Err(format!(
-                    "{address} was given out twice at the same time, to {other} and {}",
-                    this.0
-                ));
+        // A repeated ADD gets what was decided for an earlier one.
+        let is_new = model.attached.get(&add.id).is_none_or(|it| it.host_ifname != fresh.host_ifname);
+        let is_own = is_new && model.admits(add, &batch.apis, batch.answers.len()).wanted == [Wanted::Next];
+        let (_, all_own) = given.entry(fresh.host_ifname).or_insert((fresh.addresses, is_own));
+        *all_own &= is_own;
+    }
+    for (at, (this, (addresses, is_own))) in given.iter().enumerate() {
+        for (other, (others, other_is_own)) in given.iter().skip(at + 1) {
+            if (*is_own || *other_is_own) && !addresses.is_disjoint(others) {
+                return Err(format!("{addresses:?} of {this} were given to {other} too, at the same time"));
             }
         }
     }

@@ -49,7 +49,7 @@ pub const VIF: &str = "vif.ferrule.dev/v1";
 /// How many of the newest sandboxes are worked with, besides those that are attached.
 const RECENT: usize = 8;
 /// The kernel begins to send from the pod's end when it gets to it, which an ADD does not wait for yet.
-const FIRST_PACKET_MAY_BE_LOST: bool = true;
+const FIRST_PACKET_MAY_BE_LOST: bool = false;
 const CATCH_UP: Duration = Duration::from_secs(30);
 
 // === impl World ===
