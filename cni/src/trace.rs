@@ -10,7 +10,7 @@ use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue};
 use crate::env::Env;
 
 /// The trace as it goes with the request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Trace {
     parent: HeaderValue,
     state: Option<HeaderValue>,

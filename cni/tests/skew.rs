@@ -1,6 +1,7 @@
 //! A shim and an agent of different releases: what was recorded of older agents, and what newer ones will say.
 
 #![expect(
+    clippy::indexing_slicing,
     clippy::unwrap_used,
     clippy::panic,
     reason = "a test's helpers are part of the test, which is to panic where it finds something wrong"

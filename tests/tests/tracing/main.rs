@@ -60,11 +60,11 @@ fn add_and_del_are_spans_of_the_runtimes_trace_and_their_phases_are_children() {
         let attributes = BTreeMap::from(
             [
                 ("cni.network", "cluster"),
-                ("container.id", &pod.container_id),
+                ("container.id", pod.container_id.as_str()),
                 ("cni.ifname", "eth0"),
                 ("k8s.namespace.name", "default"),
                 ("k8s.pod.name", "web-0"),
-                ("k8s.pod.uid", &pod.uid),
+                ("k8s.pod.uid", pod.uid.as_str()),
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned())),
         );
@@ -196,7 +196,7 @@ fn metrics_tell_how_long_each_phase_of_each_verb_took() {
         runtime.del(&pod)?;
         ensure!(runtime.status()?.status.success());
 
-        let series = |verb, phase, code: u64| {
+        let series = |verb: &str, phase: &str, code: u64| {
             let labels = format!(r#"{{verb="{verb}",phase="{phase}",code="{code}"}}"#);
             node.metric(&format!("ferrule_cni_duration_seconds_count{labels}"))
         };
