@@ -9,6 +9,7 @@ use std::{
 };
 
 use clap::Parser;
+use http::Uri;
 use ipnet::IpNet;
 use serde::Deserialize;
 
@@ -40,6 +41,8 @@ pub struct Config {
     pub ebpf_log: LogLevel,
     /// Where metrics and probes are served.
     pub http: SocketAddr,
+    /// The collector that is told of calls, if any.
+    pub otlp_endpoint: Option<Uri>,
     /// Where to install the CNI plugin and its configuration, if anywhere.
     pub install: Option<InstallDirs>,
 }
@@ -109,6 +112,9 @@ struct Settings {
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
+    /// Collector to tell of calls, by OTLP over gRPC, as in http://127.0.0.1:4317 [default: nobody is told].
+    #[arg(long, env = "FERRULE_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
     /// Directory of the node to install the CNI plugin in; with --cni-conf-dir [default: it is not installed].
     #[arg(long, env = "FERRULE_CNI_BIN_DIR", value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
@@ -165,6 +171,8 @@ pub enum ConfigError {
         "--cni-bin-dir and --cni-conf-dir come together: the configuration without the plugin is of no use"
     )]
     HalfInstalled,
+    #[error("--otlp-endpoint must be like http://127.0.0.1:4317, not {given:?}: {why}")]
+    Collector { given: String, why: &'static str },
     #[error("{what} must be an absolute path, not {path:?}")]
     Relative { what: &'static str, path: PathBuf },
 }
@@ -203,6 +211,7 @@ impl Settings {
             watch_max_backoff: self.watch_max_backoff.or(file.watch_max_backoff),
             reconcile_period: self.reconcile_period.or(file.reconcile_period),
             http: self.http.or(file.http),
+            otlp_endpoint: self.otlp_endpoint.or(file.otlp_endpoint),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             pod_cidrs: if self.pod_cidrs.is_empty() { file.pod_cidrs } else { self.pod_cidrs },
@@ -246,6 +255,7 @@ impl Settings {
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
             ebpf_log: self.ebpf_log.unwrap_or_default(),
             http: self.http.unwrap_or(HTTP),
+            otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
         })
     }
@@ -301,6 +311,22 @@ fn seconds(
         return Ok(Duration::from_secs(given));
     }
     Err(ConfigError::Seconds { what, least: *allowed.start(), most: *allowed.end(), given })
+}
+
+fn collector(given: &str) -> Result<Uri, ConfigError> {
+    let refuse = |why| Err(ConfigError::Collector { given: given.to_owned(), why });
+    let Ok(uri) = given.parse::<Uri>() else { return refuse("it is no URL") };
+    let is_bare = uri.path_and_query().is_none_or(|rest| rest.as_str() == "/");
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("https"), _) => refuse("TLS is not supported; let a collector on the node do that"),
+        (Some("http"), Some(to)) if to.as_str().contains('@') => refuse("there is no way to log in"),
+        (Some("http"), Some(to)) if to.port_u16().is_none() => {
+            refuse("it has no port; collectors listen for OTLP over gRPC on 4317")
+        }
+        (Some("http"), Some(_)) if !is_bare => refuse("it has a path, and OTLP over gRPC has none"),
+        (Some("http"), Some(_)) => Ok(uri),
+        _ => refuse("it does not begin with http://"),
+    }
 }
 
 fn read(path: &Path) -> Result<Settings, ConfigError> {
@@ -361,6 +387,33 @@ mod tests {
         assert_eq!(kubernetes.node_name, "node-1");
         assert_eq!((config.pod_cidrs.len(), config.vif_source), (0, VifSource::Auto));
         assert_eq!(kubernetes.watch.retry_timeout, Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_collector_is_a_plain_url_with_a_port() {
+        let collector = |url| {
+            let flags = ["--standalone", "--pod-cidr", "10.0.0.0/24", "--otlp-endpoint", url];
+            config(&flags, None).map(|config| config.otlp_endpoint.unwrap().to_string())
+        };
+        assert_eq!(collector("http://127.0.0.1:4317").unwrap(), "http://127.0.0.1:4317/");
+        assert_eq!(collector("http://[::1]:4317/").unwrap(), "http://[::1]:4317/");
+        for (url, named) in [
+            ("https://127.0.0.1:4317", "TLS"),
+            ("http://127.0.0.1", "4317"),
+            ("http://127.0.0.1:4318/v1/traces", "path"),
+            ("http://user:secret@127.0.0.1:4317", "log in"),
+            ("127.0.0.1:4317", "http://"),
+            ("unix:/run/otel.sock", "http://"),
+            ("", "URL"),
+        ] {
+            let text = collector(url).unwrap_err().to_string();
+            assert!(text.contains(named), "{url:?}: {text}");
+        }
+        let file =
+            "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\notlp_endpoint = \"http://collector:4317\"\n";
+        assert_eq!(config(&[], Some(file)).unwrap().otlp_endpoint.unwrap().host(), Some("collector"));
+        let none = config(&["--standalone", "--pod-cidr", "10.0.0.0/24"], None).unwrap();
+        assert_eq!(none.otlp_endpoint, None);
     }
 
     #[test]

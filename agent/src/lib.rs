@@ -17,5 +17,6 @@ pub mod plug;
 pub mod reconcile;
 pub mod registry;
 pub mod server;
+pub mod trace;
 pub mod vif;
 pub mod watch;

@@ -1,10 +1,10 @@
 //! What is counted, under the names that a monitoring system sees.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
@@ -15,6 +15,21 @@ pub struct Metrics {
     pub watch: WatchMetrics,
     pub events: EventMetrics,
     pub reconcile: ReconcileMetrics,
+    pub cni: CniMetrics,
+    pub trace: TraceMetrics,
+}
+
+/// Of the runtime's calls.
+#[derive(Debug, Clone)]
+pub struct CniMetrics {
+    duration: Family<CallLabels, Histogram, fn() -> Histogram>,
+}
+
+/// Of telling a collector of calls.
+#[derive(Debug, Clone, Default)]
+pub struct TraceMetrics {
+    pub exported: Counter,
+    dropped: Family<DropLabels, Counter>,
 }
 
 /// Of bringing together what should be and what is.
@@ -70,6 +85,25 @@ pub struct FailureLabels {
     pub reason: &'static str,
 }
 
+/// A few verbs, phases and codes, all of them our own: nobody can make many of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    verb: &'static str,
+    phase: &'static str,
+    code: i32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DropLabels {
+    reason: &'static str,
+}
+
+/// In seconds: from what a compare takes to the longest that a runtime's call is waited for.
+const CALL_BUCKETS: [f64; 19] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    30.0, 60.0, 90.0,
+];
+
 /// A number of things as a gauge takes it.
 pub fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -82,10 +116,13 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("ferrule");
         let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
         let reconcile = ReconcileMetrics::default();
+        let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
-        Self { registry: Arc::new(registry), watch, events, reconcile }
+        cni.register(registry.sub_registry_with_prefix("cni"));
+        trace.register(registry.sub_registry_with_prefix("trace_spans"));
+        Self { registry: Arc::new(registry), watch, events, reconcile, cni, trace }
     }
 }
 
@@ -98,6 +135,46 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+// === impl CniMetrics ===
+
+impl Default for CniMetrics {
+    fn default() -> Self {
+        Self { duration: Family::new_with_constructor(|| Histogram::new(CALL_BUCKETS)) }
+    }
+}
+
+impl CniMetrics {
+    /// How long a call was in a phase. `code` is the CNI code that it ended with, 0 for success.
+    pub fn observe(&self, verb: &'static str, phase: &'static str, code: i32, took: Duration) {
+        self.duration.get_or_create(&CallLabels { verb, phase, code }).observe(took.as_secs_f64());
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register_with_unit(
+            "duration",
+            "How long the runtime's calls took, in all and in each phase",
+            Unit::Seconds,
+            self.duration.clone(),
+        );
+    }
+}
+
+// === impl TraceMetrics ===
+
+impl TraceMetrics {
+    /// Spans that no collector will see.
+    pub fn drop_spans(&self, reason: &'static str, spans: usize) {
+        if spans > 0 {
+            self.dropped.get_or_create(&DropLabels { reason }).inc_by(spans as u64);
+        }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("exported", "Spans that the collector took", self.exported.clone());
+        registry.register("dropped", "Spans that no collector took", self.dropped.clone());
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::{
 use self::{grpc::Grpc, tasks::Tasks};
 use crate::{
     chain::chain,
-    cni::{CniService, Node, Policy, VifSource},
+    cni::{Calls, CniService, Node, Policy, VifSource},
     config::{Config, Kubernetes},
     dataplane::Dataplane,
     events::Events,
@@ -36,6 +36,7 @@ use crate::{
     reconcile::{self, Queue, Reconciler},
     registry::{Cache, Registry},
     server::NodeLock,
+    trace::Tracer,
     watch::{Api, Recorder, Watches},
 };
 
@@ -88,7 +89,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
     let agent = AgentService { node: Arc::clone(&node), health: health.clone(), collector, node_name };
     let _installed = install::install(&config, &health, &mut tasks).await?;
-    let cni = CniService { node: Arc::clone(&node), health: health.clone() };
+    let tracer = tracer(&config, &health, &metrics, &mut tasks);
+    let calls = Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() };
+    let cni = CniService { node: Arc::clone(&node), health: health.clone(), calls };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
@@ -115,6 +118,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     if let Some(watches) = watches {
         watches.stop().await;
     }
+    tracer.flush().await;
     // What the last calls left to the reaper, it may not get to any more.
     let reaped = spawn_blocking(reap_now).await?;
     outcome?;
@@ -171,6 +175,16 @@ fn events(
     let (events, notes) = Events::channel(metrics, registry.pods.clone());
     tasks.spawn("recorder", recorder.run(notes));
     events
+}
+
+/// Who is told of calls.
+fn tracer(config: &Config, health: &Health, metrics: &Metrics, tasks: &mut Tasks) -> Tracer {
+    let Some(collector) = &config.otlp_endpoint else { return Tracer::off() };
+    let node_name = config.kubernetes.as_ref().map(|it| it.node_name.as_str());
+    let traces = health.component("traces", false, &format!("{collector} has not been told of any call yet"));
+    let (tracer, exporter) = Tracer::to(collector, node_name, metrics.trace.clone(), traces);
+    tasks.spawn("traces", exporter.run());
+    tracer
 }
 
 /// Begins to follow the API server.

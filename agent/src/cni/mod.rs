@@ -1,8 +1,10 @@
 //! The `ferrule.cni.v1.Cni` service: requests are checked here, and results put into words.
 
+mod call;
 mod decide;
 mod error;
 mod pending;
+mod phases;
 mod verbs;
 mod work;
 
@@ -28,19 +30,24 @@ use crate::{
     vif::Mac,
     watch::Annotations,
 };
+use call::Call;
+pub use call::Calls;
 pub use decide::{Policy, VifSource};
 pub use error::VerbError;
+pub(crate) use phases::Phases;
 pub use verbs::{Add, Node};
 
 /// The service.
 pub struct CniService {
     pub node: Arc<Node>,
     pub health: Health,
+    pub calls: Calls,
 }
 
 #[tonic::async_trait]
 impl Cni for CniService {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
+        let mut call = self.calls.begin("ADD", request.metadata());
         let request = request.into_inner();
         let what = name("ADD", request.key.as_ref());
         let add = async {
@@ -54,57 +61,87 @@ impl Cni for CniService {
                 annotations: pod.annotations.map(annotations_of),
                 mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
             };
-            self.node.add(add).await
+            call.about(&add.key);
+            call.of_pod(&add.pod);
+            self.node.add(add, call.phases()).await
         };
-        let outcome = match add.await {
+        let added = add.await.map_err(|error| report(error, &what));
+        call.end(added.as_ref().err());
+        let outcome = match added {
             Ok(attachments) => Outcome::Result(result(&attachments)),
-            Err(error) => Outcome::Error(report(error, &what)),
+            Err(error) => Outcome::Error(error),
         };
         Ok(Response::new(AddResponse { outcome: Some(outcome) }))
     }
 
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
+        let mut call = self.calls.begin("DEL", request.metadata());
         let request = request.into_inner();
         let what = name("DEL", request.key.as_ref());
         let del = async {
             check_api(request.api)?;
-            self.node.del(key(request.key)?).await
+            let key = key(request.key)?;
+            self.tell_whose(&mut call, &key);
+            self.node.del(key, call.phases()).await
         };
         let error = del.await.err().map(|error| report(error, &what));
+        call.end(error.as_ref());
         Ok(Response::new(DelResponse { error }))
     }
 
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let mut call = self.calls.begin("CHECK", request.metadata());
         let request = request.into_inner();
         let what = name("CHECK", request.key.as_ref());
         let check = async {
             check_api(request.api)?;
-            self.node.check(key(request.key)?, netns(request.netns)?).await
+            let (key, netns) = (key(request.key)?, netns(request.netns)?);
+            self.tell_whose(&mut call, &key);
+            self.node.check(key, netns, call.phases()).await
         };
         let error = check.await.err().map(|error| report(error, &what));
+        call.end(error.as_ref());
         Ok(Response::new(CheckResponse { error }))
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        let mut call = self.calls.begin("GC", request.metadata());
         let GcRequest { api, network, valid } = request.into_inner();
         let gc = async {
             check_api(api)?;
             let of_network = |it: AttachmentKey| key(Some(AttachmentKey { network: network.clone(), ..it }));
             let valid = valid.into_iter().map(of_network).collect::<Result<Vec<_>, _>>()?;
-            self.node.gc(&NetworkName::new(&network)?, &valid).await
+            let network = NetworkName::new(&network)?;
+            call.about_network(&network);
+            self.node.gc(&network, &valid, call.phases()).await
         };
         let error = gc.await.err().map(|error| report(error, "GC"));
+        call.end(error.as_ref());
         Ok(Response::new(GcResponse { error }))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let call = self.calls.begin("STATUS", request.metadata());
         let ready = || match self.health.obstacles() {
             obstacles if obstacles.is_empty() => Ok(()),
             obstacles => Err(VerbError::NotReady(obstacles.join("; "))),
         };
         let status = check_api(request.into_inner().api).and_then(|()| ready());
         let error = status.err().map(|error| report(error, "STATUS"));
+        call.end(error.as_ref());
         Ok(Response::new(StatusResponse { error }))
+    }
+}
+
+// === impl CniService ===
+
+impl CniService {
+    /// Whose attachment a call is about that does not say it.
+    fn tell_whose(&self, call: &mut Call<'_>, key: &Key) {
+        call.about(key);
+        if let Some(attachment) = call.is_traced().then(|| self.node.registry.get(key)).flatten() {
+            call.of_pod(&attachment.pod);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     error::VerbError,
+    phases::Phases,
     verbs::{Added, Node},
 };
 use crate::registry::{Attachment, Key};
@@ -26,15 +27,15 @@ impl<'a> Pending<'a> {
     ///
     /// # Errors
     /// If a DEL came meanwhile, or the store fails; then it is undone.
-    pub(super) async fn commit(mut self, key: &Key) -> Result<Vec<Attachment>, VerbError> {
+    pub(super) async fn commit(mut self, key: &Key, phases: &Phases) -> Result<Vec<Attachment>, VerbError> {
         let plugged = self.plugged.clone().ok_or(VerbError::Lost)?;
-        let commit = move |node: &Node| {
+        let commit = move |node: &Node, phases: &Phases| {
             // A DEL may have come meanwhile.
             let is_there = plugged.iter().all(|it| node.registry.get(&it.key).as_ref() == Some(it));
-            let committed = if is_there { node.commit(plugged) } else { Err(VerbError::Overtaken) };
+            let committed = if is_there { node.commit(plugged, phases) } else { Err(VerbError::Overtaken) };
             committed.map(Added::Now)
         };
-        let committed = self.node.work(key, commit, Node::undo_add).await;
+        let committed = self.node.work(key, phases, commit, Node::undo_add).await;
         self.plugged = None;
         match committed? {
             Added::Now(attachments) | Added::Before(attachments) => Ok(attachments),
@@ -51,16 +52,16 @@ impl Drop for Pending<'_> {
         let admitted = node.admit();
         tokio::spawn(async move {
             let _admitted = admitted;
-            let undo = move |node: &Node| {
+            let undo = move |node: &Node, phases: &Phases| {
                 let still: Vec<_> = plugged
                     .into_iter()
                     .filter(|it| node.registry.get(&it.key).as_ref() == Some(it))
                     .collect();
-                node.undo(&still);
+                node.undo(&still, phases);
                 Ok(())
             };
             // What it cannot do, it has said.
-            let _ = node.work(&key, undo, |_, _| {}).await;
+            let _ = node.work(&key, &Phases::untold(), undo, |_, _| {}).await;
         });
     }
 }

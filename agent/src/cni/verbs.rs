@@ -12,6 +12,7 @@ use super::{
     decide::{Decision, Policy, is_active},
     error::VerbError,
     pending::Pending,
+    phases::{Phase, Phases},
     work::{self, Abandoned},
 };
 use crate::{
@@ -109,14 +110,20 @@ impl Node {
     ///
     /// # Errors
     /// See [`VerbError`]; then nothing is left of the attempt.
-    pub async fn add(self: &Arc<Self>, add: Add) -> Result<Vec<Attachment>, VerbError> {
+    pub(crate) async fn add(
+        self: &Arc<Self>,
+        add: Add,
+        phases: &Phases,
+    ) -> Result<Vec<Attachment>, VerbError> {
+        phases.enter(Phase::Queue);
         let _admitted = self.admit()?;
-        if let Some(before) = self.added_before(&add).await? {
+        if let Some(before) = self.added_before(&add, phases).await? {
             return Ok(before);
         }
         // Waited for without the key's lock, so that a DEL need not wait with us.
         // One for both waits: the caller has one.
         let deadline = Instant::now() + self.policy.timeout;
+        phases.enter(Phase::WaitForVif);
         let decide = self.unless_stopping(self.policy.decide(&self.registry, &self.events, &add, deadline));
         let decided = decide.await.inspect_err(|error| {
             if let VerbError::Vif(why) = error {
@@ -124,17 +131,18 @@ impl Node {
             }
         })?;
         let (of, decision) = (add.clone(), decided.clone());
-        let plug = move |node: &Self| node.add_now(&of, &decision);
+        let plug = move |node: &Self, phases: &Phases| node.add_now(&of, &decision, phases);
         let added = self
-            .work(&add.key, plug, Self::undo_add)
+            .work(&add.key, phases, plug, Self::undo_add)
             .await
             .inspect_err(|error| self.tell(&add.pod, error))?;
         match (added, decided) {
             (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
                 let pending = Pending::new(self, plugged);
+                phases.enter(Phase::WaitForVif);
                 let active = self.policy.until_active(&self.registry, &self.events, &add, &vif, deadline);
                 self.unless_stopping(active).await?;
-                pending.commit(&add.key).await
+                pending.commit(&add.key, phases).await
             }
             (Added::Now(attachments) | Added::Before(attachments), _) => Ok(attachments),
         }
@@ -144,33 +152,47 @@ impl Node {
     ///
     /// # Errors
     /// If the kernel or the store refuses; a later DEL goes on from there.
-    pub async fn del(self: &Arc<Self>, key: Key) -> Result<(), VerbError> {
+    pub(crate) async fn del(self: &Arc<Self>, key: Key, phases: &Phases) -> Result<(), VerbError> {
+        phases.enter(Phase::Queue);
         let _admitted = self.admit_other()?;
         let of = key.clone();
-        self.work(&key, move |node| node.remove_group(&node.registry.group(&of)), |_, _| {}).await
+        let remove = move |node: &Self, phases: &Phases| node.remove_group(&node.registry.group(&of), phases);
+        self.work(&key, phases, remove, |_, _| {}).await
     }
 
     /// Compares an attachment with what the kernel has.
     ///
     /// # Errors
     /// If it is not attached, or something differs.
-    pub async fn check(self: &Arc<Self>, key: Key, netns: PathBuf) -> Result<(), VerbError> {
+    pub(crate) async fn check(
+        self: &Arc<Self>,
+        key: Key,
+        netns: PathBuf,
+        phases: &Phases,
+    ) -> Result<(), VerbError> {
+        phases.enter(Phase::Queue);
         let _admitted = self.admit_other()?;
         let of = key.clone();
-        self.work(&key, move |node| node.check_now(&of, &netns), |_, _| {}).await
+        let verify = move |node: &Self, phases: &Phases| node.check_now(&of, &netns, phases);
+        self.work(&key, phases, verify, |_, _| {}).await
     }
 
     /// Detaches all of a network but those that are valid.
     ///
     /// # Errors
     /// The first that could not be detached; the others were tried.
-    pub async fn gc(self: &Arc<Self>, network: &NetworkName, valid: &[Key]) -> Result<(), VerbError> {
+    pub(crate) async fn gc(
+        self: &Arc<Self>,
+        network: &NetworkName,
+        valid: &[Key],
+        phases: &Phases,
+    ) -> Result<(), VerbError> {
         let mut outcome = Ok(());
         for attachment in self.registry.list() {
             let key = attachment.runtime_key();
             if key.network == *network && !valid.contains(&key) {
                 tracing::info!(%key, "the runtime no longer knows this attachment: removing it");
-                outcome = outcome.and(self.del(key).await);
+                outcome = outcome.and(self.del(key, phases).await);
             }
         }
         outcome
@@ -180,13 +202,18 @@ impl Node {
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         key: &Key,
-        work: impl FnOnce(&Self) -> Result<T, VerbError> + Send + 'static,
+        phases: &Phases,
+        work: impl FnOnce(&Self, &Phases) -> Result<T, VerbError> + Send + 'static,
         abandoned: Abandoned<Self, Result<T, VerbError>>,
     ) -> Result<T, VerbError> {
+        phases.enter(Phase::Queue);
         let guard = self.registry.lock(key).await;
         let permit = Arc::clone(&self.working).acquire_owned().await.map_err(|_| VerbError::Lost)?;
         let hold = (guard, permit);
-        work::run(Arc::clone(self), hold, work, abandoned).await.ok_or(VerbError::Lost)?
+        let phases = phases.clone();
+        work::run(Arc::clone(self), hold, move |node| work(node, &phases), abandoned)
+            .await
+            .ok_or(VerbError::Lost)?
     }
 
     pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
@@ -218,34 +245,45 @@ impl Node {
     }
 
     /// A repeated ADD needs no decision: the first one's holds.
-    async fn added_before(self: &Arc<Self>, add: &Add) -> Result<Option<Vec<Attachment>>, VerbError> {
+    async fn added_before(
+        self: &Arc<Self>,
+        add: &Add,
+        phases: &Phases,
+    ) -> Result<Option<Vec<Attachment>>, VerbError> {
         if self.registry.get(&add.key).is_none() {
             return Ok(None);
         }
         let of = add.clone();
-        let look = move |node: &Self| node.current(&of.key, &Netns::open(&of.netns)?);
-        self.work(&add.key, look, |_, _| {}).await
+        let look =
+            move |node: &Self, phases: &Phases| node.current(&of.key, &Netns::open(&of.netns)?, phases);
+        self.work(&add.key, phases, look, |_, _| {}).await
     }
 
-    fn add_now(&self, add: &Add, decision: &Decision) -> Result<Added, VerbError> {
+    fn add_now(&self, add: &Add, decision: &Decision, phases: &Phases) -> Result<Added, VerbError> {
+        phases.enter(Phase::Intent);
         let netns = Netns::open(&add.netns)?;
-        if let Some(before) = self.current(&add.key, &netns)? {
+        if let Some(before) = self.current(&add.key, &netns, phases)? {
             return Ok(Added::Before(before));
         }
         // Made for a namespace that is gone, or half made, or changed since.
-        self.remove_group(&self.registry.group(&add.key))?;
+        self.remove_group(&self.registry.group(&add.key), phases)?;
+        phases.enter(Phase::Intent);
         let drafts = self.drafts(add, decision, &netns)?;
         let mut plugged = Vec::with_capacity(drafts.len());
         for draft in drafts {
+            phases.enter(Phase::Intent);
             let made = self.registry.reserve(draft).map_err(VerbError::from);
             let made = made.and_then(|reserved| {
                 let stamp = Stamp::of(&reserved.key);
-                self.plug(&netns, &stamp, &reserved).inspect_err(|_| self.cancel(&reserved))
+                self.plug(&netns, &stamp, &reserved, phases).inspect_err(|_| {
+                    phases.enter(Phase::Undo);
+                    self.cancel(&reserved);
+                })
             });
             match made {
                 Ok(attachment) => plugged.push(attachment),
                 Err(error) => {
-                    self.undo(&plugged);
+                    self.undo(&plugged, phases);
                     return Err(error);
                 }
             }
@@ -253,14 +291,19 @@ impl Node {
         if matches!(decision, Decision::This(vif) if !is_active(vif)) {
             return Ok(Added::Now(plugged));
         }
-        self.commit(plugged).map(Added::Now)
+        self.commit(plugged, phases).map(Added::Now)
     }
 
     /// Makes all of it durable: what came with the one that was asked for first, so that a crash in between undoes all.
-    pub(super) fn commit(&self, plugged: Vec<Attachment>) -> Result<Vec<Attachment>, VerbError> {
+    pub(super) fn commit(
+        &self,
+        plugged: Vec<Attachment>,
+        phases: &Phases,
+    ) -> Result<Vec<Attachment>, VerbError> {
+        phases.enter(Phase::Commit);
         for attachment in plugged.iter().rev() {
             if let Err(error) = self.registry.advance(attachment.clone(), State::Attached) {
-                self.undo(&plugged);
+                self.undo(&plugged, phases);
                 return Err(error.into());
             }
         }
@@ -312,11 +355,20 @@ impl Node {
         Ok(drafts)
     }
 
-    fn plug(&self, netns: &Netns, stamp: &Stamp, attachment: &Attachment) -> Result<Attachment, VerbError> {
+    fn plug(
+        &self,
+        netns: &Netns,
+        stamp: &Stamp,
+        attachment: &Attachment,
+        phases: &Phases,
+    ) -> Result<Attachment, VerbError> {
+        phases.enter(Phase::Plug);
         let plan = Plan { netns, ifname: &attachment.key.ifname, stamp, vif: &attachment.vif };
         let pending = veth::create(plan, self.dataplane.filters())?;
         let host = HostLink { ifname: pending.ifname().to_owned(), ifindex: pending.ifindex() };
+        phases.enter(Phase::Dataplane);
         self.dataplane.insert(host.ifindex, attachment)?;
+        phases.enter(Phase::Plug);
         let undo_entries = |_: &_| {
             if let Err(error) = self.dataplane.remove(host.ifindex, attachment.vif.addresses) {
                 tracing::error!(key = %attachment.key, %error, "the maps keep entries of a failed ADD");
@@ -330,12 +382,13 @@ impl Node {
     /// What an ADD did whose caller has gone.
     pub(super) fn undo_add(&self, done: Result<Added, VerbError>) {
         if let Ok(Added::Now(attachments)) = done {
-            self.undo(&attachments);
+            self.undo(&attachments, &Phases::untold());
         }
     }
 
-    pub(super) fn undo(&self, attachments: &[Attachment]) {
-        if let Err(error) = self.remove_group(attachments) {
+    pub(super) fn undo(&self, attachments: &[Attachment], phases: &Phases) {
+        phases.enter(Phase::Undo);
+        if let Err(error) = self.remove_group(attachments, &Phases::untold()) {
             tracing::error!(%error, "an ADD that failed, or whose caller has gone, is left behind");
         }
     }
@@ -347,18 +400,21 @@ impl Node {
     }
 
     /// Removes attachments, the first one last: while there is anything, a repeated DEL finds it.
-    pub(crate) fn remove_group(&self, attachments: &[Attachment]) -> Result<(), VerbError> {
-        attachments.iter().rev().try_for_each(|attachment| self.remove_now(attachment))
+    pub(crate) fn remove_group(&self, attachments: &[Attachment], phases: &Phases) -> Result<(), VerbError> {
+        attachments.iter().rev().try_for_each(|attachment| self.remove_now(attachment, phases))
     }
 
     /// Removes all of an attachment: entries first, so that nothing new gets in.
-    pub(crate) fn remove_now(&self, attachment: &Attachment) -> Result<(), VerbError> {
+    pub(crate) fn remove_now(&self, attachment: &Attachment, phases: &Phases) -> Result<(), VerbError> {
+        phases.enter(Phase::Dataplane);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
         if let Some(HostLink { ifindex, .. }) = going.host {
             self.dataplane.remove(ifindex, going.vif.addresses)?;
+            phases.enter(Phase::Plug);
             veth::bury(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
             self.reaper.notify();
         }
+        phases.enter(Phase::Commit);
         self.registry.release(&going)?;
         tracing::info!(key = %going.key, "detached");
         Ok(())
@@ -366,7 +422,12 @@ impl Node {
 
     /// What an earlier ADD attached, if it is what a repeated one asks for: in the same namespace, and as it was made.
     /// The number of a namespace is used again once it is gone, and with it goes the interface.
-    fn current(&self, key: &Key, netns: &Netns) -> Result<Option<Vec<Attachment>>, VerbError> {
+    fn current(
+        &self,
+        key: &Key,
+        netns: &Netns,
+        phases: &Phases,
+    ) -> Result<Option<Vec<Attachment>>, VerbError> {
         let group = self.registry.group(key);
         for before in &group {
             let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
@@ -375,6 +436,7 @@ impl Node {
             if before.netns_id != netns.id() {
                 return Ok(None);
             }
+            phases.enter(Phase::Verify);
             let in_kernel = check::attachment(netns, host.ifindex, before, self.dataplane.program_ids())?;
             if let Err(differs) = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before)) {
                 tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
@@ -384,7 +446,8 @@ impl Node {
         Ok(Some(group).filter(|group| !group.is_empty()))
     }
 
-    fn check_now(&self, key: &Key, netns: &std::path::Path) -> Result<(), VerbError> {
+    fn check_now(&self, key: &Key, netns: &std::path::Path, phases: &Phases) -> Result<(), VerbError> {
+        phases.enter(Phase::Verify);
         let group = self.registry.group(key);
         if group.first().is_none_or(|first| first.state != State::Attached) {
             return Err(VerbError::Unknown);

@@ -18,7 +18,7 @@ use super::{
     verdict::{Identity, Observations, Outlook, Verdict},
 };
 use crate::{
-    cni::{Node, VerbError},
+    cni::{Node, Phases, VerbError},
     health::Health,
     metrics::ReconcileMetrics,
     registry::{Attachment, Key, Pod},
@@ -147,7 +147,7 @@ impl Collector {
     /// Removes an attachment, unless a last look, with its key locked, shows it to be another one or in use.
     async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), Failed> {
         let (this, of) = (Arc::clone(self), key.clone());
-        let remove = move |node: &Node| {
+        let remove = move |node: &Node, phases: &Phases| {
             let Some((identity, mut evidence)) = this.look(&of) else { return Ok(false) };
             evidence.not_in_work = Seen::yes("its lock is the collector's");
             if identity != it || Verdict::of(&evidence) != Verdict::Dangling {
@@ -155,10 +155,10 @@ impl Collector {
                 return Ok(false);
             }
             tracing::info!(key = %of, proofs = %evidence, "removing an attachment that dangles");
-            node.remove_group(&node.registry.group(&of))?;
+            node.remove_group(&node.registry.group(&of), phases)?;
             Ok(true)
         };
-        if self.node.work(&key, remove, |_, _| {}).await? {
+        if self.node.work(&key, &Phases::untold(), remove, |_, _| {}).await? {
             self.metrics.removed.inc();
         }
         self.change(|observations| observations.forget(&key));

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use nix::errno::Errno;
 
 use crate::{
-    cni::Node,
+    cni::{Node, Phases},
     plug::{
         filter,
         netlink::{NetlinkError, Socket},
@@ -54,7 +54,7 @@ pub fn recover(node: &Node) -> anyhow::Result<()> {
     }
     for attachment in &dead {
         tracing::info!(key = %attachment.key, state = ?attachment.state, "undoing what an earlier agent left half done");
-        if let Err(error) = node.remove_now(attachment) {
+        if let Err(error) = node.remove_now(attachment, &Phases::untold()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
     }

@@ -1,0 +1,224 @@
+//! Where the time of a call goes, as a collector of traces and a monitoring system see it.
+
+mod collector;
+
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use ferrule_tests::{
+    cluster::{NODE, with_cluster},
+    node::{Node, POD_V4, POD_V6, on_node, with_agent},
+    pod::Pod,
+    runtime::Answer,
+    sys::wait_until,
+};
+
+use crate::collector::{ADDRESS, Collector, FLAGS, hex, texts};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const SPAN: &str = "00f067aa0ba902b7";
+/// What nobody waits for takes as long at the most, on a machine that has much else to do.
+const SOON: Duration = Duration::from_secs(10);
+
+fn traced(flags: &str) -> Vec<(&'static str, String)> {
+    vec![("TRACEPARENT", format!("00-{TRACE}-{SPAN}-{flags}")), ("TRACESTATE", "rojo=1".to_owned())]
+}
+
+/// A call as a part of a trace.
+fn call(node: &Node, verb: &str, pod: &Pod, trace: Vec<(&'static str, String)>) -> anyhow::Result<Answer> {
+    let runtime = node.runtime()?;
+    let mut environment = runtime.environment(verb, pod);
+    environment.extend(trace.into_iter().map(|(name, value)| (name.to_owned(), value)));
+    runtime.call_with(&environment, runtime.config().to_string().as_bytes())
+}
+
+fn start_standalone(node: &mut Node) -> anyhow::Result<()> {
+    let ranges = ["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6];
+    node.start_agent_with(&[&ranges[..], &FLAGS].concat())
+}
+
+/// A metric of telling the collector.
+fn dropped(node: &Node, reason: &str) -> anyhow::Result<f64> {
+    node.metric(&format!(r#"ferrule_trace_spans_dropped_total{{reason="{reason}"}}"#))
+}
+
+#[test]
+fn add_and_del_are_spans_of_the_runtimes_trace_and_their_phases_are_children() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let collector = Collector::start()?;
+        let pod = cluster.pod(node, "web-0", &[])?;
+        call(node, "ADD", &pod, traced("01"))?.into_result()?;
+        let add = collector.call(TRACE, "ADD")?;
+        ensure!(hex(&add.own.parent_span_id) == SPAN && add.own.trace_state == "rojo=1", "{:?}", add.own);
+        let expected = ["queue", "wait_for_vif", "queue", "intent", "plug", "dataplane", "plug", "commit"];
+        ensure!(add.phases()? == expected, "{:?}", add.phases());
+        let attributes = BTreeMap::from(
+            [
+                ("cni.network", "cluster"),
+                ("container.id", pod.container_id.as_str()),
+                ("cni.ifname", "eth0"),
+                ("k8s.namespace.name", "default"),
+                ("k8s.pod.name", "web-0"),
+                ("k8s.pod.uid", pod.uid.as_str()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
+        ensure!(add.attributes() == attributes, "{:?}", add.attributes());
+        ensure!(add.own.status.is_none(), "{:?}", add.own.status);
+
+        call(node, "DEL", &pod, traced("01"))?.into_result()?;
+        let del = collector.call(TRACE, "DEL")?;
+        ensure!(hex(&del.own.parent_span_id) == SPAN && del.own.span_id != add.own.span_id);
+        ensure!(del.phases()? == ["queue", "dataplane", "plug", "commit"], "{:?}", del.phases());
+        ensure!(del.attributes() == attributes, "DEL knows the pod too: {:?}", del.attributes());
+        ensure!(del.own.start_time_unix_nano >= add.own.end_time_unix_nano);
+
+        let told = collector.told();
+        let resource = texts(&told[0].resource.clone().unwrap_or_default().attributes);
+        let of = |key: &str| resource.get(key).map(String::as_str);
+        ensure!(
+            of("service.name") == Some("ferrule-agent") && of("k8s.node.name") == Some(NODE),
+            "{resource:?}"
+        );
+        ensure!(of("service.version").is_some());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_failed_add_carries_its_code_and_one_without_a_trace_begins_one() {
+    on_node(|node| {
+        start_standalone(node)?;
+        let collector = Collector::start()?;
+        let nowhere = Pod { netns: PathBuf::from("/run/netns/nowhere"), ..node.pod("a")? };
+        let error = call(node, "ADD", &nowhere, traced("01"))?.into_error()?;
+        let failed = collector.call(TRACE, "ADD")?;
+        let code = failed.attributes().remove("cni.code");
+        ensure!(code == Some(error.code.to_string()), "{error}: {:?}", failed.attributes());
+        let status = failed.own.status.clone().unwrap_or_default();
+        ensure!(status.code == 2 && error.msg.contains(&status.message), "{status:?}");
+        ensure!(failed.phases()?.last() == Some(&"intent"), "{:?}", failed.phases());
+
+        let pod = node.attach("b")?;
+        wait_until("the collector is told of the root", SOON, || {
+            let spans = collector.spans();
+            Ok(spans
+                .iter()
+                .any(|it| it.name == "CNI ADD" && it.parent_span_id.is_empty() && hex(&it.trace_id) != TRACE))
+        })?;
+        call(node, "CHECK", &pod, traced("01"))?.into_result()?;
+        ensure!(collector.call(TRACE, "CHECK")?.phases()? == ["queue", "verify"]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_the_caller_does_not_record_is_not_exported_and_the_last_calls_are_before_the_agent_stops() {
+    on_node(|node| {
+        start_standalone(node)?;
+        let collector = Collector::start()?;
+        let pod = node.pod("a")?;
+        call(node, "ADD", &pod, traced("00"))?.into_result()?;
+        call(node, "DEL", &pod, traced("01"))?.into_result()?;
+        node.stop_agent()?;
+        let spans = collector.spans();
+        ensure!(spans.iter().any(|span| span.name == "CNI DEL"), "{spans:?}");
+        ensure!(!spans.iter().any(|span| span.name == "CNI ADD"), "{spans:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_collector_that_is_away_costs_no_call_anything_and_one_line_of_the_log() {
+    on_node(|node| {
+        start_standalone(node)?;
+        let start = Instant::now();
+        for number in 0..5 {
+            let pod = node.pod(&format!("pod-{number}"))?;
+            call(node, "ADD", &pod, traced("01"))?.into_result()?;
+        }
+        ensure!(start.elapsed() < SOON, "five ADDs took {:?}", start.elapsed());
+        wait_until("what cannot be told is dropped", Duration::from_secs(30), || {
+            Ok(dropped(node, "failed")? >= 5.0)
+        })?;
+        // Another batch that fails.
+        let before = dropped(node, "failed")?;
+        ensure!(node.runtime()?.status()?.status.success(), "an ADD could be served");
+        wait_until("it goes on trying", Duration::from_secs(30), || Ok(dropped(node, "failed")? > before))?;
+        let said = node.log().lines().filter(|line| line.contains("traces")).count();
+        ensure!(said == 1, "{said} lines:\n{}", node.log());
+        let status = node.ctl(&["status"])?;
+        ensure!(status.contains("traces") && status.contains("unhealthy"), "{status}");
+
+        let collector = Collector::start()?;
+        let pod = node.pod("late")?;
+        call(node, "ADD", &pod, traced("01"))?.into_result()?;
+        collector.call(TRACE, "ADD")?;
+        ensure!(!node.ctl(&["status"])?.contains("unhealthy"));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_collector_that_never_answers_keeps_neither_calls_nor_the_agents_end() {
+    on_node(|node| {
+        // The kernel takes the connections, and nobody ever reads from them.
+        let _listener = TcpListener::bind(ADDRESS)?;
+        start_standalone(node)?;
+        let pod = node.pod("a")?;
+        call(node, "ADD", &pod, traced("01"))?.into_result()?;
+        ensure!(node.runtime()?.status()?.status.success());
+        node.stop_agent()
+    })
+    .unwrap();
+}
+
+#[test]
+fn metrics_tell_how_long_each_phase_of_each_verb_took() {
+    with_agent(|node| {
+        let (_, before) = node.http("/metrics")?;
+        ensure!(!before.contains("ferrule_cni_duration_seconds_bucket"), "no call, no series:\n{before}");
+        let runtime = node.runtime()?;
+        let pod = node.attach("a")?;
+        runtime.check(&pod)?;
+        let nowhere = Pod { netns: PathBuf::from("/run/netns/nowhere"), ..node.pod("b")? };
+        let error = runtime.call("ADD", &nowhere)?.into_error()?;
+        ensure!(error.code == 8, "{error}");
+        runtime.del(&pod)?;
+        ensure!(runtime.status()?.status.success());
+
+        let series = |verb: &str, phase: &str, code: u64| {
+            let labels = format!(r#"{{verb="{verb}",phase="{phase}",code="{code}"}}"#);
+            node.metric(&format!("ferrule_cni_duration_seconds_count{labels}"))
+        };
+        let expected: [(&str, &[&str]); 4] = [
+            ("ADD", &["queue", "wait_for_vif", "intent", "plug", "dataplane", "commit", "total"]),
+            ("CHECK", &["queue", "verify", "total"]),
+            ("DEL", &["queue", "dataplane", "plug", "commit", "total"]),
+            ("STATUS", &["total"]),
+        ];
+        for (verb, phases) in expected {
+            for phase in phases {
+                ensure!(series(verb, phase, 0)? == 1.0, "{verb} {phase}:\n{}", node.http("/metrics")?.1);
+            }
+        }
+        ensure!(series("ADD", "verify", 0)? == 0.0 && series("ADD", "undo", 0)? == 0.0);
+        for phase in ["intent", "total"] {
+            ensure!(series("ADD", phase, 8)? == 1.0, "{phase} of the ADD that failed");
+        }
+        ensure!(series("ADD", "plug", 8)? == 0.0, "it never came to that");
+        let total = r#"ferrule_cni_duration_seconds_bucket{le="90.0",verb="ADD",phase="total",code="0"}"#;
+        ensure!(node.metric(total)? == 1.0, "{}", node.http("/metrics")?.1);
+        Ok(())
+    })
+    .unwrap();
+}
