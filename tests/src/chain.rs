@@ -57,12 +57,13 @@ impl Chain {
         self.result.clone().context("a list without a plugin")
     }
 
-    /// CHECK of one plugin after the other, each with the result of the whole list.
+    /// CHECK of one plugin after the other, each with the result of the whole list. Debian's `portmap` is left out: with both
+    /// families usable it looks in each for the rules of the other.
     ///
     /// # Errors
     /// A [`crate::runtime::CniError`] of the first that refuses.
     pub fn check(&self, pod: &Pod) -> anyhow::Result<()> {
-        for plugin in &self.plugins {
+        for plugin in self.plugins.iter().filter(|it| it.get("type") != Some(&"portmap".into())) {
             let answer = self.runtime(plugin, self.result.as_ref())?.call("CHECK", pod)?.into_result();
             answer.with_context(|| format!("CHECK of {plugin}"))?;
         }

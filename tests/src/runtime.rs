@@ -96,7 +96,7 @@ impl Runtime {
     }
 
     /// The same runtime with the result of a pod's ADD in the network configuration, if there is one.
-    fn after_add(&self, pod: &Pod) -> Self {
+    pub fn after_add(&self, pod: &Pod) -> Self {
         let kept = fs::read_to_string(self.kept(pod)).ok();
         match kept.and_then(|kept| serde_json::from_str(&kept).ok()) {
             Some(result) if self.config.get("prevResult").is_none() => {

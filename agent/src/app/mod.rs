@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     task::spawn_blocking,
     time::{sleep, timeout},
 };
@@ -49,6 +49,12 @@ struct Needed {
     socket: Reporter,
 }
 
+/// What asks the agent to stop.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
 /// The way to the API server.
 struct Cluster<'a> {
     config: &'a Kubernetes,
@@ -67,6 +73,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     // First of all: two agents must not even look at the same kernel, nor at the same state.
     let _node = NodeLock::take()?;
+    // From now on, so that one that comes while the agent starts does not end it in the middle.
+    let mut stop = Stop::new().context("cannot wait for signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
     let needed = Needed::new(&health);
     let liveness = Liveness::new(|| host::ask().map_err(|error| chain(&error)));
@@ -101,7 +109,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
     let outcome = tokio::select! {
-        signal = stop_signal() => signal.context("cannot wait for signals"),
+        signal = stop.signal() => Ok(signal),
         error = tasks.failure() => Err(error.into()),
         error = dead(watches.as_ref()) => Err(error),
         error = grpc.ended() => Err(error),
@@ -241,12 +249,18 @@ async fn dead(watches: Option<&Watches>) -> anyhow::Error {
     }
 }
 
-async fn stop_signal() -> std::io::Result<&'static str> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => Ok("SIGTERM"),
-        _ = interrupt.recv() => Ok("SIGINT"),
+// === impl Stop ===
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn signal(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
     }
 }
 

@@ -207,7 +207,7 @@ fn has_route(
             let priority = of_pod.and_then(|it| it.priority);
             let wins = priority.is_none_or(|it| has(RouteAttribute::Priority(it)));
             let length = route.header.destination_prefix_length == dst.prefix_len();
-            let metrics = metrics(&route);
+            let metrics = metrics(route);
             let carries = wanted.iter().all(|it| metrics.contains(it));
             to && via && wins && carries && length && has(RouteAttribute::Oif(ifindex))
         }

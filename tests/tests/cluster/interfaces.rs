@@ -35,7 +35,7 @@ fn a_further_interface_that_was_lost_while_no_agent_ran_is_missed_by_check() {
         node.kill_agent()?;
         pod.run("ip link del eth1")?;
         node.start_again()?;
-        let told = runtime.call("CHECK", &pod)?.into_error()?;
+        let told = runtime.after_add(&pod).call("CHECK", &pod)?.into_error()?;
         ensure!(told.code == 101 && told.msg.contains("is gone"), "{told}");
         pod.ping(ferrule_tests::node::NODE_V4)?;
         let again = runtime.add(&pod)?;

@@ -31,7 +31,7 @@ fn traced(flags: &str) -> Vec<(&'static str, String)> {
 
 /// A call as a part of a trace.
 fn call(node: &Node, verb: &str, pod: &Pod, trace: Vec<(&'static str, String)>) -> anyhow::Result<Answer> {
-    let runtime = node.runtime()?;
+    let runtime = node.runtime()?.after_add(pod);
     let mut environment = runtime.environment(verb, pod);
     environment.extend(trace.into_iter().map(|(name, value)| (name.to_owned(), value)));
     runtime.call_with(&environment, runtime.config().to_string().as_bytes())
