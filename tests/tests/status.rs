@@ -37,7 +37,8 @@ fn component(node: &Node, code: u64) -> anyhow::Result<Value> {
     let error = told.context("no error")?;
     ensure!(!error.details.contains('\n'), "{error}");
     let details: Value = serde_json::from_str(&error.details).with_context(|| error.to_string())?;
-    let components = details["components"].as_array().with_context(|| error.to_string())?;
+    let components =
+        details.get("components").and_then(Value::as_array).with_context(|| error.to_string())?;
     let [component] = components.as_slice() else { anyhow::bail!("{error}") };
     for key in ["name", "state", "since", "reason", "affects"] {
         ensure!(component[key].as_str().is_some_and(|it| !it.is_empty()), "{key} in {error}");
@@ -71,7 +72,7 @@ fn a_node_that_loses_its_way_out_says_51_and_goes_on_plugging() {
             let meanwhile = node.attach("meanwhile")?;
             meanwhile.ping(&before.addresses[0].to_string())?;
             ensure!(node.http("/readyz")?.0 == 200);
-            let told = node.ctl(&["status"]).map_or_else(|error| format!("{error:#}"), |told| told);
+            let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
             ensure!(told.contains("pods on this node may be cut off: egress"), "{told}");
             node.runtime()?.del(&meanwhile)?;
 

@@ -4,6 +4,11 @@
 //! `FERRULE_MODEL_OPS=10000` makes it long, `FERRULE_MODEL_SEED` makes it another one, and `FERRULE_MODEL_REPLAY` is a list
 //! of operations as a failure prints it, or a file with one: see `docs/operations.md`.
 
+#![expect(
+    clippy::panic,
+    reason = "a test that finds something wrong, or is told nonsense, is to panic with it"
+)]
+
 mod batch;
 mod invariants;
 mod judge;

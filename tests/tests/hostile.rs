@@ -1,0 +1,301 @@
+//! Callers with defects or bad intentions: the agent refuses or outlives them, serves others meanwhile, and keeps nothing.
+
+use std::{
+    fs,
+    io::{ErrorKind, Write as _},
+    os::unix::{fs::symlink, net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, ensure};
+use ferrule_tests::{
+    dist,
+    node::{Node, SOCKET, with_agent},
+    pod::Pod,
+    runtime::Runtime,
+    sys,
+};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::json;
+
+const INVALID_NETNS: u64 = 8;
+const INTERFACE_EXISTS: u64 = 102;
+const ROUTE_EXISTS: u64 = 103;
+/// What a client of HTTP/2 says first (RFC 9113, 3.4), and an empty SETTINGS frame.
+const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn refused(runtime: &Runtime, pod: &Pod, code: u64) -> anyhow::Result<()> {
+    let error = runtime.call("ADD", pod)?.into_error()?;
+    ensure!(error.code == code, "it should be code {code}: {error}");
+    Ok(())
+}
+
+/// Lets as many processes of ours have files open as the kernel allows.
+fn many_files() -> anyhow::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard.min(32 * 1024), hard)?)
+}
+
+fn open_files(node: &Node) -> anyhow::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{}/fd", node.agent_pid().context("no agent")?))?.count())
+}
+
+fn resident_kib(node: &Node) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", node.agent_pid().context("no agent")?))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// A pod comes and goes as if nothing were.
+fn is_served(node: &Node, name: &str) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    let pod = node.attach(name).context("an ADD meanwhile")?;
+    let took = start.elapsed();
+    node.runtime()?.del(&pod)?;
+    Ok(took)
+}
+
+#[test]
+fn ten_thousand_connections_keep_no_pod_from_its_network() {
+    with_agent(|node| {
+        many_files()?;
+        is_served(node, "before")?;
+        let (files, memory) = (open_files(node)?, resident_kib(node)?);
+        let mut connections = Vec::new();
+        let end = Instant::now() + Duration::from_secs(20);
+        while connections.len() < 10_000 && Instant::now() < end {
+            match UnixStream::connect(SOCKET) {
+                Ok(stream) => connections.push(stream),
+                // The agent's queue is full.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    thread::sleep(Duration::from_millis(1))
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if let (Some(mut last), true) = (connections.last(), connections.len() % 3 == 0) {
+                // A third of them look like clients. Those that had to make room are closed already.
+                let _ = last.write_all(GREETING);
+            }
+            if connections.len() % 2500 == 0 {
+                is_served(node, &format!("at-{}", connections.len()))?;
+            }
+        }
+        ensure!(connections.len() == 10_000, "only {} in time", connections.len());
+        ensure!(open_files(node)? < files + 2_200, "{} files are open", open_files(node)?);
+        is_served(node, "among-them")?;
+        // Nobody closes them: they are of no use to anyone after a while.
+        sys::wait_until("the idle ones are closed", Duration::from_secs(20), || {
+            Ok(open_files(node)? <= files + 3)
+        })?;
+        let grown = resident_kib(node)?.saturating_sub(memory);
+        ensure!(grown < 64 * 1024, "it has grown by {grown} KiB");
+        drop(connections);
+        is_served(node, "after").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn who_speaks_slowly_or_nonsense_is_given_up() {
+    with_agent(|node| {
+        many_files()?;
+        let files = open_files(node)?;
+        thread::scope(|scope| -> anyhow::Result<()> {
+            let slow = scope.spawn(|| {
+                let mut connections: Vec<_> =
+                    (0..300).map(|_| UnixStream::connect(SOCKET)).collect::<Result<_, _>>()?;
+                // A byte at a time, of all that a client may say: first the greeting, then a header without end.
+                for byte in GREETING.iter().copied().chain([0, 0x40, 0, 1, 0, 0, 0, 0, 1]).chain([b'x'; 60]) {
+                    connections.retain_mut(|it| it.write_all(&[byte]).is_ok());
+                    thread::sleep(Duration::from_millis(120));
+                }
+                anyhow::Ok(connections.len())
+            });
+            for number in 0..40_u8 {
+                let mut noise = UnixStream::connect(SOCKET)?;
+                let bytes: Vec<u8> = (0..64 * 1024).map(|i: u32| i.to_le_bytes()[0] ^ number).collect();
+                // It is closed in the middle.
+                let _ = noise.write_all(&bytes);
+            }
+            for number in 0..5 {
+                is_served(node, &format!("p{number}"))?;
+            }
+            let left = slow.join().map_err(|_| anyhow!("panicked"))??;
+            ensure!(left == 0, "{left} that never said what they want are still listened to");
+            Ok(())
+        })?;
+        sys::wait_until("their files are closed", Duration::from_secs(10), || {
+            Ok(open_files(node)? <= files + 3)
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_namespace_that_is_anothers_is_refused_and_the_other_unharmed() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let victim = node.attach("victim")?;
+        let before = (node.kernel_state()?, node.attachments()?);
+        let thief = Pod { netns: victim.netns.clone(), ..node.pod("thief")? };
+        refused(&runtime, &thief, INTERFACE_EXISTS)?;
+        symlink(&victim.netns, "/run/link")?;
+        let through_a_link = Pod { netns: PathBuf::from("/run/link"), ..thief.clone() };
+        refused(&runtime, &through_a_link, INTERFACE_EXISTS)?;
+        let mut beside = node.runtime()?;
+        beside.ifname = "eth1".to_owned();
+        refused(&beside, &thief, ROUTE_EXISTS)?;
+        // The node's own, however it is called.
+        symlink(format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid()), "/run/own")?;
+        for path in ["/run/own", "/run/netns/../own", "/proc/self/cwd/run/own"] {
+            refused(&runtime, &Pod { netns: PathBuf::from(path), ..thief.clone() }, INVALID_NETNS)?;
+        }
+        for pod in [&thief, &through_a_link] {
+            runtime.del(pod)?;
+        }
+        ensure!((node.kernel_state()?, node.attachments()?) == before);
+        runtime.check(&victim)?;
+        victim.ping(ferrule_tests::node::NODE_V4).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_namespace_that_disappears_in_the_middle_leaves_nothing() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        for round in 0..25_u64 {
+            let pod = node.pod(&format!("p{round}"))?;
+            thread::scope(|scope| -> anyhow::Result<()> {
+                let adding = scope.spawn(|| runtime.call("ADD", &pod));
+                thread::sleep(Duration::from_micros(200 * round));
+                pod.clone().remove()?;
+                // Either is right; but it has to be an answer.
+                adding.join().map_err(|_| anyhow!("panicked"))?.map(drop)
+            })?;
+            runtime.del(&pod)?;
+        }
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_shim_that_is_killed_at_any_moment_leaves_what_a_del_takes_away() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let empty = node.kernel_state()?;
+        let start = |verb: &str, pod: &Pod| -> anyhow::Result<std::process::Child> {
+            let mut command = Command::new(dist::binary("ferrule")?);
+            command.env_clear().envs(runtime.environment(verb, pod)).stdin(Stdio::piped());
+            let mut child = sys::die_with_parent(command.stdout(Stdio::null())).spawn()?;
+            let config = runtime.config().to_string();
+            child.stdin.take().context("no stdin")?.write_all(config.as_bytes())?;
+            Ok(child)
+        };
+        for round in 0..60_u64 {
+            let pod = node.pod(&format!("p{round}"))?;
+            for verb in ["ADD", "DEL"] {
+                let mut shim = start(verb, &pod)?;
+                thread::sleep(Duration::from_micros(100 * round));
+                shim.kill()?;
+                shim.wait()?;
+            }
+            if round % 3 == 0 {
+                runtime
+                    .add(&pod)
+                    .with_context(|| format!("a new ADD of the same container, round {round}"))?;
+                runtime.check(&pod)?;
+            }
+            runtime.del(&pod)?;
+        }
+        ensure!(node.attachments()?.is_empty(), "{:#?}", node.attachments()?);
+        node.wait_for_kernel_state(&empty)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_configuration_that_explodes_costs_the_shim_little_time_and_memory() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        let start = r#"{"cniVersion":"1.1.0","name":"cluster","type":"ferrule","#;
+        let mib = 1 << 20;
+        let bombs = [
+            format!(r#"{start}"dns":{}"#, "[".repeat(mib / 2)),
+            format!(r#"{start}"x":{}"#, r#"{"a":"#.repeat(mib / 10)),
+            format!(r#"{start}"x":[{}1]}}"#, "1,".repeat(mib / 2 - 100)),
+            format!(r#"{start}"mtu":{}}}"#, "9".repeat(mib / 2)),
+            format!(r#"{start}"dns":{{"nameservers":[{}""]}}}}"#, r#""","#.repeat(mib / 4)),
+            format!(r#"{start}"prevResult":{{"ips":[{}{{}}]}}}}"#, "{},".repeat(mib / 4)),
+            format!(r#"{start}"cni.dev/valid-attachments":[{}{{}}]}}"#, "{},".repeat(mib / 4)),
+            format!(r#"{start}"runtimeConfig":{{{}"z":1}}}}"#, r#""a":{},"#.repeat(mib / 10)),
+            format!(r#"{start}"x":"{}"}}"#, r"\u0000".repeat(mib / 8)),
+            "x".repeat(100 * mib),
+        ];
+        for bomb in &bombs {
+            let begin = bomb.get(..100).unwrap_or_default();
+            for verb in ["ADD", "DEL", "CHECK", "GC"] {
+                let mut command = Command::new("prlimit");
+                // What it may map for itself, its stack included.
+                command.arg("--data=8388608").arg(dist::binary("ferrule")?);
+                command.env_clear().envs(runtime.environment(verb, &pod));
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                let mut shim = sys::die_with_parent(&mut command).spawn()?;
+                // It need not read on.
+                let _ = shim.stdin.take().context("no stdin")?.write_all(bomb.as_bytes());
+                let output = shim.wait_with_output()?;
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                ensure!(output.status.code().is_some(), "{verb} of {begin}: {}", output.status);
+                ensure!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+                if !output.status.success() {
+                    let error: serde_json::Value =
+                        serde_json::from_str(&text).with_context(|| text.clone())?;
+                    ensure!(error["code"].is_u64() && text.len() < 2000, "{verb} of {begin}: {text}");
+                }
+            }
+        }
+        runtime.del(&pod)?;
+        ensure!(node.attachments()?.is_empty());
+        is_served(node, "after").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn paths_that_lead_elsewhere_are_refused_in_every_field() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        let before = (node.kernel_state()?, node.attachments()?);
+        let up = "../../../../etc/passwd";
+        for (key, value) in [("CNI_CONTAINERID", up), ("CNI_IFNAME", "../x"), ("CNI_NETNS", up)] {
+            let mut environment = runtime.environment("ADD", &pod);
+            environment.retain(|(name, _)| name != key);
+            environment.push((key.to_owned(), value.to_owned()));
+            let answer = runtime.call_with(&environment, runtime.config().to_string().as_bytes())?;
+            ensure!(answer.into_error()?.code == 4, "{key}");
+        }
+        for args in ["K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID"] {
+            let mut environment = runtime.environment("ADD", &pod);
+            environment.retain(|(name, _)| name != "CNI_ARGS");
+            environment.push(("CNI_ARGS".to_owned(), format!("{args}={up}")));
+            let answer = runtime.call_with(&environment, runtime.config().to_string().as_bytes())?;
+            ensure!(answer.into_error()?.code == 4, "{args}");
+        }
+        for (key, value) in [("name", up), ("socket", up), ("socket", "/run/ferrule/\n.sock")] {
+            let error = runtime.clone().with(key, json!(value)).call("ADD", &pod)?.into_error()?;
+            ensure!(error.code == 7, "{key}: {error}");
+        }
+        ensure!((node.kernel_state()?, node.attachments()?) == before);
+        ensure!(!Path::new("/run/ferrule/deferred").exists(), "no note either");
+        Ok(())
+    })
+    .unwrap();
+}
