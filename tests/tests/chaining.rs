@@ -10,7 +10,7 @@ use ferrule_tests::{
     runtime::CniError,
     sys, traffic,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const OUTSIDE: &str = "/run/netns/outside";
 const HOST_PORT: u16 = 8080;
@@ -41,11 +41,9 @@ fn bandwidth() -> Value {
 }
 
 fn tuning(settings: &Value) -> Value {
-    let mut plugin = json!({ "type": "tuning" });
-    for (key, value) in settings.as_object().into_iter().flatten() {
-        plugin[key] = value.clone();
-    }
-    plugin
+    let mut plugin = Map::from_iter([("type".to_owned(), "tuning".into())]);
+    plugin.extend(settings.as_object().cloned().unwrap_or_default());
+    plugin.into()
 }
 
 fn ports() -> Value {
@@ -83,6 +81,9 @@ fn of_others() -> anyhow::Result<String> {
     let of_pods: Vec<&str> = rules.lines().filter(|line| line.contains("CNI-DN-")).collect();
     Ok(format!("{}\n{}", of_pods.join("\n"), sys::run("tc qdisc show")?))
 }
+
+/// What is told, its code, and what a later plugin or somebody else has made of the result.
+type Change = (&'static str, u64, fn(&mut Value));
 
 #[test]
 fn a_chain_of_reference_plugins_works_in_every_version_that_they_speak() {
@@ -217,7 +218,7 @@ fn check_goes_by_the_chains_result() {
             it["ips"][0].as_object_mut().unwrap().remove("interface");
             it["dns"] = json!({ "nameservers": ["10.96.0.10"] });
         })?;
-        let changes: [(&str, u64, fn(&mut Value)); 11] = [
+        let changes: [Change; 11] = [
             ("has not the host's interface", 101, |it| it["interfaces"][0]["name"] = "eth9".into()),
             ("no interface eth0 in", 101, |it| it["interfaces"][1]["name"] = "eth9".into()),
             ("no interface eth0 in", 101, |it| it["interfaces"][1]["sandbox"] = "/run/netns/other".into()),

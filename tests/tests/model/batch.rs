@@ -215,7 +215,12 @@ impl World<'_> {
                 }
                 ("DEL", pod)
             }
-            Issued::Check(id) => ("CHECK", pod(id)?),
+            Issued::Check(id) => {
+                let kept = self.model.attached.get(&id).and_then(|it| it.result.clone());
+                let nothing = || json!({ "cniVersion": "1.1.0", "interfaces": [] });
+                runtime = runtime.with("prevResult", kept.unwrap_or_else(nothing));
+                ("CHECK", pod(id)?)
+            }
             Issued::Gc(valid) => {
                 let containers = valid.iter().filter_map(|id| self.model.sandboxes.get(*id));
                 let valid = containers.map(|it| json!({ "containerID": it.container, "ifname": "eth0" }));

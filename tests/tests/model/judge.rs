@@ -274,11 +274,15 @@ impl<'a> Judge<'a> {
             (Issued::Del(_) | Issued::Check(_), Err(_)) if is_lost => same(),
             (Issued::Check(_), outcome) => {
                 let alive = self.model.sandboxes.get(self.id).is_some_and(|it| it.alive);
+                // It was told the result that the runtime had then.
+                let result = |it: Option<&Attached>| it.and_then(|it| it.result.clone());
+                let told = result(self.model.attached.get(&self.id));
+                let is_told = told.is_some() && told == result(now.attached.as_ref());
                 let is_right = match (outcome, &now.attached) {
-                    (Ok(_), _) => is_whole,
+                    (Ok(_), _) => is_whole && is_told,
                     (Err((UNKNOWN_CONTAINER, _)), None) => true,
                     (Err((INVALID_NETNS, _)), _) => !alive,
-                    (Err((CHECK_FAILED, _)), Some(_)) => !is_whole && alive,
+                    (Err((CHECK_FAILED, _)), Some(_)) => !(is_whole && is_told) && alive,
                     _ => false,
                 };
                 if is_right { same() } else { Vec::new() }

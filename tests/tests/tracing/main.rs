@@ -162,7 +162,7 @@ fn a_collector_that_is_away_costs_no_call_anything_and_one_line_of_the_log() {
         let pod = node.pod("late")?;
         call(node, "ADD", &pod, traced("01"))?.into_result()?;
         collector.call(TRACE, "ADD")?;
-        ensure!(!node.ctl(&["status"])?.contains("unhealthy"));
+        wait_until("it is well again", SOON, || Ok(!node.ctl(&["status"])?.contains("unhealthy")))?;
         Ok(())
     })
     .unwrap();
