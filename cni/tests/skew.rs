@@ -3,7 +3,6 @@
 #![expect(
     clippy::indexing_slicing,
     clippy::unwrap_used,
-    clippy::panic,
     reason = "a test's helpers are part of the test, which is to panic where it finds something wrong"
 )]
 
