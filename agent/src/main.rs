@@ -63,8 +63,8 @@ fn main() -> ExitCode {
 
 /// A service manager's limit is made for programs that use `select`: a thousand.
 fn raise_file_limit() -> nix::Result<()> {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard)
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(OPEN_FILES).min(hard), hard)
 }
 
 fn start_log(ebpf: LogLevel) {

@@ -52,8 +52,16 @@ pub enum SocketError {
 /// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
 const NODE_LOCK: &str = "ferrule-agent";
 /// What an agent has in its directory, so that one with nothing else is its own.
-const OURS: [&str; 7] =
-    ["agent.sock", "agent.new", "agent.lock", "registry.redb", "watch.redb", note::DIRECTORY, note::LOCK];
+const OURS: [&str; 8] = [
+    "agent.sock",
+    "agent.new",
+    "agent.lock",
+    "registry.redb",
+    "watch.redb",
+    note::DIRECTORY,
+    note::LOCK,
+    note::TURNSTILE,
+];
 
 // === impl NodeLock ===
 

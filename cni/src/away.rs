@@ -15,6 +15,7 @@ use ferrule_proto::{
     names::{ContainerId, IfName, InvalidName, NetworkName},
 };
 
+use self::links::Links;
 use crate::error::{CniError, Shown};
 
 /// What identifies the attachment, checked.
@@ -49,16 +50,25 @@ pub(crate) fn del(
     if let Some(answer) = again() {
         return answer;
     }
+    let failed = |error: io::Error| {
+        let why = format!("the agent at {} is away, and deleting the interface: {error}", Shown(socket));
+        later(&why, "start ferrule-agent on this node")
+    };
+    let mut links = Links::open().map_err(failed)?;
+    let found = links.find(&key.stamp()).map_err(failed)?;
     // Before the interface goes: whatever ends this process now, the agent knows.
-    let left = locked.and_then(|lock| note::leave(path, key).map(|()| lock));
-    if let Err(error) = &left {
+    let left = match &locked {
+        Ok(_) => note::leave(path, key, !found.is_empty()),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    };
+    if let Err(error) = left {
         // The agent sees in the kernel too that the attachment is gone; and no pod may stay for a file.
         eprintln!("ferrule: no note for the agent of the DEL of {}: {error}", key.stamp());
     }
-    links::delete(&key.stamp()).map_err(|error| {
-        let why = format!("the agent at {} is away, and deleting the interface: {error}", Shown(socket));
-        later(&why, "start ferrule-agent on this node")
-    })
+    let deleted = links.delete(&found).map_err(failed);
+    // Not before: an agent that starts is to find the interface gone.
+    drop(locked);
+    deleted
 }
 
 // === impl Key ===

@@ -1,6 +1,9 @@
 //! The call to the agent: request in, result or CNI error out.
 
-use std::{io, mem, thread, time::Duration};
+use std::{
+    io, mem, thread,
+    time::{Duration, Instant},
+};
 
 use ferrule_proto::cni::{
     self, AddRequest, AddResult, CheckRequest, DelRequest, GcRequest, StatusRequest, add_response::Outcome,
@@ -35,8 +38,8 @@ const CONNECT: Duration = Duration::from_secs(1);
 const ADD: Duration = Duration::from_secs(90);
 const OTHERS: Duration = Duration::from_secs(30);
 
-/// How often to call an agent that is going away, and how long to wait in between.
-const TRIES: u32 = 20;
+/// For how long to call an agent that is going away, and how long to wait in between.
+const GOING: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 const START_AGENT: &str = "check that ferrule-agent runs on this node and that \"socket\" in the network \
@@ -86,13 +89,14 @@ pub(crate) fn call(
 /// Calls an agent that was away or went away: whether there is one now, and its answer. One that is going away takes a moment
 /// to be gone.
 fn again(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
-    let mut tries = TRIES;
+    let end = Instant::now() + GOING;
     loop {
-        tries -= 1;
         match attempt(socket, request, trace) {
             Ok(answer) => return Some(answer.map(drop)),
             Err(Failure { cause: Cause::Away, .. }) => return None,
-            Err(Failure { cause: Cause::Lost, .. }) if tries > 0 => thread::sleep(PAUSE),
+            Err(Failure { cause: Cause::Lost, .. }) if Instant::now() < end => {
+                thread::sleep(PAUSE);
+            }
             Err(Failure { error, .. }) => return Some(Err(error)),
         }
     }

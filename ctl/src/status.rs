@@ -138,6 +138,7 @@ mod tests {
             reason: reason.to_owned(),
             since_ms: TIME * 1000 + 789,
             needed_for_add: needed,
+            needed_by_pods: false,
         }
     }
 

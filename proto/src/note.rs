@@ -3,7 +3,8 @@
 //! A note is a file in a directory beside the agent's socket, named after the attachment. The agent applies all of them
 //! when it starts, before it serves anyone. Shims leave theirs with [`LOCK`] held shared, after they have found once
 //! more that nobody serves; the agent holds it exclusively from before it reads until it serves. So no note can be left
-//! behind the agent's back.
+//! behind the agent's back. Both go through [`TURNSTILE`], which is held only to get [`LOCK`]: an agent that waits in it
+//! waits for the shims before it, and for none that come after.
 
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,8 @@ pub struct Note {
 
 /// The lock file beside the socket.
 pub const LOCK: &str = "deferred.lock";
+/// The lock file that is taken before it.
+pub const TURNSTILE: &str = "deferred.turn";
 /// The directory beside the socket.
 pub const DIRECTORY: &str = "deferred";
 /// The most notes that are left; more than a node has pods. What is beyond, the agent finds by what is missing in the

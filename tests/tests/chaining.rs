@@ -291,7 +291,6 @@ fn a_limit_on_what_a_pod_sends_fails_the_chain_and_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "what a pod answers to a pod of its node goes past the host's translation of addresses"]
 fn a_host_port_is_reached_from_a_pod_of_the_same_node() {
     with_outside(|node| {
         let mut pod = node.pod("server")?;

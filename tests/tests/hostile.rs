@@ -135,6 +135,29 @@ fn who_speaks_slowly_or_nonsense_is_given_up() {
 }
 
 #[test]
+fn who_asks_without_end_and_reads_no_answer_is_given_up() {
+    with_agent(|node| {
+        let files = open_files(node)?;
+        // PING (RFC 9113, 6.7): each wants an answer.
+        let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let flood = ping.repeat(4096);
+        let mut peers = (0..8).map(|_| UnixStream::connect(SOCKET)).collect::<Result<Vec<_>, _>>()?;
+        for peer in &mut peers {
+            peer.set_write_timeout(Some(Duration::from_millis(200)))?;
+            peer.write_all(GREETING)?;
+            for _ in 0..200 {
+                if peer.write_all(&flood).is_err() {
+                    break;
+                }
+            }
+        }
+        is_served(node, "meanwhile")?;
+        sys::wait_until("they are given up", Duration::from_secs(20), || Ok(open_files(node)? <= files + 3))
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_namespace_that_is_anothers_is_refused_and_the_other_unharmed() {
     with_agent(|node| {
         let runtime = node.runtime()?;

@@ -11,6 +11,8 @@ use crate::{Mac, at::At, error::Wrong};
 const MTU: std::ops::RangeInclusive<u64> = 68..=65535;
 /// Every link with IPv6 carries this much (RFC 8200): with less, the kernel takes IPv6 off the device.
 const IPV6_MTU: u32 = 1280;
+/// What the kernel makes of more (`ip_metrics_convert` in `net/ipv4/metrics.c`).
+const MAX_ROUTE_MTU: u32 = 65520;
 /// The longest name of a kind.
 const MAX_KIND: usize = 64;
 
@@ -81,6 +83,9 @@ pub(crate) fn mtu(at: &At<'_>, addresses: &[IpNet]) -> Result<u32, Wrong> {
 /// The MTU of a route: what an interface may have, and no more than its own has, if that is known.
 pub(crate) fn route_mtu(at: &At<'_>, dst: IpNet, interface: Option<u32>) -> Result<u32, Wrong> {
     let mtu = mtu(at, &[dst])?;
+    if mtu > MAX_ROUTE_MTU {
+        return Err(at.wrong(format_args!("{mtu} is more than {MAX_ROUTE_MTU}, which a route may have")));
+    }
     match interface {
         Some(own) if mtu > own => Err(at.wrong(format_args!("{mtu} is more than the interface's {own}"))),
         _ => Ok(mtu),

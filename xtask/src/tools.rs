@@ -26,6 +26,7 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "ip", package: "iproute2" },
     Tool { program: "tc", package: "iproute2" },
     Tool { program: "ping", package: "iputils-ping" },
+    Tool { program: "nft", package: "nftables" },
     // What is chained after ours, and what it needs.
     Tool { program: "/usr/lib/cni/portmap", package: "containernetworking-plugins" },
     Tool { program: "iptables", package: "iptables" },

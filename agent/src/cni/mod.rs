@@ -135,7 +135,7 @@ impl Cni for CniService {
             Ok(()) => status::error(&self.health.troubles()),
             Err(error) => Some(error.into_proto("STATUS")),
         };
-        let error = error.inspect(warn);
+        // Runtimes ask every few seconds: the components say it once, when it changes.
         call.end(error.as_ref());
         Ok(Response::new(StatusResponse { error }))
     }

@@ -24,10 +24,11 @@ struct Shown<'a> {
     affects: &'static str,
 }
 
-/// The error that tells of all that is in the way; none if nothing is.
+/// The error that tells of all that is in the way of an ADD; none if nothing is: the specification has it that STATUS succeeds
+/// whenever an ADD can be served. A node that has lost its way out is for others to notice; were we to say that its network is
+/// not ready, its pods would be evicted for what may be one family, or somebody's change of a route.
 ///
-/// 51 is for trouble that pods have that are there already; ADD is served all the same (the specification has it that
-/// STATUS does not prevent other requests), so that what starts meanwhile has its network as soon as it is back.
+/// 51 is for an agent that cannot serve an ADD on a node whose pods are in trouble too.
 pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Error> {
     let told = |of: fn(&Component) -> bool| {
         let told = troubles.iter().filter(|(_, it)| of(it)).map(|(name, it)| format!("{name}: {}", it.why));
@@ -35,15 +36,12 @@ pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Erro
     };
     let (of_pods, of_add) = (told(Component::cuts_pods_off), told(Component::hinders_add));
     let (code, why) = match (of_pods.is_empty(), of_add.is_empty()) {
-        (true, true) => return None,
+        (_, true) => return None,
         (true, false) => (Code::PluginNotAvailable, format!("the agent cannot serve an ADD yet: {of_add}")),
-        (false, true) => {
-            (Code::LimitedConnectivity, format!("the pods of this node may be cut off: {of_pods}"))
-        }
         (false, false) => (
             Code::LimitedConnectivity,
             format!(
-                "the pods of this node may be cut off: {of_pods}; and no ADD can be served yet: {of_add}"
+                "the agent cannot serve an ADD yet: {of_add}; and the pods of this node may be cut off: {of_pods}"
             ),
         ),
     };
@@ -94,15 +92,15 @@ mod tests {
     }
 
     #[test]
-    fn what_cuts_pods_off_is_code_51_whatever_else_there_is() {
+    fn what_cuts_pods_off_is_code_51_when_no_add_can_be_served_either() {
         assert_eq!(error(&BTreeMap::new()), None);
         let egress = component(State::Unhealthy, Affects::AllPods, "uplink is down");
         let ranges = component(State::Starting, Affects::NewPods, "waiting");
-        let alone = error(&[("egress", egress.clone())].into()).unwrap();
-        assert_eq!(alone.code(), Code::LimitedConnectivity);
-        assert!(alone.message.contains("may be cut off: egress: uplink is down"), "{}", alone.message);
+        assert_eq!(error(&[("egress", egress.clone())].into()), None, "an ADD can be served");
         let both = error(&[("egress", egress), ("ranges", ranges)].into()).unwrap();
         assert_eq!(both.code(), Code::LimitedConnectivity);
-        assert!(both.message.contains("no ADD can be served yet: ranges: waiting"), "{}", both.message);
+        for told in ["cannot serve an ADD yet: ranges: waiting", "may be cut off: egress: uplink is down"] {
+            assert!(both.message.contains(told), "{}", both.message);
+        }
     }
 }

@@ -270,7 +270,7 @@ fn settle_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
     let mut named = Named { name: [0; 16], value: &mut value, rest: [0; 16] };
     // Its terminating zero stays: a name has at most 15 bytes.
     named.name.iter_mut().zip(ifname.as_str().bytes()).for_each(|(to, from)| *to = from);
-    // SAFETY: the kernel reads the name and the command, and writes no more than the value; both live until it has.
+    // SAFETY: the kernel reads the name and the command, and writes back to these two structures only; both outlive the call.
     unsafe { ethtool(socket.as_raw_fd(), &mut named) }.map(drop)
 }
 

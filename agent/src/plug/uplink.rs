@@ -38,14 +38,16 @@ struct WayOut {
     links: Links,
 }
 
-/// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
-const GROUPS: u32 = 0x1 | 0x40 | 0x400;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`. IPv4's routes
+/// that go with an address or a link are not told one by one.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x400;
 /// How long to wait after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(5);
 /// As much of a change as is looked at; the kernel cuts off the rest.
 const PEEK: usize = 64;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 
@@ -157,8 +159,8 @@ impl WayOut {
         // `struct nlmsghdr`: length, type, flags, …
         let [_, _, _, _, a, b, ..] = *header;
         match (u16::from_ne_bytes([a, b]), body) {
-            // `struct ifinfomsg`: family, padding, type, index.
-            (RTM_NEWLINK | RTM_DELLINK, [_, _, _, _, a, b, c, d, ..]) => {
+            // `struct ifinfomsg`: family, padding, type, index; `struct ifaddrmsg` has its index there too.
+            (RTM_NEWLINK | RTM_DELLINK | RTM_DELADDR, [_, _, _, _, a, b, c, d, ..]) => {
                 let ifindex = u32::from_ne_bytes([*a, *b, *c, *d]);
                 self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex))
             }

@@ -14,7 +14,7 @@ use std::{
 
 use ferrule_proto::{
     names::{ContainerId, IfName, NetworkName},
-    note::{BOOT_ID, DIRECTORY, LOCK, MAX_BYTES, MAX_NOTES, Note, beside},
+    note::{BOOT_ID, DIRECTORY, LOCK, MAX_BYTES, MAX_NOTES, Note, TURNSTILE, beside},
 };
 use nix::{
     errno::Errno,
@@ -61,7 +61,11 @@ impl Notes {
     /// # Errors
     /// If the directory cannot be read. A note that cannot be understood is no reason not to start.
     pub fn read(socket: &Path) -> Result<Self, NotesError> {
-        let lock = lock(&beside(socket).join(LOCK))?;
+        let end = Instant::now() + LOCK_WAIT;
+        // Kept while we wait for the shims that are before us, so that none gets in between.
+        let turn = lock(&beside(socket).join(TURNSTILE), end)?;
+        let lock = lock(&beside(socket).join(LOCK), end)?;
+        drop(turn);
         let mut notes = Self { of: HashMap::new(), worthless: Vec::new(), lock };
         let directory = beside(socket).join(DIRECTORY);
         let failed = |source| NotesError { what: "read", path: directory.clone(), source };
@@ -110,10 +114,10 @@ impl Notes {
 }
 
 /// Waits for the shims that are about to leave a note; but not for one that never does.
-fn lock(path: &Path) -> Result<Option<Flock<File>>, NotesError> {
+fn lock(path: &Path, end: Instant) -> Result<Option<Flock<File>>, NotesError> {
     let failed = |source| NotesError { what: "lock", path: path.to_owned(), source };
     let open = File::options().create(true).write(true).truncate(false).mode(0o600).open(path);
-    let (mut file, end) = (open.map_err(failed)?, Instant::now() + LOCK_WAIT);
+    let mut file = open.map_err(failed)?;
     loop {
         file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(Some(lock)),

@@ -1,6 +1,6 @@
 //! Bringing the registry and the kernel together at start, before anyone can call.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, bail};
 use nix::errno::Errno;
@@ -67,9 +67,11 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
         }
     }
 
+    // These have been seen to.
+    let buried: HashSet<u32> = with_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
     let live: HashMap<u32, Addresses> =
         with_ifindex(&live).map(|(ifindex, it)| (ifindex, it.vif.addresses)).collect();
-    for (ifindex, stamp) in stamped.iter().filter(|(ifindex, _)| !live.contains_key(ifindex)) {
+    for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !buried.contains(it)) {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
         veth::bury(*ifindex, stamp, Addresses::default())?;
     }

@@ -32,6 +32,7 @@ pub struct Incoming {
     open: Arc<Open>,
     /// After the kernel has refused one.
     pause: Option<Pin<Box<Sleep>>>,
+    is_refused: bool,
 }
 
 /// A connection. It is at its end for us before its peer says so, if it is idle for too long.
@@ -86,7 +87,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 impl Incoming {
     pub fn new(listener: UnixListener) -> Self {
-        Self { listener, open: Arc::default(), pause: None }
+        Self { listener, open: Arc::default(), pause: None, is_refused: false }
     }
 }
 
@@ -100,9 +101,14 @@ impl Stream for Incoming {
                 self.pause = None;
             }
             match ready!(self.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(self.open.admit(stream)))),
+                Ok((stream, _)) => {
+                    self.is_refused = false;
+                    return Poll::Ready(Some(Ok(self.open.admit(stream))));
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "no connection can be accepted; trying again");
+                    if !std::mem::replace(&mut self.is_refused, true) {
+                        tracing::warn!(%error, "no connection can be accepted; trying again");
+                    }
                     self.pause = Some(Box::pin(sleep(PAUSE)));
                 }
             }
@@ -193,6 +199,14 @@ impl Connection {
         }
         Poll::Pending
     }
+
+    /// The same for writing: a peer that does not read what it asks for keeps us from reading, too.
+    fn poll_usable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(match self.poll_end(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::BrokenPipe.into()),
+            Poll::Pending => Ok(()),
+        })
+    }
 }
 
 impl Connected for Connection {
@@ -218,6 +232,7 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_usable(cx))?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -226,6 +241,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_usable(cx))?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, buffers)
     }
 
@@ -234,6 +250,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_usable(cx))?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 

@@ -20,6 +20,9 @@ use nix::{
     },
 };
 
+/// The interfaces of this network namespace.
+pub(super) struct Links(OwnedFd);
+
 /// The kernel's answer, one message after the other.
 struct Messages<'a>(&'a [u8]);
 
@@ -57,35 +60,51 @@ const IFLA_EXT_MASK: u16 = 29;
 /// Statistics are most of an answer.
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
-/// Deletes all interfaces with an alias; none is fine.
-///
-/// # Errors
-/// If the kernel refuses to tell or to delete.
-pub(super) fn delete(alias: &str) -> io::Result<()> {
-    let socket =
-        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(DEADLINE_SECONDS))?;
-    for index in find(&socket, alias)? {
-        match request(&socket, RTM_DELLINK, NLM_F_ACK, index, &[], |_| {}) {
-            // It went with its pod.
-            Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {}
-            result => result.map(drop)?,
-        }
-    }
-    Ok(())
-}
+// === impl Links ===
 
-fn find(socket: &OwnedFd, alias: &str) -> io::Result<Vec<u32>> {
-    for _ in 0..DUMPS {
-        let mut found = Vec::new();
-        let flags = request(socket, RTM_GETLINK, NLM_F_DUMP, 0, &skip_stats(), |link| {
-            found.extend(index_of(link).filter(|_| has_alias(link, alias)));
-        })?;
-        if flags & NLM_F_DUMP_INTR == 0 {
-            return Ok(found);
-        }
+impl Links {
+    /// Opens a way to the kernel.
+    ///
+    /// # Errors
+    /// If it gives none.
+    pub(super) fn open() -> io::Result<Self> {
+        let (family, protocol) = (AddressFamily::Netlink, SockProtocol::NetlinkRoute);
+        let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+        setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(DEADLINE_SECONDS))?;
+        Ok(Self(socket))
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "interfaces come and go all the time"))
+
+    /// The interfaces with an alias, by index.
+    ///
+    /// # Errors
+    /// If the kernel refuses to tell, or something comes or goes all the time.
+    pub(super) fn find(&mut self, alias: &str) -> io::Result<Vec<u32>> {
+        for _ in 0..DUMPS {
+            let mut found = Vec::new();
+            let flags = request(&self.0, RTM_GETLINK, NLM_F_DUMP, 0, &skip_stats(), |link| {
+                found.extend(index_of(link).filter(|_| has_alias(link, alias)));
+            })?;
+            if flags & NLM_F_DUMP_INTR == 0 {
+                return Ok(found);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "interfaces come and go all the time"))
+    }
+
+    /// Deletes interfaces. Those that are gone are fine.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(super) fn delete(&mut self, indices: &[u32]) -> io::Result<()> {
+        for index in indices {
+            match request(&self.0, RTM_DELLINK, NLM_F_ACK, *index, &[], |_| {}) {
+                // It went with its pod.
+                Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {}
+                result => result.map(drop)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Sends a request and hands each link of the answer on. Gives the flags of all of its messages.
@@ -207,7 +226,9 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_and_has_no_such_interface() {
-        delete("ferrule:no-such-network:no-such-container:eth0").unwrap();
+        let mut links = Links::open().unwrap();
+        assert!(links.find("ferrule:no-such-network:no-such-container:eth0").unwrap().is_empty());
+        links.delete(&[u32::MAX >> 1]).unwrap();
     }
 
     proptest! {

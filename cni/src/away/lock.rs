@@ -1,4 +1,4 @@
-//! The lock between shims, which leave notes, and an agent that starts, which reads them.
+//! The locks between shims, which leave notes, and an agent that starts, which reads them.
 
 use std::{
     fs::{DirBuilder, File},
@@ -9,10 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ferrule_proto::note::{LOCK, beside};
-use nix::fcntl::{Flock, FlockArg};
+use ferrule_proto::note::{LOCK, TURNSTILE, beside};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 
-/// How often to look whether the lock is free: the kernel does not wait with a deadline.
+/// How often to look whether a lock is free: the kernel does not wait with a deadline.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Takes the lock together with other shims.
@@ -23,13 +26,17 @@ pub(super) fn shared(socket: &Path, within: Duration) -> io::Result<Flock<File>>
     let directory = beside(socket);
     // A reboot has emptied /run. The agent takes no directory that others can enter.
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let open =
-        File::options().create(true).write(true).truncate(false).mode(0o600).open(directory.join(LOCK));
-    let (mut file, end) = (open?, Instant::now() + within);
+    let end = Instant::now() + within;
+    let _turn = take(&directory.join(TURNSTILE), end)?;
+    take(&directory.join(LOCK), end)
+}
+
+fn take(path: &Path, end: Instant) -> io::Result<Flock<File>> {
+    let mut file = File::options().create(true).write(true).truncate(false).mode(0o600).open(path)?;
     loop {
         file = match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(lock) => return Ok(lock),
-            Err((file, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < end => file,
+            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < end => file,
             Err((_, errno)) => return Err(errno.into()),
         };
         thread::sleep(LOOK);
@@ -48,12 +55,15 @@ mod tests {
         let socket = dir.path().join("own/agent.sock");
         let first = shared(&socket, SOON).unwrap();
         drop((shared(&socket, SOON).unwrap(), first));
-        let agent = File::open(dir.path().join("own").join(LOCK)).unwrap();
-        let agent = Flock::lock(agent, FlockArg::LockExclusive).unwrap();
-        assert_eq!(shared(&socket, SOON).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        let waiting = thread::spawn(move || shared(&socket, Duration::from_secs(20)).map(drop));
-        thread::sleep(SOON);
-        drop(agent);
-        waiting.join().unwrap().unwrap();
+        for name in [LOCK, TURNSTILE] {
+            let agent = File::open(dir.path().join("own").join(name)).unwrap();
+            let agent = Flock::lock(agent, FlockArg::LockExclusive).unwrap();
+            assert_eq!(shared(&socket, SOON).unwrap_err().kind(), io::ErrorKind::WouldBlock, "{name}");
+            let socket = socket.clone();
+            let waiting = thread::spawn(move || shared(&socket, Duration::from_secs(20)).map(drop));
+            thread::sleep(SOON);
+            drop(agent);
+            waiting.join().unwrap().unwrap();
+        }
     }
 }

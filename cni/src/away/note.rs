@@ -14,15 +14,19 @@ use super::Key;
 
 /// Leaves a note, durably, in place of an earlier one about the same attachment.
 ///
+/// `had_link` is whether the kernel had an interface of it. While no agent runs, a runtime that tries to start pods sends DEL
+/// after DEL for what never was: those notes leave half of the room to the others.
+///
 /// # Errors
 /// If there are too many, or it cannot be written.
-pub(super) fn leave(socket: &Path, key: &Key) -> io::Result<()> {
+pub(super) fn leave(socket: &Path, key: &Key, had_link: bool) -> io::Result<()> {
     let Key { network, container_id, ifname } = key;
     let path = note::path(socket, network, container_id, ifname);
     let directory = note::beside(&path);
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    if !path.exists() && fs::read_dir(directory)?.take(MAX_NOTES).count() == MAX_NOTES {
-        return Err(io::Error::other(format!("{MAX_NOTES} wait in {} already", directory.display())));
+    let room = if had_link { MAX_NOTES } else { MAX_NOTES / 2 };
+    if !path.exists() && fs::read_dir(directory)?.take(room).count() == room {
+        return Err(io::Error::other(format!("{room} wait in {} already", directory.display())));
     }
     let since_boot = std::time::Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
     let note = Note {
@@ -60,7 +64,7 @@ mod tests {
     fn a_note_says_what_was_deleted_and_when() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        leave(&socket, &key("a")).unwrap();
+        leave(&socket, &key("a"), true).unwrap();
         let read = || -> Note {
             let bytes = fs::read(dir.path().join("deferred/cluster:a:eth0")).unwrap();
             assert!(bytes.len() < note::MAX_BYTES);
@@ -69,7 +73,7 @@ mod tests {
         let first = read();
         assert_eq!((first.container_id.as_str(), first.ifname.as_str()), ("a", "eth0"));
         assert!(!first.boot_id.is_empty() && first.since_boot_ns > 0);
-        leave(&socket, &key("a")).unwrap();
+        leave(&socket, &key("a"), false).unwrap();
         assert!(read().since_boot_ns > first.since_boot_ns, "the later DEL counts");
         assert_eq!(fs::read_dir(dir.path().join("deferred")).unwrap().count(), 1);
     }
@@ -78,11 +82,16 @@ mod tests {
     fn no_more_notes_are_left_than_an_agent_reads() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        leave(&socket, &key("first")).unwrap();
-        for number in 1..MAX_NOTES {
-            fs::write(dir.path().join("deferred").join(number.to_string()), "").unwrap();
-        }
-        assert!(leave(&socket, &key("one-too-many")).unwrap_err().to_string().contains("1024 wait"));
-        leave(&socket, &key("first")).unwrap();
+        leave(&socket, &key("first"), true).unwrap();
+        let fill = |range: std::ops::Range<usize>| {
+            range.for_each(|it| fs::write(dir.path().join("deferred").join(it.to_string()), "").unwrap());
+        };
+        fill(1..MAX_NOTES / 2);
+        let refused = |had_link| leave(&socket, &key("one-too-many"), had_link).unwrap_err().to_string();
+        assert!(refused(false).contains("512 wait"));
+        leave(&socket, &key("second"), true).unwrap();
+        fill(MAX_NOTES / 2..MAX_NOTES);
+        assert!(refused(true).contains("1024 wait"));
+        leave(&socket, &key("first"), true).unwrap();
     }
 }
