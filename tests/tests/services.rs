@@ -218,9 +218,12 @@ fn a_connection_to_a_service_outlives_the_agent() {
         both_speak("while the agent is dead")?;
         node.start_again()?;
         both_speak("after it was killed")?;
+        // It has a socket before it can be stopped well: it answers first.
+        ensure!(node.attachments()?.len() == 2);
         node.stop_agent()?;
         node.start_again()?;
         both_speak("after it was stopped")?;
+        ensure!(node.attachments()?.len() == 2);
         services.into_iter().try_for_each(|service| connect(service)?.server_speaks())
     })
     .unwrap();
