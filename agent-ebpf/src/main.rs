@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "packets and maps are reached through raw pointers here")]
 
 mod counters;
+mod flows;
 mod from_pod;
 mod packet;
 mod to_pod;

@@ -8,6 +8,8 @@ use aya_ebpf::programs::TcContext;
 
 /// Offset of what comes after the Ethernet header.
 pub const L3: usize = size_of::<Ethernet>();
+/// Offset of what comes after an IPv4 header without options.
+pub const IPV4_PAYLOAD: usize = L3 + size_of::<Ipv4>();
 /// Offset of what comes after an IPv6 header without extensions.
 pub const IPV6_PAYLOAD: usize = L3 + size_of::<Ipv6>();
 
@@ -17,10 +19,16 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd_u16.to_be();
 pub const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
 pub const ETHERTYPE_QINQ: u16 = 0x88a8_u16.to_be();
 
-/// Next headers.
+/// Protocols, and next headers.
+pub const ICMP: u8 = 1;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ICMPV6: u8 = 58;
+pub const SCTP: u8 = 132;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+pub const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
 
 pub type Mac = [u8; 6];
 pub type Ipv4Address = [u16; 2];
@@ -82,6 +90,24 @@ pub struct Ipv6 {
     pub destination: Ipv6Address,
 }
 
+/// The header of a fragment (RFC 8200, 4.5).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FragmentHeader {
+    pub next_header: u8,
+    pub reserved: u8,
+    pub offset: u16,
+    pub id: [u16; 2],
+}
+
+/// What TCP, UDP, SCTP and ICMP have in their first eight bytes, which the first fragment of a packet has, and the
+/// quote in an ICMP error.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Transport {
+    words: [u16; 4],
+}
+
 /// What every ICMPv6 message begins with (RFC 4443, 2.1).
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -117,6 +143,10 @@ unsafe impl Header for Ipv6 {}
 unsafe impl Header for NeighbourMessage {}
 // SAFETY: as above.
 unsafe impl Header for IcmpType {}
+// SAFETY: as above.
+unsafe impl Header for FragmentHeader {}
+// SAFETY: as above.
+unsafe impl Header for Transport {}
 
 // === impl Packet ===
 
@@ -186,6 +216,12 @@ impl<'a> Packet<'a> {
         self.ctx.load(offset).map_err(|_| DropReason::Malformed)
     }
 
+    /// The header at an offset that is not known beforehand: copied, and wherever in the packet it is.
+    #[inline(always)]
+    pub fn copy<T: Header>(&self, offset: usize) -> Option<T> {
+        self.ctx.load(offset).ok()
+    }
+
     #[inline(always)]
     fn pointer<T>(&self, offset: usize) -> Result<*mut T, DropReason> {
         let start = self.ctx.data() + offset;
@@ -216,6 +252,8 @@ impl Arp {
 impl Ipv4 {
     /// Version 4, and the length of a header without options in units of four bytes.
     const PLAIN: u8 = 0x45;
+    const MORE_FRAGMENTS: u16 = 0x2000_u16.to_be();
+    const OFFSET: u16 = 0x1fff_u16.to_be();
 
     /// # Errors
     /// Malformed, if the header contradicts itself or the frame.
@@ -235,6 +273,21 @@ impl Ipv4 {
 
     pub fn has_options(&self) -> bool {
         self.version_ihl != Self::PLAIN
+    }
+
+    /// Whether it is a part of a larger packet.
+    pub fn is_fragment(&self) -> bool {
+        self.fragment & (Self::MORE_FRAGMENTS | Self::OFFSET) != 0
+    }
+
+    /// Whether it is a part other than the first, which has no ports.
+    pub fn is_later_fragment(&self) -> bool {
+        self.fragment & Self::OFFSET != 0
+    }
+
+    /// Bytes, with options.
+    pub fn header_len(&self) -> usize {
+        usize::from(self.version_ihl & 0x0f) * 4
     }
 
     /// Whether the checksum of a header without options is right (RFC 1071).
@@ -289,6 +342,44 @@ impl Ipv6 {
         let len = IPV6_PAYLOAD as u32 + u32::from(u16::from_be(self.payload_len));
         let [version_class, ..] = self.version_class_flow;
         if version_class >> 4 == 6 && len <= packet.len() { Ok(()) } else { Err(DropReason::Malformed) }
+    }
+
+    /// Whether there are headers between this one and what it carries (RFC 8200, 4.1), among them that of a fragment.
+    pub fn has_extensions(&self) -> bool {
+        matches!(self.next_header, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS)
+    }
+}
+
+// === impl FragmentHeader ===
+
+impl FragmentHeader {
+    pub fn is_first(&self) -> bool {
+        self.offset & 0xfff8_u16.to_be() == 0
+    }
+}
+
+// === impl Transport ===
+
+impl Transport {
+    /// Of the source, and of the destination.
+    #[inline(always)]
+    pub fn ports(&self) -> [u16; 2] {
+        let [source, destination, ..] = self.words;
+        [u16::from_be(source), u16::from_be(destination)]
+    }
+
+    /// An ICMP message's type.
+    #[inline(always)]
+    pub fn kind(&self) -> u8 {
+        let [kind_code, ..] = self.words;
+        first_byte(kind_code)
+    }
+
+    /// The identifier of an echo, in the place of both ports.
+    #[inline(always)]
+    pub fn identifier(&self) -> [u16; 2] {
+        let [_, _, identifier, _] = self.words;
+        [u16::from_be(identifier); 2]
     }
 }
 

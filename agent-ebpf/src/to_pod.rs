@@ -3,10 +3,11 @@
 use agent_common::{DropReason, Vif};
 
 use crate::{
+    flows,
     from_pod::{nd, own_ipv4, own_ipv6},
     packet::{
         Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, ICMPV6, IPV6_PAYLOAD, IcmpType, Ipv4,
-        Ipv6, L3, Packet, first_byte, is_link_local,
+        Ipv6, L3, Packet, first_byte, ipv4_key, ipv6_key, is_link_local,
     },
     vifs,
 };
@@ -33,6 +34,9 @@ fn ipv4(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
     let ip = packet.header::<Ipv4>(L3)?;
     let [high, _] = ip.destination;
     if own_ipv4(vif, ip.destination) {
+        if vifs::is_endpoint(ipv4_key(ip.source)) {
+            flows::note_ipv4(packet, ip);
+        }
         Ok(())
     } else if first_byte(high) >= 224 {
         Err(DropReason::Multicast)
@@ -44,8 +48,14 @@ fn ipv4(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
 #[inline(always)]
 fn ipv6(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
     let ip = packet.header::<Ipv6>(L3)?;
+    if own_ipv6(vif, &ip.destination) {
+        if vifs::is_endpoint(ipv6_key(&ip.source)) {
+            flows::note_ipv6(packet, ip);
+        }
+        return Ok(());
+    }
     // Only this pod is behind the interface, so that its link-local addresses are its own affair.
-    if own_ipv6(vif, &ip.destination) || is_link_local(&ip.destination) {
+    if is_link_local(&ip.destination) {
         return Ok(());
     }
     let [first, ..] = ip.destination;

@@ -18,6 +18,12 @@ pub fn vif(ifindex: u32) -> Result<&'static Vif, DropReason> {
     unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)
 }
 
+/// Whether an address is that of a pod of this node.
+#[inline(always)]
+pub fn is_endpoint(key: EndpointKey) -> bool {
+    ENDPOINTS.get_ptr(key).is_some()
+}
+
 /// Where this node delivers an address, if it does.
 ///
 /// # Errors

@@ -118,6 +118,11 @@ pub fn tcp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     [&words(&[source, destination, 0, 1, 0, 0, offset_flags, window, 0, 0]), data].concat()
 }
 
+/// An ICMP or ICMPv6 error about a packet, as much of which is quoted as fits. Without a checksum.
+pub fn icmp_error(kind: u8, about: &[u8]) -> Vec<u8> {
+    [&[kind, 0, 0, 0, 0, 0, 0, 0], cut(about, 576 - 28).as_slice()].concat()
+}
+
 /// An ICMP echo request.
 pub fn echo(data: &[u8]) -> Vec<u8> {
     let sum = checksum(&[&words(&[0x0800, 0, 7, 1]), data]);

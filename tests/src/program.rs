@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
-use agent_common::{Counters, Endpoint, EndpointKey, Vif, VifKey};
+use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, Vif, VifKey};
 use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader,
@@ -57,6 +57,7 @@ pub struct Programs {
     ebpf: Ebpf,
     pub vifs: HashMap<MapData, VifKey, Vif>,
     pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    pub nat_flows: HashMap<MapData, FlowKey, Flow>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
@@ -147,6 +148,7 @@ impl Programs {
         Ok(Self {
             vifs: take_map(&mut ebpf, "VIFS")?,
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
+            nat_flows: take_map(&mut ebpf, "NAT_FLOWS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })

@@ -21,7 +21,7 @@ pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of our programs and maps in the kernel.
 const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const MAPS: [&str; 4] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "AYA_LOGS"];
+const MAPS: [&str; 5] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "NAT_FLOWS", "AYA_LOGS"];
 const BPFFS: &str = "/sys/fs/bpf";
 /// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user left.
 const PATIENCE: Duration = Duration::from_secs(10);

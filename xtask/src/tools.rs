@@ -26,6 +26,7 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "ip", package: "iproute2" },
     Tool { program: "tc", package: "iproute2" },
     Tool { program: "ping", package: "iputils-ping" },
+    Tool { program: "nft", package: "nftables" },
 ];
 
 /// For the benchmarks, besides [`TEST`]: what we are compared with.

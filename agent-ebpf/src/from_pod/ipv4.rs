@@ -4,7 +4,8 @@ use agent_common::{DropReason, Vif};
 
 use super::{Outcome, address_frame, own_ipv4, to_gateway};
 use crate::{
-    packet::{Ethernet, Ipv4, L3, Mac, Packet, first_byte, ipv4_key},
+    flows::{self, Ends},
+    packet::{Ethernet, ICMP, IPV4_PAYLOAD, Ipv4, L3, Mac, Packet, first_byte, ipv4_key},
     vifs,
 };
 
@@ -24,8 +25,9 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     }
     to_gateway(frame_to)?;
 
-    // The stack knows what to do with options, and answers a packet that has come to its last hop.
-    if ip.has_options() || ip.ttl <= 1 {
+    // The stack knows what to do with options, and answers a packet that has come to its last hop. Fragments it puts
+    // together where it translates: they have no ports by which we could tell that a flow is the stack's.
+    if ip.has_options() || ip.ttl <= 1 || ip.is_fragment() {
         return Ok(Outcome::Stack);
     }
     let Some(endpoint) = vifs::endpoint(ipv4_key(destination))? else {
@@ -34,6 +36,9 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     // A pod gets nothing that a router would not pass on (RFC 1812, 5.2.2). The stack sees for itself.
     if !ip.is_intact() {
         return Err(DropReason::Malformed);
+    }
+    if flows::is_the_stacks(packet, &Ends::ipv4(ip), ip.protocol, IPV4_PAYLOAD, ICMP) {
+        return Ok(Outcome::Stack);
     }
     packet.header_mut::<Ipv4>(L3)?.take_hop();
     address_frame(packet.header_mut::<Ethernet>(0)?, endpoint.mac);

@@ -4,6 +4,7 @@ use agent_common::{DropReason, Vif};
 
 use super::{Outcome, address_frame, nd, own_ipv6, to_gateway};
 use crate::{
+    flows::{self, Ends},
     packet::{
         Ethernet, ICMPV6, IPV6_PAYLOAD, IcmpType, Ipv6, Ipv6Address, L3, Mac, Packet, TCP, UDP, first_byte,
         ipv6_key, is_link_local,
@@ -35,13 +36,16 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     }
     to_gateway(frame_to)?;
 
-    // The stack answers a packet that has come to its last hop.
-    if ip.hop_limit <= 1 {
+    // As for IPv4: a packet at its last hop, options, fragments.
+    if ip.hop_limit <= 1 || ip.has_extensions() {
         return Ok(Outcome::Stack);
     }
     let Some(endpoint) = vifs::endpoint(ipv6_key(destination))? else {
         return Ok(Outcome::Stack);
     };
+    if flows::is_the_stacks(packet, &Ends::ipv6(ip), ip.next_header, IPV6_PAYLOAD, ICMPV6) {
+        return Ok(Outcome::Stack);
+    }
     packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1;
     address_frame(packet.header_mut::<Ethernet>(0)?, endpoint.mac);
     Ok(Outcome::Local { ifindex: endpoint.ifindex })

@@ -5,7 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use agent_common::{ABI_VERSION, Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif, VifKey};
+use agent_common::{
+    ABI_VERSION, Counters, Endpoint, EndpointKey, Flow, FlowKey, MAX_ENDPOINTS, MAX_FLOWS, MAX_VIFS, Vif,
+    VifKey,
+};
 use aya::maps::{MapError, MapInfo, MapType};
 
 /// A map as this build makes it.
@@ -35,10 +38,12 @@ pub enum LayoutError {
 }
 
 /// The maps that outlive the agent.
-pub const PINNED: [Layout; 3] = [
+pub const PINNED: [Layout; 4] = [
     Layout::new::<VifKey, Vif>("VIFS", MapType::Hash, MAX_VIFS),
     Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS),
     Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS),
+    // Younger than the others: an earlier agent's pins can lack it.
+    Layout::new::<FlowKey, Flow>("NAT_FLOWS", MapType::LruHash, MAX_FLOWS),
 ];
 
 // === impl Layout ===

@@ -93,25 +93,6 @@ fn a_packet_to_a_pod_of_the_node_is_delivered() {
         delivered("a protocol that nobody has heard of", &to_b(253), &data(8), B),
         delivered("without payload", &to_b(UDP), &[], B),
         delivered("1500 bytes", &to_b(TCP), &tcp(40000, 80, &data(1460)), B),
-        delivered(
-            "first fragment",
-            &Ipv4 { fragment: Ipv4::MORE_FRAGMENTS, ..to_b(UDP) },
-            &udp(1, 2, &data(1472)),
-            B,
-        ),
-        delivered(
-            "first fragment of 8 bytes",
-            &Ipv4 { fragment: Ipv4::MORE_FRAGMENTS, ..to_b(TCP) },
-            &data(8),
-            B,
-        ),
-        delivered(
-            "fragment in between",
-            &Ipv4 { fragment: Ipv4::MORE_FRAGMENTS | 1, ..to_b(TCP) },
-            &data(24),
-            B,
-        ),
-        delivered("last fragment", &Ipv4 { fragment: 185, ..to_b(UDP) }, &data(40), B),
         delivered("with class of service", &Ipv4 { tos: 0xb9, ..to_b(UDP) }, &datagram(), B),
         delivered("from 255 hops", &Ipv4 { ttl: 255, ..to_b(UDP) }, &datagram(), B),
         delivered("from 2 hops to the last", &Ipv4 { ttl: 2, ..to_b(UDP) }, &datagram(), B),
@@ -147,7 +128,15 @@ fn a_packet_to_a_pod_of_the_node_is_delivered() {
 #[test]
 fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
     let stack = |about, ip: Ipv4| Row::stack(about, A, A.sends_v4(&ip.with(&datagram())));
+    let more = Ipv4::MORE_FRAGMENTS;
     let rows = [
+        stack("to a pod, first fragment", Ipv4 { fragment: more, ..to(B.v4) }),
+        stack("to a pod, fragment in between", Ipv4 { fragment: more | 1, ..to(B.v4) }),
+        stack("to a pod, last fragment", Ipv4 { fragment: 185, ..to(B.v4) }),
+        stack("to a pod, last fragment of the largest packet", Ipv4 { fragment: 0x1000, ..to(B.v4) }),
+        stack("to a pod, a fragment not to be fragmented", Ipv4 { fragment: 0x4001, ..to(B.v4) }),
+        stack("to itself, first fragment", Ipv4 { fragment: more, ..to(A.v4) }),
+        stack("to the Internet, first fragment", Ipv4 { fragment: more, ..to(FAR_V4) }),
         stack("to the gateway", to(GATEWAY_IPV4)),
         stack("to the node", to(NODE_V4)),
         stack("to the Internet", to(FAR_V4)),

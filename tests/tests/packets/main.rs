@@ -9,6 +9,7 @@ mod frames;
 mod ipv4;
 mod ipv6;
 mod model;
+mod nat;
 mod neighbours;
 mod random;
 mod table;

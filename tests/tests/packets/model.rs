@@ -1,7 +1,7 @@
 //! What `from_pod` should do, once more, and written for somebody who has all the time in the world.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -18,14 +18,42 @@ pub enum Outcome {
     Delivered { to: u32, packet: Vec<u8> },
 }
 
+/// A flow: its protocol, and its ends in order. An echo's ports are its identifier.
+pub type Flow = (u8, [(IpAddr, u16); 2]);
+
 /// Reads a frame from its beginning to its end.
 struct Reader<'a>(&'a [u8]);
 
 type Judged<T> = Result<T, DropReason>;
 
-/// Judges a frame that is not to be segmented later.
-pub fn from_pod(from: Option<Pod>, frame: &[u8]) -> Outcome {
-    judge(from, frame).unwrap_or_else(Outcome::Dropped)
+/// Judges a frame that is not to be segmented later, while the stack has some flows in hand.
+pub fn from_pod(from: Option<Pod>, frame: &[u8], flows: &HashSet<Flow>) -> Outcome {
+    match judge(from, frame) {
+        Ok(Outcome::Delivered { .. }) if is_the_stacks(frame, flows) => Outcome::Stack,
+        judged => judged.unwrap_or_else(Outcome::Dropped),
+    }
+}
+
+/// The flow that a frame is noted with that the stack delivers to a pod, if it is.
+pub fn noted(frame: &[u8]) -> Option<Flow> {
+    let packet = Packet::read(frame.get(14..)?, frame.get(12) == Some(&0x86))?;
+    // Nobody has an IPv4-mapped address in IPv6: that it is noted like the IPv4 address does no harm.
+    let local = endpoints().contains_key(&packet.ends[0].to_canonical());
+    packet.flow().filter(|_| local)
+}
+
+/// For a packet that would be delivered otherwise, which has neither options nor fragments.
+fn is_the_stacks(frame: &[u8], flows: &HashSet<Flow>) -> bool {
+    let six = frame.get(12) == Some(&0x86);
+    let Some(packet) = Packet::read(frame.get(14..).unwrap_or_default(), six) else { return false };
+    let flow = match (packet.protocol, packet.payload.split_at_checked(8)) {
+        (1, Some(([3 | 4 | 5 | 11 | 12, ..], quote))) => {
+            Packet::read(quote, false).and_then(|it| it.plain_flow())
+        }
+        (58, Some(([..128, ..], quote))) => Packet::read(quote, true).and_then(|it| it.plain_flow()),
+        _ => packet.flow(),
+    };
+    flow.is_some_and(|flow| flows.contains(&flow))
 }
 
 fn judge(from: Option<Pod>, frame: &[u8]) -> Judged<Outcome> {
@@ -61,7 +89,7 @@ fn ipv4(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
     let available = reader.0.len();
     let [version_ihl, _]: [u8; 2] = reader.take()?;
     let total = usize::from(reader.number()?);
-    reader.take::<4>()?;
+    let [_, fragment] = [reader.number()?, reader.number()?];
     let [ttl, _]: [u8; 2] = reader.take()?;
     reader.take::<2>()?;
     let (source, destination) = (Ipv4Addr::from(reader.take::<4>()?), Ipv4Addr::from(reader.take::<4>()?));
@@ -75,7 +103,10 @@ fn ipv4(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
     refuse(first >= 224, DropReason::Multicast)?;
     to_gateway(to)?;
     let endpoints = endpoints();
-    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| header == 20 && ttl > 1) else {
+    // Neither more to come, nor something before it.
+    let whole = fragment % 0x4000 == 0;
+    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| header == 20 && ttl > 1 && whole)
+    else {
         return Ok(Outcome::Stack);
     };
     let sum = |frame: &[u8]| checksum(&[frame.get(14..34).unwrap_or_default()]);
@@ -112,7 +143,8 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
     refuse(ipv4_in_it, DropReason::Martian)?;
     to_gateway(to)?;
     let endpoints = endpoints();
-    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| hop_limit > 1) else {
+    let plain = ![0, 43, 44, 60].contains(&next_header);
+    let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| hop_limit > 1 && plain) else {
         return Ok(Outcome::Stack);
     };
     let mut packet = rewritten(frame, *endpoint);
@@ -182,6 +214,63 @@ fn rewritten(frame: &[u8], to: Pod) -> Vec<u8> {
 
 fn set(packet: &mut [u8], at: usize, bytes: &[u8]) {
     packet.iter_mut().skip(at).zip(bytes).for_each(|(slot, byte)| *slot = *byte);
+}
+
+/// A packet, as far as it tells a flow.
+struct Packet<'a> {
+    ends: [IpAddr; 2],
+    protocol: u8,
+    /// Of an IPv6 packet that is a first fragment: what is in it.
+    payload: &'a [u8],
+    fragment_of_ipv6: bool,
+}
+
+// === impl Packet ===
+
+impl<'a> Packet<'a> {
+    /// `None` if it has no whole header, or is a later fragment.
+    fn read(bytes: &'a [u8], six: bool) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        if six {
+            let fixed: [u8; 8] = reader.take().ok()?;
+            let ends = [reader.take::<16>().ok()?.into(), reader.take::<16>().ok()?.into()];
+            if fixed[6] != 44 {
+                return Some(Self { ends, protocol: fixed[6], payload: reader.0, fragment_of_ipv6: false });
+            }
+            let [protocol, _, high, low, ..]: [u8; 8] = reader.take().ok()?;
+            let offset = u16::from_be_bytes([high, low]) / 8;
+            return (offset == 0).then_some(Self {
+                ends,
+                protocol,
+                payload: reader.0,
+                fragment_of_ipv6: true,
+            });
+        }
+        let fixed: [u8; 12] = reader.take().ok()?;
+        let ends = [reader.take::<4>().ok()?.into(), reader.take::<4>().ok()?.into()];
+        let payload = bytes.get(usize::from(fixed[0] % 16) * 4..)?;
+        let offset = u16::from_be_bytes([fixed[6], fixed[7]]) % 0x2000;
+        (offset == 0).then_some(Self { ends, protocol: fixed[9], payload, fragment_of_ipv6: false })
+    }
+
+    fn flow(&self) -> Option<Flow> {
+        let [a, b, c, d, e, f, _, _] = *self.payload.first_chunk::<8>()?;
+        let [from, to] = match self.protocol {
+            6 | 17 | 132 => [[a, b], [c, d]],
+            1 if a == 0 || a == 8 => [[e, f]; 2],
+            58 if a == 128 || a == 129 => [[e, f]; 2],
+            _ => return None,
+        };
+        let [source, destination] = self.ends;
+        let mut ends = [(source, u16::from_be_bytes(from)), (destination, u16::from_be_bytes(to))];
+        ends.sort_unstable();
+        Some((self.protocol, ends))
+    }
+
+    /// The same of a quote, which is not looked at behind a fragment header.
+    fn plain_flow(&self) -> Option<Flow> {
+        self.flow().filter(|_| !self.fragment_of_ipv6)
+    }
 }
 
 // === impl Reader ===

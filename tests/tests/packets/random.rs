@@ -1,12 +1,13 @@
 //! Any packet: the programs do what the model says, and what they must never do they do not.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::HashSet, net::IpAddr};
 
-use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
+use agent_common::{DropReason, EndpointKey, FlowKey, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_tests::{
     packet::{
-        self, ARP, Arp, BROADCAST, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, Mac, QINQ,
-        SOURCE_MAC, TARGET_MAC, VLAN, extension, frame, hexdump, mac_option, neighbour, tagged,
+        self, ARP, Arp, BROADCAST, FRAGMENT, ICMP, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address,
+        Mac, QINQ, SCTP, SOURCE_MAC, TARGET_MAC, TCP, UDP, VLAN, extension, frame, hexdump, mac_option,
+        neighbour, tagged,
     },
     program::{Beside, Program, Programs, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
 };
@@ -19,7 +20,7 @@ use proptest::{
 };
 
 use crate::{
-    model::{self, Outcome},
+    model::{self, Flow, Outcome},
     table::{
         A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, STRANGER,
         with_pods,
@@ -99,6 +100,60 @@ fn arp() -> impl Strategy<Value = Vec<u8>> {
         )
 }
 
+/// Flows that the stack has in hand, so that packets of the generators are of them now and then.
+fn flows() -> HashSet<Flow> {
+    let v4 = [B, ONLY_V4, A].map(|pod| [A.v4, pod.v4].map(IpAddr::from));
+    let v6 = [B, ONLY_V6, A].map(|pod| [A.v6, pod.v6].map(IpAddr::from));
+    let between = |[one, other]: [IpAddr; 2]| {
+        let ports = [(1, 1), (1, 2), (2, 1), (3, 2)];
+        let with_ports =
+            ports.into_iter().flat_map(|(one, other)| [TCP, UDP, SCTP].map(|it| (it, one, other)));
+        let echoes = [(ICMP, 1, 1), (ICMP, 2, 2), (ICMPV6, 2, 2), (ICMPV6, 3, 3)];
+        with_ports.chain(echoes).map(move |(protocol, port, other_port)| {
+            let mut ends = [(one, port), (other, other_port)];
+            ends.sort_unstable();
+            (protocol, ends)
+        })
+    };
+    v4.into_iter().chain(v6).flat_map(between).collect()
+}
+
+fn flow_key((protocol, [one, other]): Flow) -> FlowKey {
+    let end = |(address, port): (IpAddr, u16)| match address {
+        IpAddr::V4(address) => (EndpointKey::ipv4(address.octets()), port),
+        IpAddr::V6(address) => (EndpointKey::ipv6(address.octets()), port),
+    };
+    FlowKey::between(protocol, end(one), end(other))
+}
+
+/// The beginning of TCP, UDP, SCTP or ICMP.
+fn transport() -> impl Strategy<Value = Vec<u8>> {
+    let kinds = select(vec![1, 2, 3, 1, 2, 3, 0x0000, 0x0800, 0x0300, 0x0b01, 0x0400, 0x8000, 0x8100]);
+    let words = (kinds, select(vec![1, 2, 3_u16]), select(vec![1, 2, 3_u16]), any::<u16>());
+    words.prop_map(|(a, b, c, d)| [a, b, c, d].into_iter().flat_map(u16::to_be_bytes).collect())
+}
+
+/// What an IP packet carries: now and then a transport, behind which there can be what an ICMP error quotes.
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    let pod = || select(vec![A, B, ONLY_V4, ONLY_V6]);
+    let protocol = select(vec![ICMP, TCP, UDP, ICMPV6, SCTP, FRAGMENT]);
+    let quoted = (pod(), pod(), protocol, any::<bool>(), 0..12_u16, 0..3_usize, transport());
+    let quote = quoted.prop_map(|(from, to, protocol, six, fragment, words, payload)| {
+        if six {
+            return Ipv6::new(from.v6, to.v6, protocol).with(&payload);
+        }
+        let fragment = fragment.saturating_sub(10);
+        Ipv4 { fragment, options: vec![1; words * 4], ..Ipv4::new(from.v4, to.v4, protocol) }.with(&payload)
+    });
+    let quote = (quote, mostly(100, 0..60_usize)).prop_map(|(quote, len)| packet::cut(&quote, len));
+    prop_oneof![
+        2 => vec(any::<u8>(), 0..40),
+        2 => transport(),
+        1 => (transport(), transport()).prop_map(|(first, second)| [first, second].concat()),
+        3 => (transport(), quote).prop_map(|(transport, quote)| [transport, quote].concat()),
+    ]
+}
+
 fn ipv4() -> impl Strategy<Value = Vec<u8>> {
     let odd = (
         mostly(4, 0..16_u8),
@@ -107,7 +162,8 @@ fn ipv4() -> impl Strategy<Value = Vec<u8>> {
         weighted(0.1, any::<u16>()),
         mostly(0, 1..11_usize),
     );
-    let rest = (any::<u8>(), any::<u16>(), mostly(64, 0..4_u8), any::<u8>(), vec(any::<u8>(), 0..40));
+    let protocol = prop_oneof![4 => select(vec![ICMP, TCP, UDP, SCTP, ICMPV6]), 1 => any::<u8>()];
+    let rest = (any::<u8>(), mostly(0x4000, any::<u16>()), mostly(64, 0..4_u8), protocol, payload());
     (odd, rest, mostly(A.v4, address_v4()), address_v4()).prop_map(
         |(
             (version, ihl, total_len, checksum, words),
@@ -124,8 +180,7 @@ fn ipv4() -> impl Strategy<Value = Vec<u8>> {
 
 fn ipv6() -> impl Strategy<Value = Vec<u8>> {
     let odd = (mostly(6, 0..16_u8), weighted(0.1, 0..80_u16), any::<u32>());
-    let rest =
-        (select(vec![0, 6, 17, 43, 44, 58, 59, 60, 255]), mostly(64, 0..4_u8), vec(any::<u8>(), 0..40));
+    let rest = (select(vec![0, 6, 17, 43, 44, 58, 58, 59, 60, 132, 255]), mostly(64, 0..4_u8), payload());
     (odd, rest, mostly(A.v6, address_v6()), address_v6()).prop_map(
         |((version, payload_len, class_flow), (next_header, hop_limit, payload), source, destination)| {
             let ip = Ipv6::new(source, destination, next_header);
@@ -243,12 +298,17 @@ fn is_fair(pod: Option<Pod>, frame: &[u8]) -> bool {
     field(0, 6) == GATEWAY_MAC && field(6, 6) == pod.mac && (to_v4 || to_v6)
 }
 
-fn check_from_pod(programs: &mut Programs, ifindex: u32, frame: &[u8]) -> anyhow::Result<Outcome> {
+fn check_from_pod(
+    programs: &mut Programs,
+    flows: &HashSet<Flow>,
+    ifindex: u32,
+    frame: &[u8],
+) -> anyhow::Result<Outcome> {
     let pod = pod(ifindex);
     let mut expected = programs.counters()?;
     let ran = programs.run(Program::FromPod, Beside::on(ifindex), frame)?;
     let counters = programs.counters()?;
-    let outcome = model::from_pod(pod, frame);
+    let outcome = model::from_pod(pod, frame, flows);
     let mut count =
         |ifindex, counted: Counted| counted.add_to(expected.entry(ifindex).or_default(), frame.len());
     let (verdict, packet) = match &outcome {
@@ -285,14 +345,19 @@ fn check_from_pod(programs: &mut Programs, ifindex: u32, frame: &[u8]) -> anyhow
 #[test]
 fn from_pod_does_what_the_model_does() {
     with_pods(|programs| {
+        let (flows, none) = (flows(), HashSet::new());
+        for flow in &flows {
+            programs.nat_flows.insert(flow_key(*flow), agent_common::Flow::default(), 0)?;
+        }
         let programs = RefCell::new(programs);
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
         let frames = (from(), any_frame()).prop_map(|(from, frame)| (from, made_own(pod(from), frame)));
         let result = TestRunner::new(config(CASES)).run(&frames, |(from, frame)| {
-            let outcome = check_from_pod(&mut programs.borrow_mut(), from, &frame);
+            let outcome = check_from_pod(&mut programs.borrow_mut(), &flows, from, &frame);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             let name = match outcome {
                 Outcome::Dropped(reason) => reason.name(),
+                Outcome::Stack if model::from_pod(pod(from), &frame, &none) != Outcome::Stack => "translated",
                 Outcome::Stack => "stack",
                 Outcome::Delivered { .. } => "delivered",
             };
@@ -307,7 +372,8 @@ fn from_pod_does_what_the_model_does() {
         let of_to_pod = [DropReason::NotForPod];
         let reasons =
             DropReason::ALL.iter().filter(|reason| !of_to_pod.contains(reason)).map(|reason| reason.name());
-        let missed: Vec<&str> = reasons.chain(["stack", "delivered"]).filter(|name| !reached(name)).collect();
+        let missed: Vec<&str> =
+            reasons.chain(["stack", "translated", "delivered"]).filter(|name| !reached(name)).collect();
         anyhow::ensure!(missed.is_empty(), "hardly ever: {missed:?}");
         Ok(())
     })
@@ -317,7 +383,7 @@ fn from_pod_does_what_the_model_does() {
 #[test]
 fn to_pod_lets_in_only_what_is_for_the_pod() {
     with_pods(|programs| {
-        let programs = RefCell::new(programs);
+        let (programs, noted) = (RefCell::new(programs), RefCell::new(0));
         let frames = (from(), any_frame());
         let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, frame)| {
             let ran = programs.borrow_mut().run(Program::ToPod, Beside::on(ifindex), &frame);
@@ -340,9 +406,26 @@ fn to_pod_lets_in_only_what_is_for_the_pod() {
                 _ => false,
             });
             prop_assert!(for_pod, "interface {}:\n{}", ifindex, hexdump(&frame));
+            // And it is noted if it should be, which the next packet is not to benefit from.
+            let to_own = pod(ifindex).is_some_and(|pod| match field(12, 2) {
+                [8, 0] => field(30, 4) == pod.v4,
+                [0x86, 0xdd] => field(38, 16) == pod.v6,
+                _ => false,
+            });
+            let expected = model::noted(&frame).filter(|_| to_own).map(flow_key);
+            let flows = &mut programs.borrow_mut().nat_flows;
+            let known: Vec<FlowKey> = flows.keys().filter_map(Result::ok).collect();
+            prop_assert_eq!(&known, &Vec::from_iter(expected), "{}", hexdump(&frame));
+            for flow in &known {
+                *noted.borrow_mut() += 1;
+                flows.remove(flow).map_err(|error| TestCaseError::fail(error.to_string()))?;
+            }
             Ok(())
         });
-        result.map_err(|error| anyhow::anyhow!("{error}"))
+        result.map_err(|error| anyhow::anyhow!("{error}"))?;
+        let noted = noted.into_inner();
+        anyhow::ensure!(noted >= 100, "only {noted} of {CASES} packets are noted");
+        Ok(())
     })
     .unwrap();
 }

@@ -2,7 +2,9 @@
 
 use std::{fmt::Write as _, net::Ipv6Addr};
 
-use agent_common::{Counters, DropReason, Endpoint, EndpointKey, GATEWAY_MAC, Traffic, Vif, VifKey};
+use agent_common::{
+    Counters, DropReason, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, Vif, VifKey,
+};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{self, IPV4, IPV6, Ipv4Address, Ipv6Address, Mac},
@@ -140,8 +142,16 @@ pub fn with_pods<T: Send>(run: impl FnOnce(&mut Programs) -> anyhow::Result<T> +
 
 /// Runs every row, and tells of all that fail.
 pub fn check(program: Program, rows: &[Row]) -> anyhow::Result<()> {
+    check_beside(program, &[], rows)
+}
+
+/// The same while the stack has some flows in hand.
+pub fn check_beside(program: Program, flows: &[FlowKey], rows: &[Row]) -> anyhow::Result<()> {
     ensure!(!rows.is_empty(), "an empty table");
     with_pods(|programs| {
+        for flow in flows {
+            programs.nat_flows.insert(flow, Flow { ifindex: A.ifindex }, 0)?;
+        }
         let mut failed = String::new();
         for row in rows {
             if let Err(error) = row.check(programs, program) {

@@ -1,0 +1,77 @@
+//! Key and value of `NAT_FLOWS`.
+
+use crate::EndpointKey;
+
+/// Key of `NAT_FLOWS`: a flow between two pods of this node, by the pods' own addresses. It is one for both directions:
+/// the end with the lower address comes first, and of the same address that with the lower port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C, align(8))]
+pub struct FlowKey {
+    /// The address of one end.
+    pub low: EndpointKey,
+    /// The address of the other.
+    pub high: EndpointKey,
+    /// The port at `low`. For an echo of ICMP, both ports are its identifier.
+    pub low_port: u16,
+    /// The port at `high`.
+    pub high_port: u16,
+    /// IPv4's protocol, or IPv6's next header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// Value of `NAT_FLOWS`. The entry is what counts: this is for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Flow {
+    /// Index of the host interface by which the stack delivered the flow's first packet.
+    pub ifindex: u32,
+}
+
+// A change here is a change of the ABI.
+const _: () = assert!(size_of::<FlowKey>() == 40);
+const _: () = assert!(size_of::<Flow>() == 4);
+
+#[cfg(feature = "user")]
+mod user {
+    use super::{Flow, FlowKey};
+    use crate::EndpointKey;
+
+    #[expect(unsafe_code, reason = "aya asks for a promise about the bytes of a type")]
+    mod pod {
+        use super::{Flow, FlowKey};
+
+        // SAFETY: both are `repr(C)` of integers only, without padding (their sizes are asserted above), so that
+        // every pattern of bytes is a valid value.
+        unsafe impl aya::Pod for FlowKey {}
+        // SAFETY: as for `FlowKey`.
+        unsafe impl aya::Pod for Flow {}
+    }
+
+    impl FlowKey {
+        /// The flow between two ends, in whatever order they are told.
+        pub fn between(protocol: u8, one: (EndpointKey, u16), other: (EndpointKey, u16)) -> Self {
+            let order = |(end, port): (EndpointKey, u16)| (end.address, port);
+            let ((low, low_port), (high, high_port)) =
+                if order(one) <= order(other) { (one, other) } else { (other, one) };
+            Self { low, high, low_port, high_port, protocol, reserved: [0; 3] }
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_flow_is_the_same_from_both_ends() {
+            let (a, b) = (EndpointKey::ipv4([10, 0, 0, 1]), EndpointKey::ipv4([10, 0, 0, 2]));
+            let key = FlowKey::between(6, (b, 1), (a, 65535));
+            assert_eq!(key, FlowKey::between(6, (a, 65535), (b, 1)));
+            assert_eq!((key.low, key.low_port, key.high, key.high_port), (a, 65535, b, 1));
+            assert_eq!(FlowKey::between(6, (a, 2), (a, 1)), FlowKey::between(6, (a, 1), (a, 2)));
+            assert_ne!(FlowKey::between(6, (a, 1), (b, 2)), FlowKey::between(6, (a, 2), (b, 1)));
+            assert_ne!(FlowKey::between(6, (a, 1), (b, 2)), FlowKey::between(17, (a, 1), (b, 2)));
+        }
+    }
+}

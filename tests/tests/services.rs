@@ -1,0 +1,252 @@
+//! Services whose backend is a pod of this node: translated by rules of the host as kube-proxy makes them.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    node::{Node, PINS, with_agent},
+    pod::Pod,
+    sys,
+};
+
+/// Nobody's: rules of the host know them.
+const SERVICES: [&str; 2] = ["10.96.0.10", "fd00:96::10"];
+const SERVICE_PORT: u16 = 80;
+const BACKEND_PORT: u16 = 8080;
+const PATIENCE: Duration = Duration::from_secs(20);
+/// More than fits into a packet.
+const LARGE: usize = 4000;
+
+/// A Service of one family.
+#[derive(Debug, Clone, Copy)]
+struct Service {
+    address: SocketAddr,
+    backend: SocketAddr,
+}
+
+/// A connection, seen from both ends.
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+/// Does something on a node where pod `a` is the backend of a Service, and pod `b` is to be its client.
+fn with_services(
+    run: impl FnOnce(&mut Node, &Pod, &Pod, [Service; 2]) -> anyhow::Result<()> + Send,
+) -> anyhow::Result<()> {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let [v4, v6] = *a.addresses.as_slice() else { anyhow::bail!("{:?}", a.addresses) };
+        let translate = format!(
+            "meta l4proto {{ tcp, udp }} ip daddr {} th dport {SERVICE_PORT} dnat ip to {v4}:{BACKEND_PORT}\n\
+             meta l4proto {{ tcp, udp }} ip6 daddr {} th dport {SERVICE_PORT} dnat ip6 to [{v6}]:{BACKEND_PORT}",
+            SERVICES[0], SERVICES[1]
+        );
+        // Of kube-proxy's rules those that matter here: what connection tracking calls invalid is dropped.
+        let rules = format!(
+            "table inet services {{\n\
+             chain prerouting {{\ntype nat hook prerouting priority dstnat;\n{translate}\n}}\n\
+             chain output {{\ntype nat hook output priority -100;\n{translate}\n}}\n\
+             chain forward {{\ntype filter hook forward priority filter;\nct state invalid counter drop\n}}\n}}\n"
+        );
+        fs::write("/run/services.nft", rules)?;
+        sys::run("nft -f /run/services.nft")?;
+        // The node itself asks its routes before it translates.
+        sys::run(&format!("ip route add {} dev uplink", SERVICES[1]))?;
+        let service = |address: &str, backend| -> anyhow::Result<Service> {
+            let address = SocketAddr::new(address.parse()?, SERVICE_PORT);
+            Ok(Service { address, backend: SocketAddr::new(backend, BACKEND_PORT) })
+        };
+        let services = [service(SERVICES[0], v4)?, service(SERVICES[1], v6)?];
+        run(node, &a, &b, services)
+    })
+}
+
+fn home() -> &'static Path {
+    Path::new("/proc/thread-self/ns/net")
+}
+
+fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) -> anyhow::Result<Connection> {
+    let listener = sys::in_netns(server, || Ok(TcpListener::bind(backend)?))?;
+    listener.set_nonblocking(true)?;
+    let client = sys::in_netns(client, || {
+        TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
+    })?;
+    let mut accepted = None;
+    sys::wait_until("the backend accepts", PATIENCE, || {
+        accepted = Some(listener.accept()?.0);
+        Ok(true)
+    })?;
+    let server = accepted.context("nobody is accepted")?;
+    server.set_nonblocking(false)?;
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+    }
+    ensure!(client.peer_addr()? == to, "the client talks to {}", client.peer_addr()?);
+    Ok(Connection { client, server })
+}
+
+fn udp(at: &Path, address: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let socket =
+        sys::in_netns(at, || UdpSocket::bind(address).with_context(|| format!("cannot bind to {address}")))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// A question and its answer, as large as the question; gives who asked, as the server saw it.
+fn ask(client: &UdpSocket, to: SocketAddr, server: &UdpSocket, len: usize) -> anyhow::Result<SocketAddr> {
+    let question = vec![b'q'; len];
+    let mut room = vec![0; LARGE + 1];
+    client.send_to(&question, to)?;
+    let (got, from) = server.recv_from(&mut room).with_context(|| format!("no question to {to}"))?;
+    ensure!(got == len, "{got} of {len} bytes arrived");
+    server.send_to(&question, from)?;
+    let (got, by) = client.recv_from(&mut room).with_context(|| format!("no answer of {to}"))?;
+    ensure!(got == len && by == to, "{got} bytes are answered by {by}, and should be {len} by {to}");
+    Ok(from)
+}
+
+// === impl Connection ===
+
+impl Connection {
+    fn client_speaks(&mut self) -> anyhow::Result<()> {
+        say(&mut self.client, &mut self.server).context("from client to server")
+    }
+
+    fn server_speaks(&mut self) -> anyhow::Result<()> {
+        say(&mut self.server, &mut self.client).context("from server to client")
+    }
+}
+
+fn say(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
+    let mut heard = [0; 100];
+    from.write_all(&[7; 100])?;
+    to.read_exact(&mut heard)?;
+    ensure!(heard == [7; 100]);
+    Ok(())
+}
+
+#[test]
+fn a_service_is_reached_from_a_pod_of_its_backends_node_and_from_the_node() {
+    with_services(|_, a, b, services| {
+        for Service { address, backend } in services {
+            let client: IpAddr =
+                b.addresses.iter().copied().find(|it| it.is_ipv4() == address.is_ipv4()).context("b")?;
+            for from in [b.path(), home()] {
+                let mut connection = connect(from, address, a.path(), backend)?;
+                for _ in 0..3 {
+                    connection.client_speaks()?;
+                    connection.server_speaks()?;
+                }
+            }
+            let server = udp(a.path(), backend)?;
+            let any = SocketAddr::new(if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() }, 0);
+            for from in [b.path(), home()] {
+                let socket = udp(from, any)?;
+                // The larger ones go in fragments.
+                for len in [100, LARGE, 100, LARGE] {
+                    let seen = ask(&socket, address, &server, len)?;
+                    ensure!(from == home() || seen.ip() == client, "the backend sees {seen}");
+                }
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_client_that_calls_a_service_and_its_backend_from_one_port_hears_both() {
+    with_services(|_, a, b, services| {
+        for Service { address, backend } in services {
+            let server = udp(a.path(), backend)?;
+            let ip = b.addresses.iter().copied().find(|it| it.is_ipv4() == address.is_ipv4()).context("b")?;
+            for (port, order) in [(40000, [address, backend]), (40001, [backend, address])] {
+                let client = udp(b.path(), SocketAddr::new(ip, port))?;
+                for to in order.into_iter().chain(order) {
+                    ask(&client, to, &server, 100).with_context(|| format!("in the order {order:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_error_of_the_backend_reaches_the_client() {
+    with_services(|_, a, b, services| {
+        for Service { address, backend } in services {
+            let ip = b.addresses.iter().copied().find(|it| it.is_ipv4() == address.is_ipv4()).context("b")?;
+            // Nobody listens: the backend says that its port is unreachable.
+            for to in [address, backend] {
+                let client = udp(b.path(), SocketAddr::new(ip, 0))?;
+                client.connect(to)?;
+                client.send(b"anybody?")?;
+                let error = client.recv(&mut [0; 10]).err().context("an answer of nobody")?;
+                ensure!(error.kind() == ErrorKind::ConnectionRefused, "{to}: {error}");
+            }
+            let server = udp(a.path(), backend)?;
+            ask(&udp(b.path(), SocketAddr::new(ip, 0))?, address, &server, 100)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_connection_to_a_service_outlives_the_agent() {
+    with_services(|node, a, b, services| {
+        let connect = |Service { address, backend }| connect(b.path(), address, a.path(), backend);
+        let mut connections = [connect(services[0])?, connect(services[1])?];
+        let mut both_speak = |what: &'static str| {
+            connections.iter_mut().try_for_each(|connection| {
+                // The server first: nothing from the client tells that the flow is the stack's.
+                connection.server_speaks().context(what)?;
+                connection.client_speaks().context(what)
+            })
+        };
+        both_speak("at first")?;
+        node.kill_agent()?;
+        both_speak("while the agent is dead")?;
+        node.start_again()?;
+        both_speak("after it was killed")?;
+        // It has a socket before it can be stopped well: it answers first.
+        ensure!(node.attachments()?.len() == 2);
+        node.stop_agent()?;
+        node.start_again()?;
+        both_speak("after it was stopped")?;
+        ensure!(node.attachments()?.len() == 2);
+        services.into_iter().try_for_each(|service| connect(service)?.server_speaks())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_pins_of_an_agent_that_knew_no_flows_are_taken_over() {
+    with_services(|node, a, b, services| {
+        node.stop_agent()?;
+        let pin = format!("{PINS}/NAT_FLOWS");
+        fs::remove_file(&pin).context("no flows are pinned")?;
+        node.start_again()?;
+        ensure!(Path::new(&pin).exists(), "{pin} is not there");
+        ensure!(node.attachments()?.len() == 2);
+        for Service { address, backend } in services {
+            connect(b.path(), address, a.path(), backend)?.server_speaks()?;
+            b.ping(&backend.ip().to_string())?;
+        }
+        let dump = sys::run(&format!("bpftool map dump pinned {pin}"))?;
+        for expected in ["\"low_port\"", "\"high_port\"", "\"protocol\": 6", "8080"] {
+            ensure!(dump.contains(expected), "{expected} is not in {dump}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
