@@ -162,6 +162,9 @@ fn plug(error: &PlugError) -> (Code, &'static str) {
         PlugError::Mtu { .. } => {
             (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration")
         }
+        _ if error.is_gone() => {
+            (Code::TryAgainLater, "the runtime tries again by itself; a DEL, or somebody, was faster")
+        }
         PlugError::Netlink(_) | PlugError::Sysctl(_) | PlugError::NoAnswer => {
             (Code::Internal, "see the agent's log; the node's kernel refused what it is asked for each pod")
         }

@@ -24,6 +24,7 @@ use std::{
 
 use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6};
 use ferrule_proto::names::IfName;
+use nix::errno::Errno;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     link::{LinkAttribute, LinkExtentMask, LinkMessage},
@@ -71,6 +72,19 @@ pub enum PlugError {
     /// The kernel answered with something else than it was asked for.
     #[error("the kernel did not tell about the interface that it had just made")]
     NoAnswer,
+}
+
+// === impl PlugError ===
+
+impl PlugError {
+    /// Whether the interface went away while it was worked on.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Netlink(error) => error.is(Errno::ENODEV),
+            Self::Sysctl(error) => error.is_missing(),
+            _ => false,
+        }
+    }
 }
 
 /// A request for one interface, without the statistics, which are most of an answer.

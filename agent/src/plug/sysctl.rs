@@ -12,6 +12,15 @@ pub struct SysctlError {
     source: io::Error,
 }
 
+// === impl SysctlError ===
+
+impl SysctlError {
+    /// Whether there is no such setting: it goes with its interface.
+    pub fn is_missing(&self) -> bool {
+        self.source.kind() == io::ErrorKind::NotFound
+    }
+}
+
 /// Sets `net/<name>`. A read-only `/proc/sys` is no hindrance where the value is right already, and there is nothing of
 /// IPv6 to set where the kernel has none.
 ///
