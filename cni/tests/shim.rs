@@ -126,11 +126,11 @@ fn the_other_verbs_reach_the_agent_and_print_nothing() {
 #[test]
 fn the_trace_in_the_environment_goes_with_every_call_and_a_malformed_one_is_left_out() {
     let agent = MockAgent::start(Behaviour::Serve);
-    let stdin = netconf("1.1.0", agent.socket());
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let env = [("TRACEPARENT", parent), ("TRACESTATE", "rojo=1,congo=2"), ("BAGGAGE", "user=alice")];
     let commands = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
     for command in commands {
+        let stdin = netconf_for(command, "1.1.0", agent.socket());
         assert_eq!(call(command, &env, &stdin).code, Some(0), "{command}");
     }
     let both = [Some(parent.to_owned()), Some("rojo=1,congo=2".to_owned())];

@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// Bursts for each plugin.
     #[arg(long, default_value_t = 5)]
     pub(crate) rounds: usize,
+    /// Pods that fill the node at the end, to see what one more costs then; 0 leaves this part out.
+    #[arg(long, default_value_t = 500)]
+    pub(crate) full: usize,
     /// Let Ferrule give its pods IPv4 addresses only, as the others do, instead of both families.
     #[arg(long)]
     pub(crate) ipv4_only: bool,
@@ -44,6 +47,8 @@ pub(crate) struct Options {
 const POD_V4: &str = "10.244.0.0/16";
 /// Not counted: the first calls find files that were not read yet, and make the bridge.
 const WARM_UP: usize = 5;
+/// How often one more pod comes to a full node.
+const ONE_MORE: usize = 100;
 
 /// Measures, and prints what was measured.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -82,7 +87,20 @@ fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
     // The bridge's own interface stays, and is not ours.
     let left: Vec<_> = node.kernel_state()?.into_iter().filter(|it| !existing.contains(it)).collect();
     anyhow::ensure!(left.iter().all(|it| it.contains(BRIDGE)), "this is left in the kernel: {left:#?}");
-    Ok(Report { options: options.clone(), parts })
+    let full = if options.full > 0 { Some(fill(node, &targets, options.full)?) } else { None };
+    Ok(Report { options: options.clone(), parts, full })
+}
+
+/// Fills the node with pods of Ferrule's, and measures one more.
+fn fill(node: &Node, targets: &[Target], count: usize) -> anyhow::Result<Measured> {
+    let mut one_more = Measured::default();
+    if let Some(ferrule) = targets.first() {
+        wave::stay(node, ferrule, count)?;
+        for _ in 0..ONE_MORE {
+            wave::run(node, ferrule, Shape { pods: 1, workers: 1 }, &mut one_more)?;
+        }
+    }
+    Ok(one_more)
 }
 
 /// Waves of all targets in turn. Another one is first each time, so that no one always comes after the same.

@@ -14,6 +14,8 @@ use crate::{
 pub(crate) struct Report {
     pub(crate) options: Options,
     pub(crate) parts: Vec<Part>,
+    /// One pod at a time on a full node, of Ferrule's.
+    pub(crate) full: Option<Measured>,
 }
 
 /// A part of a run, in the order of [`Name::ALL`].
@@ -42,6 +44,9 @@ enum Better {
 const PERCENTILES: [usize; 3] = [50, 90, 99];
 /// From here on, the goals for a full node hold.
 const FULL: usize = 500;
+
+/// What an ADD on a full node may cost, by one on a node that is not: what must hold, and what we are after.
+const GROWTH: (f64, f64) = (1.30, 1.20);
 
 const LEGEND: &str = "\
 Times are wall time from the start of the plugin's process to its end, on this machine while it did this; only the
@@ -148,8 +153,17 @@ impl Report {
         json!({
             "existing_pods": self.options.existing,
             "ferrule_families": self.families(),
+            "full": self.growth().map(|growth| json!({
+                "pods": self.options.full, "ferrule": self.full.as_ref().map(target), "growth": growth,
+            })),
             "parts": parts.collect::<serde_json::Map<_, _>>(),
         })
+    }
+
+    /// ADD on a full node by ADD before.
+    fn growth(&self) -> Option<f64> {
+        let first = self.parts.first()?.measured().first()?;
+        Some(self.full.as_ref()?.add.took.p50() / first.add.took.p50())
     }
 
     fn families(&self) -> &'static str {
@@ -178,6 +192,13 @@ impl fmt::Display for Report {
                 let verdict = goal.verdict(bridge);
                 writeln!(f, "{what:34} {bridge:9.3} {ptp:9.3} {bar:6.2} {aim:6.2}  {verdict}")?;
             }
+        }
+        if let (Some(full), Some(growth), (bar, aim)) = (&self.full, self.growth(), GROWTH) {
+            let (pods, ms) = (self.options.full, full.add.took.p50());
+            writeln!(
+                f,
+                "\nWith {pods} more pods of Ferrule's: ADD, p50 {ms:.2} ms, {growth:.3} of before (bar {bar}, aim {aim})"
+            )?;
         }
         writeln!(f, "\n{LEGEND}")
     }
