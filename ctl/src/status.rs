@@ -181,7 +181,7 @@ vifs       starting   3m12s ago (2026-01-02T03:04:05Z)  the node's pods have not
         assert_eq!(json["ready"], true);
         let expected = serde_json::json!({
             "name": "pods", "state": "unhealthy", "reason": "connection refused",
-            "since_ms": TIME * 1000 + 789, "needed_for_add": false,
+            "since_ms": TIME * 1000 + 789, "needed_for_add": false, "needed_by_pods": false,
         });
         assert_eq!(json["components"][0], expected);
     }
