@@ -86,6 +86,16 @@ fn netconf_for(command: &str, version: &str, socket: &Path) -> String {
     if command == "CHECK" { netconf_after_add(version, socket) } else { netconf(version, socket) }
 }
 
+/// Listens where the agent should, and does not speak its language.
+fn serve_something_else(socket: &Path) {
+    let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+}
+
 #[test]
 fn an_add_reaches_the_agent_and_its_result_the_runtime() {
     let agent = MockAgent::start(Behaviour::Serve);
@@ -251,12 +261,7 @@ fn a_del_whose_agent_stops_in_the_middle_goes_on_without_it() {
 fn a_del_does_nothing_by_itself_where_something_else_answers() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
-    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-        }
-    });
+    serve_something_else(&socket);
     let answer = call("DEL", &[], &netconf("1.0.0", &socket));
     assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(11)), "{}", answer.stdout);
     assert!(!dir.path().join("deferred").exists());
@@ -266,12 +271,7 @@ fn a_del_does_nothing_by_itself_where_something_else_answers() {
 fn a_server_that_is_no_agent_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
-    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-        }
-    });
+    serve_something_else(&socket);
     let answer = call("ADD", &[], &netconf("1.0.0", &socket));
     assert_eq!((answer.code, &answer.json()["cniVersion"]), (Some(1), &json!("1.0.0")));
 }
