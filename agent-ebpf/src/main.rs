@@ -17,7 +17,7 @@ mod vifs;
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
-    helpers::generated::bpf_redirect_peer,
+    helpers::generated::{bpf_redirect, bpf_redirect_peer},
     macros::classifier,
     programs::TcContext,
 };
@@ -43,6 +43,12 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             // SAFETY: a helper call without pointers. The packet does not pass `to_pod`: it reached this
             // interface by its address, which is what `to_pod` would check.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
+        }
+        Ok(Outcome::Answered) => {
+            counters::egress(ifindex, bytes);
+            trace!(&ctx, "if {}: egress answered, {} bytes", ifindex, bytes);
+            // SAFETY: a helper call without pointers. The answer goes out as the host's would, through `to_pod`.
+            unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
         Err(reason) => {
             counters::drop(ifindex, reason);

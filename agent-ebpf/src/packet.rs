@@ -127,6 +127,16 @@ pub struct NeighbourMessage {
     pub target: Ipv6Address,
 }
 
+/// An option of such a message that tells a MAC (RFC 4861, 4.6.1).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MacOption {
+    pub kind: u8,
+    /// Of eight bytes.
+    pub units: u8,
+    pub mac: Mac,
+}
+
 /// # Safety
 /// The type is valid for any bytes, and its alignment is at most two.
 pub unsafe trait Header: Copy {}
@@ -142,6 +152,8 @@ unsafe impl Header for Ipv6 {}
 // SAFETY: as above.
 unsafe impl Header for NeighbourMessage {}
 // SAFETY: as above.
+unsafe impl Header for MacOption {}
+// SAFETY: as above.
 unsafe impl Header for IcmpType {}
 // SAFETY: as above.
 unsafe impl Header for FragmentHeader {}
@@ -152,7 +164,7 @@ unsafe impl Header for Transport {}
 
 impl<'a> Packet<'a> {
     /// The longest headers that we read without a helper call.
-    const HEADERS: u32 = (IPV6_PAYLOAD + size_of::<NeighbourMessage>()) as u32;
+    const HEADERS: u32 = (IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>()) as u32;
 
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
@@ -306,9 +318,7 @@ impl Ipv4 {
             c,
             d,
         ];
-        let sum: u32 = words.into_iter().map(u32::from).sum();
-        // Ten words carry nine at most, so that what is right needs no second carry.
-        (sum & 0xffff) + (sum >> 16) == 0xffff
+        folded(words.into_iter().map(u32::from).sum()) == 0xffff
     }
 
     /// Takes a hop off, and mends the checksum (RFC 1624).
@@ -350,6 +360,30 @@ impl Ipv6 {
     }
 }
 
+// === impl NeighbourMessage ===
+
+impl NeighbourMessage {
+    /// The sum of its words, for a checksum.
+    #[inline(always)]
+    pub fn total(&self) -> u32 {
+        let [high, low] = self.flags;
+        let kind = u16::from_ne_bytes([self.kind, self.code]);
+        u32::from(kind) + u32::from(self.checksum) + u32::from(high) + u32::from(low) + total(&self.target)
+    }
+}
+
+// === impl MacOption ===
+
+impl MacOption {
+    /// The sum of its words, for a checksum.
+    #[inline(always)]
+    pub fn total(&self) -> u32 {
+        let [a, b, c, d, e, f] = self.mac;
+        let words = [[self.kind, self.units], [a, b], [c, d], [e, f]];
+        words.into_iter().map(|word| u32::from(u16::from_ne_bytes(word))).sum()
+    }
+}
+
 // === impl FragmentHeader ===
 
 impl FragmentHeader {
@@ -387,6 +421,28 @@ impl Transport {
 pub fn ipv6_key(address: &Ipv6Address) -> EndpointKey {
     // SAFETY: integers of the same size; memory order stays network order.
     EndpointKey::ipv6(unsafe { core::mem::transmute::<Ipv6Address, [u8; 16]>(*address) })
+}
+
+/// The sum of an address's words, for a checksum.
+#[inline(always)]
+pub fn total(address: &Ipv6Address) -> u32 {
+    address.iter().map(|word| u32::from(*word)).sum()
+}
+
+/// The sum of fewer than 65536 words in ones' complement (RFC 1071), in which carries come in again at the low end.
+#[inline(always)]
+pub fn folded(sum: u32) -> u16 {
+    let once = (sum & 0xffff) + (sum >> 16);
+    ((once & 0xffff) + (once >> 16)) as u16
+}
+
+pub const fn ipv4_address([a, b, c, d]: [u8; 4]) -> Ipv4Address {
+    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
+}
+
+pub const fn ipv6_address(bytes: [u8; 16]) -> Ipv6Address {
+    // SAFETY: integers of the same size; memory order stays network order.
+    unsafe { core::mem::transmute::<[u8; 16], Ipv6Address>(bytes) }
 }
 
 /// Whether an address is link-local unicast, `fe80::/10`.

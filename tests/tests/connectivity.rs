@@ -98,6 +98,21 @@ fn pain_23_addresses_are_usable_at_once() {
 }
 
 #[test]
+fn a_pod_that_has_lost_the_entry_for_its_gateway_asks_for_it_and_is_answered() {
+    with_agent(|node| {
+        let pod = node.attach("forgetful")?;
+        for (gateway, node) in [("169.254.1.1", NODE_V4), ("fe80::1", NODE_V6)] {
+            pod.run(&format!("ip neigh del {gateway} dev eth0"))?;
+            pod.ping(node)?;
+            let entry = pod.run(&format!("ip neigh show {gateway} dev eth0"))?;
+            anyhow::ensure!(entry.contains("66:65:72:72:75:6c") && !entry.contains("PERMANENT"), "{entry}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn pods_of_a_single_family_reach_each_other_and_the_node() {
     for (cidr, gateway) in [(POD_V4, NODE_V4), (POD_V6, NODE_V6)] {
         on_node(|node| {

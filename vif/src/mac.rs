@@ -1,6 +1,6 @@
 //! An Ethernet address.
 
-use std::fmt;
+use std::{fmt, net::Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +10,14 @@ use serde::{Deserialize, Serialize};
 pub struct Mac(pub [u8; 6]);
 
 // === impl Mac ===
+
+impl Mac {
+    /// The link-local address that a kernel makes of it (RFC 4291, appendix A).
+    pub const fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        Ipv6Addr::from_octets([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+}
 
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

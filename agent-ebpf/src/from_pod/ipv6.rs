@@ -19,8 +19,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     if ip.next_header == ICMPV6 {
         let kind = packet.header::<IcmpType>(IPV6_PAYLOAD)?.kind;
         if nd::is_nd(kind) {
-            nd::judge(packet, vif, ip, kind)?;
-            return Ok(Outcome::Stack);
+            return nd::judge(packet, vif, kind);
         }
     }
     let destination = &ip.destination;

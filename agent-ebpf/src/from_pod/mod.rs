@@ -1,5 +1,6 @@
 //! What a pod sends: it must be the pod's own, and goes to a pod of this node or to the stack.
 
+mod arp;
 mod ipv4;
 mod ipv6;
 pub mod nd;
@@ -8,7 +9,7 @@ use agent_common::{DropReason, GATEWAY_MAC, Vif};
 
 use crate::{
     packet::{
-        Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, L3, Mac,
+        ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, Mac,
         Packet, is_multicast_mac,
     },
     vifs,
@@ -20,6 +21,8 @@ pub enum Outcome {
     Stack,
     /// To a pod of this node, whose host interface this is. The packet has been rewritten for it.
     Local { ifindex: u32 },
+    /// Back to the pod: it has been rewritten into the answer of the gateway, whose addresses no interface has.
+    Answered,
 }
 
 /// # Errors
@@ -37,7 +40,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     match ethertype {
         ETHERTYPE_IPV4 => ipv4::judge(packet, vif, &destination),
         ETHERTYPE_IPV6 => ipv6::judge(packet, vif, &destination),
-        ETHERTYPE_ARP => arp(packet, vif),
+        ETHERTYPE_ARP => arp::judge(packet, vif),
         _ => Err(DropReason::Ethertype),
     }
 }
@@ -56,24 +59,6 @@ pub fn own_ipv6(vif: &Vif, address: &Ipv6Address) -> bool {
     // SAFETY: integers of the same size; memory order stays network order.
     let own = unsafe { core::mem::transmute::<[u8; 16], Ipv6Address>(vif.ipv6) };
     vif.flags & Vif::HAS_IPV6 != 0 && same(&own, address)
-}
-
-/// A pod may tell and ask about its own address only. Whom it asks about does not matter: no other pod hears it.
-#[inline(always)]
-fn arp(packet: &Packet<'_>, vif: &Vif) -> Result<Outcome, DropReason> {
-    let arp = packet.header::<Arp>(L3)?;
-    let own = own_ipv4(vif, arp.sender_ip);
-    let allowed = match arp.operation {
-        // RFC 5227: a probe for an address that is not yet in use comes from 0.0.0.0.
-        Arp::REQUEST => own || arp.sender_ip == [0, 0],
-        Arp::REPLY => own,
-        _ => false,
-    };
-    if arp.is_ipv4_over_ethernet() && arp.sender_mac == vif.mac && allowed {
-        Ok(Outcome::Stack)
-    } else {
-        Err(DropReason::SpoofedArp)
-    }
 }
 
 /// A router takes a packet only from a frame that is addressed to it.

@@ -1,9 +1,12 @@
-//! Neighbour discovery (RFC 4861) from a pod: it may ask, and answer for itself.
+//! Neighbour discovery (RFC 4861) from a pod: it may ask, and answer for itself. For the gateway, this is what answers.
 
-use agent_common::{DropReason, Vif};
+use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, Vif};
 
-use super::{own_ipv6, same};
-use crate::packet::{IPV6_PAYLOAD, Ipv6, Ipv6Address, NeighbourMessage, Packet};
+use super::{Outcome, address_frame, own_ipv6, same};
+use crate::packet::{
+    Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, Ipv6Address, L3, MacOption, NeighbourMessage, Packet, folded, ipv6_address,
+    total,
+};
 
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 const ROUTER_SOLICITATION: u8 = 133;
@@ -16,6 +19,7 @@ const OPTIONS: usize = IPV6_PAYLOAD + size_of::<NeighbourMessage>();
 const MAX_OPTIONS: usize = 4;
 const SOURCE_MAC: u8 = 1;
 const TARGET_MAC: u8 = 2;
+const GATEWAY: Ipv6Address = ipv6_address(GATEWAY_IPV6);
 
 /// Whether a type of ICMPv6 messages is neighbour discovery.
 #[inline(always)]
@@ -24,22 +28,35 @@ pub fn is_nd(kind: u8) -> bool {
 }
 
 /// # Errors
-/// `SpoofedNd`, if it claims what is not the pod's, or is for routers to send.
+/// `SpoofedNd`, if it claims what is not the pod's, or is for routers to send. `Multicast`, if it asks for routers: there
+/// is one, which it knows.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6, kind: u8) -> Result<(), DropReason> {
-    // Of a router's messages there is nothing more to read, and they can be shorter.
-    if kind != NEIGHBOUR_SOLICITATION && kind != NEIGHBOUR_ADVERTISEMENT {
-        return Err(DropReason::SpoofedNd);
+pub fn judge(packet: &mut Packet<'_>, vif: &Vif, kind: u8) -> Result<Outcome, DropReason> {
+    let ip = packet.header::<Ipv6>(L3)?;
+    let own = |address| own_ipv6(vif, address) || own_link_local(vif, address);
+    let own_source = own(&ip.source);
+    // Of what only routers send there is nothing more to read, and it can be shorter.
+    match kind {
+        NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => {}
+        ROUTER_SOLICITATION if own_source => return Err(DropReason::Multicast),
+        _ => return Err(DropReason::SpoofedNd),
     }
     let message = packet.header::<NeighbourMessage>(IPV6_PAYLOAD)?;
-    let own = |address| own_ipv6(vif, address) || own_link_local(vif, address);
     let allowed = if kind == NEIGHBOUR_SOLICITATION {
         // RFC 4862, 5.4: an address that is being probed is not used as source yet.
-        own(&ip.source) || same(&ip.source, &[0; 8])
+        own_source || same(&ip.source, &[0; 8])
     } else {
-        own(&ip.source) && own(&message.target)
+        own_source && own(&message.target)
     };
-    if allowed && ip.hop_limit == 255 { own_mac_only(packet, vif, ip) } else { Err(DropReason::SpoofedNd) }
+    if !allowed || ip.hop_limit != 255 {
+        return Err(DropReason::SpoofedNd);
+    }
+    own_mac_only(packet, vif, ip)?;
+    if kind == NEIGHBOUR_SOLICITATION && own_source && same(&message.target, &GATEWAY) {
+        answer(packet, vif)?;
+        return Ok(Outcome::Answered);
+    }
+    Ok(Outcome::Stack)
 }
 
 /// Whether an address is the one that the pod's kernel makes of its MAC (RFC 4291, appendix A).
@@ -77,4 +94,40 @@ fn own_mac_only(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6) -> Result<(), DropRea
         offset += usize::from(units) * 8;
     }
     if offset >= end { Ok(()) } else { Err(DropReason::SpoofedNd) }
+}
+
+/// Rewrites a solicitation into the gateway's advertisement, in place. There is room for the gateway's MAC unless it was
+/// asked without the pod's, by unicast; then it may be left out (RFC 4861, 4.4).
+#[inline(always)]
+fn answer(packet: &mut Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
+    const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;
+    const OPTION: u16 = size_of::<MacOption>() as u16;
+
+    let ip = packet.header_mut::<Ipv6>(L3)?;
+    let has_room = u16::from_be(ip.payload_len) >= MESSAGE + OPTION;
+    let payload_len = if has_room { (MESSAGE + OPTION).to_be() } else { MESSAGE.to_be() };
+    let pod = ip.source;
+    (ip.source, ip.destination) = (GATEWAY, pod);
+    ip.payload_len = payload_len;
+
+    let mut message = NeighbourMessage {
+        kind: NEIGHBOUR_ADVERTISEMENT,
+        code: 0,
+        checksum: 0,
+        // From a router, asked for, and to replace what is known.
+        flags: [0xe000_u16.to_be(), 0],
+        target: GATEWAY,
+    };
+    let option = MacOption { kind: TARGET_MAC, units: 1, mac: GATEWAY_MAC };
+    // With the pseudo-header (RFC 8200, 8.1).
+    let mut sum = u32::from(payload_len) + u32::from(u16::from(ICMPV6).to_be());
+    sum += total(&GATEWAY) + total(&pod) + message.total();
+    if has_room {
+        sum += option.total();
+        *packet.header_mut::<MacOption>(OPTIONS)? = option;
+    }
+    message.checksum = !folded(sum);
+    *packet.header_mut::<NeighbourMessage>(IPV6_PAYLOAD)? = message;
+    address_frame(packet.header_mut::<Ethernet>(0)?, vif.mac);
+    Ok(())
 }

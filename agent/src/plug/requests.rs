@@ -7,14 +7,14 @@ use rtnetlink::{
     AddressMessageBuilder, RouteMessageBuilder,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
-        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+        address::{AddressAttribute, AddressFlags, AddressMessage},
         link::LinkMessage,
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
         route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteScope},
     },
 };
 
-use super::{GATEWAY, ROUTE_PROTOCOL, netlink::Request};
+use super::{ROUTE_PROTOCOL, netlink::Request};
 use crate::vif::PodRoute;
 
 /// A route of the pod. On link: the gateway is in no range of the interface.
@@ -77,10 +77,6 @@ pub(super) fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request 
         IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
         IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new().index(ifindex).address(v6, prefix).build(),
     };
-    if address == GATEWAY.0 {
-        // Every pod's host interface has it: it must not become the source of the host's own packets.
-        message.header.scope = AddressScope::Host;
-    }
     if address.is_ipv6() {
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }

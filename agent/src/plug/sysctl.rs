@@ -53,6 +53,8 @@ fn path(name: &str) -> String {
     format!("{root}/{name}")
 }
 
-fn has_ipv6() -> bool {
-    fs::exists("/proc/sys/net/ipv6").unwrap_or(false)
+/// Whether the kernel has IPv6 at all.
+pub fn has_ipv6() -> bool {
+    static HAS_IPV6: OnceLock<bool> = OnceLock::new();
+    *HAS_IPV6.get_or_init(|| fs::exists("/proc/sys/net/ipv6").unwrap_or(false))
 }

@@ -6,9 +6,11 @@
 //!    Names, MACs and MTU are in the request, so that udev finds nothing to change.
 //! 2. The host's end gets its stamp, the qdisc and the filters. From here on it passes nothing: the filters are there
 //!    and the maps have no entry.
-//! 3. The pod's end is configured in one batch from inside. It has no carrier yet.
+//! 3. The pod's end is configured in one batch from inside, and has no carrier yet. No setting below `/proc/sys` is made
+//!    there: to find one takes the longer the more namespaces were asked for theirs.
 //! 4. The caller writes the maps' entries.
-//! 5. The host's end goes up, and its routes are set. Only now a packet can flow. The pod's end, which has got its carrier by
+//! 5. The host's end goes up, and its routes are set. It gets no address: what adds the same one to every interface takes
+//!    the longer the more there are. The dataplane answers for the gateway. Only now a packet can flow. The pod's end, which has got its carrier by
 //!    that, takes it up at once: the kernel would leave that to a worker, and lose what the pod sends before.
 
 use std::{
@@ -84,10 +86,10 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
         sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", pending.ifname), "1")?;
     }
 
-    let mut pod = plan.netns.run(|| -> Result<Socket, PlugError> {
-        set_pod_sysctls(plan)?;
-        Ok(Socket::open()?)
-    })??;
+    let mut pod = plan.netns.run(Socket::open)??;
+    if plan.vif.addresses.v6.is_some() && is_without_ipv6(&mut pod, pending.peer)? {
+        plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
+    }
     match pod.batch(pod_requests(pending.peer, plan.vif)) {
         // All but the default routes is on an interface that has just been made, where nothing else can be.
         Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
@@ -148,11 +150,6 @@ impl Pending<'_> {
         let up = LinkUnspec::new_with_index(ifindex).up().build();
         let mut requests = vec![set_link("set the host's interface up", up)];
         for address in self.plan.vif.addresses.iter() {
-            // So that the pod's gateway answers, should the pod lose its permanent entry for it.
-            requests.push(match address {
-                IpAddr::V4(_) => add_address(ifindex, GATEWAY.0.into(), 32),
-                IpAddr::V6(_) => add_address(ifindex, GATEWAY.1.into(), 64),
-            });
             requests.push(add_route(&format!("to {address}"), host_route(ifindex, address)));
             requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
         }
@@ -291,31 +288,50 @@ fn mark(ifindex: u32, stamp: &Stamp) -> LinkMessage {
     let mut ipv4 = InetDevConf::default();
     ipv4.forwarding = 1;
     ipv4.rp_filter = 2;
+    let mut families = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
+    families.extend(no_address_of_its_own());
     LinkUnspec::new_with_index(ifindex)
         .alias(stamp.to_string())
         .link_group(DEFAULT_GROUP)
-        .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![
-            AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)]),
-            AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]),
-        ]))
+        .append_extra_attribute(LinkAttribute::AfSpecUnspec(families))
         .build()
 }
 
-/// Duplicate address detection would keep the link-local address unusable for a second, and there is no one on
-/// the link to have a duplicate.
-fn set_pod_sysctls(plan: Plan<'_>) -> Result<(), sysctl::SysctlError> {
-    let ipv6 = |name: &str, value| sysctl::set(&format!("ipv6/conf/{}/{name}", plan.ifname), value);
-    if plan.vif.addresses.v6.is_none() {
-        return ipv6("disable_ipv6", "1");
-    }
-    ipv6("disable_ipv6", "0")?;
-    ipv6("accept_ra", "0")?;
-    ipv6("accept_dad", "0")
+/// The kernel would make a link-local address when the interface goes up, and let nobody use it until a second has passed in
+/// which no duplicate was heard of. There is no one on the link to have one: who is to have the address is given it.
+fn no_address_of_its_own() -> Option<AfSpecUnspec> {
+    sysctl::has_ipv6().then(|| AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]))
+}
+
+/// Whether new interfaces of the pod are without IPv6: a namespace can be made so.
+fn is_without_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
+    let mut get = get_link();
+    get.header.index = ifindex;
+    let request = Request::change("read the pod's interface", RouteNetlinkMessage::GetLink(get));
+    let link = pod.batch(vec![request])?.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
+    let families = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::AfSpecUnspec(families) => Some(families),
+        _ => None,
+    });
+    let settings = families.flatten().filter_map(|family| match family {
+        AfSpecUnspec::Inet6(settings) => Some(settings),
+        _ => None,
+    });
+    Ok(settings.flatten().any(|it| matches!(it, AfSpecInet6::DevConf(conf) if conf.disable_ipv6 != 0)))
 }
 
 fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
-    let up = LinkUnspec::new_with_index(ifindex).up().build();
-    let mut requests = vec![set_link("set the pod's interface up", up)];
+    let change = || LinkUnspec::new_with_index(ifindex);
+    let mut requests = Vec::new();
+    if let Some(setting) = no_address_of_its_own() {
+        let families = LinkAttribute::AfSpecUnspec(vec![setting]);
+        let change = change().append_extra_attribute(families).build();
+        requests.push(set_link("keep the pod's interface from making an address", change));
+    }
+    requests.push(set_link("set the pod's interface up", change().up().build()));
+    if vif.addresses.v6.is_some() {
+        requests.push(add_address(ifindex, vif.mac.link_local().into(), 64));
+    }
     for address in vif.addresses.iter() {
         requests.push(add_address(ifindex, address, if address.is_ipv4() { 32 } else { 128 }));
     }

@@ -1,4 +1,4 @@
-//! ARP from a pod: it may ask, and tell of its own address.
+//! ARP from a pod: it may ask, and tell of its own address. For the gateway, it is the program that answers.
 
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC};
 use ferrule_tests::{
@@ -28,26 +28,37 @@ fn probe(target_ip: Ipv4Address) -> Arp {
 #[test]
 fn a_pod_asks_and_tells_of_itself() {
     let passes = |about, arp: Arp| Row::stack(about, A, sends(A, &arp));
-    let mut trailing = sends(A, &ask());
-    trailing.resize(60, 0);
     let rows = [
-        passes("request for the gateway", ask()),
         passes("request for a sibling, which nobody answers", Arp { target_ip: B.v4, ..ask() }),
         passes("reply to the gateway", reply()),
         passes("probe for its own address", probe(A.v4)),
+        // Whoever answered would say that it is taken; nobody needs to know that of this one.
+        passes("probe for the gateway's", probe(GATEWAY_IPV4)),
         passes("announcement of its own address", Arp { target_ip: A.v4, ..ask() }),
         passes("the same as a reply", Arp { target_ip: A.v4, operation: Arp::REPLY, ..ask() }),
-        Row::stack(
-            "request by unicast, as when an entry is renewed",
-            A,
-            A.sends(packet::ARP, &ask().bytes()),
-        ),
-        Row::stack("padded to the shortest frame of a wire", A, trailing),
-        Row::stack(
-            "a pod with IPv4 only",
-            ONLY_V4,
-            sends(ONLY_V4, &Arp::ask(ONLY_V4.mac, ONLY_V4.v4, GATEWAY_IPV4)),
-        ),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+/// The gateway's answer to a pod.
+fn answer(to: Pod) -> Vec<u8> {
+    let answer = Arp { operation: Arp::REPLY, target_mac: to.mac, ..Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, to.v4) };
+    frame(to.mac, GATEWAY_MAC, packet::ARP, &answer.bytes())
+}
+
+#[test]
+fn the_gateway_answers_whoever_asks_for_it() {
+    let padded = |mut frame: Vec<u8>| {
+        frame.resize(60, 0);
+        frame
+    };
+    let unicast = A.sends(packet::ARP, &ask().bytes());
+    let of_v4 = Arp::ask(ONLY_V4.mac, ONLY_V4.v4, GATEWAY_IPV4);
+    let rows = [
+        Row::answered("asked by broadcast", A, sends(A, &ask()), answer(A)),
+        Row::answered("asked by unicast, as when an entry is renewed", A, unicast, answer(A)),
+        Row::answered("asked in the shortest frame of a wire", A, padded(sends(A, &ask())), padded(answer(A))),
+        Row::answered("asked by a pod with IPv4 only", ONLY_V4, sends(ONLY_V4, &of_v4), answer(ONLY_V4)),
     ];
     check(Program::FromPod, &rows).unwrap();
 }

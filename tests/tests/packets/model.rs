@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{DropReason, GATEWAY_MAC, Vif};
+use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC, Vif};
 use ferrule_tests::packet::checksum;
 
 use crate::table::{PODS, Pod};
@@ -16,6 +16,7 @@ pub enum Outcome {
     Dropped(DropReason),
     Stack,
     Delivered { to: u32, packet: Vec<u8> },
+    Answered { packet: Vec<u8> },
 }
 
 /// A flow: its protocol, and its ends in order. An echo's ports are its identifier.
@@ -63,18 +64,19 @@ fn judge(from: Option<Pod>, frame: &[u8]) -> Judged<Outcome> {
     refuse(source != pod.mac, DropReason::SpoofedMac)?;
     match reader.number()? {
         0x8100 | 0x88a8 => Err(DropReason::Vlan),
-        0x0806 => arp(pod, reader),
+        0x0806 => arp(pod, frame, reader),
         0x0800 => ipv4(pod, to, frame, reader),
         0x86dd => ipv6(pod, to, frame, reader),
         _ => Err(DropReason::Ethertype),
     }
 }
 
-fn arp(pod: Pod, mut reader: Reader<'_>) -> Judged<Outcome> {
+fn arp(pod: Pod, frame: &[u8], mut reader: Reader<'_>) -> Judged<Outcome> {
     let fixed: [u8; 6] = reader.take()?;
     let operation = reader.number()?;
     let (mac, sender) = (reader.take::<6>()?, Ipv4Addr::from(reader.take::<4>()?));
-    reader.take::<10>()?;
+    reader.take::<6>()?;
+    let target = reader.take::<4>()?;
     let claims_own = addresses(pod).contains(&sender.into());
     let allowed = match operation {
         1 => claims_own || sender.is_unspecified(),
@@ -82,7 +84,12 @@ fn arp(pod: Pod, mut reader: Reader<'_>) -> Judged<Outcome> {
         _ => false,
     };
     refuse(fixed != [0, 1, 8, 0, 6, 4] || mac != pod.mac || !allowed, DropReason::SpoofedArp)?;
-    Ok(Outcome::Stack)
+    if operation != 1 || !claims_own || target != GATEWAY_IPV4 {
+        return Ok(Outcome::Stack);
+    }
+    let mut packet = rewritten(frame, pod);
+    set(&mut packet, 20, &[&[0, 2], &GATEWAY_MAC[..], &GATEWAY_IPV4, &mac, &sender.octets()].concat());
+    Ok(Outcome::Answered { packet })
 }
 
 fn ipv4(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<Outcome> {
@@ -129,7 +136,7 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
     if next_header == 58 {
         let [kind, _] = Reader(reader.0).take()?;
         if (133..=137).contains(&kind) {
-            return neighbour(pod, kind, source, hop_limit, len, reader);
+            return neighbour(pod, kind, source, hop_limit, len, frame, reader);
         }
     }
     refuse(destination.is_multicast(), DropReason::Multicast)?;
@@ -158,14 +165,16 @@ fn neighbour(
     source: Ipv6Addr,
     hop_limit: u8,
     len: usize,
+    frame: &[u8],
     mut reader: Reader<'_>,
 ) -> Judged<Outcome> {
-    refuse(kind != 135 && kind != 136, DropReason::SpoofedNd)?;
-    reader.take::<8>()?;
-    let target = Ipv6Addr::from(reader.take::<16>()?);
     let own = |address: Ipv6Addr| {
         addresses(pod).contains(&address.into()) || address == Ipv6Addr::from(pod.link_local())
     };
+    refuse(kind == 133 && own(source), DropReason::Multicast)?;
+    refuse(kind != 135 && kind != 136, DropReason::SpoofedNd)?;
+    reader.take::<8>()?;
+    let target = Ipv6Addr::from(reader.take::<16>()?);
     let allowed =
         if kind == 135 { own(source) || source.is_unspecified() } else { own(source) && own(target) };
     refuse(!allowed || hop_limit != 255, DropReason::SpoofedNd)?;
@@ -182,7 +191,20 @@ fn neighbour(
         left = left.saturating_sub(whole);
         reader.skip(whole - 8);
     }
-    Ok(Outcome::Stack)
+    if kind != 135 || !own(source) || target.octets() != GATEWAY_IPV6 {
+        return Ok(Outcome::Stack);
+    }
+    let mut message = [&[136, 0, 0, 0, 0xe0, 0, 0, 0], &GATEWAY_IPV6[..]].concat();
+    if len >= 32 {
+        message.extend([&[2, 1], &GATEWAY_MAC[..]].concat());
+    }
+    let len = (message.len() as u16).to_be_bytes();
+    let sum = checksum(&[&GATEWAY_IPV6, &source.octets(), &len, &[0, 58], &message]);
+    set(&mut message, 2, &sum.to_be_bytes());
+    let mut packet = rewritten(frame, pod);
+    set(&mut packet, 18, &len);
+    set(&mut packet, 22, &[&GATEWAY_IPV6[..], &source.octets(), &message].concat());
+    Ok(Outcome::Answered { packet })
 }
 
 fn refuse(wrong: bool, reason: DropReason) -> Judged<()> {

@@ -1,4 +1,4 @@
-//! Neighbour discovery from a pod: it may ask, and answer for itself.
+//! Neighbour discovery from a pod: it may ask, and answer for itself. For the gateway, it is the program that answers.
 
 use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_tests::{
@@ -18,6 +18,9 @@ const ALL_ROUTERS: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 0, 0, 2]);
 const SOLICITED: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 1, 0xff00, 1]);
 /// An option that Linux adds to its probes (RFC 7527).
 const NONCE: [u8; 8] = [14, 1, 1, 2, 3, 4, 5, 6];
+
+/// A router solicitation.
+const SOLICITS: [u8; 8] = [ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
 
 /// A message as it is to be sent: from a pod's address, at hop limit 255.
 fn ip(source: Ipv6Address, destination: Ipv6Address) -> Ipv6 {
@@ -55,19 +58,9 @@ fn a_pod_asks_and_answers_for_itself() {
     let link_local = A.link_local();
     let (source, target) = (mac_option(SOURCE_MAC, A.mac), mac_option(TARGET_MAC, A.mac));
     let rows = [
-        passes("asks for the gateway", &ip(A.v6, SOLICITED), &ask(GATEWAY_IPV6, &source)),
-        passes(
-            "the same from its link-local address",
-            &ip(link_local, SOLICITED),
-            &ask(GATEWAY_IPV6, &source),
-        ),
-        passes(
-            "asks by unicast, as when an entry is renewed",
-            &ip(A.v6, GATEWAY_IPV6),
-            &ask(GATEWAY_IPV6, &[]),
-        ),
         passes("asks for a sibling, which nobody answers", &ip(A.v6, SOLICITED), &ask(B.v6, &source)),
         passes("probes its address", &ip([0; 16], SOLICITED), &ask(A.v6, &[])),
+        passes("probes the gateway's", &ip([0; 16], SOLICITED), &ask(GATEWAY_IPV6, &[])),
         passes("probes its link-local address", &ip([0; 16], SOLICITED), &ask(link_local, &NONCE)),
         passes("answers", &ip(A.v6, GATEWAY_IPV6), &tell(A.v6, &target)),
         passes(
@@ -81,17 +74,52 @@ fn a_pod_asks_and_answers_for_itself() {
         passes(
             "four options",
             &ip(A.v6, SOLICITED),
-            &ask(GATEWAY_IPV6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
+            &ask(B.v6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
         ),
         passes(
             "a long option before its MAC",
             &ip(A.v6, SOLICITED),
-            &ask(GATEWAY_IPV6, &[&[200, 3], data(22).as_slice(), &source].concat()),
+            &ask(B.v6, &[&[200, 3], data(22).as_slice(), &source].concat()),
         ),
         Row::stack("a pod without IPv6 asks from its link-local address", ONLY_V4, {
             let ip = ip(ONLY_V4.link_local(), SOLICITED);
-            sends(ONLY_V4, &ip.icmp(&ask(GATEWAY_IPV6, &mac_option(SOURCE_MAC, ONLY_V4.mac))))
+            sends(ONLY_V4, &ip.icmp(&ask(B.v6, &mac_option(SOURCE_MAC, ONLY_V4.mac))))
         }),
+    ];
+    check(Program::FromPod, &rows).unwrap();
+}
+
+/// A question for the gateway, and its answer, which takes the question's place in the frame.
+fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
+    let question = sends(from, &ip.icmp(&ask(GATEWAY_IPV6, options)));
+    let mut answer = neighbour(NEIGHBOUR_ADVERTISEMENT, GATEWAY_IPV6, &[]);
+    // It is a router, was asked, and knows better (RFC 4861, 4.4).
+    answer[4] = 0xe0;
+    if options.len() >= 8 {
+        answer.extend(mac_option(TARGET_MAC, GATEWAY_MAC));
+    }
+    let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(GATEWAY_IPV6, ip.source, ICMPV6) };
+    let mut out = frame(from.mac, GATEWAY_MAC, IPV6, &ip.icmp(&answer));
+    // What is behind the packet's end is padding.
+    out.extend(question.iter().skip(out.len()));
+    Row::answered(about, from, question, out)
+}
+
+#[test]
+fn the_gateway_answers_whoever_asks_for_it() {
+    let source = mac_option(SOURCE_MAC, A.mac);
+    let rows = [
+        answered("asked", A, &ip(A.v6, SOLICITED), &source),
+        answered("asked from the pod's link-local address", A, &ip(A.link_local(), SOLICITED), &source),
+        answered("asked by unicast, as when an entry is renewed", A, &ip(A.v6, GATEWAY_IPV6), &source),
+        answered("asked without a MAC", A, &ip(A.v6, GATEWAY_IPV6), &[]),
+        answered("asked with more options", A, &ip(A.v6, SOLICITED), &[source.as_slice(), &NONCE].concat()),
+        answered(
+            "asked by a pod without IPv6, from its link-local address",
+            ONLY_V4,
+            &ip(ONLY_V4.link_local(), SOLICITED),
+            &mac_option(SOURCE_MAC, ONLY_V4.mac),
+        ),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
@@ -173,12 +201,11 @@ fn a_pod_is_no_router() {
             &ip(link_local, ALL_NODES),
             &[router_advertisement(), [&[3, 4, 64, 0xc0], data(28).as_slice()].concat()].concat(),
         ),
-        // Nobody would answer; hosts do not heed it, and there is one router, which they know.
-        spoofed(
-            "asks for routers",
-            &ip(link_local, ALL_ROUTERS),
-            &[ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        ),
+        // What any host does. Nobody would answer: there is one router, which it knows.
+        dropped("asks for routers", &ip(link_local, ALL_ROUTERS), &SOLICITS, DropReason::Multicast),
+        dropped("asks for routers from its address", &ip(A.v6, ALL_ROUTERS), &SOLICITS, DropReason::Multicast),
+        spoofed("asks for routers as its sibling", &ip(B.link_local(), ALL_ROUTERS), &SOLICITS),
+        spoofed("asks for routers as nobody", &ip([0; 16], ALL_ROUTERS), &SOLICITS),
         spoofed("redirects", &ip(link_local, GATEWAY_IPV6), &redirect),
         spoofed("redirects in the gateway's name", &ip(GATEWAY_IPV6, NODE_V6), &redirect),
         spoofed("redirects a sibling", &ip(A.v6, B.v6), &redirect),
@@ -273,7 +300,7 @@ fn options_are_whole_and_few() {
     rows.push(passes(
         "an option that is longer than the packet",
         &ip(A.v6, SOLICITED),
-        &ask(GATEWAY_IPV6, &[200, 9, 0, 0, 0, 0, 0, 0]),
+        &ask(B.v6, &[200, 9, 0, 0, 0, 0, 0, 0]),
     ));
     check(Program::FromPod, &rows).unwrap();
 }

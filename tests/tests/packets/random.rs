@@ -329,8 +329,13 @@ fn check_from_pod(
             count(*to, Counted::Ingress);
             (TC_ACT_REDIRECT, packet.as_slice())
         }
+        Outcome::Answered { packet } => {
+            count(ifindex, Counted::Egress);
+            (TC_ACT_REDIRECT, packet.as_slice())
+        }
     };
-    let fair = ran.verdict != TC_ACT_REDIRECT || is_fair(pod, frame);
+    let is_answer = matches!(outcome, Outcome::Answered { .. });
+    let fair = ran.verdict != TC_ACT_REDIRECT || is_answer || is_fair(pod, frame);
     anyhow::ensure!(
         ran.verdict == verdict && ran.packet == packet && counters == expected && fair,
         "from interface {ifindex}:\n{}is {ran:?}and should be {}, {outcome:?}:\n{}\n\
@@ -360,6 +365,7 @@ fn from_pod_does_what_the_model_does() {
                 Outcome::Stack if model::from_pod(pod(from), &frame, &none) != Outcome::Stack => "translated",
                 Outcome::Stack => "stack",
                 Outcome::Delivered { .. } => "delivered",
+                Outcome::Answered { .. } => "answered",
             };
             *seen.borrow_mut().entry(name.to_owned()).or_default() += 1;
             Ok(())
@@ -373,7 +379,7 @@ fn from_pod_does_what_the_model_does() {
         let reasons =
             DropReason::ALL.iter().filter(|reason| !of_to_pod.contains(reason)).map(|reason| reason.name());
         let missed: Vec<&str> =
-            reasons.chain(["stack", "translated", "delivered"]).filter(|name| !reached(name)).collect();
+            reasons.chain(["stack", "translated", "delivered", "answered"]).filter(|name| !reached(name)).collect();
         anyhow::ensure!(missed.is_empty(), "hardly ever: {missed:?}");
         Ok(())
     })

@@ -188,6 +188,12 @@ impl Row {
         }
     }
 
+    /// From a pod, and back to it as the gateway's answer.
+    pub fn answered(about: &'static str, from: Pod, packet: Vec<u8>, out: Vec<u8>) -> Self {
+        let counted = vec![(from.ifindex, Counted::Egress)];
+        Self { about, beside: Beside::on(from.ifindex), packet, verdict: TC_ACT_REDIRECT, out, counted }
+    }
+
     /// From the host's stack into a pod.
     pub fn enters(about: &'static str, to: Pod, packet: Vec<u8>) -> Self {
         Self::unchanged(about, to.ifindex, packet, TC_ACT_UNSPEC, Counted::Ingress)

@@ -6,7 +6,7 @@
 use ferrule_tests::node::{self, Node};
 
 use crate::{
-    report::{Part, Report},
+    report::{Filled, Part, Report},
     target::{BRIDGE, Name, Target},
     wave::{self, Measured, Shape},
 };
@@ -91,16 +91,18 @@ fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
     Ok(Report { options: options.clone(), parts, full })
 }
 
-/// Fills the node with pods of Ferrule's, and measures one more.
-fn fill(node: &Node, targets: &[Target], count: usize) -> anyhow::Result<Measured> {
-    let mut one_more = Measured::default();
+/// Fills the node with pods of Ferrule's, and measures one more before and after, in the same way.
+fn fill(node: &Node, targets: &[Target], count: usize) -> anyhow::Result<Filled> {
+    let mut filled = Filled::default();
     if let Some(ferrule) = targets.first() {
+        let one_more = |into: &mut Measured| {
+            (0..ONE_MORE).try_for_each(|_| wave::run(node, ferrule, Shape { pods: 1, workers: 1 }, into))
+        };
+        one_more(&mut filled.before)?;
         wave::stay(node, ferrule, count)?;
-        for _ in 0..ONE_MORE {
-            wave::run(node, ferrule, Shape { pods: 1, workers: 1 }, &mut one_more)?;
-        }
+        one_more(&mut filled.after)?;
     }
-    Ok(one_more)
+    Ok(filled)
 }
 
 /// Waves of all targets in turn. Another one is first each time, so that no one always comes after the same.

@@ -14,8 +14,15 @@ use crate::{
 pub(crate) struct Report {
     pub(crate) options: Options,
     pub(crate) parts: Vec<Part>,
-    /// One pod at a time on a full node, of Ferrule's.
-    pub(crate) full: Option<Measured>,
+    /// What filling the node makes of one pod at a time, of Ferrule's.
+    pub(crate) full: Option<Filled>,
+}
+
+/// One pod at a time, before and after many others came to stay.
+#[derive(Default)]
+pub(crate) struct Filled {
+    pub(crate) before: Measured,
+    pub(crate) after: Measured,
 }
 
 /// A part of a run, in the order of [`Name::ALL`].
@@ -153,17 +160,12 @@ impl Report {
         json!({
             "existing_pods": self.options.existing,
             "ferrule_families": self.families(),
-            "full": self.growth().map(|growth| json!({
-                "pods": self.options.full, "ferrule": self.full.as_ref().map(target), "growth": growth,
+            "full": self.full.as_ref().map(|full| json!({
+                "pods": self.options.full, "before": target(&full.before), "after": target(&full.after),
+                "growth": full.growth(),
             })),
             "parts": parts.collect::<serde_json::Map<_, _>>(),
         })
-    }
-
-    /// ADD on a full node by ADD before.
-    fn growth(&self) -> Option<f64> {
-        let first = self.parts.first()?.measured().first()?;
-        Some(self.full.as_ref()?.add.took.p50() / first.add.took.p50())
     }
 
     fn families(&self) -> &'static str {
@@ -193,14 +195,25 @@ impl fmt::Display for Report {
                 writeln!(f, "{what:34} {bridge:9.3} {ptp:9.3} {bar:6.2} {aim:6.2}  {verdict}")?;
             }
         }
-        if let (Some(full), Some(growth), (bar, aim)) = (&self.full, self.growth(), GROWTH) {
-            let (pods, ms) = (self.options.full, full.add.took.p50());
+        if let (Some(full), (bar, aim)) = (&self.full, GROWTH) {
+            let (pods, growth) = (self.options.full, full.growth());
+            let [before, after] = [&full.before, &full.after].map(|it| it.add.took.p50());
             writeln!(
                 f,
-                "\nWith {pods} more pods of Ferrule's: ADD, p50 {ms:.2} ms, {growth:.3} of before (bar {bar}, aim {aim})"
+                "\nADD of Ferrule's, p50, before and after {pods} more pods came: {before:.2} ms and {after:.2} ms, \
+                 {growth:.3} times (bar {bar}, aim {aim})"
             )?;
         }
         writeln!(f, "\n{LEGEND}")
+    }
+}
+
+// === impl Filled ===
+
+impl Filled {
+    /// ADD after by ADD before.
+    fn growth(&self) -> f64 {
+        self.after.add.took.p50() / self.before.add.took.p50()
     }
 }
 
