@@ -17,6 +17,7 @@ pub mod node;
 pub mod packet;
 pub mod pod;
 pub mod podman;
+pub mod probe;
 pub mod program;
 pub mod runtime;
 pub mod sys;

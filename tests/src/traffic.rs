@@ -4,6 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -34,12 +35,42 @@ pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Re
     })?;
     let start = Instant::now();
     let received = thread::scope(|scope| {
-        let receiver = scope.spawn(move || receive(&listener, bytes));
+        let receiver = scope.spawn(move || receive(&listener, Some(bytes)));
         sys::in_netns(from, || send(SocketAddr::new(address, PORT), bytes))?;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
     })?;
     ensure!(received == bytes, "{received} of {bytes} bytes arrived");
     Ok(Streamed { bytes, took: start.elapsed() })
+}
+
+/// Streams bytes over one TCP connection until told to stop, some tens of megabytes in a second, and checks that all
+/// arrive as they were sent.
+///
+/// # Errors
+/// If they do not.
+pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<()> {
+    let to_address = SocketAddr::new(address, PORT);
+    let listener = sys::in_netns(to, || {
+        TcpListener::bind(to_address).with_context(|| format!("cannot listen on {to_address}"))
+    })?;
+    let (sent, received) = thread::scope(|scope| {
+        let receiver = scope.spawn(move || receive(&listener, None));
+        let sent = sys::in_netns(from, || {
+            let mut stream = connect(to_address)?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            let (block, mut sent) = (pattern(), 0);
+            while !stop.load(Ordering::Relaxed) {
+                stream.write_all(&block)?;
+                sent += block.len() as u64;
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(sent)
+        })?;
+        let received = receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))??;
+        anyhow::Ok((sent, received))
+    })?;
+    ensure!(sent > 0 && received == sent, "{received} of {sent} bytes arrived");
+    Ok(())
 }
 
 /// Asks over TCP for an echo, from where the closure connects, of a server that listens at an address in a network
@@ -98,14 +129,19 @@ fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn receive(listener: &TcpListener, bytes: u64) -> anyhow::Result<u64> {
+/// Reads so many bytes, or all there are.
+fn receive(listener: &TcpListener, bytes: Option<u64>) -> anyhow::Result<u64> {
     let mut stream = accept(listener)?;
     let expected = pattern();
     let mut received = 0;
     let mut block = vec![0; expected.len()];
-    while received < bytes {
-        let wanted = usize::try_from((bytes - received).min(block.len() as u64))?;
+    while bytes.is_none_or(|bytes| received < bytes) {
+        let left = bytes.map_or(u64::MAX, |bytes| bytes - received);
+        let wanted = usize::try_from(left.min(block.len() as u64))?;
         let room = block.get_mut(..wanted).unwrap_or_default();
+        if bytes.is_none() && stream.peek(&mut [0])? == 0 {
+            break;
+        }
         stream.read_exact(room)?;
         ensure!(
             Some(&*room) == expected.get(..wanted),

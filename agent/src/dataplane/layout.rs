@@ -37,13 +37,16 @@ pub enum LayoutError {
     Differs { path: PathBuf, found: String, expected: String },
 }
 
+pub const COUNTERS: Layout = Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS);
+/// Younger than the others: an earlier agent's pins can lack it.
+pub const FLOWS: Layout = Layout::new::<FlowKey, Flow>("NAT_FLOWS", MapType::LruHash, MAX_FLOWS);
+
 /// The maps that outlive the agent.
 pub const PINNED: [Layout; 4] = [
     Layout::new::<VifKey, Vif>("VIFS", MapType::Hash, MAX_VIFS),
     Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS),
-    Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS),
-    // Younger than the others: an earlier agent's pins can lack it.
-    Layout::new::<FlowKey, Flow>("NAT_FLOWS", MapType::LruHash, MAX_FLOWS),
+    COUNTERS,
+    FLOWS,
 ];
 
 // === impl Layout ===

@@ -1,5 +1,6 @@
 //! The eBPF programs and their maps.
 
+mod inherit;
 mod layout;
 mod log;
 mod maps;
@@ -25,6 +26,7 @@ pub use log::LogLevel;
 pub use maps::MapFailure;
 
 use crate::{plug::filter::Filters, registry::Attachment, vif::Addresses};
+use inherit::Earlier;
 use maps::Maps;
 
 /// The loaded programs and their maps.
@@ -33,6 +35,7 @@ pub struct Dataplane {
     to_pod: Loaded,
     maps: Mutex<Maps>,
     pins: PathBuf,
+    earlier: Earlier,
 }
 
 /// A program in the kernel.
@@ -99,7 +102,22 @@ impl Dataplane {
         let maps = Maps::open(&mut ebpf)?;
         drop((ebpf, loader));
         memory::give_back();
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), pins })
+        let earlier = Earlier::beside(&pins);
+        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), pins, earlier })
+    }
+
+    /// Copies what only the maps of another version know, while all attachments are in this one's and their filters are not
+    /// replaced yet. What cannot be copied is said.
+    pub fn inherit(&self) {
+        self.earlier.copy_counters(&self.pins);
+        self.earlier.copy_flows(&self.pins);
+    }
+
+    /// Does away with the maps of another version, once the filters are replaced.
+    pub fn disinherit(&self) {
+        // What came since.
+        self.earlier.copy_flows(&self.pins);
+        self.earlier.remove();
     }
 
     /// The programs, to be attached to a pod's host interface.

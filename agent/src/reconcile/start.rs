@@ -54,6 +54,7 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     for (ifindex, attachment) in with_ifindex(&live) {
         node.dataplane.insert(ifindex, attachment)?;
     }
+    node.dataplane.inherit();
     for (ifindex, attachment) in with_ifindex(&live) {
         if let Err(error) = reattach(node, &mut host, ifindex) {
             tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
@@ -75,6 +76,7 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
         veth::bury(*ifindex, stamp, Addresses::default())?;
     }
+    node.dataplane.disinherit();
     node.dataplane.retain(&live)?;
     reaper::reap_at_start()?;
     tracing::info!(attachments = live.len(), "registry and kernel agree");

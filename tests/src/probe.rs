@@ -1,0 +1,134 @@
+//! A thousand numbered packets a second from one pod to another, for as long as one likes, to see whether any is lost.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::socket::{setsockopt, sockopt::RcvBuf};
+
+use crate::sys;
+
+/// A stream of packets that is under way. Dropped, it ends.
+pub struct Probe {
+    stop: Arc<AtomicBool>,
+    sender: JoinHandle<anyhow::Result<u64>>,
+    receiver: JoinHandle<anyhow::Result<Received>>,
+}
+
+/// What became of a probe's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    pub sent: u64,
+    pub lost: u64,
+    /// Came after one that was sent later.
+    pub late: u64,
+}
+
+#[derive(Debug, Default)]
+struct Received {
+    packets: u64,
+    late: u64,
+}
+
+const PORT: u16 = 5301;
+const PACE: Duration = Duration::from_millis(1);
+/// What a receiver that does not get its turn for a second leaves lying.
+const ROOM: usize = 4 << 20;
+/// Nothing more is on its way when nothing has come for so long.
+const SILENCE: Duration = Duration::from_millis(500);
+
+// === impl Probe ===
+
+impl Probe {
+    /// Begins to send from one network namespace to an address in another.
+    ///
+    /// # Errors
+    /// If there is no socket to be had.
+    pub fn start(from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<Self> {
+        let to_address = SocketAddr::new(address, PORT);
+        let receiving = sys::in_netns(to, || {
+            UdpSocket::bind(to_address).with_context(|| format!("cannot listen on {to_address}"))
+        })?;
+        setsockopt(&receiving, RcvBuf, &ROOM)?;
+        receiving.set_read_timeout(Some(SILENCE))?;
+        let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+        let sending = sys::in_netns(from, || {
+            let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+            socket.connect(to_address)?;
+            Ok(socket)
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, ended) = (Arc::clone(&stop), Arc::clone(&stop));
+        Ok(Self {
+            stop,
+            sender: thread::spawn(move || send(&sending, &stopped)),
+            receiver: thread::spawn(move || receive(&receiving, &ended)),
+        })
+    }
+
+    /// Ends it, and tells what became of its packets.
+    ///
+    /// # Errors
+    /// If one could not be sent or read.
+    pub fn end(self) -> anyhow::Result<Outcome> {
+        self.stop.store(true, Ordering::Relaxed);
+        let panicked = |_| anyhow::anyhow!("a probe panicked");
+        let sent = self.sender.join().map_err(panicked)??;
+        let received = self.receiver.join().map_err(panicked)??;
+        ensure!(received.packets <= sent, "{sent} packets became {}", received.packets);
+        Ok(Outcome { sent, lost: sent - received.packets, late: received.late })
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// # Errors
+    /// If a packet was lost or overtaken.
+    pub fn expect_all(self) -> anyhow::Result<()> {
+        ensure!(self.sent > 0 && self.lost == 0 && self.late == 0, "{self:?}");
+        Ok(())
+    }
+}
+
+fn send(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<u64> {
+    let mut next = Instant::now();
+    let mut sent = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        socket.send(&sent.to_be_bytes()).context("cannot send a packet")?;
+        sent += 1;
+        next += PACE;
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(sent)
+}
+
+fn receive(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<Received> {
+    let mut received = Received::default();
+    let mut next = 0;
+    let mut packet = [0; 8];
+    loop {
+        match socket.recv(&mut packet) {
+            Ok(_) => {
+                let number = u64::from_be_bytes(packet);
+                received.packets += 1;
+                received.late += u64::from(number < next);
+                next = next.max(number + 1);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(received);
+                }
+            }
+            Err(error) => return Err(error).context("cannot read a packet"),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Pods that come and go for ever leave nothing behind: not in the agent, not in its store, not in the kernel.
+
+use std::{
+    env, fs,
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    node::{Node, PINS, on_node},
+    pod::Pod,
+    sys,
+};
+
+/// How many pods come and go; a hundred thousand, if one has the time.
+const CYCLES: &str = "FERRULE_SOAK_CYCLES";
+const SHORT: u32 = 1500;
+/// What the first ones leave is kept for those that follow: threads, buffers, pages of the store.
+const WARM_UP: u32 = 400;
+const WORKERS: u32 = 4;
+
+/// What could grow.
+#[derive(Debug, PartialEq, Eq)]
+struct Size {
+    rss_kib: u64,
+    store_kib: u64,
+    descriptors: usize,
+    pins: Vec<String>,
+    programs: usize,
+    maps: usize,
+    kernel: Vec<String>,
+}
+
+#[test]
+fn pods_that_come_and_go_leave_nothing_behind() {
+    on_node(|node| {
+        // An address rests before it is given out again: there are enough for those that rest.
+        node.start_agent(&["10.244.0.0/16", "fd00:10:244::/64"])?;
+        let cycles = env::var(CYCLES).map_or(Ok(SHORT), |text| text.parse().context(CYCLES))?;
+        let _stays = node.attach("stays")?;
+        come_and_go(node, WARM_UP.min(cycles))?;
+        let before = Size::of(node)?;
+        come_and_go(node, cycles)?;
+        let after = Size::of(node)?;
+        println!("after {cycles} more pods: {after:?}\nbefore: {before:?}");
+        ensure!(after.kernel == before.kernel && after.pins == before.pins, "{after:?}\nwas {before:?}");
+        ensure!((after.programs, after.maps) == (before.programs, before.maps), "{after:?}\nwas {before:?}");
+        // A connection that is just being closed.
+        ensure!(after.descriptors <= before.descriptors + 2, "{after:?}\nwas {before:?}");
+        ensure!(after.rss_kib <= before.rss_kib + 4096, "{after:?}\nwas {before:?}");
+        // With the addresses that rest, of which there are more the faster pods come and go.
+        ensure!(after.store_kib <= before.store_kib.max(4096), "{after:?}\nwas {before:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn come_and_go(node: &Node, cycles: u32) -> anyhow::Result<()> {
+    let left = AtomicU32::new(cycles);
+    let next = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|worker| {
+                let next = &next;
+                let pod = node.pod(&format!("worker-{worker}"))?;
+                let runtime = node.runtime()?;
+                Ok(scope.spawn(move || -> anyhow::Result<()> {
+                    while next() {
+                        runtime.add(&pod)?;
+                        runtime.del(&pod)?;
+                    }
+                    Pod::remove(pod)
+                }))
+            })
+            .collect::<anyhow::Result<_>>()?;
+        workers.into_iter().try_for_each(|it| it.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?)
+    })
+}
+
+// === impl Size ===
+
+impl Size {
+    /// Once the reaper is through.
+    fn of(node: &Node) -> anyhow::Result<Self> {
+        sys::wait_until("one interface of ours is left", Duration::from_secs(10), || {
+            let ours =
+                sys::run("ip -o link show type veth")?.lines().filter(|it| !it.contains("uplink")).count();
+            ensure!(ours == 1, "there are {ours}");
+            Ok(true)
+        })?;
+        // Idle connections end.
+        thread::sleep(Duration::from_secs(6));
+        let pid = node.agent_pid().context("no agent")?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let mut pins: Vec<_> =
+            fs::read_dir(PINS)?.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
+        pins.sort();
+        let store = fs::metadata(Path::new("/run/ferrule/registry.redb"))?.len();
+        let descriptors: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd"))?
+            .flatten()
+            .filter_map(|it| fs::read_link(it.path()).ok())
+            .collect();
+        let of = |what: &str| descriptors.iter().filter(|it| it.to_string_lossy().contains(what)).count();
+        Ok(Self {
+            rss_kib: rss.trim().trim_end_matches(" kB").parse()?,
+            store_kib: store / 1024,
+            descriptors: descriptors.len(),
+            pins,
+            programs: of("bpf-prog"),
+            maps: of("bpf-map"),
+            kernel: node.kernel_state()?,
+        })
+    }
+}
