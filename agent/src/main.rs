@@ -1,11 +1,18 @@
 //! The daemon `ferrule-agent`: the library, with the eBPF object inside.
+//!
+//! Its exit code is 0 when it was told to stop and has nothing left to do, 75 when it was told to and leaves something to
+//! the next agent, 64 when it was started with flags that it does not understand, and 1 when it cannot work.
 
 #![forbid(unsafe_code)]
 
 use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
-use ferrule_agent::{app, config::Args, dataplane::LogLevel};
+use ferrule_agent::{
+    app::{self, Stopped},
+    config::Args,
+    dataplane::LogLevel,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
@@ -23,6 +30,8 @@ static EBPF_OBJECT: &[u8] = &[];
 
 /// `EX_USAGE` in `sysexits.h`.
 const USAGE: u8 = 64;
+/// `EX_TEMPFAIL` in `sysexits.h`.
+const LEFT_WORK: u8 = 75;
 /// How long calls that have outlived the drain are waited for; what they leave half done, the next agent undoes.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 /// A connection for each call that is taken at once, and what the calls in work have open.
@@ -31,7 +40,15 @@ const OPEN_FILES: u64 = 8192;
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
-    let config = match Args::parse().into_config() {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Also help and version, which are no errors, and go to standard output.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let config = match args.into_config() {
         Ok(config) => config,
         Err(error) => {
             eprintln!("ferrule-agent: {error}");
@@ -53,7 +70,8 @@ fn main() -> ExitCode {
         outcome
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Stopped::Clean) => ExitCode::SUCCESS,
+        Ok(Stopped::LeftWork) => ExitCode::from(LEFT_WORK),
         Err(error) => {
             eprintln!("ferrule-agent: {error:#}");
             ExitCode::FAILURE

@@ -83,20 +83,20 @@ impl Grpc {
         }
     }
 
-    /// Takes no more calls, and gives those in work time to finish.
+    /// Takes no more calls, and gives those in work time to finish. Tells whether they have.
     ///
     /// # Errors
     /// If serving has failed.
-    pub async fn drain(mut self) -> anyhow::Result<()> {
+    pub async fn drain(mut self) -> anyhow::Result<bool> {
         if self.serving.is_finished() {
-            return Ok(());
+            return Ok(true);
         }
         let _ = self.stop.send(());
         match timeout(DRAIN, &mut self.serving).await {
-            Ok(ended) => ended?.context("serving on the socket has failed"),
+            Ok(ended) => ended?.context("serving on the socket has failed").map(|()| true),
             Err(_) => {
                 tracing::warn!("calls are still in work after {DRAIN:?}: leaving them to the next agent");
-                Ok(())
+                Ok(false)
             }
         }
     }

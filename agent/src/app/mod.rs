@@ -55,6 +55,15 @@ struct Stop {
     interrupt: Signal,
 }
 
+/// How an agent ended that was told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// What was in work is finished, or undone.
+    Clean,
+    /// The next agent finds something half done, which it undoes.
+    LeftWork,
+}
+
 /// The way to the API server.
 struct Cluster<'a> {
     config: &'a Kubernetes,
@@ -70,7 +79,7 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If something that it cannot work without is missing, taken or refused, or ends.
-pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
+pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     // First of all: two agents must not even look at the same kernel, nor at the same state.
     let _node = NodeLock::take()?;
     // From now on, so that one that comes while the agent starts does not end it in the middle.
@@ -125,7 +134,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     }
     node.stop();
     let drained = grpc.drain().await;
-    if timeout(UNDO, node.idle()).await.is_err() {
+    let undone = timeout(UNDO, node.idle()).await.is_ok();
+    if !undone {
         tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
     }
     if let Some(watches) = watches {
@@ -135,8 +145,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<()> {
     // What the last calls left to the reaper, it may not get to any more.
     let reaped = spawn_blocking(reap_now).await?;
     outcome?;
-    drained?;
-    Ok(reaped?)
+    let drained = drained?;
+    reaped?;
+    Ok(if drained && undone { Stopped::Clean } else { Stopped::LeftWork })
 }
 
 /// Brings programs, registry, kernel and notes together. From then on, nobody leaves notes, until they are ended.

@@ -1,0 +1,124 @@
+//! An agent that is told to stop says so first, leaves nothing half done, and ends with a code that means something.
+
+use std::{
+    io::Write as _,
+    os::unix::net::UnixStream,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    dist,
+    node::{socket, with_agent},
+    pod::Pod,
+    sys,
+};
+use nix::sys::signal::Signal;
+
+/// The beginning of a gRPC call over HTTP/2, whose message never comes: the client's greeting, empty settings, and the
+/// headers (RFC 9113, 6.2; RFC 7541, 6).
+fn half_a_call() -> Vec<u8> {
+    let text = |name: u8, value: &str| [&[name, value.len() as u8], value.as_bytes()].concat();
+    let (path, authority, content) = (0x44, 0x41, 0x5f);
+    // POST, http.
+    let mut headers = vec![0x83, 0x86];
+    headers.extend(text(path, "/ferrule.cni.v1.Cni/Status"));
+    headers.extend(text(authority, "agent"));
+    headers.extend(text(content, "application/grpc"));
+    headers.extend([&[0x40][..], &text(2, "te")[1..], &text(0, "trailers")[1..]].concat());
+    let frame = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1], headers.as_slice()].concat();
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".as_slice(), &frame].concat()
+}
+
+#[test]
+fn readiness_goes_before_the_calls_do() {
+    with_agent(|node| {
+        ensure!(node.http("/readyz")?.0 == 200);
+        let mut caller = UnixStream::connect(socket())?;
+        caller.write_all(&half_a_call())?;
+        thread::sleep(Duration::from_millis(200));
+        node.signal_agent(Signal::SIGTERM)?;
+        sys::wait_until(
+            "it is not ready, while somebody is still being served",
+            Duration::from_secs(3),
+            || {
+                let (code, text) = node.http("/readyz")?;
+                ensure!(code == 503 && text.contains("stopping"), "{code} {text}");
+                Ok(true)
+            },
+        )?;
+        drop(caller);
+        let start = Instant::now();
+        node.stop_agent()?;
+        ensure!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn calls_that_a_stop_meets_are_finished_or_leave_nothing() {
+    with_agent(|node| {
+        let empty = node.kernel_state()?;
+        for round in 0..3 {
+            let pods = (0..24)
+                .map(|number| node.pod(&format!("r{round}-{number}")))
+                .collect::<Result<Vec<_>, _>>()?;
+            let calls: Vec<_> = pods
+                .iter()
+                .map(|pod| {
+                    let (runtime, pod) = (node.runtime()?, pod.clone());
+                    Ok(thread::spawn(move || runtime.call("ADD", &pod)))
+                })
+                .collect::<anyhow::Result<_>>()?;
+            thread::sleep(Duration::from_millis(10 * (round + 1)));
+            node.stop_agent()?;
+            let mut added = Vec::new();
+            for call in calls {
+                let answer = call.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??;
+                let refused = answer.into_error();
+                ensure!(refused.as_ref().map_or(true, |refused| refused.code == 11), "{refused:?}");
+                added.push(refused.is_err());
+            }
+            node.start_again()?;
+            let runtime = node.runtime()?;
+            ensure!(node.attachments()?.len() == added.iter().filter(|added| **added).count(), "{added:?}");
+            for pod in &pods {
+                runtime.add(pod).context("the runtime's retry")?;
+                runtime.check(pod)?;
+            }
+            pods.iter().try_for_each(|pod| runtime.del(pod))?;
+            node.wait_for_kernel_state(&empty)?;
+            pods.into_iter().try_for_each(Pod::remove)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn exit_codes_mean_something() {
+    let ends = |flags: &[&str]| -> anyhow::Result<(Option<i32>, String)> {
+        let output = Command::new(dist::binary("ferrule-agent")?).args(flags).output()?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    // Told to stop: `stop_agent` asks for 0.
+    with_agent(|node| node.stop_agent()).unwrap();
+    // Wrong flags, which another start does not mend.
+    for flags in [&["--no-such-flag"][..], &["--standalone"], &["--standalone", "--pod-cidr", "10.0.0.0/33"]]
+    {
+        let (code, said) = ends(flags).unwrap();
+        assert_eq!(code, Some(64), "{flags:?}: {said}");
+    }
+    assert_eq!(ends(&["--version"]).unwrap().0, Some(0));
+    // Something that it cannot work without.
+    with_agent(|node| {
+        let _node = node;
+        let (code, said) = ends(&["--standalone", "--pod-cidr", "10.9.0.0/24"])?;
+        ensure!(code == Some(1) && said.contains("another ferrule-agent"), "{code:?} {said}");
+        Ok(())
+    })
+    .unwrap();
+}
