@@ -83,6 +83,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// How long it takes from a crash until an agent serves again
+    Start {
+        /// Passed on to the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// What following the API server costs: events, memory, lists, ADDs that wait
     Watch {
         /// Passed on to the benchmark
@@ -114,6 +120,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
+        Verb::Bench { what: Bench::Start { args } } => return show::bench(&ws, "start", &args),
         Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,
     }

@@ -6,6 +6,7 @@
 mod add;
 mod cpu;
 mod report;
+mod start;
 mod stats;
 mod target;
 mod watch;
@@ -24,6 +25,8 @@ struct Args {
 enum What {
     /// The cost of ADD and DEL, beside the reference plugins `bridge` and `ptp`.
     Add(add::Options),
+    /// How long it takes from a crash until an agent serves again.
+    Start(start::Options),
     /// The cost of following the API server: events, memory, lists, ADDs that wait.
     Watch(watch::Options),
 }
@@ -31,6 +34,7 @@ enum What {
 fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Add(options) => add::run(&options),
+        What::Start(options) => start::run(&options),
         What::Watch(options) => watch::run(&options),
     }
 }
