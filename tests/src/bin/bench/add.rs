@@ -6,6 +6,7 @@
 use ferrule_tests::node::{self, Node};
 
 use crate::{
+    phases::Phases,
     report::{Filled, Part, Report},
     target::{BRIDGE, Name, Target},
     wave::{self, Measured, Shape},
@@ -74,7 +75,9 @@ fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
 
     let one = Shape { pods: 1, workers: 1 };
     rounds(node, &targets, one, WARM_UP)?;
+    let before = Phases::of(node)?;
     let mut parts = vec![Part::Serial(rounds(node, &targets, one, options.iterations)?)];
+    let phases = Phases::of(node)?.since(&before);
     if options.parallel > 0 {
         let group = Shape { pods: options.parallel, workers: options.parallel };
         let count = options.iterations.div_ceil(options.parallel);
@@ -88,7 +91,7 @@ fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
     let left: Vec<_> = node.kernel_state()?.into_iter().filter(|it| !existing.contains(it)).collect();
     anyhow::ensure!(left.iter().all(|it| it.contains(BRIDGE)), "this is left in the kernel: {left:#?}");
     let full = if options.full > 0 { Some(fill(node, &targets, options.full)?) } else { None };
-    Ok(Report { options: options.clone(), parts, full })
+    Ok(Report { options: options.clone(), parts, phases, full })
 }
 
 /// Fills the node with pods of Ferrule's, and measures one more before and after, in the same way.

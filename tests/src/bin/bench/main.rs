@@ -5,6 +5,7 @@
 
 mod add;
 mod cpu;
+mod phases;
 mod report;
 mod start;
 mod stats;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     add::Options,
+    phases::Phases,
     target::Name,
     wave::{Measured, Shape},
 };
@@ -14,6 +15,8 @@ use crate::{
 pub(crate) struct Report {
     pub(crate) options: Options,
     pub(crate) parts: Vec<Part>,
+    /// Of one pod at a time.
+    pub(crate) phases: Phases,
     /// What filling the node makes of one pod at a time, of Ferrule's.
     pub(crate) full: Option<Filled>,
 }
@@ -160,6 +163,7 @@ impl Report {
         json!({
             "existing_pods": self.options.existing,
             "ferrule_families": self.families(),
+            "phases_us": self.phases.means().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
             "full": self.full.as_ref().map(|full| json!({
                 "pods": self.options.full, "before": target(&full.before), "after": target(&full.after),
                 "growth": full.growth(),
@@ -195,6 +199,7 @@ impl fmt::Display for Report {
                 writeln!(f, "{what:34} {bridge:9.3} {ptp:9.3} {bar:6.2} {aim:6.2}  {verdict}")?;
             }
         }
+        writeln!(f, "\nAn ADD of one pod at a time inside the agent, mean, us: {}", self.phases)?;
         if let (Some(full), (bar, aim)) = (&self.full, GROWTH) {
             let (pods, growth) = (self.options.full, full.growth());
             let [before, after] = [&full.before, &full.after].map(|it| it.add.took.p50());
