@@ -1,6 +1,6 @@
 //! The watch goes on where it was, and what the agent knows outlives agent and API server.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -126,6 +126,60 @@ fn pain_4_pods_come_and_go_while_the_api_server_is_away_and_the_agent_restarts()
         Ok(())
     })
     .unwrap();
+}
+
+/// For how long the API server is away, in seconds; an hour, if one has the time.
+const AWAY: &str = "FERRULE_API_AWAY_SECONDS";
+
+#[test]
+fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_is_missed_after() {
+    // What an agent may still resume at, and what it has to compare with a list.
+    for is_lost in [false, true] {
+        with_cluster(&["--vif-source", "auto", "--watch-retry-timeout", "2"], |node, cluster| {
+            let runtime = node.runtime()?;
+            let ipam = runtime
+                .clone()
+                .with("runtimeConfig", serde_json::json!({ "io.kubernetes.cri.pod-annotations": {} }));
+            let vif = |number: u8| format!(r#"{{"interfaces":[{{"addresses":["10.244.0.{number}"]}}]}}"#);
+            let known = cluster.pod(node, "known", &[("vif.ferrule.dev/v1", &vif(101))])?;
+            let gone = cluster.pod(node, "gone", &[("vif.ferrule.dev/v1", &vif(102))])?;
+            wait_until("both are known", SOON, || {
+                Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 2.0)
+            })?;
+            let seconds = std::env::var(AWAY).map_or(Ok(4), |text| text.parse::<u64>().context(AWAY))?;
+            let back = Instant::now() + Duration::from_secs(seconds);
+            cluster.api.switch(Switch::Restart { pause_ms: seconds * 1000, history: History::Kept });
+            // What is decided meanwhile, nobody can tell the agent.
+            cluster.delete(&gone)?;
+            let new = cluster.pod(node, "new", &[("vif.ferrule.dev/v1", &vif(103))])?;
+            if is_lost {
+                cluster.api.switch(Switch::Compact {});
+            }
+            let mut number = 0;
+            while Instant::now() + Duration::from_secs(1) < back {
+                number += 1;
+                let other = node.pod(&format!("other-{number}"))?;
+                for (runtime, pod) in [(&runtime, &known), (&ipam, &other)] {
+                    runtime.add(pod).context("while the API server is away")?;
+                    runtime.check(pod)?;
+                    runtime.del(pod)?;
+                }
+                other.remove()?;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            ensure!(number > 0, "there was no time");
+            // Its backoff may have grown to a minute.
+            wait_until("what was decided meanwhile is known", Duration::from_secs(90), || {
+                Ok(runtime.add(&new).is_ok())
+            })?;
+            let refused = runtime.call("ADD", &gone)?.into_error()?;
+            ensure!(refused.code == 3, "it is known to be gone: {refused}");
+            let listed_again = node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 2.0;
+            ensure!(listed_again == is_lost);
+            Ok(())
+        })
+        .unwrap();
+    }
 }
 
 #[test]
