@@ -24,7 +24,12 @@ pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::MapFailure;
 
-use crate::{plug::filter::Filters, registry::Attachment, vif::Addresses};
+use crate::{
+    crash::{self, Step},
+    plug::filter::Filters,
+    registry::Attachment,
+    vif::Addresses,
+};
 use maps::Maps;
 
 /// The loaded programs and their maps.
@@ -91,6 +96,7 @@ impl Dataplane {
             loader.map_pin_path(map.name, map.path(&pins));
         }
         let mut ebpf = loader.load(object)?;
+        crash::point(Step::MapsPinned);
         if log_level != LogLevel::Off {
             log::follow(&mut ebpf);
         }
@@ -171,7 +177,9 @@ fn make_pin_directory(pins: &Path) -> Result<(), DataplaneError> {
     if !is_bpffs {
         return Err(DataplaneError::NotBpffs { path: pins.to_owned() });
     }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
+    crash::point(Step::PinsMade);
+    Ok(())
 }
 
 /// A program is kept by its descriptor and by the filters that it is attached to; it needs no pin.
