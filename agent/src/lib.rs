@@ -6,6 +6,7 @@ pub mod app;
 mod chain;
 pub mod cni;
 pub mod config;
+mod crash;
 pub mod dataplane;
 pub mod events;
 mod follow;

@@ -18,6 +18,8 @@ use tonic::{Request, Status};
 
 pub use connections::{Caller, Incoming};
 
+use crate::crash::{self, Step};
+
 /// The right to be the agent of this network namespace, for as long as it lives.
 #[derive(Debug)]
 pub struct NodeLock {
@@ -100,9 +102,13 @@ pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("make way for")(error)),
         _ => {}
     }
+    crash::point(Step::SocketWayMade);
     let listener = UnixListener::bind(&fresh).map_err(failed("listen on"))?;
+    crash::point(Step::SocketBound);
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed("protect"))?;
+    crash::point(Step::SocketClosed);
     fs::rename(&fresh, socket).map_err(failed("put in place"))?;
+    crash::point(Step::SocketPlaced);
     Ok(listener)
 }
 
@@ -118,6 +124,7 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
         .mode(0o700)
         .create(directory)
         .map_err(failed("make the directory"))?;
+    crash::point(Step::SocketDirectoryMade);
     let metadata = fs::symlink_metadata(directory).map_err(failed("look at"))?;
     let shared = |why: String| Err(SocketError::Shared { path: directory.to_owned(), why });
     if metadata.uid() != nix::unistd::geteuid().as_raw() {
@@ -132,7 +139,9 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
             return shared(format!("there is {name:?} in it"));
         }
     }
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))?;
+    crash::point(Step::SocketDirectoryClosed);
+    Ok(())
 }
 
 /// Lets a call pass if its caller is root, or who the agent runs as.

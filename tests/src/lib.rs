@@ -14,6 +14,7 @@ pub mod dist;
 pub mod host;
 pub mod image;
 pub mod node;
+pub mod observe;
 pub mod packet;
 pub mod pod;
 pub mod podman;

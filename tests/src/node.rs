@@ -26,6 +26,9 @@ use crate::{cage::Cage, dist, pod::Pod, runtime::Runtime, sys};
 /// A node of a cluster of one.
 pub struct Node {
     agent: Option<Child>,
+    /// Its binary, below `target/dist`, and what it finds in its environment besides ours.
+    program: String,
+    environment: Vec<(String, String)>,
     args: Vec<String>,
     pods: AtomicU32,
     /// If real runtimes run on it: the agent sees the PIDs that they see.
@@ -93,7 +96,20 @@ impl Node {
         sys::run("ip link set uplink up")?;
         sys::run("ip -n outside link set eth0 up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink")?;
-        Ok(Self { agent: None, args: Vec::new(), pods: AtomicU32::new(0), cage: None })
+        Ok(Self {
+            agent: None,
+            program: "ferrule-agent".to_owned(),
+            environment: Vec::new(),
+            args: Vec::new(),
+            pods: AtomicU32::new(0),
+            cage: None,
+        })
+    }
+
+    /// From its next start on, the agent is another binary of `target/dist`, with more in its environment.
+    pub fn use_agent(&mut self, program: &str, environment: &[(&str, &str)]) {
+        self.program = program.to_owned();
+        self.environment = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
     }
 
     /// Starts the agent in standalone mode and waits until it serves.
@@ -129,19 +145,8 @@ impl Node {
     /// # Errors
     /// If it does not serve; its log is in the error.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
-        ensure!(self.agent.is_none(), "the agent runs already");
-        let log = File::options().create(true).append(true).open(LOG)?;
-        let program = dist::binary("ferrule-agent")?;
-        let mut command = match &self.cage {
-            Some(cage) => cage.command(program)?,
-            None => Command::new(program),
-        };
-        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let agent = match &self.cage {
-            Some(cage) => cage.spawn(&mut command)?,
-            None => sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?,
-        };
-        let agent = self.agent.insert(agent);
+        self.begin_start()?;
+        let agent = self.agent.as_mut().context("it has just been started")?;
         let mut ended = None;
         let answered = sys::wait_until("the agent serves", START, || {
             ended = agent.try_wait()?;
@@ -188,6 +193,38 @@ impl Node {
         let mut agent = self.agent.take().context("there is no agent to kill")?;
         agent.kill()?;
         agent.wait()?;
+        Ok(())
+    }
+
+    /// Waits until the agent has ended by itself, as it does at a crash point. There may be none any more.
+    ///
+    /// # Errors
+    /// If it lives on.
+    pub fn wait_for_crash(&mut self, limit: Duration) -> anyhow::Result<()> {
+        let Some(agent) = &mut self.agent else { return Ok(()) };
+        sys::wait_until("the agent dies", limit, || Ok(agent.try_wait()?.is_some()))?;
+        self.agent = None;
+        Ok(())
+    }
+
+    /// Starts the agent as it was started before, and does not wait for it.
+    ///
+    /// # Errors
+    /// If it runs already.
+    pub fn begin_start(&mut self) -> anyhow::Result<()> {
+        ensure!(self.agent.is_none(), "the agent runs already");
+        let log = File::options().create(true).append(true).open(LOG)?;
+        let program = dist::binary(&self.program)?;
+        let mut command = match &self.cage {
+            Some(cage) => cage.command(program)?,
+            None => Command::new(program),
+        };
+        command.args(&self.args).envs(self.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.agent = Some(match &self.cage {
+            Some(cage) => cage.spawn(&mut command)?,
+            None => sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?,
+        });
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use crate::{
     chain::chain,
     cni::{Calls, CniService, Node, Policy, VifSource},
     config::{Config, Kubernetes},
+    crash::{self, Step},
     dataplane::Dataplane,
     events::Events,
     follow,
@@ -114,7 +115,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let calls = Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() };
     let cni = CniService { node: Arc::clone(&node), health: health.clone(), calls };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
+    crash::point(Step::StartServing);
     notes.end();
+    crash::point(Step::StartDone);
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
     let outcome = tokio::select! {
@@ -125,6 +128,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     // Before anything else, so that nobody counts on this agent any more.
     let _stopping = health.component("shutdown", true, "the agent is stopping");
+    crash::point(Step::StopBegun);
     match &outcome {
         Ok(signal) => tracing::info!(signal, "stopping; pods' packets flow on"),
         Err(error) => {
@@ -138,12 +142,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     if !undone {
         tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
     }
+    crash::point(Step::StopDrained);
     if let Some(watches) = watches {
         watches.stop().await;
     }
     tracer.flush().await;
     // What the last calls left to the reaper, it may not get to any more.
     let reaped = spawn_blocking(reap_now).await?;
+    crash::point(Step::StopReaped);
     outcome?;
     let drained = drained?;
     reaped?;
@@ -160,8 +166,10 @@ async fn take_over(
     tasks: &mut Tasks,
 ) -> anyhow::Result<(Arc<Node>, Notes)> {
     let registry = Registry::open(&config.state_dir)?;
+    crash::point(Step::StartRegistryRead);
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
+    crash::point(Step::StartMapsTakenOver);
     let pins = dataplane.pins().display().to_string();
     tracing::info!(pins, "dataplane loaded");
     needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
@@ -179,10 +187,13 @@ async fn take_over(
             follow::use_ranges(&at_start, &ranges)
                 .context("cannot use the pod CIDRs of the configuration")?;
         }
+        crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
         let notes = Notes::read(&socket)?;
+        crash::point(Step::StartNotesRead);
         reconcile::recover(&at_start, &notes).context("cannot take over from an earlier agent")?;
         notes.settle(&at_start.registry.list());
+        crash::point(Step::StartNotesSettled);
         anyhow::Ok(notes)
     })
     .await??;

@@ -27,6 +27,7 @@ use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::{
+    crash::{self, Step},
     health::Health,
     plug::GATEWAY,
     registry::{Attachment, Key, Pod},
@@ -72,6 +73,7 @@ impl Cni for CniService {
         };
         let added = add.await.map_err(|error| report(error, &what));
         call.end(added.as_ref().err());
+        crash::point(Step::AddAnswering);
         let outcome = match added {
             Ok(attachments) => Outcome::Result(result(&attachments)),
             Err(error) => Outcome::Error(error),
@@ -92,6 +94,7 @@ impl Cni for CniService {
         };
         let error = del.await.err().map(|error| report(error, &what));
         call.end(error.as_ref());
+        crash::point(Step::DelAnswering);
         Ok(Response::new(DelResponse { error }))
     }
 

@@ -24,6 +24,7 @@ use super::{
     work::{self, Abandoned},
 };
 use crate::{
+    crash::{self, Step},
     dataplane::Dataplane,
     events::{Events, Reason},
     plug::{
@@ -222,6 +223,7 @@ impl Node {
             if key.network == *network && !valid.contains(&key) {
                 tracing::info!(%key, "the runtime no longer knows this attachment: removing it");
                 outcome = outcome.and(self.del(key, phases).await);
+                crash::point(Step::GcRemoved);
             }
         }
         outcome
@@ -296,6 +298,7 @@ impl Node {
         phases: &Phases,
     ) -> Result<Added, VerbError> {
         ticket.check()?;
+        crash::point(Step::AddBegun);
         phases.enter(Phase::Intent);
         let netns = Netns::open(&add.netns)?;
         if let Some(before) = self.current(&add.key, &netns, phases)? {
@@ -309,10 +312,12 @@ impl Node {
         for draft in drafts {
             phases.enter(Phase::Intent);
             let made = self.reserve(draft, phases).and_then(|reserved| {
+                crash::point(Step::AddReserved);
                 let stamp = Stamp::of(&reserved.key);
                 self.plug(&netns, &stamp, &reserved, phases).inspect_err(|_| {
                     phases.enter(Phase::Undo);
                     self.cancel(&reserved);
+                    crash::point(Step::AddUndone);
                 })
             });
             match made {
@@ -323,6 +328,7 @@ impl Node {
                 }
             }
         }
+        crash::point(Step::AddPlugged);
         if matches!(decision, Decision::This(vif) if !is_active(vif)) {
             return Ok(Added::Now(plugged));
         }
@@ -342,6 +348,7 @@ impl Node {
                 return Err(error.into());
             }
         }
+        crash::point(Step::AddCommitted);
         let attached: Vec<_> =
             plugged.into_iter().map(|it| Attachment { state: State::Attached, ..it }).collect();
         for Attachment { key, pod, vif, .. } in &attached {
@@ -428,9 +435,11 @@ impl Node {
         phases.enter(Phase::Plug);
         let plan = Plan { netns, ifname: &attachment.key.ifname, stamp, vif: &attachment.vif };
         let pending = veth::create(plan, self.dataplane.filters())?;
+        crash::point(Step::AddMade);
         let host = HostLink { ifname: pending.ifname().to_owned(), ifindex: pending.ifindex() };
         phases.enter(Phase::Dataplane);
         self.dataplane.insert(host.ifindex, attachment)?;
+        crash::point(Step::AddEntered);
         phases.enter(Phase::Plug);
         let undo_entries = |_: &_| {
             if let Err(error) = self.dataplane.remove(host.ifindex, attachment.vif.addresses) {
@@ -438,6 +447,7 @@ impl Node {
             }
         };
         pending.bring_up().inspect_err(undo_entries)?;
+        crash::point(Step::AddUp);
         let plugged = Attachment { host: Some(host), ..attachment.clone() };
         Ok(self.registry.advance(plugged, State::Plugged)?)
     }
@@ -470,15 +480,19 @@ impl Node {
     /// Removes all of an attachment: entries first, so that nothing new gets in.
     pub(crate) fn remove_now(&self, attachment: &Attachment, phases: &Phases) -> Result<(), VerbError> {
         phases.enter(Phase::Dataplane);
+        crash::point(Step::DelBegun);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
         if let Some(HostLink { ifindex, .. }) = going.host {
             self.dataplane.remove(ifindex, going.vif.addresses)?;
+            crash::point(Step::DelEntriesRemoved);
             phases.enter(Phase::Plug);
             veth::bury(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
             self.reaper.notify();
+            crash::point(Step::DelBuried);
         }
         phases.enter(Phase::Commit);
         self.registry.release(&going)?;
+        crash::point(Step::DelReleased);
         tracing::info!(key = %going.key, "detached");
         Ok(())
     }

@@ -17,7 +17,10 @@ use aya::{
 };
 
 use super::layout::{self, Layout, LayoutError};
-use crate::chain::chain;
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+};
 
 /// The directories of pins of other versions.
 pub(super) struct Earlier(Vec<PathBuf>);
@@ -107,6 +110,9 @@ fn is_of_a_version(path: &Path) -> bool {
 fn remove_pins(directory: &Path) -> io::Result<()> {
     for pin in fs::read_dir(directory)? {
         fs::remove_file(pin?.path())?;
+        crash::point(Step::PinRemoved);
     }
-    fs::remove_dir(directory)
+    fs::remove_dir(directory)?;
+    crash::point(Step::PinRemoved);
+    Ok(())
 }

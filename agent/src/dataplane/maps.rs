@@ -12,7 +12,11 @@ use aya::{
 };
 use nix::errno::Errno;
 
-use crate::{registry::Attachment, vif::Addresses};
+use crate::{
+    crash::{self, Step},
+    registry::Attachment,
+    vif::Addresses,
+};
 
 /// The pinned maps, open.
 pub(super) struct Maps {
@@ -123,9 +127,11 @@ impl Maps {
         let key = VifKey { ifindex };
         self.start_counting(key)?;
         self.vifs.insert(key, vif_entry(attachment), 0).map_err(|source| write(VIFS, source))?;
+        crash::point(Step::MapWritten);
         let endpoint = endpoint(ifindex, attachment);
         for key in endpoint_keys(attachment.vif.addresses) {
             self.endpoints.insert(key, endpoint, 0).map_err(|source| write(ENDPOINTS, source))?;
+            crash::point(Step::MapWritten);
         }
         Ok(())
     }
@@ -140,7 +146,10 @@ impl Maps {
             Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(())
             }
-            result => result.map_err(failed),
+            result => {
+                crash::point(Step::MapWritten);
+                result.map_err(failed)
+            }
         }
     }
 }
@@ -189,7 +198,10 @@ fn write(map: &'static str, source: MapError) -> MapFailure {
 
 fn forget(map: &'static str, result: Result<(), MapError>) -> Result<(), MapFailure> {
     match result {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            crash::point(Step::MapRemoved);
+            Ok(())
+        }
         Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(MapFailure { what: "remove from", map, source }),
     }

@@ -14,7 +14,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{ABI_VERSION, Counters};
+use agent_common::Counters;
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, SchedClassifier},
@@ -25,7 +25,12 @@ pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::MapFailure;
 
-use crate::{plug::filter::Filters, registry::Attachment, vif::Addresses};
+use crate::{
+    crash::{self, Step},
+    plug::filter::Filters,
+    registry::Attachment,
+    vif::Addresses,
+};
 use inherit::Earlier;
 use maps::Maps;
 
@@ -84,7 +89,7 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses, or a pinned map is not this version's.
     pub fn load(object: &[u8], directory: &Path, log_level: LogLevel) -> Result<Self, DataplaneError> {
-        let pins = directory.join(format!("v{ABI_VERSION}"));
+        let pins = directory.join(format!("v{}", layout::version()));
         make_pin_directory(&pins)?;
         let mut loader = EbpfLoader::new();
         let level = log_level.as_u8();
@@ -94,6 +99,7 @@ impl Dataplane {
             loader.map_pin_path(map.name, map.path(&pins));
         }
         let mut ebpf = loader.load(object)?;
+        crash::point(Step::MapsPinned);
         if log_level != LogLevel::Off {
             log::follow(&mut ebpf);
         }
@@ -189,7 +195,9 @@ fn make_pin_directory(pins: &Path) -> Result<(), DataplaneError> {
     if !is_bpffs {
         return Err(DataplaneError::NotBpffs { path: pins.to_owned() });
     }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
+    crash::point(Step::PinsMade);
+    Ok(())
 }
 
 /// A program is kept by its descriptor and by the filters that it is attached to; it needs no pin.

@@ -22,6 +22,8 @@ use rtnetlink::{
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
+use crate::crash::{self, Step};
+
 /// A route netlink socket. It stays in the network namespace of the thread that opened it.
 pub struct Socket {
     raw: Raw,
@@ -59,6 +61,9 @@ const RECEIVE_BUFFER: usize = 64 * 1024;
 /// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
 const ACK_HAS_ATTRIBUTES: u16 = 0x200;
 const ATTRIBUTE_MESSAGE: u16 = 1;
+/// What a request is for: the types of each kind of object are four in a row, in `linux/rtnetlink.h`.
+const KIND: u16 = 3;
+const KIND_GET: u16 = 2;
 /// Length of `struct nlmsghdr`, the part of our request that an acknowledgement repeats.
 const HEADER: usize = 16;
 
@@ -127,12 +132,14 @@ impl Socket {
         let first = self.sequence.wrapping_add(1);
         let mut buffer = Vec::new();
         let mut pending = Vec::with_capacity(requests.len());
+        let mut changes = false;
         for Request { what, message, flags } in requests {
             self.sequence = self.sequence.wrapping_add(1);
             let mut message = NetlinkMessage::from(message);
             message.header.flags = flags;
             message.header.sequence_number = self.sequence;
             message.finalize();
+            changes |= message.header.message_type & KIND != KIND_GET;
             let start = buffer.len();
             buffer.resize(start + message.buffer_len().next_multiple_of(4), 0);
             if let Some(room) = buffer.get_mut(start..) {
@@ -175,6 +182,9 @@ impl Socket {
                     _ => {}
                 }
             }
+        }
+        if changes {
+            crash::point(Step::NetlinkChanged);
         }
         failure.map_or(Ok(answers), Err)
     }

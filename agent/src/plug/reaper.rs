@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use super::netlink::{NetlinkError, Request, Socket};
+use crate::crash::{self, Step};
 
 /// The link group of interfaces that are to be deleted: "ferr".
 pub const DEAD: u32 = 0x6665_7272;
@@ -72,7 +73,9 @@ impl Reaper {
 /// # Errors
 /// If the kernel refuses.
 pub fn reap_now() -> Result<(), NetlinkError> {
-    delete_group(DEAD)
+    delete_group(DEAD)?;
+    crash::point(Step::Reaped);
+    Ok(())
 }
 
 /// Deletes what an earlier agent left in either group. Nothing may be in the making.

@@ -2,6 +2,8 @@
 
 use std::{fs, io, sync::OnceLock};
 
+use crate::crash::{self, Step};
+
 /// A setting that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set net.{} to {value}", name.replace('/', "."))]
@@ -28,7 +30,10 @@ impl SysctlError {
 /// If it is missing or cannot be written.
 pub fn set(name: &str, value: &'static str) -> Result<(), SysctlError> {
     match fs::write(path(name), value) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            crash::point(Step::SysctlSet);
+            Ok(())
+        }
         Err(_) if get(name).as_deref() == Some(value) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && name.starts_with("ipv6/") && !has_ipv6() => {
             Ok(())

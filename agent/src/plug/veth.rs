@@ -101,8 +101,8 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
     }
 }
 
-/// Takes an attachment's interface out of service: its routes are deleted, and it goes into the group that the reaper
-/// deletes. One that is gone, or not ours, is left as it is.
+/// Takes an attachment's interface out of service: it goes into the group that the reaper deletes, and its routes are
+/// deleted. One that is gone, or not ours, is left as it is.
 ///
 /// It is not set down: that waits for an RCU grace period, and nothing passes that has no entry in the maps.
 ///
@@ -113,6 +113,13 @@ pub fn bury(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), Net
     if !is_stamped(&mut host, ifindex, stamp)? {
         return Ok(());
     }
+    // First, so that an agent that starts after a crash does not take an interface without routes for one that lives.
+    let message = LinkUnspec::new_with_index(ifindex).link_group(DEAD).build();
+    match host.batch(vec![set_link("take the host's interface out of service", message)]) {
+        // And its routes went with it.
+        Err(error) if error.is(Errno::ENODEV) => return Ok(()),
+        result => drop(result?),
+    }
     for address in addresses.iter() {
         let message = RouteNetlinkMessage::DelRoute(host_route(ifindex, address));
         match host.batch(vec![Request::change(format!("delete the route to {address}"), message)]) {
@@ -121,11 +128,7 @@ pub fn bury(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), Net
             _ => {}
         }
     }
-    let message = LinkUnspec::new_with_index(ifindex).link_group(DEAD).build();
-    match host.batch(vec![set_link("take the host's interface out of service", message)]) {
-        Err(error) if error.is(Errno::ENODEV) => Ok(()),
-        result => result.map(drop),
-    }
+    Ok(())
 }
 
 // === impl Pending ===

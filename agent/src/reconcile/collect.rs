@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     cni::{Node, Phases, VerbError},
+    crash::{self, Step},
     health::Health,
     metrics::ReconcileMetrics,
     registry::{Attachment, Key, Pod},
@@ -155,6 +156,7 @@ impl Collector {
                 return Ok(false);
             }
             tracing::info!(key = %of, proofs = %evidence, "removing an attachment that dangles");
+            crash::point(Step::Dangles);
             node.remove_group(&node.registry.group(&of), phases)?;
             Ok(true)
         };

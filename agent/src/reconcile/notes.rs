@@ -21,7 +21,10 @@ use nix::{
     fcntl::{Flock, FlockArg, OFlag},
 };
 
-use crate::registry::{Attachment, Key};
+use crate::{
+    crash::{self, Step},
+    registry::{Attachment, Key},
+};
 
 /// The notes that were there, and the right that no other is left meanwhile.
 pub struct Notes {
@@ -104,6 +107,7 @@ impl Notes {
                 // It can do no harm: what it is about is older than all that will be attached.
                 tracing::warn!(note = %path.display(), %error, "a note of a deleted container cannot be removed");
             }
+            crash::point(Step::NoteRemoved);
         }
     }
 

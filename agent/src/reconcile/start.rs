@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use super::Notes;
 use crate::{
     cni::{Node, Phases},
+    crash::{self, Step},
     plug::{
         filter,
         netlink::{NetlinkError, Socket},
@@ -54,11 +55,14 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     for (ifindex, attachment) in with_ifindex(&live) {
         node.dataplane.insert(ifindex, attachment)?;
     }
+    crash::point(Step::StartEntries);
     node.dataplane.inherit();
+    crash::point(Step::StartInherited);
     for (ifindex, attachment) in with_ifindex(&live) {
         if let Err(error) = reattach(node, &mut host, ifindex) {
             tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
         }
+        crash::point(Step::StartFilterReplaced);
     }
     for attachment in &dead {
         let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
@@ -66,6 +70,7 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
         if let Err(error) = node.remove_now(attachment, &Phases::untold()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
+        crash::point(Step::StartDeadRemoved);
     }
 
     // These have been seen to.
@@ -75,10 +80,13 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !buried.contains(it)) {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
         veth::bury(*ifindex, stamp, Addresses::default())?;
+        crash::point(Step::StartStrayBuried);
     }
     node.dataplane.disinherit();
     node.dataplane.retain(&live)?;
+    crash::point(Step::StartMapsRetained);
     reaper::reap_at_start()?;
+    crash::point(Step::StartReaped);
     tracing::info!(attachments = live.len(), "registry and kernel agree");
     Ok(())
 }

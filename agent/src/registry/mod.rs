@@ -34,7 +34,10 @@ pub use locks::{KeyGuard, Locks};
 pub use pods::{Known, Pods, Port, Subscription};
 pub use store::StoreError;
 
-use crate::vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif};
+use crate::{
+    crash::{self, Step},
+    vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif},
+};
 use ferrule_proto::names::IfName;
 use store::Store;
 
@@ -119,6 +122,7 @@ impl Registry {
             .mode(0o700)
             .create(directory)
             .map_err(|source| RegistryError::Directory { path: directory.to_owned(), source })?;
+        crash::point(Step::StateMade);
         let lock = take_directory(directory)?;
         let path = directory.join("registry.redb");
         let is_new = !path.exists();

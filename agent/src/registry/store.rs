@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
 
 use super::attachment::Attachment;
+use crate::crash::{self, Step};
 
 /// The durable half of the registry.
 pub struct Store {
@@ -75,6 +76,7 @@ impl Store {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source.into()) })?;
+        crash::point(Step::StoreOpened);
         let store = Self { database, path: path.to_owned() };
         match store.prepare().map_err(|source| store.failed("prepare", source))? {
             SCHEMA => Ok(store),
@@ -114,7 +116,7 @@ impl Store {
         let write = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
             transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
-            Ok(transaction.commit()?)
+            commit(transaction)
         };
         write().map_err(|source| self.failed("write to", source))
     }
@@ -141,7 +143,7 @@ impl Store {
                     table.insert(address.to_string().as_str(), millis(now))?;
                 }
             }
-            Ok(transaction.commit()?)
+            commit(transaction)
         };
         write().map_err(|source| self.failed("write to", source))
     }
@@ -158,7 +160,7 @@ impl Store {
         };
         transaction.open_table(ATTACHMENTS)?;
         transaction.open_table(RESTING)?;
-        transaction.commit()?;
+        commit(transaction)?;
         Ok(found)
     }
 
@@ -183,6 +185,13 @@ impl Store {
     fn failed(&self, what: &'static str, source: redb::Error) -> StoreError {
         StoreError::Access { what, path: self.path.clone(), source: Box::new(source) }
     }
+}
+
+fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
+    crash::point(Step::StoreWritten);
+    transaction.commit()?;
+    crash::point(Step::StoreCommitted);
+    Ok(())
 }
 
 fn millis(time: Duration) -> u64 {

@@ -14,13 +14,13 @@ mod invariants;
 mod judge;
 mod left;
 mod model;
-mod observe;
 mod ops;
 mod run;
 mod world;
 
 use std::{env, fs};
 
+use ferrule_tests::observe;
 use ops::{Mode, Op};
 
 /// Operations of each test, unless it is said otherwise.

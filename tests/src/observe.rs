@@ -8,11 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{
+use serde_json::Value;
+
+use crate::{
     node::{Node, PINS},
     sys,
 };
-use serde_json::Value;
 
 /// A look at the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,0 +1,155 @@
+//! Reads the sources for changes after which the agent cannot be let die.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::Step;
+
+/// A call that leaves something behind when the agent dies, and that no point follows.
+#[derive(Debug, PartialEq, Eq)]
+struct Unmarked {
+    line: usize,
+    text: String,
+}
+
+/// By what such calls are known: all ways out of this process that there are in the sources.
+const CHANGES: [&str; 23] = [
+    ".send_to(",
+    "ethtool(",
+    "fs::write(",
+    "fs::rename(",
+    "fs::remove_",
+    "fs::create_dir",
+    "fs::copy(",
+    "fs::hard_link(",
+    "symlink(",
+    "set_permissions(",
+    ".set_len(",
+    ".write_all(",
+    ".create(",
+    ".create_new(",
+    "Database::create(",
+    ".commit()",
+    "UnixListener::bind(",
+    "loader.load(",
+    "program.load(",
+    ".pin(",
+    "mount(",
+    // The maps, by their names in the one file that has them.
+    "self.vifs.insert(",
+    "self.counters.insert(",
+];
+/// The same, but for what comes before it in its line.
+const MAP_CHANGES: [&str; 4] = ["endpoints.insert(", "endpoints.remove(", "vifs.remove(", "counters.remove("];
+/// What ends a search.
+const POINT: &str = "crash::point(";
+
+/// Where it is known that no point follows, and why none has to.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("crash.rs", "", "it is the test's own"),
+    ("install.rs", "", "its tests leave half of each file behind, and nothing of a pod depends on it"),
+    ("registry/cache.rs", "", "it is a copy: whatever is lost of it is listed again"),
+    ("registry/mod.rs", "File::options()", "the file is there to be locked"),
+    ("registry/mod.rs", "lock.set_len(0)", "the number in it is for people"),
+    ("reconcile/notes.rs", "File::options()", "the file is there to be locked"),
+    ("plug/netlink.rs", "unsafe { ethtool(", "the kernel would do it by itself, a little later"),
+    ("dataplane/mod.rs", "program.load()", "a program that is on no interface goes with the agent"),
+    ("dataplane/maps.rs", "forget(", "the point is in it"),
+];
+
+#[test]
+fn every_change_of_the_kernel_or_of_a_file_is_followed_by_a_crash_point() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    let mut used = BTreeSet::new();
+    for file in sources(&root) {
+        let name = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        for Unmarked { line, text } in unmarked(&fs::read_to_string(&file).unwrap()) {
+            let is_it = |(of, part, _): &&(&str, &str, &str)| *of == name && text.contains(part);
+            match EXCEPTIONS.iter().position(|it| is_it(&it)) {
+                Some(number) => drop(used.insert(number)),
+                None => found.push(format!("\n    agent/src/{name}:{line}: {text}")),
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "no crash::point(Step::…) follows what is done here, before anything else is:{}\n\
+         Add one, with a step of its own in agent/src/crash.rs if there is none that says it; or an exception here, \
+         with the reason.",
+        found.concat()
+    );
+    let idle: Vec<_> = EXCEPTIONS.iter().enumerate().filter(|(number, _)| !used.contains(number)).collect();
+    assert!(idle.is_empty(), "these exceptions are of nothing any more: {idle:?}");
+}
+
+#[test]
+fn every_step_is_passed_somewhere_and_has_a_name_of_its_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let all: String = sources(&root).iter().map(|file| product(&fs::read_to_string(file).unwrap())).collect();
+    let mut names = BTreeSet::new();
+    for step in Step::ALL {
+        assert!(all.contains(&format!("{POINT}Step::{step:?})")), "{step:?} is passed nowhere");
+        assert!(names.insert(step.name()), "{} is the name of two", step.name());
+    }
+}
+
+#[test]
+fn a_change_without_a_point_is_found() {
+    let one = "fn f() {\n    fs::rename(a, b)?;\n}\nfn g() {\n    crash::point(Step::A);\n}\n";
+    assert_eq!(unmarked(one), [Unmarked { line: 2, text: "fs::rename(a, b)?;".to_owned() }]);
+    let first = "fn f() {\n    fs::write(a, b)?;\n    fs::rename(a, b)?;\n    crash::point(Step::A);\n}\n";
+    assert_eq!(unmarked(first), [Unmarked { line: 2, text: "fs::write(a, b)?;".to_owned() }]);
+    let marked = "fn f() {\n    // fs::rename(a, b) is atomic.\n    fs::rename(a, b)?;\n    crash::point(Step::A);\n}\n";
+    assert_eq!(unmarked(marked), []);
+    assert_eq!(unmarked(&format!("#[cfg(test)]\nmod tests {{\n{one}}}\n")), []);
+}
+
+/// Looks through a file. A function ends where the next one begins.
+fn unmarked(text: &str) -> Vec<Unmarked> {
+    let mut found = Vec::new();
+    let mut last: Option<Unmarked> = None;
+    for (line, text) in (1..).zip(product(text).lines()) {
+        let text = text.trim();
+        if text.starts_with("//") {
+            continue;
+        }
+        if text.contains(POINT) {
+            last = None;
+        }
+        let changes = CHANGES.iter().chain(&MAP_CHANGES).any(|change| text.contains(change));
+        let begins = text.split(['(', '<']).next().is_some_and(|start| start.split(' ').any(|it| it == "fn"));
+        if changes || begins {
+            found.extend(last.take());
+        }
+        if changes && !begins {
+            last = Some(Unmarked { line, text: text.to_owned() });
+        }
+    }
+    found.extend(last);
+    found
+}
+
+/// A file without the tests at its end.
+fn product(text: &str) -> String {
+    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
+fn sources(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let is_test = path.file_stem().is_some_and(|it| it == "tests");
+        if path.is_dir() && !is_test {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|it| it == "rs") && !is_test {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
