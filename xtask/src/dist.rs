@@ -39,6 +39,8 @@ const BINARIES: [Binary; 3] = [
     Binary { package: "ferrule-cni", name: "ferrule", profile: "shim" },
 ];
 
+/// What only an agent with crash points has in it: the name of a variable (`agent/src/crash.rs`).
+const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
 /// Names the eBPF object to them.
@@ -73,6 +75,23 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// Builds the agent that dies where a test wants it to, into `target/dist/test/`. It is not static, and never shipped.
+///
+/// # Errors
+/// If it does not build.
+pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
+    let agent = "ferrule-agent";
+    ws.cargo_host("build", "building an agent with crash points", "repair what the compiler names")
+        .args(["--package", agent, "--bin", agent, "--features", "crash-points"])
+        .run()?;
+    let built = ws.target().join("debug").join(agent);
+    if !has_crash_points(&built)? {
+        let (why, remedy) = ("it has none", "see that CRASH_POINTS in xtask/src/dist.rs is still their sign");
+        return Err(failure(&built, why, remedy).into());
+    }
+    files::copy(&built, &ws.dist().join("test").join(agent))
+}
+
 /// What [`build`] puts into `target/dist/`.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     BINARIES.iter().map(|binary| binary.name)
@@ -94,6 +113,10 @@ impl Binary {
     fn ship(self, ws: &Workspace) -> Result<()> {
         let built = self.built(ws);
         check_static(&built)?;
+        if has_crash_points(&built)? {
+            let remedy = "build it without the feature crash-points: see who turns it on, with `cargo tree --edges features`";
+            return Err(failure(&built, "it has them, and is to be shipped", remedy).into());
+        }
         let to = ws.dist().join(self.name);
         files::copy(&built, &to)?;
         let size = fs::metadata(&to).or_fail(format!("looking at {}", to.display()), "build again")?.len();
@@ -121,6 +144,19 @@ fn check_static(path: &Path) -> Result<()> {
             remedy: "look for `crt-static` in the build scripts of what is linked".to_owned(),
         }
         .into()),
+    }
+}
+
+/// Whether a test can let a binary die.
+fn has_crash_points(path: &Path) -> Result<bool> {
+    Ok(memchr::memmem::find(&files::read(path, "build again")?, CRASH_POINTS).is_some())
+}
+
+fn failure(path: &Path, why: &str, remedy: &str) -> Failure {
+    Failure {
+        attempted: format!("looking for crash points in {}", path.display()),
+        why: why.to_owned(),
+        remedy: remedy.to_owned(),
     }
 }
 

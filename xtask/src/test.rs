@@ -15,6 +15,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     lint::lint(ws)?;
     ws.cargo_host("test", "running the tests that need no root", "see which test failed, above").run()?;
     dist::build(ws)?;
+    dist::build_crashing(ws)?;
     privileged(ws)
 }
 
