@@ -18,7 +18,10 @@ use crate::sys;
 
 /// A stream of packets that is under way. Dropped, it ends.
 pub struct Probe {
+    /// For the sender.
     stop: Arc<AtomicBool>,
+    /// Nothing more is sent.
+    ended: Arc<AtomicBool>,
     sender: JoinHandle<anyhow::Result<u64>>,
     receiver: JoinHandle<anyhow::Result<Received>>,
 }
@@ -65,12 +68,13 @@ impl Probe {
             socket.connect(to_address)?;
             Ok(socket)
         })?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, ended) = (Arc::clone(&stop), Arc::clone(&stop));
+        let [stop, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (stopped, no_more) = (Arc::clone(&stop), Arc::clone(&ended));
         Ok(Self {
             stop,
+            ended,
             sender: thread::spawn(move || send(&sending, &stopped)),
-            receiver: thread::spawn(move || receive(&receiving, &ended)),
+            receiver: thread::spawn(move || receive(&receiving, &no_more)),
         })
     }
 
@@ -82,6 +86,7 @@ impl Probe {
         self.stop.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow::anyhow!("a probe panicked");
         let sent = self.sender.join().map_err(panicked)??;
+        self.ended.store(true, Ordering::Relaxed);
         let received = self.receiver.join().map_err(panicked)??;
         ensure!(received.packets <= sent, "{sent} packets became {}", received.packets);
         Ok(Outcome { sent, lost: sent - received.packets, late: received.late })
@@ -111,7 +116,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<u64> {
     Ok(sent)
 }
 
-fn receive(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<Received> {
+fn receive(socket: &UdpSocket, ended: &AtomicBool) -> anyhow::Result<Received> {
     let mut received = Received::default();
     let mut next = 0;
     let mut packet = [0; 8];
@@ -124,7 +129,7 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<Received> {
                 next = next.max(number + 1);
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if stop.load(Ordering::Relaxed) {
+                if ended.load(Ordering::Relaxed) {
                     return Ok(received);
                 }
             }

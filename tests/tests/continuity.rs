@@ -2,14 +2,15 @@
 
 use std::{
     env,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, with_agent},
+    node::{Node, PINS, with_agent},
     pod::Pod,
     probe::Probe,
     sys, traffic,
@@ -18,6 +19,8 @@ use nix::sys::signal::Signal;
 
 /// How long nobody is there to mend anything, in seconds; minutes, if one has the time.
 const DEAD: &str = "FERRULE_DEAD_SECONDS";
+/// How often it goes and comes.
+const RESTARTS: &str = "FERRULE_RESTARTS";
 
 /// Two pods, between which packets go all the time, both ways and in both families.
 struct Traffic {
@@ -59,25 +62,22 @@ impl Traffic {
         })
     }
 
-    fn expect_all(self) -> anyhow::Result<()> {
-        for probe in self.probes {
-            probe.end()?.expect_all()?;
-        }
-        Ok(())
+    fn expect_all(self, node: &Node) -> anyhow::Result<()> {
+        let outcomes = self.probes.into_iter().map(Probe::end).collect::<anyhow::Result<Vec<_>>>()?;
+        let is_whole = outcomes.iter().try_for_each(|it| it.expect_all());
+        is_whole.with_context(|| format!("{outcomes:#?}, and was counted: {:#?}", node.attachments()))
     }
 }
 
-fn seconds(name: &str, default: u64) -> anyhow::Result<Duration> {
-    let seconds =
-        env::var(name).map_or(Ok(default), |text| text.parse().with_context(|| format!("{name}={text}")))?;
-    Ok(Duration::from_secs(seconds))
+fn number(name: &str, default: u64) -> anyhow::Result<u64> {
+    env::var(name).map_or(Ok(default), |text| text.parse().with_context(|| format!("{name}={text}")))
 }
 
 #[test]
 fn pain_14_no_packet_is_lost_while_the_agent_is_dead_and_restarted() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let dead = seconds(DEAD, 3)?;
+        let dead = Duration::from_secs(number(DEAD, 3)?);
         traffic.while_streaming(|| {
             node.kill_agent()?;
             thread::sleep(dead);
@@ -85,7 +85,7 @@ fn pain_14_no_packet_is_lost_while_the_agent_is_dead_and_restarted() {
             node.signal_agent(Signal::SIGSTOP)?;
             thread::sleep(Duration::from_millis(300));
             node.signal_agent(Signal::SIGCONT)?;
-            for _ in 0..3 {
+            for _ in 0..number(RESTARTS, 3)? {
                 node.stop_agent()?;
                 node.start_again()?;
                 node.kill_agent()?;
@@ -93,7 +93,76 @@ fn pain_14_no_packet_is_lost_while_the_agent_is_dead_and_restarted() {
             }
             Ok(())
         })?;
-        traffic.expect_all()
+        traffic.expect_all(node)
+    })
+    .unwrap();
+}
+
+/// Another build of the agent, which can be told to be of another version of the maps.
+const OTHER_BUILD: &str = "test/ferrule-agent";
+const SHIPPED: &str = "ferrule-agent";
+const ABI: &str = "FERRULE_ABI_VERSION";
+
+/// Ends the agent in one way or the other, and lets a build take over.
+fn replace(node: &mut Node, build: &str, environment: &[(&str, &str)], by_crash: bool) -> anyhow::Result<()> {
+    if by_crash {
+        node.kill_agent()?
+    } else {
+        node.stop_agent()?
+    }
+    node.use_agent(build, environment);
+    node.start_again()
+}
+
+#[test]
+fn no_packet_is_lost_while_another_build_takes_over() {
+    with_agent(|node| {
+        let traffic = Traffic::start(node)?;
+        let ids = || sys::run(&format!("bpftool -j map show pinned {PINS}/VIFS"));
+        let before = ids()?;
+        traffic.while_streaming(|| {
+            for by_crash in [false, true] {
+                replace(node, OTHER_BUILD, &[], by_crash)?;
+                replace(node, SHIPPED, &[], by_crash)?;
+            }
+            Ok(())
+        })?;
+        ensure!(ids()? == before, "the maps are the same ones");
+        let runtime = node.runtime()?;
+        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        traffic.expect_all(node)
+    })
+    .unwrap();
+}
+
+#[test]
+fn no_packet_is_lost_and_nothing_forgotten_while_a_build_with_other_maps_takes_over() {
+    with_agent(|node| {
+        let traffic = Traffic::start(node)?;
+        let counted = |node: &Node| -> anyhow::Result<u64> {
+            let attachments = node.attachments()?;
+            let packets =
+                attachments.iter().filter_map(|it| it.get("counters")?.get("egress_packets")?.as_u64());
+            Ok(packets.sum())
+        };
+        let other = PINS.replace("/v1", "/v7");
+        traffic.while_streaming(|| {
+            for by_crash in [false, true] {
+                for (build, environment, pins, gone) in [
+                    (OTHER_BUILD, &[(ABI, "7")][..], other.as_str(), PINS),
+                    (SHIPPED, &[], PINS, other.as_str()),
+                ] {
+                    let before = counted(node)?;
+                    replace(node, build, environment, by_crash)?;
+                    ensure!(counted(node)? >= before, "it counts on");
+                    ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");
+                }
+            }
+            Ok(())
+        })?;
+        let runtime = node.runtime()?;
+        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        traffic.expect_all(node)
     })
     .unwrap();
 }
@@ -113,7 +182,7 @@ fn no_packet_is_lost_while_others_come_and_go() {
         sys::wait_until("only the two are left", Duration::from_secs(5), || {
             Ok(node.attachments()?.len() == 2)
         })?;
-        traffic.expect_all()
+        traffic.expect_all(node)
     })
     .unwrap();
 }

@@ -67,6 +67,17 @@ impl Maps {
         result
     }
 
+    /// Writes those entries of an attachment that are not right.
+    ///
+    /// The others are not touched: the kernel uses the memory of an entry that is replaced again at once, for the next one that
+    /// is written, while a program on another CPU may still be reading it. That one would see another pod's.
+    pub(super) fn keep(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
+        if self.verify(ifindex, attachment).is_err() {
+            return self.insert(ifindex, attachment);
+        }
+        self.start_counting(VifKey { ifindex })
+    }
+
     /// Removes all entries of an attachment; those by which packets get in go first.
     pub(super) fn remove(&mut self, ifindex: u32, addresses: Addresses) -> Result<(), MapFailure> {
         for key in endpoint_keys(addresses) {

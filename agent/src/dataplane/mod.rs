@@ -149,6 +149,14 @@ impl Dataplane {
         Ok(self.maps().insert(ifindex, attachment)?)
     }
 
+    /// The same for an attachment that may have its entries: those that are right are left alone, and packets do not notice.
+    ///
+    /// # Errors
+    /// If a map is full; then none has an entry of it.
+    pub fn keep(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
+        Ok(self.maps().keep(ifindex, attachment)?)
+    }
+
     /// Ends what [`Self::insert`] began; nothing new gets in first. What is not there is no error.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
     }
     // All entries before any filter: a new program with empty maps would drop what the old one let pass.
     for (ifindex, attachment) in with_ifindex(&live) {
-        node.dataplane.insert(ifindex, attachment)?;
+        node.dataplane.keep(ifindex, attachment)?;
     }
     crash::point(Step::StartEntries);
     node.dataplane.inherit();
