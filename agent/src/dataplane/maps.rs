@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap as StdHashMap, HashSet},
     io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
@@ -83,6 +84,27 @@ impl Maps {
             Err(MapError::KeyNotFound) => Ok(None),
             Err(source) => Err(MapFailure { what: "read", map: VIF_COUNTERS, source }),
         }
+    }
+
+    /// The entry of an interface, and which interface each of its addresses is delivered to.
+    pub(super) fn entry(&self, ifindex: u32) -> Result<Option<(VifEntry, Vec<(IpAddr, u32)>)>, MapFailure> {
+        let entry = match self.vifs.get(&VifKey { ifindex }, 0) {
+            Ok(entry) => entry,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(source) => return Err(MapFailure { what: "read", map: VIFS, source }),
+        };
+        let v4 = (entry.flags & VifEntry::HAS_IPV4 != 0).then(|| Ipv4Addr::from_octets(entry.ipv4));
+        let v6 = (entry.flags & VifEntry::HAS_IPV6 != 0).then(|| Ipv6Addr::from_octets(entry.ipv6));
+        let addresses = Addresses { v4, v6 };
+        let mut owners = Vec::new();
+        for (address, key) in addresses.iter().zip(endpoint_keys(addresses)) {
+            match self.endpoints.get(&key, 0) {
+                Ok(endpoint) => owners.push((address, endpoint.ifindex)),
+                Err(MapError::KeyNotFound) => owners.push((address, ifindex)),
+                Err(source) => return Err(MapFailure { what: "read", map: ENDPOINTS, source }),
+            }
+        }
+        Ok(Some((entry, owners)))
     }
 
     /// Whether an attachment has its entries; says what differs.

@@ -8,12 +8,13 @@ mod memory;
 use std::{
     collections::HashMap,
     fs, io,
+    net::IpAddr,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{ABI_VERSION, Counters};
+use agent_common::{ABI_VERSION, Counters, Vif};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, SchedClassifier},
@@ -139,6 +140,15 @@ impl Dataplane {
     /// If the kernel refuses.
     pub fn counters(&self, ifindex: u32) -> Result<Option<Counters>, DataplaneError> {
         Ok(self.maps().counters(ifindex)?)
+    }
+
+    /// What the maps say of a host interface, as an earlier agent has written it: its entry, and which interface each of its addresses
+    /// is delivered to. `None` if they have no entry for it.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn entry(&self, ifindex: u32) -> Result<Option<(Vif, Vec<(IpAddr, u32)>)>, DataplaneError> {
+        Ok(self.maps().entry(ifindex)?)
     }
 
     /// Whether the maps have an attachment's entries, as [`Self::insert`] wrote them.
