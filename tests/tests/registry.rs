@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, on_node, with_agent},
+    cluster::with_cluster,
+    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent},
     pod::Pod,
     sys,
 };
@@ -74,9 +75,9 @@ fn identity(attachments: &[Value]) -> Vec<Value> {
         "network",
         "container_id",
         "ifname",
-        "namespace",
-        "pod",
-        "uid",
+        "pod_namespace",
+        "pod_name",
+        "pod_uid",
         "addresses",
         "mac",
         "mtu",
@@ -218,14 +219,22 @@ fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
         sys::run(&format!("mount -t tmpfs -o size={} tmpfs /run/full", saved.len() + 8192))?;
         fs::write("/run/full/registry.redb", b"no database".repeat(saved.len() / 11))?;
         let error = node
-            .start_again_with(&["--state-dir", "/run/full"])
+            .start_agent_with(&[
+                "--standalone",
+                "--pod-cidr",
+                POD_V4,
+                "--pod-cidr",
+                POD_V6,
+                "--state-dir",
+                "/run/full",
+            ])
             .map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
         ensure!(error.contains("is damaged") && error.contains("it is left as it is"), "{error}");
         let left: Vec<_> =
             fs::read_dir("/run/full")?.map(|it| it.map(|it| it.file_name())).collect::<Result<_, _>>()?;
         ensure!(left.len() == 2, "{left:?}: a registry, and a lock");
         traffic.end()?;
-        node.start_again_with(&["--state-dir", "/run/ferrule"])?;
+        node.start_agent(&[POD_V4, POD_V6])?;
         lives_on(node, &a, &b)
     })
     .unwrap();
@@ -233,23 +242,15 @@ fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
 
 #[test]
 fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_registry_was_lost() {
-    with_agent(|node| {
+    const TWO: &str = r#"{"interfaces":[
+        {"name":"eth0","addresses":["10.244.0.20","fd00:10:244::20"],"gateways":["10.244.0.1","fd00:10:244::1"],
+         "routes":[{"dst":"198.18.0.0/15","gw":"10.244.0.254","mtu":1300}],"mac":"02:00:00:00:00:14","mtu":1400},
+        {"name":"a1","addresses":["10.244.0.21"],"routes":[{"dst":"203.0.113.0/24","priority":7}]}]}"#;
+    with_cluster(&[], |node, cluster| {
         let clean = node.kernel_state()?;
-        let mut a = node.pod("a")?;
-        let annotation = serde_json::json!({ "interfaces": [
-            { "name": "eth0", "addresses": ["10.244.0.77/24"], "routes": [{ "dst": "198.51.100.0/24" }] },
-            { "name": "net1", "addresses": ["10.244.0.78/24"], "mtu": 1400, "routes": [
-                { "dst": "203.0.113.0/24", "gw": "10.244.0.1", "mtu": 1300 }
-            ] },
-        ] });
-        let runtime = node.runtime()?.with(
-            "runtimeConfig",
-            serde_json::json!({
-                "io.kubernetes.cri.pod-annotations": { "vif.ferrule.dev/v1": annotation.to_string() }
-            }),
-        );
-        let answer = runtime.add(&a)?;
-        a.attached(&answer)?;
+        let pod = cluster.pod(node, "two", &[("vif.ferrule.dev/v1", TWO)])?;
+        let runtime = node.runtime()?;
+        let answer = runtime.add(&pod)?;
         let before = identity(&node.attachments()?);
         ensure!(before.len() == 2, "{before:#?}");
         node.kill_agent()?;
@@ -257,10 +258,37 @@ fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_re
         node.start_again()?;
         let after = identity(&node.attachments()?);
         ensure!(after == before, "there is {after:#?}\nand was {before:#?}");
-        runtime.check(&a)?;
-        ensure!(runtime.add(&a)? == answer, "a repeated ADD gives the same answer");
-        ensure!(identity(&node.attachments()?) == before, "and it is the same interface");
-        runtime.del(&a)?;
+        runtime.check(&pod)?;
+        let again = runtime.add(&pod)?;
+        ensure!(again == answer, "a repeated ADD gives another answer: {again:#}\nand gave {answer:#}");
+        ensure!(identity(&node.attachments()?) == before, "the interfaces were made anew");
+        runtime.del(&pod)?;
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&clean)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pain_3_an_attachment_whose_pod_is_not_known_any_more_is_kept_as_long_as_it_lives_and_no_longer() {
+    with_cluster(&["--reconcile-period", "1"], |node, cluster| {
+        let clean = node.kernel_state()?;
+        let pod = cluster.attach(node, "web")?;
+        node.kill_agent()?;
+        fs::remove_file(STORE)?;
+        fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
+        node.start_again()?;
+        // To the API server it may even be gone.
+        cluster.delete(&pod)?;
+        let rounds = node.metric("ferrule_reconcile_rounds_total")?;
+        sys::wait_until("all attachments have been looked at a few times", LIMIT, || {
+            Ok(node.metric("ferrule_reconcile_rounds_total")? >= rounds + 4.0)
+        })?;
+        let kept = node.attachments()?;
+        ensure!(kept.len() == 1 && kept[0]["pod_name"] == "", "{kept:#?}");
+        pod.ping(NODE_V4)?;
+        pod.remove()?;
+        sys::wait_until("it is removed", LIMIT, || Ok(node.attachments()?.is_empty()))?;
         node.wait_for_kernel_state(&clean)
     })
     .unwrap();
@@ -269,10 +297,10 @@ fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_re
 #[test]
 fn pain_1_a_pod_of_one_family_keeps_it_when_the_registry_is_lost() {
     on_node(|node| {
-        node.start_agent(&[ferrule_tests::node::POD_V4])?;
+        node.start_agent(&[POD_V4])?;
         let a = node.attach("a")?;
         node.stop_agent()?;
-        node.start_agent(&[ferrule_tests::node::POD_V4, ferrule_tests::node::POD_V6])?;
+        node.start_agent(&[POD_V4, POD_V6])?;
         let b = node.attach("b")?;
         ensure!((a.addresses.len(), b.addresses.len()) == (1, 2));
         let before = identity(&node.attachments()?);
