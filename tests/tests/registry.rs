@@ -32,7 +32,7 @@ struct Traffic {
 
 impl Traffic {
     fn begin(from: &Pod, to: &Pod) -> anyhow::Result<Self> {
-        let address = to.addresses[0];
+        let address = *to.addresses.first().context("not attached")?;
         let listener = sys::in_netns(to.path(), || Ok(TcpListener::bind((address, 0))?))?;
         let at = listener.local_addr()?;
         let client = sys::in_netns(from.path(), || Ok(TcpStream::connect_timeout(&at, LIMIT)?))?;
@@ -134,7 +134,7 @@ fn lives_on(node: &Node, a: &Pod, b: &Pod) -> anyhow::Result<()> {
     let new = node.attach("new")?;
     let is_taken = |it: &std::net::IpAddr| a.addresses.contains(it) || b.addresses.contains(it);
     ensure!(!new.addresses.iter().any(is_taken), "{:?}", new.addresses);
-    new.ping(&a.addresses[0].to_string())?;
+    new.ping(&a.addresses.first().context("not attached")?.to_string())?;
     runtime.del(&new)
 }
 

@@ -22,6 +22,14 @@ pub(super) struct Maps {
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
+/// What the maps say of a host interface, as an earlier agent has written it.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub vif: VifEntry,
+    /// The interface's addresses, and the index of the interface that each of them is delivered to.
+    pub owners: Vec<(IpAddr, u32)>,
+}
+
 /// A map that cannot be opened or changed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} the map {map}{}", if is_full(source) { ": it is full; the node has as many pods as it can have" } else { "" })]
@@ -86,15 +94,15 @@ impl Maps {
         }
     }
 
-    /// The entry of an interface, and which interface each of its addresses is delivered to.
-    pub(super) fn entry(&self, ifindex: u32) -> Result<Option<(VifEntry, Vec<(IpAddr, u32)>)>, MapFailure> {
-        let entry = match self.vifs.get(&VifKey { ifindex }, 0) {
-            Ok(entry) => entry,
+    /// What they say of an interface.
+    pub(super) fn entry(&self, ifindex: u32) -> Result<Option<Entry>, MapFailure> {
+        let vif = match self.vifs.get(&VifKey { ifindex }, 0) {
+            Ok(vif) => vif,
             Err(MapError::KeyNotFound) => return Ok(None),
             Err(source) => return Err(MapFailure { what: "read", map: VIFS, source }),
         };
-        let v4 = (entry.flags & VifEntry::HAS_IPV4 != 0).then(|| Ipv4Addr::from_octets(entry.ipv4));
-        let v6 = (entry.flags & VifEntry::HAS_IPV6 != 0).then(|| Ipv6Addr::from_octets(entry.ipv6));
+        let v4 = (vif.flags & VifEntry::HAS_IPV4 != 0).then(|| Ipv4Addr::from_octets(vif.ipv4));
+        let v6 = (vif.flags & VifEntry::HAS_IPV6 != 0).then(|| Ipv6Addr::from_octets(vif.ipv6));
         let addresses = Addresses { v4, v6 };
         let mut owners = Vec::new();
         for (address, key) in addresses.iter().zip(endpoint_keys(addresses)) {
@@ -104,7 +112,7 @@ impl Maps {
                 Err(source) => return Err(MapFailure { what: "read", map: ENDPOINTS, source }),
             }
         }
-        Ok(Some((entry, owners)))
+        Ok(Some(Entry { vif, owners }))
     }
 
     /// Whether an attachment has its entries; says what differs.

@@ -8,13 +8,12 @@ mod memory;
 use std::{
     collections::HashMap,
     fs, io,
-    net::IpAddr,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{ABI_VERSION, Counters, Vif};
+use agent_common::{ABI_VERSION, Counters};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, SchedClassifier},
@@ -23,7 +22,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::MapFailure;
+pub use maps::{Entry, MapFailure};
 
 use crate::{plug::filter::Filters, registry::Attachment, vif::Addresses};
 use maps::Maps;
@@ -142,12 +141,11 @@ impl Dataplane {
         Ok(self.maps().counters(ifindex)?)
     }
 
-    /// What the maps say of a host interface, as an earlier agent has written it: its entry, and which interface each of its addresses
-    /// is delivered to. `None` if they have no entry for it.
+    /// What the maps say of a host interface; `None` if they have no entry for it.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn entry(&self, ifindex: u32) -> Result<Option<(Vif, Vec<(IpAddr, u32)>)>, DataplaneError> {
+    pub fn entry(&self, ifindex: u32) -> Result<Option<Entry>, DataplaneError> {
         Ok(self.maps().entry(ifindex)?)
     }
 

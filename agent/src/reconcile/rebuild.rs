@@ -4,15 +4,13 @@
 //! the former two. The namespace is found by the number that the host has for the one that the interface's other end is in. What is
 //! only in the pod, its routes, is read there; nothing that a pod could have changed decides what it may send or is given.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    path::PathBuf,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use agent_common::Vif as Entry;
+use agent_common::Vif as VifEntry;
 
 use crate::{
     cni::Node,
+    dataplane::Entry,
     metrics::{StoreMetrics, count},
     plug::{
         GATEWAY,
@@ -76,24 +74,32 @@ pub(super) fn rebuild(
     let mut keys = HashSet::new();
     for seen in survey::survey(host)?.into_iter().filter(|it| unknown.contains(&it.ifindex)) {
         let entry = node.dataplane.entry(seen.ifindex)?;
-        if is_whole && entry.is_none() {
-            // What a plug left that failed: it is removed as such.
+        let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *seen.stamp.key();
+        if entry.is_none() && (is_whole || known.iter().any(is_intent)) {
+            // What an ADD left that did not get far: it is removed as such.
             continue;
         }
         let (ifindex, stamp) = (seen.ifindex, seen.stamp.clone());
-        match believe(seen, entry, |other| stamped.contains_key(&other)) {
-            Ok(it)
-                if it.addresses.iter().all(|address| !taken.contains(&address))
-                    && keys.insert(stamp.key().clone()) =>
-            {
+        let believed = believe(seen, entry, |other| stamped.contains_key(&other)).and_then(|it| {
+            let is_free = it.addresses.iter().all(|address| !taken.contains(&address));
+            let is_first = keys.insert(stamp.key().clone());
+            if is_free && is_first {
+                Ok(it)
+            } else {
+                Err("another interface has its addresses, or its stamp")
+            }
+        });
+        match believed {
+            Ok(it) => {
                 taken.extend(it.addresses.iter());
                 found.push(it);
             }
-            Ok(_) | Err(()) => {
+            Err(why) => {
                 tracing::error!(
                     ifindex,
                     %stamp,
-                    "nothing tells which addresses an interface of a pod has: it is left as it is, and its attachment is not known"
+                    why,
+                    "an interface of a pod is left as it is: its attachment cannot be made anew, and is not known"
                 );
                 left.insert(ifindex, Addresses::default());
             }
@@ -143,29 +149,25 @@ fn say(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
 }
 
 /// What the host has of an interface. An address that another one of ours is given packets for is not its.
-fn believe(
-    seen: Seen,
-    entry: Option<(Entry, Vec<(std::net::IpAddr, u32)>)>,
-    is_ours: impl Fn(u32) -> bool,
-) -> Result<Found, ()> {
+fn believe(seen: Seen, entry: Option<Entry>, is_ours: impl Fn(u32) -> bool) -> Result<Found, &'static str> {
     let ifindex = seen.ifindex;
     let (addresses, mac, pod) = match entry {
-        Some((entry, owners)) => {
+        Some(Entry { vif, owners }) => {
             let its = owners.into_iter().filter(|(_, owner)| *owner == ifindex || !is_ours(*owner));
             let addresses = Addresses::collect(its.map(|(address, _)| address));
-            (addresses, Some(Mac(entry.mac)), pod(&entry, seen.stamp.key()))
+            (addresses, Some(Mac(vif.mac)), pod(&vif, seen.stamp.key()))
         }
         None => (Addresses::collect(seen.addresses.iter().copied()), seen.mac, Pod::default()),
     };
-    let addresses = addresses.map_err(drop)?;
+    let addresses = addresses.map_err(|_| "it would have two addresses of one family")?;
     if addresses == Addresses::default() {
-        return Err(());
+        return Err("nothing tells its addresses");
     }
     Ok(Found { mac: mac.unwrap_or_else(|| addresses.mac()), seen, addresses, pod })
 }
 
 /// The pod that an entry was written for; unknown if what it says was cut, or is the container's ID.
-fn pod(entry: &Entry, key: &Key) -> Pod {
+fn pod(entry: &VifEntry, key: &Key) -> Pod {
     let (Some(name), Some(uid)) = (text(&entry.pod), text(&entry.pod_uid)) else { return Pod::default() };
     match name.split_once('/') {
         Some((namespace, name)) => Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid },
@@ -222,7 +224,7 @@ fn attachment(
         key: seen.stamp.key().clone(),
         state: State::Attached,
         pod,
-        netns: place.and_then(|place| place.path.clone()).unwrap_or_else(PathBuf::new),
+        netns: place.and_then(|place| place.path.clone()).unwrap_or_default(),
         netns_id: place.map_or(NetnsId::UNKNOWN, |place| place.netns.id()),
         vif,
         with,
@@ -248,4 +250,109 @@ fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<P
         vif.routes.push(Route { dst, gw, mtu, advmss, priority });
     }
     vif
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(addresses: &[&str]) -> Seen {
+        Seen {
+            ifindex: 7,
+            ifname: "frx".to_owned(),
+            stamp: Stamp::parse("ferrule:net:0123:eth0").unwrap(),
+            mtu: 1500,
+            peer: Some(2),
+            nsid: None,
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            mac: None,
+        }
+    }
+
+    fn entry(pod: &str, owners: &[(&str, u32)]) -> Entry {
+        let vif = VifEntry {
+            ipv4: [10, 0, 0, 2],
+            flags: VifEntry::HAS_IPV4,
+            ipv6: [0; 16],
+            mac: [2, 0, 0, 0, 0, 2],
+            reserved: [0; 2],
+            pod: VifEntry::text(pod),
+            pod_uid: VifEntry::text("u-1"),
+            ifname: VifEntry::text("eth0"),
+        };
+        Entry {
+            vif,
+            owners: owners.iter().map(|(address, owner)| (address.parse().unwrap(), *owner)).collect(),
+        }
+    }
+
+    #[test]
+    fn the_maps_tell_more_than_the_routes_and_an_address_of_anothers_is_not_taken() {
+        let ours = |ifindex| ifindex == 7 || ifindex == 8;
+        let of_maps =
+            believe(seen(&["10.0.0.9"]), Some(entry("n/web", &[("10.0.0.2", 7)])), ours).ok().unwrap();
+        assert_eq!(
+            (of_maps.addresses.to_string().as_str(), of_maps.mac.to_string().as_str()),
+            ("10.0.0.2", "02:00:00:00:00:02")
+        );
+        let of_routes = believe(seen(&["10.0.0.9", "fd00::9"]), None, ours).ok().unwrap();
+        assert_eq!(
+            (of_routes.addresses.to_string(), of_routes.mac),
+            ("10.0.0.9 fd00::9".to_owned(), of_routes.addresses.mac())
+        );
+        assert!(believe(seen(&[]), None, ours).is_err());
+        assert!(believe(seen(&["10.0.0.8", "10.0.0.9"]), None, ours).is_err(), "which of them?");
+        assert!(
+            believe(seen(&[]), Some(entry("n/web", &[("10.0.0.2", 8)])), ours).is_err(),
+            "it is the other one's"
+        );
+        assert!(
+            believe(seen(&[]), Some(entry("n/web", &[("10.0.0.2", 9)])), ours).is_ok(),
+            "what was delivered to is gone"
+        );
+    }
+
+    #[test]
+    fn pain_3_a_pod_that_is_not_told_in_full_is_unknown() {
+        let key = Key::try_from("net/0123/eth0".to_owned()).unwrap();
+        let told = |name: &str| pod(&entry(name, &[]).vif, &key);
+        let web = Pod { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u-1".to_owned() };
+        assert_eq!(told("n/web"), web);
+        assert_eq!(told("web"), Pod { namespace: String::new(), ..web });
+        for unknown in [&format!("n/{}", "w".repeat(126)), "n/w\u{fc}rfel", "0123"] {
+            assert_eq!(told(unknown), Pod::default(), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_vif_has_the_routes_that_a_plug_made_for_it() {
+        let route = |dst: &str, gateway: &str, priority| PodRoute {
+            dst: dst.parse().unwrap(),
+            gateway: gateway.parse().unwrap(),
+            mtu: None,
+            advmss: None,
+            priority,
+        };
+        let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: Some("fd00::2".parse().unwrap()) };
+        let made = |gateways, routes| Vif {
+            mac: addresses.mac(),
+            mtu: 1500,
+            addresses,
+            gateways,
+            is_default: true,
+            routes,
+        };
+        let plain = made(Addresses::default(), Vec::new());
+        let through = Addresses { v4: Some([10, 0, 0, 1].into()), v6: None };
+        let own = Route::new("192.168.0.0/16".parse().unwrap(), Some("10.0.0.254".parse().unwrap()));
+        let same = Route { priority: Some(7), ..Route::new("172.16.0.0/12".parse().unwrap(), None) };
+        let decided = made(through, vec![own, same]);
+        for expected in [plain, decided] {
+            let Vif { mac, mtu, addresses, is_default, .. } = expected;
+            assert_eq!(vif(addresses, mac, mtu, is_default, expected.all_routes(GATEWAY)), expected);
+        }
+        let many: Vec<_> =
+            (0..=255).map(|it| route(&format!("172.16.{it}.0/24"), "10.0.0.1", None)).collect();
+        assert_eq!(vif(addresses, addresses.mac(), 1500, true, many).routes.len(), MAX_ROUTES);
+    }
 }
