@@ -182,6 +182,17 @@ fn pain_1_a_record_that_cannot_be_read_is_made_anew_beside_the_others() {
 }
 
 #[test]
+fn pain_1_a_record_that_is_missing_without_a_trace_is_made_anew_all_the_same() {
+    let lose = || {
+        let database = redb::Database::open(STORE)?;
+        let transaction = database.begin_write()?;
+        transaction.open_table(ATTACHMENTS)?.pop_first()?.context("no record")?;
+        Ok(transaction.commit()?)
+    };
+    nothing_is_lost_by(lose, "had lost attachments").unwrap();
+}
+
+#[test]
 fn a_registry_of_a_newer_agent_is_refused_and_left_as_it_is() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);

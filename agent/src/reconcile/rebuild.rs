@@ -117,6 +117,13 @@ pub(super) fn rebuild(
     for Attachment { key, pod, vif, netns, .. } in &attachments {
         tracing::warn!(%key, %pod, addresses = %vif.addresses, ?netns, "an attachment was made anew from what the kernel has");
     }
+    if is_whole && !attachments.is_empty() {
+        tracing::error!(
+            attachments = attachments.len(),
+            "the registry's store had lost attachments that the kernel has"
+        );
+        metrics.rebuilds.inc();
+    }
     metrics.rebuilt_attachments.inc_by(attachments.len() as u64);
     metrics.unknown_interfaces.set(count(left.len()));
     node.registry.settle(attachments, &superseded, left.is_empty())?;

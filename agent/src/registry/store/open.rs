@@ -41,7 +41,7 @@ pub enum Condition {
 
 /// Why a file is not opened as it is.
 enum Unfit {
-    /// There is nothing in it, as before the first transaction.
+    /// There is none, or nothing in it.
     Empty,
     Damaged {
         why: String,
@@ -115,7 +115,9 @@ fn examine_copy(
 ) -> Result<Result<(), Unfit>, redb::Error> {
     let mut database = Database::builder().create_with_backend(copy)?;
     let is_sound = database.check_integrity()?;
-    let Some(found) = layout(&database)? else { return Ok(Err(Unfit::Empty)) };
+    let Some(found) = layout(&database)? else {
+        return Err(redb::Error::Corrupted("there is nothing in it".to_owned()));
+    };
     if needed(found, migrations).is_none() {
         let (path, known) = (path.to_owned(), newest(migrations));
         return Ok(Err(Unfit::Refused(StoreError::Schema { path, found, known })));
