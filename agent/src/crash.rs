@@ -64,6 +64,14 @@ steps! {
     MapsPinned = "kernel.maps_pinned",
     /// The registry's store is there, and may be new.
     StoreOpened = "store.opened",
+    /// What an earlier crash left in a new store's way is gone.
+    StoreWayMade = "store.way_made",
+    /// A damaged store has another name too.
+    StoreSetAside = "store.set_aside",
+    /// A new store is in the place of the registry's.
+    StorePlaced = "store.placed",
+    /// One of the damaged stores that were kept is gone.
+    StoreForgotten = "store.forgotten",
     /// A transaction has all that it is about, and is not durable.
     StoreWritten = "store.written",
     /// A transaction is durable.

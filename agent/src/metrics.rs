@@ -15,6 +15,7 @@ pub struct Metrics {
     pub watch: WatchMetrics,
     pub events: EventMetrics,
     pub reconcile: ReconcileMetrics,
+    pub registry_store: StoreMetrics,
     pub cni: CniMetrics,
     pub trace: TraceMetrics,
 }
@@ -43,6 +44,15 @@ pub struct ReconcileMetrics {
     /// Attachments that were found dangling and are not removed yet.
     pub dangling: Gauge,
     pub removed: Counter,
+}
+
+/// Of the registry's store, which may be lost or damaged.
+#[derive(Debug, Clone, Default)]
+pub struct StoreMetrics {
+    pub rebuilds: Counter,
+    pub rebuilt_attachments: Counter,
+    /// Interfaces whose attachments could not be made anew.
+    pub unknown_interfaces: Gauge,
 }
 
 /// Of the Events about pods.
@@ -116,13 +126,15 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("ferrule");
         let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
         let reconcile = ReconcileMetrics::default();
+        let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
+        registry_store.register(registry.sub_registry_with_prefix("registry"));
         cni.register(registry.sub_registry_with_prefix("cni"));
         trace.register(registry.sub_registry_with_prefix("trace_spans"));
-        Self { registry: Arc::new(registry), watch, events, reconcile, cni, trace }
+        Self { registry: Arc::new(registry), watch, events, reconcile, registry_store, cni, trace }
     }
 }
 
@@ -210,6 +222,28 @@ impl ReconcileMetrics {
             self.dangling.clone(),
         );
         registry.register("removed", "Attachments removed because they were dangling", self.removed.clone());
+    }
+}
+
+// === impl StoreMetrics ===
+
+impl StoreMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "rebuilds",
+            "Times that the registry's store was lost or damaged",
+            self.rebuilds.clone(),
+        );
+        registry.register(
+            "rebuilt_attachments",
+            "Attachments made anew from what the kernel has",
+            self.rebuilt_attachments.clone(),
+        );
+        registry.register(
+            "unknown_interfaces",
+            "Interfaces left as they are: their attachments could not be made anew",
+            self.unknown_interfaces.clone(),
+        );
     }
 }
 

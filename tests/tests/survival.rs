@@ -208,26 +208,6 @@ fn the_programs_log_to_the_agents_log_when_they_are_told_to() {
 }
 
 #[test]
-fn a_lost_registry_does_not_cost_the_pods_their_network() {
-    with_agent(|node| {
-        let (a, b) = (node.attach("a")?, node.attach("b")?);
-        node.stop_agent()?;
-        fs::rename("/run/ferrule/registry.redb", "/run/saved")?;
-        let error =
-            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
-        ensure!(
-            error.contains("the kernel has 2 interfaces of pods") && error.contains("Restore it"),
-            "{error}"
-        );
-        a.ping(&b.addresses[0].to_string())?;
-        fs::rename("/run/saved", "/run/ferrule/registry.redb")?;
-        node.start_again()?;
-        node.runtime()?.check(&a)
-    })
-    .unwrap();
-}
-
-#[test]
 fn pain_14_lost_maps_are_filled_before_the_programs_are_replaced() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);

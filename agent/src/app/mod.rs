@@ -182,6 +182,7 @@ async fn take_over(
     };
     let node = Arc::new(Node::new(registry, dataplane, uplink, Reaper::default(), policy, events));
     let (at_start, ranges, socket) = (Arc::clone(&node), config.pod_cidrs.clone(), config.socket.clone());
+    let of_store = metrics.registry_store.clone();
     let notes = spawn_blocking(move || {
         if !ranges.is_empty() {
             follow::use_ranges(&at_start, &ranges)
@@ -191,7 +192,7 @@ async fn take_over(
         server::close_directory(&socket)?;
         let notes = Notes::read(&socket)?;
         crash::point(Step::StartNotesRead);
-        reconcile::recover(&at_start, &notes).context("cannot take over from an earlier agent")?;
+        reconcile::recover(&at_start, &notes, &of_store).context("cannot take over from an earlier agent")?;
         notes.settle(&at_start.registry.list());
         crash::point(Step::StartNotesSettled);
         anyhow::Ok(notes)

@@ -3,6 +3,7 @@
 mod call;
 mod decide;
 mod error;
+mod identity;
 mod pending;
 mod phases;
 mod previous;

@@ -505,7 +505,7 @@ impl Node {
         netns: &Netns,
         phases: &Phases,
     ) -> Result<Option<Vec<Attachment>>, VerbError> {
-        let group = self.registry.group(key);
+        let group = self.with_netns(self.registry.group(key), netns)?;
         for before in &group {
             let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
                 return Ok(None);
@@ -537,6 +537,7 @@ impl Node {
             return Err(VerbError::Unknown);
         }
         let netns = Netns::open(path)?;
+        let group = self.with_netns(group, &netns)?;
         for attachment in &group {
             if netns.id() != attachment.netns_id {
                 let differs =

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap as StdHashMap, HashSet},
     io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
@@ -23,6 +24,14 @@ pub(super) struct Maps {
     vifs: HashMap<MapData, VifKey, VifEntry>,
     endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
+}
+
+/// What the maps say of a host interface, as an earlier agent has written it.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub vif: VifEntry,
+    /// The interface's addresses, and the index of the interface that each of them is delivered to.
+    pub owners: Vec<(IpAddr, u32)>,
 }
 
 /// A map that cannot be opened or changed.
@@ -98,6 +107,27 @@ impl Maps {
             Err(MapError::KeyNotFound) => Ok(None),
             Err(source) => Err(MapFailure { what: "read", map: VIF_COUNTERS, source }),
         }
+    }
+
+    /// What they say of an interface.
+    pub(super) fn entry(&self, ifindex: u32) -> Result<Option<Entry>, MapFailure> {
+        let vif = match self.vifs.get(&VifKey { ifindex }, 0) {
+            Ok(vif) => vif,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(source) => return Err(MapFailure { what: "read", map: VIFS, source }),
+        };
+        let v4 = (vif.flags & VifEntry::HAS_IPV4 != 0).then(|| Ipv4Addr::from_octets(vif.ipv4));
+        let v6 = (vif.flags & VifEntry::HAS_IPV6 != 0).then(|| Ipv6Addr::from_octets(vif.ipv6));
+        let addresses = Addresses { v4, v6 };
+        let mut owners = Vec::new();
+        for (address, key) in addresses.iter().zip(endpoint_keys(addresses)) {
+            match self.endpoints.get(&key, 0) {
+                Ok(endpoint) => owners.push((address, endpoint.ifindex)),
+                Err(MapError::KeyNotFound) => owners.push((address, ifindex)),
+                Err(source) => return Err(MapFailure { what: "read", map: ENDPOINTS, source }),
+            }
+        }
+        Ok(Some(Entry { vif, owners }))
     }
 
     /// Whether an attachment has its entries; says what differs.

@@ -23,7 +23,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::MapFailure;
+pub use maps::{Entry, MapFailure};
 
 use crate::{
     crash::{self, Step},
@@ -171,6 +171,14 @@ impl Dataplane {
     /// If the kernel refuses.
     pub fn counters(&self, ifindex: u32) -> Result<Option<Counters>, DataplaneError> {
         Ok(self.maps().counters(ifindex)?)
+    }
+
+    /// What the maps say of a host interface; `None` if they have no entry for it.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn entry(&self, ifindex: u32) -> Result<Option<Entry>, DataplaneError> {
+        Ok(self.maps().entry(ifindex)?)
     }
 
     /// Whether the maps have an attachment's entries, as [`Self::insert`] wrote them.

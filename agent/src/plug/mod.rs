@@ -13,6 +13,7 @@ pub mod netns;
 pub mod reaper;
 mod requests;
 pub mod stamp;
+pub mod survey;
 pub mod sysctl;
 pub mod uplink;
 pub mod veth;

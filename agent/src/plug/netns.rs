@@ -93,6 +93,11 @@ impl Netns {
         self.id
     }
 
+    /// By which it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Its descriptor's number, for a netlink attribute.
     pub fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()

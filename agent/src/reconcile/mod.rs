@@ -9,6 +9,7 @@ mod collect;
 mod notes;
 mod proofs;
 mod queue;
+mod rebuild;
 mod start;
 mod verdict;
 

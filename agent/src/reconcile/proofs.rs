@@ -66,11 +66,16 @@ impl Evidence {
     ) -> Option<Self> {
         let first = group.first()?;
         let witness = Witness { pods: &registry.pods, api };
+        let link_gone = link_gone(group);
         let is_made = |it: &Attachment| matches!(it.state, State::Attached | State::Unplugging);
         Some(Self {
             made: group.iter().all(is_made),
-            netns_gone: netns_gone(&first.netns, first.netns_id),
-            link_gone: link_gone(group),
+            netns_gone: if first.has_path() {
+                netns_gone(&first.netns, first.netns_id)
+            } else {
+                pathless_gone(&link_gone)
+            },
+            link_gone,
             pod_gone: witness.pod_gone(&first.pod, age(group)),
             not_in_work: if registry.is_worked_on(key) {
                 Seen::no("a call works on it, or waits to")
@@ -181,6 +186,12 @@ fn netns_gone(path: &Path, id: NetnsId) -> Seen {
         }
         Err(error) => Seen::no(chain(&error)),
     }
+}
+
+/// Of an attachment that was made anew, without a path: its interface tells, which goes with the namespace.
+fn pathless_gone(link_gone: &Seen) -> Seen {
+    let Seen { holds, what } = link_gone;
+    Seen { holds: *holds, what: format!("no path to its namespace is known, and {what}") }
 }
 
 fn link_gone(group: &[Attachment]) -> Seen {
@@ -304,6 +315,12 @@ mod tests {
             let seen = netns_gone(path, other);
             assert!(seen.holds, "{path:?}: {}", seen.what);
         }
+    }
+
+    #[test]
+    fn pain_3_a_namespace_without_a_path_is_gone_only_if_its_interface_is() {
+        assert!(!pathless_gone(&Seen::no("the host has the interface")).holds);
+        assert!(pathless_gone(&Seen::yes("the host has no interface of it")).holds);
     }
 
     #[test]

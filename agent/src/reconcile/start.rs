@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use nix::errno::Errno;
 
-use super::Notes;
+use super::{Notes, rebuild::rebuild};
 use crate::{
     cni::{Node, Phases},
     crash::{self, Step},
+    metrics::StoreMetrics,
     plug::{
         filter,
         netlink::{NetlinkError, Socket},
@@ -21,22 +22,15 @@ use crate::{
 };
 
 /// Takes the attachments over that an earlier agent made, undoes what it left half done, and does what the notes say was
-/// deleted meanwhile. Interfaces without our stamp are not touched.
+/// deleted meanwhile. Attachments that the registry lost are made anew. Interfaces without our stamp are not touched.
 ///
 /// # Errors
-/// If the kernel or the store refuses, or the store has been lost while pods are running. What goes wrong with one
+/// If the kernel or the store refuses. What goes wrong with one
 /// attachment does not keep the others from being served: it is said, and stays as it is.
-pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
+pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Result<()> {
     let mut host = Socket::open()?;
     let stamped = stamped_links(&mut host).context("cannot list the interfaces that are ours")?;
-    if node.registry.is_new() && !stamped.is_empty() {
-        bail!(
-            "the kernel has {} interfaces of pods, but the state directory has no registry: it was lost, or is \
-             another one now. Restore it; or, if these pods may lose their network, delete the interfaces whose alias \
-             begins with `ferrule:` first",
-            stamped.len()
-        );
-    }
+    let left = rebuild(node, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
 
     let all = node.registry.list();
     let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
@@ -75,8 +69,9 @@ pub fn recover(node: &Node, notes: &Notes) -> anyhow::Result<()> {
 
     // These have been seen to.
     let buried: HashSet<u32> = with_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
-    let live: HashMap<u32, Addresses> =
+    let mut live: HashMap<u32, Addresses> =
         with_ifindex(&live).map(|(ifindex, it)| (ifindex, it.vif.addresses)).collect();
+    live.extend(left);
     for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !buried.contains(it)) {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
         veth::bury(*ifindex, stamp, Addresses::default())?;

@@ -16,7 +16,8 @@ pub struct Key {
     pub ifname: IfName,
 }
 
-/// The pod that a container is the sandbox of, as far as the runtime told.
+/// The pod that a container is the sandbox of, as far as the runtime told. What is not known is empty, and then nobody can be asked
+/// whether the pod is gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
     pub namespace: String,
@@ -75,8 +76,9 @@ pub struct Attachment {
     pub key: Key,
     pub state: State,
     pub pod: Pod,
-    /// The path as the runtime gave it.
+    /// The path as the runtime gave it. Empty if the attachment was made anew from what the kernel has, and none was found.
     pub netns: PathBuf,
+    /// [`NetnsId::UNKNOWN`] if the namespace was not found then.
     pub netns_id: NetnsId,
     pub vif: Vif,
     /// For a further interface that the pod's VIF has: the one that the runtime asked for, with which it comes and goes.
@@ -107,6 +109,11 @@ impl Attachment {
     pub fn runtime_key(&self) -> Key {
         self.with.as_ref().unwrap_or(&self.key).clone()
     }
+
+    /// Whether a path to its namespace is known.
+    pub fn has_path(&self) -> bool {
+        !self.netns.as_os_str().is_empty()
+    }
 }
 
 // === impl Pod ===
@@ -127,6 +134,11 @@ impl fmt::Display for Pod {
 }
 
 // === impl NetnsId ===
+
+impl NetnsId {
+    /// No namespace has it: inode numbers begin with 1.
+    pub const UNKNOWN: Self = Self { dev: 0, ino: 0 };
+}
 
 impl fmt::Display for NetnsId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -32,21 +32,21 @@ pub use attachment::{Attachment, HostLink, Key, NetnsId, Pod, State};
 pub use cache::Cache;
 pub use locks::{KeyGuard, Locks};
 pub use pods::{Known, Pods, Port, Subscription};
-pub use store::StoreError;
+pub use store::{Condition, StoreError};
 
 use crate::{
     crash::{self, Step},
     vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif},
 };
 use ferrule_proto::names::IfName;
-use store::Store;
+use store::{Opened, Store};
 
 /// The attachments of this node, and the pods that they are for.
 pub struct Registry {
     pub pods: Pods,
     store: Store,
     ranges: watch::Sender<Vec<IpNet>>,
-    is_new: bool,
+    condition: Condition,
     /// A lock file: one agent per state directory.
     _lock: Flock<File>,
     inner: Mutex<Inner>,
@@ -115,7 +115,7 @@ impl Registry {
     /// Opens the registry of a state directory, which is made if it is missing.
     ///
     /// # Errors
-    /// If another agent works on it, or it cannot be read or written.
+    /// If another agent works on it, it cannot be read or written, or a newer agent wrote it. A damaged one is set aside.
     pub fn open(directory: &Path) -> Result<Self, RegistryError> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -124,15 +124,13 @@ impl Registry {
             .map_err(|source| RegistryError::Directory { path: directory.to_owned(), source })?;
         crash::point(Step::StateMade);
         let lock = take_directory(directory)?;
-        let path = directory.join("registry.redb");
-        let is_new = !path.exists();
-        let store = Store::open(&path)?;
-        let attachments = store.load()?.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
+        let Opened { store, contents, condition } = Store::open(&directory.join("registry.redb"))?;
+        let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
         Ok(Self {
             pods: Pods::default(),
             store,
             ranges: watch::Sender::default(),
-            is_new,
+            condition,
             _lock: lock,
             inner: Mutex::new(Inner {
                 attachments,
@@ -144,9 +142,9 @@ impl Registry {
         })
     }
 
-    /// Whether there was no store before: not even an empty one.
-    pub fn is_new(&self) -> bool {
-        self.is_new
+    /// How the store was found. Unless it was whole, it may lack attachments that the kernel has.
+    pub fn condition(&self) -> &Condition {
+        &self.condition
     }
 
     /// Gives the agent's own IPAM its ranges, less the node's own addresses in them.
@@ -265,6 +263,42 @@ impl Registry {
         }
         self.inner().attachments.insert(attachment.key.clone(), attachment.clone());
         Ok(attachment)
+    }
+
+    /// Takes attachments that were made anew from what the kernel has, durably, all or none; each in the place of what is known by its
+    /// key, and of those that they supersede. `is_all` is whether nothing is missing any more.
+    ///
+    /// # Errors
+    /// If the store fails; then the registry is as it was.
+    pub fn settle(
+        &self,
+        attachments: Vec<Attachment>,
+        superseded: &[Attachment],
+        is_all: bool,
+    ) -> Result<(), RegistryError> {
+        self.store.settle(&attachments, superseded, is_all)?;
+        let now = since_boot();
+        let mut inner = self.inner();
+        for Attachment { key, vif, .. } in superseded {
+            inner.attachments.remove(key);
+            inner.ipam.release(vif.addresses, now);
+        }
+        for attachment in attachments {
+            let addresses = attachment.vif.addresses;
+            if let Some(before) = inner.attachments.insert(attachment.key.clone(), attachment) {
+                inner.ipam.release(before.vif.addresses, now);
+            }
+            inner.ipam.claim(addresses);
+        }
+        Ok(())
+    }
+
+    /// Notes what was not known of an attachment that was made anew, durably.
+    ///
+    /// # Errors
+    /// If the store fails; then the attachment stays as it was.
+    pub fn complete(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
+        self.put(attachment)
     }
 
     /// Forgets an attachment that never carried a packet: its addresses are free at once.
@@ -390,7 +424,8 @@ fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
 }
 
-fn now_ms() -> u64 {
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,17 +1,25 @@
 //! What the registry keeps across a crash.
 //!
-//! It lies on a tmpfs by default: a reboot empties it, as it empties the kernel.
+//! It lies on a tmpfs by default: a reboot empties it, as it empties the kernel. How a file is opened that may be damaged, is in
+//! [`open`]; how one of an earlier layout is brought to this one, in [`schema`].
+
+mod open;
+mod schema;
+#[cfg(test)]
+mod tests;
 
 use std::{
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
+use redb::{Database, ReadableDatabase, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
 
 use super::attachment::Attachment;
 use crate::crash::{self, Step};
+pub use open::{Condition, Opened};
 
 /// The durable half of the registry.
 pub struct Store {
@@ -25,6 +33,10 @@ pub struct Contents {
     pub attachments: Vec<Attachment>,
     /// Addresses at rest, and since when they are, the first to be released first; times are since boot.
     pub resting: Vec<(IpAddr, Duration)>,
+    /// Records that cannot be understood, in words.
+    pub unreadable: Vec<String>,
+    /// Attachments may be missing that the kernel still has.
+    pub is_unsettled: bool,
 }
 
 /// The store could not be read or written.
@@ -45,22 +57,38 @@ pub enum StoreError {
         #[source]
         source: Box<redb::Error>,
     },
-    /// A record that this agent does not understand.
-    #[error("the registry's store {path:?} has a record that cannot be read: {key}")]
+    /// A record that cannot be written as JSON.
+    #[error("an attachment cannot be put into the registry's store {path:?}: {key}")]
     Record {
         path: PathBuf,
         key: String,
         #[source]
         source: serde_json::Error,
     },
-    /// It was written by an agent with another layout.
-    #[error("the registry's store {path:?} has layout {found}, and this agent reads layout {SCHEMA}")]
-    Schema { path: PathBuf, found: u64 },
+    /// It was written by an agent with a layout that is younger than this one, or that never was.
+    #[error(
+        "the registry's store {path:?} has layout {found}, and this agent knows the layouts 1 to {known}: a newer agent wrote it. It \
+         is left as it is. Start that agent again; or move the file away, and this one makes the attachments anew from what the \
+         kernel has"
+    )]
+    Schema { path: PathBuf, found: u64, known: u64 },
+    /// It is damaged, and there cannot be another one in its place.
+    #[error(
+        "the registry's store {path:?} is damaged ({why}), and there is no way to set it aside and begin a new one: it is left as it is"
+    )]
+    SetAside {
+        path: PathBuf,
+        why: String,
+        #[source]
+        source: Box<redb::Error>,
+    },
 }
 
-/// Layout of the tables. A change of it needs a migration here.
-const SCHEMA: u64 = 1;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+/// In [`META`]: the layout of the tables.
+const LAYOUT: &str = "schema";
+/// In [`META`]: that attachments may be missing. It stays until all that the kernel has is accounted for, also by a later agent.
+const UNSETTLED: &str = "unsettled";
 /// Key as text → [`Attachment`] as JSON.
 const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
 /// Address as text → when it was released, in milliseconds since boot.
@@ -69,37 +97,20 @@ const RESTING: TableDefinition<'_, &str, u64> = TableDefinition::new("resting");
 // === impl Store ===
 
 impl Store {
-    /// Opens the store at a path, or makes one.
+    /// Opens the store at a path, or makes one. One that is damaged is set aside, and what can be read of it is in the new one.
     ///
     /// # Errors
-    /// If it cannot be opened, or has another layout.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let database = Database::create(path)
-            .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source.into()) })?;
-        crash::point(Step::StoreOpened);
-        let store = Self { database, path: path.to_owned() };
-        match store.prepare().map_err(|source| store.failed("prepare", source))? {
-            SCHEMA => Ok(store),
-            found => Err(StoreError::Schema { path: path.to_owned(), found }),
-        }
+    /// If it cannot be opened or written, or is of a later layout; then the file is as it was.
+    pub fn open(path: &Path) -> Result<Opened, StoreError> {
+        open::open(path, schema::MIGRATIONS)
     }
 
     /// Reads all of it.
     ///
     /// # Errors
-    /// If it cannot be read, or a record is not understood.
+    /// If it cannot be read.
     pub fn load(&self) -> Result<Contents, StoreError> {
-        let (attachments, mut resting) = self.read().map_err(|source| self.failed("read", source))?;
-        let decode = |(key, json): (String, Vec<u8>)| {
-            serde_json::from_slice(&json).map_err(|source| StoreError::Record {
-                path: self.path.clone(),
-                key,
-                source,
-            })
-        };
-        let attachments = attachments.into_iter().map(decode).collect::<Result<_, _>>()?;
-        resting.sort_by_key(|(_, since)| *since);
-        Ok(Contents { attachments, resting })
+        read(&self.database).map_err(|source| self.failed("read", source))
     }
 
     /// Writes an attachment as it is now.
@@ -107,15 +118,40 @@ impl Store {
     /// # Errors
     /// If it could not be written; then the store is as it was.
     pub fn put(&self, attachment: &Attachment) -> Result<(), StoreError> {
-        let key = attachment.key.to_string();
-        let json = serde_json::to_vec(attachment).map_err(|source| StoreError::Record {
-            path: self.path.clone(),
-            key: key.clone(),
-            source,
-        })?;
+        let (key, json) = self.encode(attachment)?;
         let write = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
             transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
+            commit(transaction)
+        };
+        write().map_err(|source| self.failed("write to", source))
+    }
+
+    /// Writes attachments that were made anew, all or none, removes those that they supersede, and notes whether this is all that there is.
+    ///
+    /// # Errors
+    /// If it could not be written; then the store is as it was.
+    pub fn settle(
+        &self,
+        attachments: &[Attachment],
+        superseded: &[Attachment],
+        is_all: bool,
+    ) -> Result<(), StoreError> {
+        let records = attachments.iter().map(|it| self.encode(it)).collect::<Result<Vec<_>, _>>()?;
+        let write = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            {
+                let mut table = transaction.open_table(ATTACHMENTS)?;
+                for Attachment { key, .. } in superseded {
+                    table.remove(key.to_string().as_str())?;
+                }
+                for (key, json) in &records {
+                    table.insert(key.as_str(), json.as_slice())?;
+                }
+                if is_all {
+                    transaction.open_table(META)?.remove(UNSETTLED)?;
+                }
+            }
             commit(transaction)
         };
         write().map_err(|source| self.failed("write to", source))
@@ -148,43 +184,79 @@ impl Store {
         write().map_err(|source| self.failed("write to", source))
     }
 
-    fn prepare(&self) -> Result<u64, redb::Error> {
-        let transaction = self.database.begin_write()?;
-        let found = {
-            let mut meta = transaction.open_table(META)?;
-            let found = meta.get("schema")?.map(|schema| schema.value());
-            if found.is_none() {
-                meta.insert("schema", SCHEMA)?;
-            }
-            found.unwrap_or(SCHEMA)
-        };
-        transaction.open_table(ATTACHMENTS)?;
-        transaction.open_table(RESTING)?;
-        commit(transaction)?;
-        Ok(found)
-    }
-
-    #[expect(clippy::type_complexity, reason = "raw records, decoded by the only caller")]
-    fn read(&self) -> Result<(Vec<(String, Vec<u8>)>, Vec<(IpAddr, Duration)>), redb::Error> {
-        let transaction = self.database.begin_read()?;
-        let mut attachments = Vec::new();
-        for record in transaction.open_table(ATTACHMENTS)?.iter()? {
-            let (key, json) = record?;
-            attachments.push((key.value().to_owned(), json.value().to_owned()));
+    fn encode(&self, attachment: &Attachment) -> Result<(String, Vec<u8>), StoreError> {
+        let key = attachment.key.to_string();
+        match serde_json::to_vec(attachment) {
+            Ok(json) => Ok((key, json)),
+            Err(source) => Err(StoreError::Record { path: self.path.clone(), key, source }),
         }
-        let mut resting = Vec::new();
-        for record in transaction.open_table(RESTING)?.iter()? {
-            let (address, since) = record?;
-            if let Ok(address) = address.value().parse() {
-                resting.push((address, Duration::from_millis(since.value())));
-            }
-        }
-        Ok((attachments, resting))
     }
 
     fn failed(&self, what: &'static str, source: redb::Error) -> StoreError {
         StoreError::Access { what, path: self.path.clone(), source: Box::new(source) }
     }
+}
+
+/// All that a store of this layout holds.
+fn read(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
+    let transaction = database.begin_read()?;
+    let mut contents = Contents {
+        is_unsettled: transaction.open_table(META)?.get(UNSETTLED)?.is_some(),
+        ..Contents::default()
+    };
+    for record in transaction.open_table(ATTACHMENTS)?.iter()? {
+        let (key, json) = record?;
+        match decode(key.value(), json.value()) {
+            Ok(attachment) => contents.attachments.push(attachment),
+            Err(why) => contents.unreadable.push(format!("{:?}: {why}", key.value())),
+        }
+    }
+    for record in transaction.open_table(RESTING)?.iter()? {
+        let (address, since) = record?;
+        if let Ok(address) = address.value().parse() {
+            contents.resting.push((address, Duration::from_millis(since.value())));
+        }
+    }
+    contents.resting.sort_by_key(|(_, since)| *since);
+    Ok(contents)
+}
+
+fn decode(key: &str, json: &[u8]) -> Result<Attachment, serde_json::Error> {
+    let attachment: Attachment = serde_json::from_slice(json)?;
+    if attachment.key.to_string() == key {
+        Ok(attachment)
+    } else {
+        Err(serde::de::Error::custom(format_args!("it is that of {}", attachment.key)))
+    }
+}
+
+/// The layout of a store; `None` if it has no tables at all.
+fn layout(database: &impl ReadableDatabase) -> Result<Option<u64>, redb::Error> {
+    match database.begin_read()?.open_table(META) {
+        Ok(meta) => match meta.get(LAYOUT)? {
+            Some(layout) => Ok(Some(layout.value())),
+            None => Err(redb::Error::Corrupted("it does not say which layout it has".to_owned())),
+        },
+        Err(TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes all that a store of a layout begins with.
+fn begin(transaction: &WriteTransaction, layout: u64, contents: &Contents) -> Result<(), redb::Error> {
+    let mut meta = transaction.open_table(META)?;
+    meta.insert(LAYOUT, layout)?;
+    meta.insert(UNSETTLED, 1)?;
+    let mut attachments = transaction.open_table(ATTACHMENTS)?;
+    for attachment in &contents.attachments {
+        let json = serde_json::to_vec(attachment).map_err(io::Error::from)?;
+        attachments.insert(attachment.key.to_string().as_str(), json.as_slice())?;
+    }
+    let mut resting = transaction.open_table(RESTING)?;
+    for (address, since) in &contents.resting {
+        resting.insert(address.to_string().as_str(), millis(*since))?;
+    }
+    Ok(())
 }
 
 fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
@@ -196,24 +268,4 @@ fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_rests_longest_comes_first_whatever_its_address() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("registry.redb")).unwrap();
-        let key = super::super::Key::try_from("net/a/eth0".to_owned()).unwrap();
-        let release = |address: &str, at: u64| {
-            let address: IpAddr = address.parse().unwrap();
-            store.remove(&key, std::iter::once(address), Duration::from_secs(at), Duration::ZERO).unwrap();
-        };
-        release("10.0.0.3", 75);
-        release("10.0.0.2", 100);
-        let resting = store.load().unwrap().resting;
-        assert_eq!(resting.iter().map(|(_, since)| since.as_secs()).collect::<Vec<_>>(), [75, 100]);
-    }
 }

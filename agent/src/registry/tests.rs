@@ -116,13 +116,14 @@ fn attachments_outside_of_the_ranges_are_kept() {
 }
 
 #[test]
-fn a_file_that_is_no_store_is_an_error_and_is_left_as_it_is() {
+fn a_file_that_is_no_store_is_set_aside_and_said_to_be() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("registry.redb");
     fs::write(&path, "precious").unwrap();
-    let error = open(dir.path()).err().unwrap();
-    assert!(matches!(error, RegistryError::Store(StoreError::Open { .. })), "{error}");
-    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    let registry = open(dir.path()).unwrap();
+    let Condition::Damaged { aside, .. } = registry.condition() else { panic!("{:?}", registry.condition()) };
+    assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
+    assert!(registry.list().is_empty());
 }
 
 #[test]
@@ -135,10 +136,38 @@ fn a_key_reads_back_what_it_prints() {
 }
 
 #[test]
-fn a_store_knows_whether_it_was_there_before() {
+fn a_store_is_whole_only_when_somebody_has_looked_at_what_the_kernel_has() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(open(dir.path()).unwrap().is_new());
-    assert!(!open(dir.path()).unwrap().is_new());
+    let condition = |registry: Registry| registry.condition().clone();
+    assert_eq!(condition(open(dir.path()).unwrap()), Condition::New);
+    let registry = open(dir.path()).unwrap();
+    registry.settle(Vec::new(), &[], false).unwrap();
+    assert_eq!(condition(registry), Condition::Unsettled, "the first agent ended before it could look");
+    let registry = open(dir.path()).unwrap();
+    registry.settle(Vec::new(), &[], true).unwrap();
+    assert_eq!(condition(registry), Condition::Unsettled, "something was left");
+    assert_eq!(condition(open(dir.path()).unwrap()), Condition::Whole);
+}
+
+#[test]
+fn addresses_of_attachments_that_were_made_anew_are_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = {
+        let elsewhere = tempfile::tempdir().unwrap();
+        attach(&open(elsewhere.path()).unwrap(), "a")
+    };
+    let registry = open(dir.path()).unwrap();
+    registry.settle(vec![first.clone()], &[], true).unwrap();
+    assert_eq!(registry.get(&first.key), Some(first.clone()));
+    assert_ne!(registry.reserve(draft("b")).unwrap().vif.addresses, first.vif.addresses);
+    // An earlier state of the store gives the address to somebody else, who is gone.
+    let other = Attachment { key: draft("c").key, ..first.clone() };
+    registry.settle(vec![other.clone()], std::slice::from_ref(&first), true).unwrap();
+    assert_eq!(registry.get(&first.key), None);
+    drop(registry);
+    let registry = open(dir.path()).unwrap();
+    assert_eq!((registry.get(&first.key), registry.get(&other.key)), (None, Some(other)));
+    assert_ne!(registry.reserve(draft("d")).unwrap().vif.addresses, first.vif.addresses);
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! What happens on a node when the agent dies, and what the runtime does about it afterwards.
 
-use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{DirBuilderExt as _, FileExt as _},
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{node::PINS, pod::Pod, sys};
@@ -52,6 +56,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario { name: "upgrade", prepare: another_abi, act: start, ..PLAIN },
+    Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..PLAIN },
     Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..PLAIN },
     Scenario {
         name: "first-start",
@@ -86,6 +91,7 @@ const PLAIN: Scenario = Scenario {
     retry: |_, _| Ok(()),
 };
 
+const STATE: &str = "/run/ferrule";
 /// CNI's "try again later".
 const TRY_AGAIN: u64 = 11;
 const SOON: Duration = Duration::from_secs(20);
@@ -281,6 +287,16 @@ fn another_abi(world: &mut World<'_>) -> anyhow::Result<()> {
 fn lost_maps(world: &mut World<'_>) -> anyhow::Result<()> {
     world.node.stop_agent()?;
     Ok(fs::remove_dir_all("/sys/fs/bpf/ferrule")?)
+}
+
+/// As a power cut can leave it, where the store is on a disk. It is not the first time.
+fn damaged_store(world: &mut World<'_>) -> anyhow::Result<()> {
+    world.node.stop_agent()?;
+    for number in 1..=3 {
+        fs::write(format!("{STATE}/registry.redb.corrupt-{number}"), "")?;
+    }
+    let store = fs::File::options().write(true).open(format!("{STATE}/registry.redb"))?;
+    Ok(store.write_all_at(&[0xff; 4096], 4096)?)
 }
 
 /// As if there never had been an agent.

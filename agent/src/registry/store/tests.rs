@@ -1,0 +1,292 @@
+//! Stores of other layouts, and damaged ones.
+
+use std::{fs, path::PathBuf};
+
+use redb::ReadableTable as _;
+
+use super::{super::Key, schema::Migration, *};
+use crate::{
+    registry::{HostLink, NetnsId, Pod, State},
+    vif::{Addresses, Vif},
+};
+
+fn attachment(number: u8) -> Attachment {
+    let addresses = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
+    let (mac, gateways) = (addresses.mac(), Addresses::default());
+    Attachment {
+        key: Key::try_from(format!("net/{}/eth0", format!("{number:02x}").repeat(32))).unwrap(),
+        state: State::Attached,
+        pod: Pod {
+            namespace: "default".to_owned(),
+            name: format!("web-{number}"),
+            uid: format!("u-{number}"),
+        },
+        netns: format!("/run/netns/cni-{number}").into(),
+        netns_id: NetnsId { dev: 4, ino: 4026531840 + u64::from(number) },
+        vif: Vif { mac, mtu: 1500, addresses, gateways, is_default: true, routes: Vec::new() },
+        with: None,
+        host: Some(HostLink { ifname: "frabc".to_owned(), ifindex: number.into() }),
+        created_at_ms: 1_700_000_000_000,
+        created_since_boot_ns: 7,
+    }
+}
+
+/// A store of a few pods, as a crash leaves it (`closed` is false) or a good end; and what it may be taken to hold.
+fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
+    let path = directory.join("made.redb");
+    let Opened { store, .. } = Store::open(&path).unwrap();
+    store.settle(&[], &[], true).unwrap();
+    for number in 2..32 {
+        store.put(&attachment(number)).unwrap();
+    }
+    for number in [3, 9, 21] {
+        let gone = attachment(number);
+        store.remove(&gone.key, gone.vif.addresses.iter(), Duration::from_secs(9), Duration::ZERO).unwrap();
+    }
+    let before = store.load().unwrap().attachments;
+    store.put(&attachment(40)).unwrap();
+    let last = store.load().unwrap().attachments;
+    assert_eq!(last.len(), 28);
+    let crashed = fs::read(&path).unwrap();
+    drop(store);
+    let bytes = if closed { fs::read(&path).unwrap() } else { crashed };
+    // A last transaction that is damaged is taken for one that a crash has cut short.
+    (bytes, if closed { vec![last] } else { vec![last, before] })
+}
+
+fn path(directory: &Path) -> PathBuf {
+    directory.join("registry.redb")
+}
+
+/// Opens a file with these bytes as the registry's store.
+fn opened(bytes: &[u8]) -> (tempfile::TempDir, Opened) {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(path(directory.path()), bytes).unwrap();
+    let opened = Store::open(&path(directory.path())).unwrap();
+    (directory, opened)
+}
+
+/// Whatever is done to a store: it opens, what it gives was written, and if it gives less than was written last, it says so.
+fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]) -> bool {
+    let (_directory, Opened { contents, condition, store }) = opened(bytes);
+    for it in &contents.attachments {
+        let number = it.vif.addresses.v4.unwrap().octets()[3];
+        assert!(*it == attachment(number), "{what}: {it:?}");
+    }
+    if condition == Condition::Whole {
+        assert!(held.contains(&contents.attachments), "{what}");
+    }
+    if let Condition::Damaged { aside, .. } = &condition {
+        assert!(fs::read(aside).unwrap() == bytes, "{what}: it is kept as it was");
+    }
+    store.put(&attachment(50)).unwrap();
+    assert_eq!(store.load().unwrap().attachments.len(), contents.attachments.len() + 1, "{what}");
+    condition != Condition::Whole
+}
+
+#[test]
+fn a_store_that_is_cut_off_or_has_holes_or_wrong_bits_is_found_out() {
+    let directory = tempfile::tempdir().unwrap();
+    for closed in [true, false] {
+        let made = tempfile::tempdir_in(&directory).unwrap();
+        let (bytes, held) = pods(made.path(), closed);
+        assert!(!nothing_is_lost_in_silence("as it was", &bytes, &held), "closed: {closed}");
+        let mut damaged = 0;
+        for part in 0..12 {
+            let length = bytes.len() * part / 12 + part % 3;
+            damaged += u32::from(nothing_is_lost_in_silence(
+                &format!("cut off at {length}, closed: {closed}"),
+                bytes.get(..length).unwrap(),
+                &held,
+            ));
+        }
+        assert!(damaged >= 11, "{damaged}");
+        let used = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap();
+        for start in (0..used).step_by(5 * 4096) {
+            let mut holed = bytes.clone();
+            holed[start..(start + 4096).min(bytes.len())].fill(0);
+            nothing_is_lost_in_silence(&format!("no page at {start}, closed: {closed}"), &holed, &held);
+        }
+        for at in (0..320).step_by(11).chain((512..used).step_by(12_289)) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 8);
+            nothing_is_lost_in_silence(&format!("a wrong bit at {at}, closed: {closed}"), &flipped, &held);
+        }
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_read_costs_no_other_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = path(directory.path());
+    let Opened { store, .. } = Store::open(&path).unwrap();
+    store.settle(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
+    let gone = attachment(5);
+    store.remove(&gone.key, gone.vif.addresses.iter(), Duration::from_secs(9), Duration::ZERO).unwrap();
+    let key = attachment(3).key.to_string();
+    let transaction = store.database.begin_write().unwrap();
+    transaction.open_table(ATTACHMENTS).unwrap().insert(key.as_str(), b"{}".as_slice()).unwrap();
+    transaction.commit().unwrap();
+    drop(store);
+    let Opened { contents, condition, store } = Store::open(&path).unwrap();
+    assert_eq!(contents.attachments, [attachment(2), attachment(4)]);
+    assert_eq!(contents.resting, [([10, 0, 0, 5].into(), Duration::from_secs(9))]);
+    assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains(&key)));
+    drop(store);
+    assert_eq!(Store::open(&path).unwrap().condition, Condition::Unsettled, "until it was made anew");
+}
+
+#[test]
+fn a_record_under_anothers_key_is_not_believed() {
+    let json = serde_json::to_vec(&attachment(2)).unwrap();
+    assert!(decode(&attachment(2).key.to_string(), &json).is_ok());
+    assert!(decode(&attachment(3).key.to_string(), &json).is_err());
+}
+
+#[test]
+fn only_the_youngest_damaged_files_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = path(directory.path());
+    for number in 1..=5 {
+        fs::write(&path, format!("garbage {number}")).unwrap();
+        let Condition::Damaged { aside, .. } = Store::open(&path).unwrap().condition else { panic!() };
+        assert_eq!(fs::read_to_string(aside).unwrap(), format!("garbage {number}"));
+    }
+    let mut names: Vec<_> = fs::read_dir(&directory).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort_unstable();
+    let expected =
+        ["registry.redb", "registry.redb.corrupt-3", "registry.redb.corrupt-4", "registry.redb.corrupt-5"];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = path(directory.path());
+    let later: &[Migration] = &[|_| Ok(())];
+    let Opened { store, .. } = open::open(&path, later).unwrap();
+    store.put(&attachment(2)).unwrap();
+    // As a crash leaves it too, which redb would repair.
+    let crashed = fs::read(&path).unwrap();
+    drop(store);
+    for bytes in [fs::read(&path).unwrap(), crashed] {
+        fs::write(&path, &bytes).unwrap();
+        let error = Store::open(&path).err().unwrap();
+        assert!(matches!(error, StoreError::Schema { found: 2, known: 1, .. }), "{error}");
+        assert!(fs::read(&path).unwrap() == bytes, "it was written to");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
+    }
+}
+
+#[test]
+fn what_a_disk_refuses_is_no_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let in_the_way = path(directory.path());
+    fs::create_dir(&in_the_way).unwrap();
+    let error = Store::open(&in_the_way).err().unwrap();
+    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+}
+
+/// Layout 1 of a store of old had the name of the pod at the top, and layout 2 times in seconds.
+const OLD: &[Migration] = &[
+    |transaction| {
+        rewrite(transaction, |record| {
+            let pod = record.remove("pod_name").unwrap();
+            record.insert(
+                "pod".to_owned(),
+                serde_json::json!({ "namespace": "default", "name": pod, "uid": "u-2" }),
+            );
+        })
+    },
+    |transaction| {
+        rewrite(transaction, |record| {
+            let seconds = record.remove("created_at").unwrap().as_u64().unwrap();
+            record.insert("created_at_ms".to_owned(), (seconds * 1000).into());
+        })
+    },
+];
+
+fn rewrite(
+    transaction: &WriteTransaction,
+    change: impl Fn(&mut serde_json::Map<String, serde_json::Value>),
+) -> Result<(), redb::Error> {
+    let mut table = transaction.open_table(ATTACHMENTS)?;
+    let records: Vec<(String, Vec<u8>)> = table
+        .iter()?
+        .map(|it| it.map(|(key, json)| (key.value().to_owned(), json.value().to_owned())))
+        .collect::<Result<_, _>>()?;
+    for (key, json) in records {
+        let mut record = serde_json::from_slice(&json).map_err(io::Error::from)?;
+        change(&mut record);
+        table.insert(key.as_str(), serde_json::to_vec(&record).map_err(io::Error::from)?.as_slice())?;
+    }
+    Ok(())
+}
+
+fn old_store(path: &Path, layout: u64) {
+    let Opened { store, .. } = open::open(path, &[]).unwrap();
+    let mut record = serde_json::to_value(attachment(2)).unwrap();
+    let fields = record.as_object_mut().unwrap();
+    fields.remove("created_at_ms");
+    fields.insert("created_at".to_owned(), 1_700_000_000.into());
+    if layout == 1 {
+        fields.remove("pod");
+        fields.insert("pod_name".to_owned(), "web-2".into());
+    }
+    let transaction = store.database.begin_write().unwrap();
+    let key = attachment(2).key.to_string();
+    transaction
+        .open_table(ATTACHMENTS)
+        .unwrap()
+        .insert(key.as_str(), serde_json::to_vec(&record).unwrap().as_slice())
+        .unwrap();
+    transaction.open_table(META).unwrap().insert(LAYOUT, layout).unwrap();
+    transaction.open_table(META).unwrap().remove(UNSETTLED).unwrap();
+    transaction.commit().unwrap();
+}
+
+#[test]
+fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
+    for layout in [1, 2] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = path(directory.path());
+        old_store(&path, layout);
+        let Opened { contents, condition, store } = open::open(&path, OLD).unwrap();
+        assert_eq!(
+            (contents.attachments, condition),
+            (vec![attachment(2)], Condition::Whole),
+            "from {layout}"
+        );
+        assert_eq!(super::layout(&store.database).unwrap(), Some(3));
+        drop(store);
+        let again = open::open(&path, OLD).unwrap();
+        assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Whole));
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing was set aside");
+    }
+}
+
+#[test]
+fn a_migration_that_fails_half_way_leaves_the_store_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = path(directory.path());
+    old_store(&path, 1);
+    let bytes = fs::read(&path).unwrap();
+    let fails: &[Migration] = &[OLD[0], |_| Err(redb::Error::Corrupted("a record of old".to_owned()))];
+    let Condition::Damaged { aside, why } = open::open(&path, fails).unwrap().condition else { panic!() };
+    assert!(why.contains("a record of old"), "{why}");
+    assert!(fs::read(&aside).unwrap() == bytes, "all of it or nothing");
+}
+
+#[test]
+fn records_of_the_first_agents_are_read() {
+    let json = r#"{
+        "key": "cluster/0123/eth0", "state": "Attached", "pod": {"namespace": "default", "name": "web", "uid": "u"},
+        "netns": "/run/netns/x", "netns_id": {"dev": 4, "ino": 4026532000},
+        "vif": {"mac": "0a:fe:0a:00:00:02", "mtu": 1500, "addresses": {"v4": "10.0.0.2", "v6": null}},
+        "host": {"ifname": "frx", "ifindex": 7}, "created_at_ms": 1
+    }"#;
+    let read = decode("cluster/0123/eth0", json.as_bytes()).unwrap();
+    assert_eq!((read.with, read.created_since_boot_ns, read.vif.is_default), (None, 0, true));
+    assert!(read.vif.routes.is_empty() && read.vif.gateways == Addresses::default());
+}
