@@ -18,7 +18,7 @@ use crate::{
 /// A look at the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// By container; `None` if there is no agent to ask.
+    /// By container, and interface if that is not `eth0`; `None` if there is no agent to ask.
     pub registry: Option<BTreeMap<String, Registered>>,
     /// By index.
     pub links: BTreeMap<u32, Link>,
@@ -81,7 +81,12 @@ impl Observed {
             let attachments = node.attachments()?;
             let mut registry = BTreeMap::new();
             for it in &attachments {
-                let earlier = registry.insert(text(it, "container_id")?, Registered::read(it)?);
+                let container = text(it, "container_id")?;
+                let key = match text(it, "ifname")?.as_str() {
+                    "eth0" => container,
+                    further => format!("{container}/{further}"),
+                };
+                let earlier = registry.insert(key, Registered::read(it)?);
                 ensure!(earlier.is_none(), "an attachment is there twice: {it}");
             }
             seen.registry = Some(registry);

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeSet,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use fastrand::Rng;
 use ferrule_tests::{node::on_node, pod::Pod, runtime::Runtime};
 
-use crate::world::World;
+use crate::{scenario::PLAIN, world::World};
 
 /// A call of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ const START: u64 = 400;
 pub fn kill_often(kills: u64, seed: u64) -> anyhow::Result<()> {
     let began = Instant::now();
     on_node(|node| {
-        let mut world = World::new(node, &[], true)?;
+        let mut world = World::new(node, &PLAIN)?;
         for number in 0..SLOTS {
             let pod = world.node.pod(&format!("p{number}"))?;
             world.pods.push(pod);
@@ -90,8 +90,11 @@ fn round(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
 fn killed_at_start(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
     world.node.kill_agent()?;
     let pod = world.pods.get(rng.usize(..SLOTS)).cloned().context("no such pod")?;
-    // Something for it to find.
+    // Something for it to find, or nothing.
     world.del(&pod)?;
+    if rng.u8(..3) == 0 {
+        fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
+    }
     world.node.begin_start()?;
     thread::sleep(Duration::from_millis(rng.u64(..START)));
     world.node.kill_agent()

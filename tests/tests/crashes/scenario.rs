@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{node::PINS, pod::Pod, sys};
+use serde_json::json;
 
 use crate::{
     orders::{self, ABI, AGENT, DIRECTORY, Place, VARIABLE},
@@ -20,6 +21,8 @@ pub struct Scenario {
     /// Of the agent.
     pub flags: &'static [&'static str],
     pub has_bystanders: bool,
+    /// Whether it follows an API server, which decides nothing by itself.
+    pub has_cluster: bool,
     /// At which of the steps it is to die that it comes by.
     pub counts: fn(&str) -> bool,
     /// Makes what it takes. An agent runs before.
@@ -42,6 +45,15 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "add-anew",
         prepare: damaged_pod,
+        act: add,
+        meanwhile: sometimes_del,
+        retry: add_again,
+        ..PLAIN
+    },
+    Scenario {
+        name: "add-two",
+        has_cluster: true,
+        prepare: new_pod_of_two,
         act: add,
         meanwhile: sometimes_del,
         retry: add_again,
@@ -80,10 +92,12 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-const PLAIN: Scenario = Scenario {
+/// One in which nothing happens, on a node as others have it.
+pub const PLAIN: Scenario = Scenario {
     name: "",
     flags: &[],
     has_bystanders: true,
+    has_cluster: false,
     counts: |_| true,
     prepare: |_| Ok(()),
     act: |_, _| Ok(()),
@@ -102,6 +116,18 @@ fn new_pod(world: &mut World<'_>) -> anyhow::Result<()> {
     let pod = world.node.pod("new")?;
     world.pods.push(pod);
     Ok(())
+}
+
+/// One whose VIF has two interfaces.
+fn new_pod_of_two(world: &mut World<'_>) -> anyhow::Result<()> {
+    let vif = json!({ "interfaces": [
+        { "name": "eth0", "addresses": ["10.244.31.1", "fd00:10:244::ffff:1"] },
+        { "name": "eth1", "addresses": ["10.244.31.2"] },
+    ]});
+    let annotations = json!({ "vif.ferrule.dev/v1": vif.to_string() });
+    let call = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    world.runtime = world.runtime.clone().with("runtimeConfig", call);
+    new_pod(world)
 }
 
 /// One whose entry in a map is gone, so that a repeated ADD makes it anew.

@@ -50,7 +50,7 @@ impl Bare {
         let seen = Observed::look(node, true)?;
         let found = self.differences(&seen, attached)?;
         ensure!(found.is_empty(), "{}\n\nThere is: {seen:#?}", found.join("\n"));
-        let expected = self.links.len() + attached.len();
+        let expected = self.links.len() + seen.registry.as_ref().map_or(0, BTreeMap::len);
         if seen.links.len() == expected {
             return Ok(());
         }
@@ -62,19 +62,22 @@ impl Bare {
     fn differences(&self, seen: &Observed, attached: &BTreeSet<String>) -> anyhow::Result<Vec<String>> {
         let registry = seen.registry.as_ref().context("no registry")?;
         let mut found = Vec::new();
-        let registered: BTreeSet<String> = registry.keys().cloned().collect();
+        let registered: BTreeSet<String> = registry.keys().map(|it| container(it).to_owned()).collect();
         if registered != *attached {
             found.push(format!("attached are {registered:?}, and should be {attached:?}"));
         }
         self.nothing_foreign(seen, registry, &mut found)?;
         let mut owners = BTreeMap::new();
-        for (container, it) in registry {
+        for (key, it) in registry {
             for address in &it.addresses {
-                if let Some(other) = owners.insert(*address, container) {
-                    found.push(format!("{address} belongs to {other} and to {container}"));
+                if let Some(other) = owners.insert(*address, key) {
+                    found.push(format!("{address} belongs to {other} and to {key}"));
                 }
             }
-            of_one(seen, container, it, &mut found);
+            if !registry.contains_key(container(key)) {
+                found.push(format!("{key} is there without the one that it came with"));
+            }
+            of_one(seen, key, it, &mut found);
         }
         for (what, there, entries) in [
             ("VIFS", seen.vifs.len(), registry.len()),
@@ -125,13 +128,14 @@ impl Bare {
 }
 
 /// All that an attachment has.
-fn of_one(seen: &Observed, container: &str, it: &Registered, found: &mut Vec<String>) {
-    let mut wrong = |what: String| found.push(format!("{container}: {what}"));
+fn of_one(seen: &Observed, key: &str, it: &Registered, found: &mut Vec<String>) {
+    let mut wrong = |what: String| found.push(format!("{key}: {what}"));
     if it.state != "attached" {
         wrong(format!("it is {}", it.state));
     }
     let (index, name) = (it.host_ifindex, &it.host_ifname);
-    let stamp = format!("ferrule:cluster:{container}:eth0");
+    let (container, ifname) = key.split_once('/').unwrap_or((key, "eth0"));
+    let stamp = format!("ferrule:cluster:{container}:{ifname}");
     let is_it = |link: &Link| link.name == *name && link.alias == stamp && link.group == "default" && link.up;
     if !seen.links.get(&index).is_some_and(is_it) {
         wrong(format!("its interface {index} {name} is {:?}", seen.links.get(&index)));
@@ -157,6 +161,11 @@ fn of_one(seen: &Observed, container: &str, it: &Registered, found: &mut Vec<Str
             wrong(format!("the host has no route to {address}, or no neighbour entry"));
         }
     }
+}
+
+/// Of a key: a further interface comes and goes with the one that was asked for.
+fn container(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(container, _)| container)
 }
 
 fn names(directory: &str) -> anyhow::Result<BTreeSet<String>> {

@@ -53,7 +53,7 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
             let it = on_node(|node| {
                 node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
                 orders::give(None)?;
-                let mut world = World::new(node, scenario.flags, scenario.has_bystanders)?;
+                let mut world = World::new(node, scenario)?;
                 let walked = walk(&mut world, scenario, at.as_ref())?;
                 world.end().map(|()| walked)
             });

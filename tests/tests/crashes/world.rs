@@ -7,6 +7,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    apiserver::{Options, Resource, objects},
+    cluster::{Cluster, KUBECONFIG, NODE},
     node::{NODE_V4, Node, POD_V6},
     pod::Pod,
     runtime::Runtime,
@@ -18,7 +20,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::truth::Bare;
+use crate::{scenario::Scenario, truth::Bare};
 
 /// The node, and who is on it.
 pub struct World<'a> {
@@ -35,6 +37,8 @@ pub struct World<'a> {
     bare: Bare,
     sandboxes: u32,
     ping: Option<Child>,
+    /// There as long as the node.
+    _cluster: Option<Cluster>,
 }
 
 /// Enough that no address has to be used again: they rest for half a minute.
@@ -50,12 +54,20 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// If they cannot be made.
-    pub fn new(node: &'a mut Node, flags: &[&str], has_bystanders: bool) -> anyhow::Result<Self> {
-        let ranges = RANGES.iter().flat_map(|range| ["--pod-cidr", range]);
-        let all: Vec<&str> =
-            ["--standalone"].into_iter().chain(ranges).chain(flags.iter().copied()).collect();
-        node.start_agent_with(&all)?;
-        let (runtime, bare) = (node.runtime()?, Bare::look(node)?);
+    pub fn new(node: &'a mut Node, scenario: &Scenario) -> anyhow::Result<Self> {
+        let cluster = scenario.has_cluster.then(|| Cluster::start(Options::default())).transpose()?;
+        let follow: &[&str] = match &cluster {
+            Some(cluster) => {
+                cluster.api.create(Resource::Nodes, objects::node(NODE, &RANGES))?;
+                &["--kubeconfig", KUBECONFIG, "--node-name", NODE]
+            }
+            None => &["--standalone"],
+        };
+        let ranges: Vec<_> = RANGES.iter().flat_map(|range| ["--pod-cidr", range]).collect();
+        node.start_agent_with(&[follow, &ranges, scenario.flags].concat())?;
+        // A pod without annotations, of which no API server has to be waited for.
+        let call = json!({ "io.kubernetes.cri.pod-annotations": {} });
+        let (runtime, bare) = (node.runtime()?.with("runtimeConfig", call), Bare::look(node)?);
         let mut world = Self {
             node,
             runtime,
@@ -66,8 +78,9 @@ impl<'a> World<'a> {
             bare,
             sandboxes: 0,
             ping: None,
+            _cluster: cluster,
         };
-        for name in ["bystander", "peer"].iter().filter(|_| has_bystanders) {
+        for name in ["bystander", "peer"].iter().filter(|_| scenario.has_bystanders) {
             let pod = world.attach(name)?;
             world.bystanders.push(pod);
         }
