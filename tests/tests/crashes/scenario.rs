@@ -68,6 +68,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario { name: "upgrade", prepare: another_abi, act: start, ..PLAIN },
+    Scenario { name: "lost-store", prepare: lost_store, act: start, ..PLAIN },
     Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..PLAIN },
     Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..PLAIN },
     Scenario {
@@ -313,6 +314,11 @@ fn another_abi(world: &mut World<'_>) -> anyhow::Result<()> {
 fn lost_maps(world: &mut World<'_>) -> anyhow::Result<()> {
     world.node.stop_agent()?;
     Ok(fs::remove_dir_all("/sys/fs/bpf/ferrule")?)
+}
+
+fn lost_store(world: &mut World<'_>) -> anyhow::Result<()> {
+    world.node.kill_agent()?;
+    Ok(fs::remove_file(format!("{STATE}/registry.redb"))?)
 }
 
 /// As a power cut can leave it, where the store is on a disk. It is not the first time.
