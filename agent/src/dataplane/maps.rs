@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap as StdHashMap, HashSet},
     io,
+    net::IpAddr,
 };
 
 use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
@@ -12,6 +13,7 @@ use aya::{
 };
 use nix::errno::Errno;
 
+use super::entries::{Entries, Entry};
 use crate::{registry::Attachment, vif::Addresses};
 
 /// The pinned maps, open.
@@ -31,13 +33,21 @@ pub struct MapFailure {
     source: MapError,
 }
 
-const VIFS: &str = "VIFS";
-const ENDPOINTS: &str = "ENDPOINTS";
-const VIF_COUNTERS: &str = "VIF_COUNTERS";
+pub(super) const VIFS: &str = "VIFS";
+pub(super) const ENDPOINTS: &str = "ENDPOINTS";
+pub(super) const VIF_COUNTERS: &str = "VIF_COUNTERS";
 /// Insert only what is not there (`BPF_NOEXIST` in `linux/bpf.h`).
 const BPF_NOEXIST: u64 = 1;
 /// Where packets are counted that belong to no attachment.
-const UNKNOWN: VifKey = VifKey { ifindex: 0 };
+pub(super) const UNKNOWN: VifKey = VifKey { ifindex: 0 };
+
+// === impl MapFailure ===
+
+impl MapFailure {
+    pub(super) fn new(what: &'static str, map: &'static str, source: MapError) -> Self {
+        Self { what, map, source }
+    }
+}
 
 // === impl Maps ===
 
@@ -119,6 +129,26 @@ impl Maps {
         Ok(())
     }
 
+    /// Removes an entry if it still is what a snapshot has: somebody may have written another one meanwhile.
+    pub(super) fn forget(&mut self, entry: Entry, seen: &Entries) -> Result<(), MapFailure> {
+        match entry {
+            Entry::Vif(ifindex) => {
+                let key = VifKey { ifindex };
+                if self.vifs.get(&key, 0).ok().as_ref() == seen.vifs.get(&ifindex) {
+                    forget(VIFS, self.vifs.remove(&key))?;
+                }
+            }
+            Entry::Endpoint(address) => {
+                let key = endpoint_key(address);
+                if self.endpoints.get(&key, 0).ok().as_ref() == seen.endpoints.get(&key) {
+                    forget(ENDPOINTS, self.endpoints.remove(&key))?;
+                }
+            }
+            Entry::Counters(ifindex) => forget(VIF_COUNTERS, self.counters.remove(&VifKey { ifindex }))?,
+        }
+        Ok(())
+    }
+
     fn try_insert(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         let key = VifKey { ifindex };
         self.start_counting(key)?;
@@ -150,7 +180,7 @@ fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -
     found.and_then(M::try_from).map_err(|source| MapFailure { what: "open", map, source })
 }
 
-fn vif_entry(attachment: &Attachment) -> VifEntry {
+pub(super) fn vif_entry(attachment: &Attachment) -> VifEntry {
     let Attachment { key, pod, vif, .. } = attachment;
     let Addresses { v4, v6 } = vif.addresses;
     let flag = |present: bool, flag| if present { flag } else { 0 };
@@ -167,13 +197,20 @@ fn vif_entry(attachment: &Attachment) -> VifEntry {
     }
 }
 
-fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
+pub(super) fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
     Endpoint { ifindex, mac: attachment.vif.mac.0, reserved: [0; 2] }
 }
 
-fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
+pub(super) fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
     let v4 = addresses.v4.map(|address| EndpointKey::ipv4(address.octets()));
     v4.into_iter().chain(addresses.v6.map(|address| EndpointKey::ipv6(address.octets())))
+}
+
+pub(super) fn endpoint_key(address: IpAddr) -> EndpointKey {
+    match address {
+        IpAddr::V4(v4) => EndpointKey::ipv4(v4.octets()),
+        IpAddr::V6(v6) => EndpointKey::ipv6(v6.octets()),
+    }
 }
 
 fn sum(per_cpu: &PerCpuValues<Counters>) -> Counters {

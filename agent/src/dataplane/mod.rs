@@ -1,5 +1,6 @@
 //! The eBPF programs and their maps.
 
+mod entries;
 mod layout;
 mod log;
 mod maps;
@@ -16,22 +17,25 @@ use std::{
 use agent_common::{ABI_VERSION, Counters};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    programs::{ProgramError, ProgramFd, SchedClassifier},
+    programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
 };
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
+pub use entries::{Entries, Entry};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::MapFailure;
 
 use crate::{plug::filter::Filters, registry::Attachment, vif::Addresses};
-use maps::Maps;
+use entries::Reader;
+use maps::{Maps, endpoint_keys};
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
     from_pod: Loaded,
     to_pod: Loaded,
     maps: Mutex<Maps>,
+    reader: Reader,
     pins: PathBuf,
 }
 
@@ -97,9 +101,10 @@ impl Dataplane {
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let maps = Maps::open(&mut ebpf)?;
+        let reader = Reader::open(&pins)?;
         drop((ebpf, loader));
         memory::give_back();
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), pins })
+        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins })
     }
 
     /// The programs, to be attached to a pod's host interface.
@@ -147,6 +152,32 @@ impl Dataplane {
     /// What differs, in words.
     pub fn verify(&self, ifindex: u32, attachment: &Attachment) -> Result<(), String> {
         self.maps().verify(ifindex, attachment)
+    }
+
+    /// All that the maps have. Nobody who writes waits for it.
+    pub fn entries(&self) -> Entries {
+        self.reader.all()
+    }
+
+    /// What the maps have of an interface and of addresses.
+    pub fn entries_of(&self, ifindex: u32, addresses: Addresses) -> Entries {
+        self.reader.one(ifindex, endpoint_keys(addresses))
+    }
+
+    /// Removes an entry that nobody owns, if it still is what a snapshot has.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forget(&self, entry: Entry, seen: &Entries) -> Result<(), DataplaneError> {
+        Ok(self.maps().forget(entry, seen)?)
+    }
+
+    /// Other people's tcx programs on an interface, by the pod's direction: IDs. None where the kernel knows no tcx.
+    pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
+        [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
+            let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
+            programs.unwrap_or_default().iter().map(ProgramInfo::id).collect()
+        })
     }
 
     /// Removes the entries of interfaces and addresses that no attachment has, as a crash can leave them.
