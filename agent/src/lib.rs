@@ -9,6 +9,7 @@ pub mod config;
 pub mod dataplane;
 pub mod events;
 mod follow;
+pub mod heal;
 pub mod health;
 pub mod install;
 pub mod metrics;

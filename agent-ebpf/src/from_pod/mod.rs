@@ -9,8 +9,8 @@ use agent_common::{DropReason, GATEWAY_MAC, Vif};
 
 use crate::{
     packet::{
-        ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, Mac,
-        Packet, is_multicast_mac,
+        ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, Ipv4Address, Ipv6Address, Mac, Packet,
+        is_multicast_mac,
     },
     vifs,
 };

@@ -4,8 +4,8 @@ use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, Vif};
 
 use super::{Outcome, address_frame, own_ipv6, same};
 use crate::packet::{
-    Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, Ipv6Address, L3, MacOption, NeighbourMessage, Packet, folded, ipv6_address,
-    total,
+    Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, Ipv6Address, L3, MacOption, NeighbourMessage, Packet, folded,
+    ipv6_address, total,
 };
 
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;

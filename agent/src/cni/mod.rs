@@ -6,6 +6,7 @@ mod error;
 mod pending;
 mod phases;
 mod previous;
+mod restore;
 mod status;
 mod underway;
 mod verbs;

@@ -5,9 +5,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use agent_common::{
-    Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif as VifEntry, VifKey,
-};
+use agent_common::{Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif as VifEntry, VifKey};
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuHashMap};
 
 use super::{
@@ -44,7 +42,11 @@ pub enum Entry {
 impl Reader {
     /// Opens what was loaded and pinned.
     pub(super) fn open(pins: &std::path::Path) -> Result<Self, MapFailure> {
-        Ok(Self { vifs: open(pins, VIFS)?, endpoints: open(pins, ENDPOINTS)?, counters: open(pins, VIF_COUNTERS)? })
+        Ok(Self {
+            vifs: open(pins, VIFS)?,
+            endpoints: open(pins, ENDPOINTS)?,
+            counters: open(pins, VIF_COUNTERS)?,
+        })
     }
 
     /// All entries. Those that come and go meanwhile may be missing.
@@ -81,7 +83,9 @@ impl Entries {
         }
         let right = endpoint(ifindex, attachment);
         let keys = endpoint_keys(attachment.vif.addresses);
-        wrong.extend(keys.filter(|key| self.endpoints.get(key) != Some(&right)).map(|key| Entry::Endpoint(ip(key))));
+        wrong.extend(
+            keys.filter(|key| self.endpoints.get(key) != Some(&right)).map(|key| Entry::Endpoint(ip(key))),
+        );
         if !self.counters.contains(&ifindex) {
             wrong.push(Entry::Counters(ifindex));
         }
@@ -109,12 +113,21 @@ impl Entries {
     /// The snapshot of an agent that wrote an attachment's entries.
     #[cfg(test)]
     pub fn of(ifindex: u32, attachment: &Attachment) -> Self {
-        let endpoints = endpoint_keys(attachment.vif.addresses).map(|key| (key, endpoint(ifindex, attachment)));
+        let endpoints =
+            endpoint_keys(attachment.vif.addresses).map(|key| (key, endpoint(ifindex, attachment)));
         Self {
             vifs: [(ifindex, vif_entry(attachment))].into(),
             endpoints: endpoints.collect(),
             counters: [ifindex].into(),
         }
+    }
+
+    /// Those of another one as well.
+    #[cfg(test)]
+    pub fn extend(&mut self, more: Self) {
+        self.vifs.extend(more.vifs);
+        self.endpoints.extend(more.endpoints);
+        self.counters.extend(more.counters);
     }
 
     /// The same without an entry.

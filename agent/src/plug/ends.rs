@@ -86,7 +86,8 @@ impl Ends {
             Err(error) if error.is(Errno::ENODEV) => return Ok(ends),
             answers => answers?,
         };
-        ends.links.extend(read.into_iter().filter_map(link_of).filter_map(|it| Some((ifindex, End::of(&it)?))));
+        ends.links
+            .extend(read.into_iter().filter_map(link_of).filter_map(|it| Some((ifindex, End::of(&it)?))));
         let mut rest = || {
             ends.read_routes(host, Some(ifindex))?;
             ends.read_neighbours(host, Some(ifindex))?;

@@ -24,7 +24,7 @@ pub struct Filters<'a> {
 }
 
 /// A hook of clsact, named by the direction of the host's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
     /// What comes in from the pod.
     Ingress,

@@ -40,7 +40,9 @@ impl Mend<'_> {
         let link = || LinkUnspec::new_with_index(ifindex);
         let request = match self {
             Self::Name(name) => return rename(host, ifindex, name),
-            Self::Group => set_link("take the host's interface out of its group", link().link_group(0).build()),
+            Self::Group => {
+                set_link("take the host's interface out of its group", link().link_group(0).build())
+            }
             Self::Mac => {
                 let message = link().address(GATEWAY_MAC.to_vec()).build();
                 set_link("set the MAC of the host's interface", message)

@@ -42,7 +42,8 @@ fn a_pod_asks_and_tells_of_itself() {
 
 /// The gateway's answer to a pod.
 fn answer(to: Pod) -> Vec<u8> {
-    let answer = Arp { operation: Arp::REPLY, target_mac: to.mac, ..Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, to.v4) };
+    let answer =
+        Arp { operation: Arp::REPLY, target_mac: to.mac, ..Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, to.v4) };
     frame(to.mac, GATEWAY_MAC, packet::ARP, &answer.bytes())
 }
 
@@ -57,7 +58,12 @@ fn the_gateway_answers_whoever_asks_for_it() {
     let rows = [
         Row::answered("asked by broadcast", A, sends(A, &ask()), answer(A)),
         Row::answered("asked by unicast, as when an entry is renewed", A, unicast, answer(A)),
-        Row::answered("asked in the shortest frame of a wire", A, padded(sends(A, &ask())), padded(answer(A))),
+        Row::answered(
+            "asked in the shortest frame of a wire",
+            A,
+            padded(sends(A, &ask())),
+            padded(answer(A)),
+        ),
         Row::answered("asked by a pod with IPv4 only", ONLY_V4, sends(ONLY_V4, &of_v4), answer(ONLY_V4)),
     ];
     check(Program::FromPod, &rows).unwrap();

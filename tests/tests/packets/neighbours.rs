@@ -203,7 +203,12 @@ fn a_pod_is_no_router() {
         ),
         // What any host does. Nobody would answer: there is one router, which it knows.
         dropped("asks for routers", &ip(link_local, ALL_ROUTERS), &SOLICITS, DropReason::Multicast),
-        dropped("asks for routers from its address", &ip(A.v6, ALL_ROUTERS), &SOLICITS, DropReason::Multicast),
+        dropped(
+            "asks for routers from its address",
+            &ip(A.v6, ALL_ROUTERS),
+            &SOLICITS,
+            DropReason::Multicast,
+        ),
         spoofed("asks for routers as its sibling", &ip(B.link_local(), ALL_ROUTERS), &SOLICITS),
         spoofed("asks for routers as nobody", &ip([0; 16], ALL_ROUTERS), &SOLICITS),
         spoofed("redirects", &ip(link_local, GATEWAY_IPV6), &redirect),

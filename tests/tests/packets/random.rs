@@ -378,8 +378,10 @@ fn from_pod_does_what_the_model_does() {
         let of_to_pod = [DropReason::NotForPod];
         let reasons =
             DropReason::ALL.iter().filter(|reason| !of_to_pod.contains(reason)).map(|reason| reason.name());
-        let missed: Vec<&str> =
-            reasons.chain(["stack", "translated", "delivered", "answered"]).filter(|name| !reached(name)).collect();
+        let missed: Vec<&str> = reasons
+            .chain(["stack", "translated", "delivered", "answered"])
+            .filter(|name| !reached(name))
+            .collect();
         anyhow::ensure!(missed.is_empty(), "hardly ever: {missed:?}");
         Ok(())
     })
