@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{NODE_V4, Node, PINS, on_node, with_agent, with_agent_that_leaves_damage},
+    node::{NODE_V4, Node, PINS, POD_V4, POD_V6, on_node, with_agent, with_agent_that_leaves_damage},
     pod::Pod,
     sys,
 };
@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// A node whose agent finds in a second what nobody tells it.
 fn with_short_period<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     on_node(|node| {
-        let ranges = ["--pod-cidr", ferrule_tests::node::POD_V4, "--pod-cidr", ferrule_tests::node::POD_V6];
+        let ranges = ["--pod-cidr", POD_V4, "--pod-cidr", POD_V6];
         node.start_agent_with(&[&["--standalone", "--reconcile-period", "1"], &ranges[..]].concat())?;
         run(node)
     })
@@ -262,7 +262,7 @@ fn verify_tells_every_deviation_and_changes_nothing() {
         })?;
         // With healing on, all of it is put right.
         node.stop_agent()?;
-        node.start_again_with(&["--self-heal", "on"])?;
+        node.start_agent(&[POD_V4, POD_V6])?;
         wait_until_healed(node, &pods[0], &pods[1])?;
         wait_until_healed(node, &pods[2], &pods[1])?;
         node.kill_agent()?;
@@ -278,18 +278,32 @@ fn filters_of_others_stay_and_are_shown() {
     with_agent(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let host = node.host_ifname(&pod)?;
-        sys::run(&format!("tc filter add dev {host} ingress prio 9 protocol ip matchall action ok"))?;
-        sys::run(&format!("tc filter del dev {host} ingress prio 1"))?;
+        // Any program will do; ours lets pass what it does not stop.
+        let ours: Value = serde_json::from_str(&sys::run(&format!("tc -j filter show dev {host} egress"))?)?;
+        let all = ours.as_array().into_iter().flatten();
+        let id = all.filter_map(|it| it.pointer("/options/prog/id")?.as_u64()).next();
+        let id = id.with_context(|| format!("no program in {ours:#}"))?;
+        sys::run(&format!("bpftool prog pin id {id} /sys/fs/bpf/theirs"))?;
+        sys::run(&format!(
+            "tc filter add dev {host} egress prio 9 bpf direct-action object-pinned /sys/fs/bpf/theirs"
+        ))?;
+        sys::run(&format!("tc filter del dev {host} egress prio 1"))?;
         sys::wait_until("ours is missed", SOON, || {
             Ok(node.metric("ferrule_deviations_total{kind=\"filter\"}")? >= 1.0)
         })?;
         wait_until_healed(node, &pod, &peer)?;
-        let filters = sys::run(&format!("tc filter show dev {host} ingress"))?;
-        ensure!(filters.contains("matchall") && filters.contains("from_pod"), "{filters}");
+        let filters = sys::run(&format!("tc filter show dev {host} egress"))?;
+        ensure!(filters.contains("pref 9") && filters.contains("pref 1 "), "{filters}");
         let (code, found) = verify()?;
         let foreign = found["foreign"].as_array().context("no foreign")?;
         let told = foreign.first().and_then(|it| it["what"].as_str()).unwrap_or_default();
-        ensure!(code == Some(0) && foreign.len() == 1 && told.contains("matchall filter"), "{found:#}");
+        ensure!(
+            code == Some(0)
+                && foreign.len() == 1
+                && told.contains("a bpf filter")
+                && told.contains("priority 9"),
+            "{found:#}"
+        );
         Ok(())
     })
     .unwrap();

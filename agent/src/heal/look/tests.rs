@@ -163,11 +163,12 @@ fn what_others_put_beside_ours_is_shown_and_does_not_deviate() {
 #[test]
 fn routes_and_neighbours_are_missed_by_address() {
     let (v4, v6) = ("10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap());
-    assert_eq!(after(|seen| drop(seen.ends.routes.remove(&(INDEX, v4)))), [Kind::Route(v4)]);
-    assert_eq!(after(|seen| drop(seen.ends.neighbours.remove(&(INDEX, v6)))), [Kind::Neighbour(v6)]);
-    let ages = after(|seen| drop(seen.ends.neighbours.insert((INDEX, v6), (MAC, false))));
+    assert_eq!(after(|seen| seen.ends.routes.retain(|(_, address)| *address != v4)), [Kind::Route(v4)]);
+    let gone = after(|seen| seen.ends.neighbours.retain(|(_, address), _| *address != v6));
+    assert_eq!(gone, [Kind::Neighbour(v6)]);
+    let ages = after(|seen| seen.ends.neighbours.extend([((INDEX, v6), (MAC, false))]));
     assert_eq!(ages, [Kind::Neighbour(v6)], "it has to be permanent");
-    let lies = after(|seen| drop(seen.ends.neighbours.insert((INDEX, v4), (Mac(GATEWAY_MAC), true))));
+    let lies = after(|seen| seen.ends.neighbours.extend([((INDEX, v4), (Mac(GATEWAY_MAC), true))]));
     assert_eq!(lies, [Kind::Neighbour(v4)]);
 }
 
