@@ -1,6 +1,6 @@
 //! What others do to pods' interfaces is put right without a call from the runtime, or told.
 
-use std::{process::Command, time::Duration};
+use std::{fs, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -9,6 +9,7 @@ use ferrule_tests::{
     pod::Pod,
     sys,
 };
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// For what notifications tell, and for what the shortest period finds.
@@ -52,7 +53,8 @@ fn wait_until_healed(node: &Node, pod: &Pod, peer: &Pod) -> anyhow::Result<()> {
         peer.ping(&address.to_string())?;
     }
     pod.ping(NODE_V4)?;
-    sys::run(&format!("ping -n -c 1 -W 2 {}", pod.addresses[0])).map(drop)
+    let first = pod.addresses.first().context("it has no address")?;
+    sys::run(&format!("ping -n -c 1 -W 2 {first}")).map(drop)
 }
 
 fn map_delete(map: &str, key: &[u8]) -> String {
@@ -219,7 +221,7 @@ fn an_interface_with_the_stamp_of_nobody_goes_and_one_without_its_stamp_is_not_t
         sys::wait_until("it is noticed", SOON, || {
             Ok(node.metric("ferrule_deviations_total{kind=\"link-stamp\"}")? >= 1.0)
         })?;
-        std::thread::sleep(Duration::from_secs(3));
+        thread::sleep(Duration::from_secs(3));
         ensure!(sys::run(&format!("ip link show {host}"))?.contains("state DOWN"), "it was touched");
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["link-stamp"], "{found:#}");
@@ -318,7 +320,7 @@ fn a_fight_with_another_program_is_bounded_and_told_once() {
         while start.elapsed() < Duration::from_secs(12) {
             // It may be missing already.
             let _ = sys::run(&format!("tc qdisc del dev {host} clsact"));
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         let repairs = node.metric("ferrule_repairs_total{kind=\"filter\",outcome=\"repaired\"}")?
             + node.metric("ferrule_repairs_total{kind=\"filter\",outcome=\"failed\"}")?;
@@ -330,6 +332,55 @@ fn a_fight_with_another_program_is_bounded_and_told_once() {
         sys::wait_until("it is put right in the end", Duration::from_secs(90), || {
             Ok(node.runtime()?.check(&pod).is_ok())
         })
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_calls_do_is_never_taken_for_damage() {
+    with_short_period(|node| {
+        let runtime = node.runtime()?;
+        let pods =
+            (0..32).map(|number| node.pod(&format!("p{number}"))).collect::<anyhow::Result<Vec<_>>>()?;
+        for round in 0..4 {
+            thread::scope(|scope| {
+                let calls: Vec<_> = pods
+                    .iter()
+                    .map(|pod| {
+                        let pod = Pod { container_id: format!("{}{round}", pod.container_id), ..pod.clone() };
+                        let runtime = &runtime;
+                        scope.spawn(move || runtime.add(&pod).and_then(|_| runtime.del(&pod)))
+                    })
+                    .collect();
+                calls.into_iter().try_for_each(|call| call.join().unwrap())
+            })?;
+        }
+        // Rounds and looks of their own at what was attached just before.
+        let pod = node.attach("last")?;
+        thread::sleep(Duration::from_secs(4));
+        runtime.check(&pod)?;
+        let (_, metrics) = node.http("/metrics")?;
+        let found: Vec<_> =
+            metrics.lines().filter(|line| line.starts_with("ferrule_deviations_total{")).collect();
+        ensure!(found.is_empty(), "{found:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn damage_of_which_the_notification_was_lost_is_found_all_the_same() {
+    with_agent(|node| {
+        let (pod, peer) = (node.attach("a")?, node.attach("b")?);
+        let host = node.host_ifname(&pod)?;
+        node.signal_agent(Signal::SIGSTOP)?;
+        // More than the kernel keeps for a socket.
+        let noise: String = (0..2000).map(|number| format!("link set uplink alias n{number}\n")).collect();
+        fs::write("/run/noise", noise)?;
+        sys::run("ip -batch /run/noise")?;
+        sys::run(&format!("tc qdisc del dev {host} clsact"))?;
+        node.signal_agent(Signal::SIGCONT)?;
+        wait_until_healed(node, &pod, &peer)
     })
     .unwrap();
 }
