@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use http::Uri;
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -31,6 +31,8 @@ pub struct Config {
     pub vif_cidrs: Vec<IpNet>,
     /// How often, and how carefully, to look for attachments that dangle.
     pub reconcile: reconcile::Settings,
+    /// Whether what others change of pods' interfaces is put right.
+    pub self_heal: SelfHeal,
     /// Where the agent listens.
     pub socket: PathBuf,
     /// What must survive a crash.
@@ -54,6 +56,15 @@ pub struct Kubernetes {
     /// `None` in a pod, which has a service account.
     pub kubeconfig: Option<PathBuf>,
     pub watch: watch::Settings,
+}
+
+/// A switch that is on unless somebody has turned it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SelfHeal {
+    #[default]
+    On,
+    Off,
 }
 
 /// Directories of the node.
@@ -109,6 +120,9 @@ struct Settings {
     /// How often to look for attachments that nobody uses or deletes any more [default: 120].
     #[arg(long, env = "FERRULE_RECONCILE_PERIOD", value_name = "SECONDS")]
     reconcile_period: Option<u64>,
+    /// Whether what others change of pods' interfaces is put right, or told and counted only [default: on].
+    #[arg(long, env = "FERRULE_SELF_HEAL", value_enum, value_name = "SWITCH")]
+    self_heal: Option<SelfHeal>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
@@ -210,6 +224,7 @@ impl Settings {
             watch_read_timeout: self.watch_read_timeout.or(file.watch_read_timeout),
             watch_max_backoff: self.watch_max_backoff.or(file.watch_max_backoff),
             reconcile_period: self.reconcile_period.or(file.reconcile_period),
+            self_heal: self.self_heal.or(file.self_heal),
             http: self.http.or(file.http),
             otlp_endpoint: self.otlp_endpoint.or(file.otlp_endpoint),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
@@ -250,6 +265,7 @@ impl Settings {
                 reconcile::PERIOD.as_secs(),
                 1..=3600,
             )?),
+            self_heal: self.self_heal.unwrap_or_default(),
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
@@ -378,6 +394,7 @@ mod tests {
         assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
         assert_eq!(config.state_dir, Path::new("/b"));
         assert_eq!(config.ebpf_log, LogLevel::Debug);
+        assert_eq!(config.self_heal, SelfHeal::Off);
     }
 
     #[test]

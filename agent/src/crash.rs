@@ -149,6 +149,8 @@ steps! {
     StartMapsRetained = "start.maps_retained",
     /// The kernel has nothing else any more.
     StartReaped = "start.reaped",
+    /// A lost interface of a pod that lives is made anew, if it could be.
+    StartRestored = "start.restored",
     /// The notes are seen to.
     StartNotesSettled = "start.notes_settled",
     /// Calls are taken, and shims cannot leave notes yet.

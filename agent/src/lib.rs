@@ -10,6 +10,7 @@ mod crash;
 pub mod dataplane;
 pub mod events;
 mod follow;
+pub mod heal;
 pub mod health;
 pub mod install;
 pub mod metrics;

@@ -18,6 +18,7 @@ pub struct Metrics {
     pub registry_store: StoreMetrics,
     pub cni: CniMetrics,
     pub trace: TraceMetrics,
+    pub heal: HealMetrics,
 }
 
 /// Of the runtime's calls.
@@ -31,6 +32,13 @@ pub struct CniMetrics {
 pub struct TraceMetrics {
     pub exported: Counter,
     dropped: Family<DropLabels, Counter>,
+}
+
+/// Of what others have changed, and of putting it right.
+#[derive(Debug, Clone, Default)]
+pub struct HealMetrics {
+    deviations: Family<KindLabels, Counter>,
+    repairs: Family<RepairLabels, Counter>,
 }
 
 /// Of bringing together what should be and what is.
@@ -108,6 +116,18 @@ struct DropLabels {
     reason: &'static str,
 }
 
+/// The names of our own kinds of deviation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RepairLabels {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
 /// In seconds: from what a compare takes to the longest that a runtime's call is waited for.
 const CALL_BUCKETS: [f64; 19] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -128,13 +148,15 @@ impl Default for Metrics {
         let reconcile = ReconcileMetrics::default();
         let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
+        let heal = HealMetrics::default();
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
         registry_store.register(registry.sub_registry_with_prefix("registry"));
         cni.register(registry.sub_registry_with_prefix("cni"));
         trace.register(registry.sub_registry_with_prefix("trace_spans"));
-        Self { registry: Arc::new(registry), watch, events, reconcile, registry_store, cni, trace }
+        heal.register(&mut registry);
+        Self { registry: Arc::new(registry), watch, events, reconcile, registry_store, cni, trace, heal }
     }
 }
 
@@ -187,6 +209,29 @@ impl TraceMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register("exported", "Spans that the collector took", self.exported.clone());
         registry.register("dropped", "Spans that no collector took", self.dropped.clone());
+    }
+}
+
+// === impl HealMetrics ===
+
+impl HealMetrics {
+    /// One that was not known before.
+    pub fn deviation(&self, kind: &'static str) {
+        self.deviations.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// An attempt to put one right.
+    pub fn repair(&self, kind: &'static str, outcome: &'static str) {
+        self.repairs.get_or_create(&RepairLabels { kind, outcome }).inc();
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "deviations",
+            "What others had changed of pods' interfaces when it was noticed",
+            self.deviations.clone(),
+        );
+        registry.register("repairs", "Attempts to put deviations right", self.repairs.clone());
     }
 }
 

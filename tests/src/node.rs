@@ -79,6 +79,20 @@ pub fn with_agent<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Se
     })
 }
 
+/// The same with an agent that leaves what others change of pods' interfaces, for those who change them to see what follows.
+///
+/// # Errors
+/// What the closure says, or if node or agent cannot be made.
+pub fn with_agent_that_leaves_damage<T: Send>(
+    run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    on_node(|node| {
+        let flags = ["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6, "--self-heal", "off"];
+        node.start_agent_with(&flags)?;
+        run(node)
+    })
+}
+
 // === impl Node ===
 
 impl Node {

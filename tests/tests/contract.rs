@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, process::Command, thread};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, on_node, with_agent},
+    node::{Node, on_node, with_agent, with_agent_that_leaves_damage},
     pod::Pod,
     runtime::Runtime,
     sys,
@@ -185,7 +185,7 @@ fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
 
 #[test]
 fn check_says_what_differs() {
-    with_agent(|node| {
+    with_agent_that_leaves_damage(|node| {
         let runtime = node.runtime()?;
         // What is told, the command that damages, and whether it runs in the pod.
         let damages = [
@@ -227,7 +227,7 @@ fn check_says_what_differs() {
 
 #[test]
 fn a_repeated_add_does_not_say_success_for_what_is_damaged() {
-    with_agent(|node| {
+    with_agent_that_leaves_damage(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.attach("a")?;
         sys::run(&format!("tc qdisc del dev {} clsact", node.host_ifname(&pod)?))?;

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{PINS, with_agent},
+    node::{PINS, with_agent, with_agent_that_leaves_damage},
     sys,
 };
 
@@ -97,6 +97,8 @@ fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alo
         let line = name.lines().find(|line| line.contains(&a.container_id)).context("no interface of a")?;
         let ifname = line.split([' ', '@']).nth(1).context("no name")?;
         sys::run(&format!("ip link del {ifname}"))?;
+        // And its namespace: a pod that lives gets its interface again.
+        a.clone().remove()?;
         node.start_again()?;
         let links = sys::run("ip -o link show")?;
         ensure!(links.contains("stranger:") || links.contains("stranger@"), "{links}");
@@ -167,7 +169,7 @@ fn a_spoofer_is_stopped_and_counted_and_its_neighbours_are_not() {
 
 #[test]
 fn pain_13_an_interface_without_an_entry_passes_nothing() {
-    with_agent(|node| {
+    with_agent_that_leaves_damage(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let ifindex = node.attachments()?[0]["host_ifindex"].as_u64().context("no ifindex")?;
         let bytes = u32::try_from(ifindex)?.to_ne_bytes().map(|byte| byte.to_string()).join(" ");

@@ -17,15 +17,16 @@ use self::{grpc::Grpc, tasks::Tasks};
 use crate::{
     chain::chain,
     cni::{Calls, CniService, Node, Policy, VifSource},
-    config::{Config, Kubernetes},
+    config::{Config, Kubernetes, SelfHeal},
     crash::{self, Step},
     dataplane::Dataplane,
     events::Events,
     follow,
+    heal::Healer,
     health::{Health, Reporter},
     metrics::Metrics,
     observe::{
-        AgentService,
+        AgentService, Verifier,
         http::{self, Observed},
         live::Liveness,
     },
@@ -109,7 +110,15 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         None => None,
     };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
-    let agent = AgentService { node: Arc::clone(&node), health: health.clone(), collector, node_name };
+    let repairs = config.self_heal == SelfHeal::On;
+    let healer = Arc::new(Healer::new(Arc::clone(&node), repairs, metrics.heal.clone()));
+    let agent = AgentService {
+        node: Arc::clone(&node),
+        health: health.clone(),
+        collector,
+        verifier: Verifier::new(Arc::clone(&healer)),
+        node_name,
+    };
     let _installed = install::install(&config, &health, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);
     let calls = Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() };
@@ -118,6 +127,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     crash::point(Step::StartServing);
     notes.end();
     crash::point(Step::StartDone);
+    let heal = health.component("heal", false, "what others change of pods' interfaces is not followed yet");
+    tasks.spawn("heal", healer.run(config.reconcile.period, heal));
     needed.socket.healthy(format!("serving on {}", config.socket.display()));
 
     let outcome = tokio::select! {

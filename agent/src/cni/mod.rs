@@ -7,6 +7,7 @@ mod identity;
 mod pending;
 mod phases;
 mod previous;
+mod restore;
 mod status;
 mod underway;
 mod verbs;

@@ -433,7 +433,8 @@ impl Node {
         phases: &Phases,
     ) -> Result<Attachment, VerbError> {
         phases.enter(Phase::Plug);
-        let plan = Plan { netns, ifname: &attachment.key.ifname, stamp, vif: &attachment.vif };
+        let Attachment { key, vif, .. } = attachment;
+        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, host_ifname: None };
         let pending = veth::create(plan, self.dataplane.filters())?;
         crash::point(Step::AddMade);
         let host = HostLink { ifname: pending.ifname().to_owned(), ifindex: pending.ifindex() };

@@ -13,6 +13,7 @@ use aya::{
 };
 use nix::errno::Errno;
 
+use super::entries::{Entries, Entry};
 use crate::{
     crash::{self, Step},
     registry::Attachment,
@@ -28,7 +29,7 @@ pub(super) struct Maps {
 
 /// What the maps say of a host interface, as an earlier agent has written it.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct Recorded {
     pub vif: VifEntry,
     /// The interface's addresses, and the index of the interface that each of them is delivered to.
     pub owners: Vec<(IpAddr, u32)>,
@@ -44,13 +45,21 @@ pub struct MapFailure {
     source: MapError,
 }
 
-const VIFS: &str = "VIFS";
-const ENDPOINTS: &str = "ENDPOINTS";
-const VIF_COUNTERS: &str = "VIF_COUNTERS";
+pub(super) const VIFS: &str = "VIFS";
+pub(super) const ENDPOINTS: &str = "ENDPOINTS";
+pub(super) const VIF_COUNTERS: &str = "VIF_COUNTERS";
 /// Insert only what is not there (`BPF_NOEXIST` in `linux/bpf.h`).
 const BPF_NOEXIST: u64 = 1;
 /// Where packets are counted that belong to no attachment.
-const UNKNOWN: VifKey = VifKey { ifindex: 0 };
+pub(super) const UNKNOWN: VifKey = VifKey { ifindex: 0 };
+
+// === impl MapFailure ===
+
+impl MapFailure {
+    pub(super) fn new(what: &'static str, map: &'static str, source: MapError) -> Self {
+        Self { what, map, source }
+    }
+}
 
 // === impl Maps ===
 
@@ -81,10 +90,17 @@ impl Maps {
     /// The others are not touched: the kernel uses the memory of an entry that is replaced again at once, for the next one that
     /// is written, while a program on another CPU may still be reading it. That one would see another pod's.
     pub(super) fn keep(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
-        if self.verify(ifindex, attachment).is_err() {
-            return self.insert(ifindex, attachment);
+        let key = VifKey { ifindex };
+        self.start_counting(key)?;
+        if self.vifs.get(&key, 0).ok() != Some(vif_entry(attachment)) {
+            self.write_vif(key, attachment)?;
         }
-        self.start_counting(VifKey { ifindex })
+        for key in endpoint_keys(attachment.vif.addresses) {
+            if self.endpoints.get(&key, 0).ok() != Some(endpoint(ifindex, attachment)) {
+                self.write_endpoint(key, ifindex, attachment)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes all entries of an attachment; those by which packets get in go first.
@@ -110,7 +126,7 @@ impl Maps {
     }
 
     /// What they say of an interface.
-    pub(super) fn entry(&self, ifindex: u32) -> Result<Option<Entry>, MapFailure> {
+    pub(super) fn recorded(&self, ifindex: u32) -> Result<Option<Recorded>, MapFailure> {
         let vif = match self.vifs.get(&VifKey { ifindex }, 0) {
             Ok(vif) => vif,
             Err(MapError::KeyNotFound) => return Ok(None),
@@ -127,7 +143,7 @@ impl Maps {
                 Err(source) => return Err(MapFailure { what: "read", map: ENDPOINTS, source }),
             }
         }
-        Ok(Some(Entry { vif, owners }))
+        Ok(Some(Recorded { vif, owners }))
     }
 
     /// Whether an attachment has its entries; says what differs.
@@ -164,16 +180,49 @@ impl Maps {
         Ok(())
     }
 
+    /// Removes an entry if it still is what a snapshot has: somebody may have written another one meanwhile.
+    pub(super) fn forget(&mut self, entry: Entry, seen: &Entries) -> Result<(), MapFailure> {
+        match entry {
+            Entry::Vif(ifindex) => {
+                let key = VifKey { ifindex };
+                if self.vifs.get(&key, 0).ok().as_ref() == seen.vifs.get(&ifindex) {
+                    forget(VIFS, self.vifs.remove(&key))?;
+                }
+            }
+            Entry::Endpoint(address) => {
+                let key = endpoint_key(address);
+                if self.endpoints.get(&key, 0).ok().as_ref() == seen.endpoints.get(&key) {
+                    forget(ENDPOINTS, self.endpoints.remove(&key))?;
+                }
+            }
+            Entry::Counters(ifindex) => forget(VIF_COUNTERS, self.counters.remove(&VifKey { ifindex }))?,
+        }
+        Ok(())
+    }
+
     fn try_insert(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         let key = VifKey { ifindex };
         self.start_counting(key)?;
+        self.write_vif(key, attachment)?;
+        endpoint_keys(attachment.vif.addresses)
+            .try_for_each(|key| self.write_endpoint(key, ifindex, attachment))
+    }
+
+    fn write_vif(&mut self, key: VifKey, attachment: &Attachment) -> Result<(), MapFailure> {
         self.vifs.insert(key, vif_entry(attachment), 0).map_err(|source| write(VIFS, source))?;
         crash::point(Step::MapWritten);
+        Ok(())
+    }
+
+    fn write_endpoint(
+        &mut self,
+        key: EndpointKey,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<(), MapFailure> {
         let endpoint = endpoint(ifindex, attachment);
-        for key in endpoint_keys(attachment.vif.addresses) {
-            self.endpoints.insert(key, endpoint, 0).map_err(|source| write(ENDPOINTS, source))?;
-            crash::point(Step::MapWritten);
-        }
+        self.endpoints.insert(key, endpoint, 0).map_err(|source| write(ENDPOINTS, source))?;
+        crash::point(Step::MapWritten);
         Ok(())
     }
 
@@ -200,7 +249,7 @@ fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -
     found.and_then(M::try_from).map_err(|source| MapFailure { what: "open", map, source })
 }
 
-fn vif_entry(attachment: &Attachment) -> VifEntry {
+pub(super) fn vif_entry(attachment: &Attachment) -> VifEntry {
     let Attachment { key, pod, vif, .. } = attachment;
     let Addresses { v4, v6 } = vif.addresses;
     let flag = |present: bool, flag| if present { flag } else { 0 };
@@ -217,13 +266,20 @@ fn vif_entry(attachment: &Attachment) -> VifEntry {
     }
 }
 
-fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
+pub(super) fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
     Endpoint { ifindex, mac: attachment.vif.mac.0, reserved: [0; 2] }
 }
 
-fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
+pub(super) fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
     let v4 = addresses.v4.map(|address| EndpointKey::ipv4(address.octets()));
     v4.into_iter().chain(addresses.v6.map(|address| EndpointKey::ipv6(address.octets())))
+}
+
+pub(super) fn endpoint_key(address: IpAddr) -> EndpointKey {
+    match address {
+        IpAddr::V4(v4) => EndpointKey::ipv4(v4.octets()),
+        IpAddr::V6(v6) => EndpointKey::ipv6(v6.octets()),
+    }
 }
 
 fn sum(per_cpu: &PerCpuValues<Counters>) -> Counters {

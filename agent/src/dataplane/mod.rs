@@ -1,5 +1,6 @@
 //! The eBPF programs and their maps.
 
+mod entries;
 mod inherit;
 mod layout;
 mod log;
@@ -17,13 +18,14 @@ use std::{
 use agent_common::Counters;
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    programs::{ProgramError, ProgramFd, SchedClassifier},
+    programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
 };
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
+pub use entries::{Entries, Entry};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Entry, MapFailure};
+pub use maps::{MapFailure, Recorded};
 
 use crate::{
     crash::{self, Step},
@@ -31,14 +33,16 @@ use crate::{
     registry::Attachment,
     vif::Addresses,
 };
+use entries::Reader;
 use inherit::Earlier;
-use maps::Maps;
+use maps::{Maps, endpoint_keys};
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
     from_pod: Loaded,
     to_pod: Loaded,
     maps: Mutex<Maps>,
+    reader: Reader,
     pins: PathBuf,
     earlier: Earlier,
 }
@@ -106,10 +110,11 @@ impl Dataplane {
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let maps = Maps::open(&mut ebpf)?;
+        let reader = Reader::open(&pins)?;
         drop((ebpf, loader));
         memory::give_back();
         let earlier = Earlier::beside(&pins);
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), pins, earlier })
+        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, earlier })
     }
 
     /// Copies what only the maps of another version know, while all attachments are in this one's and their filters are not
@@ -152,7 +157,7 @@ impl Dataplane {
     /// The same for an attachment that may have its entries: those that are right are left alone, and packets do not notice.
     ///
     /// # Errors
-    /// If a map is full; then none has an entry of it.
+    /// If a map is full.
     pub fn keep(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
         Ok(self.maps().keep(ifindex, attachment)?)
     }
@@ -177,8 +182,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn entry(&self, ifindex: u32) -> Result<Option<Entry>, DataplaneError> {
-        Ok(self.maps().entry(ifindex)?)
+    pub fn recorded(&self, ifindex: u32) -> Result<Option<Recorded>, DataplaneError> {
+        Ok(self.maps().recorded(ifindex)?)
     }
 
     /// Whether the maps have an attachment's entries, as [`Self::insert`] wrote them.
@@ -187,6 +192,32 @@ impl Dataplane {
     /// What differs, in words.
     pub fn verify(&self, ifindex: u32, attachment: &Attachment) -> Result<(), String> {
         self.maps().verify(ifindex, attachment)
+    }
+
+    /// All that the maps have. Nobody who writes waits for it.
+    pub fn entries(&self) -> Entries {
+        self.reader.all()
+    }
+
+    /// What the maps have of an interface and of addresses.
+    pub fn entries_of(&self, ifindex: u32, addresses: Addresses) -> Entries {
+        self.reader.one(ifindex, endpoint_keys(addresses))
+    }
+
+    /// Removes an entry that nobody owns, if it still is what a snapshot has.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forget(&self, entry: Entry, seen: &Entries) -> Result<(), DataplaneError> {
+        Ok(self.maps().forget(entry, seen)?)
+    }
+
+    /// Other people's tcx programs on an interface, by the pod's direction: IDs. None where the kernel knows no tcx.
+    pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
+        [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
+            let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
+            programs.unwrap_or_default().iter().map(ProgramInfo::id).collect()
+        })
     }
 
     /// Removes the entries of interfaces and addresses that no attachment has, as a crash can leave them.

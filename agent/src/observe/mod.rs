@@ -4,14 +4,15 @@ mod gc;
 pub mod http;
 pub mod live;
 mod status;
+mod verify;
 
 use std::sync::Arc;
 
 use agent_common::{Counters as Counted, DropReason};
 use ferrule_proto::agent::{
     Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest,
-    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, agent_server::Agent,
-    attachment::State as ShownState,
+    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, VerifyRequest, VerifyResponse,
+    agent_server::Agent, attachment::State as ShownState,
 };
 use tonic::{Request, Response, Status};
 
@@ -23,11 +24,14 @@ use crate::{
     server::Caller,
 };
 
+pub use verify::Verifier;
+
 /// The `ferrule.agent.v1.Agent` service.
 pub struct AgentService {
     pub node: Arc<Node>,
     pub health: Health,
     pub collector: Arc<Collector>,
+    pub verifier: Verifier,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
 }
@@ -54,6 +58,11 @@ impl Agent for AgentService {
     ) -> Result<Response<ExplainGcResponse>, Status> {
         let _in_work = Caller::begin(&request);
         gc::explain(&self.collector).await
+    }
+
+    async fn verify(&self, request: Request<VerifyRequest>) -> Result<Response<VerifyResponse>, Status> {
+        let _in_work = Caller::begin(&request);
+        self.verifier.verify().await
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use nix::errno::Errno;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
@@ -23,12 +24,26 @@ pub struct Filters<'a> {
 }
 
 /// A hook of clsact, named by the direction of the host's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
     /// What comes in from the pod.
     Ingress,
     /// What goes out to the pod.
     Egress,
+}
+
+/// A filter of anybody's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    pub hook: Hook,
+    /// Whether it is where ours are.
+    pub is_ours: bool,
+    pub priority: u16,
+    /// Such as `bpf` or `flower`.
+    pub kind: String,
+    /// Of a BPF program.
+    pub name: Option<String>,
+    pub program: Option<u32>,
 }
 
 /// Ours go first among clsact filters. What others attach as XDP or tcx runs before, and is theirs to answer for.
@@ -50,6 +65,25 @@ impl Hook {
             Self::Egress => TcHandle::MIN_EGRESS,
         };
         TcHandle { major: TcHandle::CLSACT.major, minor }
+    }
+}
+
+// === impl Attached ===
+
+impl Attached {
+    fn of(hook: Hook, filter: &TcMessage) -> Self {
+        let (mut kind, mut name, mut chain) = (String::new(), None, 0);
+        for attribute in &filter.attributes {
+            match attribute {
+                TcAttribute::Kind(it) => kind.clone_from(it),
+                TcAttribute::Chain(it) => chain = *it,
+                TcAttribute::Options(options) => name = options.iter().find_map(program_name).or(name),
+                _ => {}
+            }
+        }
+        let priority = u16::try_from(filter.header.info >> 16).unwrap_or_default();
+        let program = program_id(filter);
+        Self { hook, is_ours: is_ours(filter) && chain == 0, priority, kind, name, program }
     }
 }
 
@@ -84,6 +118,39 @@ pub fn attached(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Option<
         RouteNetlinkMessage::NewTrafficFilter(filter) if is_ours(&filter) => program_id(&filter),
         _ => None,
     }))
+}
+
+/// All filters on both hooks of an interface.
+///
+/// # Errors
+/// If the kernel refuses to tell.
+pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Vec<Attached>, NetlinkError> {
+    let mut all = Vec::new();
+    for (hook, _) in Hook::ALL {
+        let mut message = TcMessage::with_index(index(ifindex));
+        message.header.parent = hook.parent();
+        let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
+        all.extend(answers.into_iter().filter_map(|answer| match answer {
+            // The kernel tells of each priority also by itself, without a handle.
+            RouteNetlinkMessage::NewTrafficFilter(filter) if filter.header.handle != TcHandle::default() => {
+                Some(Attached::of(hook, &filter))
+            }
+            _ => None,
+        }));
+    }
+    Ok(all)
+}
+
+/// Puts these programs in the place of an earlier agent's, or where there are none; no packet passes between the two unchecked.
+///
+/// # Errors
+/// If the kernel refuses, or the interface is gone (`ENODEV`).
+pub fn reattach(host: &mut Socket, ifindex: u32, filters: Filters<'_>) -> Result<(), NetlinkError> {
+    match host.batch(vec![qdisc(ifindex)]) {
+        Err(error) if !error.is(Errno::EEXIST) => return Err(error),
+        _ => {}
+    }
+    host.batch(replace(ifindex, filters).into()).map(drop)
 }
 
 fn clsact(ifindex: u32) -> TcMessage {
@@ -121,6 +188,10 @@ fn program_id(filter: &TcMessage) -> Option<u32> {
         TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
         _ => None,
     })
+}
+
+fn program_name(option: &TcOption) -> Option<String> {
+    if let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option { Some(name.clone()) } else { None }
 }
 
 fn index(ifindex: u32) -> i32 {

@@ -6,8 +6,11 @@
 
 pub mod check;
 pub mod egress;
+pub mod ends;
 pub mod filter;
 pub mod host;
+pub mod mend;
+pub mod monitor;
 pub mod netlink;
 pub mod netns;
 pub mod reaper;

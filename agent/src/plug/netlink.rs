@@ -80,6 +80,11 @@ impl Request {
         Self::new(what, message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
+    /// Creates an object before those that are there, which stay.
+    pub fn put_first(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
+        Self::new(what, message, NLM_F_CREATE)
+    }
+
     /// Changes, deletes or reads an object that exists.
     pub fn change(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, 0)

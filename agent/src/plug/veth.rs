@@ -51,6 +51,8 @@ pub struct Plan<'a> {
     pub ifname: &'a IfName,
     pub stamp: &'a Stamp,
     pub vif: &'a Vif,
+    /// The name of the host's end, if it had one before and nobody else has it now; else a new one.
+    pub host_ifname: Option<&'a str>,
 }
 
 /// A pair that is configured but for its last step. Dropped, it is deleted again.
@@ -186,7 +188,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
+fn create_pair(mut plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let name_is_taken = |error: &_| matches!(error, PlugError::Netlink(error) if error.is(Errno::EEXIST));
     match try_create_pair(plan) {
         Err(error) if name_is_taken(&error) => {}
@@ -196,6 +198,8 @@ fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     // another try has another one.
     if has_link(plan.netns, plan.ifname)? {
         reaper::reap_now()?;
+    } else {
+        plan.host_ifname = None;
     }
     match try_create_pair(plan) {
         Err(error) if name_is_taken(&error) => Err(PlugError::InterfaceExists(plan.ifname.clone())),
@@ -205,7 +209,7 @@ fn create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
 
 fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let host = Socket::open()?;
-    let ifname = host_ifname();
+    let ifname = plan.host_ifname.map_or_else(host_ifname, str::to_owned);
     let peer = one_queue(LinkUnspec::new_with_name(plan.ifname.as_str()))
         .mtu(plan.vif.mtu)
         .address(plan.vif.mac.0.to_vec())
@@ -227,8 +231,8 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     // From here on there may be something to undo, whatever the kernel's answer, and also without one.
     let mut pending = Pending { plan, host, pod: None, ifname, ifindex: 0, peer: 0, keep: false };
     let answers = pending.host.batch(requests).inspect_err(|error| {
-        // But for this one: the interface of that name is somebody else's.
-        pending.keep = error.is(Errno::EEXIST);
+        // But for this one: the interface of that name is somebody else's. And one whose name can be known may be.
+        pending.keep = error.is(Errno::EEXIST) || plan.host_ifname.is_some();
     })?;
     let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
     pending.ifindex = link.header.index;

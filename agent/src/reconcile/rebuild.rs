@@ -10,7 +10,7 @@ use agent_common::Vif as VifEntry;
 
 use crate::{
     cni::Node,
-    dataplane::Entry,
+    dataplane::Recorded,
     metrics::{StoreMetrics, count},
     plug::{
         GATEWAY,
@@ -73,7 +73,7 @@ pub(super) fn rebuild(
         known.iter().filter(|it| is_whole || is_live(it)).flat_map(|it| it.vif.addresses.iter()).collect();
     let mut keys = HashSet::new();
     for seen in survey::survey(host)?.into_iter().filter(|it| unknown.contains(&it.ifindex)) {
-        let entry = node.dataplane.entry(seen.ifindex)?;
+        let entry = node.dataplane.recorded(seen.ifindex)?;
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *seen.stamp.key();
         if entry.is_none() && (is_whole || known.iter().any(is_intent)) {
             // What an ADD left that did not get far: it is removed as such.
@@ -156,10 +156,14 @@ fn say(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
 }
 
 /// What the host has of an interface. An address that another one of ours is given packets for is not its.
-fn believe(seen: Seen, entry: Option<Entry>, is_ours: impl Fn(u32) -> bool) -> Result<Found, &'static str> {
+fn believe(
+    seen: Seen,
+    entry: Option<Recorded>,
+    is_ours: impl Fn(u32) -> bool,
+) -> Result<Found, &'static str> {
     let ifindex = seen.ifindex;
     let (addresses, mac, pod) = match entry {
-        Some(Entry { vif, owners }) => {
+        Some(Recorded { vif, owners }) => {
             let its = owners.into_iter().filter(|(_, owner)| *owner == ifindex || !is_ours(*owner));
             let addresses = Addresses::collect(its.map(|(address, _)| address));
             (addresses, Some(Mac(vif.mac)), pod(&vif, seen.stamp.key()))
@@ -276,7 +280,7 @@ mod tests {
         }
     }
 
-    fn entry(pod: &str, owners: &[(&str, u32)]) -> Entry {
+    fn entry(pod: &str, owners: &[(&str, u32)]) -> Recorded {
         let vif = VifEntry {
             ipv4: [10, 0, 0, 2],
             flags: VifEntry::HAS_IPV4,
@@ -287,7 +291,7 @@ mod tests {
             pod_uid: VifEntry::text("u-1"),
             ifname: VifEntry::text("eth0"),
         };
-        Entry {
+        Recorded {
             vif,
             owners: owners.iter().map(|(address, owner)| (address.parse().unwrap(), *owner)).collect(),
         }

@@ -7,22 +7,18 @@ use nix::errno::Errno;
 
 use super::{Notes, rebuild::rebuild};
 use crate::{
+    chain::chain,
     cni::{Node, Phases},
     crash::{self, Step},
     metrics::StoreMetrics,
-    plug::{
-        filter,
-        netlink::{NetlinkError, Socket},
-        reaper,
-        stamp::Stamp,
-        stamped_links, veth,
-    },
+    plug::{filter, netlink::Socket, reaper, stamp::Stamp, stamped_links, veth},
     registry::{Attachment, State},
     vif::Addresses,
 };
 
-/// Takes the attachments over that an earlier agent made, undoes what it left half done, and does what the notes say was
-/// deleted meanwhile. Attachments that the registry lost are made anew. Interfaces without our stamp are not touched.
+/// Takes the attachments over that an earlier agent made, undoes what it left half done, does what the notes say was
+/// deleted meanwhile, makes attachments anew that the registry has lost, and interfaces that pods that live have lost.
+/// Interfaces without our stamp are not touched.
 ///
 /// # Errors
 /// If the kernel or the store refuses. What goes wrong with one
@@ -34,17 +30,21 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
 
     let all = node.registry.list();
     let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
-    let with_live = |it: &Attachment| {
-        let with = it.with.as_ref().and_then(|with| all.iter().find(|other| other.key == *with));
-        it.with.is_none() || with.is_some_and(is_live)
+    // The pod lives, and gets an interface again that it has lost.
+    let stays = |it: &Attachment| {
+        let is_wanted = it.state == State::Attached && !notes.is_deleted(it);
+        is_wanted && (is_live(it) || it.is_in_living_netns())
     };
-    let (live, rest): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|it| is_live(it) && with_live(it));
-    // The pod lives and has lost one of its interfaces: CHECK is to say so.
-    let is_lost = |it: &Attachment| it.with.is_some() && it.state == State::Attached && with_live(it);
-    let (lost, dead): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_lost);
-    for Attachment { key, .. } in &lost {
-        tracing::error!(%key, "an interface of a pod is gone; a CHECK of the pod will fail");
-    }
+    let with_one_that_stays = |it: &Attachment| {
+        let with = it.with.as_ref().and_then(|with| all.iter().find(|other| other.key == *with));
+        it.with.is_none() || with.is_some_and(stays)
+    };
+    let (kept, dead): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|it| {
+        // A further interface of one that stays is missed, even if it cannot be made anew.
+        let is_further = it.with.is_some() && it.state == State::Attached;
+        (stays(it) || is_further) && with_one_that_stays(it)
+    });
+    let (live, lost): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_live);
     // All entries before any filter: a new program with empty maps would drop what the old one let pass.
     for (ifindex, attachment) in with_ifindex(&live) {
         node.dataplane.keep(ifindex, attachment)?;
@@ -53,8 +53,13 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
     node.dataplane.inherit();
     crash::point(Step::StartInherited);
     for (ifindex, attachment) in with_ifindex(&live) {
-        if let Err(error) = reattach(node, &mut host, ifindex) {
-            tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
+        match filter::reattach(&mut host, ifindex, node.dataplane.filters()) {
+            // It went meanwhile, with its pod.
+            Err(error) if error.is(Errno::ENODEV) => {}
+            Err(error) => {
+                tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
+            }
+            Ok(()) => {}
         }
         crash::point(Step::StartFilterReplaced);
     }
@@ -82,6 +87,13 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
     crash::point(Step::StartMapsRetained);
     reaper::reap_at_start()?;
     crash::point(Step::StartReaped);
+    for attachment in &lost {
+        if let Err(error) = node.restore(attachment) {
+            let (key, error) = (&attachment.key, chain(&error));
+            tracing::error!(%key, error, "an interface of a pod is gone, and cannot be made anew; a CHECK of the pod will fail");
+        }
+        crash::point(Step::StartRestored);
+    }
     tracing::info!(attachments = live.len(), "registry and kernel agree");
     Ok(())
 }
@@ -93,19 +105,4 @@ fn is_there(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
 
 fn with_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
     attachments.iter().filter_map(|attachment| Some((attachment.host.as_ref()?.ifindex, attachment)))
-}
-
-/// Puts this agent's programs in the place of the earlier one's; no packet passes between the two unchecked. An interface
-/// that goes meanwhile, with its pod, needs none.
-fn reattach(node: &Node, host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
-    let is_gone = |error: &NetlinkError| error.is(Errno::ENODEV);
-    match host.batch(vec![filter::qdisc(ifindex)]) {
-        Err(error) if is_gone(&error) => return Ok(()),
-        Err(error) if !error.is(Errno::EEXIST) => return Err(error),
-        _ => {}
-    }
-    match host.batch(filter::replace(ifindex, node.dataplane.filters()).into()) {
-        Err(error) if is_gone(&error) => Ok(()),
-        result => result.map(drop),
-    }
 }

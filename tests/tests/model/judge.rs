@@ -32,7 +32,7 @@ enum Step<'a> {
         by: Option<&'a Answer>,
         must: bool,
     },
-    /// A start mends what is broken on the host, or some of it.
+    /// A start mends what is broken on the host; and all of it, if the interface is made anew.
     Mended,
 }
 
@@ -167,8 +167,14 @@ impl Model {
             return;
         };
         let registered = self.sandboxes.get(id).and_then(|it| registry.get(&it.container));
-        if let (None, Some(it)) = (attached.seen, registered) {
-            attached.seen = Some((it.host_ifindex, it.created_at_ms));
+        match (attached.seen, registered) {
+            (None, Some(it)) => attached.seen = Some((it.host_ifindex, it.created_at_ms)),
+            // A start has made its interface anew, and with it all of the pod's end.
+            (Some((before, created)), Some(it)) if batch.ended != Ended::No && it.host_ifindex != before => {
+                attached.seen = Some((it.host_ifindex, created));
+                attached.damage.clear();
+            }
+            _ => {}
         }
         self.attached.insert(id, attached);
     }
@@ -193,9 +199,10 @@ impl<'a> Judge<'a> {
         }
         // By reconciliation; or at a start, or for its successor, because the interface has gone.
         let may_go = |it: &Attached| {
-            let has_no_link = it.damage.contains(&Damage::Link) || self.model.has_ended(self.id, it);
-            let is_noticed = self.batch.ended != Ended::No || self.is_succeeded(it);
-            self.model.may_dangle(self.id, it) || (is_noticed && has_no_link)
+            let has_ended = self.model.has_ended(self.id, it);
+            // At a start, a pod that lives gets its interface again.
+            let is_missed = self.is_succeeded(it) && (has_ended || it.damage.contains(&Damage::Link));
+            self.model.may_dangle(self.id, it) || is_missed || (has_ended && self.batch.ended != Ended::No)
         };
         if was_there.is_some_and(|it| it.noted.is_some()) && self.batch.starts {
             steps.push(Step::Collected { by: None, must: true });
@@ -247,7 +254,7 @@ impl<'a> Judge<'a> {
         let answer = match step {
             Step::Collected { must: true, .. } => return vec![now.removed()],
             Step::Collected { must: false, .. } => return vec![now.clone(), now.removed()],
-            Step::Mended => return vec![now.clone(), now.mended()],
+            Step::Mended => return vec![now.clone(), now.mended(), now.restored()],
             Step::Call(answer) => answer,
         };
         let is_lost = matches!(answer.outcome, Err((TRY_AGAIN_LATER, _))) && self.batch.ended != Ended::No;
@@ -413,6 +420,15 @@ impl Now {
         let mut now = self.clone();
         if let Some(attached) = &mut now.attached {
             attached.damage.retain(|it| !it.is_on_host() || *it == Damage::Link);
+        }
+        now
+    }
+
+    /// As [`Self::mended`], with an interface that was made anew if it was gone.
+    fn restored(&self) -> Self {
+        let mut now = self.mended();
+        if let Some(attached) = now.attached.as_mut().filter(|it| it.damage.contains(&Damage::Link)) {
+            attached.damage.clear();
         }
         now
     }

@@ -1,0 +1,123 @@
+//! What is not as it should be. The one definition of it, for who repairs and for who only asks.
+
+use std::{fmt, net::IpAddr};
+
+use crate::{
+    dataplane::Entry,
+    plug::filter::Hook,
+    registry::{Attachment, HostLink, Key},
+};
+
+/// Something of an attachment that differs, or something of ours that belongs to none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deviation {
+    pub of: Subject,
+    pub kind: Kind,
+    /// One line.
+    pub what: String,
+}
+
+/// What deviates.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Subject {
+    Attachment(Key),
+    /// An interface of the host that carries the stamp of a key.
+    Interface(u32, Key),
+    Entry(Entry),
+}
+
+/// How it deviates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The host's end is not there, and the pod's namespace is.
+    LinkGone,
+    /// The host's end carries another alias: by that, it is not ours to touch.
+    LinkStamp,
+    /// It is in a link group.
+    LinkGroup,
+    LinkName,
+    LinkMac,
+    LinkMtu,
+    LinkDown,
+    /// Our filter is missing, or is another program than this agent's.
+    Filter(Hook),
+    /// The host's route to an address is missing.
+    Route(IpAddr),
+    /// The neighbour entry of an address is missing, not permanent, or has another MAC.
+    Neighbour(IpAddr),
+    /// An entry of a map is missing or says something else.
+    Entry(Entry),
+    /// Another attachment has the same address.
+    AddressShared(IpAddr),
+    /// An interface with our stamp belongs to no attachment.
+    StrayLink,
+    /// An entry of a map belongs to no attachment.
+    StrayEntry,
+}
+
+/// Something of others on a pod's interface: no deviation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreign {
+    pub key: Key,
+    pub host: HostLink,
+    /// One line.
+    pub what: String,
+}
+
+// === impl Deviation ===
+
+impl Deviation {
+    /// Of an attachment.
+    pub(super) fn of(attachment: &Attachment, kind: Kind, what: impl Into<String>) -> Self {
+        Self { of: Subject::Attachment(attachment.key.clone()), kind, what: what.into() }
+    }
+}
+
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.name(), self.what)
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// As it is counted and shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LinkGone => "link-gone",
+            Self::LinkStamp => "link-stamp",
+            Self::LinkGroup => "link-group",
+            Self::LinkName => "link-name",
+            Self::LinkMac => "link-mac",
+            Self::LinkMtu => "link-mtu",
+            Self::LinkDown => "link-down",
+            Self::Filter(_) => "filter",
+            Self::Route(_) => "route",
+            Self::Neighbour(_) => "neighbour",
+            Self::Entry(_) => "map-entry",
+            Self::AddressShared(_) => "address-shared",
+            Self::StrayLink => "stray-link",
+            Self::StrayEntry => "stray-map-entry",
+        }
+    }
+
+    /// Whether there is anything that the agent may do about it.
+    pub(super) fn is_repairable(self) -> bool {
+        !matches!(self, Self::LinkStamp | Self::AddressShared(_))
+    }
+}
+
+// === impl Subject ===
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attachment(key) => write!(f, "{key}"),
+            Self::Interface(ifindex, key) => write!(f, "interface {ifindex} of {key}"),
+            Self::Entry(Entry::Vif(ifindex)) => write!(f, "VIFS {ifindex}"),
+            Self::Entry(Entry::Endpoint(address)) => write!(f, "ENDPOINTS {address}"),
+            Self::Entry(Entry::Counters(ifindex)) => write!(f, "VIF_COUNTERS {ifindex}"),
+        }
+    }
+}

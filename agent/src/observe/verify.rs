@@ -1,0 +1,101 @@
+//! All that is not as it should be, as `ferrulectl verify` asks.
+
+use std::{sync::Arc, time::Duration};
+
+use ferrule_proto::agent::{Deviation as ShownDeviation, Foreign as ShownForeign, VerifyResponse};
+use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
+use tonic::{Response, Status};
+
+use crate::{
+    chain::chain,
+    heal::{Deviation, Findings, Foreign, Healer, Subject},
+    registry::{Attachment, HostLink, Key},
+};
+
+/// Looks when it is asked, once at a time: each look may keep a thread for as long as the kernel does not answer.
+pub struct Verifier {
+    healer: Arc<Healer>,
+    turn: Arc<Semaphore>,
+}
+
+/// Shorter than the caller waits.
+const DEADLINE: Duration = Duration::from_secs(8);
+
+// === impl Verifier ===
+
+impl Verifier {
+    pub fn new(healer: Arc<Healer>) -> Self {
+        Self { healer, turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// If it takes too long, or the kernel refuses to tell.
+    pub(super) async fn verify(&self) -> Result<Response<VerifyResponse>, Status> {
+        let looked = async {
+            // It is never closed. The work itself holds it, which goes on when nobody waits for it any more.
+            let alone = Arc::clone(&self.turn).acquire_owned().await.ok();
+            let healer = Arc::clone(&self.healer);
+            spawn_blocking(move || {
+                let _alone = alone;
+                healer.verify()
+            })
+            .await
+        };
+        let late = |_| Status::deadline_exceeded("to look at all attachments took too long");
+        let looked = timeout(DEADLINE, looked).await.map_err(late)?;
+        let found = looked.map_err(|error| Status::internal(chain(&error)))?;
+        let found = found.map_err(|error| Status::unavailable(chain(&error)))?;
+        Ok(Response::new(show(&found, self.healer.repairs())))
+    }
+}
+
+fn show(found: &Findings, self_heal: bool) -> VerifyResponse {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    VerifyResponse {
+        deviations: found.deviations.iter().map(|it| show_deviation(it, &found.attachments)).collect(),
+        foreign: found.foreign.iter().map(|it| show_foreign(it, &found.attachments)).collect(),
+        attachments: count(found.attachments.len()),
+        in_work: count(found.in_work),
+        self_heal,
+    }
+}
+
+fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation {
+    let mut shown =
+        ShownDeviation { kind: it.kind.name().to_owned(), what: it.what.clone(), ..Default::default() };
+    let (key, ifindex) = match &it.of {
+        Subject::Attachment(key) => (key, None),
+        Subject::Interface(ifindex, key) => (key, Some(*ifindex)),
+        Subject::Entry(_) => return shown,
+    };
+    (shown.network, shown.container_id, shown.ifname) = names(key);
+    let of = attachments.iter().find(|it| it.key == *key);
+    let pod = of.map(|it| it.pod.clone()).unwrap_or_default();
+    (shown.pod_namespace, shown.pod_name) = (pod.namespace, pod.name);
+    let host = of.filter(|_| ifindex.is_none()).and_then(|it| it.host.clone());
+    let host = host.unwrap_or(HostLink { ifname: String::new(), ifindex: ifindex.unwrap_or_default() });
+    (shown.host_ifname, shown.host_ifindex) = (host.ifname, host.ifindex);
+    shown
+}
+
+fn show_foreign(it: &Foreign, attachments: &[Attachment]) -> ShownForeign {
+    let Foreign { key, host, what } = it.clone();
+    let (network, container_id, ifname) = names(&key);
+    let pod = attachments.iter().find(|it| it.key == key).map(|it| it.pod.clone()).unwrap_or_default();
+    ShownForeign {
+        network,
+        container_id,
+        ifname,
+        pod_namespace: pod.namespace,
+        pod_name: pod.name,
+        host_ifname: host.ifname,
+        host_ifindex: host.ifindex,
+        what,
+    }
+}
+
+fn names(key: &Key) -> (String, String, String) {
+    (key.network.to_string(), key.container_id.to_string(), key.ifname.to_string())
+}
