@@ -123,6 +123,11 @@ impl Node {
         self.stopping.send_replace(true);
     }
 
+    /// Whether [`Self::stop`] was called. From then on, shims may delete interfaces by themselves.
+    pub fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
     /// Waits until no call is in work, nor what an abandoned one has to undo.
     pub async fn idle(&self) {
         for calls in [&self.adding, &self.others] {

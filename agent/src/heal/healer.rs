@@ -235,6 +235,10 @@ impl Healer {
     fn repair(&self, host: &mut Socket, mut it: Attachment, found: &[Deviation]) -> Result<(), NetlinkError> {
         let (key, mut left, mut failures) = (it.key.clone(), found.to_vec(), Vec::new());
         for _ in 0..PASSES {
+            // Asked after the look: what a shim deletes because nobody listens any more is not made anew.
+            if self.node.is_stopping() {
+                return Ok(());
+            }
             let repaired = repair::repair(&self.node, host, &it, &left);
             (it, failures) = (repaired.attachment, repaired.failures);
             left = self.look_at(host, &key)?.map(|(_, found)| found).unwrap_or_default();
