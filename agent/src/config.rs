@@ -388,8 +388,7 @@ mod tests {
 
     #[test]
     fn a_flag_wins_over_the_file() {
-        let file =
-            "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nebpf_log = \"debug\"\n";
+        let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nself_heal = \"off\"\nebpf_log = \"debug\"\n";
         let config = config(&["--state-dir", "/b"], Some(file)).unwrap();
         assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
         assert_eq!(config.state_dir, Path::new("/b"));

@@ -193,14 +193,18 @@ fn timed<T>(message: T, within: Duration) -> tonic::Request<T> {
 fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> Failure {
     let (code, details) = match error.kind() {
         io::ErrorKind::PermissionDenied => (Code::IoFailure, "run the plugin as root"),
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::TimedOut => {
-            (away(verb), START_AGENT)
-        }
+        // The last: it has closed its socket with us in the queue.
+        io::ErrorKind::NotFound
+        | io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::ConnectionReset => (away(verb), START_AGENT),
         _ => (Code::IoFailure, START_AGENT),
     };
     let msg = format!("{}: connecting to the agent at {}: {error}", verb.as_str(), Shown(socket));
     let cause = match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Cause::Away,
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
+            Cause::Away
+        }
         _ => Cause::Unserved,
     };
     Failure { error: CniError::new(code, msg, details), cause }
