@@ -125,7 +125,9 @@ impl Healer {
         }
         let (strays, seen) = self.strays(&mut host, found)?;
         self.notice(&strays, |of| key_of(of).is_none());
-        for stray in strays.iter().filter(|_| self.repairs) {
+        // Where attachments were lost, these may be what is left of them, and carry a pod's packets.
+        let removes = self.repairs && self.node.registry.is_settled();
+        for stray in strays.iter().filter(|_| removes) {
             let done = self.remove_stray(stray, &seen);
             if let Err(error) = &done {
                 tracing::warn!(of = %stray.of, error, "what belongs to no attachment cannot be removed");

@@ -17,7 +17,10 @@ use std::{
     net::IpAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -47,6 +50,8 @@ pub struct Registry {
     store: Store,
     ranges: watch::Sender<Vec<IpNet>>,
     condition: Condition,
+    /// Whether all is in it that pods have.
+    settled: AtomicBool,
     /// A lock file: one agent per state directory.
     _lock: Flock<File>,
     inner: Mutex<Inner>,
@@ -130,6 +135,7 @@ impl Registry {
             pods: Pods::default(),
             store,
             ranges: watch::Sender::default(),
+            settled: AtomicBool::new(condition == Condition::Whole),
             condition,
             _lock: lock,
             inner: Mutex::new(Inner {
@@ -145,6 +151,12 @@ impl Registry {
     /// How the store was found. Unless it was whole, it may lack attachments that the kernel has.
     pub fn condition(&self) -> &Condition {
         &self.condition
+    }
+
+    /// Whether what the kernel has and the registry lacks is nobody's. It is not where attachments were lost that could not be made
+    /// anew.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
     }
 
     /// Gives the agent's own IPAM its ranges, less the node's own addresses in them.
@@ -277,6 +289,7 @@ impl Registry {
         is_all: bool,
     ) -> Result<(), RegistryError> {
         self.store.settle(&attachments, superseded, is_all)?;
+        self.settled.store(is_all, Ordering::Relaxed);
         let now = since_boot();
         let mut inner = self.inner();
         for Attachment { key, vif, .. } in superseded {

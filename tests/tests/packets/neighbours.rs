@@ -92,9 +92,9 @@ fn a_pod_asks_and_answers_for_itself() {
 /// A question for the gateway, and its answer, which takes the question's place in the frame.
 fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
     let question = sends(from, &ip.icmp(&ask(GATEWAY_IPV6, options)));
-    let mut answer = neighbour(NEIGHBOUR_ADVERTISEMENT, GATEWAY_IPV6, &[]);
     // It is a router, was asked, and knows better (RFC 4861, 4.4).
-    answer[4] = 0xe0;
+    let head = [NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
+    let mut answer = [head.as_slice(), &GATEWAY_IPV6].concat();
     if options.len() >= 8 {
         answer.extend(mac_option(TARGET_MAC, GATEWAY_MAC));
     }
