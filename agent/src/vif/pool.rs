@@ -1,7 +1,8 @@
 //! The addresses of one range.
 //!
 //! An address that was never used comes first, then the one that has been free for longest: so that whoever still
-//! holds an old address in a cache or a connection table does not reach another pod with it.
+//! holds an old address in a cache or a connection table does not reach another pod with it. When [`MANY`] are free that
+//! were used, new ones are no longer needed for that, and what is remembered of a range that never ends has an end.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -40,6 +41,8 @@ pub struct Pool {
     used: HashSet<u128>,
     /// Longest free first.
     released: VecDeque<(u128, Duration)>,
+    /// The same ones.
+    free: HashSet<u128>,
     /// Claimed while they were at rest, and since when they were.
     disturbed: HashMap<u128, Duration>,
 }
@@ -57,6 +60,8 @@ const NEVER: [&str; 8] = [
     "ff00::/8",
 ];
 
+/// So many addresses that were used and are free are enough to choose from.
+const MANY: usize = 4096;
 /// How long an address stays unused after its pod has gone.
 pub const COOLDOWN: Duration = Duration::from_secs(30);
 
@@ -91,6 +96,7 @@ impl Pool {
             returned: Vec::new(),
             used: HashSet::new(),
             released: VecDeque::new(),
+            free: HashSet::new(),
             disturbed: HashMap::new(),
         })
     }
@@ -101,7 +107,12 @@ impl Pool {
 
     /// Takes an address.
     pub fn take(&mut self, now: Duration) -> Option<IpAddr> {
-        let number = self.returned.pop().or_else(|| self.take_fresh()).or_else(|| self.take_rested(now))?;
+        let returned = self.returned.pop();
+        let number = if self.released.len() < MANY {
+            returned.or_else(|| self.take_fresh()).or_else(|| self.take_rested(now))
+        } else {
+            returned.or_else(|| self.take_rested(now)).or_else(|| self.take_fresh())
+        }?;
         self.used.insert(number);
         Some(self.address(number))
     }
@@ -110,7 +121,8 @@ impl Pool {
     pub fn claim(&mut self, address: IpAddr) -> bool {
         let number = number(address);
         self.returned.retain(|returned| *returned != number);
-        if let Some(at) = self.released.iter().position(|(released, _)| *released == number)
+        if self.free.remove(&number)
+            && let Some(at) = self.released.iter().position(|(released, _)| *released == number)
             && let Some((_, since)) = self.released.remove(at)
         {
             self.disturbed.insert(number, since);
@@ -123,6 +135,7 @@ impl Pool {
         let number = number(address);
         self.disturbed.remove(&number);
         if self.used.remove(&number) && self.gives(number) {
+            self.free.insert(number);
             self.released.push_back((number, now));
         }
     }
@@ -137,6 +150,7 @@ impl Pool {
         match since {
             Some(since) => {
                 let at = self.released.partition_point(|(_, other)| *other <= since);
+                self.free.insert(number);
                 self.released.insert(at, (number, since));
             }
             None => self.returned.push(number),
@@ -161,9 +175,8 @@ impl Pool {
         while self.fresh <= self.last {
             let number = self.fresh;
             self.fresh += 1;
-            let known = self.used.contains(&number)
-                || self.returned.contains(&number)
-                || self.released.iter().any(|(released, _)| *released == number);
+            let known =
+                self.used.contains(&number) || self.returned.contains(&number) || self.free.contains(&number);
             if !known {
                 return Some(number);
             }
@@ -176,7 +189,9 @@ impl Pool {
         if !rested(*since, now) {
             return None;
         }
-        self.released.pop_front().map(|(number, _)| number)
+        let (number, _) = self.released.pop_front()?;
+        self.free.remove(&number);
+        Some(number)
     }
 
     fn address(&self, number: u128) -> IpAddr {
@@ -283,6 +298,24 @@ mod tests {
         let first = pool.take(T0).unwrap();
         pool.release(first, T0);
         assert_eq!(pool.take(T0 + COOLDOWN * 2), Some(ip("10.0.0.3")));
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_range_that_never_ends_has_an_end() {
+        let mut pool = pool("fd00::/64");
+        let mut now = T0;
+        for _ in 0..20_000 {
+            let address = pool.take(now).unwrap();
+            pool.release(address, now);
+            now += Duration::from_millis(10);
+        }
+        assert_eq!((pool.released.len(), pool.free.len()), (MANY, MANY));
+        // Faster than they can rest, new ones go on coming.
+        for _ in 0..2 * MANY {
+            let address = pool.take(now).unwrap();
+            pool.release(address, now);
+        }
+        assert!(pool.take(now).is_some() && pool.released.len() <= 3 * MANY);
     }
 
     #[test]
