@@ -1,8 +1,7 @@
 //! DEL while the agent is away: a pod has to end also then.
 //!
-//! What the kernel has of the attachment is deleted here, and a [`note`] is left for the agent. Its registry would tell it
-//! the same, as an attachment without its interface is no more; the note makes it certain, for all that came with the
-//! attachment.
+//! What the kernel has of the attachment is deleted here, and a [`note`] is left for the agent. By it, the agent tells a
+//! container that was deleted from one that has lost its interface, which it makes anew while the namespace lives.
 
 mod links;
 mod lock;
@@ -62,7 +61,7 @@ pub(crate) fn del(
         Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
     };
     if let Err(error) = left {
-        // The agent sees in the kernel too that the attachment is gone; and no pod may stay for a file.
+        // The agent sees in the kernel that the attachment is gone once its namespace is; and no pod may stay for a file.
         eprintln!("ferrule: no note for the agent of the DEL of {}: {error}", key.stamp());
     }
     let deleted = links.delete(&found).map_err(failed);

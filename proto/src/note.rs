@@ -31,8 +31,8 @@ pub const LOCK: &str = "deferred.lock";
 pub const TURNSTILE: &str = "deferred.turn";
 /// The directory beside the socket.
 pub const DIRECTORY: &str = "deferred";
-/// The most notes that are left; more than a node has pods. What is beyond, the agent finds by what is missing in the
-/// kernel.
+/// The most notes that are left; more than a node has pods. What is beyond, the agent finds by its namespace, when that has
+/// gone.
 pub const MAX_NOTES: usize = 1024;
 /// The longest note in bytes.
 pub const MAX_BYTES: usize = 4096;

@@ -10,10 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_common::{Counters, Flow, FlowKey, VifKey};
+use agent_common::{Counters, Flow, FlowKey, MAX_FLOWS, VifKey};
 use aya::{
     Pod,
-    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap},
+    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
 };
 
 use super::layout::{self, Layout, LayoutError};
@@ -84,7 +84,8 @@ impl Earlier {
 fn copy_all<K: Pod, V: Pod>(from: &Path, to: &Path) -> Result<(), MapError> {
     let from: HashMap<_, K, V> = HashMap::try_from(Map::LruHashMap(MapData::from_pin(from)?))?;
     let mut to: HashMap<_, K, V> = HashMap::try_from(Map::LruHashMap(MapData::from_pin(to)?))?;
-    from.iter().try_for_each(|entry| {
+    // More than there are at once: while others come and go, a walk could go on for ever.
+    from.iter().take(2 * MAX_FLOWS).try_for_each(|entry| {
         let (key, value) = entry?;
         to.insert(key, value, 0)
     })
@@ -96,15 +97,26 @@ fn copy_counters(from: &Path, to: &Path) -> Result<(), MapError> {
     let (from, mut to) = (open(from)?, open(to)?);
     let keys: Vec<VifKey> = to.keys().filter_map(Result::ok).collect();
     keys.into_iter().try_for_each(|key| match from.get(&key, 0) {
-        Ok(counted) => to.insert(key, counted, 0),
+        // Else they were copied before, by an agent that did not get as far as to remove the others.
+        Ok(counted) if is_zero(&to.get(&key, 0)?) => to.insert(key, counted, 0),
+        Ok(_) => Ok(()),
         Err(MapError::KeyNotFound) => Ok(()),
         Err(error) => Err(error),
     })
 }
 
+fn is_zero(counted: &PerCpuValues<Counters>) -> bool {
+    counted.iter().all(|it| *it == Counters::default())
+}
+
+/// Its name says so, and what is in it.
 fn is_of_a_version(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    name.and_then(|name| name.strip_prefix('v')).is_some_and(|number| number.parse::<u32>().is_ok())
+    let is_numbered =
+        name.and_then(|name| name.strip_prefix('v')).is_some_and(|number| number.parse::<u32>().is_ok());
+    let is_map = |pin: &Path| layout::PINNED.iter().any(|map| pin.file_name() == Some(map.name.as_ref()));
+    is_numbered
+        && fs::read_dir(path).is_ok_and(|mut pins| pins.all(|pin| pin.is_ok_and(|pin| is_map(&pin.path()))))
 }
 
 fn remove_pins(directory: &Path) -> io::Result<()> {

@@ -73,8 +73,8 @@ impl Healer {
         self.repairs
     }
 
-    pub(super) fn attachments(&self) -> Vec<Attachment> {
-        self.node.registry.list()
+    pub(super) fn attachments(&self, are_meant: impl Fn(&Attachment) -> bool) -> Vec<Attachment> {
+        self.node.registry.find(are_meant)
     }
 
     /// Looks at everything, changes nothing and counts nothing. What is told was seen twice, the second time while no call
@@ -189,7 +189,10 @@ impl Healer {
         };
         seen.living.extend(is_bereft(&it, &seen.ends).then(|| it.key.clone()));
         let mut found = look::attachment(&it, &seen);
-        found.extend(look::shared(&it, &registry.list()));
+        let has_its = |other: &Attachment| {
+            it.vif.addresses.iter().any(|its| other.vif.addresses.iter().any(|it| it == its))
+        };
+        found.extend(look::shared(&it, &registry.find(has_its)));
         Ok(Some((it, found)))
     }
 

@@ -47,6 +47,8 @@ struct Gathered {
 
 /// How long notifications gather: what is broken by several requests is looked at once.
 const GATHER: Duration = Duration::from_millis(80);
+/// From one look at everything to the next, at least.
+const PAUSE: Duration = Duration::from_secs(2);
 /// More than are looked at one by one.
 const MANY: usize = 64;
 /// Interfaces that are remembered while notifications gather.
@@ -72,7 +74,7 @@ impl Healer {
 
     async fn follow(self: &Arc<Self>, period: Duration, health: &Reporter) -> anyhow::Result<Infallible> {
         let mut monitor = Monitor::open()?;
-        let mut next_all = Instant::now();
+        let (mut next_all, mut last_all) = (Instant::now(), None::<Instant>);
         loop {
             let (mut due, next) = self.due();
             let wake = next.map_or(next_all, |next| next_all.min(next.into()));
@@ -81,8 +83,9 @@ impl Healer {
                 tokio::select! {
                     change = monitor.next() => {
                         gathered.add(change?);
-                        let end = Instant::now() + GATHER;
-                        while let Ok(change) = timeout_at(end, monitor.next()).await {
+                        // Woken once for all of them, and not by each: an ADD makes dozens.
+                        sleep(GATHER).await;
+                        while let Ok(change) = timeout_at(Instant::now(), monitor.next()).await {
                             gathered.add(change?);
                         }
                     }
@@ -90,16 +93,23 @@ impl Healer {
                 }
             }
             if !gathered.is_empty() && !gathered.all {
-                for it in self.attachments().iter().filter(|it| gathered.is_about(it)) {
-                    match MAKING.checked_sub(age(it)) {
+                for it in self.attachments(|it| gathered.is_about(it)) {
+                    match MAKING.checked_sub(age(&it)) {
                         None => drop(due.insert(it.key.clone())),
                         Some(wait) => self.look_later(&it.key, (Instant::now() + wait).into_std()),
                     }
                 }
             }
-            let all = gathered.all || due.len() > MANY || Instant::now() >= next_all;
+            if gathered.all || due.len() > MANY {
+                // Where a routing daemon has a thousand routes changed in a second, this may be for ever.
+                next_all = next_all.min(last_all.map_or_else(Instant::now, |last| last + PAUSE));
+                due.clear();
+            }
+            let all = Instant::now() >= next_all;
             if all {
-                next_all = Instant::now() + period;
+                (next_all, last_all) = (Instant::now() + period, Some(Instant::now()));
+            } else if due.is_empty() {
+                continue;
             }
             let this = Arc::clone(self);
             let looked = spawn_blocking(move || if all { this.all() } else { this.some(&due) }).await?;

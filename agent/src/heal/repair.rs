@@ -33,6 +33,7 @@ pub(super) fn repair(
     for kind in kinds {
         let mut mend = |mend: Mend<'_>| mend.apply(host, *ifindex).map_err(|error| chain(&error));
         let done = match kind {
+            Kind::LinkGone if is_shared => Ok(()),
             Kind::LinkGone => {
                 node.restore(attachment).map_err(|error| chain(&error)).map(|it| repaired.attachment = it)
             }

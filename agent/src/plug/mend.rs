@@ -6,7 +6,7 @@ use agent_common::GATEWAY_MAC;
 use nix::errno::Errno;
 use rtnetlink::{
     LinkUnspec,
-    packet_route::{RouteNetlinkMessage, link::LinkMessage},
+    packet_route::{RouteNetlinkMessage, link::LinkMessage, route::RouteAttribute},
 };
 
 use super::{
@@ -29,6 +29,9 @@ pub enum Mend<'a> {
     Neighbour(IpAddr, Mac),
 }
 
+/// Before all that have the kernel's own (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`), or a routing daemon's.
+const FIRST: u32 = 1;
+
 // === impl Mend ===
 
 impl Mend<'_> {
@@ -49,11 +52,16 @@ impl Mend<'_> {
             }
             Self::Mtu(mtu) => set_link("set the MTU of the host's interface", link().mtu(mtu).build()),
             Self::Up => set_link("set the host's interface up", link().up().build()),
-            // Somebody may have put another one in its place, which is theirs, and stays behind it.
-            Self::Route(address) => Request::put_first(
-                format!("add the route to {address}"),
-                RouteNetlinkMessage::NewRoute(host_route(ifindex, address)),
-            ),
+            // Somebody may have put another one in its place, which is theirs, and stays behind it. IPv4 puts the last one
+            // first; IPv6 goes by the priority.
+            Self::Route(address) => {
+                let mut route = host_route(ifindex, address);
+                route.attributes.extend(address.is_ipv6().then_some(RouteAttribute::Priority(FIRST)));
+                Request::put_first(
+                    format!("add the route to {address}"),
+                    RouteNetlinkMessage::NewRoute(route),
+                )
+            }
             Self::Neighbour(address, mac) => add_neighbour(ifindex, address, mac.0),
         };
         match host.batch(vec![request]) {
@@ -73,5 +81,8 @@ fn rename(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), NetlinkErro
         result => return result.map(drop),
     }
     host.batch(set(LinkUnspec::new_with_index(ifindex).down().build()))?;
-    host.batch(set(rename())).map(drop)
+    let renamed = host.batch(set(rename())).map(drop);
+    // Whatever came of it: a pod can do without the name, and not without the interface.
+    let up = set_link("set the host's interface up again", LinkUnspec::new_with_index(ifindex).up().build());
+    renamed.and(host.batch(vec![up]).map(drop))
 }

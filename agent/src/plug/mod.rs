@@ -22,11 +22,11 @@ pub mod uplink;
 pub mod veth;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6};
+use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_proto::names::IfName;
 use nix::errno::Errno;
 use rtnetlink::packet_route::{
@@ -98,19 +98,37 @@ fn get_link() -> LinkMessage {
     message
 }
 
-/// The host interfaces that carry our stamp, by index; those that are dead already are left out.
+/// The host's ends of pods, by index.
+#[derive(Debug, Default)]
+pub struct HostEnds {
+    /// In service, with our stamp.
+    pub stamped: HashMap<u32, Stamp>,
+    /// Out of service: a DEL got that far.
+    pub dead: HashMap<u32, Stamp>,
+    /// Made as ours are, but somebody has changed the alias.
+    pub disguised: HashSet<u32>,
+}
+
+/// Lists the host's ends of pods.
 ///
 /// # Errors
 /// If the kernel refuses to tell.
-pub fn stamped_links(host: &mut Socket) -> Result<HashMap<u32, Stamp>, NetlinkError> {
-    let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
-    let stamped = links.into_iter().filter_map(|message| {
-        let RouteNetlinkMessage::NewLink(link) = message else { return None };
-        let dead = link.attributes.contains(&LinkAttribute::Group(reaper::DEAD));
-        let stamp = alias(&link).and_then(Stamp::parse).filter(|_| !dead)?;
-        Some((link.header.index, stamp))
-    });
-    Ok(stamped.collect())
+pub fn host_ends(host: &mut Socket) -> Result<HostEnds, NetlinkError> {
+    let mut ends = HostEnds::default();
+    for message in host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))? {
+        let RouteNetlinkMessage::NewLink(link) = message else { continue };
+        let has = |attribute| link.attributes.contains(&attribute);
+        let index = link.header.index;
+        match alias(&link).and_then(Stamp::parse) {
+            Some(stamp) if has(LinkAttribute::Group(reaper::DEAD)) => drop(ends.dead.insert(index, stamp)),
+            Some(stamp) => drop(ends.stamped.insert(index, stamp)),
+            None if has(LinkAttribute::Group(0)) && has(LinkAttribute::Address(GATEWAY_MAC.to_vec())) => {
+                ends.disguised.insert(index);
+            }
+            None => {}
+        }
+    }
+    Ok(ends)
 }
 
 fn alias(link: &LinkMessage) -> Option<&str> {

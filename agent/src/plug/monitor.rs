@@ -5,11 +5,16 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt::RcvBufForce},
+};
 use rtnetlink::{
     packet_core::{NLM_F_REPLACE, NlasIterator},
     sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
 };
+
+use super::netlink::borrow;
 
 /// Hears of changes in the network namespace that it was opened in.
 pub struct Monitor {
@@ -34,6 +39,8 @@ pub enum Change {
 const GROUPS: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400;
 /// Holds all of a route; of longer messages only the head is looked at, and the kernel cuts off the rest.
 const PEEK: usize = 512;
+/// For what happens while nobody looks: thousands of notifications.
+const ROOM: usize = 8 << 20;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWROUTE: u16 = 24;
@@ -57,6 +64,7 @@ impl Monitor {
     pub fn open() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
+        setsockopt(&borrow(socket.socket_ref()), RcvBufForce, &ROOM)?;
         Ok(Self { socket, message: Vec::with_capacity(PEEK) })
     }
 

@@ -290,7 +290,7 @@ fn settle_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
 }
 
 #[expect(unsafe_code, reason = "netlink-sys gives the number of its descriptor only")]
-fn borrow(raw: &Raw) -> BorrowedFd<'_> {
+pub(super) fn borrow(raw: &Raw) -> BorrowedFd<'_> {
     // SAFETY: the socket owns the descriptor and is borrowed for as long.
     unsafe { BorrowedFd::borrow_raw(raw.as_raw_fd()) }
 }

@@ -104,7 +104,8 @@ impl Notes {
         let settled = self.of.iter().filter(|(key, _)| !open.contains(key)).map(|(_, left)| &left.path);
         for path in settled.chain(&self.worthless) {
             if let Err(error) = fs::remove_file(path) {
-                // It can do no harm: what it is about is older than all that will be attached.
+                // It can do no harm: what it is about is older than all that will be attached, but for what is made anew after the
+                // registry was lost.
                 tracing::warn!(note = %path.display(), %error, "a note of a deleted container cannot be removed");
             }
             crash::point(Step::NoteRemoved);

@@ -74,6 +74,8 @@ pub(super) fn rebuild(
     let mut keys = HashSet::new();
     for seen in survey::survey(host)?.into_iter().filter(|it| unknown.contains(&it.ifindex)) {
         let entry = node.dataplane.recorded(seen.ifindex)?;
+        let owned = entry.iter().flat_map(|it| &it.owners).filter(|(_, owner)| *owner == seen.ifindex);
+        let recorded = Addresses::collect(owned.map(|(address, _)| *address)).unwrap_or_default();
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *seen.stamp.key();
         if entry.is_none() && (is_whole || known.iter().any(is_intent)) {
             // What an ADD left that did not get far: it is removed as such.
@@ -101,7 +103,7 @@ pub(super) fn rebuild(
                     why,
                     "an interface of a pod is left as it is: its attachment cannot be made anew, and is not known"
                 );
-                left.insert(ifindex, Addresses::default());
+                left.insert(ifindex, recorded);
             }
         }
     }
@@ -197,7 +199,9 @@ fn text(field: &[i8]) -> Option<String> {
 
 /// Of the interfaces of one container in one network, the one that the runtime asked for was made first. The others came with it.
 fn attachments(host: &mut Socket, mut found: Vec<Found>, known: &[Attachment]) -> Vec<Attachment> {
-    found.sort_by_key(|it| it.seen.ifindex);
+    // Container runtimes of Kubernetes ask for `eth0`. Others ask for one, which was made before those that came with it, unless it
+    // was made anew since.
+    found.sort_by_key(|it| (it.seen.stamp.key().ifname.as_str() != "eth0", it.seen.ifindex));
     let places = survey::places(host, found.iter().filter_map(|it| it.seen.nsid).collect());
     let mut made: BTreeMap<Key, Attachment> = BTreeMap::new();
     let mut firsts: Vec<Key> = known.iter().map(Attachment::runtime_key).collect();

@@ -11,7 +11,7 @@ use crate::{
     cni::{Node, Phases},
     crash::{self, Step},
     metrics::StoreMetrics,
-    plug::{filter, netlink::Socket, reaper, stamp::Stamp, stamped_links, veth},
+    plug::{HostEnds, filter, host_ends, netlink::Socket, reaper, stamp::Stamp, veth},
     registry::{Attachment, State},
     vif::Addresses,
 };
@@ -25,14 +25,18 @@ use crate::{
 /// attachment does not keep the others from being served: it is said, and stays as it is.
 pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Result<()> {
     let mut host = Socket::open()?;
-    let stamped = stamped_links(&mut host).context("cannot list the interfaces that are ours")?;
+    let HostEnds { stamped, dead: buried, disguised } =
+        host_ends(&mut host).context("cannot list the interfaces that are ours")?;
     let left = rebuild(node, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
 
     let all = node.registry.list();
     let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
-    // The pod lives, and gets an interface again that it has lost.
+    // Somebody else's now, for all that its alias says: it is left as it is, and so are its entries.
+    let is_disguised =
+        |it: &Attachment| it.host.as_ref().is_some_and(|host| disguised.contains(&host.ifindex));
+    // The pod lives, and gets an interface again that it has lost. What a DEL has buried is not lost.
     let stays = |it: &Attachment| {
-        let is_wanted = it.state == State::Attached && !notes.is_deleted(it);
+        let is_wanted = it.state == State::Attached && !notes.is_deleted(it) && !is_there(it, &buried);
         is_wanted && (is_live(it) || it.is_in_living_netns())
     };
     let with_one_that_stays = |it: &Attachment| {
@@ -45,8 +49,9 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
         (stays(it) || is_further) && with_one_that_stays(it)
     });
     let (live, lost): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_live);
+    let (strange, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(is_disguised);
     // All entries before any filter: a new program with empty maps would drop what the old one let pass.
-    for (ifindex, attachment) in with_ifindex(&live) {
+    for (ifindex, attachment) in with_ifindex(&live).chain(with_ifindex(&strange)) {
         node.dataplane.keep(ifindex, attachment)?;
     }
     crash::point(Step::StartEntries);
@@ -74,8 +79,10 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
 
     // These have been seen to.
     let buried: HashSet<u32> = with_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
-    let mut live: HashMap<u32, Addresses> =
-        with_ifindex(&live).map(|(ifindex, it)| (ifindex, it.vif.addresses)).collect();
+    let mut live: HashMap<u32, Addresses> = with_ifindex(&live)
+        .chain(with_ifindex(&strange))
+        .map(|(ifindex, it)| (ifindex, it.vif.addresses))
+        .collect();
     live.extend(left);
     for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !buried.contains(it)) {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");

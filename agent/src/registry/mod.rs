@@ -233,6 +233,11 @@ impl Registry {
         all
     }
 
+    /// Some of them, in no order.
+    pub fn find(&self, is_meant: impl Fn(&Attachment) -> bool) -> Vec<Attachment> {
+        self.inner().attachments.values().filter(|it| is_meant(it)).cloned().collect()
+    }
+
     /// Sets addresses aside for a new attachment, durably: Reserved.
     ///
     /// # Errors
@@ -264,7 +269,7 @@ impl Registry {
     }
 
     /// Notes how far an attachment has come. Only Attached is made durable here: a crash in Plugged is undone as
-    /// Reserved, one in Unplugging is found by what is missing in the kernel.
+    /// Reserved, one in Unplugging is found by the link group that its interface is in.
     ///
     /// # Errors
     /// If the store fails; then the registry is as it was.

@@ -274,7 +274,6 @@ fn half_done_world(world: &mut World<'_>) -> anyhow::Result<()> {
     orders::give(None)?;
     world.del(&noted)?;
     sys::run(&format!("ip link del {cut_link}"))?;
-    world.attached.remove(&cut.container_id);
     for (name, group) in [("frstray", 0), ("frunborn", 0x6665_7273), ("frdead", 0x6665_7272)] {
         sys::run(&format!("ip link add {name} group {group} type veth peer name {name}1"))?;
     }

@@ -64,7 +64,9 @@ impl<'a> World<'a> {
             None => &["--standalone"],
         };
         let ranges: Vec<_> = RANGES.iter().flat_map(|range| ["--pod-cidr", range]).collect();
-        node.start_agent_with(&[follow, &ranges, scenario.flags].concat())?;
+        // What a start leaves is to be seen, and not what is mended right after it.
+        let unhealed = &["--self-heal", "off"];
+        node.start_agent_with(&[follow, &ranges, unhealed, scenario.flags].concat())?;
         // A pod without annotations, of which no API server has to be waited for.
         let call = json!({ "io.kubernetes.cri.pod-annotations": {} });
         let (runtime, bare) = (node.runtime()?.with("runtimeConfig", call), Bare::look(node)?);
