@@ -49,7 +49,7 @@ pub struct NetnsId {
 /// ```
 ///
 /// Reserved and Attached are durable. A crash leaves one of them, and start-up takes it on from there: an attachment
-/// whose interface is as it should be goes on, all else is undone.
+/// whose interface is as it should be goes on, one of a pod that lives and has lost it gets a new one, all else is undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// Entered by ADD: an address is set aside and the intent is durable. The kernel may have anything from nothing
