@@ -52,6 +52,14 @@ pub(super) fn attachment(it: &Attachment, seen: &Snapshot) -> Vec<Deviation> {
                 Kind::LinkGone,
                 format!("the host's interface {ifname} ({ifindex}) is gone, and its pod's namespace is not"),
             );
+        } else if let Some(other) = seen.ends.links.get(ifindex) {
+            say(
+                Kind::LinkStamp,
+                format!(
+                    "{} ({ifindex}) has neither the alias nor the MAC of {ifname}: it is not touched",
+                    other.name
+                ),
+            );
         }
         return found;
     };

@@ -108,6 +108,8 @@ fn an_interface_without_its_stamp_is_told_and_nothing_else_of_it() {
     });
     assert_eq!(found, [Kind::LinkStamp]);
     assert!(!Kind::LinkStamp.is_repairable(), "it is not ours to touch");
+    let disguised = after_link(|it| (it.stamp, it.mac) = (None, Some(MAC)));
+    assert_eq!(disguised, [Kind::LinkStamp], "nor is one that has nothing of ours any more");
 }
 
 #[test]
