@@ -153,6 +153,10 @@ fn no_packet_is_lost_and_nothing_forgotten_while_a_build_with_other_maps_takes_o
                     (SHIPPED, &[], PINS, other.as_str()),
                 ] {
                     let before = counted(node)?;
+                    let theirs = format!("{gone}/ONLY_THEIRS");
+                    sys::run(&format!(
+                        "bpftool map create {theirs} type array key 4 value 4 entries 1 name ONLY_THEIRS"
+                    ))?;
                     replace(node, build, environment, by_crash)?;
                     ensure!(counted(node)? >= before, "it counts on");
                     ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");

@@ -21,6 +21,8 @@ const SHORT: u32 = 1500;
 /// What the first ones leave is kept for those that follow: threads, buffers, pages of the store.
 const WARM_UP: u32 = 400;
 const WORKERS: u32 = 4;
+/// The agent's, when it has nothing to do.
+const THREADS: u64 = 3;
 
 /// What could grow.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,11 +93,16 @@ impl Size {
             ensure!(ours == 1, "there are {ours}");
             Ok(true)
         })?;
-        // Idle connections end.
-        thread::sleep(Duration::from_secs(6));
         let pid = node.agent_pid().context("no agent")?;
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let status = |what: &str| -> anyhow::Result<u64> {
+            let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+            let value = status.lines().find_map(|line| line.strip_prefix(what)).context("it is not told")?;
+            Ok(value.trim().trim_end_matches(" kB").parse()?)
+        };
+        // Idle connections end, and so do the threads that worked on calls, each with memory of its own.
+        sys::wait_until("only the threads are left that always are", Duration::from_secs(30), || {
+            Ok(status("Threads:")? <= THREADS)
+        })?;
         let mut pins: Vec<_> =
             fs::read_dir(PINS)?.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
         pins.sort();
@@ -106,7 +113,7 @@ impl Size {
             .collect();
         let of = |what: &str| descriptors.iter().filter(|it| it.to_string_lossy().contains(what)).count();
         Ok(Self {
-            rss_kib: rss.trim().trim_end_matches(" kB").parse()?,
+            rss_kib: status("VmRSS:")?,
             store_kib: store / 1024,
             descriptors: descriptors.len(),
             pins,

@@ -1,31 +1,20 @@
 //! A snapshot of the maps, and what of it is not as an attachment needs it.
 
 use std::{
-    collections::{HashMap as StdHashMap, HashSet},
-    net::{IpAddr, Ipv6Addr},
+    collections::{HashMap, HashSet},
+    net::IpAddr,
 };
 
-use agent_common::{Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif as VifEntry, VifKey};
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuHashMap};
+use agent_common::{Endpoint, EndpointKey, Vif as VifEntry};
 
-use super::{
-    layout,
-    maps::{ENDPOINTS, MapFailure, UNKNOWN, VIF_COUNTERS, VIFS, endpoint, endpoint_keys, vif_entry},
-};
+use super::encode::{UNKNOWN, addresses, endpoint, endpoint_keys, ip, vif_entry};
 use crate::{registry::Attachment, vif::Addresses};
-
-/// The pinned maps, opened once more to be read: a walk over them keeps nobody from writing.
-pub(super) struct Reader {
-    vifs: HashMap<MapData, VifKey, VifEntry>,
-    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
-    counters: PerCpuHashMap<MapData, VifKey, Counters>,
-}
 
 /// What the maps have.
 #[derive(Clone, Default)]
 pub struct Entries {
-    pub(super) vifs: StdHashMap<u32, VifEntry>,
-    pub(super) endpoints: StdHashMap<EndpointKey, Endpoint>,
+    pub(super) vifs: HashMap<u32, VifEntry>,
+    pub(super) endpoints: HashMap<EndpointKey, Endpoint>,
     pub(super) counters: HashSet<u32>,
 }
 
@@ -35,41 +24,6 @@ pub enum Entry {
     Vif(u32),
     Endpoint(IpAddr),
     Counters(u32),
-}
-
-// === impl Reader ===
-
-impl Reader {
-    /// Opens what was loaded and pinned.
-    pub(super) fn open(pins: &std::path::Path) -> Result<Self, MapFailure> {
-        Ok(Self {
-            vifs: open(pins, VIFS)?,
-            endpoints: open(pins, ENDPOINTS)?,
-            counters: open(pins, VIF_COUNTERS)?,
-        })
-    }
-
-    /// All entries. Those that come and go meanwhile may be missing.
-    pub(super) fn all(&self) -> Entries {
-        // A walk begins anew when its place is deleted: there has to be an end to that.
-        let (vifs, endpoints) = (2 * MAX_VIFS, 2 * MAX_ENDPOINTS);
-        Entries {
-            vifs: self.vifs.iter().take(vifs).flatten().map(|(key, it)| (key.ifindex, it)).collect(),
-            endpoints: self.endpoints.iter().take(endpoints).flatten().collect(),
-            counters: self.counters.keys().take(vifs).flatten().map(|key| key.ifindex).collect(),
-        }
-    }
-
-    /// The entries of an interface and of some addresses.
-    pub(super) fn one(&self, ifindex: u32, addresses: impl Iterator<Item = EndpointKey>) -> Entries {
-        let key = VifKey { ifindex };
-        let endpoint = |key| Some((key, self.endpoints.get(&key, 0).ok()?));
-        Entries {
-            vifs: self.vifs.get(&key, 0).ok().map(|it| (ifindex, it)).into_iter().collect(),
-            endpoints: addresses.filter_map(endpoint).collect(),
-            counters: self.counters.get(&key, 0).ok().map(|_| ifindex).into_iter().collect(),
-        }
-    }
 }
 
 // === impl Entries ===
@@ -102,12 +56,7 @@ impl Entries {
 
     /// The addresses that an entry of `VIFS` lets an interface use.
     pub fn addresses(&self, ifindex: u32) -> Addresses {
-        let Some(entry) = self.vifs.get(&ifindex) else { return Addresses::default() };
-        let has = |flag| entry.flags & flag != 0;
-        Addresses {
-            v4: has(VifEntry::HAS_IPV4).then(|| entry.ipv4.into()),
-            v6: has(VifEntry::HAS_IPV6).then(|| entry.ipv6.into()),
-        }
+        self.vifs.get(&ifindex).map(addresses).unwrap_or_default()
     }
 
     /// The snapshot of an agent that wrote an attachment's entries.
@@ -140,19 +89,4 @@ impl Entries {
         }
         self
     }
-}
-
-fn open<M: TryFrom<Map, Error = MapError>>(
-    pins: &std::path::Path,
-    map: &'static str,
-) -> Result<M, MapFailure> {
-    let path = layout::PINNED.iter().find(|it| it.name == map).map(|it| it.path(pins)).unwrap_or_default();
-    let found = MapData::from_pin(path).and_then(Map::from_map_data);
-    found.and_then(M::try_from).map_err(|source| MapFailure::new("open", map, source))
-}
-
-/// As it is shown: IPv4 by itself.
-pub(super) fn ip(key: EndpointKey) -> IpAddr {
-    let address = Ipv6Addr::from(key.address);
-    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }

@@ -109,19 +109,27 @@ fn is_zero(counted: &PerCpuValues<Counters>) -> bool {
     counted.iter().all(|it| *it == Counters::default())
 }
 
-/// Its name says so, and what is in it.
+/// Its name says so, and the map in it that each version has; or it is empty, as a crash leaves one.
 fn is_of_a_version(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let is_numbered =
         name.and_then(|name| name.strip_prefix('v')).is_some_and(|number| number.parse::<u32>().is_ok());
-    let is_map = |pin: &Path| layout::PINNED.iter().any(|map| pin.file_name() == Some(map.name.as_ref()));
-    is_numbered
-        && fs::read_dir(path).is_ok_and(|mut pins| pins.all(|pin| pin.is_ok_and(|pin| is_map(&pin.path()))))
+    let is_empty = || fs::read_dir(path).is_ok_and(|mut pins| pins.next().is_none());
+    is_numbered && (layout::VIFS.path(path).exists() || is_empty())
 }
 
+/// The map that tells whose the directory is goes last: a removal that was cut short is taken up again.
 fn remove_pins(directory: &Path) -> io::Result<()> {
+    let vifs = layout::VIFS.path(directory);
     for pin in fs::read_dir(directory)? {
-        fs::remove_file(pin?.path())?;
+        let pin = pin?.path();
+        if pin != vifs {
+            fs::remove_file(pin)?;
+            crash::point(Step::PinRemoved);
+        }
+    }
+    if vifs.exists() {
+        fs::remove_file(vifs)?;
         crash::point(Step::PinRemoved);
     }
     fs::remove_dir(directory)?;

@@ -37,17 +37,15 @@ pub enum LayoutError {
     Differs { path: PathBuf, found: String, expected: String },
 }
 
+/// Every version has it, by this name.
+pub const VIFS: Layout = Layout::new::<VifKey, Vif>("VIFS", MapType::Hash, MAX_VIFS);
+pub const ENDPOINTS: Layout = Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS);
 pub const COUNTERS: Layout = Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS);
 /// Younger than the others: an earlier agent's pins can lack it.
 pub const FLOWS: Layout = Layout::new::<FlowKey, Flow>("NAT_FLOWS", MapType::LruHash, MAX_FLOWS);
 
 /// The maps that outlive the agent.
-pub const PINNED: [Layout; 4] = [
-    Layout::new::<VifKey, Vif>("VIFS", MapType::Hash, MAX_VIFS),
-    Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS),
-    COUNTERS,
-    FLOWS,
-];
+pub const PINNED: [Layout; 4] = [VIFS, ENDPOINTS, COUNTERS, FLOWS];
 
 /// Of all maps. A test build can be told to be of another one.
 pub fn version() -> u32 {

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap as StdHashMap, HashSet},
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
 };
 
 use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
@@ -13,7 +13,11 @@ use aya::{
 };
 use nix::errno::Errno;
 
-use super::entries::{Entries, Entry};
+use super::{
+    encode::{UNKNOWN, addresses, endpoint, endpoint_key, endpoint_keys, vif_entry},
+    entries::{Entries, Entry},
+    layout,
+};
 use crate::{
     crash::{self, Step},
     registry::Attachment,
@@ -45,13 +49,11 @@ pub struct MapFailure {
     source: MapError,
 }
 
-pub(super) const VIFS: &str = "VIFS";
-pub(super) const ENDPOINTS: &str = "ENDPOINTS";
-pub(super) const VIF_COUNTERS: &str = "VIF_COUNTERS";
+const VIFS: &str = layout::VIFS.name;
+const ENDPOINTS: &str = layout::ENDPOINTS.name;
+const VIF_COUNTERS: &str = layout::COUNTERS.name;
 /// Insert only what is not there (`BPF_NOEXIST` in `linux/bpf.h`).
 const BPF_NOEXIST: u64 = 1;
-/// Where packets are counted that belong to no attachment.
-pub(super) const UNKNOWN: VifKey = VifKey { ifindex: 0 };
 
 // === impl MapFailure ===
 
@@ -132,9 +134,7 @@ impl Maps {
             Err(MapError::KeyNotFound) => return Ok(None),
             Err(source) => return Err(MapFailure { what: "read", map: VIFS, source }),
         };
-        let v4 = (vif.flags & VifEntry::HAS_IPV4 != 0).then(|| Ipv4Addr::from_octets(vif.ipv4));
-        let v6 = (vif.flags & VifEntry::HAS_IPV6 != 0).then(|| Ipv6Addr::from_octets(vif.ipv6));
-        let addresses = Addresses { v4, v6 };
+        let addresses = addresses(&vif);
         let mut owners = Vec::new();
         for (address, key) in addresses.iter().zip(endpoint_keys(addresses)) {
             match self.endpoints.get(&key, 0) {
@@ -247,39 +247,6 @@ impl Maps {
 fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, map: &'static str) -> Result<M, MapFailure> {
     let found = ebpf.take_map(map).ok_or_else(|| MapError::InvalidName { name: map.to_owned() });
     found.and_then(M::try_from).map_err(|source| MapFailure { what: "open", map, source })
-}
-
-pub(super) fn vif_entry(attachment: &Attachment) -> VifEntry {
-    let Attachment { key, pod, vif, .. } = attachment;
-    let Addresses { v4, v6 } = vif.addresses;
-    let flag = |present: bool, flag| if present { flag } else { 0 };
-    let who = if pod.name.is_empty() { key.container_id.to_string() } else { pod.to_string() };
-    VifEntry {
-        ipv4: v4.map(|address| address.octets()).unwrap_or_default(),
-        flags: flag(v4.is_some(), VifEntry::HAS_IPV4) | flag(v6.is_some(), VifEntry::HAS_IPV6),
-        ipv6: v6.map(|address| address.octets()).unwrap_or_default(),
-        mac: vif.mac.0,
-        reserved: [0; 2],
-        pod: VifEntry::text(&who),
-        pod_uid: VifEntry::text(&pod.uid),
-        ifname: VifEntry::text(key.ifname.as_str()),
-    }
-}
-
-pub(super) fn endpoint(ifindex: u32, attachment: &Attachment) -> Endpoint {
-    Endpoint { ifindex, mac: attachment.vif.mac.0, reserved: [0; 2] }
-}
-
-pub(super) fn endpoint_keys(addresses: Addresses) -> impl Iterator<Item = EndpointKey> {
-    let v4 = addresses.v4.map(|address| EndpointKey::ipv4(address.octets()));
-    v4.into_iter().chain(addresses.v6.map(|address| EndpointKey::ipv6(address.octets())))
-}
-
-pub(super) fn endpoint_key(address: IpAddr) -> EndpointKey {
-    match address {
-        IpAddr::V4(v4) => EndpointKey::ipv4(v4.octets()),
-        IpAddr::V6(v6) => EndpointKey::ipv6(v6.octets()),
-    }
 }
 
 fn sum(per_cpu: &PerCpuValues<Counters>) -> Counters {

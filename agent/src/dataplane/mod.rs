@@ -1,11 +1,13 @@
 //! The eBPF programs and their maps.
 
+mod encode;
 mod entries;
 mod inherit;
 mod layout;
 mod log;
 mod maps;
 mod memory;
+mod reader;
 
 use std::{
     collections::HashMap,
@@ -33,9 +35,10 @@ use crate::{
     registry::Attachment,
     vif::Addresses,
 };
-use entries::Reader;
+use encode::endpoint_keys;
 use inherit::Earlier;
-use maps::{Maps, endpoint_keys};
+use maps::Maps;
+use reader::Reader;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {

@@ -12,6 +12,7 @@ use std::{
     io,
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -25,6 +26,8 @@ pub use open::{Condition, Opened};
 pub struct Store {
     database: Database,
     path: PathBuf,
+    /// When addresses that had rested were last forgotten, in milliseconds since boot.
+    swept: AtomicU64,
 }
 
 /// What a store holds.
@@ -93,6 +96,8 @@ const UNSETTLED: &str = "unsettled";
 const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
 /// Address as text → when it was released, in milliseconds since boot.
 const RESTING: TableDefinition<'_, &str, u64> = TableDefinition::new("resting");
+/// Between two looks for addresses that have rested.
+const SWEEP: Duration = Duration::from_secs(1);
 
 // === impl Store ===
 
@@ -157,8 +162,8 @@ impl Store {
         write().map_err(|source| self.failed("write to", source))
     }
 
-    /// Removes an attachment, and lets addresses rest that had been in use. Those that have rested until `rested` are
-    /// forgotten.
+    /// Removes an attachment, and lets addresses rest that had been in use. Those that were released by `rested` are forgotten, from
+    /// time to time: all of them are looked at for that, and nobody who comes and goes is to pay for each one before.
     ///
     /// # Errors
     /// If it could not be written; then the store is as it was.
@@ -169,12 +174,16 @@ impl Store {
         now: Duration,
         rested: Duration,
     ) -> Result<(), StoreError> {
+        let is_due = millis(rested) >= self.swept.load(Ordering::Relaxed).saturating_add(millis(SWEEP));
         let write = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
             transaction.open_table(ATTACHMENTS)?.remove(key.to_string().as_str())?;
             {
                 let mut table = transaction.open_table(RESTING)?;
-                table.retain(|_, since| since > millis(rested))?;
+                if is_due {
+                    table.retain(|_, since| since > millis(rested))?;
+                    self.swept.store(millis(rested), Ordering::Relaxed);
+                }
                 for address in resting {
                     table.insert(address.to_string().as_str(), millis(now))?;
                 }

@@ -10,6 +10,7 @@ use std::{
     io::{self, Read as _},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    sync::atomic::AtomicU64,
 };
 
 use redb::{Database, StorageBackend as _, backends::InMemoryBackend};
@@ -82,7 +83,7 @@ pub(super) fn open(path: &Path, migrations: &[Migration]) -> Result<Opened, Stor
         .unwrap_or_else(|panic| Err(redb::Error::Corrupted(panic)))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
     let found = if contents.is_unsettled { Condition::Unsettled } else { Condition::Whole };
-    let store = Store { database, path: path.to_owned() };
+    let store = Store { database, path: path.to_owned(), swept: AtomicU64::new(0) };
     Ok(Opened { store, contents, condition: condition.unwrap_or(found) })
 }
 

@@ -1,5 +1,7 @@
 //! Stores of other layouts, and damaged ones.
 
+mod power;
+
 use std::{fs, path::PathBuf};
 
 use redb::ReadableTable as _;
@@ -146,6 +148,22 @@ fn a_record_under_anothers_key_is_not_believed() {
     let json = serde_json::to_vec(&attachment(2)).unwrap();
     assert!(decode(&attachment(2).key.to_string(), &json).is_ok());
     assert!(decode(&attachment(3).key.to_string(), &json).is_err());
+}
+
+#[test]
+fn addresses_that_have_rested_are_forgotten() {
+    let directory = in_memory();
+    let Opened { store, .. } = Store::open(&path(directory.path())).unwrap();
+    let (step, rest) = (Duration::from_millis(100), Duration::from_secs(3));
+    for number in 0..250_u8 {
+        let now = Duration::from_secs(100) + step * number.into();
+        let address = [10, 0, 0, number].into();
+        store.remove(&attachment(2).key, [address].into_iter(), now, now - rest).unwrap();
+        let resting = store.load().unwrap().resting;
+        let must = usize::from(number.min(29)) + 1;
+        assert!((must..=must + 10).contains(&resting.len()), "{number}: {}", resting.len());
+        assert_eq!(resting.last(), Some(&(address, now)));
+    }
 }
 
 #[test]
