@@ -165,7 +165,8 @@ fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_
                     runtime.del(pod)?;
                 }
                 other.remove()?;
-                std::thread::sleep(Duration::from_millis(100));
+                // There are 253 addresses, and each rests for half a minute.
+                std::thread::sleep(Duration::from_millis(250));
             }
             ensure!(number > 0, "there was no time");
             // Its backoff may have grown to a minute.
