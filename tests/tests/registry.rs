@@ -252,6 +252,47 @@ fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
 }
 
 #[test]
+fn an_agent_goes_on_when_the_disk_of_its_registry_has_room_again() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        node.stop_agent()?;
+        fs::create_dir_all("/run/small")?;
+        sys::run("mount -t tmpfs -o size=1536k tmpfs /run/small")?;
+        // With holes, for which there may be no room later.
+        sys::run(&format!("cp --sparse=always {STORE} /run/small/"))?;
+        node.start_again_with(&["--state-dir", "/run/small"])?;
+        let runtime = node.runtime()?;
+        let clean = node.kernel_state()?;
+        // All that there is, and then what may be written without.
+        let _ = fs::write("/run/small/others", vec![1; 4 << 20]);
+        let mut pods = Vec::new();
+        let refused = loop {
+            let pod = node.pod(&format!("more-{}", pods.len()))?;
+            let answer = runtime.call("ADD", &pod)?;
+            if !answer.status.success() {
+                break (pod, answer.into_error()?);
+            }
+            pods.push(pod);
+            ensure!(pods.len() < 200, "a full disk is no trouble");
+        };
+        let (pod, error) = refused;
+        ensure!(error.code == 11 && error.to_string().contains("registry.redb"), "{error}");
+        fs::remove_file("/run/small/others")?;
+        sys::wait_until("it is ready again", Duration::from_secs(5), || Ok(node.http("/readyz")?.0 == 200))?;
+        runtime.add(&pod)?;
+        pods.push(pod);
+        pods.iter().try_for_each(|pod| runtime.del(pod))?;
+        sys::wait_until("nothing is left of them", Duration::from_secs(5), || {
+            Ok(node.kernel_state()? == clean)
+        })?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
 fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_registry_was_lost() {
     const TWO: &str = r#"{"interfaces":[
         {"name":"eth0","addresses":["10.244.0.20","fd00:10:244::20"],"gateways":["10.244.0.1","fd00:10:244::1"],

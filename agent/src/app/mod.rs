@@ -29,6 +29,7 @@ use crate::{
         AgentService, Verifier,
         http::{self, Observed},
         live::Liveness,
+        store,
     },
     plug::{
         egress::Egress,
@@ -95,6 +96,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
 
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
     let (node, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    let (trouble, kept) = (node.registry.store_trouble(), Arc::clone(&node));
+    tasks.spawn("store", store::follow(trouble, move || kept.registry.try_store(), needed.registry));
     tasks.spawn("reaper", node.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
     let egress = health.component_of_all_pods("egress", "the way out of the node is not known yet");
@@ -209,7 +212,6 @@ async fn take_over(
         anyhow::Ok(notes)
     })
     .await??;
-    needed.registry.healthy(format!("attachments at start: {}", node.registry.list().len()));
     Ok((node, notes))
 }
 

@@ -4,6 +4,7 @@ mod gc;
 pub mod http;
 pub mod live;
 mod status;
+pub mod store;
 mod verify;
 
 use std::sync::Arc;

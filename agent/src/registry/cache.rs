@@ -3,20 +3,17 @@
 //! It is a copy of what the API server has, in a file of its own: whatever is wrong with it, it is set aside, and the
 //! watches list.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
-use redb::{Database, ReadableDatabase as _, TableDefinition};
+use redb::{Database, TableDefinition};
 use serde::{Deserialize, Serialize};
 
+use super::durable::{Durable, quietly};
 use crate::watch::{Batch, Memory, Remembered};
 
 /// The durable copy.
 pub struct Cache {
-    database: Database,
-    path: PathBuf,
+    database: Durable,
 }
 
 /// Of one source.
@@ -53,33 +50,37 @@ impl Cache {
         Ok(cache)
     }
 
+    /// All of it is verified first: redb panics over pages that are not what they say.
     fn try_open(path: &Path) -> Result<Self, redb::Error> {
-        let database = Database::create(path)?;
-        let transaction = database.begin_write()?;
-        transaction.open_table(POSITIONS)?;
-        transaction.open_table(OBJECTS)?;
-        transaction.commit()?;
-        Ok(Self { database, path: path.to_owned() })
+        quietly(|| {
+            let mut database = Database::create(path)?;
+            database.check_integrity()?;
+            let transaction = database.begin_write()?;
+            transaction.open_table(POSITIONS)?;
+            transaction.open_table(OBJECTS)?;
+            transaction.commit()?;
+            Ok(Self { database: Durable::new(database, path) })
+        })
     }
 
     fn read(&self, source: &str, identity: &str) -> Result<Option<Remembered>, redb::Error> {
-        let transaction = self.database.begin_read()?;
-        let position = position(&transaction.open_table(POSITIONS)?, source)?;
-        let Some(position) = position.filter(|it| it.identity == identity) else { return Ok(None) };
-        let mut objects = Vec::new();
-        for object in transaction.open_table(OBJECTS)?.range((source, "")..)? {
-            let (key, json) = object?;
-            if key.value().0 != source {
-                break;
+        self.database.read(|transaction| {
+            let position = position(&transaction.open_table(POSITIONS)?, source)?;
+            let Some(position) = position.filter(|it| it.identity == identity) else { return Ok(None) };
+            let mut objects = Vec::new();
+            for object in transaction.open_table(OBJECTS)?.range((source, "")..)? {
+                let (key, json) = object?;
+                if key.value().0 != source {
+                    break;
+                }
+                objects.push(json.value().to_owned());
             }
-            objects.push(json.value().to_owned());
-        }
-        Ok(Some(Remembered { position: position.position, objects }))
+            Ok(Some(Remembered { position: position.position, objects }))
+        })
     }
 
     fn write(&self, source: &str, identity: &str, batch: &Batch) -> Result<(), redb::Error> {
-        let transaction = self.database.begin_write()?;
-        {
+        self.database.write(|transaction| {
             let mut positions = transaction.open_table(POSITIONS)?;
             let mut objects = transaction.open_table(OBJECTS)?;
             if batch.is_all || position(&positions, source)?.is_none_or(|it| it.identity != identity) {
@@ -95,15 +96,15 @@ impl Cache {
                 Position { schema: SCHEMA, identity: identity.to_owned(), position: batch.position.clone() };
             let json = serde_json::to_vec(&position).map_err(std::io::Error::from)?;
             positions.insert(source, json.as_slice())?;
-        }
-        Ok(transaction.commit()?)
+            Ok(())
+        })
     }
 }
 
 impl Memory for Cache {
     fn load(&self, source: &str, identity: &str) -> Option<Remembered> {
         self.read(source, identity).unwrap_or_else(|error| {
-            tracing::warn!(path = ?self.path, %error, "the copy of what the watches told cannot be read: listing");
+            tracing::warn!(path = ?self.database.path(), %error, "the copy of what the watches told cannot be read: listing");
             None
         })
     }
@@ -131,6 +132,7 @@ fn position(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::store::tests::in_memory;
 
     fn batch(position: &str, objects: &[(&str, Option<&str>)]) -> Batch {
         let objects =
@@ -171,6 +173,33 @@ mod tests {
         cache.save("pods", "cluster", &listed).unwrap();
         assert_eq!(loaded(&cache, "pods", "cluster"), Some(("20".to_owned(), vec!["3".to_owned()])));
         assert_eq!(loaded(&cache, "node", "cluster").unwrap().1, ["9"]);
+    }
+
+    #[test]
+    fn wrong_bits_cost_no_more_than_the_copy() {
+        let dir = in_memory();
+        let path = dir.path().join("watch.redb");
+        let cache = Cache::open(dir.path()).unwrap();
+        let keys: Vec<_> = (0..100).map(|number| format!("n/{number}")).collect();
+        let objects: Vec<_> = keys.iter().map(|key| (key.as_str(), Some("1"))).collect();
+        cache.save("pods", "cluster", &batch("7", &objects)).unwrap();
+        drop(cache);
+        let bytes = fs::read(&path).unwrap();
+        let used = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap();
+        let mut lost = 0;
+        for at in (0..used).step_by(1999) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 7);
+            fs::write(&path, flipped).unwrap();
+            let cache = Cache::open(dir.path()).unwrap();
+            match loaded(&cache, "pods", "cluster") {
+                Some((_, objects)) => assert_eq!(objects.len(), 100, "a wrong bit at {at}"),
+                None => lost += 1,
+            }
+            cache.save("pods", "cluster", &batch("8", &[("n/a", Some("1"))])).unwrap();
+            assert!(loaded(&cache, "pods", "cluster").is_some(), "a wrong bit at {at}");
+        }
+        assert!(lost > 0, "no bit mattered");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod attachment;
 mod cache;
+mod durable;
 mod locks;
 mod pods;
 mod store;
@@ -157,6 +158,16 @@ impl Registry {
     /// anew.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
+    }
+
+    /// Why the store could not be written to the last time that somebody tried; `None` if it could. Now and after each change.
+    pub fn store_trouble(&self) -> watch::Receiver<Option<String>> {
+        self.store.trouble()
+    }
+
+    /// Tries to write to the store, which changes nothing but [`Self::store_trouble`].
+    pub fn try_store(&self) {
+        self.store.try_write();
     }
 
     /// Gives the agent's own IPAM its ranges, less the node's own addresses in them.
@@ -324,7 +335,7 @@ impl Registry {
     /// # Errors
     /// If the store fails; then the attachment stays as it was, and its addresses set aside.
     pub fn cancel(&self, attachment: &Attachment) -> Result<(), RegistryError> {
-        self.store.remove(&attachment.key, std::iter::empty(), Duration::ZERO, Duration::ZERO)?;
+        self.store.remove(&attachment.key, Addresses::default(), Duration::ZERO, Duration::ZERO)?;
         let mut inner = self.inner();
         inner.attachments.remove(&attachment.key);
         inner.ipam.cancel(attachment.vif.addresses);
@@ -338,7 +349,7 @@ impl Registry {
     pub fn release(&self, attachment: &Attachment) -> Result<(), RegistryError> {
         let now = since_boot();
         let addresses = attachment.vif.addresses;
-        self.store.remove(&attachment.key, addresses.iter(), now, now.saturating_sub(COOLDOWN))?;
+        self.store.remove(&attachment.key, addresses, now, now.saturating_sub(COOLDOWN))?;
         let mut inner = self.inner();
         inner.attachments.remove(&attachment.key);
         inner.released += 1;

@@ -6,7 +6,7 @@
 mod open;
 mod schema;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::{
     io,
@@ -16,18 +16,23 @@ use std::{
     time::Duration,
 };
 
-use redb::{Database, ReadableDatabase, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
+use tokio::sync::watch;
 
-use super::attachment::Attachment;
-use crate::crash::{self, Step};
+use super::{attachment::Attachment, durable::Durable};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+    vif::Addresses,
+};
 pub use open::{Condition, Opened};
 
 /// The durable half of the registry.
 pub struct Store {
-    database: Database,
-    path: PathBuf,
+    database: Durable,
     /// When addresses that had rested were last forgotten, in milliseconds since boot.
     swept: AtomicU64,
+    trouble: watch::Sender<Option<String>>,
 }
 
 /// What a store holds.
@@ -115,7 +120,20 @@ impl Store {
     /// # Errors
     /// If it cannot be read.
     pub fn load(&self) -> Result<Contents, StoreError> {
-        read(&self.database).map_err(|source| self.failed("read", source))
+        self.database.read(read).map_err(|source| self.failed("read", source))
+    }
+
+    /// Why it could not be written to the last time that somebody tried; `None` if it could.
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.subscribe()
+    }
+
+    /// Writes what is there already. Whether it could, [`Self::trouble`] tells.
+    pub fn try_write(&self) {
+        let _ = self.write(|transaction| {
+            transaction.open_table(META)?.insert(LAYOUT, schema::newest(schema::MIGRATIONS))?;
+            Ok(())
+        });
     }
 
     /// Writes an attachment as it is now.
@@ -124,12 +142,10 @@ impl Store {
     /// If it could not be written; then the store is as it was.
     pub fn put(&self, attachment: &Attachment) -> Result<(), StoreError> {
         let (key, json) = self.encode(attachment)?;
-        let write = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
+        self.write(|transaction| {
             transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
-            commit(transaction)
-        };
-        write().map_err(|source| self.failed("write to", source))
+            Ok(())
+        })
     }
 
     /// Writes attachments that were made anew, all or none, removes those that they supersede, and notes whether this is all that there is.
@@ -143,23 +159,19 @@ impl Store {
         is_all: bool,
     ) -> Result<(), StoreError> {
         let records = attachments.iter().map(|it| self.encode(it)).collect::<Result<Vec<_>, _>>()?;
-        let write = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
-            {
-                let mut table = transaction.open_table(ATTACHMENTS)?;
-                for Attachment { key, .. } in superseded {
-                    table.remove(key.to_string().as_str())?;
-                }
-                for (key, json) in &records {
-                    table.insert(key.as_str(), json.as_slice())?;
-                }
-                if is_all {
-                    transaction.open_table(META)?.remove(UNSETTLED)?;
-                }
+        self.write(|transaction| {
+            let mut table = transaction.open_table(ATTACHMENTS)?;
+            for Attachment { key, .. } in superseded {
+                table.remove(key.to_string().as_str())?;
             }
-            commit(transaction)
-        };
-        write().map_err(|source| self.failed("write to", source))
+            for (key, json) in &records {
+                table.insert(key.as_str(), json.as_slice())?;
+            }
+            if is_all {
+                transaction.open_table(META)?.remove(UNSETTLED)?;
+            }
+            Ok(())
+        })
     }
 
     /// Removes an attachment, and lets addresses rest that had been in use. Those that were released by `rested` are forgotten, from
@@ -170,45 +182,51 @@ impl Store {
     pub fn remove(
         &self,
         key: &super::Key,
-        resting: impl Iterator<Item = IpAddr>,
+        resting: Addresses,
         now: Duration,
         rested: Duration,
     ) -> Result<(), StoreError> {
         let is_due = millis(rested) >= self.swept.load(Ordering::Relaxed).saturating_add(millis(SWEEP));
-        let write = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
+        self.write(|transaction| {
             transaction.open_table(ATTACHMENTS)?.remove(key.to_string().as_str())?;
-            {
-                let mut table = transaction.open_table(RESTING)?;
-                if is_due {
-                    table.retain(|_, since| since > millis(rested))?;
-                    self.swept.store(millis(rested), Ordering::Relaxed);
-                }
-                for address in resting {
-                    table.insert(address.to_string().as_str(), millis(now))?;
-                }
+            let mut table = transaction.open_table(RESTING)?;
+            if is_due {
+                table.retain(|_, since| since > millis(rested))?;
+                self.swept.store(millis(rested), Ordering::Relaxed);
             }
-            commit(transaction)
-        };
-        write().map_err(|source| self.failed("write to", source))
+            for address in resting.iter() {
+                table.insert(address.to_string().as_str(), millis(now))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn write(&self, write: impl Fn(&WriteTransaction) -> Result<(), redb::Error>) -> Result<(), StoreError> {
+        let written = self.database.write(write).map_err(|source| self.failed("write to", source));
+        let why = written.as_ref().err().map(|error| chain(error));
+        self.trouble.send_if_modified(|before| {
+            let is_other = *before != why;
+            *before = why;
+            is_other
+        });
+        written
     }
 
     fn encode(&self, attachment: &Attachment) -> Result<(String, Vec<u8>), StoreError> {
         let key = attachment.key.to_string();
         match serde_json::to_vec(attachment) {
             Ok(json) => Ok((key, json)),
-            Err(source) => Err(StoreError::Record { path: self.path.clone(), key, source }),
+            Err(source) => Err(StoreError::Record { path: self.database.path().to_owned(), key, source }),
         }
     }
 
     fn failed(&self, what: &'static str, source: redb::Error) -> StoreError {
-        StoreError::Access { what, path: self.path.clone(), source: Box::new(source) }
+        StoreError::Access { what, path: self.database.path().to_owned(), source: Box::new(source) }
     }
 }
 
 /// All that a store of this layout holds.
-fn read(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
-    let transaction = database.begin_read()?;
+fn read(transaction: &ReadTransaction) -> Result<Contents, redb::Error> {
     let mut contents = Contents {
         is_unsettled: transaction.open_table(META)?.get(UNSETTLED)?.is_some(),
         ..Contents::default()
@@ -240,8 +258,8 @@ fn decode(key: &str, json: &[u8]) -> Result<Attachment, serde_json::Error> {
 }
 
 /// The layout of a store; `None` if it has no tables at all.
-fn layout(database: &impl ReadableDatabase) -> Result<Option<u64>, redb::Error> {
-    match database.begin_read()?.open_table(META) {
+fn layout(transaction: &ReadTransaction) -> Result<Option<u64>, redb::Error> {
+    match transaction.open_table(META) {
         Ok(meta) => match meta.get(LAYOUT)? {
             Some(layout) => Ok(Some(layout.value())),
             None => Err(redb::Error::Corrupted("it does not say which layout it has".to_owned())),

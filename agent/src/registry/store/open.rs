@@ -5,17 +5,16 @@
 //! people to look at, or left alone where it is not damaged but cannot be used: the disk is full, or a newer agent wrote it.
 
 use std::{
-    any::Any,
     fs::{self, File},
     io::{self, Read as _},
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::atomic::AtomicU64,
 };
 
-use redb::{Database, StorageBackend as _, backends::InMemoryBackend};
+use redb::{Database, ReadableDatabase as _, StorageBackend as _, backends::InMemoryBackend};
 
 use super::{
+    super::durable::{Durable, quietly},
     Contents, Store, StoreError, begin, commit, layout, read,
     schema::{Migration, migrate, needed, newest},
 };
@@ -80,10 +79,13 @@ pub(super) fn open(path: &Path, migrations: &[Migration]) -> Result<Opened, Stor
         }
     };
     let (database, contents) = quietly(|| use_file(path, migrations))
-        .unwrap_or_else(|panic| Err(redb::Error::Corrupted(panic)))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
     let found = if contents.is_unsettled { Condition::Unsettled } else { Condition::Whole };
-    let store = Store { database, path: path.to_owned(), swept: AtomicU64::new(0) };
+    let store = Store {
+        database: Durable::new(database, path),
+        swept: AtomicU64::new(0),
+        trouble: Default::default(),
+    };
     Ok(Opened { store, contents, condition: condition.unwrap_or(found) })
 }
 
@@ -104,9 +106,8 @@ fn examine(path: &Path, migrations: &[Migration]) -> Result<(), Unfit> {
     let damaged = |why: String| Unfit::Damaged { why, salvaged: Contents::default() };
     match quietly(|| examine_copy(path, copy, migrations)) {
         // In memory nothing fails but for what is in it.
-        Ok(Err(error)) => Err(damaged(crate::chain::chain(&error))),
-        Ok(Ok(verdict)) => verdict,
-        Err(panic) => Err(damaged(panic)),
+        Err(error) => Err(damaged(crate::chain::chain(&error))),
+        Ok(verdict) => verdict,
     }
 }
 
@@ -117,7 +118,7 @@ fn examine_copy(
 ) -> Result<Result<(), Unfit>, redb::Error> {
     let mut database = Database::builder().create_with_backend(copy)?;
     let is_sound = database.check_integrity()?;
-    let Some(found) = layout(&database)? else {
+    let Some(found) = layout(&database.begin_read()?)? else {
         return Err(redb::Error::Corrupted("there is nothing in it".to_owned()));
     };
     if needed(found, migrations).is_none() {
@@ -127,7 +128,7 @@ fn examine_copy(
     let transaction = database.begin_write()?;
     migrate(&transaction, found, migrations)?;
     transaction.commit()?;
-    let salvaged = read(&database)?;
+    let salvaged = read(&database.begin_read()?)?;
     let why = match salvaged.unreadable.as_slice() {
         [] if is_sound => return Ok(Ok(())),
         [] => "its checksums were wrong in places, and an earlier state of it was found".to_owned(),
@@ -162,7 +163,7 @@ fn copy(path: &Path) -> io::Result<Option<InMemoryBackend>> {
 /// Opens the file itself. That it can be written to is found out now, and not by the first pod.
 fn use_file(path: &Path, migrations: &[Migration]) -> Result<(Database, Contents), redb::Error> {
     let database = Database::open(path)?;
-    let found = layout(&database)?.unwrap_or_else(|| newest(migrations));
+    let found = layout(&database.begin_read()?)?.unwrap_or_else(|| newest(migrations));
     let transaction = database.begin_write()?;
     migrate(&transaction, found, migrations)?;
     commit(transaction)?;
@@ -174,7 +175,7 @@ fn use_file(path: &Path, migrations: &[Migration]) -> Result<(Database, Contents
             "the registry's store was brought to a newer layout"
         );
     }
-    let contents = read(&database)?;
+    let contents = read(&database.begin_read()?)?;
     Ok((database, contents))
 }
 
@@ -249,13 +250,4 @@ fn aside(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     }
     found.sort_unstable();
     Ok(found)
-}
-
-/// What a closure gives, or what it panicked with.
-fn quietly<T>(what: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(what)).map_err(|panic: Box<dyn Any + Send>| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        format!("it makes no sense: {text}")
-    })
 }

@@ -9,7 +9,7 @@ use redb::ReadableTable as _;
 use super::{super::Key, schema::Migration, *};
 use crate::{
     registry::{HostLink, NetnsId, Pod, State},
-    vif::{Addresses, Vif},
+    vif::Vif,
 };
 
 fn attachment(number: u8) -> Attachment {
@@ -43,7 +43,7 @@ fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
     }
     for number in [3, 9, 21] {
         let gone = attachment(number);
-        store.remove(&gone.key, gone.vif.addresses.iter(), Duration::from_secs(9), Duration::ZERO).unwrap();
+        store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
     }
     let before = store.load().unwrap().attachments;
     store.put(&attachment(40)).unwrap();
@@ -61,7 +61,7 @@ fn path(directory: &Path) -> PathBuf {
 }
 
 /// A directory in memory, where there is one: what is made durable a thousand times takes its time on a disk.
-fn in_memory() -> tempfile::TempDir {
+pub(in crate::registry) fn in_memory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
@@ -129,11 +129,14 @@ fn a_record_that_cannot_be_read_costs_no_other_one() {
     let Opened { store, .. } = Store::open(&path).unwrap();
     store.settle(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
     let gone = attachment(5);
-    store.remove(&gone.key, gone.vif.addresses.iter(), Duration::from_secs(9), Duration::ZERO).unwrap();
+    store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
     let key = attachment(3).key.to_string();
-    let transaction = store.database.begin_write().unwrap();
-    transaction.open_table(ATTACHMENTS).unwrap().insert(key.as_str(), b"{}".as_slice()).unwrap();
-    transaction.commit().unwrap();
+    store
+        .write(|transaction| {
+            transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), b"{}".as_slice())?;
+            Ok(())
+        })
+        .unwrap();
     drop(store);
     let Opened { contents, condition, store } = Store::open(&path).unwrap();
     assert_eq!(contents.attachments, [attachment(2), attachment(4)]);
@@ -157,12 +160,12 @@ fn addresses_that_have_rested_are_forgotten() {
     let (step, rest) = (Duration::from_millis(100), Duration::from_secs(3));
     for number in 0..250_u8 {
         let now = Duration::from_secs(100) + step * number.into();
-        let address = [10, 0, 0, number].into();
-        store.remove(&attachment(2).key, [address].into_iter(), now, now - rest).unwrap();
+        let address = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
+        store.remove(&attachment(2).key, address, now, now - rest).unwrap();
         let resting = store.load().unwrap().resting;
         let must = usize::from(number.min(29)) + 1;
         assert!((must..=must + 10).contains(&resting.len()), "{number}: {}", resting.len());
-        assert_eq!(resting.last(), Some(&(address, now)));
+        assert_eq!(resting.last(), Some(&([10, 0, 0, number].into(), now)));
     }
 }
 
@@ -257,16 +260,15 @@ fn old_store(path: &Path, layout: u64) {
         fields.remove("pod");
         fields.insert("pod_name".to_owned(), "web-2".into());
     }
-    let transaction = store.database.begin_write().unwrap();
-    let key = attachment(2).key.to_string();
-    transaction
-        .open_table(ATTACHMENTS)
-        .unwrap()
-        .insert(key.as_str(), serde_json::to_vec(&record).unwrap().as_slice())
-        .unwrap();
-    transaction.open_table(META).unwrap().insert(LAYOUT, layout).unwrap();
-    transaction.open_table(META).unwrap().remove(UNSETTLED).unwrap();
-    transaction.commit().unwrap();
+    let (key, json) = (attachment(2).key.to_string(), serde_json::to_vec(&record).unwrap());
+    let write = |transaction: &WriteTransaction| {
+        transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
+        let mut meta = transaction.open_table(META)?;
+        meta.insert(LAYOUT, layout)?;
+        meta.remove(UNSETTLED)?;
+        Ok(())
+    };
+    store.write(write).unwrap();
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
             (vec![attachment(2)], Condition::Whole),
             "from {layout}"
         );
-        assert_eq!(super::layout(&store.database).unwrap(), Some(3));
+        assert_eq!(store.database.read(super::layout).unwrap(), Some(3));
         drop(store);
         let again = open::open(&path, OLD).unwrap();
         assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Whole));

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use redb::StorageBackend;
+use redb::{Database, StorageBackend};
 
 use super::*;
 
@@ -47,7 +47,11 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
     let transaction = database.begin_write().unwrap();
     begin(&transaction, schema::newest(schema::MIGRATIONS), &Contents::default()).unwrap();
     commit(transaction).unwrap();
-    let store = Store { database, path: PathBuf::from("on a disk"), swept: AtomicU64::new(0) };
+    let store = Store {
+        database: Durable::new(database, Path::new("on a disk")),
+        swept: AtomicU64::new(0),
+        trouble: Default::default(),
+    };
     store.settle(&[], &[], true).unwrap();
     // What was promised, and how much had been done by then.
     let mut promises = vec![(disk.history().done.len(), store.load().unwrap().attachments)];
@@ -56,9 +60,7 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
         promises.push((disk.history().done.len(), store.load().unwrap().attachments));
         if number % 3 == 0 {
             let gone = attachment(number - 1);
-            store
-                .remove(&gone.key, gone.vif.addresses.iter(), Duration::from_secs(9), Duration::ZERO)
-                .unwrap();
+            store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
             promises.push((disk.history().done.len(), store.load().unwrap().attachments));
         }
     }
