@@ -1,6 +1,6 @@
 //! The CNI contract as a runtime sees it: what succeeds, what is refused, and that a refusal changes nothing.
 
-use std::{fs, path::PathBuf, process::Command, thread};
+use std::{fs, path::PathBuf, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -513,7 +513,36 @@ fn an_address_of_the_node_is_given_to_no_pod() {
         node.start_agent(&["10.244.0.0/24"])?;
         let pod = node.attach("a")?;
         ensure!(pod.addresses[0].to_string() == "10.244.0.3", "{:?}", pod.addresses);
+        // One that it gets later, too; and its own end of a link that goes to one other node.
+        sys::run("ip addr add 10.244.0.4/32 dev lo")?;
+        sys::run("ip addr add 10.244.0.5 peer 10.244.0.99/32 dev lo")?;
+        thread::sleep(Duration::from_millis(500));
+        let pod = node.attach("b")?;
+        ensure!(pod.addresses[0].to_string() == "10.244.0.6", "{:?}", pod.addresses);
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_address_that_somebody_else_has_a_route_to_costs_no_pod_its_network() {
+    with_agent(|node| {
+        let first = node.attach("first")?;
+        let clean = node.kernel_state()?;
+        // As another CNI plugin leaves them behind.
+        for address in ["10.244.0.3", "10.244.0.5", "fd00:10:244::7"] {
+            sys::run(&format!("ip route add {address} dev lo"))?;
+        }
+        let pods = (0..3).map(|number| node.attach(&format!("p{number}"))).collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<_> = pods.iter().map(|pod| pod.addresses[0].to_string()).collect();
+        ensure!(addresses == ["10.244.0.4", "10.244.0.6", "10.244.0.8"], "{addresses:?}");
+        let runtime = node.runtime()?;
+        pods.iter().try_for_each(|pod| runtime.check(pod).and_then(|()| runtime.del(pod)))?;
+        for address in ["10.244.0.3", "10.244.0.5", "fd00:10:244::7"] {
+            sys::run(&format!("ip route del {address} dev lo"))?;
+        }
+        sys::wait_until("nothing is left", Duration::from_secs(5), || Ok(node.kernel_state()? == clean))?;
+        runtime.check(&first)
     })
     .unwrap();
 }

@@ -96,6 +96,8 @@ impl Grpc {
             Ok(ended) => ended?.context("serving on the socket has failed").map(|()| true),
             Err(_) => {
                 tracing::warn!("calls are still in work after {DRAIN:?}: leaving them to the next agent");
+                // So that a shim that comes now finds nobody, and does not wait for an answer.
+                self.serving.abort();
                 Ok(false)
             }
         }

@@ -4,7 +4,7 @@ mod grpc;
 mod install;
 mod tasks;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use tokio::{
@@ -75,6 +75,8 @@ struct Cluster<'a> {
 
 /// How long to wait for what abandoned calls have to undo.
 const UNDO: Duration = Duration::from_secs(3);
+/// How long to wait for the watches to end and for the reaper, each.
+const LAST: Duration = Duration::from_secs(3);
 /// How often to look whether the watches run.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -103,7 +105,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let egress = health.component_of_all_pods("egress", "the way out of the node is not known yet");
     let families = Arc::clone(&node);
     let egress = Egress::new(egress, move || families.registry.families());
-    tasks.spawn("uplink", node.uplink.clone().follow(uplink, egress));
+    let owner = Arc::clone(&node);
+    let own = move |addresses: &[IpAddr]| owner.registry.exclude(addresses);
+    tasks.spawn("uplink", node.uplink.clone().follow(uplink, egress, own));
     let api = cluster.as_ref().map(|_| health.clone());
     let reconciler = Reconciler::new(Arc::clone(&node), api, config.reconcile, metrics.reconcile.clone());
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
@@ -157,17 +161,26 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
     }
     crash::point(Step::StopDrained);
-    if let Some(watches) = watches {
-        watches.stop().await;
-    }
+    let unwatched = match &watches {
+        Some(watches) => timeout(LAST, watches.stop()).await.is_ok(),
+        None => true,
+    };
     tracer.flush().await;
     // What the last calls left to the reaper, it may not get to any more.
-    let reaped = spawn_blocking(reap_now).await?;
+    let reaped = timeout(LAST, spawn_blocking(reap_now)).await;
     crash::point(Step::StopReaped);
     outcome?;
     let drained = drained?;
-    reaped?;
-    Ok(if drained && undone { Stopped::Clean } else { Stopped::LeftWork })
+    let reaped = match reaped {
+        Ok(reaped) => reaped?.map(|()| true)?,
+        Err(_) => false,
+    };
+    if !unwatched || !reaped {
+        tracing::warn!(
+            "the kernel or the disk keeps the agent waiting: leaving what is left to the next agent"
+        );
+    }
+    Ok(if drained && undone && unwatched && reaped { Stopped::Clean } else { Stopped::LeftWork })
 }
 
 /// Brings programs, registry, kernel and notes together. From then on, nobody leaves notes, until they are ended.

@@ -156,6 +156,10 @@ fn plug(error: &PlugError) -> (Code, &'static str) {
         PlugError::InterfaceExists(_) => {
             (Code::InterfaceExists, "remove it from the pod, or give this network another interface name")
         }
+        PlugError::AddressInUse(_) => (
+            Code::TryAgainLater,
+            "find out by `ip route show` whose route it is; without a VIF that says its address, the next try gets another one",
+        ),
         PlugError::DefaultRouteExists => {
             (Code::RouteExists, "let only one network of the pod be its default, and list this one first")
         }

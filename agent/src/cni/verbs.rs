@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use ferrule_proto::{
@@ -24,6 +25,7 @@ use super::{
     work::{self, Abandoned},
 };
 use crate::{
+    chain::chain,
     crash::{self, Step},
     dataplane::Dataplane,
     events::{Events, Reason},
@@ -85,7 +87,11 @@ pub(super) enum Added {
 /// The most calls that are taken at once; more than a node has pods.
 const MAX_CALLS: u32 = 1024;
 /// The kernel changes its network one request at a time, so that more at once only wait there, each on a thread.
-const MAX_WORKING: usize = 8;
+const MAX_WORKING: u32 = 8;
+/// How many addresses of the agent's own IPAM an ADD tries.
+const TRIES: u32 = 4;
+/// How long an ADD waits for whoever looks at an older sandbox of its pod: the healer, most likely, which is done in milliseconds.
+const LOOK: Duration = Duration::from_millis(500);
 
 // === impl Node ===
 
@@ -100,7 +106,7 @@ impl Node {
     ) -> Self {
         let calls = || Arc::new(Semaphore::new(MAX_CALLS as usize));
         let (adding, others) = (calls(), calls());
-        let working = Arc::new(Semaphore::new(MAX_WORKING));
+        let working = Arc::new(Semaphore::new(MAX_WORKING as usize));
         let stopping = watch::Sender::new(false);
         let underway = Underway::default();
         Self {
@@ -130,9 +136,11 @@ impl Node {
 
     /// Waits until no call is in work, nor what an abandoned one has to undo.
     pub async fn idle(&self) {
-        for calls in [&self.adding, &self.others] {
-            // They are never closed.
-            let _ = calls.acquire_many(MAX_CALLS).await;
+        // They are never closed. What an abandoned call left in work has no more than its part of the last one.
+        for (calls, all) in
+            [(&self.adding, MAX_CALLS), (&self.others, MAX_CALLS), (&self.working, MAX_WORKING)]
+        {
+            let _ = calls.acquire_many(all).await;
         }
     }
 
@@ -316,16 +324,7 @@ impl Node {
         let mut plugged = Vec::with_capacity(drafts.len());
         for draft in drafts {
             phases.enter(Phase::Intent);
-            let made = self.reserve(draft, phases).and_then(|reserved| {
-                crash::point(Step::AddReserved);
-                let stamp = Stamp::of(&reserved.key);
-                self.plug(&netns, &stamp, &reserved, phases).inspect_err(|_| {
-                    phases.enter(Phase::Undo);
-                    self.cancel(&reserved);
-                    crash::point(Step::AddUndone);
-                })
-            });
-            match made {
+            match self.make(&netns, draft, phases) {
                 Ok(attachment) => plugged.push(attachment),
                 Err(error) => {
                     self.undo(&plugged, phases);
@@ -415,7 +414,7 @@ impl Node {
     /// lost its memory deletes nothing, and pods that keep their UID would never get their address again.
     fn remove_left_over(&self, holder: &Key, pod: &Pod, phases: &Phases) -> Result<bool, VerbError> {
         let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
-        let Some(_lock) = self.registry.try_lock(&key) else { return Ok(false) };
+        let Some(_lock) = self.registry.lock_within(&key, LOOK) else { return Ok(false) };
         let group = self.registry.group(&key);
         let mut host = Socket::open()?;
         for it in &group {
@@ -428,6 +427,36 @@ impl Node {
         tracing::info!(%key, %pod, "an older sandbox of the pod is gone, and was never deleted: removing it");
         self.remove_group(&group, phases)?;
         Ok(true)
+    }
+
+    /// Reserves and plugs an attachment, or neither. An address that somebody else has a route to goes to rest, and is not the
+    /// one that every other ADD is given too.
+    fn make(&self, netns: &Netns, draft: Draft, phases: &Phases) -> Result<Attachment, VerbError> {
+        let mut tries = if matches!(draft.vif, Wanted::Next { .. }) { TRIES } else { 1 };
+        loop {
+            phases.enter(Phase::Intent);
+            let reserved = self.reserve(draft.clone(), phases)?;
+            crash::point(Step::AddReserved);
+            let error = match self.plug(netns, &Stamp::of(&reserved.key), &reserved, phases) {
+                Ok(plugged) => return Ok(plugged),
+                Err(error) => error,
+            };
+            phases.enter(Phase::Undo);
+            tries -= 1;
+            let is_in_use = matches!(error, VerbError::Plug(PlugError::AddressInUse(_)));
+            let forgotten =
+                if is_in_use { self.registry.release(&reserved) } else { self.registry.cancel(&reserved) };
+            if let Err(error) = forgotten {
+                tracing::error!(key = %reserved.key, %error, "the address of a failed ADD stays set aside");
+                tries = 0;
+            }
+            crash::point(Step::AddUndone);
+            if !is_in_use || tries == 0 {
+                return Err(error);
+            }
+            let addresses = reserved.vif.addresses;
+            tracing::warn!(key = %reserved.key, %addresses, error = chain(&error), "trying other addresses");
+        }
     }
 
     fn plug(
@@ -469,12 +498,6 @@ impl Node {
         phases.enter(Phase::Undo);
         if let Err(error) = self.remove_group(attachments, &Phases::untold()) {
             tracing::error!(%error, "an ADD that failed, or whose caller has gone, is left behind");
-        }
-    }
-
-    fn cancel(&self, reserved: &Attachment) {
-        if let Err(error) = self.registry.cancel(reserved) {
-            tracing::error!(key = %reserved.key, %error, "the address of a failed ADD stays set aside");
         }
     }
 

@@ -61,10 +61,16 @@ pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
     let answers = Socket::open()?.dump("list the node's addresses", all)?;
     let address = |answer| {
         let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
-        message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
+        let (mut local, mut peer) = (None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Local(address) => local = Some(*address),
+                AddressAttribute::Address(address) => peer = Some(*address),
+                _ => {}
+            }
+        }
+        // Where there is no peer they are the same, and IPv6 says only the second (`IFA_LOCAL` in `linux/if_addr.h`).
+        local.or(peer)
     };
     Ok(answers.into_iter().filter_map(address).collect())
 }

@@ -62,6 +62,9 @@ pub enum PlugError {
     /// The pod has an interface of that name, and it is not ours.
     #[error("the pod already has an interface {0}, which is not ours to replace")]
     InterfaceExists(IfName),
+    /// Two interfaces cannot have the same address.
+    #[error("an address of the pod has a route on the node already, which is not ours to replace")]
+    AddressInUse(#[source] NetlinkError),
     /// Two defaults would make it chance which way a packet takes.
     #[error("the pod has a default route already, from another network")]
     DefaultRouteExists,

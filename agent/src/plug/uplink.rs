@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -21,6 +22,7 @@ use rtnetlink::{
 use super::{
     PlugError,
     egress::{Egress, Links},
+    host,
     netlink::{NetlinkError, Socket},
 };
 use crate::health::Reporter;
@@ -38,15 +40,16 @@ struct WayOut {
     links: Links,
 }
 
-/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`. IPv4's routes
-/// that go with an address or a link are not told one by one.
-const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x400;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` in
+/// `linux/rtnetlink.h`. IPv4's routes that go with an address or a link are not told one by one.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
 /// How long to wait after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(5);
 /// As much of a change as is looked at; the kernel cuts off the rest.
 const PEEK: usize = 64;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -89,11 +92,11 @@ impl Uplink {
         Ok(mtu)
     }
 
-    /// Follows changes of links and routes, for ever. New pods get the new MTU, and `egress` learns whether there is a way
-    /// out still.
-    pub async fn follow(self, health: Reporter, mut egress: Egress) {
+    /// Follows changes of links, routes and addresses, for ever. New pods get the new MTU, `egress` learns whether there is a way
+    /// out still, and `own` which addresses the node has.
+    pub async fn follow(self, health: Reporter, mut egress: Egress, own: impl Fn(&[IpAddr])) {
         loop {
-            let Err(error) = self.follow_until_it_fails(&health, &mut egress).await;
+            let Err(error) = self.follow_until_it_fails(&health, &mut egress, &own).await;
             health.unhealthy(format!("changes of the uplink's MTU are missed; trying again: {error:#}"));
             tokio::time::sleep(RETRY).await;
         }
@@ -103,12 +106,16 @@ impl Uplink {
         &self,
         health: &Reporter,
         egress: &mut Egress,
+        own: impl Fn(&[IpAddr]),
     ) -> anyhow::Result<Infallible> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
         let mut changes = Vec::with_capacity(PEEK);
         loop {
-            let way_out = tokio::task::spawn_blocking(WayOut::find).await??;
+            let (way_out, addresses) =
+                tokio::task::spawn_blocking(|| Ok::<_, NetlinkError>((WayOut::find()?, host::addresses()?)))
+                    .await??;
+            own(&addresses);
             let before = self.0.swap(way_out.mtu, Ordering::Relaxed);
             if before != way_out.mtu {
                 tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
@@ -164,6 +171,8 @@ impl WayOut {
                 let ifindex = u32::from_ne_bytes([*a, *b, *c, *d]);
                 self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex))
             }
+            // Pods' interfaces have none on the node.
+            (RTM_NEWADDR, _) => true,
             // `struct rtmsg`: family, length of the destination's prefix; zero is the default route's.
             (RTM_NEWROUTE | RTM_DELROUTE, [_, length, ..]) => *length == 0,
             _ => false,

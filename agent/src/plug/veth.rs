@@ -149,7 +149,7 @@ impl Pending<'_> {
     /// The last step: from here on, packets flow.
     ///
     /// # Errors
-    /// If the kernel refuses; then the pair is deleted.
+    /// If the kernel refuses, or has a route to an address already; then the pair is deleted.
     pub fn bring_up(mut self) -> Result<(), PlugError> {
         let ifindex = self.ifindex;
         let up = LinkUnspec::new_with_index(ifindex).up().build();
@@ -158,7 +158,10 @@ impl Pending<'_> {
             requests.push(add_route(&format!("to {address}"), host_route(ifindex, address)));
             requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
         }
-        self.host.batch(requests)?;
+        self.host.batch(requests).map_err(|error| {
+            // Of all this, only a route can be there before.
+            if error.is(Errno::EEXIST) { PlugError::AddressInUse(error) } else { error.into() }
+        })?;
         if let Some(pod) = &self.pod {
             pod.settle_carrier(self.plan.ifname)?;
         }

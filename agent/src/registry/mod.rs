@@ -198,6 +198,18 @@ impl Registry {
         Ok(())
     }
 
+    /// Keeps addresses that the node has itself from being given to pods, from now on.
+    pub fn exclude(&self, own: &[IpAddr]) {
+        let mut inner = self.inner();
+        for address in own {
+            inner.ipam.exclude(*address);
+            let has = |(_, addresses): &(&Key, Addresses)| addresses.iter().any(|it| it == *address);
+            if let Some((key, _)) = inner.addresses().find(has) {
+                tracing::error!(%address, %key, "the node has got an address that a pod has: packets to it go to the node");
+            }
+        }
+    }
+
     /// The ranges of the agent's own IPAM, now and after each change. There are none until they are known.
     pub fn ranges(&self) -> watch::Receiver<Vec<IpNet>> {
         self.ranges.subscribe()
@@ -206,6 +218,12 @@ impl Registry {
     /// Waits until nobody else works on a key.
     pub async fn lock(&self, key: &Key) -> KeyGuard {
         self.locks.lock(key).await
+    }
+
+    /// Waits for a while until nobody else works on a key. It blocks, on one of the runtime's threads for that.
+    pub fn lock_within(&self, key: &Key, limit: Duration) -> Option<KeyGuard> {
+        let locked = async { tokio::time::timeout(limit, self.locks.lock(key)).await.ok() };
+        tokio::runtime::Handle::current().block_on(locked)
     }
 
     /// Locks a key that nobody works on, nor waits to.
