@@ -10,6 +10,7 @@ use std::{
         net::{SocketAddr, UnixListener as StdListener, UnixStream as Probe},
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ferrule_proto::note;
@@ -49,6 +50,10 @@ pub enum SocketError {
     NotSocket(PathBuf),
     #[error("somebody listens on {0:?} already")]
     Taken(PathBuf),
+    #[error(
+        "somebody has removed or replaced {0:?} while the agent was listening on it: a new agent will make another one"
+    )]
+    Displaced(PathBuf),
 }
 
 /// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
@@ -64,6 +69,9 @@ const OURS: [&str; 8] = [
     note::LOCK,
     note::TURNSTILE,
 ];
+
+/// How often to look whether the socket is there. Without it shims do without the agent, which then knows nothing of it.
+const LOOK: Duration = Duration::from_secs(2);
 
 // === impl NodeLock ===
 
@@ -110,6 +118,19 @@ pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
     fs::rename(&fresh, socket).map_err(failed("put in place"))?;
     crash::point(Step::SocketPlaced);
     Ok(listener)
+}
+
+/// Waits until a socket is no longer where it was bound, or another one is there. Then nobody finds the one that is listened on.
+///
+/// # Errors
+/// What is there instead, as it does not end otherwise.
+pub async fn displaced(socket: &Path) -> SocketError {
+    let now = || fs::symlink_metadata(socket).map(|it| (it.dev(), it.ino())).ok();
+    let bound = now();
+    while bound.is_some() && now() == bound {
+        tokio::time::sleep(LOOK).await;
+    }
+    SocketError::Displaced(socket.to_owned())
 }
 
 /// Makes the directory of a socket, or sees to it that only root can enter it.

@@ -5,7 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -197,6 +197,21 @@ impl Node {
             log_text()
         );
         Ok(())
+    }
+
+    /// Waits for an agent that ends by itself.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn wait_for_agent_to_end(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        let agent = self.agent.as_mut().context("there is no agent to wait for")?;
+        let mut status = None;
+        sys::wait_until("the agent ends", limit, || {
+            status = agent.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        self.agent = None;
+        status.context("it has no status")
     }
 
     /// Ends the agent as a crash would.

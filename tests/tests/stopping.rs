@@ -1,6 +1,7 @@
 //! An agent that is told to stop says so first, leaves nothing half done, and ends with a code that means something.
 
 use std::{
+    fs,
     io::Write as _,
     os::unix::net::UnixStream,
     process::Command,
@@ -56,6 +57,19 @@ fn readiness_goes_before_the_calls_do() {
         node.stop_agent()?;
         ensure!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_agent_whose_socket_was_removed_gives_way_to_another() {
+    with_agent(|node| {
+        let pod = node.attach("a")?;
+        fs::remove_file(socket())?;
+        let ended = node.wait_for_agent_to_end(Duration::from_secs(15))?;
+        ensure!(ended.code() == Some(1), "{ended}");
+        node.start_again()?;
+        node.runtime()?.check(&pod)
     })
     .unwrap();
 }

@@ -143,6 +143,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         error = tasks.failure() => Err(error.into()),
         error = dead(watches.as_ref()) => Err(error),
         error = grpc.ended() => Err(error),
+        error = server::displaced(&config.socket) => Err(error.into()),
     };
     // Before anything else, so that nobody counts on this agent any more.
     let _stopping = health.component("shutdown", true, "the agent is stopping");

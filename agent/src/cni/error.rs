@@ -53,6 +53,9 @@ pub enum VerbError {
     /// A DEL came while an ADD was waiting.
     #[error("the container was deleted meanwhile")]
     Overtaken,
+    /// Somebody changed what an ADD had plugged while it was waiting.
+    #[error("what was plugged was changed before the VIF became active: {0}")]
+    Damaged(String),
     /// The next agent serves what this one cannot wait for any more.
     #[error("the agent is stopping")]
     Stopping,
@@ -117,7 +120,7 @@ impl VerbError {
                 (Code::VifRefused, "correct it; `ferrulectl vif decode -f` shows what is made of it")
             }
             Self::Refused(_) => (Code::VifRefused, "let the controller decide otherwise, or see --vif-cidr"),
-            Self::VifChanged | Self::Overtaken | Self::Stopping => {
+            Self::VifChanged | Self::Overtaken | Self::Damaged(_) | Self::Stopping => {
                 (Code::TryAgainLater, "the runtime tries again by itself")
             }
             Self::Registry(RegistryError::InUse { .. }) => (

@@ -26,14 +26,21 @@ impl<'a> Pending<'a> {
     /// wait for our turn.
     ///
     /// # Errors
-    /// If a DEL came meanwhile, or the store fails; then it is undone.
+    /// If a DEL came meanwhile, somebody changed what was plugged, or the store fails; then it is undone.
     pub(super) async fn commit(mut self, key: &Key, phases: &Phases) -> Result<Vec<Attachment>, VerbError> {
         let plugged = self.plugged.clone().ok_or(VerbError::Lost)?;
         let commit = move |node: &Node, phases: &Phases| {
             // A DEL may have come meanwhile.
             let is_there = plugged.iter().all(|it| node.registry.get(&it.key).as_ref() == Some(it));
-            let committed = if is_there { node.commit(plugged, phases) } else { Err(VerbError::Overtaken) };
-            committed.map(Added::Now)
+            if !is_there {
+                return Err(VerbError::Overtaken);
+            }
+            // The healer looks at what is attached, and this was not: nobody has looked at it since it was plugged.
+            if let Err(error) = node.is_as_plugged(&plugged) {
+                node.undo(&plugged, phases);
+                return Err(error);
+            }
+            node.commit(plugged, phases).map(Added::Now)
         };
         let committed = self.node.work(key, phases, commit, Node::undo_add).await;
         self.plugged = None;

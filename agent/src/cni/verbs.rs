@@ -543,14 +543,36 @@ impl Node {
                 return Ok(None);
             }
             phases.enter(Phase::Verify);
-            let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
-            let in_kernel = check::attachment(netns, host.ifindex, before, &leeway, programs)?;
-            if let Err(differs) = in_kernel.and_then(|()| self.dataplane.verify(host.ifindex, before)) {
+            if let Err(differs) = self.verify_made(netns, host.ifindex, before)? {
                 tracing::warn!(key = %before.key, differs, "a repeated ADD finds a difference: making it anew");
                 return Ok(None);
             }
         }
         Ok(Some(group).filter(|group| !group.is_empty()))
+    }
+
+    /// Whether what an ADD has plugged, and nobody has looked at since, still is as it was made.
+    ///
+    /// # Errors
+    /// If it is not, or that cannot be told.
+    pub(super) fn is_as_plugged(&self, plugged: &[Attachment]) -> Result<(), VerbError> {
+        for it in plugged {
+            let Some(host) = &it.host else { continue };
+            self.verify_made(&Netns::open(&it.netns)?, host.ifindex, it)?.map_err(VerbError::Damaged)?;
+        }
+        Ok(())
+    }
+
+    /// Whether kernel and maps have an attachment as it was made; else what differs.
+    fn verify_made(
+        &self,
+        netns: &Netns,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<Result<(), String>, VerbError> {
+        let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
+        let in_kernel = check::attachment(netns, ifindex, attachment, &leeway, programs)?;
+        Ok(in_kernel.and_then(|()| self.dataplane.verify(ifindex, attachment)))
     }
 
     fn check_now(

@@ -2,13 +2,13 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use ferrule_tests::{
     apiserver::{Options, Resource, Switch, objects},
     cluster::{Cluster, NODE, with_cluster},
     node::{POD_V4, on_node},
     pod::{NAMESPACE, Pod},
-    sys::wait_until,
+    sys::{self, wait_until},
 };
 use serde_json::{Value, json};
 
@@ -97,6 +97,29 @@ fn fix_an_address_that_changes_while_its_add_waits_is_not_answered_as_it_was() {
         let result = node.runtime()?.add(&pod)?;
         ensure!(result["ips"][0]["address"] == "10.11.9.6/32", "{result}");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_was_damaged_while_its_add_waited_is_not_answered_as_plugged() {
+    with_cluster(&FLAGS, |node, cluster| {
+        let pod = cluster.pod(node, "a", &[])?;
+        port(cluster, &pod, vifs("VIFGeneric", false))?;
+        let (runtime, waiting) = (node.runtime()?, pod.clone());
+        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        wait_until("the interface is plugged", Duration::from_secs(5), || {
+            Ok(node.attachments()?.first().is_some_and(|it| it["state"] == "plugged"))
+        })?;
+        let attachments = node.attachments()?;
+        let host = attachments[0]["host"]["ifname"].as_str().or(attachments[0]["host_ifname"].as_str());
+        let host = host.with_context(|| format!("{attachments:#?}"))?;
+        sys::run(&format!("tc qdisc del dev {host} clsact"))?;
+        cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs("VIFGeneric", true)))?;
+        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        ensure!(refused.code == 11 && refused.msg.contains("was changed"), "{refused}");
+        node.runtime()?.add(&pod)?;
+        node.runtime()?.check(&pod)
     })
     .unwrap();
 }
