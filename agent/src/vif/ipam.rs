@@ -110,11 +110,7 @@ impl Ipam {
 
     /// Lets an address rest that was released at a time before a restart.
     pub fn rest(&mut self, address: IpAddr, since: Duration) {
-        for pool in self.pools() {
-            if pool.claim(address) {
-                pool.release(address, since);
-            }
-        }
+        self.pools().for_each(|pool| pool.rest(address, since));
     }
 
     /// Gives back addresses that were never in use.

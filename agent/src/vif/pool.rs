@@ -41,8 +41,8 @@ pub struct Pool {
     used: HashSet<u128>,
     /// Longest free first.
     released: VecDeque<(u128, Duration)>,
-    /// The same ones.
-    free: HashSet<u128>,
+    /// Those of them that are ahead of `fresh`: somebody had claimed them.
+    ahead: HashSet<u128>,
     /// Claimed while they were at rest, and since when they were.
     disturbed: HashMap<u128, Duration>,
 }
@@ -61,7 +61,7 @@ const NEVER: [&str; 8] = [
 ];
 
 /// So many addresses that were used and are free are enough to choose from.
-const MANY: usize = 4096;
+const MANY: usize = 1024;
 /// How long an address stays unused after its pod has gone.
 pub const COOLDOWN: Duration = Duration::from_secs(30);
 
@@ -96,7 +96,7 @@ impl Pool {
             returned: Vec::new(),
             used: HashSet::new(),
             released: VecDeque::new(),
-            free: HashSet::new(),
+            ahead: HashSet::new(),
             disturbed: HashMap::new(),
         })
     }
@@ -120,14 +120,25 @@ impl Pool {
     /// Takes a certain address, as a restart does for those in use.
     pub fn claim(&mut self, address: IpAddr) -> bool {
         let number = number(address);
+        if !self.net.contains(&address) || !self.used.insert(number) {
+            return false;
+        }
         self.returned.retain(|returned| *returned != number);
-        if self.free.remove(&number)
-            && let Some(at) = self.released.iter().position(|(released, _)| *released == number)
-            && let Some((_, since)) = self.released.remove(at)
-        {
+        self.ahead.remove(&number);
+        let at = self.released.iter().position(|(released, _)| *released == number);
+        if let Some((_, since)) = at.and_then(|at| self.released.remove(at)) {
             self.disturbed.insert(number, since);
         }
-        self.net.contains(&address) && self.used.insert(number)
+        true
+    }
+
+    /// Lets an address rest that is not known yet, as a restart finds it: the first to be released comes first.
+    pub fn rest(&mut self, address: IpAddr, since: Duration) {
+        let number = number(address);
+        if self.net.contains(&address) && !self.used.contains(&number) && self.gives(number) {
+            self.ahead.insert(number);
+            self.released.push_back((number, since));
+        }
     }
 
     /// Gives back an address that has been in use, to rest first.
@@ -135,8 +146,7 @@ impl Pool {
         let number = number(address);
         self.disturbed.remove(&number);
         if self.used.remove(&number) && self.gives(number) {
-            self.free.insert(number);
-            self.released.push_back((number, now));
+            self.let_rest(self.released.len(), number, now);
         }
     }
 
@@ -150,8 +160,7 @@ impl Pool {
         match since {
             Some(since) => {
                 let at = self.released.partition_point(|(_, other)| *other <= since);
-                self.free.insert(number);
-                self.released.insert(at, (number, since));
+                self.let_rest(at, number, since);
             }
             None => self.returned.push(number),
         }
@@ -171,13 +180,19 @@ impl Pool {
         self.used.len()
     }
 
+    fn let_rest(&mut self, at: usize, number: u128, since: Duration) {
+        if number >= self.fresh {
+            self.ahead.insert(number);
+        }
+        self.released.insert(at, (number, since));
+    }
+
     fn take_fresh(&mut self) -> Option<u128> {
         while self.fresh <= self.last {
             let number = self.fresh;
             self.fresh += 1;
-            let known =
-                self.used.contains(&number) || self.returned.contains(&number) || self.free.contains(&number);
-            if !known {
+            let is_at_rest = self.ahead.remove(&number);
+            if !is_at_rest && !self.used.contains(&number) && !self.returned.contains(&number) {
                 return Some(number);
             }
         }
@@ -190,7 +205,10 @@ impl Pool {
             return None;
         }
         let (number, _) = self.released.pop_front()?;
-        self.free.remove(&number);
+        self.ahead.remove(&number);
+        if self.released.capacity() > 4 * self.released.len() {
+            self.released.shrink_to(2 * self.released.len());
+        }
         Some(number)
     }
 
@@ -309,13 +327,13 @@ mod tests {
             pool.release(address, now);
             now += Duration::from_millis(10);
         }
-        assert_eq!((pool.released.len(), pool.free.len()), (MANY, MANY));
+        assert_eq!((pool.released.len(), pool.ahead.len()), (MANY.max(3000), 0));
         // Faster than they can rest, new ones go on coming.
         for _ in 0..2 * MANY {
             let address = pool.take(now).unwrap();
             pool.release(address, now);
         }
-        assert!(pool.take(now).is_some() && pool.released.len() <= 3 * MANY);
+        assert!(pool.take(now).is_some() && pool.released.len() <= 3000 + 2 * MANY);
     }
 
     #[test]
