@@ -4,6 +4,7 @@ mod call;
 mod decide;
 mod error;
 mod identity;
+mod make;
 mod pending;
 mod phases;
 mod previous;
