@@ -54,16 +54,10 @@ pub enum SocketError {
 /// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
 const NODE_LOCK: &str = "ferrule-agent";
 /// What an agent has in its directory, so that one with nothing else is its own.
-const OURS: [&str; 8] = [
-    "agent.sock",
-    "agent.new",
-    "agent.lock",
-    "registry.redb",
-    "watch.redb",
-    note::DIRECTORY,
-    note::LOCK,
-    note::TURNSTILE,
-];
+const OURS: [&str; 6] =
+    ["agent.sock", "agent.new", "agent.lock", note::DIRECTORY, note::LOCK, note::TURNSTILE];
+/// And the stores, with what the names of those begin with that were set aside, or are not in their places yet.
+const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
 
 // === impl NodeLock ===
 
@@ -135,7 +129,8 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
     }
     for entry in fs::read_dir(directory).map_err(failed("look into"))? {
         let name = entry.map_err(failed("look into"))?.file_name();
-        if !OURS.iter().any(|ours| name == *ours) {
+        let is_store = |it: &str| name.as_encoded_bytes().starts_with(it.as_bytes());
+        if !OURS.iter().any(|ours| name == *ours) && !STORES.iter().any(|it| is_store(it)) {
             return shared(format!("there is {name:?} in it"));
         }
     }
@@ -239,6 +234,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(dir.path().join("agent.lock"), "").unwrap();
+        let _listener = listen(&dir.path().join("agent.sock")).unwrap();
+        assert_eq!(mode(dir.path()), 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_directory_with_a_damaged_store_in_it_is_closed_to_others_too() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["registry.redb.corrupt-12", "registry.redb.new", "watch.redb", "watch.redb.broken"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
         let _listener = listen(&dir.path().join("agent.sock")).unwrap();
         assert_eq!(mode(dir.path()), 0o700);
     }
