@@ -1,13 +1,13 @@
 //! The socket that the agent serves on: only root gets in, and only one agent listens.
 
 mod connections;
+mod lock;
 
 use std::{
     fs, io,
-    os::linux::net::SocketAddrExt as _,
     os::unix::{
         fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-        net::{SocketAddr, UnixListener as StdListener, UnixStream as Probe},
+        net::UnixStream as Probe,
     },
     path::{Path, PathBuf},
 };
@@ -17,14 +17,9 @@ use tokio::net::UnixListener;
 use tonic::{Request, Status};
 
 pub use connections::{Caller, Incoming};
+pub use lock::NodeLock;
 
 use crate::crash::{self, Step};
-
-/// The right to be the agent of this network namespace, for as long as it lives.
-#[derive(Debug)]
-pub struct NodeLock {
-    _name: StdListener,
-}
 
 /// The socket cannot be served on.
 #[derive(Debug, thiserror::Error)]
@@ -51,31 +46,11 @@ pub enum SocketError {
     Taken(PathBuf),
 }
 
-/// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
-const NODE_LOCK: &str = "ferrule-agent";
 /// What an agent has in its directory, so that one with nothing else is its own.
 const OURS: [&str; 6] =
     ["agent.sock", "agent.new", "agent.lock", note::DIRECTORY, note::LOCK, note::TURNSTILE];
 /// And the stores, with what the names of those begin with that were set aside, or are not in their places yet.
 const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
-
-// === impl NodeLock ===
-
-impl NodeLock {
-    /// Takes the right, before anything of this network namespace is looked at.
-    ///
-    /// # Errors
-    /// If another agent has it.
-    pub fn take() -> Result<Self, SocketError> {
-        let failed = |source| SocketError::Access { what: "take the lock", path: NODE_LOCK.into(), source };
-        let name = SocketAddr::from_abstract_name(NODE_LOCK).map_err(failed)?;
-        match StdListener::bind_addr(&name) {
-            Ok(name) => Ok(Self { _name: name }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(SocketError::SecondAgent),
-            Err(error) => Err(failed(error)),
-        }
-    }
-}
 
 /// Listens on a socket that only root can open, in a directory that only root can enter.
 ///
@@ -147,9 +122,8 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
 /// `PERMISSION_DENIED` for everybody else.
 pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
     let peer = request.extensions().get::<Caller>().and_then(|caller| caller.uid);
-    let own = nix::unistd::geteuid().as_raw();
     match peer {
-        Some(uid) if uid == 0 || uid == own => Ok(request),
+        Some(uid) if is_trusted(uid) => Ok(request),
         Some(uid) => {
             tracing::warn!(uid, "refused a call from a user who is not root");
             Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
@@ -158,6 +132,11 @@ pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
             "only root may call the agent, and the kernel does not say who calls",
         )),
     }
+}
+
+/// Root, or who the agent runs as.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
 fn check_stale(socket: &Path) -> Result<(), SocketError> {
