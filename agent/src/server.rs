@@ -1,13 +1,13 @@
 //! The socket that the agent serves on: only root gets in, and only one agent listens.
 
 mod connections;
+mod lock;
 
 use std::{
     fs, io,
-    os::linux::net::SocketAddrExt as _,
     os::unix::{
         fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-        net::{SocketAddr, UnixListener as StdListener, UnixStream as Probe},
+        net::UnixStream as Probe,
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -18,14 +18,9 @@ use tokio::net::UnixListener;
 use tonic::{Request, Status};
 
 pub use connections::{Caller, Incoming};
+pub use lock::NodeLock;
 
 use crate::crash::{self, Step};
-
-/// The right to be the agent of this network namespace, for as long as it lives.
-#[derive(Debug)]
-pub struct NodeLock {
-    _name: StdListener,
-}
 
 /// The socket cannot be served on.
 #[derive(Debug, thiserror::Error)]
@@ -56,40 +51,13 @@ pub enum SocketError {
     Displaced(PathBuf),
 }
 
-/// In the abstract namespace, which every network namespace has one of (unix(7)): nobody has to remove it.
-const NODE_LOCK: &str = "ferrule-agent";
 /// What an agent has in its directory, so that one with nothing else is its own.
-const OURS: [&str; 8] = [
-    "agent.sock",
-    "agent.new",
-    "agent.lock",
-    "registry.redb",
-    "watch.redb",
-    note::DIRECTORY,
-    note::LOCK,
-    note::TURNSTILE,
-];
-
+const OURS: [&str; 6] =
+    ["agent.sock", "agent.new", "agent.lock", note::DIRECTORY, note::LOCK, note::TURNSTILE];
+/// And the stores, with what the names of those begin with that were set aside, or are not in their places yet.
+const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
 /// How often to look whether the socket is there. Without it shims do without the agent, which then knows nothing of it.
 const LOOK: Duration = Duration::from_secs(2);
-
-// === impl NodeLock ===
-
-impl NodeLock {
-    /// Takes the right, before anything of this network namespace is looked at.
-    ///
-    /// # Errors
-    /// If another agent has it.
-    pub fn take() -> Result<Self, SocketError> {
-        let failed = |source| SocketError::Access { what: "take the lock", path: NODE_LOCK.into(), source };
-        let name = SocketAddr::from_abstract_name(NODE_LOCK).map_err(failed)?;
-        match StdListener::bind_addr(&name) {
-            Ok(name) => Ok(Self { _name: name }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(SocketError::SecondAgent),
-            Err(error) => Err(failed(error)),
-        }
-    }
-}
 
 /// Listens on a socket that only root can open, in a directory that only root can enter.
 ///
@@ -156,7 +124,8 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
     }
     for entry in fs::read_dir(directory).map_err(failed("look into"))? {
         let name = entry.map_err(failed("look into"))?.file_name();
-        if !OURS.iter().any(|ours| name == *ours) {
+        let is_store = |it: &str| name.as_encoded_bytes().starts_with(it.as_bytes());
+        if !OURS.iter().any(|ours| name == *ours) && !STORES.iter().any(|it| is_store(it)) {
             return shared(format!("there is {name:?} in it"));
         }
     }
@@ -173,9 +142,8 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
 /// `PERMISSION_DENIED` for everybody else.
 pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
     let peer = request.extensions().get::<Caller>().and_then(|caller| caller.uid);
-    let own = nix::unistd::geteuid().as_raw();
     match peer {
-        Some(uid) if uid == 0 || uid == own => Ok(request),
+        Some(uid) if is_trusted(uid) => Ok(request),
         Some(uid) => {
             tracing::warn!(uid, "refused a call from a user who is not root");
             Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
@@ -184,6 +152,11 @@ pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
             "only root may call the agent, and the kernel does not say who calls",
         )),
     }
+}
+
+/// Root, or who the agent runs as.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
 fn check_stale(socket: &Path) -> Result<(), SocketError> {
@@ -260,6 +233,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(dir.path().join("agent.lock"), "").unwrap();
+        let _listener = listen(&dir.path().join("agent.sock")).unwrap();
+        assert_eq!(mode(dir.path()), 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_directory_with_a_damaged_store_in_it_is_closed_to_others_too() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["registry.redb.corrupt-12", "registry.redb.new", "watch.redb", "watch.redb.broken"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
         let _listener = listen(&dir.path().join("agent.sock")).unwrap();
         assert_eq!(mode(dir.path()), 0o700);
     }

@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::{ErrorKind, Write as _},
-    os::unix::{fs::symlink, net::UnixStream},
+    io::{ErrorKind, Read as _, Write as _},
+    os::unix::{fs::symlink, net::UnixStream, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use ferrule_tests::{
     dist,
-    node::{Node, SOCKET, with_agent},
+    node::{Node, POD_V4, SOCKET, on_node, with_agent},
     pod::Pod,
     runtime::Runtime,
     sys,
@@ -319,6 +319,32 @@ fn paths_that_lead_elsewhere_are_refused_in_every_field() {
         ensure!(node.kernel_state()? == before);
         ensure!(!Path::new("/run/ferrule/deferred").exists(), "no note either");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_name_that_somebody_unprivileged_has_taken_keeps_no_agent_from_starting() {
+    on_node(|node| {
+        // Where anybody may run it.
+        fs::copy(env!("CARGO_BIN_EXE_pod"), "/run/holder")?;
+        let mut holder = Command::new("/run/holder");
+        holder.args(["hold", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
+        let mut holder = sys::die_with_parent(&mut holder).spawn()?;
+        let mut said = [0];
+        holder.stdout.as_mut().context("no output")?.read_exact(&mut said)?;
+        node.start_agent(&[POD_V4])?;
+        let log = node.log();
+        ensure!(log.contains("uid=65534") && log.contains(&format!("pid={}", holder.id())), "{log}");
+        let pod = node.attach("a")?;
+        let mut second = Command::new(dist::binary("ferrule-agent")?);
+        second.args(["--standalone", "--pod-cidr", "10.9.0.0/24", "--http", "127.0.0.1:9470"]);
+        let output = second.output()?;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
+        holder.kill()?;
+        holder.wait()?;
+        node.runtime()?.check(&pod)
     })
     .unwrap();
 }

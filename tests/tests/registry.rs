@@ -219,6 +219,109 @@ fn a_registry_of_a_newer_agent_is_refused_and_left_as_it_is() {
 }
 
 #[test]
+fn pain_1_an_agent_in_another_network_namespace_is_refused_and_touches_nothing() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        node.stop_agent()?;
+        let (state, bytes) = (node.kernel_state()?, fs::read(STORE)?);
+        ensure!(state.iter().any(|it| it.starts_with("VIFS")), "{state:#?}");
+        // As one that somebody deploys without `hostNetwork`.
+        let outside = std::path::Path::new("/run/netns/outside");
+        let mut elsewhere = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
+        elsewhere.args(["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6]);
+        let mut elsewhere = sys::die_with_parent(&mut elsewhere).stderr(Stdio::piped()).spawn()?;
+        let mut ended = None;
+        let refused = sys::wait_until("it ends", LIMIT, || {
+            ended = elsewhere.try_wait()?;
+            Ok(ended.is_some())
+        });
+        // One that goes on has done its harm by now.
+        elsewhere.kill()?;
+        let output = elsewhere.wait_with_output()?;
+        ensure!(
+            node.kernel_state()? == state,
+            "it has touched what is the node's: {:#?}",
+            node.kernel_state()?
+        );
+        refused?;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(ended.and_then(|it| it.code()) == Some(1) && told.contains("hostNetwork: true"), "{told}");
+        ensure!(fs::read(STORE)? == bytes, "the store was written to");
+        node.start_again()?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_was_attached_before_a_reboot_is_forgotten_unless_the_kernel_has_it() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        node.runtime()?.del(&node.attach("resting")?)?;
+        let before = identity(&node.attachments()?);
+        node.stop_agent()?;
+        let boot = |id: &str| -> anyhow::Result<()> {
+            fs::write("/run/boot_id", id)?;
+            sys::run("mount --bind /run/boot_id /proc/sys/kernel/random/boot_id").map(drop)
+        };
+        // It only says so.
+        boot("00000000-0000-0000-0000-000000000001\n")?;
+        node.start_again()?;
+        ensure!(node.log().contains("before the reboot attachments=2 resting=2"), "it is not said");
+        ensure!(identity(&node.attachments()?) == before, "what is there is made anew");
+        lives_on(node, &a, &b)?;
+        node.stop_agent()?;
+        // As a reboot does, but for the namespaces: that their paths lead to the same numbers says nothing.
+        for link in before.iter().filter_map(|it| it.get(11)?.as_str()) {
+            sys::run(&format!("ip link del {link}"))?;
+        }
+        fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
+        boot("00000000-0000-0000-0000-000000000002\n")?;
+        node.start_again()?;
+        ensure!(node.attachments()?.is_empty(), "{:#?}", node.attachments()?);
+        ensure!(node.metric("ferrule_registry_rebuilds_total")? == 0.0, "nothing was lost");
+        node.attach("new").map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_intent_in_a_store_that_may_lack_something_is_undone_however_far_its_add_got() {
+    with_agent(|node| {
+        let clean = node.kernel_state()?;
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        node.stop_agent()?;
+        // All is there but the record's last state, as if the agent had died before it.
+        let database = redb::Database::open(STORE)?;
+        let transaction = database.begin_write()?;
+        {
+            let mut table = transaction.open_table(ATTACHMENTS)?;
+            let found = table.iter()?.filter_map(Result::ok).map(|(key, _)| key.value().to_owned());
+            let key = found.into_iter().find(|it| it.contains(&a.container_id)).context("no record")?;
+            let mut record: Value =
+                serde_json::from_slice(table.get(key.as_str())?.context("none")?.value())?;
+            record["state"] = "Reserved".into();
+            record["host"] = Value::Null;
+            table.insert(key.as_str(), serde_json::to_vec(&record)?.as_slice())?;
+            transaction.open_table(META)?.insert("unsettled", 1)?;
+        }
+        transaction.commit()?;
+        drop(database);
+        node.start_again()?;
+        let left = node.attachments()?;
+        ensure!(left.len() == 1 && left[0]["container_id"] == b.container_id.as_str(), "{left:#?}");
+        let runtime = node.runtime()?;
+        runtime.add(&a)?;
+        runtime.del(&a)?;
+        runtime.del(&b)?;
+        node.wait_for_kernel_state(&clean)
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);

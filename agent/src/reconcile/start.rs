@@ -68,6 +68,19 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
         }
         crash::point(Step::StartFilterReplaced);
     }
+    let going: HashSet<u32> = with_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
+    let mut live: HashMap<u32, Addresses> = with_ifindex(&live)
+        .chain(with_ifindex(&strange))
+        .map(|(ifindex, it)| (ifindex, it.vif.addresses))
+        .collect();
+    live.extend(left);
+    // Before any record is removed: an interface that still has its entries and no record would be taken for one that lost it, if this is
+    // cut short.
+    for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !going.contains(it)) {
+        tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
+        veth::bury(*ifindex, stamp, Addresses::default())?;
+        crash::point(Step::StartStrayBuried);
+    }
     for attachment in &dead {
         let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
         tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
@@ -75,19 +88,6 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
         crash::point(Step::StartDeadRemoved);
-    }
-
-    // These have been seen to.
-    let buried: HashSet<u32> = with_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
-    let mut live: HashMap<u32, Addresses> = with_ifindex(&live)
-        .chain(with_ifindex(&strange))
-        .map(|(ifindex, it)| (ifindex, it.vif.addresses))
-        .collect();
-    live.extend(left);
-    for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !buried.contains(it)) {
-        tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
-        veth::bury(*ifindex, stamp, Addresses::default())?;
-        crash::point(Step::StartStrayBuried);
     }
     node.dataplane.disinherit();
     node.dataplane.retain(&live)?;

@@ -43,7 +43,7 @@ use crate::{
     vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif},
 };
 use ferrule_proto::names::IfName;
-use store::{Opened, Store};
+use store::{Identity, Opened, Store};
 
 /// The attachments of this node, and the pods that they are for.
 pub struct Registry {
@@ -110,6 +110,9 @@ pub enum RegistryError {
         #[source]
         source: io::Error,
     },
+    /// Nobody tells where the agent is.
+    #[error("cannot tell which boot and which network namespace this is")]
+    Identity(#[source] io::Error),
     /// Two agents would give out the same addresses.
     #[error("another ferrule-agent{} works on the state directory {path:?}", pid.as_deref().map(|pid| format!(" (pid {pid})")).unwrap_or_default())]
     Taken { path: PathBuf, pid: Option<String> },
@@ -121,8 +124,14 @@ impl Registry {
     /// Opens the registry of a state directory, which is made if it is missing.
     ///
     /// # Errors
-    /// If another agent works on it, it cannot be read or written, or a newer agent wrote it. A damaged one is set aside.
+    /// If another agent works on it, it cannot be read or written, a newer agent wrote it, or one in another network namespace. A damaged
+    /// one is set aside.
     pub fn open(directory: &Path) -> Result<Self, RegistryError> {
+        let own = Identity::own().map_err(RegistryError::Identity)?;
+        Self::open_as(directory, &own)
+    }
+
+    fn open_as(directory: &Path, own: &Identity) -> Result<Self, RegistryError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -130,7 +139,7 @@ impl Registry {
             .map_err(|source| RegistryError::Directory { path: directory.to_owned(), source })?;
         crash::point(Step::StateMade);
         let lock = take_directory(directory)?;
-        let Opened { store, contents, condition } = Store::open(&directory.join("registry.redb"))?;
+        let Opened { store, contents, condition } = Store::open_as(&directory.join("registry.redb"), own)?;
         let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
         Ok(Self {
             pods: Pods::default(),
@@ -330,13 +339,14 @@ impl Registry {
             inner.attachments.remove(key);
             inner.ipam.release(vif.addresses, now);
         }
+        // All that was theirs first: the address of one may be what the record of another had.
+        let now_theirs: Vec<_> = attachments.iter().map(|it| it.vif.addresses).collect();
         for attachment in attachments {
-            let addresses = attachment.vif.addresses;
             if let Some(before) = inner.attachments.insert(attachment.key.clone(), attachment) {
                 inner.ipam.release(before.vif.addresses, now);
             }
-            inner.ipam.claim(addresses);
         }
+        now_theirs.into_iter().for_each(|it| inner.ipam.claim(it));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! It lies on a tmpfs by default: a reboot empties it, as it empties the kernel. How a file is opened that may be damaged, is in
 //! [`open`]; how one of an earlier layout is brought to this one, in [`schema`].
 
+mod identity;
 mod open;
 mod schema;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::{
     crash::{self, Step},
     vif::Addresses,
 };
+pub use identity::Identity;
 pub use open::{Condition, Opened};
 
 /// The durable half of the registry.
@@ -45,6 +47,8 @@ pub struct Contents {
     pub unreadable: Vec<String>,
     /// Attachments may be missing that the kernel still has.
     pub is_unsettled: bool,
+    /// Where they are; not known of a store of an agent that did not record it.
+    pub identity: Option<Identity>,
 }
 
 /// The store could not be read or written.
@@ -80,6 +84,13 @@ pub enum StoreError {
          kernel has"
     )]
     Schema { path: PathBuf, found: u64, known: u64 },
+    /// What it has is in another network namespace, where it lives on.
+    #[error(
+        "the registry's store {path:?} is that of an agent in another network namespace ({recorded}; this agent's is {own}), where the \
+         interfaces of its pods are: all pods would be taken for gone. Nothing was touched. Start the agent in the node's own network \
+         namespace, as a pod with `hostNetwork: true`; or if that other namespace has ended, move the file away"
+    )]
+    Elsewhere { path: PathBuf, recorded: String, own: String },
     /// It is damaged, and there cannot be another one in its place.
     #[error(
         "the registry's store {path:?} is damaged ({why}), and there is no way to set it aside and begin a new one: it is left as it is"
@@ -107,12 +118,13 @@ const SWEEP: Duration = Duration::from_secs(1);
 // === impl Store ===
 
 impl Store {
-    /// Opens the store at a path, or makes one. One that is damaged is set aside, and what can be read of it is in the new one.
+    /// Opens the store at a path, or makes one. One that is damaged is set aside, and what can be read of it is in the new one. What it
+    /// has of another boot is forgotten.
     ///
     /// # Errors
-    /// If it cannot be opened or written, or is of a later layout; then the file is as it was.
-    pub fn open(path: &Path) -> Result<Opened, StoreError> {
-        open::open(path, schema::MIGRATIONS)
+    /// If it cannot be opened or written, or is of a later layout or of another network namespace; then the file is as it was.
+    pub fn open_as(path: &Path, own: &Identity) -> Result<Opened, StoreError> {
+        open::open(path, schema::MIGRATIONS, own)
     }
 
     /// Reads all of it.
@@ -229,6 +241,7 @@ impl Store {
 fn read(transaction: &ReadTransaction) -> Result<Contents, redb::Error> {
     let mut contents = Contents {
         is_unsettled: transaction.open_table(META)?.get(UNSETTLED)?.is_some(),
+        identity: identity::read(transaction)?,
         ..Contents::default()
     };
     for record in transaction.open_table(ATTACHMENTS)?.iter()? {
@@ -283,7 +296,8 @@ fn begin(transaction: &WriteTransaction, layout: u64, contents: &Contents) -> Re
     for (address, since) in &contents.resting {
         resting.insert(address.to_string().as_str(), millis(*since))?;
     }
-    Ok(())
+    // What was kept of a damaged store is where that was.
+    contents.identity.iter().try_for_each(|it| identity::write(transaction, it))
 }
 
 fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {

@@ -171,6 +171,33 @@ fn addresses_of_attachments_that_were_made_anew_are_in_use() {
 }
 
 #[test]
+fn addresses_that_were_made_anew_the_other_way_round_are_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let (a, b) = (attach(&registry, "a"), attach(&registry, "b"));
+    let turned = vec![Attachment { vif: b.vif.clone(), ..a.clone() }, Attachment { vif: a.vif, ..b }];
+    registry.settle(turned.clone(), &[], true).unwrap();
+    // Nothing rests any more by then.
+    let later = since_boot() + COOLDOWN;
+    while let Ok(taken) = registry.inner().ipam.take(later) {
+        assert!(turned.iter().all(|it| it.vif.addresses != taken), "{taken} is in use");
+    }
+}
+
+#[test]
+fn an_agent_in_another_network_namespace_is_refused_and_one_after_a_reboot_begins_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let attached = attach(&open(dir.path()).unwrap(), "a");
+    let own = Identity::own().unwrap();
+    let elsewhere = Identity { netns: "4:1".to_owned(), ..own.clone() };
+    let error = Registry::open_as(dir.path(), &elsewhere).err().unwrap().to_string();
+    assert!(error.contains("hostNetwork: true") && error.contains("4:1"), "{error}");
+    assert_eq!(open(dir.path()).unwrap().list(), [attached]);
+    let rebooted = Registry::open_as(dir.path(), &Identity { boot: "next".to_owned(), ..own }).unwrap();
+    assert_eq!((rebooted.list(), rebooted.is_settled()), (vec![], false));
+}
+
+#[test]
 fn an_address_that_was_decided_for_one_pod_is_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let registry = open(dir.path()).unwrap();

@@ -1,5 +1,6 @@
 //! What runs in the containers of the tests with real runtimes: answers whoever connects, until it is killed. With
-//! `ask ADDRESS`, it connects to another and prints the answer; with `rest`, it does nothing until it is killed.
+//! `ask ADDRESS`, it connects to another and prints the answer; with `rest`, it does nothing until it is killed; with `hold NAME`, it has
+//! the abstract name of a socket until then, and says so.
 //!
 //! The answer is the address that the server sees the client by, so that a packet that came another way is noticed.
 
@@ -10,6 +11,10 @@ use std::{
     error::Error,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr as UnixAddr, UnixListener},
+    },
     thread,
     time::Duration,
 };
@@ -21,9 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     match args.next().as_deref() {
         Some("ask") => ask(args.next().ok_or("ask whom?")?.parse()?)?,
-        Some("rest") => loop {
-            thread::park();
-        },
+        Some("rest") => rest(),
+        Some("hold") => hold(&args.next().ok_or("hold what?")?)?,
         _ => serve()?,
     }
     Ok(())
@@ -36,6 +40,18 @@ fn serve() -> io::Result<()> {
         let (mut client, from) = listener.accept()?;
         // One that has gone already is no reason to end.
         let _ = client.write_all(from.ip().to_canonical().to_string().as_bytes());
+    }
+}
+
+fn hold(name: &str) -> io::Result<()> {
+    let _name = UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?)?;
+    println!("{name}");
+    rest()
+}
+
+fn rest() -> ! {
+    loop {
+        thread::park();
     }
 }
 

@@ -37,6 +37,7 @@ type Again = fn(&mut World<'_>, usize) -> anyhow::Result<()>;
 /// The scenarios, the longest first.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "start", prepare: half_done_world, act: start, retry: all_three_again, ..PLAIN },
+    Scenario { name: "start-after-up", prepare: nearly_added, act: start, retry: add_again, ..PLAIN },
     Scenario { name: "add", prepare: new_pod, act: add, meanwhile: sometimes_del, retry: add_again, ..PLAIN },
     Scenario {
         name: "add-anew",
@@ -254,6 +255,15 @@ fn lose_netns(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
 }
 
 // === start and stop ===
+
+/// A pod whose ADD has made everything, and is not durable: the runtime was told that it failed.
+fn nearly_added(world: &mut World<'_>) -> anyhow::Result<()> {
+    new_pod(world)?;
+    orders::give(Some(&"add.up:1".parse::<Place>()?))?;
+    ensure!(!world.runtime.call("ADD", &the_pod(world)?)?.status.success(), "the agent should have died");
+    world.node.wait_for_crash(SOON)?;
+    orders::give(None)
+}
 
 /// Of everything that a start has to see to, one.
 fn half_done_world(world: &mut World<'_>) -> anyhow::Result<()> {

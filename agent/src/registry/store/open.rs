@@ -15,7 +15,7 @@ use redb::{Database, ReadableDatabase as _, StorageBackend as _, backends::InMem
 
 use super::{
     super::durable::{Durable, quietly},
-    Contents, Store, StoreError, begin, commit, layout, read,
+    Contents, Identity, Store, StoreError, begin, commit, identity, layout, read,
     schema::{Migration, migrate, needed, newest},
 };
 use crate::crash::{self, Step};
@@ -46,7 +46,7 @@ enum Unfit {
     Empty,
     Damaged {
         why: String,
-        salvaged: Contents,
+        salvaged: Box<Contents>,
     },
     Refused(StoreError),
 }
@@ -57,9 +57,9 @@ const LARGEST: u64 = 256 << 20;
 const KEPT: usize = 3;
 const READ_AT_ONCE: usize = 1 << 20;
 
-/// Opens a store, with the migrations to its newest layout.
-pub(super) fn open(path: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
-    let condition = match examine(path, migrations) {
+/// Opens a store, with the migrations to its newest layout, for an agent of this identity.
+pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Result<Opened, StoreError> {
+    let condition = match examine(path, migrations, own) {
         Ok(()) => None,
         Err(Unfit::Refused(error)) => return Err(error),
         Err(Unfit::Empty) => {
@@ -78,7 +78,7 @@ pub(super) fn open(path: &Path, migrations: &[Migration]) -> Result<Opened, Stor
             Some(Condition::Damaged { why, aside })
         }
     };
-    let (database, contents) = quietly(|| use_file(path, migrations))
+    let (database, contents) = quietly(|| use_file(path, migrations, own))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
     let found = if contents.is_unsettled { Condition::Unsettled } else { Condition::Whole };
     let store = Store {
@@ -90,12 +90,12 @@ pub(super) fn open(path: &Path, migrations: &[Migration]) -> Result<Opened, Stor
 }
 
 /// Looks at a copy of a file, with everything that opening it would do.
-fn examine(path: &Path, migrations: &[Migration]) -> Result<(), Unfit> {
+fn examine(path: &Path, migrations: &[Migration], own: &Identity) -> Result<(), Unfit> {
     let copy = match copy(path) {
         Ok(copy) => copy,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unfit::Empty),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            return Err(Unfit::Damaged { why: error.to_string(), salvaged: Contents::default() });
+            return Err(Unfit::Damaged { why: error.to_string(), salvaged: Box::default() });
         }
         Err(source) => {
             let source = Box::new(source.into());
@@ -103,8 +103,8 @@ fn examine(path: &Path, migrations: &[Migration]) -> Result<(), Unfit> {
         }
     };
     let Some(copy) = copy else { return Err(Unfit::Empty) };
-    let damaged = |why: String| Unfit::Damaged { why, salvaged: Contents::default() };
-    match quietly(|| examine_copy(path, copy, migrations)) {
+    let damaged = |why: String| Unfit::Damaged { why, salvaged: Box::default() };
+    match quietly(|| examine_copy(path, copy, migrations, own)) {
         // In memory nothing fails but for what is in it.
         Err(error) => Err(damaged(crate::chain::chain(&error))),
         Ok(verdict) => verdict,
@@ -115,6 +115,7 @@ fn examine_copy(
     path: &Path,
     copy: InMemoryBackend,
     migrations: &[Migration],
+    own: &Identity,
 ) -> Result<Result<(), Unfit>, redb::Error> {
     let mut database = Database::builder().create_with_backend(copy)?;
     let is_sound = database.check_integrity()?;
@@ -128,7 +129,12 @@ fn examine_copy(
     let transaction = database.begin_write()?;
     migrate(&transaction, found, migrations)?;
     transaction.commit()?;
-    let salvaged = read(&database.begin_read()?)?;
+    let salvaged = Box::new(read(&database.begin_read()?)?);
+    // Also of a damaged one: what there is in its place says where it belongs, and what is missing is not here to be made anew.
+    if let Some(recorded) = salvaged.identity.as_ref().filter(|it| own.is_elsewhere(it)) {
+        let (path, recorded, own) = (path.to_owned(), recorded.netns.clone(), own.netns.clone());
+        return Ok(Err(Unfit::Refused(StoreError::Elsewhere { path, recorded, own })));
+    }
     let why = match salvaged.unreadable.as_slice() {
         [] if is_sound => return Ok(Ok(())),
         [] => "its checksums were wrong in places, and an earlier state of it was found".to_owned(),
@@ -161,12 +167,20 @@ fn copy(path: &Path) -> io::Result<Option<InMemoryBackend>> {
 }
 
 /// Opens the file itself. That it can be written to is found out now, and not by the first pod.
-fn use_file(path: &Path, migrations: &[Migration]) -> Result<(Database, Contents), redb::Error> {
+fn use_file(
+    path: &Path,
+    migrations: &[Migration],
+    own: &Identity,
+) -> Result<(Database, Contents), redb::Error> {
     let database = Database::open(path)?;
     let found = layout(&database.begin_read()?)?.unwrap_or_else(|| newest(migrations));
     let transaction = database.begin_write()?;
     migrate(&transaction, found, migrations)?;
+    let forgotten = identity::adopt(&transaction, own)?;
     commit(transaction)?;
+    if let Some(identity::Forgotten { attachments, resting }) = forgotten {
+        tracing::info!(attachments, resting, "forgetting what was attached and released before the reboot");
+    }
     if found != newest(migrations) {
         tracing::info!(
             ?path,

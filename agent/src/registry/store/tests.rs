@@ -60,6 +60,20 @@ fn path(directory: &Path) -> PathBuf {
     directory.join("registry.redb")
 }
 
+impl Store {
+    fn open(path: &Path) -> Result<Opened, StoreError> {
+        open_with(path, schema::MIGRATIONS)
+    }
+}
+
+fn open_with(path: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
+    open::open(path, migrations, &identity("boot", "4:1"))
+}
+
+fn identity(boot: &str, netns: &str) -> Identity {
+    Identity { boot: boot.to_owned(), netns: netns.to_owned() }
+}
+
 /// A directory in memory, where there is one: what is made durable a thousand times takes its time on a disk.
 pub(in crate::registry) fn in_memory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
@@ -190,7 +204,7 @@ fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     let later: &[Migration] = &[|_| Ok(())];
-    let Opened { store, .. } = open::open(&path, later).unwrap();
+    let Opened { store, .. } = open_with(&path, later).unwrap();
     store.put(&attachment(2)).unwrap();
     // As a crash leaves it too, which redb would repair.
     let crashed = fs::read(&path).unwrap();
@@ -202,6 +216,92 @@ fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
         assert!(fs::read(&path).unwrap() == bytes, "it was written to");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
     }
+}
+
+fn of_boot(directory: &Path, boot: &str, netns: &str) -> Result<Opened, StoreError> {
+    Store::open_as(&path(directory), &identity(boot, netns))
+}
+
+/// Two attachments, and an address at rest.
+fn filled(directory: &Path, boot: &str, netns: &str) {
+    let Opened { store, .. } = of_boot(directory, boot, netns).unwrap();
+    store.settle(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
+    let gone = attachment(4);
+    store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_store_of_another_network_namespace_is_refused_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), "boot", "4:1");
+    let path = path(directory.path());
+    let bytes = fs::read(&path).unwrap();
+    let transaction = redb::Database::open(&path).unwrap().begin_write().unwrap();
+    transaction.open_table(ATTACHMENTS).unwrap().insert("spoilt", b"{}".as_slice()).unwrap();
+    transaction.commit().unwrap();
+    let damaged = fs::read(&path).unwrap();
+    for bytes in [bytes, damaged] {
+        fs::write(&path, &bytes).unwrap();
+        let error = of_boot(directory.path(), "boot", "4:2").err().unwrap();
+        assert!(matches!(error, StoreError::Elsewhere { .. }), "{error}");
+        assert!(error.to_string().contains("(4:1; this agent's is 4:2)"), "{error}");
+        assert!(fs::read(&path).unwrap() == bytes, "it was written to");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
+    }
+    let there = of_boot(directory.path(), "boot", "4:1").unwrap();
+    assert_eq!(there.contents.attachments, [attachment(2), attachment(3)]);
+    drop(there);
+    // And what was salvaged is where the damaged one was.
+    assert!(of_boot(directory.path(), "boot", "4:2").is_err());
+}
+
+#[test]
+fn what_was_before_a_reboot_is_forgotten_and_stays_so() {
+    for netns in ["4:1", "4:2"] {
+        let directory = tempfile::tempdir().unwrap();
+        filled(directory.path(), "boot", "4:1");
+        for _ in 0..2 {
+            let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
+            assert_eq!((contents.attachments, contents.resting), (vec![], vec![]));
+            assert_eq!(condition, Condition::Unsettled, "until somebody has looked at what the kernel has");
+            assert_eq!(contents.identity, Some(identity("next", netns)));
+        }
+        let Opened { store, .. } = of_boot(directory.path(), "next", netns).unwrap();
+        store.settle(&[attachment(5)], &[], true).unwrap();
+        drop(store);
+        let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
+        assert_eq!((contents.attachments, condition), (vec![attachment(5)], Condition::Whole));
+    }
+}
+
+#[test]
+fn what_is_salvaged_of_before_a_reboot_is_forgotten_too() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), "boot", "4:1");
+    let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
+    transaction.open_table(ATTACHMENTS).unwrap().insert("spoilt", b"{}".as_slice()).unwrap();
+    transaction.commit().unwrap();
+    let Opened { contents, condition, .. } = of_boot(directory.path(), "next", "4:1").unwrap();
+    assert_eq!((contents.attachments, contents.resting), (vec![], vec![]));
+    assert!(matches!(condition, Condition::Damaged { .. }), "{condition:?}");
+}
+
+#[test]
+fn a_store_that_does_not_say_where_it_belongs_is_believed_once() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), "boot", "4:1");
+    let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
+    let table: TableDefinition<'_, &str, &str> = TableDefinition::new("identity");
+    assert!(transaction.delete_table(table).unwrap());
+    transaction.commit().unwrap();
+    let Opened { contents, condition, .. } = of_boot(directory.path(), "another", "4:7").unwrap();
+    assert_eq!(
+        (contents.attachments, condition),
+        (vec![attachment(2), attachment(3)], Condition::Whole),
+        "as an earlier build left it"
+    );
+    assert!(matches!(of_boot(directory.path(), "another", "4:1"), Err(StoreError::Elsewhere { .. })));
+    assert!(of_boot(directory.path(), "boot", "4:1").unwrap().contents.attachments.is_empty());
 }
 
 #[test]
@@ -251,7 +351,7 @@ fn rewrite(
 }
 
 fn old_store(path: &Path, layout: u64) {
-    let Opened { store, .. } = open::open(path, &[]).unwrap();
+    let Opened { store, .. } = open_with(path, &[]).unwrap();
     let mut record = serde_json::to_value(attachment(2)).unwrap();
     let fields = record.as_object_mut().unwrap();
     fields.remove("created_at_ms");
@@ -277,7 +377,7 @@ fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path());
         old_store(&path, layout);
-        let Opened { contents, condition, store } = open::open(&path, OLD).unwrap();
+        let Opened { contents, condition, store } = open_with(&path, OLD).unwrap();
         assert_eq!(
             (contents.attachments, condition),
             (vec![attachment(2)], Condition::Whole),
@@ -285,7 +385,7 @@ fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
         );
         assert_eq!(store.database.read(super::layout).unwrap(), Some(3));
         drop(store);
-        let again = open::open(&path, OLD).unwrap();
+        let again = open_with(&path, OLD).unwrap();
         assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Whole));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing was set aside");
     }
@@ -298,7 +398,7 @@ fn a_migration_that_fails_half_way_leaves_the_store_as_it_was() {
     old_store(&path, 1);
     let bytes = fs::read(&path).unwrap();
     let fails: &[Migration] = &[OLD[0], |_| Err(redb::Error::Corrupted("a record of old".to_owned()))];
-    let Condition::Damaged { aside, why } = open::open(&path, fails).unwrap().condition else { panic!() };
+    let Condition::Damaged { aside, why } = open_with(&path, fails).unwrap().condition else { panic!() };
     assert!(why.contains("a record of old"), "{why}");
     assert!(fs::read(&aside).unwrap() == bytes, "all of it or nothing");
 }
