@@ -97,7 +97,8 @@ fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
     for pin in fs::read_dir(PINS)? {
         let pin = pin?.path();
         let shown = sys::run(&format!("bpftool -j map show pinned {}", pin.display()))?;
-        let id = serde_json::from_str::<serde_json::Value>(&shown)?["id"].as_u64();
+        let map: serde_json::Value = serde_json::from_str(&shown)?;
+        let id = map.get("id").and_then(serde_json::Value::as_u64);
         let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
         all.push((name, id.with_context(|| shown)?));
     }
