@@ -49,6 +49,16 @@ fn resident_kib(node: &Node) -> anyhow::Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
+/// The most that was resident since it was asked for last.
+fn peak_kib(node: &Node) -> anyhow::Result<u64> {
+    let of_agent = format!("/proc/{}", node.agent_pid().context("no agent")?);
+    let status = fs::read_to_string(format!("{of_agent}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    // Resets it (proc(5)).
+    fs::write(format!("{of_agent}/clear_refs"), "5")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
 /// A pod comes and goes as if nothing were.
 fn is_served(node: &Node, name: &str) -> anyhow::Result<Duration> {
     let start = Instant::now();
@@ -345,6 +355,33 @@ fn a_name_that_somebody_unprivileged_has_taken_keeps_no_agent_from_starting() {
         holder.kill()?;
         holder.wait()?;
         node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_check_reads_none_of_the_routes_and_neighbours_that_others_have_put_on_the_host() {
+    with_agent(|node| {
+        let pod = node.attach("a")?;
+        let mut theirs = String::new();
+        for number in 0..100_000 {
+            let [_, a, b, c] = u32::to_be_bytes(number);
+            theirs += &format!("route add 20.{a}.{b}.{c} dev uplink\n");
+        }
+        fs::write("/run/routes", theirs)?;
+        sys::run("ip -batch /run/routes")?;
+        // Notifications were lost by that, and all is looked at.
+        thread::sleep(Duration::from_secs(5));
+        peak_kib(node)?;
+        let before = resident_kib(node)?;
+        for _ in 0..3 {
+            node.runtime()?.check(&pod)?;
+            // A repeated one.
+            node.runtime()?.add(&pod)?;
+        }
+        let peak = peak_kib(node)?;
+        ensure!(peak < before + 8 * 1024, "{before} KiB before, and up to {peak} KiB");
+        Ok(())
     })
     .unwrap();
 }

@@ -70,6 +70,7 @@ fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
         for (loses, gets_back) in [
             ("ip link set uplink down", "ip link set uplink up"),
             ("ip route del default", "true"),
+            ("sysctl -qw net.ipv4.conf.uplink.forwarding=0", "sysctl -qw net.ipv4.conf.uplink.forwarding=1"),
             ("ip -n outside link set eth0 down", "ip -n outside link set eth0 up"),
         ] {
             sys::run(loses)?;

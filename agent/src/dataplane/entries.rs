@@ -46,6 +46,12 @@ impl Entries {
         wrong
     }
 
+    /// The one by which packets of nobody are counted, if it is missing. It belongs to no attachment.
+    pub fn missing_of_nobody(&self) -> Option<Entry> {
+        let is_there = self.counters.contains(&UNKNOWN.ifindex);
+        (!is_there).then_some(Entry::Counters(UNKNOWN.ifindex))
+    }
+
     /// All of them, but for where packets of nobody are counted.
     pub fn iter(&self) -> impl Iterator<Item = Entry> {
         let vifs = self.vifs.keys().map(|ifindex| Entry::Vif(*ifindex));
@@ -59,6 +65,12 @@ impl Entries {
         self.vifs.get(&ifindex).map(addresses).unwrap_or_default()
     }
 
+    /// The snapshot of an agent without attachments.
+    #[cfg(test)]
+    pub fn of_none() -> Self {
+        Self { counters: [UNKNOWN.ifindex].into(), ..Self::default() }
+    }
+
     /// The snapshot of an agent that wrote an attachment's entries.
     #[cfg(test)]
     pub fn of(ifindex: u32, attachment: &Attachment) -> Self {
@@ -67,7 +79,7 @@ impl Entries {
         Self {
             vifs: [(ifindex, vif_entry(attachment))].into(),
             endpoints: endpoints.collect(),
-            counters: [ifindex].into(),
+            counters: [UNKNOWN.ifindex, ifindex].into(),
         }
     }
 

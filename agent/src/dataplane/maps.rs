@@ -73,8 +73,13 @@ impl Maps {
             endpoints: take(ebpf, ENDPOINTS)?,
             counters: take(ebpf, VIF_COUNTERS)?,
         };
-        maps.start_counting(UNKNOWN)?;
+        maps.count_nobody()?;
         Ok(maps)
+    }
+
+    /// Makes the entry by which packets of nobody are counted, if it is not there.
+    pub(super) fn count_nobody(&mut self) -> Result<(), MapFailure> {
+        self.start_counting(UNKNOWN)
     }
 
     /// Writes all entries of an attachment, or none.

@@ -7,6 +7,7 @@ mod layout;
 mod log;
 mod maps;
 mod memory;
+mod pins;
 mod reader;
 
 use std::{
@@ -28,6 +29,7 @@ pub use entries::{Entries, Entry};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{MapFailure, Recorded};
+pub use pins::PinFailure;
 
 use crate::{
     crash::{self, Step},
@@ -38,6 +40,7 @@ use crate::{
 use encode::endpoint_keys;
 use inherit::Earlier;
 use maps::Maps;
+use pins::Pins;
 use reader::Reader;
 
 /// The loaded programs and their maps.
@@ -47,6 +50,7 @@ pub struct Dataplane {
     maps: Mutex<Maps>,
     reader: Reader,
     pins: PathBuf,
+    pinned: Pins,
     earlier: Earlier,
 }
 
@@ -113,11 +117,11 @@ impl Dataplane {
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let maps = Maps::open(&mut ebpf)?;
-        let reader = Reader::open(&pins)?;
+        let (reader, pinned) = (Reader::open(&pins)?, Pins::open(&pins)?);
         drop((ebpf, loader));
         memory::give_back();
         let earlier = Earlier::beside(&pins);
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, earlier })
+        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, pinned, earlier })
     }
 
     /// Copies what only the maps of another version know, while all attachments are in this one's and their filters are not
@@ -147,6 +151,27 @@ impl Dataplane {
     /// Where the maps are pinned.
     pub fn pins(&self) -> &Path {
         &self.pins
+    }
+
+    /// The maps whose pins are gone, by which the next agent would find them.
+    pub fn lost_pins(&self) -> Vec<&'static str> {
+        self.pinned.lost()
+    }
+
+    /// Pins a map again, if its pin is gone.
+    ///
+    /// # Errors
+    /// If there is something else at its place, or no BPF file system any more.
+    pub fn renew_pin(&self, map: &str) -> Result<(), PinFailure> {
+        self.pinned.renew(map)
+    }
+
+    /// Lets packets of nobody be counted, if they are not.
+    ///
+    /// # Errors
+    /// If the map is full.
+    pub fn count_nobody(&self) -> Result<(), DataplaneError> {
+        Ok(self.maps().count_nobody()?)
     }
 
     /// Lets an attachment's packets pass and be delivered, through a host interface.

@@ -8,7 +8,7 @@ use crate::{
     registry::{Attachment, HostLink, Key},
 };
 
-/// Something of an attachment that differs, or something of ours that belongs to none.
+/// Something of an attachment or of the node that differs, or something of ours that belongs to none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deviation {
     pub of: Subject,
@@ -24,6 +24,10 @@ pub enum Subject {
     /// An interface of the host that carries the stamp of a key.
     Interface(u32, Key),
     Entry(Entry),
+    /// A setting of the node, below `net/`.
+    Setting(&'static str),
+    /// The pin of a map.
+    Pin(&'static str),
 }
 
 /// How it deviates.
@@ -35,10 +39,16 @@ pub enum Kind {
     LinkStamp,
     /// It is in a link group.
     LinkGroup,
+    /// A bridge, or something like it, has what comes in by it.
+    LinkMaster,
     LinkName,
     LinkMac,
     LinkMtu,
     LinkDown,
+    /// It does not forward IPv4, and the node does.
+    LinkForwarding,
+    /// Somebody else's qdisc is where that of our filters has to be: none of them is there, and none can be.
+    Qdisc,
     /// Our filter is missing, or is another program than this agent's.
     Filter(Hook),
     /// The host's route to an address is missing.
@@ -53,6 +63,10 @@ pub enum Kind {
     StrayLink,
     /// An entry of a map belongs to no attachment.
     StrayEntry,
+    /// The node does not forward a family that pods have.
+    NodeForwarding,
+    /// The next agent would not find a map.
+    Pin,
 }
 
 /// Something of others on a pod's interface: no deviation.
@@ -88,10 +102,13 @@ impl Kind {
             Self::LinkGone => "link-gone",
             Self::LinkStamp => "link-stamp",
             Self::LinkGroup => "link-group",
+            Self::LinkMaster => "link-master",
             Self::LinkName => "link-name",
             Self::LinkMac => "link-mac",
             Self::LinkMtu => "link-mtu",
             Self::LinkDown => "link-down",
+            Self::LinkForwarding => "link-forwarding",
+            Self::Qdisc => "qdisc",
             Self::Filter(_) => "filter",
             Self::Route(_) => "route",
             Self::Neighbour(_) => "neighbour",
@@ -99,12 +116,14 @@ impl Kind {
             Self::AddressShared(_) => "address-shared",
             Self::StrayLink => "stray-link",
             Self::StrayEntry => "stray-map-entry",
+            Self::NodeForwarding => "node-forwarding",
+            Self::Pin => "pin",
         }
     }
 
     /// Whether there is anything that the agent may do about it.
     pub(super) fn is_repairable(self) -> bool {
-        !matches!(self, Self::LinkStamp | Self::AddressShared(_))
+        !matches!(self, Self::LinkStamp | Self::Qdisc | Self::AddressShared(_))
     }
 }
 
@@ -118,6 +137,8 @@ impl fmt::Display for Subject {
             Self::Entry(Entry::Vif(ifindex)) => write!(f, "VIFS {ifindex}"),
             Self::Entry(Entry::Endpoint(address)) => write!(f, "ENDPOINTS {address}"),
             Self::Entry(Entry::Counters(ifindex)) => write!(f, "VIF_COUNTERS {ifindex}"),
+            Self::Setting(setting) => write!(f, "net.{}", setting.replace('/', ".")),
+            Self::Pin(map) => write!(f, "pin of {map}"),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     metrics::HealMetrics,
     plug::{
         ends::Ends,
+        host,
         netlink::{NetlinkError, Socket},
         stamp::Stamp,
         veth,
@@ -96,7 +97,7 @@ impl Healer {
                 .deviations
                 .extend(self.look_at(&mut host, &key)?.into_iter().flat_map(|(_, found)| found));
         }
-        findings.deviations.extend(self.strays(&mut host, found)?.0);
+        findings.deviations.extend(self.others(&mut host, found)?.0);
         for it in attachments.iter().filter(|it| it.state == State::Attached) {
             let tcx = it.host.as_ref().map(|host| self.node.dataplane.tcx(&host.ifname)).unwrap_or_default();
             findings.foreign.extend(look::foreign(it, &seen, &tcx));
@@ -116,23 +117,17 @@ impl Healer {
         self.change(|memory| {
             let is_there = |key: &Key| attachments.iter().any(|it| it.key == *key);
             memory.later.retain(|key, _| is_there(key));
-            memory.patience.tidy(is_there, Instant::now());
+            memory.patience.tidy(|of| key_of(of).is_none_or(|key| is_there(&key)), Instant::now());
             // What was known of these and is not found any more is forgotten by a look at them.
             at.extend(memory.known.iter().filter_map(|(of, _)| key_of(of)));
         });
         for key in at {
             self.examine(&mut host, &key)?;
         }
-        let (strays, seen) = self.strays(&mut host, found)?;
-        self.notice(&strays, |of| key_of(of).is_none());
-        // Where attachments were lost, these may be what is left of them, and carry a pod's packets.
-        let removes = self.repairs && self.node.registry.is_settled();
-        for stray in strays.iter().filter(|_| removes) {
-            let done = self.remove_stray(stray, &seen);
-            if let Err(error) = &done {
-                tracing::warn!(of = %stray.of, error, "what belongs to no attachment cannot be removed");
-            }
-            self.metrics.repair(stray.kind.name(), if done.is_ok() { "repaired" } else { "failed" });
+        let (others, seen) = self.others(&mut host, found)?;
+        self.notice(&others, |of| key_of(of).is_none());
+        for it in others.iter().filter(|_| self.repairs) {
+            self.settle(it, &seen);
         }
         Ok(())
     }
@@ -162,10 +157,13 @@ impl Healer {
         let before = registry.list();
         let indexes = before.iter().filter_map(|it| Some(it.host.as_ref()?.ifindex)).collect();
         let mut seen = Snapshot {
+            // First: the kernel changes it before it goes through the interfaces.
+            not_forwarded: host::not_forwarded(registry.families()),
             ends: Ends::all(host, &indexes)?,
             entries: self.node.dataplane.entries(),
             programs: self.node.dataplane.program_ids(),
             living: HashSet::new(),
+            lost_pins: self.node.dataplane.lost_pins(),
         };
         seen.living = before.iter().filter(|it| is_bereft(it, &seen.ends)).map(|it| it.key.clone()).collect();
         let found = look::all(&before, &registry.list(), &seen);
@@ -182,10 +180,12 @@ impl Healer {
         let Some(it) = registry.get(key).filter(|it| it.state == State::Attached) else { return Ok(None) };
         let Some(link) = &it.host else { return Ok(None) };
         let mut seen = Snapshot {
+            not_forwarded: host::not_forwarded((true, false)),
             ends: Ends::one(host, link.ifindex)?,
             entries: self.node.dataplane.entries_of(link.ifindex, it.vif.addresses),
             programs: self.node.dataplane.program_ids(),
             living: HashSet::new(),
+            lost_pins: Vec::new(),
         };
         seen.living.extend(is_bereft(&it, &seen.ends).then(|| it.key.clone()));
         let mut found = look::attachment(&it, &seen);
@@ -196,20 +196,20 @@ impl Healer {
         Ok(Some((it, found)))
     }
 
-    /// Those of what was found that belong to no attachment, if a second look finds them too.
-    fn strays(
+    /// Those of what was found that are of no attachment, if a second look finds them too.
+    fn others(
         &self,
         host: &mut Socket,
         found: Vec<Deviation>,
     ) -> Result<(Vec<Deviation>, Snapshot), NetlinkError> {
-        let mut strays = found;
-        strays.retain(|it| key_of(&it.of).is_none());
-        if strays.is_empty() {
-            return Ok((strays, Snapshot::default()));
+        let mut others = found;
+        others.retain(|it| key_of(&it.of).is_none());
+        if others.is_empty() {
+            return Ok((others, Snapshot::default()));
         }
         let (_, again, seen) = self.look(host)?;
-        strays.retain(|it| again.contains(it));
-        Ok((strays, seen))
+        others.retain(|it| again.contains(it));
+        Ok((others, seen))
     }
 
     /// Looks at one attachment while nobody works on it, and does what is to be done about it.
@@ -229,7 +229,8 @@ impl Healer {
         if !found.iter().any(|it| it.kind.is_repairable()) {
             return Ok(());
         }
-        let due = self.change(|memory| memory.patience.until(key, Instant::now()));
+        let due =
+            self.change(|memory| memory.patience.until(&Subject::Attachment(key.clone()), Instant::now()));
         if let Some(due) = due {
             self.look_later(key, due);
             return Ok(());
@@ -239,6 +240,7 @@ impl Healer {
 
     fn repair(&self, host: &mut Socket, mut it: Attachment, found: &[Deviation]) -> Result<(), NetlinkError> {
         let (key, mut left, mut failures) = (it.key.clone(), found.to_vec(), Vec::new());
+        let of = Subject::Attachment(key.clone());
         for _ in 0..PASSES {
             // Asked after the look: what a shim deletes because nobody listens any more is not made anew.
             if self.node.is_stopping() {
@@ -252,7 +254,7 @@ impl Healer {
             }
         }
         let now = Instant::now();
-        let tries = self.change(|memory| memory.patience.note(&key, now));
+        let tries = self.change(|memory| memory.patience.note(&of, now));
         for Deviation { kind, .. } in found {
             let is_left = left.iter().any(|it| it.kind.name() == kind.name());
             self.metrics.repair(kind.name(), if is_left { "failed" } else { "repaired" });
@@ -266,18 +268,13 @@ impl Healer {
             for (kind, error) in failures.iter().filter(|_| tries < FIGHT) {
                 tracing::warn!(%key, kind = kind.name(), error, "cannot be put right yet; trying again");
             }
-            let due = self.change(|memory| memory.patience.until(&key, now));
+            let due = self.change(|memory| memory.patience.until(&of, now));
             if let Some(due) = due {
                 self.look_later(&key, due);
             }
         }
         if tries == FIGHT {
-            tracing::error!(
-                %key,
-                what = names(found),
-                "it does not last, or cannot be done: is there another program that changes pods' interfaces? From now on \
-                 it is tried at most once a minute, and said no more"
-            );
+            say_fight(&of, &names(found));
         }
         Ok(())
     }
@@ -291,33 +288,70 @@ impl Healer {
         for it in found {
             if memory.known.insert((it.of.clone(), it.kind)) {
                 self.metrics.deviation(it.kind.name());
-                if !key_of(&it.of).is_some_and(|key| memory.patience.is_fight(&key)) {
+                if !memory.patience.is_fight(&it.of) {
                     tracing::warn!(of = %it.of, kind = it.kind.name(), "not as it should be: {}", it.what);
                 }
             }
         }
     }
 
-    fn remove_stray(&self, stray: &Deviation, seen: &Snapshot) -> Result<(), String> {
-        match &stray.of {
-            Subject::Attachment(_) => Ok(()),
+    /// Puts right, or removes, what is of no attachment.
+    fn settle(&self, it: &Deviation, seen: &Snapshot) {
+        let is_stray = matches!(it.kind, Kind::StrayLink | Kind::StrayEntry);
+        // Where attachments were lost, these may be what is left of them, and carry a pod's packets.
+        if is_stray && !self.node.registry.is_settled() {
+            return;
+        }
+        let now = Instant::now();
+        if self.change(|memory| memory.patience.until(&it.of, now)).is_some() {
+            return;
+        }
+        let Some(done) = self.settle_now(it, seen).transpose() else { return };
+        self.metrics.repair(it.kind.name(), if done.is_ok() { "repaired" } else { "failed" });
+        let tries = self.change(|memory| {
+            if done.is_ok() {
+                memory.known.remove(&(it.of.clone(), it.kind));
+            }
+            memory.patience.note(&it.of, now)
+        });
+        match done {
+            Ok(()) if tries < FIGHT => tracing::info!(of = %it.of, what = it.kind.name(), "put right"),
+            Err(error) if tries < FIGHT => {
+                tracing::warn!(of = %it.of, what = it.kind.name(), error, "cannot be put right yet; trying again");
+            }
+            _ if tries == FIGHT => say_fight(&it.of, it.kind.name()),
+            _ => {}
+        }
+    }
+
+    /// Nothing comes of it if a call works on it.
+    fn settle_now(&self, it: &Deviation, seen: &Snapshot) -> Result<Option<()>, String> {
+        let Node { dataplane, registry, .. } = &*self.node;
+        match &it.of {
+            Subject::Attachment(_) => return Ok(None),
+            Subject::Setting(_) => {
+                host::forward_families(registry.families()).map_err(|error| chain(&error))?
+            }
+            Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,
+            Subject::Entry(_) if matches!(it.kind, Kind::Entry(_)) => {
+                dataplane.count_nobody().map_err(|error| chain(&error))?
+            }
             Subject::Entry(entry) => {
-                self.node.dataplane.forget(*entry, &seen.entries).map_err(|error| chain(&error))
+                dataplane.forget(*entry, &seen.entries).map_err(|error| chain(&error))?
             }
             Subject::Interface(ifindex, key) => {
-                let registry = &self.node.registry;
-                let Some(_guard) = registry.try_lock(key) else { return Ok(()) };
+                let Some(_guard) = registry.try_lock(key) else { return Ok(None) };
                 let is_its = |it: Attachment| {
                     it.state != State::Attached || it.host.is_none_or(|host| host.ifindex == *ifindex)
                 };
                 if registry.get(key).is_some_and(is_its) {
-                    return Ok(());
+                    return Ok(None);
                 }
                 veth::bury(*ifindex, &Stamp::of(key), Addresses::default()).map_err(|error| chain(&error))?;
                 self.node.reaper.notify();
-                Ok(())
             }
         }
+        Ok(Some(()))
     }
 
     /// Has an attachment looked at when its time has come.
@@ -341,6 +375,16 @@ fn is_bereft(it: &Attachment, ends: &Ends) -> bool {
     let ifindex = it.host.as_ref().map(|host| host.ifindex);
     let is_gone = ifindex.is_some_and(|ifindex| !ends.links.contains_key(&ifindex));
     is_gone && it.state == State::Attached && it.is_in_living_netns()
+}
+
+/// Once: it may go on for ever.
+fn say_fight(of: &Subject, what: &str) {
+    tracing::error!(
+        %of,
+        what,
+        "it does not last, or cannot be done: is there another program that changes this? From now on it is tried at most once \
+         a minute, and said no more"
+    );
 }
 
 fn keys(found: &[Deviation]) -> HashSet<Key> {

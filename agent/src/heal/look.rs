@@ -9,7 +9,8 @@ use crate::{
     dataplane::{Entries, Entry},
     plug::{
         ends::{End, Ends},
-        filter::Hook,
+        filter::{self, Hook},
+        host,
         reaper::DEAD,
         stamp::Stamp,
     },
@@ -26,6 +27,10 @@ pub(super) struct Snapshot {
     pub programs: [u32; 2],
     /// The attachments without an interface whose namespace lives. Where it has ended, all is as it has to be until a DEL.
     pub living: HashSet<Key>,
+    /// The settings by which the node does not forward what it should.
+    pub not_forwarded: Vec<&'static str>,
+    /// The maps that have lost their pins.
+    pub lost_pins: Vec<&'static str>,
 }
 
 /// All that deviates. `before` and `after` are the attachments before and after the snapshot was made: what is in work is in
@@ -37,7 +42,29 @@ pub(super) fn all(before: &[Attachment], after: &[Attachment], seen: &Snapshot) 
     found.extend(settled.iter().flat_map(|it| shared(it, after)));
     let known: Vec<_> = before.iter().chain(after).collect();
     found.extend(strays(&known, seen));
+    found.extend(node(seen));
     found
+}
+
+/// What of the node deviates, of which all attachments suffer.
+fn node(seen: &Snapshot) -> Vec<Deviation> {
+    let setting = |name: &&'static str| {
+        let of = Subject::Setting(name);
+        let what = format!("{of} is 0: pods reach nobody beyond this node");
+        Deviation { of, kind: Kind::NodeForwarding, what }
+    };
+    let pin = |map: &&'static str| {
+        let what =
+            format!("the map {map} is not pinned any more: the next agent would begin with an empty one");
+        Deviation { of: Subject::Pin(map), kind: Kind::Pin, what }
+    };
+    let nobody = seen.entries.missing_of_nobody().map(|entry| {
+        let of = Subject::Entry(entry);
+        let what = format!("{of} is missing: what is dropped of no pod's is not counted");
+        Deviation { of, kind: Kind::Entry(entry), what }
+    });
+    let settings = seen.not_forwarded.iter().map(setting);
+    settings.chain(seen.lost_pins.iter().map(pin)).chain(nobody).collect()
 }
 
 /// What deviates of one attachment.
@@ -121,11 +148,17 @@ fn is_end_of(end: &End, it: &Attachment) -> bool {
     end.stamp.as_ref() == Some(&Stamp::of(&it.key)) || end.mac == Some(Mac(GATEWAY_MAC))
 }
 
-fn link(it: &Attachment, host: &HostLink, end: &End, seen: &Snapshot, say: &mut impl FnMut(Kind, String)) {
-    let HostLink { ifname, ifindex } = host;
+fn link(it: &Attachment, link: &HostLink, end: &End, seen: &Snapshot, say: &mut impl FnMut(Kind, String)) {
+    let HostLink { ifname, ifindex } = link;
     if end.group != 0 {
         let dead = if end.group == DEAD { ", that of dead interfaces" } else { "" };
         say(Kind::LinkGroup, format!("{ifname} is in the link group {}{dead}", end.group));
+    }
+    if let Some(master) = end.master {
+        say(
+            Kind::LinkMaster,
+            format!("what comes in by {ifname} is given to the interface {master}, its master"),
+        );
     }
     if end.name != *ifname {
         say(Kind::LinkName, format!("the interface {ifname} ({ifindex}) is called {}", end.name));
@@ -139,8 +172,18 @@ fn link(it: &Attachment, host: &HostLink, end: &End, seen: &Snapshot, say: &mut 
     if !end.up {
         say(Kind::LinkDown, format!("{ifname} is down"));
     }
+    let is_ipv4 = it.vif.addresses.v4.is_some();
+    // Where the node does not, none of its interfaces does: that is told once.
+    if is_ipv4 && !end.forwards_ipv4 && !seen.not_forwarded.contains(&host::IPV4) {
+        say(Kind::LinkForwarding, format!("net.ipv4.conf.{}.forwarding is 0", end.name));
+    }
+    let stranger = seen.ends.strangers.get(ifindex);
+    if let Some(kind) = stranger {
+        let why = filter::in_our_place(kind, &end.name);
+        say(Kind::Qdisc, format!("neither of the filters from_pod and to_pod can be on {ifname}: {why}"));
+    }
     let filters = seen.ends.filters.get(ifindex).map(Vec::as_slice).unwrap_or_default();
-    for ((hook, name), program) in Hook::ALL.into_iter().zip(seen.programs) {
+    for ((hook, name), program) in Hook::ALL.into_iter().zip(seen.programs).filter(|_| stranger.is_none()) {
         let ours = filters.iter().find(|filter| filter.hook == hook && filter.is_ours);
         match ours.map(|filter| filter.program) {
             Some(Some(id)) if id == program => {}

@@ -131,7 +131,7 @@ impl Gathered {
             Change::Set(ifindex) => drop(self.set.insert(ifindex)),
             Change::Removed(ifindex) => drop(self.removed.insert(ifindex)),
             Change::Replaced(address) => drop(self.replaced.insert(address)),
-            Change::Lost => self.all = true,
+            Change::Lost | Change::NotForwarded => self.all = true,
         }
         self.all |= self.set.len() + self.removed.len() + self.replaced.len() > CAPACITY;
     }

@@ -1,15 +1,15 @@
-//! How often one attachment is repaired: at once, and the more seldom the more often somebody breaks it again.
+//! How often one attachment, or one thing of the node, is repaired: at once, and the more seldom the more often somebody breaks it again.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-use crate::registry::Key;
+use super::deviation::Subject;
 
 /// What was repaired lately, or could not be.
 #[derive(Debug, Default)]
-pub(super) struct Patience(HashMap<Key, Tries>);
+pub(super) struct Patience(HashMap<Subject, Tries>);
 
 #[derive(Debug)]
 struct Tries {
@@ -29,15 +29,15 @@ pub(super) const FIGHT: u32 = 5;
 // === impl Patience ===
 
 impl Patience {
-    /// When an attachment may be repaired, if that is not now.
-    pub(super) fn until(&self, key: &Key, now: Instant) -> Option<Instant> {
-        let tries = self.0.get(key)?;
+    /// When it may be repaired, if that is not now.
+    pub(super) fn until(&self, of: &Subject, now: Instant) -> Option<Instant> {
+        let tries = self.0.get(of)?;
         Some(tries.last + delay(tries.count)).filter(|due| *due > now)
     }
 
     /// Notes a repair, and says how many there were in a row.
-    pub(super) fn note(&mut self, key: &Key, now: Instant) -> u32 {
-        let tries = self.0.entry(key.clone()).or_insert(Tries { count: 0, last: now });
+    pub(super) fn note(&mut self, of: &Subject, now: Instant) -> u32 {
+        let tries = self.0.entry(of.clone()).or_insert(Tries { count: 0, last: now });
         if now.duration_since(tries.last) > CALM {
             tries.count = 0;
         }
@@ -46,14 +46,14 @@ impl Patience {
         tries.count
     }
 
-    /// Whether somebody keeps breaking an attachment.
-    pub(super) fn is_fight(&self, key: &Key) -> bool {
-        self.0.get(key).is_some_and(|tries| tries.count >= FIGHT)
+    /// Whether somebody keeps breaking it.
+    pub(super) fn is_fight(&self, of: &Subject) -> bool {
+        self.0.get(of).is_some_and(|tries| tries.count >= FIGHT)
     }
 
-    /// Forgets what is calm, and attachments that are gone.
-    pub(super) fn tidy(&mut self, is_there: impl Fn(&Key) -> bool, now: Instant) {
-        self.0.retain(|key, tries| is_there(key) && now.duration_since(tries.last) <= CALM);
+    /// Forgets what is calm, and what is gone.
+    pub(super) fn tidy(&mut self, is_there: impl Fn(&Subject) -> bool, now: Instant) {
+        self.0.retain(|of, tries| is_there(of) && now.duration_since(tries.last) <= CALM);
     }
 }
 
@@ -65,11 +65,12 @@ fn delay(count: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::Key;
 
     #[test]
     fn the_first_repair_is_at_once_and_each_further_one_later() {
         let (mut patience, now) = (Patience::default(), Instant::now());
-        let key = Key::try_from("net/0123/eth0".to_owned()).unwrap();
+        let key = Subject::Attachment(Key::try_from("net/0123/eth0".to_owned()).unwrap());
         assert_eq!(patience.until(&key, now), None);
         let mut waits = Vec::new();
         for count in 1..=10 {

@@ -38,17 +38,20 @@ pub(super) fn repair(
                 node.restore(attachment).map_err(|error| chain(&error)).map(|it| repaired.attachment = it)
             }
             Kind::LinkGroup => mend(Mend::Group),
+            Kind::LinkMaster => mend(Mend::Master),
             Kind::LinkName => mend(Mend::Name(ifname)),
             Kind::LinkMac => mend(Mend::Mac),
             Kind::LinkMtu => mend(Mend::Mtu(attachment.vif.mtu)),
             Kind::LinkDown => mend(Mend::Up),
+            Kind::LinkForwarding => mend(Mend::Forwarding),
             Kind::Route(address) => mend(Mend::Route(address)),
             Kind::Neighbour(address) => mend(Mend::Neighbour(address, attachment.vif.mac)),
             // Both at once.
             Kind::Filter(_) if has_filters => Ok(()),
             Kind::Filter(_) => {
                 has_filters = true;
-                filter::reattach(host, *ifindex, node.dataplane.filters()).map_err(|error| chain(&error))
+                filter::reattach(host, *ifindex, ifname, node.dataplane.filters())
+                    .map_err(|error| chain(&error))
             }
             // All at once; and not where two would take them from each other.
             Kind::Entry(_) if has_entries || is_shared => Ok(()),
@@ -56,7 +59,9 @@ pub(super) fn repair(
                 has_entries = true;
                 node.dataplane.keep(*ifindex, attachment).map_err(|error| chain(&error))
             }
-            Kind::LinkStamp | Kind::AddressShared(_) | Kind::StrayLink | Kind::StrayEntry => Ok(()),
+            // Not ours to change, or of no attachment.
+            Kind::LinkStamp | Kind::Qdisc | Kind::AddressShared(_) => Ok(()),
+            Kind::StrayLink | Kind::StrayEntry | Kind::NodeForwarding | Kind::Pin => Ok(()),
         };
         if let Err(error) = done {
             repaired.failures.push((kind, error));
@@ -72,7 +77,12 @@ fn rank(kind: Kind) -> u8 {
         // Where it delivers comes after what may be delivered.
         Kind::Entry(Entry::Vif(_) | Entry::Counters(_)) => 2,
         Kind::Entry(Entry::Endpoint(_)) => 3,
-        Kind::LinkGroup | Kind::LinkName | Kind::LinkMac | Kind::LinkMtu => 4,
+        Kind::LinkGroup
+        | Kind::LinkMaster
+        | Kind::LinkForwarding
+        | Kind::LinkName
+        | Kind::LinkMac
+        | Kind::LinkMtu => 4,
         Kind::LinkDown => 5,
         _ => 6,
     }

@@ -13,7 +13,13 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    GATEWAY, PlugError, alias, filter, get_link, netlink::Socket, netns::Netns, requests, stamp::Stamp,
+    GATEWAY, PlugError,
+    ends::{End, Ends},
+    filter, get_link,
+    netlink::Socket,
+    netns::Netns,
+    requests,
+    stamp::Stamp,
 };
 use crate::{
     registry::Attachment,
@@ -80,33 +86,52 @@ fn host_end(
     attachment: &Attachment,
     programs: [u32; 2],
 ) -> Result<Result<(), Differs>, PlugError> {
-    let links = links(host)?;
-    let Some(link) = links.iter().find(|link| link.header.index == ifindex) else {
-        return Ok(Err(format!("the host's interface {ifindex} is gone")));
-    };
+    // The kernel sorts out what is not on it: a host may have a million routes of others.
+    let ends = Ends::one(host, ifindex)?;
+    Ok(match ends.links.get(&ifindex) {
+        Some(end) => end_is(end, &ends, ifindex, attachment, programs),
+        None => Err(format!("the host's interface {ifindex} is gone")),
+    })
+}
+
+fn end_is(
+    end: &End,
+    ends: &Ends,
+    ifindex: u32,
+    attachment: &Attachment,
+    programs: [u32; 2],
+) -> Result<(), Differs> {
     let stamp = Stamp::of(&attachment.key);
-    if alias(link).and_then(Stamp::parse).as_ref() != Some(&stamp) {
-        return Ok(Err(format!("the alias of the host's interface {ifindex} is not {stamp}")));
+    if end.stamp.as_ref() != Some(&stamp) {
+        return Err(format!("the alias of the host's interface {ifindex} is not {stamp}"));
     }
-    if let Err(differs) = link_is(link, "the host's interface", Mac(GATEWAY_MAC), attachment.vif.mtu) {
-        return Ok(Err(differs));
+    if !end.up {
+        return Err("the host's interface is down".to_owned());
     }
+    if end.mac != Some(Mac(GATEWAY_MAC)) {
+        return Err(format!("the host's interface has not the MAC {}", Mac(GATEWAY_MAC)));
+    }
+    if end.mtu != attachment.vif.mtu {
+        return Err(format!("the host's interface has the MTU {}, not {}", end.mtu, attachment.vif.mtu));
+    }
+    if let Some(kind) = ends.strangers.get(&ifindex) {
+        return Err(filter::in_our_place(kind, &end.name));
+    }
+    let filters = ends.filters.get(&ifindex).map(Vec::as_slice).unwrap_or_default();
     for ((hook, name), id) in filter::Hook::ALL.into_iter().zip(programs) {
-        if filter::attached(host, ifindex, hook)? != Some(id) {
-            return Ok(Err(format!("the filter {name} is not on the host's interface {ifindex}")));
+        if !filters.iter().any(|it| it.hook == hook && it.is_ours && it.program == Some(id)) {
+            return Err(format!("the filter {name} is not on the host's interface {ifindex}"));
         }
     }
     for address in attachment.vif.addresses.iter() {
-        if !has_route(host, ifindex, IpNet::from(address), None)? {
-            return Ok(Err(format!("the host has no route to {address} through its interface {ifindex}")));
+        if !ends.routes.contains(&(ifindex, address)) {
+            return Err(format!("the host has no route to {address} through its interface {ifindex}"));
         }
-        if !has_neighbour(host, ifindex, address, attachment.vif.mac)? {
-            return Ok(Err(format!(
-                "the host has no neighbour entry for {address} on its interface {ifindex}"
-            )));
+        if ends.neighbours.get(&(ifindex, address)) != Some(&(attachment.vif.mac, true)) {
+            return Err(format!("the host has no neighbour entry for {address} on its interface {ifindex}"));
         }
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 fn pod_end(
@@ -135,7 +160,7 @@ fn pod_end(
             continue;
         }
         let PodRoute { dst, gateway, .. } = route;
-        if !has_route(pod, ifindex, dst, Some(&route))? {
+        if !has_route(pod, ifindex, &route)? {
             let which =
                 if dst.prefix_len() == 0 { "default route".to_owned() } else { format!("route to {dst}") };
             return Ok(Err(format!("the pod has no {which} through {gateway}{}", numbers(&route))));
@@ -187,14 +212,10 @@ fn has_address(socket: &mut Socket, ifindex: u32, address: IpAddr) -> Result<boo
     }))
 }
 
-/// Whether a route of the main table goes through an interface, and is as a pod's should be, if it is a pod's.
-fn has_route(
-    socket: &mut Socket,
-    ifindex: u32,
-    dst: IpNet,
-    of_pod: Option<&PodRoute>,
-) -> Result<bool, PlugError> {
-    let wanted = of_pod.map(requests::metrics).unwrap_or_default();
+/// Whether a route of the main table goes through an interface, and is as a pod's should be.
+fn has_route(socket: &mut Socket, ifindex: u32, wanted: &PodRoute) -> Result<bool, PlugError> {
+    let dst = wanted.dst;
+    let wanted_metrics = requests::metrics(wanted);
     let mut message = RouteMessage::default();
     message.header.address_family = family(dst.addr());
     let answers = socket.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
@@ -203,12 +224,11 @@ fn has_route(
             let has = |attribute| route.attributes.contains(&attribute);
             // A default route is told without a destination.
             let to = dst.prefix_len() == 0 || has(RouteAttribute::Destination(route_address(dst.addr())));
-            let via = of_pod.is_none_or(|it| has(RouteAttribute::Gateway(route_address(it.gateway))));
-            let priority = of_pod.and_then(|it| it.priority);
-            let wins = priority.is_none_or(|it| has(RouteAttribute::Priority(it)));
+            let via = has(RouteAttribute::Gateway(route_address(wanted.gateway)));
+            let wins = wanted.priority.is_none_or(|it| has(RouteAttribute::Priority(it)));
             let length = route.header.destination_prefix_length == dst.prefix_len();
             let metrics = metrics(route);
-            let carries = wanted.iter().all(|it| metrics.contains(it));
+            let carries = wanted_metrics.iter().all(|it| metrics.contains(it));
             to && via && wins && carries && length && has(RouteAttribute::Oif(ifindex))
         }
         _ => false,

@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    get_link,
+    forwards_ipv4, get_link,
     netlink::{NetlinkError, Socket},
 };
 use crate::health::Reporter;
@@ -35,6 +35,7 @@ struct Link {
     mtu: u32,
     /// Why nothing gets through, if so.
     fault: Option<&'static str>,
+    forwards_ipv4: bool,
 }
 
 // === impl Egress ===
@@ -64,7 +65,8 @@ impl Egress {
         let families = ["IPv4", "IPv6"].into_iter().zip(matters).zip(interfaces).zip(&mut self.had);
         for (((family, matters), interfaces), had) in families {
             let listed = || interfaces.iter().filter_map(|ifindex| links.0.get(ifindex));
-            let usable = listed().find(|link| link.fault.is_none());
+            let is_ipv4 = family == "IPv4";
+            let usable = listed().find(|link| link.fault(is_ipv4).is_none());
             if let Some(link) = usable {
                 *had = Some(link.name.clone());
             }
@@ -77,7 +79,7 @@ impl Egress {
                 // One that has not worked since the start may not be meant to yet.
                 (None, _, None) => None,
                 (None, Some(link), Some(_)) => {
-                    let why = link.fault.unwrap_or_default();
+                    let why = link.fault(is_ipv4).unwrap_or_default();
                     Some(format!("the {family} default route leads through {}, which {why}", link.name))
                 }
                 (None, None, Some(name)) => {
@@ -123,6 +125,12 @@ impl Links {
 // === impl Link ===
 
 impl Link {
+    /// Answers come in by it: where it does not forward them, no pod gets one. IPv6 goes by the node's setting alone.
+    fn fault(&self, is_ipv4: bool) -> Option<&'static str> {
+        let not_forwarded = (is_ipv4 && !self.forwards_ipv4).then_some("does not forward (net.ipv4.conf)");
+        self.fault.or(not_forwarded)
+    }
+
     fn of(message: &LinkMessage) -> Option<Self> {
         let (mut name, mut mtu) = (None, None);
         for attribute in &message.attributes {
@@ -140,7 +148,7 @@ impl Link {
         } else {
             None
         };
-        Some(Self { name: name?, mtu: mtu?, fault })
+        Some(Self { name: name?, mtu: mtu?, fault, forwards_ipv4: forwards_ipv4(message) })
     }
 }
 
@@ -154,7 +162,7 @@ mod tests {
 
     fn links(faults: &[(u32, Option<&'static str>)]) -> Links {
         let link = |(index, fault): &(u32, Option<&'static str>)| {
-            (*index, Link { name: format!("up{index}"), mtu: 1500, fault: *fault })
+            (*index, Link { name: format!("up{index}"), mtu: 1500, fault: *fault, forwards_ipv4: true })
         };
         Links(faults.iter().map(link).collect())
     }
@@ -182,6 +190,16 @@ mod tests {
         assert!(gone.unwrap_err().contains("which led through up1, is gone"));
         let back = egress.judge(BOTH, &[vec![2], vec![]], &links(&[(1, UP), (2, UP)]));
         assert_eq!(back.unwrap(), "IPv4 leaves through up2");
+    }
+
+    #[test]
+    fn a_way_out_that_does_not_forward_what_comes_in_is_none_for_ipv4() {
+        let (mut egress, mut links) = (egress(), links(&[(1, UP)]));
+        assert!(egress.judge(BOTH, &[vec![1], vec![1]], &links).is_ok());
+        links.0.get_mut(&1).unwrap().forwards_ipv4 = false;
+        let why = egress.judge(BOTH, &[vec![1], vec![1]], &links).unwrap_err();
+        assert!(why.contains("IPv4 default route leads through up1, which does not forward"), "{why}");
+        assert!(!why.contains("IPv6"), "{why}");
     }
 
     #[test]

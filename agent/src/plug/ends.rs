@@ -15,8 +15,8 @@ use rtnetlink::packet_route::{
 
 use super::{
     ROUTE_PROTOCOL, alias,
-    filter::{self, Attached},
-    get_link,
+    filter::{self, Attached, Listed},
+    forwards_ipv4, get_link,
     netlink::{NetlinkError, Request, Socket},
     requests::link_of,
     stamp::Stamp,
@@ -34,6 +34,8 @@ pub struct Ends {
     pub neighbours: HashMap<(u32, IpAddr), (Mac, bool)>,
     /// Of the interfaces that were asked for.
     pub filters: HashMap<u32, Vec<Attached>>,
+    /// The kinds of other people's qdiscs that are in the place of our filters', of those.
+    pub strangers: HashMap<u32, String>,
 }
 
 /// An interface of the host.
@@ -43,10 +45,14 @@ pub struct End {
     /// `None` if it has no alias, or one that is no stamp.
     pub stamp: Option<Stamp>,
     pub group: u32,
+    /// The index of a bridge or another interface that has what comes in.
+    pub master: Option<u32>,
     pub up: bool,
     pub mac: Option<Mac>,
     /// Bytes.
     pub mtu: u32,
+    /// Whether what comes in over IPv4 may leave the node again. IPv6 goes by the node's setting alone.
+    pub forwards_ipv4: bool,
     /// The IDs of XDP programs.
     pub xdp: Vec<u32>,
 }
@@ -128,7 +134,11 @@ impl Ends {
         match filter::list(host, ifindex) {
             // It went meanwhile.
             Err(error) if error.is(Errno::ENODEV) => drop(self.links.remove(&ifindex)),
-            filters => drop(self.filters.insert(ifindex, filters?)),
+            listed => {
+                let Listed { filters, stranger } = listed?;
+                self.filters.insert(ifindex, filters);
+                self.strangers.extend(stranger.map(|kind| (ifindex, kind)));
+            }
         }
         Ok(())
     }
@@ -140,11 +150,14 @@ impl End {
     fn of(link: &LinkMessage) -> Option<Self> {
         let stamp = alias(link).and_then(Stamp::parse);
         let up = link.header.flags.contains(LinkFlags::Up);
-        let (mut name, mut group, mut mac, mut mtu, mut xdp) = (None, 0, None, 0, Vec::new());
+        let forwards_ipv4 = forwards_ipv4(link);
+        let (mut name, mut group, mut master, mut mac) = (None, 0, None, None);
+        let (mut mtu, mut xdp) = (0, Vec::new());
         for attribute in &link.attributes {
             match attribute {
                 LinkAttribute::IfName(it) => name = Some(it.clone()),
                 LinkAttribute::Group(it) => group = *it,
+                LinkAttribute::Controller(it) => master = Some(*it),
                 LinkAttribute::Address(it) => mac = <[u8; 6]>::try_from(it.as_slice()).ok().map(Mac),
                 LinkAttribute::Mtu(it) => mtu = *it,
                 LinkAttribute::Xdp(it) => xdp.extend(it.iter().filter_map(|it| match it {
@@ -154,7 +167,7 @@ impl End {
                 _ => {}
             }
         }
-        Some(Self { name: name?, stamp, group, up, mac, mtu, xdp })
+        Some(Self { name: name?, stamp, group, master, up, mac, mtu, forwards_ipv4, xdp })
     }
 }
 

@@ -46,6 +46,16 @@ pub struct Attached {
     pub program: Option<u32>,
 }
 
+/// What is on an interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listed {
+    pub filters: Vec<Attached>,
+    /// The kind of somebody else's qdisc that is in the place of ours. Its one hook is the ingress, and no filter on it is ours.
+    pub stranger: Option<String>,
+}
+
+/// Of the qdisc that has both hooks.
+const KIND: &str = "clsact";
 /// Ours go first among clsact filters. What others attach as XDP or tcx runs before, and is theirs to answer for.
 const PRIORITY: u16 = 1;
 /// With the priority, it names a filter on a hook.
@@ -106,58 +116,90 @@ pub fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
 }
 
-/// The ID of the program that is our filter on a hook, if there is one.
-///
-/// # Errors
-/// If the kernel refuses to tell.
-pub fn attached(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Option<u32>, NetlinkError> {
-    let mut message = TcMessage::with_index(index(ifindex));
-    message.header.parent = hook.parent();
-    let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
-    Ok(answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewTrafficFilter(filter) if is_ours(&filter) => program_id(&filter),
-        _ => None,
-    }))
-}
-
 /// All filters on both hooks of an interface.
 ///
 /// # Errors
 /// If the kernel refuses to tell.
-pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Vec<Attached>, NetlinkError> {
-    let mut all = Vec::new();
-    for (hook, _) in Hook::ALL {
-        let mut message = TcMessage::with_index(index(ifindex));
-        message.header.parent = hook.parent();
-        let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
-        all.extend(answers.into_iter().filter_map(|answer| match answer {
-            // The kernel tells of each priority also by itself, without a handle.
-            RouteNetlinkMessage::NewTrafficFilter(filter) if filter.header.handle != TcHandle::default() => {
-                Some(Attached::of(hook, &filter))
-            }
-            _ => None,
-        }));
+pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Listed, NetlinkError> {
+    let [(ingress, _), (egress, _)] = Hook::ALL;
+    let (mut filters, more) = (on(socket, ifindex, ingress)?, on(socket, ifindex, egress)?);
+    // A qdisc with one hook has it in both places. Where they differ, as they do when ours are there, it need not be asked for.
+    let are_same = more.iter().map(|it| Attached { hook: ingress, ..it.clone() }).eq(filters.iter().cloned());
+    let stranger = if are_same { stranger(socket, ifindex)? } else { None };
+    if stranger.is_some() {
+        filters.iter_mut().for_each(|it| it.is_ours = false);
+    } else {
+        filters.extend(more);
     }
-    Ok(all)
+    Ok(Listed { filters, stranger })
 }
 
 /// Puts these programs in the place of an earlier agent's, or where there are none; no packet passes between the two unchecked.
 ///
 /// # Errors
-/// If the kernel refuses, or the interface is gone (`ENODEV`).
-pub fn reattach(host: &mut Socket, ifindex: u32, filters: Filters<'_>) -> Result<(), NetlinkError> {
+/// If the kernel refuses, the interface is gone (`ENODEV`), or somebody else's qdisc has the place of ours.
+pub fn reattach(
+    host: &mut Socket,
+    ifindex: u32,
+    ifname: &str,
+    filters: Filters<'_>,
+) -> Result<(), NetlinkError> {
     match host.batch(vec![qdisc(ifindex)]) {
-        Err(error) if !error.is(Errno::EEXIST) => return Err(error),
-        _ => {}
+        Err(error) if error.is(Errno::EEXIST) => {
+            // An ingress qdisc would take both, the second in the place of the first, for what the pod sends.
+            if let Some(kind) = stranger(host, ifindex)? {
+                return Err(error.with_hint(in_our_place(&kind, ifname)));
+            }
+        }
+        result => drop(result?),
     }
     host.batch(replace(ifindex, filters).into()).map(drop)
+}
+
+/// What to do about somebody else's qdisc.
+pub fn in_our_place(kind: &str, ifname: &str) -> String {
+    format!(
+        "the {kind} qdisc at ffff: of {ifname} is somebody else's; delete it: tc qdisc del dev {ifname} {kind}"
+    )
+}
+
+/// The kind of the qdisc that is where ours should be, if there is one that is not ours.
+fn stranger(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, NetlinkError> {
+    let mut message = TcMessage::with_index(index(ifindex));
+    message.header.parent = TcHandle::CLSACT;
+    let get =
+        Request::change("read the qdisc of the filters", RouteNetlinkMessage::GetQueueDiscipline(message));
+    let answers = match socket.batch(vec![get.echoed()]) {
+        // There is none.
+        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
+        answers => answers?,
+    };
+    let kind = answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) => kind(&qdisc).map(str::to_owned),
+        _ => None,
+    });
+    Ok(kind.filter(|kind| kind != KIND))
+}
+
+fn on(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Vec<Attached>, NetlinkError> {
+    let mut message = TcMessage::with_index(index(ifindex));
+    message.header.parent = hook.parent();
+    let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
+    let filter = |answer| match answer {
+        // The kernel tells of each priority also by itself, without a handle.
+        RouteNetlinkMessage::NewTrafficFilter(filter) if filter.header.handle != TcHandle::default() => {
+            Some(Attached::of(hook, &filter))
+        }
+        _ => None,
+    };
+    Ok(answers.into_iter().filter_map(filter).collect())
 }
 
 fn clsact(ifindex: u32) -> TcMessage {
     let mut message = TcMessage::with_index(index(ifindex));
     message.header.parent = TcHandle::CLSACT;
     message.header.handle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
-    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    message.attributes.push(TcAttribute::Kind(KIND.to_owned()));
     message
 }
 
@@ -177,6 +219,13 @@ fn filter(ifindex: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> Requ
 
 fn is_ours(filter: &TcMessage) -> bool {
     filter.header.handle == HANDLE && filter.header.info >> 16 == u32::from(PRIORITY)
+}
+
+fn kind(message: &TcMessage) -> Option<&str> {
+    message.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind.as_str()),
+        _ => None,
+    })
 }
 
 fn program_id(filter: &TcMessage) -> Option<u32> {

@@ -14,6 +14,9 @@ use super::{
     sysctl::{self, SysctlError},
 };
 
+/// The settings of the whole node, below `net/`. By IPv4's, the kernel sets each interface's, too.
+pub const IPV4: &str = "ipv4/ip_forward";
+const IPV6: &str = "ipv6/conf/all/forwarding";
 /// `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
 const LOOPBACK: u32 = 1;
 
@@ -26,19 +29,33 @@ const LOOPBACK: u32 = 1;
 /// If a setting is not as it should be and cannot be written.
 pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
     let has = |family: fn(&IpAddr) -> bool| ranges.iter().any(|range| family(&range.network()));
-    if has(IpAddr::is_ipv4) && sysctl::get("ipv4/ip_forward").as_deref() != Some("1") {
-        sysctl::set("ipv4/ip_forward", "1")?;
+    forward_families((has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)))
+}
+
+/// The same for IPv4 and for IPv6.
+///
+/// # Errors
+/// If a setting is not as it should be and cannot be written.
+pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
+    if v4 && sysctl::get(IPV4).as_deref() != Some("1") {
+        sysctl::set(IPV4, "1")?;
     }
-    if has(IpAddr::is_ipv6) && sysctl::get("ipv6/conf/all/forwarding").as_deref() == Some("0") {
+    if v6 && sysctl::get(IPV6).as_deref() == Some("0") {
         for interface in ipv6_interfaces() {
             let setting = format!("ipv6/conf/{interface}/accept_ra");
             if sysctl::get(&setting).as_deref() == Some("1") {
                 sysctl::set(&setting, "2")?;
             }
         }
-        sysctl::set("ipv6/conf/all/forwarding", "1")?;
+        sysctl::set(IPV6, "1")?;
     }
     Ok(())
+}
+
+/// Which of IPv4 and IPv6 the node does not forward, of those that are asked for: their settings.
+pub fn not_forwarded((v4, v6): (bool, bool)) -> Vec<&'static str> {
+    let settings = [(v4, IPV4), (v6, IPV6)].into_iter().filter_map(|(matters, it)| matters.then_some(it));
+    settings.filter(|setting| sysctl::get(setting).as_deref() == Some("0")).collect()
 }
 
 /// Asks the kernel for the loopback interface, which every network namespace has: to see that it answers.

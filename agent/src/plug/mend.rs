@@ -6,7 +6,11 @@ use agent_common::GATEWAY_MAC;
 use nix::errno::Errno;
 use rtnetlink::{
     LinkUnspec,
-    packet_route::{RouteNetlinkMessage, link::LinkMessage, route::RouteAttribute},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute, LinkMessage},
+        route::RouteAttribute,
+    },
 };
 
 use super::{
@@ -20,11 +24,15 @@ use crate::vif::Mac;
 pub enum Mend<'a> {
     /// Back into the group of those that are in none.
     Group,
+    /// Out of the hands of a bridge.
+    Master,
     Name(&'a str),
     Mac,
     /// Bytes.
     Mtu(u32),
     Up,
+    /// IPv4's.
+    Forwarding,
     Route(IpAddr),
     Neighbour(IpAddr, Mac),
 }
@@ -45,6 +53,17 @@ impl Mend<'_> {
             Self::Name(name) => return rename(host, ifindex, name),
             Self::Group => {
                 set_link("take the host's interface out of its group", link().link_group(0).build())
+            }
+            Self::Master => {
+                set_link("take the host's interface away from its master", link().nocontroller().build())
+            }
+            Self::Forwarding => {
+                let mut ipv4 = InetDevConf::default();
+                ipv4.forwarding = 1;
+                let setting = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
+                let setting = LinkAttribute::AfSpecUnspec(setting);
+                let message = link().append_extra_attribute(setting).build();
+                set_link("let the host's interface forward", message)
             }
             Self::Mac => {
                 let message = link().address(GATEWAY_MAC.to_vec()).build();

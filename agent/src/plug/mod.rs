@@ -11,6 +11,7 @@ pub mod filter;
 pub mod host;
 pub mod mend;
 pub mod monitor;
+mod netconf;
 pub mod netlink;
 pub mod netns;
 pub mod reaper;
@@ -31,7 +32,7 @@ use ferrule_proto::names::IfName;
 use nix::errno::Errno;
 use rtnetlink::packet_route::{
     RouteNetlinkMessage,
-    link::{LinkAttribute, LinkExtentMask, LinkMessage},
+    link::{AfSpecInet, AfSpecUnspec, LinkAttribute, LinkExtentMask, LinkMessage},
 };
 
 use netlink::{NetlinkError, Socket};
@@ -132,6 +133,22 @@ pub fn host_ends(host: &mut Socket) -> Result<HostEnds, NetlinkError> {
         }
     }
     Ok(ends)
+}
+
+/// Whether an interface forwards what comes in over IPv4. One of which that is not told is no IPv4 interface.
+fn forwards_ipv4(link: &LinkMessage) -> bool {
+    let families = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::AfSpecUnspec(families) => Some(families),
+        _ => None,
+    });
+    let settings = families.flatten().filter_map(|family| match family {
+        AfSpecUnspec::Inet(settings) => Some(settings),
+        _ => None,
+    });
+    settings.flatten().all(|setting| match setting {
+        AfSpecInet::DevConf(setting) => setting.forwarding != 0,
+        _ => true,
+    })
 }
 
 fn alias(link: &LinkMessage) -> Option<&str> {

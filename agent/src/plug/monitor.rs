@@ -14,7 +14,10 @@ use rtnetlink::{
     sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
 };
 
-use super::netlink::borrow;
+use super::{
+    netconf::{self, Forwards, Of, RTM_NEWNETCONF},
+    netlink::borrow,
+};
 
 /// Hears of changes in the network namespace that it was opened in.
 pub struct Monitor {
@@ -31,12 +34,15 @@ pub enum Change {
     Removed(u32),
     /// A route to an address was put in the place of another one.
     Replaced(IpAddr),
+    /// The node forwards a family no more.
+    NotForwarded,
     /// More happened than the kernel keeps for us: it may be anything.
     Lost,
 }
 
-/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
-const GROUPS: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400;
+/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`, and whether
+/// interfaces forward.
+const GROUPS: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400 | netconf::GROUP_IPV4 | netconf::GROUP_IPV6;
 /// Holds all of a route; of longer messages only the head is looked at, and the kernel cuts off the rest.
 const PEEK: usize = 512;
 /// For what happens while nobody looks: thousands of notifications.
@@ -110,6 +116,12 @@ fn change(message: &[u8]) -> Option<Change> {
             let v6 = || <[u8; 16]>::try_from(address.as_slice()).map(Ipv6Addr::from).map(IpAddr::V6).ok();
             Some(Change::Replaced(v4.or_else(v6)?))
         }
+        // Each interface tells of itself as well, of which many are somebody else's.
+        RTM_NEWNETCONF => match Forwards::parse(body)? {
+            Forwards { on: true, .. } => None,
+            Forwards { of: Of::Node, .. } => Some(Change::NotForwarded),
+            Forwards { of: Of::Interface(index), is_ipv4, .. } => is_ipv4.then_some(Change::Set(index)),
+        },
         _ => None,
     }
 }
@@ -146,6 +158,18 @@ mod tests {
         assert_eq!(change(&message(20, 0, &body)), None, "an address is no matter");
         assert_eq!(change(&message(RTM_DELLINK, 0, &body[..6])), None);
         assert_eq!(change(&[]), None);
+    }
+
+    #[test]
+    fn forwarding_is_told_when_it_ends() {
+        let body = |family: u8, index: i32, on: i32| {
+            let attributes = [attribute(1, &index.to_ne_bytes()), attribute(2, &on.to_ne_bytes())].concat();
+            message(RTM_NEWNETCONF, 0, &[&[family, 0, 0, 0][..], &attributes].concat())
+        };
+        assert_eq!(change(&body(10, -1, 0)), Some(Change::NotForwarded));
+        assert_eq!(change(&body(2, 7, 0)), Some(Change::Set(7)));
+        assert_eq!(change(&body(2, -1, 1)), None);
+        assert_eq!(change(&body(10, 7, 0)), None, "IPv6 goes by the node's alone");
     }
 
     #[test]

@@ -15,8 +15,8 @@ use nix::sys::{
 };
 use rtnetlink::{
     packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
-        NetlinkMessage, NetlinkPayload, NlasIterator,
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
+        NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
     },
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
@@ -45,7 +45,7 @@ pub struct Request {
 #[error("cannot {what}{}", hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())]
 pub struct NetlinkError {
     what: String,
-    /// What the kernel added in words (`NLMSGERR_ATTR_MSG`).
+    /// What the kernel added in words (`NLMSGERR_ATTR_MSG`), or we.
     hint: Option<String>,
     #[source]
     source: io::Error,
@@ -90,6 +90,11 @@ impl Request {
         Self::new(what, message, 0)
     }
 
+    /// The same, told to us as well: of qdiscs, the kernel answers only those who listen to changes.
+    pub fn echoed(self) -> Self {
+        Self { flags: self.flags | NLM_F_ECHO, ..self }
+    }
+
     fn new(what: impl Into<String>, message: RouteNetlinkMessage, flags: u16) -> Self {
         Self { what: what.into(), message, flags: flags | NLM_F_REQUEST | NLM_F_ACK }
     }
@@ -101,6 +106,11 @@ impl NetlinkError {
     /// Whether the kernel's answer was this error.
     pub fn is(&self, errno: nix::errno::Errno) -> bool {
         self.source.raw_os_error() == Some(errno as i32)
+    }
+
+    /// The same, with words that say more than the kernel's.
+    pub(super) fn with_hint(self, hint: String) -> Self {
+        Self { hint: Some(hint), ..self }
     }
 
     fn new(what: impl Into<String>, source: io::Error) -> Self {

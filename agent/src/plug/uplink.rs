@@ -23,6 +23,7 @@ use super::{
     PlugError,
     egress::{Egress, Links},
     host,
+    netconf::{self, Forwards, Of, RTM_NEWNETCONF},
     netlink::{NetlinkError, Socket},
 };
 use crate::health::Reporter;
@@ -41,8 +42,9 @@ struct WayOut {
 }
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` in
-/// `linux/rtnetlink.h`. IPv4's routes that go with an address or a link are not told one by one.
-const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
+/// `linux/rtnetlink.h`. IPv4's routes that go with an address or a link are not told one by one. And whether interfaces
+/// forward it.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400 | netconf::GROUP_IPV4;
 /// How long to wait after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(5);
 /// As much of a change as is looked at; the kernel cuts off the rest.
@@ -165,14 +167,16 @@ impl WayOut {
         let Some((header, body)) = change.split_first_chunk::<16>() else { return true };
         // `struct nlmsghdr`: length, type, flags, …
         let [_, _, _, _, a, b, ..] = *header;
+        let is_its = |ifindex| self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex));
         match (u16::from_ne_bytes([a, b]), body) {
             // `struct ifinfomsg`: family, padding, type, index; `struct ifaddrmsg` has its index there too.
             (RTM_NEWLINK | RTM_DELLINK | RTM_DELADDR, [_, _, _, _, a, b, c, d, ..]) => {
-                let ifindex = u32::from_ne_bytes([*a, *b, *c, *d]);
-                self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex))
+                is_its(u32::from_ne_bytes([*a, *b, *c, *d]))
             }
             // Pods' interfaces have none on the node.
             (RTM_NEWADDR, _) => true,
+            (RTM_NEWNETCONF, body) => Forwards::parse(body)
+                .is_some_and(|it| matches!(it.of, Of::Interface(ifindex) if it.is_ipv4 && is_its(ifindex))),
             // `struct rtmsg`: family, length of the destination's prefix; zero is the default route's.
             (RTM_NEWROUTE | RTM_DELROUTE, [_, length, ..]) => *length == 0,
             _ => false,

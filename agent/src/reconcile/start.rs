@@ -57,12 +57,14 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
     crash::point(Step::StartEntries);
     node.dataplane.inherit();
     crash::point(Step::StartInherited);
-    for (ifindex, attachment) in with_ifindex(&live) {
-        match filter::reattach(&mut host, ifindex, node.dataplane.filters()) {
+    for (host_link, attachment) in live.iter().filter_map(|it| Some((it.host.as_ref()?, it))) {
+        let (ifindex, ifname) = (host_link.ifindex, &host_link.ifname);
+        match filter::reattach(&mut host, ifindex, ifname, node.dataplane.filters()) {
             // It went meanwhile, with its pod.
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => {
-                tracing::error!(key = %attachment.key, %error, "an earlier agent's filters stay on an attachment");
+                let (key, error) = (&attachment.key, chain(&error));
+                tracing::error!(%key, error, "an attachment has not got this agent's filters; an earlier agent's stay, if it has some");
             }
             Ok(()) => {}
         }

@@ -49,9 +49,11 @@ fn well(it: &Attachment) -> Snapshot {
         name: host.ifname.clone(),
         stamp: Some(Stamp::of(&it.key)),
         group: 0,
+        master: None,
         up: true,
         mac: Some(Mac(GATEWAY_MAC)),
         mtu: 1500,
+        forwards_ipv4: true,
         xdp: Vec::new(),
     };
     let [ingress, egress] = PROGRAMS;
@@ -62,10 +64,11 @@ fn well(it: &Attachment) -> Snapshot {
             routes: addresses().collect(),
             neighbours: addresses().map(|at| (at, (it.vif.mac, true))).collect(),
             filters: [(host.ifindex, vec![ours(Hook::Ingress, ingress), ours(Hook::Egress, egress)])].into(),
+            strangers: HashMap::new(),
         },
         entries: Entries::of(host.ifindex, it),
         programs: PROGRAMS,
-        living: HashSet::new(),
+        ..Snapshot::default()
     }
 }
 
@@ -96,6 +99,8 @@ fn each_change_of_an_interface_is_told_by_itself() {
     assert_eq!(after_link(|it| it.up = false), [Kind::LinkDown]);
     assert_eq!(after_link(|it| it.name = "other".to_owned()), [Kind::LinkName]);
     assert_eq!(after_link(|it| it.group = 5), [Kind::LinkGroup]);
+    assert_eq!(after_link(|it| it.master = Some(3)), [Kind::LinkMaster]);
+    assert_eq!(after_link(|it| it.forwards_ipv4 = false), [Kind::LinkForwarding]);
     assert_eq!(after_link(|it| it.mtu = 1400), [Kind::LinkMtu]);
     assert_eq!(after_link(|it| it.mac = Some(MAC)), [Kind::LinkMac]);
 }
@@ -117,7 +122,7 @@ fn an_interface_is_missed_only_while_its_namespace_lives() {
     assert_eq!(after(|seen| seen.ends = Ends::default()), [], "a DEL will come");
     let lives = after(|seen| {
         seen.ends = Ends::default();
-        seen.entries = Entries::default();
+        seen.entries = Entries::of_none();
         seen.living.insert(one("a", 2, INDEX).key);
     });
     assert_eq!(lives, [Kind::LinkGone], "what goes with it is not told by itself");
@@ -139,6 +144,29 @@ fn a_filter_deviates_if_it_is_missing_or_another_program() {
     assert_eq!(replaced, [Kind::Filter(Hook::Egress)]);
     let moved = after(|seen| seen.ends.filters.get_mut(&INDEX).unwrap()[0].is_ours = false);
     assert_eq!(moved, [Kind::Filter(Hook::Ingress)], "the right program at another place");
+}
+
+#[test]
+fn what_the_node_lacks_is_told_once_and_not_by_each_attachment() {
+    let found = after(|seen| {
+        seen.ends.links.get_mut(&INDEX).unwrap().forwards_ipv4 = false;
+        seen.not_forwarded = vec![host::IPV4];
+    });
+    assert_eq!(found, [Kind::NodeForwarding]);
+    assert_eq!(after(|seen| seen.lost_pins = vec!["VIFS"]), [Kind::Pin]);
+    let nobodys = Entry::Counters(0);
+    let found = after(|seen| seen.entries = std::mem::take(&mut seen.entries).without(nobodys));
+    assert_eq!(found, [Kind::Entry(nobodys)]);
+}
+
+#[test]
+fn where_somebody_elses_qdisc_is_no_filter_is_missed_and_none_is_put() {
+    let found = after(|seen| {
+        seen.ends.filters.get_mut(&INDEX).unwrap().clear();
+        seen.ends.strangers.insert(INDEX, "ingress".to_owned());
+    });
+    assert_eq!(found, [Kind::Qdisc]);
+    assert!(!Kind::Qdisc.is_repairable(), "it is not ours to delete");
 }
 
 #[test]
@@ -208,7 +236,7 @@ fn what_a_call_is_making_is_no_stray() {
     assert_eq!(all(&[], reserved, &seen), [], "it began while we looked");
     assert_eq!(all(std::slice::from_ref(&made), &[], &seen), [], "it went while we looked");
     let going = Attachment { state: State::Unplugging, ..made };
-    let nothing = Snapshot { programs: PROGRAMS, ..Snapshot::default() };
+    let nothing = Snapshot { programs: PROGRAMS, entries: Entries::of_none(), ..Snapshot::default() };
     assert_eq!(all(std::slice::from_ref(&going), std::slice::from_ref(&going), &nothing), []);
 }
 

@@ -1,5 +1,8 @@
 //! What others do to pods' interfaces is put right without a call from the runtime, or told.
 
+mod node;
+mod qdisc;
+
 use std::{fs, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
@@ -74,6 +77,7 @@ fn what_others_change_on_a_pods_interface_is_put_right_without_a_call() {
     with_agent(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let host = node.host_ifname(&pod)?;
+        sys::run("ip link add br0 type bridge")?;
         let [v4, v6] = [0, 1].map(|number| pod.addresses[number].to_string());
         for (kind, damage) in [
             ("filter", format!("tc filter del dev {host} ingress")),
@@ -92,6 +96,8 @@ fn what_others_change_on_a_pods_interface_is_put_right_without_a_call() {
             ("link-group", format!("ip link set {host} group 77")),
             ("link-mtu", format!("ip link set {host} mtu 1300")),
             ("link-mac", format!("ip link set {host} address 02:00:00:00:00:66")),
+            ("link-master", format!("ip link set {host} master br0")),
+            ("link-forwarding", format!("sysctl -qw net.ipv4.conf.{host}.forwarding=0")),
         ] {
             // Each is told of by itself: the waits between repairs of one interface are not what is tried here.
             node.stop_agent()?;
@@ -189,6 +195,8 @@ fn entries_of_the_maps_are_put_right_by_the_period() {
             map_delete("VIFS", &index.to_ne_bytes()),
             map_delete("ENDPOINTS", &address),
             map_delete("VIF_COUNTERS", &index.to_ne_bytes()),
+            // Where packets of nobody are counted.
+            map_delete("VIF_COUNTERS", &[0; 4]),
         ] {
             let before = node.metric("ferrule_deviations_total{kind=\"map-entry\"}")?;
             sys::run(&damage)?;
