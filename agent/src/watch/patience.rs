@@ -37,8 +37,10 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         let name = self.scope.name;
         self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
         // Token, client certificate or the server's may have been exchanged for newer ones.
-        if error.is_unauthorized() || matches!(error, WatchError::Connect { .. }) {
+        if error.is_unauthorized() {
             self.api.renew();
+        } else if matches!(error, WatchError::Connect { .. }) {
+            self.api.doubt();
         }
         // A list that did not come to its end says nothing of what is gone.
         self.state.listed = None;

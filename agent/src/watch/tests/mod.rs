@@ -1,5 +1,6 @@
 //! How a watch behaves, against a server that does exactly what each test says.
 
+mod client;
 mod script;
 mod silence;
 
