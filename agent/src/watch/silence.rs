@@ -71,9 +71,10 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     /// A stream has been open for a while, and was not refused: that nothing happens is no failure, unless nothing has
     /// come from those before it either and nobody knows why.
     pub(super) fn settled(&mut self, open: Duration) {
+        let unhurried = self.unhurried();
         let is_followed = match self.state.silence.means {
             Means::Nothing => open >= SETTLED,
-            Means::Quiet => open >= UNHURRIED,
+            Means::Quiet => open >= unhurried,
             Means::Unknown | Means::Deaf => false,
         };
         if is_followed && self.state.listed.is_none() && self.state.synced {
@@ -105,7 +106,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         match self.state.silence.means {
             Means::Deaf => Err(WatchError::Deaf { what: format!("watch {}", self.scope.name) }),
             _ if as_asked => Ok(()),
-            Means::Quiet if lasted < UNHURRIED => Err(error),
+            Means::Quiet if lasted < self.unhurried() => Err(error),
             Means::Unknown if !is_first || is_idle || lasted < SHORT => Err(error),
             // Among them: a history that the server does not know is left behind.
             Means::Quiet | Means::Unknown | Means::Nothing => {
@@ -113,6 +114,11 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 Ok(())
             }
         }
+    }
+
+    /// Less, where we are less patient ourselves.
+    fn unhurried(&self) -> Duration {
+        UNHURRIED.min(self.settings.read_timeout)
     }
 
     /// Notes a failure that nothing is to be done about.
@@ -151,7 +157,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             self.state.failing_since = self.state.failing_since.or(since);
         } else if self.state.silence.means != Means::Deaf {
             self.state.silence.means = Means::Quiet;
-            if lasted >= UNHURRIED {
+            if lasted >= self.unhurried() {
                 self.recovered_and("nothing comes from the watch; a list has shown that nothing has changed");
             }
         }

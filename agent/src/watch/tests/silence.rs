@@ -124,6 +124,15 @@ async fn a_watch_that_ends_when_it_was_asked_to_is_healthy_though_nothing_came()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_quiet_cluster_is_healthy_also_to_an_agent_that_has_little_patience() {
+    let settings = Settings { read_timeout: secs(10), ..SETTINGS };
+    let test = Test::with([listing([Step::Hang])], Kept::default(), settings);
+    test.script.otherwise(hang(), page(&[pod("a", "u1", 5)], 50, ""));
+    sleep(secs(1)).await;
+    assert!(states(&test, 600).await.iter().all(|it| *it == State::Healthy));
+}
+
+#[tokio::test(start_paused = true)]
 async fn bytes_that_are_no_line_are_no_sign_of_life() {
     let drops = |text: &str| {
         let drop = [Step::Wait(secs(40)), Step::Send(text.to_owned())];
