@@ -1,6 +1,10 @@
 //! The way to the API server: kube's client carries the requests, and every answer is looked at here.
 
-use std::{path::PathBuf, sync::Mutex, sync::PoisonError, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -9,16 +13,46 @@ use kube::{
     client::Body,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use tokio::time::timeout;
+use tokio::{
+    runtime::Handle,
+    sync,
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::error::{Status, WatchError};
 
 /// How to reach the API server, and as whom. It may be shared.
 pub struct Api {
     kubeconfig: Option<PathBuf>,
-    client: Mutex<Option<(Client, String)>>,
+    ways: Mutex<Ways>,
+    /// Who makes the next client: one at a time, for all who ask.
+    making: sync::Mutex<Option<Making>>,
+    patience: Duration,
 }
 
+/// A client, and the URL that it goes to.
+type Way = (Client, String);
+
+#[derive(Default)]
+struct Ways {
+    /// Kept until there is a newer one.
+    way: Option<Way>,
+    /// Whether there should be a newer one.
+    is_stale: bool,
+    /// When the making of one began last.
+    tried_at: Option<Instant>,
+}
+
+struct Making {
+    started: Instant,
+    task: JoinHandle<Result<Way, WatchError>>,
+}
+
+/// How long the making of a client may take, until those who wait for it do without.
+const MAKE: Duration = Duration::from_secs(10);
+/// How often a client is made because nobody answers.
+const DOUBT: Duration = Duration::from_secs(60);
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long the head of an answer may take; the API server gives up itself after a minute.
@@ -36,13 +70,20 @@ const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 impl Api {
     /// By a kubeconfig file, or, without one, as a pod by its service account.
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, client: Mutex::new(None) }
+        Self { kubeconfig, ways: Mutex::default(), making: sync::Mutex::default(), patience: MAKE }
     }
 
     /// By a client that is there already.
     #[cfg(test)]
     pub(super) fn with_client(client: Client) -> Self {
-        Self { kubeconfig: None, client: Mutex::new(Some((client, "http://test".to_owned()))) }
+        let api = Self::new(None);
+        api.ways().way = Some((client, "http://test".to_owned()));
+        api
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// The URL of the API server.
@@ -55,7 +96,14 @@ impl Api {
 
     /// Reads the configuration anew before the next request: token, certificates and all.
     pub fn renew(&self) {
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.ways().is_stale = true;
+    }
+
+    /// The same, unless that was done a moment ago: nobody answers, perhaps because the address or a certificate is
+    /// another one now, but more likely because the network is away.
+    pub fn doubt(&self) {
+        let mut ways = self.ways();
+        ways.is_stale |= ways.tried_at.is_none_or(|at| at.elapsed() >= DOUBT);
     }
 
     /// Opens an answer that comes piece by piece.
@@ -105,32 +153,79 @@ impl Api {
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
 
-    async fn client(&self) -> Result<(Client, String), WatchError> {
-        if let Some(client) = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-            return Ok(client);
+    async fn client(&self) -> Result<Way, WatchError> {
+        if let Some(way) = self.ways().fresh() {
+            return Ok(way);
         }
-        let client = self.connect().await?;
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
-        Ok(client)
+        let mut making = self.making.lock().await;
+        // Somebody else may have waited for it.
+        if let Some(way) = self.ways().fresh() {
+            return Ok(way);
+        }
+        let Making { started, task } = making.get_or_insert_with(|| {
+            let (started, kubeconfig) = (Instant::now(), self.kubeconfig.clone());
+            self.ways().tried_at = Some(started);
+            // It reads files and runs the configuration's plugin, which may wait for a network that is away.
+            let task = spawn_blocking(move || Handle::current().block_on(connect(kubeconfig.as_deref())));
+            Making { started, task }
+        });
+        // What hangs is waited for once, keeps its thread, and gets no second one.
+        let made = timeout_at(*started + self.patience, task).await;
+        if made.is_ok() {
+            *making = None;
+        }
+        let made = made.unwrap_or_else(|_| {
+            let seconds = self.patience.as_secs_f32();
+            let why = format!("it has been read for more than {seconds} s: does its exec plugin hang?");
+            Ok(Err(WatchError::Config { why }))
+        });
+        let made = made.unwrap_or_else(|error| Err(WatchError::Config { why: error.to_string() }));
+        let mut ways = self.ways();
+        match (made, ways.way.clone()) {
+            (Ok(way), _) => {
+                (ways.way, ways.is_stale) = (Some(way.clone()), false);
+                Ok(way)
+            }
+            (Err(error), Some(old)) => {
+                tracing::warn!(%error, "the way to the API server is as it was");
+                // While it hangs, whoever asks looks whether there is an end. Else the next refusal asks again.
+                ways.is_stale = making.is_some();
+                Ok(old)
+            }
+            (Err(error), None) => Err(error),
+        }
     }
 
-    async fn connect(&self) -> Result<(Client, String), WatchError> {
-        let failed = |error: &dyn std::error::Error| WatchError::Config { why: crate::chain::chain(error) };
-        let mut config = match &self.kubeconfig {
-            Some(path) => {
-                let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
-                let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-                config.map_err(|error| failed(&error))?
-            }
-            None => Config::incluster().map_err(|error| failed(&error))?,
-        };
-        config.connect_timeout = Some(CONNECT);
-        // It is for the callers to say when and how often to try again.
-        config.default_retry = false;
-        let url = config.cluster_url.to_string();
-        let client = Client::try_from(config).map_err(|error| failed(&error))?;
-        Ok((client, url))
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+// === impl Ways ===
+
+impl Ways {
+    fn fresh(&self) -> Option<Way> {
+        self.way.clone().filter(|_| !self.is_stale)
+    }
+}
+
+/// May block.
+async fn connect(kubeconfig: Option<&Path>) -> Result<Way, WatchError> {
+    let failed = |error: &dyn std::error::Error| WatchError::Config { why: crate::chain::chain(error) };
+    let mut config = match kubeconfig {
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
+            let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            config.map_err(|error| failed(&error))?
+        }
+        None => Config::incluster().map_err(|error| failed(&error))?,
+    };
+    config.connect_timeout = Some(CONNECT);
+    // It is for the callers to say when and how often to try again.
+    config.default_retry = false;
+    let url = config.cluster_url.to_string();
+    let client = Client::try_from(config).map_err(|error| failed(&error))?;
+    Ok((client, url))
 }
 
 fn get(what: &str, path: &str) -> Result<Request<Body>, WatchError> {

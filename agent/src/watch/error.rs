@@ -28,8 +28,11 @@ pub enum WatchError {
     #[error("the API server's answer to the attempt to {what} is not understood: {why}")]
     Answer { what: String, why: String },
     /// A stream ended before anything came.
-    #[error("the stream of {what} ended within a second, and nothing had come")]
-    Short { what: String },
+    #[error("the stream of {what} ended after {} s, and nothing had come", after.as_secs())]
+    Short { what: String, after: Duration },
+    /// Streams are accepted, and do not say what changes.
+    #[error("the stream of {what} does not tell what changes: a list every few minutes has to do")]
+    Deaf { what: String },
     /// There is no way to the API server in the configuration.
     #[error("cannot find out how to reach the API server: {why}")]
     Config { why: String },
@@ -111,6 +114,7 @@ impl WatchError {
             Self::Slow { .. } => "slow",
             Self::Answer { .. } => "answer",
             Self::Short { .. } => "short",
+            Self::Deaf { .. } => "deaf",
             Self::Config { .. } => "config",
             Self::Refused { status, .. } => match status.code {
                 401 => "unauthorized",

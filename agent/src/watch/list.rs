@@ -13,12 +13,21 @@ use super::{
 /// The most objects in a page, as client-go has it.
 const PAGE: usize = 500;
 
+/// What a list has shown.
+pub(super) struct Listed {
+    pub position: String,
+    /// The position at which what is newest in it changed.
+    pub newest: Option<u64>,
+    /// How many of the known objects were not in it.
+    pub lost: usize,
+}
+
 impl<T: Object, S: Sink<T>> Source<T, S> {
     /// Lists all objects, page by page.
-    pub(super) async fn list(&mut self) -> Result<(), WatchError> {
+    pub(super) async fn list(&mut self) -> Result<Listed, WatchError> {
         let what = format!("list {}", self.scope.name);
         self.begin_list();
-        let mut token = String::new();
+        let (mut token, mut newest) = (String::new(), None);
         loop {
             let limit = PAGE.to_string();
             let path = self.path(&[("limit", &limit), ("continue", &token)]);
@@ -28,16 +37,22 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 .map_err(|error| WatchError::Answer { what: what.clone(), why: error.to_string() })?;
             for item in page.items.into_iter().flatten() {
                 match serde_json::from_str::<T>(item.get()) {
-                    Ok(object) => self.apply(object),
+                    Ok(object) => {
+                        newest = newest.max(number(&object.metadata().resource_version));
+                        self.apply(object);
+                    }
                     Err(error) => {
                         self.undecodable(&error);
-                        self.is_listed(wire::metadata(item.get()));
+                        let metadata = wire::metadata(item.get());
+                        newest = newest.max(metadata.as_ref().and_then(|it| number(&it.resource_version)));
+                        self.is_listed(metadata);
                     }
                 }
             }
             if page.metadata.r#continue.is_empty() {
-                self.end_list(page.metadata.resource_version);
-                return Ok(());
+                let position = page.metadata.resource_version;
+                let lost = self.end_list(position.clone());
+                return Ok(Listed { position, newest, lost });
             }
             token = page.metadata.r#continue;
         }
@@ -54,8 +69,9 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         self.state.listed = Some(HashSet::new());
     }
 
-    /// All objects are there: what was known before and is not among them is gone, though no event told of it.
-    pub(super) fn end_list(&mut self, position: String) {
+    /// All objects are there: what was known before and is not among them is gone, though no event told of it. Says how
+    /// many there are of these.
+    pub(super) fn end_list(&mut self, position: String) -> usize {
         let listed = self.state.listed.take().unwrap_or_default();
         let mut lost: Vec<_> =
             self.state.known.keys().filter(|key| !listed.contains(*key)).cloned().collect();
@@ -72,29 +88,12 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
         tracing::info!(source = self.scope.name, objects = listed.len(), lost = lost.len(), "listed");
         self.synced();
-        self.recovered();
+        self.recovered_by_list();
+        lost.len()
     }
+}
 
-    /// Whether the server is still in the history that our position is of. One that was restored from an older copy
-    /// says nothing to a watch from its future, for hours: no event, no bookmark, no error.
-    pub(super) async fn check_history(&mut self) -> Result<(), WatchError> {
-        let Some(position) = &self.state.position else { return Ok(()) };
-        let what = format!("look at the history of {}", self.scope.name);
-        let page = self.api.get(&what, &self.path(&[("limit", "1")])).await?;
-        let page: Page<'_> = serde_json::from_slice(&page)
-            .map_err(|error| WatchError::Answer { what, why: error.to_string() })?;
-        let number = |text: &str| text.parse::<u64>().ok();
-        if number(&page.metadata.resource_version) < number(position) {
-            let server = page.metadata.resource_version;
-            tracing::warn!(
-                source = self.scope.name,
-                position,
-                server,
-                "the API server's history is another one: listing"
-            );
-            self.state.position = None;
-        }
-        self.state.idle = 0;
-        Ok(())
-    }
+/// A position as a number, to be compared with others.
+pub(super) fn number(position: &str) -> Option<u64> {
+    position.parse().ok()
 }

@@ -13,6 +13,7 @@ mod list;
 mod objects;
 mod patience;
 mod recorder;
+mod silence;
 mod source;
 mod wire;
 

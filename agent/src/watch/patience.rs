@@ -21,17 +21,15 @@ const ABSENT: Duration = Duration::from_secs(60);
 impl<T: Object, S: Sink<T>> Source<T, S> {
     /// Something came, and nothing was wrong with it.
     pub(super) fn recovered(&mut self) {
-        let failed = self.state.failing_since.take().is_some();
-        if failed || self.health.state() != Some(State::Healthy) {
-            self.health.healthy("following the changes");
+        if self.state.failing_since.is_some() || self.health.state() != Some(State::Healthy) {
+            self.recovered_and("following the changes");
         }
     }
 
-    /// A stream has been open for a while, and was not refused: that nothing happens is no failure.
-    pub(super) fn settled(&mut self) {
-        if self.state.listed.is_none() && self.state.synced {
-            self.recovered();
-        }
+    /// The same, and how it is now.
+    pub(super) fn recovered_and(&mut self, how: &str) {
+        self.state.failing_since = None;
+        self.health.healthy(how);
     }
 
     /// Notes a failure, and says how long to wait.
@@ -39,8 +37,10 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         let name = self.scope.name;
         self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
         // Token, client certificate or the server's may have been exchanged for newer ones.
-        if error.is_unauthorized() || matches!(error, WatchError::Connect { .. }) {
+        if error.is_unauthorized() {
             self.api.renew();
+        } else if matches!(error, WatchError::Connect { .. }) {
+            self.api.doubt();
         }
         // A list that did not come to its end says nothing of what is gone.
         self.state.listed = None;

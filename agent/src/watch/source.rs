@@ -34,6 +34,7 @@ use super::{
     keep::{Keeper, Place},
     lines::{Lines, Piece},
     objects::{Object, ObjectKey},
+    silence::{Mute, Silence},
     wire::{self, Event},
 };
 use crate::{
@@ -79,8 +80,7 @@ pub(super) struct State {
     pub streams_lists: Streams,
     /// Whether to wait a random moment before the next list: other nodes' agents will list too.
     pub expired: bool,
-    /// How many streams in a row ended because nothing came.
-    pub idle: u32,
+    pub silence: Silence,
     pub failing_since: Option<Instant>,
     /// Whether a line came that may have been an event, and was none that could be placed.
     pub doubtful: bool,
@@ -103,16 +103,18 @@ pub(super) enum Streams {
 /// Asks a loop to end, between two events.
 pub(super) type Stop = oneshot::Receiver<()>;
 
-/// A watch that ends sooner, with nothing in it, counts as a failure (client-go's "very short watch").
+/// A stream that breaks sooner is not opened again at once.
 const SHORT: Duration = Duration::from_secs(1);
 /// The server ends a watch after a random time from this to its double, in seconds (client-go's reflector).
 const WATCH_SECONDS: u64 = 300;
+/// A stream that ends so little sooner than we have asked for ends because we have.
+const EARLY: Duration = Duration::from_secs(5);
+/// A stream that goes on for longer than twice what we have asked for, and this, has nobody behind it who would end it.
+const OVERDUE: Duration = Duration::from_secs(60);
 /// The longest random wait before a list, when a position has expired.
 const SPREAD: Duration = Duration::from_secs(2);
 /// How long changes may wait to become durable. A crash loses as much: the position goes back with them.
 const SAVE: Duration = Duration::from_secs(1);
-/// How long a stream that says nothing must have been open to count as followed.
-const SETTLED: Duration = Duration::from_secs(5);
 /// How long a streamed list may take.
 const LIST: Duration = Duration::from_secs(120);
 
@@ -136,7 +138,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             synced: false,
             streams_lists: Streams::Perhaps,
             expired: false,
-            idle: 0,
+            silence: Silence::default(),
             failing_since: None,
             doubtful: false,
             backoff: Backoff::new(settings.max_backoff),
@@ -214,9 +216,6 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         if self.state.position.is_none() && std::mem::take(&mut self.state.expired) {
             sleep(SPREAD.mul_f64(fastrand::f64())).await;
         }
-        if self.state.idle > 1 {
-            self.check_history().await?;
-        }
         let streams_list = self.state.position.is_none() && self.state.streams_lists == Streams::Perhaps;
         if self.state.position.is_none() && !streams_list {
             self.list().await?;
@@ -229,7 +228,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             if error.is_unsupported() {
                 tracing::info!(source = self.scope.name, %error, "the server streams no lists: getting pages");
                 self.state.streams_lists = Streams::Never;
-                return self.list().await;
+                return self.list().await.map(drop);
             }
             // An API server on etcd 3.4 fails without saying why. It is not asked at once: it may have too much to do.
             if error.may_be_unsupported() {
@@ -242,7 +241,8 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     /// Follows the changes from the position; from nothing, all objects come first.
     async fn watch(&mut self) -> Result<(), WatchError> {
         let what = format!("watch {}", self.scope.name);
-        let seconds = fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS).to_string();
+        let asked = Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS));
+        let seconds = asked.as_secs().to_string();
         let mut query =
             vec![("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", &*seconds)];
         let position = self.state.position.clone();
@@ -258,26 +258,34 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
         let response = self.api.open(&what, &self.path(&query)).await?;
         let opened = Instant::now();
-        let streamed = self.follow(&what, Lines::new(response.into_body()), opened).await;
-        let lasted = opened.elapsed() >= SHORT;
-        match streamed {
-            Ok(_) if self.state.listed.is_some() => {
+        self.state.silence.heard = false;
+        let end = opened + 2 * asked + OVERDUE;
+        let streamed = self.follow(&what, Lines::new(response.into_body()), opened, end).await;
+        let lasted = opened.elapsed();
+        let error = match streamed {
+            Ok(()) if self.state.listed.is_some() => {
                 let why = "it ended before the end of its list".to_owned();
-                Err(WatchError::Broken { what, why })
+                return Err(WatchError::Broken { what, why });
             }
-            Ok(0) if !lasted => Err(WatchError::Short { what }),
-            Ok(_) => {
-                self.end_of_stream();
-                Ok(())
+            Ok(()) => WatchError::Short { what, after: lasted },
+            Err(error @ WatchError::Broken { .. }) if lasted >= SHORT && self.state.position.is_some() => {
+                error
             }
+            Err(error @ WatchError::Idle { .. }) if self.state.listed.is_none() => error,
+            Err(error) => return Err(error),
+        };
+        self.end_of_stream();
+        match error {
             // It went well for a while: resume at once.
-            Err(WatchError::Broken { .. }) if lasted && self.state.position.is_some() => {
-                self.metrics.failures.get_or_create(&self.failure("broken")).inc();
-                tracing::debug!(source = self.scope.name, "the stream broke: resuming");
-                self.end_of_stream();
+            WatchError::Short { .. } if self.state.silence.heard => Ok(()),
+            WatchError::Broken { .. } if self.state.silence.heard => {
+                self.passed_over(&error);
                 Ok(())
             }
-            Err(error) => Err(error),
+            _ => {
+                let as_asked = matches!(error, WatchError::Short { .. }) && lasted + EARLY >= asked;
+                self.mute(Mute { error, lasted, as_asked }).await
+            }
         }
     }
 
@@ -289,43 +297,50 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
     }
 
-    /// Applies a stream's events until it ends, and says how many there were that were understood.
-    async fn follow(&mut self, what: &str, mut lines: Lines, opened: Instant) -> Result<u64, WatchError> {
-        let mut events = 0;
+    /// Applies a stream's events until it ends, or has to have ended.
+    async fn follow(
+        &mut self,
+        what: &str,
+        mut lines: Lines,
+        opened: Instant,
+        end: Instant,
+    ) -> Result<(), WatchError> {
         let mut save_at = opened + SAVE;
+        // Moved by whole lines only: a byte now and then is no sign of life.
+        let mut idle_at = opened + self.settings.read_timeout;
         loop {
-            let idle_at = Instant::now() + self.settings.read_timeout;
             let piece = loop {
                 let piece = tokio::select! {
                     piece = lines.more() => Some(piece),
-                    () = sleep_until(idle_at.min(save_at)) => None,
+                    () = sleep_until(idle_at.min(save_at).min(end)) => None,
                 };
                 if save_at <= Instant::now() {
-                    if opened.elapsed() >= SETTLED {
-                        self.settled();
-                    }
+                    self.settled(opened.elapsed());
                     self.save().await;
                     save_at = Instant::now() + SAVE;
+                }
+                let now = Instant::now();
+                if now >= end {
+                    let why = "it should have ended long ago".to_owned();
+                    return Err(WatchError::Broken { what: what.to_owned(), why });
                 }
                 if let Some(piece) = piece {
                     break piece;
                 }
-                if Instant::now() >= idle_at {
-                    self.state.idle += 1;
-                    return Err(WatchError::Idle {
-                        what: what.to_owned(),
-                        after: self.settings.read_timeout,
-                    });
+                if now >= idle_at {
+                    let (what, after) = (what.to_owned(), self.settings.read_timeout);
+                    return Err(WatchError::Idle { what, after });
                 }
             };
             match piece {
                 Piece::More(bytes) => self.count_bytes(bytes),
-                Piece::End => return Ok(events),
+                Piece::End => return Ok(()),
                 Piece::Broken(why) => return Err(WatchError::Broken { what: what.to_owned(), why }),
             }
             while let Some(line) = lines.next() {
+                idle_at = Instant::now() + self.settings.read_timeout;
                 match line {
-                    Ok(line) => events += u64::from(self.handle(wire::event(what, line)?)),
+                    Ok(line) => self.handle(wire::event(what, line)?),
                     Err(_) => {
                         self.undecodable(&format_args!("a line is longer than any object"));
                         self.state.doubtful = true;
@@ -339,9 +354,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         }
     }
 
-    /// Whether it was understood.
-    fn handle(&mut self, event: Event<T>) -> bool {
-        self.state.idle = 0;
+    fn handle(&mut self, event: Event<T>) {
         let kind = match event {
             Event::Applied(object) => {
                 self.apply(object);
@@ -367,15 +380,16 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                         let position = metadata.resource_version.clone();
                         self.is_listed(Some(metadata));
                         self.moved_to(position);
+                        self.heard();
                     }
                     None => self.state.doubtful = true,
                 }
-                return false;
+                return;
             }
         };
+        self.heard();
         self.recovered();
         self.metrics.events.get_or_create(&EventLabels { source: self.scope.name, kind }).inc();
-        true
     }
 
     pub(super) fn apply(&mut self, mut object: T) {

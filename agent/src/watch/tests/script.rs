@@ -39,21 +39,32 @@ pub(super) struct Asked {
     pub query: String,
 }
 
-/// The script, and what was asked so far. When the script is at its end, requests hang.
+/// The script, and what was asked so far. When the script is at its end, requests hang, if nothing else was said.
 #[derive(Clone)]
 pub(super) struct Script(Arc<Mutex<Inner>>);
 
 struct Inner {
     replies: VecDeque<Reply>,
+    /// To each watch and to each list, when the script is at its end.
+    otherwise: Option<(Reply, Reply)>,
     asked: Vec<Asked>,
     start: Instant,
 }
 
 impl Script {
     pub(super) fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
-        let inner =
-            Inner { replies: replies.into_iter().collect(), asked: Vec::new(), start: Instant::now() };
+        let inner = Inner {
+            replies: replies.into_iter().collect(),
+            otherwise: None,
+            asked: Vec::new(),
+            start: Instant::now(),
+        };
         Self(Arc::new(Mutex::new(inner)))
+    }
+
+    /// From now on, for as long as the script is at its end.
+    pub(super) fn otherwise(&self, watch: Reply, list: Reply) {
+        self.0.lock().unwrap().otherwise = Some((watch, list));
     }
 
     pub(super) fn asked(&self) -> Vec<Asked> {
@@ -74,8 +85,11 @@ impl Script {
         let reply = {
             let mut inner = self.0.lock().unwrap();
             let at = inner.start.elapsed();
+            let is_watch = query.contains("watch=true");
             inner.asked.push(Asked { at, query });
-            inner.replies.pop_front()
+            let otherwise = inner.otherwise.clone();
+            let otherwise = otherwise.map(|(watch, list)| if is_watch { watch } else { list });
+            inner.replies.pop_front().or(otherwise)
         };
         match reply {
             Some(Reply::Whole(code, headers, text)) => {

@@ -1,0 +1,125 @@
+//! How the way to the API server is found, with a plugin that takes its time.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+use super::*;
+
+/// A kubeconfig whose plugin notes each of its runs, and does not end while there is a file `hang`.
+fn kubeconfig(dir: &Path) -> std::path::PathBuf {
+    let (plugin, path, dir) = (dir.join("plugin"), dir.join("kubeconfig"), dir.display());
+    let credential =
+        r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t"}}"#;
+    let script = format!(
+        "#!/bin/sh\necho run >>{dir}/runs\nwhile [ -e {dir}/hang ]; do sleep 0.1; done\necho '{credential}'\n"
+    );
+    fs::write(&plugin, script).unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    let exec = format!(
+        r#"{{"apiVersion":"client.authentication.k8s.io/v1","command":"{}","interactiveMode":"Never"}}"#,
+        plugin.display()
+    );
+    let config = format!(
+        r#"{{"apiVersion":"v1","kind":"Config","current-context":"c",
+            "clusters":[{{"name":"c","cluster":{{"server":"http://127.0.0.1:9"}}}}],
+            "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}],
+            "users":[{{"name":"u","user":{{"exec":{exec}}}}}]}}"#
+    );
+    fs::write(&path, config).unwrap();
+    path
+}
+
+fn runs(dir: &Path) -> usize {
+    fs::read_to_string(dir.join("runs")).unwrap_or_default().lines().count()
+}
+
+const PATIENCE: Duration = Duration::from_millis(500);
+
+#[tokio::test]
+async fn a_plugin_that_hangs_stops_nobody_and_is_not_run_twice_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let hang = dir.path().join("hang");
+    fs::write(&hang, "").unwrap();
+    let api = Arc::new(Api::new(Some(kubeconfig(dir.path()))).with_patience(PATIENCE));
+    let ticks = Arc::new(Mutex::new(0));
+    let ticking = tokio::spawn({
+        let ticks = Arc::clone(&ticks);
+        async move {
+            loop {
+                sleep(Duration::from_millis(10)).await;
+                *ticks.lock().unwrap() += 1;
+            }
+        }
+    });
+    let begin = std::time::Instant::now();
+    let (one, two) = tokio::join!(api.url(), api.get("look", "/api"));
+    assert!(begin.elapsed() < 4 * PATIENCE, "{:?}", begin.elapsed());
+    let ticks = *ticks.lock().unwrap();
+    assert!(ticks > 10, "others go on: {ticks}");
+    for error in [one.unwrap_err(), two.unwrap_err()] {
+        assert!(error.to_string().contains("does its exec plugin hang?"), "{error}");
+    }
+    let begin = std::time::Instant::now();
+    assert!(api.url().await.is_err());
+    assert!(begin.elapsed() < PATIENCE, "nobody waits for it again");
+    assert_eq!(runs(dir.path()), 1);
+    fs::remove_file(&hang).unwrap();
+    let mut url = api.url().await;
+    for _ in 0..50 {
+        if url.is_ok() {
+            break;
+        }
+        sleep(Duration::from_millis(100)).await;
+        url = api.url().await;
+    }
+    assert_eq!(url.unwrap(), "http://127.0.0.1:9/", "it came to its end");
+    ticking.abort();
+}
+
+#[tokio::test]
+async fn the_old_client_is_kept_until_there_is_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = kubeconfig(dir.path());
+    let api = Api::new(Some(path.clone())).with_patience(PATIENCE);
+    api.url().await.unwrap();
+    let before = runs(dir.path());
+    let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
+    fs::write(&path, moved).unwrap();
+    api.doubt();
+    assert_eq!(
+        (api.url().await.unwrap().as_str(), runs(dir.path())),
+        ("http://127.0.0.1:9/", before),
+        "just made"
+    );
+    let hang = dir.path().join("hang");
+    fs::write(&hang, "").unwrap();
+    api.renew();
+    for _ in 0..3 {
+        assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/", "as long as the new one is not there");
+    }
+    assert_eq!(runs(dir.path()), before + 1);
+    fs::remove_file(&hang).unwrap();
+    let moved = async {
+        while api.url().await.unwrap() != "http://127.0.0.1:10/" {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(secs(10), moved).await.unwrap();
+    fs::write(&path, "nonsense: [").unwrap();
+    api.renew();
+    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/", "a file that is being written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_be_reached_is_looked_for_at_another_address_once_a_minute() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = kubeconfig(dir.path());
+    let api = Api::new(Some(path.clone()));
+    api.url().await.unwrap();
+    let once = runs(dir.path());
+    for _ in 0..12 {
+        sleep(secs(10)).await;
+        api.doubt();
+        api.url().await.unwrap();
+    }
+    assert_eq!(runs(dir.path()), 3 * once, "in two minutes");
+}
