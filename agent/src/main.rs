@@ -33,7 +33,7 @@ const USAGE: u8 = 64;
 /// `EX_TEMPFAIL` in `sysexits.h`.
 const LEFT_WORK: u8 = 75;
 /// How long calls that have outlived the drain are waited for; what they leave half done, the next agent undoes.
-const LAST_CALLS: Duration = Duration::from_secs(5);
+const LAST_CALLS: Duration = Duration::from_secs(3);
 /// A connection for each call that is taken at once, and what the calls in work have open.
 const OPEN_FILES: u64 = 8192;
 /// More threads than the verbs work on at once; the rest is for start and reaper.

@@ -43,6 +43,8 @@ struct Memory {
     patience: Patience,
     /// Attachments to look at again: no more than there are.
     later: HashMap<Key, Instant>,
+    /// When to look at everything again, at the latest: what is of no attachment has no look of its own.
+    all: Option<Instant>,
 }
 
 /// What is wrong with a node.
@@ -303,7 +305,8 @@ impl Healer {
             return;
         }
         let now = Instant::now();
-        if self.change(|memory| memory.patience.until(&it.of, now)).is_some() {
+        if let Some(due) = self.change(|memory| memory.patience.until(&it.of, now)) {
+            self.change(|memory| memory.all = memory.all.into_iter().chain([due]).min());
             return;
         }
         let Some(done) = self.settle_now(it, seen).transpose() else { return };
@@ -352,6 +355,11 @@ impl Healer {
             }
         }
         Ok(Some(()))
+    }
+
+    /// When to look at everything again, unless that comes sooner for another reason. To be asked once after each such look.
+    pub(super) fn take_all(&self) -> Option<Instant> {
+        self.change(|memory| memory.all.take())
     }
 
     /// Has an attachment looked at when its time has come.

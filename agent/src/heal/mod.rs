@@ -114,6 +114,7 @@ impl Healer {
             let this = Arc::clone(self);
             let looked = spawn_blocking(move || if all { this.all() } else { this.some(&due) }).await?;
             looked.map_err(|error| anyhow::anyhow!(chain(&error)))?;
+            next_all = self.take_all().map_or(next_all, |at| next_all.min(at.into()));
             health.healthy(if self.repairs() {
                 "what others change of pods' interfaces is put right"
             } else {

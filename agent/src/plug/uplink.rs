@@ -47,6 +47,10 @@ struct WayOut {
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400 | netconf::GROUP_IPV4;
 /// How long to wait after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(5);
+/// How long changes gather before all is looked at.
+const GATHER: Duration = Duration::from_millis(100);
+/// More than the kernel keeps for us.
+const MOST_AT_ONCE: usize = 10_000;
 /// As much of a change as is looked at; the kernel cuts off the rest.
 const PEEK: usize = 64;
 const RTM_NEWLINK: u16 = 16;
@@ -128,7 +132,12 @@ impl Uplink {
                 changes.clear();
                 match socket.recv(&mut changes).await {
                     Ok(()) if !way_out.may_change_by(&changes) => {}
-                    Ok(()) => break,
+                    // Addresses and routes often come many at a time.
+                    Ok(()) => {
+                        tokio::time::sleep(GATHER).await;
+                        drain(&mut socket).await;
+                        break;
+                    }
                     // More came than the kernel keeps for us: any of it may have been the uplink's.
                     Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => break,
                     Err(error) => return Err(error.into()),
@@ -180,6 +189,19 @@ impl WayOut {
             // `struct rtmsg`: family, length of the destination's prefix; zero is the default route's.
             (RTM_NEWROUTE | RTM_DELROUTE, [_, length, ..]) => *length == 0,
             _ => false,
+        }
+    }
+}
+
+/// What has come meanwhile is looked at with what came first.
+async fn drain(socket: &mut TokioSocket) {
+    let mut change = Vec::with_capacity(PEEK);
+    for _ in 0..MOST_AT_ONCE {
+        change.clear();
+        match tokio::time::timeout(Duration::ZERO, socket.recv(&mut change)).await {
+            Ok(Ok(())) => {}
+            // None is left; or what is wrong comes up with the next one.
+            _ => break,
         }
     }
 }

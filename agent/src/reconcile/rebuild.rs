@@ -77,8 +77,9 @@ pub(super) fn rebuild(
         let owned = entry.iter().flat_map(|it| &it.owners).filter(|(_, owner)| *owner == seen.ifindex);
         let recorded = Addresses::collect(owned.map(|(address, _)| *address)).unwrap_or_default();
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *seen.stamp.key();
-        if is_whole && entry.is_none() || known.iter().any(is_intent) {
-            // What an ADD left half done, however far it got: nobody was told that it is attached. It is removed as such.
+        if entry.is_none() && (is_whole || known.iter().any(is_intent)) {
+            // What an ADD left that did not get far: it is removed as such. One that got further may have succeeded, as far as a store can
+            // tell that has gone back to an earlier state: a pod that lives is not cut off; a DEL comes for one that failed.
             continue;
         }
         let (ifindex, stamp) = (seen.ifindex, seen.stamp.clone());

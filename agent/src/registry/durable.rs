@@ -7,7 +7,10 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{PoisonError, RwLock, RwLockReadGuard},
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use redb::{Database, ReadTransaction, ReadableDatabase as _, WriteTransaction};
@@ -18,6 +21,8 @@ use crate::crash::{self, Step};
 pub(super) struct Durable {
     path: PathBuf,
     open: RwLock<Open>,
+    /// It has been said.
+    is_failing: AtomicBool,
 }
 
 struct Open {
@@ -31,7 +36,8 @@ struct Open {
 
 impl Durable {
     pub(super) fn new(database: Database, path: &Path) -> Self {
-        Self { path: path.to_owned(), open: RwLock::new(Open { database: Some(database), times: 0 }) }
+        let open = Open { database: Some(database), times: 0 };
+        Self { path: path.to_owned(), open: RwLock::new(open), is_failing: AtomicBool::new(false) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -77,10 +83,15 @@ impl Durable {
             let open = self.open();
             match attempt(&open) {
                 Err(error) => (error, open.times),
-                done => return done,
+                done => {
+                    self.is_failing.store(false, Ordering::Relaxed);
+                    return done;
+                }
             }
         };
-        tracing::warn!(path = ?self.path, error = %failed, "opening the file again");
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            tracing::warn!(path = ?self.path, error = %failed, "opening the file again");
+        }
         self.open_again(times)?;
         attempt(&self.open())
     }

@@ -198,7 +198,7 @@ impl Registry {
                 for (_, addresses) in inner.addresses() {
                     ipam.claim(addresses);
                 }
-                own.iter().for_each(|address| ipam.exclude(*address));
+                ipam.exclude(own);
                 inner.ipam = ipam;
                 break;
             }
@@ -207,14 +207,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Keeps addresses that the node has itself from being given to pods, from now on.
+    /// Keeps the addresses from pods that the node has itself, from now on.
     pub fn exclude(&self, own: &[IpAddr]) {
         let mut inner = self.inner();
-        for address in own {
-            inner.ipam.exclude(*address);
-            let has = |(_, addresses): &(&Key, Addresses)| addresses.iter().any(|it| it == *address);
-            if let Some((key, _)) = inner.addresses().find(has) {
-                tracing::error!(%address, %key, "the node has got an address that a pod has: packets to it go to the node");
+        inner.ipam.exclude(own);
+        for (key, addresses) in inner.addresses() {
+            for address in addresses.iter().filter(|it| own.contains(it)) {
+                tracing::error!(%address, %key, "the node has an address that a pod has: packets to it go to the node");
             }
         }
     }

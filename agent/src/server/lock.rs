@@ -70,12 +70,12 @@ impl NodeLock {
                 }
                 // It has the name and does not listen, or nobody has it any more.
                 Err(Errno::ECONNREFUSED) => thread::sleep(PAUSE),
-                // Nobody takes its connections, and its queue is full.
-                Err(Errno::EAGAIN) => break,
+                // Nobody takes connections, and a queue for thousands is full: an agent's, for all that can be told.
+                Err(Errno::EAGAIN) => return Err(SocketError::SecondAgent),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
-        // An agent listens, and others cannot soon fill its queue, which has room for thousands.
+        // An agent listens.
         tracing::warn!(
             name,
             "a process that cannot be told has the name by which an agent keeps others out of this network namespace: going on without it. \
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_answers_by_keeps_no_agent_from_starting() {
+    fn a_name_that_nobody_listens_by_keeps_no_agent_from_starting() {
         let name = name("silent");
         let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
         bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
@@ -129,6 +129,10 @@ mod tests {
         } {
             waiting.push(client);
         }
-        assert!(NodeLock::take_name(&name).unwrap()._name.is_none(), "its queue is full");
+        let refused = NodeLock::take_name(&name);
+        assert!(
+            matches!(refused, Err(SocketError::SecondAgent)),
+            "an agent's queue, filled by whom ever, lets no second one in"
+        );
     }
 }

@@ -94,11 +94,9 @@ impl Ipam {
         }
     }
 
-    /// Keeps an address from being given to pods, as one that the node has itself.
-    pub fn exclude(&mut self, address: IpAddr) {
-        for pool in self.pools() {
-            pool.claim(address);
-        }
+    /// Keeps the addresses from pods that the node has itself.
+    pub fn exclude(&mut self, own: &[IpAddr]) {
+        self.pools().for_each(|pool| pool.exclude(own));
     }
 
     /// Gives back addresses that were in use; they rest first.

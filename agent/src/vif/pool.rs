@@ -43,6 +43,8 @@ pub struct Pool {
     released: VecDeque<(u128, Duration)>,
     /// Those of them that are ahead of `fresh`: somebody had claimed them.
     ahead: HashSet<u128>,
+    /// The node's own, which no pod gets; some may be a pod's already.
+    own: HashSet<u128>,
     /// Claimed while they were at rest, and since when they were.
     disturbed: HashMap<u128, Duration>,
 }
@@ -97,6 +99,7 @@ impl Pool {
             used: HashSet::new(),
             released: VecDeque::new(),
             ahead: HashSet::new(),
+            own: HashSet::new(),
             disturbed: HashMap::new(),
         })
     }
@@ -107,14 +110,19 @@ impl Pool {
 
     /// Takes an address.
     pub fn take(&mut self, now: Duration) -> Option<IpAddr> {
-        let returned = self.returned.pop();
-        let number = if self.released.len() < MANY {
-            returned.or_else(|| self.take_fresh()).or_else(|| self.take_rested(now))
-        } else {
-            returned.or_else(|| self.take_rested(now)).or_else(|| self.take_fresh())
-        }?;
-        self.used.insert(number);
-        Some(self.address(number))
+        loop {
+            let number = self.next(now)?;
+            // The node's own are not looked for again: they are few, and a restart finds those that it has given up.
+            if !self.own.contains(&number) {
+                self.used.insert(number);
+                return Some(self.address(number));
+            }
+        }
+    }
+
+    /// Keeps the node's own addresses from pods, and no others that were its own before.
+    pub fn exclude(&mut self, own: &[IpAddr]) {
+        self.own = own.iter().filter(|it| self.net.contains(*it)).map(|it| number(*it)).collect();
     }
 
     /// Takes a certain address, as a restart does for those in use.
@@ -178,6 +186,15 @@ impl Pool {
 
     pub fn used(&self) -> usize {
         self.used.len()
+    }
+
+    fn next(&mut self, now: Duration) -> Option<u128> {
+        let returned = self.returned.pop();
+        if self.released.len() < MANY {
+            returned.or_else(|| self.take_fresh()).or_else(|| self.take_rested(now))
+        } else {
+            returned.or_else(|| self.take_rested(now)).or_else(|| self.take_fresh())
+        }
     }
 
     fn let_rest(&mut self, at: usize, number: u128, since: Duration) {
@@ -351,6 +368,31 @@ mod tests {
         assert!(!pool.claim(ip("10.0.0.2")), "it is taken");
         assert!(!pool.claim(ip("10.9.0.2")), "it is another range's");
         assert_eq!(pool.take(T0), Some(ip("10.0.0.3")));
+    }
+
+    #[test]
+    fn an_address_that_the_node_gets_while_a_pod_has_it_is_no_other_pods_after() {
+        let mut pool = pool("10.0.0.0/29");
+        let (first, second) = (pool.take(T0).unwrap(), pool.take(T0).unwrap());
+        pool.exclude(&[first, second, ip("10.0.0.5"), ip("192.0.2.1")]);
+        pool.release(first, T0);
+        pool.cancel(second);
+        let later = T0 + 2 * COOLDOWN;
+        let rest: Vec<IpAddr> = std::iter::from_fn(|| pool.take(later)).collect();
+        assert_eq!(rest, ["10.0.0.4", "10.0.0.6"].map(ip));
+    }
+
+    #[test]
+    fn an_address_that_is_claimed_ahead_and_released_rests_like_any_other() {
+        let mut pool = pool("10.0.0.0/29");
+        assert!(pool.claim(ip("10.0.0.3")));
+        pool.release(ip("10.0.0.3"), T0);
+        pool.rest(ip("10.0.0.5"), T0);
+        let fresh: Vec<IpAddr> = std::iter::from_fn(|| pool.take(T0)).collect();
+        assert_eq!(fresh, ["10.0.0.2", "10.0.0.4", "10.0.0.6"].map(ip));
+        let rested: Vec<IpAddr> = std::iter::from_fn(|| pool.take(T0 + COOLDOWN)).collect();
+        assert_eq!(rested, ["10.0.0.3", "10.0.0.5"].map(ip));
+        assert!(pool.ahead.is_empty() && pool.released.is_empty());
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! How the way to the API server is found, with a plugin that takes its time.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{fs, path::Path};
 
 use super::*;
 
@@ -9,13 +9,11 @@ fn kubeconfig(dir: &Path) -> std::path::PathBuf {
     let (plugin, path, dir) = (dir.join("plugin"), dir.join("kubeconfig"), dir.display());
     let credential =
         r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t"}}"#;
-    let script = format!(
-        "#!/bin/sh\necho run >>{dir}/runs\nwhile [ -e {dir}/hang ]; do sleep 0.1; done\necho '{credential}'\n"
-    );
+    let script =
+        format!("echo run >>{dir}/runs\nwhile [ -e {dir}/hang ]; do sleep 0.1; done\necho '{credential}'\n");
     fs::write(&plugin, script).unwrap();
-    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     let exec = format!(
-        r#"{{"apiVersion":"client.authentication.k8s.io/v1","command":"{}","interactiveMode":"Never"}}"#,
+        r#"{{"apiVersion":"client.authentication.k8s.io/v1","command":"sh","args":["{}"],"interactiveMode":"Never"}}"#,
         plugin.display()
     );
     let config = format!(
