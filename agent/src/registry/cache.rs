@@ -5,10 +5,10 @@
 
 use std::{fs, path::Path};
 
-use redb::{Database, TableDefinition};
+use redb::TableDefinition;
 use serde::{Deserialize, Serialize};
 
-use super::durable::{Durable, quietly};
+use super::durable::{Durable, builder, quietly};
 use crate::watch::{Batch, Memory, Remembered};
 
 /// The durable copy.
@@ -53,7 +53,7 @@ impl Cache {
     /// All of it is verified first: redb panics over pages that are not what they say.
     fn try_open(path: &Path) -> Result<Self, redb::Error> {
         quietly(|| {
-            let mut database = Database::create(path)?;
+            let mut database = builder().create(path)?;
             database.check_integrity()?;
             let transaction = database.begin_write()?;
             transaction.open_table(POSITIONS)?;

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use redb::{Database, ReadTransaction, ReadableDatabase as _, WriteTransaction};
+use redb::{Builder, Database, ReadTransaction, ReadableDatabase as _, WriteTransaction};
 
 use crate::crash::{self, Step};
 
@@ -31,6 +31,10 @@ struct Open {
     /// How often it was opened again.
     times: u64,
 }
+
+/// In bytes. The files are small, and on a tmpfs; a copy of all of their pages, made by many threads a few at a time, would keep as much
+/// memory again from being given back.
+const CACHE: usize = 128 << 10;
 
 // === impl Durable ===
 
@@ -102,7 +106,7 @@ impl Durable {
         if open.times == times || open.database.is_none() {
             // It has a lock on the file.
             open.database = None;
-            open.database = Some(quietly(|| Ok(Database::open(&self.path)?))?);
+            open.database = Some(quietly(|| Ok(builder().open(&self.path)?))?);
             crash::point(Step::StoreOpened);
             open.times += 1;
         }
@@ -112,6 +116,13 @@ impl Durable {
     fn open(&self) -> RwLockReadGuard<'_, Open> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How files are opened.
+pub(super) fn builder() -> Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE);
+    builder
 }
 
 /// What a closure gives; a panic is an error.

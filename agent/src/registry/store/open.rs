@@ -14,7 +14,7 @@ use std::{
 use redb::{Database, ReadableDatabase as _, StorageBackend as _, backends::InMemoryBackend};
 
 use super::{
-    super::durable::{Durable, quietly},
+    super::durable::{Durable, builder, quietly},
     Contents, Identity, Store, StoreError, begin, commit, identity, layout, read,
     schema::{Migration, migrate, needed, newest},
 };
@@ -172,7 +172,7 @@ fn use_file(
     migrations: &[Migration],
     own: &Identity,
 ) -> Result<(Database, Contents), redb::Error> {
-    let database = Database::open(path)?;
+    let database = builder().open(path)?;
     let found = layout(&database.begin_read()?)?.unwrap_or_else(|| newest(migrations));
     let transaction = database.begin_write()?;
     migrate(&transaction, found, migrations)?;
@@ -197,7 +197,7 @@ fn use_file(
 fn make(path: &Path, migrations: &[Migration], contents: &Contents) -> Result<PathBuf, redb::Error> {
     let new = path.with_extension("redb.new");
     let write = || -> Result<(), redb::Error> {
-        let database = Database::create(&new)?;
+        let database = builder().create(&new)?;
         crash::point(Step::StoreOpened);
         let transaction = database.begin_write()?;
         begin(&transaction, newest(migrations), contents)?;
