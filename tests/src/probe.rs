@@ -57,9 +57,7 @@ impl Probe {
     /// If there is no socket to be had.
     pub fn start(from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<Self> {
         let to_address = SocketAddr::new(address, PORT);
-        let receiving = sys::in_netns(to, || {
-            UdpSocket::bind(to_address).with_context(|| format!("cannot listen on {to_address}"))
-        })?;
+        let receiving = sys::bind_in(to, to_address, UdpSocket::bind)?;
         setsockopt(&receiving, RcvBuf, &ROOM)?;
         receiving.set_read_timeout(Some(SILENCE))?;
         let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };

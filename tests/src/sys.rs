@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    net::SocketAddr,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, Command, Output, Stdio},
@@ -91,6 +92,31 @@ pub fn in_netns<T: Send>(path: &Path, run: impl FnOnce() -> anyhow::Result<T> + 
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// Binds a socket to an address in a network namespace, as soon as nobody has it. Whoever had it may have closed it: a
+/// child that another test of this process starts holds copies of all its descriptors until it executes its program.
+///
+/// # Errors
+/// If the namespace cannot be entered, or the address is not to be had.
+pub fn bind_in<T: Send>(
+    netns: &Path,
+    address: SocketAddr,
+    mut bind: impl FnMut(SocketAddr) -> io::Result<T> + Send,
+) -> anyhow::Result<T> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    in_netns(netns, move || {
+        loop {
+            match bind(address) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < PATIENCE => {
+                    thread::sleep(PAUSE);
+                }
+                bound => return bound.with_context(|| format!("cannot bind to {address}")),
+            }
+        }
+    })
 }
 
 /// A command that will run in a network namespace.

@@ -29,14 +29,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// If they do not.
 pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
-    let listener = sys::in_netns(to, || {
-        TcpListener::bind(SocketAddr::new(address, PORT))
-            .with_context(|| format!("cannot listen on {address}"))
-    })?;
+    let to_address = SocketAddr::new(address, PORT);
+    let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
     let start = Instant::now();
     let received = thread::scope(|scope| {
         let receiver = scope.spawn(move || receive(&listener, Some(bytes)));
-        sys::in_netns(from, || send(SocketAddr::new(address, PORT), bytes))?;
+        sys::in_netns(from, || send(to_address, bytes))?;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
     })?;
     ensure!(received == bytes, "{received} of {bytes} bytes arrived");
@@ -50,9 +48,7 @@ pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Re
 /// If they do not.
 pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<()> {
     let to_address = SocketAddr::new(address, PORT);
-    let listener = sys::in_netns(to, || {
-        TcpListener::bind(to_address).with_context(|| format!("cannot listen on {to_address}"))
-    })?;
+    let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
     let (sent, received) = thread::scope(|scope| {
         let receiver = scope.spawn(move || receive(&listener, None));
         let sent = sys::in_netns(from, || {
@@ -84,9 +80,7 @@ pub fn echo(
     connect: impl FnOnce() -> anyhow::Result<TcpStream> + Send,
 ) -> anyhow::Result<()> {
     const CALL: &[u8] = b"is anybody there?";
-    let listener = sys::in_netns(server, || {
-        TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))
-    })?;
+    let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     thread::scope(|scope| {
         let serving = scope.spawn(move || -> anyhow::Result<()> {
             let mut stream = accept(&listener)?;

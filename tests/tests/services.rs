@@ -73,7 +73,7 @@ fn home() -> &'static Path {
 }
 
 fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) -> anyhow::Result<Connection> {
-    let listener = sys::in_netns(server, || Ok(TcpListener::bind(backend)?))?;
+    let listener = sys::bind_in(server, backend, TcpListener::bind)?;
     listener.set_nonblocking(true)?;
     let client = sys::in_netns(client, || {
         TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
@@ -94,8 +94,7 @@ fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) ->
 }
 
 fn udp(at: &Path, address: SocketAddr) -> anyhow::Result<UdpSocket> {
-    let socket =
-        sys::in_netns(at, || UdpSocket::bind(address).with_context(|| format!("cannot bind to {address}")))?;
+    let socket = sys::bind_in(at, address, UdpSocket::bind)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     Ok(socket)
 }
