@@ -138,6 +138,25 @@ fn lives_on(node: &Node, a: &Pod, b: &Pod) -> anyhow::Result<()> {
     runtime.del(&new)
 }
 
+/// Starts an agent in another network namespace, as somebody does who deploys it without `hostNetwork`. Gives why it ended.
+fn start_outside(flags: &[&str]) -> anyhow::Result<String> {
+    let outside = std::path::Path::new("/run/netns/outside");
+    let mut agent = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
+    agent.args(["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6]).args(flags);
+    let mut agent = sys::die_with_parent(&mut agent).stderr(Stdio::piped()).spawn()?;
+    let mut ended = None;
+    let refused = sys::wait_until("it ends", LIMIT, || {
+        ended = agent.try_wait()?;
+        Ok(ended.is_some())
+    });
+    // One that goes on has done its harm by now.
+    agent.kill()?;
+    let told = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
+    refused?;
+    ensure!(ended.and_then(|it| it.code()) == Some(1), "{told}");
+    Ok(told)
+}
+
 #[test]
 fn pain_1_a_registry_that_was_lost_is_made_anew_and_no_pod_notices() {
     nothing_is_lost_by(|| Ok(fs::remove_file(STORE)?), "was lost").unwrap();
@@ -219,6 +238,25 @@ fn a_registry_of_a_newer_agent_is_refused_and_left_as_it_is() {
 }
 
 #[test]
+fn an_agent_in_another_network_namespace_has_no_part_in_the_maps_of_one_that_runs() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        let state = node.kernel_state()?;
+        let told = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
+        ensure!(told.contains("another agent uses the maps") && told.contains("hostNetwork: true"), "{told}");
+        ensure!(node.kernel_state()? == state, "{:#?}\nwas {state:#?}", node.kernel_state()?);
+        lives_on(node, &a, &b)?;
+        // A dead one keeps nobody out.
+        node.kill_agent()?;
+        node.start_again()?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
 fn pain_1_an_agent_in_another_network_namespace_is_refused_and_touches_nothing() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
@@ -226,27 +264,13 @@ fn pain_1_an_agent_in_another_network_namespace_is_refused_and_touches_nothing()
         node.stop_agent()?;
         let (state, bytes) = (node.kernel_state()?, fs::read(STORE)?);
         ensure!(state.iter().any(|it| it.starts_with("VIFS")), "{state:#?}");
-        // As one that somebody deploys without `hostNetwork`.
-        let outside = std::path::Path::new("/run/netns/outside");
-        let mut elsewhere = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
-        elsewhere.args(["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6]);
-        let mut elsewhere = sys::die_with_parent(&mut elsewhere).stderr(Stdio::piped()).spawn()?;
-        let mut ended = None;
-        let refused = sys::wait_until("it ends", LIMIT, || {
-            ended = elsewhere.try_wait()?;
-            Ok(ended.is_some())
-        });
-        // One that goes on has done its harm by now.
-        elsewhere.kill()?;
-        let output = elsewhere.wait_with_output()?;
+        let told = start_outside(&[])?;
+        ensure!(told.contains("hostNetwork: true"), "{told}");
         ensure!(
             node.kernel_state()? == state,
             "it has touched what is the node's: {:#?}",
             node.kernel_state()?
         );
-        refused?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(ended.and_then(|it| it.code()) == Some(1) && told.contains("hostNetwork: true"), "{told}");
         ensure!(fs::read(STORE)? == bytes, "the store was written to");
         node.start_again()?;
         lives_on(node, &a, &b)?;

@@ -40,7 +40,7 @@ use crate::{
 use encode::endpoint_keys;
 use inherit::Earlier;
 use maps::Maps;
-use pins::Pins;
+use pins::{PinLock, Pins};
 use reader::Reader;
 
 /// The loaded programs and their maps.
@@ -52,6 +52,8 @@ pub struct Dataplane {
     pins: PathBuf,
     pinned: Pins,
     earlier: Earlier,
+    /// Until the agent ends.
+    _lock: PinLock,
 }
 
 /// A program in the kernel.
@@ -73,6 +75,12 @@ pub enum DataplaneError {
         #[source]
         source: io::Error,
     },
+    /// One of another network namespace: two in the same one never come here.
+    #[error(
+        "another agent uses the maps that are pinned below {path:?}; agents belong into the node's network namespace (hostNetwork: true), and \
+         those of several nodes on one machine each to a directory of its own: --bpf-dir"
+    )]
+    SecondAgent { path: PathBuf },
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The kernel refused the object.
@@ -98,10 +106,11 @@ impl Dataplane {
     /// programs are new, and replace those of an earlier agent when they are attached.
     ///
     /// # Errors
-    /// If the kernel refuses, or a pinned map is not this version's.
+    /// If the kernel refuses, another agent has the maps, or a pinned map is not this version's.
     pub fn load(object: &[u8], directory: &Path, log_level: LogLevel) -> Result<Self, DataplaneError> {
         let pins = directory.join(format!("v{}", layout::version()));
         make_pin_directory(&pins)?;
+        let lock = PinLock::take(directory)?;
         let mut loader = EbpfLoader::new();
         let level = log_level.as_u8();
         loader.override_global(aya_log::LEVEL, &level, true);
@@ -121,7 +130,7 @@ impl Dataplane {
         drop((ebpf, loader));
         memory::give_back();
         let earlier = Earlier::beside(&pins);
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, pinned, earlier })
+        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, pinned, earlier, _lock: lock })
     }
 
     /// Copies what only the maps of another version know, while all attachments are in this one's and their filters are not

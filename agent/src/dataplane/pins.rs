@@ -1,6 +1,11 @@
 //! The pins of the maps, by which the next agent finds them.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{File, TryLockError},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use aya::{
     maps::{MapData, MapError, MapInfo},
@@ -8,6 +13,7 @@ use aya::{
 };
 
 use super::{
+    DataplaneError,
     layout::{Layout, PINNED},
     make_pin_directory,
     maps::MapFailure,
@@ -20,12 +26,15 @@ pub(super) struct Pins {
     maps: Vec<(Layout, MapData)>,
 }
 
+/// The right to the pins below a directory, in whatever network namespaces there are agents that share the file system.
+pub(super) struct PinLock(#[expect(dead_code, reason = "it is given back when the file is closed")] File);
+
 /// A pin that is gone and cannot be made anew.
 #[derive(Debug, thiserror::Error)]
 pub enum PinFailure {
     /// No directory for it.
     #[error(transparent)]
-    Directory(#[from] Box<super::DataplaneError>),
+    Directory(#[from] Box<DataplaneError>),
     /// The kernel refused. Somebody else's file of that name is left.
     #[error("cannot pin the map {map}")]
     Pin {
@@ -33,6 +42,31 @@ pub enum PinFailure {
         #[source]
         source: PinError,
     },
+}
+
+/// An agent that was killed is not always gone when the next one comes.
+const LOOKS: usize = 5;
+const PAUSE: Duration = Duration::from_millis(50);
+
+// === impl PinLock ===
+
+impl PinLock {
+    /// Takes the right, before any of the maps is opened.
+    ///
+    /// # Errors
+    /// If another agent has it.
+    pub(super) fn take(directory: &Path) -> Result<Self, DataplaneError> {
+        let failed = |source| DataplaneError::Directory { path: directory.to_owned(), source };
+        let held = File::open(directory).map_err(failed)?;
+        for _ in 0..LOOKS {
+            match held.try_lock() {
+                Ok(()) => return Ok(Self(held)),
+                Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+        }
+        Err(DataplaneError::SecondAgent { path: directory.to_owned() })
+    }
 }
 
 // === impl Pins ===

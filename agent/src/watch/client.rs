@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -16,23 +16,33 @@ use kube::{
 use tokio::{
     runtime::Handle,
     sync,
-    task::{JoinHandle, spawn_blocking},
-    time::{Instant, timeout, timeout_at},
+    task::spawn_blocking,
+    time::{Instant, timeout},
 };
 
-use super::error::{Status, WatchError};
+use super::{
+    error::{Status, WatchError},
+    plugin::{self, PluginError},
+};
+use crate::chain::chain;
 
 /// How to reach the API server, and as whom. It may be shared.
 pub struct Api {
     kubeconfig: Option<PathBuf>,
     ways: Mutex<Ways>,
     /// Who makes the next client: one at a time, for all who ask.
-    making: sync::Mutex<Option<Making>>,
+    making: sync::Mutex<Option<Failed>>,
     patience: Duration,
 }
 
 /// A client, and the URL that it goes to.
-type Way = (Client, String);
+#[derive(Clone)]
+struct Way {
+    client: Client,
+    url: String,
+    /// When there should be a newer one.
+    until: Option<Instant>,
+}
 
 #[derive(Default)]
 struct Ways {
@@ -44,13 +54,11 @@ struct Ways {
     tried_at: Option<Instant>,
 }
 
-struct Making {
-    started: Instant,
-    task: JoinHandle<Result<Way, WatchError>>,
-}
+/// A plugin that gave no credential, and when that was.
+type Failed = (Instant, Arc<PluginError>);
 
-/// How long the making of a client may take, until those who wait for it do without.
-const MAKE: Duration = Duration::from_secs(10);
+/// How long the configuration's plugin may take, and how long it is left alone when it has failed.
+const PLUGIN: Duration = Duration::from_secs(10);
 /// How often a client is made because nobody answers.
 const DOUBT: Duration = Duration::from_secs(60);
 /// How long a connection may take.
@@ -70,14 +78,14 @@ const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 impl Api {
     /// By a kubeconfig file, or, without one, as a pod by its service account.
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, ways: Mutex::default(), making: sync::Mutex::default(), patience: MAKE }
+        Self { kubeconfig, ways: Mutex::default(), making: sync::Mutex::default(), patience: PLUGIN }
     }
 
     /// By a client that is there already.
     #[cfg(test)]
     pub(super) fn with_client(client: Client) -> Self {
         let api = Self::new(None);
-        api.ways().way = Some((client, "http://test".to_owned()));
+        api.ways().way = Some(Way { client, url: "http://test".to_owned(), until: None });
         api
     }
 
@@ -91,7 +99,7 @@ impl Api {
     /// # Errors
     /// If there is none in the configuration.
     pub async fn url(&self) -> Result<String, WatchError> {
-        Ok(self.client().await?.1)
+        Ok(self.way().await?.url)
     }
 
     /// Reads the configuration anew before the next request: token, certificates and all.
@@ -142,7 +150,7 @@ impl Api {
         // What is unpacked has no bound, and the way is short.
         headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
-        let (client, _) = self.client().await?;
+        let Way { client, .. } = self.way().await?;
         let response = match timeout(ANSWER, client.send(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(source)) => {
@@ -153,47 +161,35 @@ impl Api {
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
 
-    async fn client(&self) -> Result<Way, WatchError> {
+    async fn way(&self) -> Result<Way, WatchError> {
         if let Some(way) = self.ways().fresh() {
             return Ok(way);
         }
-        let mut making = self.making.lock().await;
+        let mut failed = self.making.lock().await;
         // Somebody else may have waited for it.
         if let Some(way) = self.ways().fresh() {
             return Ok(way);
         }
-        let Making { started, task } = making.get_or_insert_with(|| {
-            let (started, kubeconfig) = (Instant::now(), self.kubeconfig.clone());
-            self.ways().tried_at = Some(started);
-            // It reads files and runs the configuration's plugin, which may wait for a network that is away.
-            let task = spawn_blocking(move || Handle::current().block_on(connect(kubeconfig.as_deref())));
-            Making { started, task }
-        });
-        // What hangs is waited for once, keeps its thread, and gets no second one.
-        let made = timeout_at(*started + self.patience, task).await;
-        if made.is_ok() {
-            *making = None;
+        if let Some((_, error)) = failed.as_ref().filter(|(at, _)| at.elapsed() < self.patience) {
+            return Err(WatchError::Credential { source: Arc::clone(error) });
         }
-        let made = made.unwrap_or_else(|_| {
-            let seconds = self.patience.as_secs_f32();
-            let why = format!("it has been read for more than {seconds} s: does its exec plugin hang?");
-            Ok(Err(WatchError::Config { why }))
-        });
-        let made = made.unwrap_or_else(|error| Err(WatchError::Config { why: error.to_string() }));
+        self.ways().tried_at = Some(Instant::now());
+        let made = connect(self.kubeconfig.clone(), self.patience).await;
+        *failed = match &made {
+            Err(WatchError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
+            _ => None,
+        };
         let mut ways = self.ways();
-        match (made, ways.way.clone()) {
-            (Ok(way), _) => {
-                (ways.way, ways.is_stale) = (Some(way.clone()), false);
-                Ok(way)
-            }
+        let way = match (made, ways.way.take()) {
+            (Ok(way), _) => way,
             (Err(error), Some(old)) => {
                 tracing::warn!(%error, "the way to the API server is as it was");
-                // While it hangs, whoever asks looks whether there is an end. Else the next refusal asks again.
-                ways.is_stale = making.is_some();
-                Ok(old)
+                Way { until: Some(Instant::now() + self.patience), ..old }
             }
-            (Err(error), None) => Err(error),
-        }
+            (Err(error), None) => return Err(error),
+        };
+        (ways.way, ways.is_stale) = (Some(way.clone()), false);
+        Ok(way)
     }
 
     fn ways(&self) -> MutexGuard<'_, Ways> {
@@ -205,27 +201,36 @@ impl Api {
 
 impl Ways {
     fn fresh(&self) -> Option<Way> {
-        self.way.clone().filter(|_| !self.is_stale)
+        let ends = |way: &Way| way.until.is_some_and(|until| Instant::now() >= until);
+        self.way.clone().filter(|way| !self.is_stale && !ends(way))
     }
 }
 
-/// May block.
-async fn connect(kubeconfig: Option<&Path>) -> Result<Way, WatchError> {
-    let failed = |error: &dyn std::error::Error| WatchError::Config { why: crate::chain::chain(error) };
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
-            let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-            config.map_err(|error| failed(&error))?
-        }
-        None => Config::incluster().map_err(|error| failed(&error))?,
-    };
+async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way, WatchError> {
+    let mut config = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())))
+        .await
+        .map_err(|error| unusable(&error))??;
+    let lasts = plugin::ask(&mut config.auth_info, patience).await;
+    let lasts = lasts.map_err(|source| WatchError::Credential { source: Arc::new(source) })?;
+    let until = lasts.map(|lasts| Instant::now() + lasts);
     config.connect_timeout = Some(CONNECT);
     // It is for the callers to say when and how often to try again.
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = Client::try_from(config).map_err(|error| failed(&error))?;
-    Ok((client, url))
+    let client = Client::try_from(config).map_err(|error| unusable(&error))?;
+    Ok(Way { client, url, until })
+}
+
+/// Reads files.
+async fn read(kubeconfig: Option<&Path>) -> Result<Config, WatchError> {
+    let Some(path) = kubeconfig else { return Config::incluster().map_err(|error| unusable(&error)) };
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    config.map_err(|error| unusable(&error))
+}
+
+fn unusable(error: &dyn std::error::Error) -> WatchError {
+    WatchError::Config { why: chain(error) }
 }
 
 fn get(what: &str, path: &str) -> Result<Request<Body>, WatchError> {
@@ -241,7 +246,7 @@ async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, WatchE
     let body = http_body_util::Limited::new(response.into_body(), MOST);
     let broken = |why: Box<dyn std::error::Error + Send + Sync>| WatchError::Broken {
         what: what.to_owned(),
-        why: crate::chain::chain(why.as_ref()),
+        why: chain(why.as_ref()),
     };
     Ok(body.collect().await.map_err(broken)?.to_bytes().into())
 }

@@ -1,9 +1,10 @@
 //! What can go wrong between us and the API server, and what that means for a watch.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::Deserialize;
 
+use super::plugin::PluginError;
 use crate::chain::chain;
 
 /// A request or a stream that failed.
@@ -36,6 +37,9 @@ pub enum WatchError {
     /// There is no way to the API server in the configuration.
     #[error("cannot find out how to reach the API server: {why}")]
     Config { why: String },
+    /// The configuration's plugin does not say who we are.
+    #[error("cannot find out who to be for the API server: {}", chain(source.as_ref()))]
+    Credential { source: Arc<PluginError> },
 }
 
 /// `metav1.Status`, as far as it is of use.
@@ -100,6 +104,7 @@ impl WatchError {
         match (self, self.code()) {
             (_, Some(401)) => "; the token may have expired: it is read again with each attempt",
             (_, Some(403)) => "; give the agent's service account the role in deploy/",
+            (Self::Credential { .. }, _) => "; it has to work for the agent's user, without a terminal",
             (Self::Config { .. }, _) => "; give --kubeconfig, or run in a pod with a service account",
             _ => "",
         }
@@ -116,6 +121,7 @@ impl WatchError {
             Self::Short { .. } => "short",
             Self::Deaf { .. } => "deaf",
             Self::Config { .. } => "config",
+            Self::Credential { .. } => "credential",
             Self::Refused { status, .. } => match status.code {
                 401 => "unauthorized",
                 403 => "forbidden",

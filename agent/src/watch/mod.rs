@@ -12,6 +12,7 @@ mod lines;
 mod list;
 mod objects;
 mod patience;
+mod plugin;
 mod recorder;
 mod silence;
 mod source;

@@ -6,9 +6,14 @@ use super::*;
 
 /// A kubeconfig whose plugin notes each of its runs, and does not end while there is a file `hang`.
 fn kubeconfig(dir: &Path) -> std::path::PathBuf {
+    with_credential(dir, r#"{"token":"t"}"#)
+}
+
+fn with_credential(dir: &Path, status: &str) -> std::path::PathBuf {
     let (plugin, path, dir) = (dir.join("plugin"), dir.join("kubeconfig"), dir.display());
-    let credential =
-        r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t"}}"#;
+    let credential = format!(
+        r#"{{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{status}}}"#
+    );
     let script =
         format!("echo run >>{dir}/runs\nwhile [ -e {dir}/hang ]; do sleep 0.1; done\necho '{credential}'\n");
     fs::write(&plugin, script).unwrap();
@@ -54,7 +59,7 @@ async fn a_plugin_that_hangs_stops_nobody_and_is_not_run_twice_at_a_time() {
     let ticks = *ticks.lock().unwrap();
     assert!(ticks > 10, "others go on: {ticks}");
     for error in [one.unwrap_err(), two.unwrap_err()] {
-        assert!(error.to_string().contains("does its exec plugin hang?"), "{error}");
+        assert!(error.to_string().contains("did not end within"), "{error}");
     }
     let begin = std::time::Instant::now();
     assert!(api.url().await.is_err());
@@ -94,7 +99,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     for _ in 0..3 {
         assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/", "as long as the new one is not there");
     }
-    assert_eq!(runs(dir.path()), before + 1);
+    assert_eq!(runs(dir.path()), before + 1, "it is left alone for a while");
     fs::remove_file(&hang).unwrap();
     let moved = async {
         while api.url().await.unwrap() != "http://127.0.0.1:10/" {
@@ -107,17 +112,51 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/", "a file that is being written");
 }
 
+#[tokio::test]
+async fn a_credential_is_exchanged_when_it_ends_and_not_by_kube() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = with_credential(dir.path(), r#"{"token":"t","expirationTimestamp":"2020-01-01T00:00:00Z"}"#);
+    let api = Api::new(Some(path)).with_patience(PATIENCE);
+    for _ in 0..3 {
+        // Nobody listens there.
+        assert!(matches!(api.get("look", "/api").await, Err(WatchError::Connect { .. })));
+    }
+    assert_eq!(runs(dir.path()), 1, "our clock may be wrong: it is used for a while");
+    tokio::time::pause();
+    tokio::time::advance(secs(11)).await;
+    tokio::time::resume();
+    fs::write(dir.path().join("hang"), "").unwrap();
+    let begin = std::time::Instant::now();
+    for _ in 0..20 {
+        assert!(matches!(api.get("look", "/api").await, Err(WatchError::Connect { .. })), "with the old one");
+    }
+    assert!(begin.elapsed() < 4 * PATIENCE, "{:?}", begin.elapsed());
+    assert_eq!(runs(dir.path()), 2, "one that hangs is not run for each request");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_cannot_be_reached_is_looked_for_at_another_address_once_a_minute() {
     let dir = tempfile::tempdir().unwrap();
-    let path = kubeconfig(dir.path());
+    let path = dir.path().join("kubeconfig");
+    let at = |port: u32| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Config","current-context":"c",
+                "clusters":[{{"name":"c","cluster":{{"server":"http://127.0.0.1:{port}"}}}}],
+                "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}],
+                "users":[{{"name":"u","user":{{"token":"t"}}}}]}}"#
+        )
+    };
+    fs::write(&path, at(1)).unwrap();
     let api = Api::new(Some(path.clone()));
     api.url().await.unwrap();
-    let once = runs(dir.path());
-    for _ in 0..12 {
+    let mut seen = Vec::new();
+    for port in 2..=13 {
         sleep(secs(10)).await;
+        fs::write(&path, at(port)).unwrap();
         api.doubt();
-        api.url().await.unwrap();
+        seen.push(api.url().await.unwrap());
     }
-    assert_eq!(runs(dir.path()), 3 * once, "in two minutes");
+    seen.dedup();
+    let of = |port: u32| format!("http://127.0.0.1:{port}/");
+    assert_eq!(seen, [of(1), of(7), of(13)], "in two minutes");
 }
