@@ -187,6 +187,7 @@ fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
 fn check_says_what_differs() {
     with_agent_that_leaves_damage(|node| {
         let runtime = node.runtime()?;
+        sys::run("ip link add br0 type bridge")?;
         // What is told, the command that damages, and whether it runs in the pod.
         let damages = [
             ("no default route through 169", "ip route del default", true),
@@ -199,6 +200,7 @@ fn check_says_what_differs() {
             ("filter to_pod", "tc filter del dev HOST egress", false),
             ("no route to", "ip route flush dev HOST", false),
             ("has the MTU", "ip link set HOST mtu 1300", false),
+            ("its master", "ip link set HOST master br0", false),
             ("is down", "ip link set HOST down", false),
             ("is gone", "ip link del HOST", false),
         ];

@@ -114,6 +114,11 @@ fn end_is(
     if end.mtu != attachment.vif.mtu {
         return Err(format!("the host's interface has the MTU {}, not {}", end.mtu, attachment.vif.mtu));
     }
+    if let Some(master) = end.master {
+        return Err(format!(
+            "what comes in by the host's interface is given to the interface {master}, its master"
+        ));
+    }
     if let Some(kind) = ends.strangers.get(&ifindex) {
         return Err(filter::in_our_place(kind, &end.name));
     }

@@ -28,9 +28,9 @@ pub enum WatchError {
     /// An answer that is not what the API promises.
     #[error("the API server's answer to the attempt to {what} is not understood: {why}")]
     Answer { what: String, why: String },
-    /// A stream ended before anything came.
-    #[error("the stream of {what} ended after {} s, and nothing had come", after.as_secs())]
-    Short { what: String, after: Duration },
+    /// A stream ended before anything came, or at once.
+    #[error("the stream of {what} ended after {} s, and {} had come", after.as_secs(), if *heard { "little" } else { "nothing" })]
+    Short { what: String, after: Duration, heard: bool },
     /// Streams are accepted, and do not say what changes.
     #[error("the stream of {what} does not tell what changes: a list every few minutes has to do")]
     Deaf { what: String },
