@@ -11,13 +11,13 @@ use http_body_util::BodyExt as _;
 use kube::{
     Client, Config,
     client::Body,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::{
     runtime::Handle,
     sync,
-    task::spawn_blocking,
-    time::{Instant, timeout},
+    task::{JoinHandle, spawn, spawn_blocking},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
@@ -30,8 +30,8 @@ use crate::chain::chain;
 pub struct Api {
     kubeconfig: Option<PathBuf>,
     ways: Mutex<Ways>,
-    /// Who makes the next client: one at a time, for all who ask.
-    making: sync::Mutex<Option<Failed>>,
+    /// Makes the next client: one at a time, for all who ask.
+    maker: sync::Mutex<Maker>,
     patience: Duration,
 }
 
@@ -54,11 +54,18 @@ struct Ways {
     tried_at: Option<Instant>,
 }
 
-/// A plugin that gave no credential, and when that was.
-type Failed = (Instant, Arc<PluginError>);
+#[derive(Default)]
+struct Maker {
+    /// When it began, and the client.
+    making: Option<(Instant, JoinHandle<Result<Way, WatchError>>)>,
+    /// When a plugin gave no credential, and why.
+    failed: Option<(Instant, Arc<PluginError>)>,
+}
 
 /// How long the configuration's plugin may take, and how long it is left alone when it has failed.
 const PLUGIN: Duration = Duration::from_secs(10);
+/// How much longer the making of a client may take, until those who wait for it do without.
+const MAKE: Duration = Duration::from_secs(2);
 /// How often a client is made because nobody answers.
 const DOUBT: Duration = Duration::from_secs(60);
 /// How long a connection may take.
@@ -78,7 +85,7 @@ const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 impl Api {
     /// By a kubeconfig file, or, without one, as a pod by its service account.
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, ways: Mutex::default(), making: sync::Mutex::default(), patience: PLUGIN }
+        Self { kubeconfig, ways: Mutex::default(), maker: sync::Mutex::default(), patience: PLUGIN }
     }
 
     /// By a client that is there already.
@@ -165,31 +172,56 @@ impl Api {
         if let Some(way) = self.ways().fresh() {
             return Ok(way);
         }
-        let mut failed = self.making.lock().await;
+        let mut maker = self.maker.lock().await;
         // Somebody else may have waited for it.
         if let Some(way) = self.ways().fresh() {
             return Ok(way);
         }
-        if let Some((_, error)) = failed.as_ref().filter(|(at, _)| at.elapsed() < self.patience) {
-            return Err(WatchError::Credential { source: Arc::clone(error) });
-        }
-        self.ways().tried_at = Some(Instant::now());
-        let made = connect(self.kubeconfig.clone(), self.patience).await;
-        *failed = match &made {
-            Err(WatchError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
-            _ => None,
-        };
+        let made = self.make(&mut maker).await;
         let mut ways = self.ways();
         let way = match (made, ways.way.take()) {
             (Ok(way), _) => way,
-            (Err(error), Some(old)) => {
-                tracing::warn!(%error, "the way to the API server is as it was");
-                Way { until: Some(Instant::now() + self.patience), ..old }
-            }
             (Err(error), None) => return Err(error),
+            (Err(error), Some(mut old)) => {
+                tracing::warn!(%error, "the way to the API server is as it was");
+                // Else the next refusal asks again.
+                if old.has_ended() {
+                    old.until = Some(Instant::now() + self.patience);
+                }
+                old
+            }
         };
         (ways.way, ways.is_stale) = (Some(way.clone()), false);
         Ok(way)
+    }
+
+    async fn make(&self, maker: &mut Maker) -> Result<Way, WatchError> {
+        if maker.making.is_none()
+            && let Some((at, source)) = &maker.failed
+            && at.elapsed() < self.patience
+        {
+            return Err(WatchError::Credential { source: Arc::clone(source) });
+        }
+        let (began, task) = maker.making.get_or_insert_with(|| {
+            let began = Instant::now();
+            self.ways().tried_at = Some(began);
+            (began, spawn(connect(self.kubeconfig.clone(), self.patience)))
+        });
+        let limit = self.patience + MAKE;
+        // What hangs is waited for once, keeps its thread, and gets no second one.
+        let Ok(made) = timeout_at(*began + limit, task).await else {
+            let seconds = limit.as_secs_f32();
+            let why =
+                format!("it has been read for more than {seconds} s: does a file system hang that it is on?");
+            return Err(WatchError::Config { why });
+        };
+        maker.making = None;
+        let made = made.unwrap_or_else(|error| Err(unusable(&error)));
+        maker.failed = match &made {
+            Err(WatchError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
+            _ => None,
+        };
+        made
     }
 
     fn ways(&self) -> MutexGuard<'_, Ways> {
@@ -201,15 +233,21 @@ impl Api {
 
 impl Ways {
     fn fresh(&self) -> Option<Way> {
-        let ends = |way: &Way| way.until.is_some_and(|until| Instant::now() >= until);
-        self.way.clone().filter(|way| !self.is_stale && !ends(way))
+        self.way.clone().filter(|way| !self.is_stale && !way.has_ended())
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    fn has_ended(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 }
 
 async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way, WatchError> {
-    let mut config = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())))
-        .await
-        .map_err(|error| unusable(&error))??;
+    let read = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())));
+    let mut config = read.await.map_err(|error| unusable(&error))??;
     let lasts = plugin::ask(&mut config.auth_info, patience).await;
     let lasts = lasts.map_err(|source| WatchError::Credential { source: Arc::new(source) })?;
     let until = lasts.map(|lasts| Instant::now() + lasts);
@@ -217,14 +255,22 @@ async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way,
     // It is for the callers to say when and how often to try again.
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = Client::try_from(config).map_err(|error| unusable(&error))?;
-    Ok(Way { client, url, until })
+    // It reads files too, and panics at a token that cannot be sent.
+    let made = spawn_blocking(move || Client::try_from(config)).await.map_err(|error| unusable(&error))?;
+    Ok(Way { client: made.map_err(|error| unusable(&error))?, url, until })
 }
 
 /// Reads files.
 async fn read(kubeconfig: Option<&Path>) -> Result<Config, WatchError> {
     let Some(path) = kubeconfig else { return Config::incluster().map_err(|error| unusable(&error)) };
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
+        // Its text quotes what is around the error, which may be a key.
+        KubeconfigError::Parse(error) => {
+            let place = error.location().map(|at| format!(", in line {}", at.line())).unwrap_or_default();
+            WatchError::Config { why: format!("{} is no kubeconfig{place}", path.display()) }
+        }
+        error => unusable(&error),
+    })?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     config.map_err(|error| unusable(&error))
 }

@@ -14,24 +14,30 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::HeaderValue;
 use jiff::Timestamp;
 use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
 use nix::{
-    sys::signal::{Signal, killpg},
+    sys::{
+        signal::{Signal, killpg},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::Pid,
 };
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, copy, sink},
-    process::Command,
-    time::timeout,
+    process::{Child, Command},
+    time::{sleep, timeout},
 };
 
-/// A plugin that gave no credential. What it prints may be secret, and is not told.
+/// A plugin that gave no credential. What it prints may be secret, and is not told; the end of what it complains of is.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
-    #[error("the kubeconfig has an auth-provider, which Kubernetes has given up: give it an exec plugin")]
+    #[error(
+        "the kubeconfig has an auth-provider, which the agent does not work with: give it an exec plugin or a token"
+    )]
     Provider,
     #[error("the kubeconfig's exec plugin has no command")]
     NoCommand,
@@ -75,6 +81,8 @@ const SAID: u64 = 64 << 10;
 const TOLD: usize = 300;
 /// How long before its end a credential is exchanged, or at its half if that is later.
 const EARLY: Duration = Duration::from_secs(60);
+/// How long to wait for what was killed.
+const BURY: Duration = Duration::from_secs(1);
 /// The shortest time for which a credential is used, also if it has ended by our clock.
 const SHORTEST: Duration = Duration::from_secs(10);
 
@@ -89,13 +97,15 @@ pub async fn ask(who: &mut AuthInfo, patience: Duration) -> Result<Option<Durati
     }
     let Some(exec) = who.exec.take() else { return Ok(None) };
     // These come first for kubectl, too.
-    if who.token.is_some() || who.token_file.is_some() || who.username.is_some() {
+    let has_token = who.token.is_some() || who.token_file.is_some();
+    let has_password = who.username.is_some() && who.password.is_some();
+    let has_certificate = who.client_certificate.is_some() || who.client_certificate_data.is_some();
+    if has_token || has_password || has_certificate {
         return Ok(None);
     }
     let status = run(&exec, patience).await?;
     who.token = status.token.map(Into::into);
     if let (Some(certificate), Some(key)) = (status.client_certificate_data, status.client_key_data) {
-        (who.client_certificate, who.client_key) = (None, None);
         who.client_certificate_data = Some(BASE64_STANDARD.encode(certificate));
         who.client_key_data = Some(BASE64_STANDARD.encode(key).into());
     }
@@ -122,8 +132,11 @@ async fn run(exec: &ExecConfig, patience: Duration) -> Result<Status, PluginErro
             ended = ends => ended,
         }
     };
-    let late = |_| PluginError::Slow { command: name.clone(), after: patience };
-    let (printed, status) = timeout(patience, ended).await.map_err(late)?;
+    let Ok((printed, status)) = timeout(patience, ended).await else {
+        let group = running.kill();
+        let _ = timeout(BURY, bury(&mut plugin, group)).await;
+        return Err(PluginError::Slow { command: name, after: patience });
+    };
     let status = status.map_err(start)?;
     running.ended();
     let printed = printed.map_err(start)?;
@@ -177,6 +190,17 @@ async fn listen(pipe: Option<impl AsyncRead + Unpin>, said: &mut Vec<u8>) -> Inf
     pending().await
 }
 
+/// Waits for a plugin that was killed, and, where that makes them our children, for those that it had started.
+async fn bury(plugin: &mut Child, group: Option<Pid>) {
+    let _ = plugin.wait().await;
+    let Some(group) = group else { return };
+    while let Ok(WaitStatus::StillAlive | WaitStatus::Signaled(..) | WaitStatus::Exited(..)) =
+        waitpid(Pid::from_raw(-group.as_raw()), Some(WaitPidFlag::WNOHANG))
+    {
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Without what the parser says: it quotes.
 fn parse(printed: &[u8], exec: &ExecConfig) -> Result<Status, String> {
     // JSON, which is YAML: kubectl takes both.
@@ -189,7 +213,12 @@ fn parse(printed: &[u8], exec: &ExecConfig) -> Result<Status, String> {
             credential.api_version
         ));
     }
-    let status = credential.status.ok_or("it has no status")?;
+    let status = credential.status.ok_or("it has no status")?.without_blanks();
+    if status.token.as_deref().is_some_and(|token| HeaderValue::from_str(token).is_err()) {
+        return Err(
+            "there are characters in its token that none may have, perhaps the end of a line".to_owned()
+        );
+    }
     match (&status.token, &status.client_certificate_data, &status.client_key_data) {
         (None, None, None) => Err("there is neither a token nor a certificate in it".to_owned()),
         (_, Some(_), None) | (_, None, Some(_)) => {
@@ -210,12 +239,31 @@ fn end_of(said: &[u8]) -> String {
     text.iter().skip(text.len().saturating_sub(TOLD)).collect()
 }
 
+// === impl Status ===
+
+impl Status {
+    /// What is empty is not there.
+    fn without_blanks(self) -> Self {
+        let there = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Self {
+            token: there(self.token),
+            client_certificate_data: there(self.client_certificate_data),
+            client_key_data: there(self.client_key_data),
+            ..self
+        }
+    }
+}
+
 // === impl Running ===
 
 impl Running {
     /// There is nothing left to kill.
     fn ended(mut self) {
         self.0 = None;
+    }
+
+    fn kill(self) -> Option<Pid> {
+        self.0
     }
 }
 
@@ -230,6 +278,8 @@ impl Drop for Running {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use super::*;
     use crate::chain::chain;
 
@@ -249,7 +299,9 @@ mod tests {
     /// One that prints a status.
     fn printing(status: &str) -> AuthInfo {
         let version = "client.authentication.k8s.io/v1";
-        plugin(&format!(r#"echo '{{"apiVersion":"{version}","kind":"ExecCredential","status":{status}}}'"#))
+        plugin(&format!(
+            r#"printf %s '{{"apiVersion":"{version}","kind":"ExecCredential","status":{status}}}'"#
+        ))
     }
 
     fn token(who: &AuthInfo) -> Option<String> {
@@ -257,7 +309,6 @@ mod tests {
     }
 
     const PATIENCE: Duration = Duration::from_secs(10);
-    const SHORT: Duration = Duration::from_millis(300);
 
     #[tokio::test]
     async fn a_token_takes_the_plugins_place() {
@@ -282,45 +333,71 @@ status:
     }
 
     #[tokio::test]
-    async fn a_certificate_and_its_key_take_the_place_of_others() {
-        let mut who = printing(r#"{"clientCertificateData":"C","clientKeyData":"K"}"#);
-        who.client_certificate = Some("/nowhere".to_owned());
+    async fn a_certificate_and_its_key_come_with_a_token_or_without() {
+        let mut who = printing(r#"{"token":"","clientCertificateData":"C","clientKeyData":"K"}"#);
         ask(&mut who, PATIENCE).await.unwrap();
-        assert_eq!((who.client_certificate, who.client_certificate_data.as_deref()), (None, Some("Qw==")));
+        assert_eq!((token(&who), who.client_certificate_data.as_deref()), (None, Some("Qw==")));
         assert!(who.client_key_data.is_some());
     }
 
     #[tokio::test]
-    async fn a_token_that_is_given_makes_the_plugin_needless() {
+    async fn what_is_given_makes_the_plugin_needless() {
         let mut who = plugin("exit 1");
         who.token = Some("given".to_owned().into());
         assert!(ask(&mut who, PATIENCE).await.is_ok());
         assert_eq!(token(&who).as_deref(), Some("given"));
+        let mut who = plugin("exit 1");
+        who.client_certificate = Some("/given".to_owned());
+        assert!(ask(&mut who, PATIENCE).await.is_ok());
+    }
+
+    /// Whether none of the two processes runs that a script has noted.
+    async fn end_both(pids: &Path) -> bool {
+        let pids = fs::read_to_string(pids).unwrap();
+        let lives = |pid: &str| {
+            fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|it| !it.contains("State:\tZ"))
+        };
+        assert_eq!(pids.split_whitespace().count(), 2, "{pids}");
+        for _ in 0..500 {
+            if !pids.split_whitespace().any(lives) {
+                return true;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        false
     }
 
     #[tokio::test]
     async fn a_plugin_that_hangs_is_killed_with_all_that_it_started() {
         let dir = tempfile::tempdir().unwrap();
-        let pids = dir.path().join("pids");
-        let script = format!("sleep 1000 & echo $! $$ >{}; wait", pids.display());
-        let error = ask(&mut plugin(&script), SHORT).await.unwrap_err();
+        let (pids, said) = (dir.path().join("pids"), dir.path().join("said"));
+        let script =
+            format!("sleep 1000 & echo $! $$ >{0}; mv {0} {1}; wait", pids.display(), said.display());
+        let error = ask(&mut plugin(&script), Duration::from_secs(2)).await.unwrap_err();
         assert!(matches!(error, PluginError::Slow { .. }), "{error}");
-        for pid in std::fs::read_to_string(pids).unwrap().split_whitespace() {
-            let status = std::path::PathBuf::from(format!("/proc/{pid}/status"));
-            let lives = || std::fs::read_to_string(&status).is_ok_and(|it| !it.contains("State:	Z"));
-            for _ in 0..200 {
-                tokio::time::sleep(Duration::from_millis(if lives() { 10 } else { 0 })).await;
-            }
-            assert!(!lives(), "{pid}");
+        assert!(end_both(&said).await);
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_nobody_waits_for_any_more_is_killed_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pids, said) = (dir.path().join("pids"), dir.path().join("said"));
+        let script =
+            format!("sleep 1000 & echo $! $$ >{0}; mv {0} {1}; wait", pids.display(), said.display());
+        let asking = tokio::spawn(async move { ask(&mut plugin(&script), PATIENCE).await.map(drop) });
+        while !said.exists() {
+            sleep(Duration::from_millis(10)).await;
         }
+        asking.abort();
+        assert!(end_both(&said).await);
     }
 
     #[tokio::test]
     async fn what_a_plugin_leaves_behind_is_not_waited_for() {
         let mut who = printing(r#"{"token":"t"}"#);
         let args = who.exec.as_mut().and_then(|exec| exec.args.as_mut()).unwrap();
-        args[1] = format!("sleep 2 >/dev/null & {}", args[1]);
-        assert!(ask(&mut who, Duration::from_secs(1)).await.is_ok());
+        args[1] = format!("sleep 20 >/dev/null & {}", args[1]);
+        assert!(ask(&mut who, PATIENCE).await.is_ok());
     }
 
     #[tokio::test]
@@ -333,6 +410,7 @@ status:
             (printing(r#""s3cret""#), "not an ExecCredential"),
             (printing("{}"), "neither a token"),
             (printing(r#"{"clientKeyData":"s3cret"}"#), "and not the other"),
+            (printing(r#"{"token":"s3cret\n"}"#), "the end of a line"),
             (plugin("yes s3cret"), "longer than"),
         ];
         for (mut who, why) in cases {
