@@ -278,7 +278,10 @@ impl Drop for Running {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use super::*;
     use crate::chain::chain;
@@ -351,6 +354,14 @@ status:
         assert!(ask(&mut who, PATIENCE).await.is_ok());
     }
 
+    /// One that starts a process and waits for it; and the file in which it says, at once, which two these are.
+    fn hanging(dir: &Path) -> (AuthInfo, PathBuf) {
+        let (pids, said) = (dir.join("pids"), dir.join("said"));
+        let script =
+            format!("sleep 1000 & echo $! $$ >{0}; mv {0} {1}; wait", pids.display(), said.display());
+        (plugin(&script), said)
+    }
+
     /// Whether none of the two processes runs that a script has noted.
     async fn end_both(pids: &Path) -> bool {
         let pids = fs::read_to_string(pids).unwrap();
@@ -370,10 +381,8 @@ status:
     #[tokio::test]
     async fn a_plugin_that_hangs_is_killed_with_all_that_it_started() {
         let dir = tempfile::tempdir().unwrap();
-        let (pids, said) = (dir.path().join("pids"), dir.path().join("said"));
-        let script =
-            format!("sleep 1000 & echo $! $$ >{0}; mv {0} {1}; wait", pids.display(), said.display());
-        let error = ask(&mut plugin(&script), Duration::from_secs(2)).await.unwrap_err();
+        let (mut who, said) = hanging(dir.path());
+        let error = ask(&mut who, Duration::from_secs(2)).await.unwrap_err();
         assert!(matches!(error, PluginError::Slow { .. }), "{error}");
         assert!(end_both(&said).await);
     }
@@ -381,11 +390,12 @@ status:
     #[tokio::test]
     async fn a_plugin_that_nobody_waits_for_any_more_is_killed_too() {
         let dir = tempfile::tempdir().unwrap();
-        let (pids, said) = (dir.path().join("pids"), dir.path().join("said"));
-        let script =
-            format!("sleep 1000 & echo $! $$ >{0}; mv {0} {1}; wait", pids.display(), said.display());
-        let asking = tokio::spawn(async move { ask(&mut plugin(&script), PATIENCE).await.map(drop) });
-        while !said.exists() {
+        let (mut who, said) = hanging(dir.path());
+        let asking = tokio::spawn(async move { ask(&mut who, PATIENCE).await.map(drop) });
+        for _ in 0..1000 {
+            if said.exists() {
+                break;
+            }
             sleep(Duration::from_millis(10)).await;
         }
         asking.abort();
