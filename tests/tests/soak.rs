@@ -22,7 +22,7 @@ const SHORT: u32 = 1500;
 const WARM_UP: u32 = 400;
 const WORKERS: u32 = 4;
 /// What the allocator may keep: what is allocated does not grow, but a page stays as long as a small block in it does, and those are of
-/// many threads. It is 2 MiB after ten thousand pods and 5 after a hundred thousand.
+/// many threads. It is 2 MiB after ten thousand pods, and 4 to 5 after a hundred thousand.
 const KEPT_KIB: u64 = 3 << 10;
 const KEPT_FOR_LONG_KIB: u64 = 6 << 10;
 /// The agent's, when it has nothing to do.

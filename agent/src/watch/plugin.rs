@@ -1,7 +1,7 @@
 //! The kubeconfig's exec plugin: a program that knows who we are.
 //!
-//! kube would run it too, but in the runtime's threads and for as long as it takes, and within a request when the
-//! credential ends. Here it has a deadline, and is killed then with all that it has started.
+//! kube would run it too, but in the threads that the verbs work on, and for as long as it takes. Here it takes no thread,
+//! and has a deadline, at which its process group is killed.
 //!
 //! What it is told and what it prints: <https://kubernetes.io/docs/reference/config-api/client-authentication.v1/>
 

@@ -267,11 +267,12 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 let why = "it ended before the end of its list".to_owned();
                 return Err(WatchError::Broken { what, why });
             }
+            // One that is answered so each time is not asked without a pause.
             Ok(()) if lasted < SHORT && self.state.silence.heard => {
                 self.end_of_stream();
                 return Err(WatchError::Short { what, after: lasted, heard: true });
             }
-            Ok(()) => WatchError::Short { what, after: lasted, heard: false },
+            Ok(()) => WatchError::Short { what, after: lasted, heard: self.state.silence.heard },
             Err(error @ WatchError::Broken { .. }) if lasted >= SHORT && self.state.position.is_some() => {
                 error
             }
