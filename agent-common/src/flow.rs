@@ -1,8 +1,8 @@
-//! Key and value of `NAT_FLOWS`.
+//! Key and value of `STACK_FLOWS`.
 
 use crate::EndpointKey;
 
-/// Key of `NAT_FLOWS`: a flow between two pods of this node, by the pods' own addresses. It is one for both directions:
+/// Key of `STACK_FLOWS`: a flow between two pods of this node, by the pods' own addresses. It is one for both directions:
 /// the end with the lower address comes first, and of the same address that with the lower port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
@@ -21,7 +21,7 @@ pub struct FlowKey {
     pub reserved: [u8; 3],
 }
 
-/// Value of `NAT_FLOWS`. The entry is what counts: this is for people.
+/// Value of `STACK_FLOWS`. The entry is what counts: this is for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {

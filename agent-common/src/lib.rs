@@ -15,7 +15,7 @@ mod vif;
 
 pub use counters::{Counters, DropReason, Drops, Traffic};
 pub use flow::{Flow, FlowKey};
-pub use vif::{Endpoint, EndpointKey, Vif, VifKey};
+pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of all that is in this crate; pins live in `<bpf dir>/v<ABI_VERSION>/`.
 pub const ABI_VERSION: u32 = 1;
@@ -26,7 +26,7 @@ pub const MAX_VIFS: usize = 4096;
 /// How many addresses a node can deliver: the capacity of `ENDPOINTS`.
 pub const MAX_ENDPOINTS: usize = 16384;
 
-/// How many flows between pods of this node can be known to be the stack's: the capacity of `NAT_FLOWS`. The one that
+/// How many flows between pods of this node can be known to be the stack's: the capacity of `STACK_FLOWS`. The one that
 /// was used the longest ago makes room for a new one.
 pub const MAX_FLOWS: usize = 65536;
 

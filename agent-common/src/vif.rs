@@ -11,12 +11,12 @@ pub struct VifKey {
 /// Value of `VIFS`: what the pod behind an interface may call itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Vif {
-    /// Meaningful only with [`Vif::HAS_IPV4`].
+pub struct VifEntry {
+    /// Meaningful only with [`VifEntry::HAS_IPV4`].
     pub ipv4: [u8; 4],
     /// A set of the `HAS_` flags.
     pub flags: u32,
-    /// Meaningful only with [`Vif::HAS_IPV6`].
+    /// Meaningful only with [`VifEntry::HAS_IPV6`].
     pub ipv6: [u8; 16],
     /// The pod's end.
     pub mac: [u8; 6],
@@ -52,13 +52,13 @@ pub struct Endpoint {
 
 // A change here is a change of the ABI.
 const _: () = assert!(size_of::<VifKey>() == 4);
-const _: () = assert!(size_of::<Vif>() == 216);
+const _: () = assert!(size_of::<VifEntry>() == 216);
 const _: () = assert!(size_of::<EndpointKey>() == 16);
 const _: () = assert!(size_of::<Endpoint>() == 12);
 
 // === impl Vif ===
 
-impl Vif {
+impl VifEntry {
     /// The pod has the address in `ipv4`.
     pub const HAS_IPV4: u32 = 1;
     /// The pod has the address in `ipv6`.
@@ -83,24 +83,24 @@ impl EndpointKey {
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{Endpoint, EndpointKey, Vif, VifKey};
+    use super::{Endpoint, EndpointKey, VifEntry, VifKey};
 
     #[expect(unsafe_code, reason = "aya asks for a promise about the bytes of a type")]
     mod pod {
-        use super::{Endpoint, EndpointKey, Vif, VifKey};
+        use super::{Endpoint, EndpointKey, VifEntry, VifKey};
 
         // SAFETY: all four are `repr(C)` of integers only, without padding (their sizes are asserted above), so
         // that every pattern of bytes is a valid value.
         unsafe impl aya::Pod for VifKey {}
         // SAFETY: as for `VifKey`.
-        unsafe impl aya::Pod for Vif {}
+        unsafe impl aya::Pod for VifEntry {}
         // SAFETY: as for `VifKey`.
         unsafe impl aya::Pod for EndpointKey {}
         // SAFETY: as for `VifKey`.
         unsafe impl aya::Pod for Endpoint {}
     }
 
-    impl Vif {
+    impl VifEntry {
         /// Text for one of the `[i8; N]` fields, cut to fit with its NUL. What is not printable ASCII becomes `?`,
         /// because `bpftool` prints no string that has such a byte.
         pub fn text<const N: usize>(text: &str) -> [i8; N] {
@@ -120,10 +120,10 @@ mod user {
 
         #[test]
         fn text_is_cut_and_ended_by_a_nul() {
-            assert_eq!(Vif::text::<4>("ab"), [97, 98, 0, 0]);
-            assert_eq!(Vif::text::<4>("abcdef"), [97, 98, 99, 0]);
-            assert_eq!(Vif::text::<4>("a\n"), [97, 63, 0, 0]);
-            assert_eq!(Vif::text::<0>("a"), []);
+            assert_eq!(VifEntry::text::<4>("ab"), [97, 98, 0, 0]);
+            assert_eq!(VifEntry::text::<4>("abcdef"), [97, 98, 99, 0]);
+            assert_eq!(VifEntry::text::<4>("a\n"), [97, 63, 0, 0]);
+            assert_eq!(VifEntry::text::<0>("a"), []);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `NAT_FLOWS`: the flows between pods of this node that the host's stack has in hand.
+//! `STACK_FLOWS`: the flows between pods of this node that the host's stack has in hand.
 //!
 //! A pod's packet to a Service or a port of the host goes to the stack, and kube-proxy's rules or others may
 //! translate it to a pod of this node. That pod's answers must be translated back: past the stack they would reach
@@ -21,7 +21,7 @@ use crate::packet::{
 };
 
 #[btf_map]
-static NAT_FLOWS: LruHashMap<FlowKey, Flow, MAX_FLOWS> = LruHashMap::new();
+static STACK_FLOWS: LruHashMap<FlowKey, Flow, MAX_FLOWS> = LruHashMap::new();
 
 /// Source and destination, as `EndpointKey` has them, but in words: byte by byte they would take the better part of
 /// the verifier's budget.
@@ -58,7 +58,7 @@ const ICMP_ERROR: usize = 8;
 ///
 /// The verifier walks it once for each caller: `icmp`, the family's own ICMP, lets it skip the other family.
 #[inline(never)]
-pub fn is_the_stacks(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize, icmp: u8) -> bool {
+pub fn belongs_to_stack(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize, icmp: u8) -> bool {
     let Some(transport) = packet.copy::<Transport>(payload) else {
         return false;
     };
@@ -102,9 +102,9 @@ fn note(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize) {
     };
     // To look it up is to use it, for the map's order. To write it again would cost more, and another's entry in a
     // full map.
-    if NAT_FLOWS.get_ptr(key.as_flow()).is_none() {
+    if STACK_FLOWS.get_ptr(key.as_flow()).is_none() {
         // If it fails, the flow's next packet tries again.
-        let _ = NAT_FLOWS.insert(key.as_flow(), Flow { ifindex: packet.ifindex() }, 0);
+        let _ = STACK_FLOWS.insert(key.as_flow(), Flow { ifindex: packet.ifindex() }, 0);
     }
 }
 
@@ -133,7 +133,7 @@ fn is_quoted(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize) -> 
 
 #[inline(never)]
 fn is_known(ends: &Ends, protocol: u8, transport: &Transport) -> bool {
-    key(ends, protocol, transport).is_some_and(|key| NAT_FLOWS.get_ptr(key.as_flow()).is_some())
+    key(ends, protocol, transport).is_some_and(|key| STACK_FLOWS.get_ptr(key.as_flow()).is_some())
 }
 
 /// The flow of a packet; `None` if its protocol has none that the stack would translate.

@@ -1,6 +1,6 @@
 //! What the host's stack sends to a pod: only what is for the pod's own addresses gets in.
 
-use agent_common::{DropReason, Vif};
+use agent_common::{DropReason, VifEntry};
 
 use crate::{
     flows,
@@ -30,7 +30,7 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn ipv4(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
+fn ipv4(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
     let ip = packet.header::<Ipv4>(L3)?;
     let [high, _] = ip.destination;
     if own_ipv4(vif, ip.destination) {
@@ -46,7 +46,7 @@ fn ipv4(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn ipv6(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
+fn ipv6(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
     let ip = packet.header::<Ipv6>(L3)?;
     if own_ipv6(vif, &ip.destination) {
         if vifs::is_endpoint(ipv6_key(&ip.source)) {
@@ -69,7 +69,7 @@ fn ipv6(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn arp(packet: &Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
+fn arp(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
     let arp = packet.header::<Arp>(L3)?;
     if own_ipv4(vif, arp.target_ip) { Ok(()) } else { Err(DropReason::NotForPod) }
 }

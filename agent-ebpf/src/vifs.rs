@@ -1,10 +1,10 @@
 //! What the agent told us: the pods' interfaces, and the addresses that this node delivers.
 
-use agent_common::{DropReason, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif, VifKey};
+use agent_common::{DropReason, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, VifEntry, VifKey};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 
 #[btf_map]
-static VIFS: HashMap<VifKey, Vif, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+static VIFS: HashMap<VifKey, VifEntry, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
 #[btf_map]
 static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> =
@@ -12,7 +12,7 @@ static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREAL
 
 /// The VIF behind a host interface. An interface without one passes nothing.
 #[inline(always)]
-pub fn vif(ifindex: u32) -> Result<&'static Vif, DropReason> {
+pub fn vif(ifindex: u32) -> Result<&'static VifEntry, DropReason> {
     // SAFETY: the entry stays readable until the program returns, which is within an RCU read-side section. The
     // agent writes an entry before the interface is up and removes it once the interface is going.
     unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)

@@ -13,7 +13,7 @@ use http::Uri;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::{cni::VifSource, dataplane::LogLevel, reconcile, watch};
+use crate::{dataplane::LogLevel, decide::VifSource, reconcile, watch};
 
 /// The configuration that the agent runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]

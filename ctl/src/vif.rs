@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use ferrule_vif::{
-    Interface, PodVif,
+    InterfaceRequest, VifRequest,
     manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
 };
 
@@ -110,10 +110,11 @@ fn show(object: &Decoded) -> String {
     text
 }
 
-fn show_vif(text: &mut String, vif: &PodVif) {
+fn show_vif(text: &mut String, vif: &VifRequest) {
     let _ = write!(text, "  ({})", vif.format);
     for interface in &vif.interfaces {
-        let Interface { name, kind, active, mac, mtu, addresses, gateways, routes, details } = interface;
+        let InterfaceRequest { name, kind, active, mac, mtu, addresses, gateways, routes, details } =
+            interface;
         let active = if *active { "active" } else { "inactive" };
         let _ = write!(text, "\n    {name}  {kind}  {active}");
         if let Some(mtu) = mtu {

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
-use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, Vif, VifKey};
+use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, VifEntry, VifKey};
 use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader,
@@ -55,7 +55,7 @@ pub struct Ran {
 /// The loaded object.
 pub struct Programs {
     ebpf: Ebpf,
-    pub vifs: HashMap<MapData, VifKey, Vif>,
+    pub vifs: HashMap<MapData, VifKey, VifEntry>,
     pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     pub nat_flows: HashMap<MapData, FlowKey, Flow>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
@@ -148,7 +148,7 @@ impl Programs {
         Ok(Self {
             vifs: take_map(&mut ebpf, "VIFS")?,
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
-            nat_flows: take_map(&mut ebpf, "NAT_FLOWS")?,
+            nat_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })

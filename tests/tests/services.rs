@@ -232,7 +232,7 @@ fn a_connection_to_a_service_outlives_the_agent() {
 fn the_pins_of_an_agent_that_knew_no_flows_are_taken_over() {
     with_services(|node, a, b, services| {
         node.stop_agent()?;
-        let pin = format!("{PINS}/NAT_FLOWS");
+        let pin = format!("{PINS}/STACK_FLOWS");
         fs::remove_file(&pin).context("no flows are pinned")?;
         node.start_again()?;
         ensure!(Path::new(&pin).exists(), "{pin} is not there");

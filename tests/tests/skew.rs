@@ -36,7 +36,7 @@ struct Raw;
 impl Recorded {
     /// All that are recorded of a release, in the order of a pod's life.
     fn of(shim: &str) -> anyhow::Result<Vec<Self>> {
-        let lines = include_str!("../../cni/testdata/protocol/shims.jsonl").lines();
+        let lines = include_str!("../../shim/testdata/protocol/shims.jsonl").lines();
         let all = lines.map(serde_json::from_str).collect::<Result<Vec<Self>, _>>()?;
         let of: Vec<_> = all.into_iter().filter(|it| it.shim == shim).collect();
         ensure!(of.len() == 5, "{} calls of {shim} are recorded", of.len());

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    Format, Interface, Kind, PodVif, Route, Source, VifError,
+    Format, InterfaceRequest, Kind, Route, Source, VifError, VifRequest,
     at::{At, Object},
     error::Wrong,
     json::Json,
@@ -35,7 +35,7 @@ const PRIORITY: std::ops::RangeInclusive<u64> = 1..=4_294_967_295;
 ///
 /// # Errors
 /// If it breaks any rule of `docs/vif.md`: the first that it breaks.
-pub fn from_annotation(text: &str) -> Result<PodVif, VifError> {
+pub fn from_annotation(text: &str) -> Result<VifRequest, VifError> {
     decode(text).map_err(|wrong| wrong.of(Source::Annotation))
 }
 
@@ -47,7 +47,7 @@ struct Seen {
     destinations: BTreeSet<IpNet>,
 }
 
-fn decode(text: &str) -> Result<PodVif, Wrong> {
+fn decode(text: &str) -> Result<VifRequest, Wrong> {
     let json = Json::parse(text, MAX_TEXT, "")?;
     let root = At::root(&json, "").object()?;
     root.only(&["interfaces"])?;
@@ -66,7 +66,7 @@ fn decode(text: &str) -> Result<PodVif, Wrong> {
         let name = name(object, &mut seen)?;
         interface(object, name, addresses, &mut seen)
     });
-    Ok(PodVif { format: Format::Annotation, interfaces: interfaces.collect::<Result<_, _>>()? })
+    Ok(VifRequest { format: Format::Annotation, interfaces: interfaces.collect::<Result<_, _>>()? })
 }
 
 fn addresses(object: &Object<'_>, seen: &mut Seen) -> Result<Vec<IpNet>, Wrong> {
@@ -117,13 +117,13 @@ fn interface(
     name: String,
     addresses: Vec<IpNet>,
     seen: &mut Seen,
-) -> Result<Interface, Wrong> {
+) -> Result<InterfaceRequest, Wrong> {
     let kind = match object.get("kind").map(|at| rules::kind_name(&at)).transpose()? {
         None | Some("veth") => Kind::Veth,
         Some(other) => Kind::Other(other.to_owned()),
     };
     let mtu = object.get("mtu").map(|at| rules::mtu(&at, &addresses)).transpose()?;
-    Ok(Interface {
+    Ok(InterfaceRequest {
         name,
         kind,
         active: true,

@@ -12,6 +12,7 @@ mod json;
 pub mod kuryr;
 mod mac;
 pub mod manifest;
+mod resolved;
 mod rules;
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
@@ -23,15 +24,16 @@ pub use annotation::from_annotation;
 pub use error::{Source, VifError};
 pub use ferrule_proto::annotations::{KURYR_VIF as KURYR_ANNOTATION, VIF as ANNOTATION};
 pub use mac::Mac;
+pub use resolved::{Addresses, PodRoute, Vif};
 
 /// The VIF of a pod: what a source says that it should get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PodVif {
+pub struct VifRequest {
     /// How it was written.
     pub format: Format,
     /// The pod's default interface first; never empty. The default one is named as the runtime asks, and it alone
     /// gets default routes.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceRequest>,
 }
 
 /// How a VIF was written.
@@ -55,7 +57,7 @@ pub enum Format {
 ///
 /// Whatever the source, its name, its MAC and its MTU are ones that the kernel takes, and its addresses are unicast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Interface {
+pub struct InterfaceRequest {
     /// Its name in the pod, as the source has it.
     pub name: String,
     /// What is to be made.

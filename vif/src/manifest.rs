@@ -4,7 +4,7 @@ use ferrule_proto::annotations::CONFIG_SOURCE;
 use serde::Serialize;
 
 use crate::{
-    ANNOTATION, KURYR_ANNOTATION, PodVif, Source, VifError,
+    ANNOTATION, KURYR_ANNOTATION, Source, VifError, VifRequest,
     at::{At, Object},
     error::{Shown, Wrong},
     from_annotation,
@@ -56,7 +56,7 @@ pub struct Found {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
     /// A VIF.
-    Decoded(PodVif),
+    Decoded(VifRequest),
     /// Its writer has not written the VIF yet.
     NotYet,
     /// It is no VIF.
@@ -148,7 +148,7 @@ fn text(object: Option<&Object<'_>>, key: &str) -> Result<String, Wrong> {
 // === impl Found ===
 
 impl Found {
-    fn new(source: Source, decoded: Result<Option<PodVif>, VifError>) -> Self {
+    fn new(source: Source, decoded: Result<Option<VifRequest>, VifError>) -> Self {
         let outcome = match decoded {
             Ok(Some(vif)) => Outcome::Decoded(vif),
             Ok(None) => Outcome::NotYet,

@@ -36,7 +36,7 @@ struct Binary {
 const BINARIES: [Binary; 3] = [
     Binary { package: "ferrule-agent", name: "ferrule-agent", profile: "release" },
     Binary { package: "ferrulectl", name: "ferrulectl", profile: "release" },
-    Binary { package: "ferrule-cni", name: "ferrule", profile: "shim" },
+    Binary { package: "ferrule-shim", name: "ferrule", profile: "shim" },
 ];
 
 /// What only an agent with crash points has in it: the name of a variable (`agent/src/crash.rs`).

@@ -30,10 +30,10 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
 
 /// The shim is started for every pod: what it links, each of them pays for.
 fn thin_shim(ws: &Workspace) -> Result<()> {
-    let remedy = "find it by `cargo tree --package ferrule-cni --edges normal,features --invert …`";
+    let remedy = "find it by `cargo tree --package ferrule-shim --edges normal,features --invert …`";
     let tree = ws
         .cargo("tree", "checking what the shim links", remedy)
-        .args(["--package", "ferrule-cni", "--edges", "normal,features", "--prefix", "none"])
+        .args(["--package", "ferrule-shim", "--edges", "normal,features", "--prefix", "none"])
         .ask()?;
     let fat = |line: &&str| {
         let name = line.split(' ').next().unwrap_or_default();

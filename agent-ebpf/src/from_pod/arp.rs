@@ -1,6 +1,6 @@
 //! ARP (RFC 826) from a pod: it may ask, and tell of its own address.
 
-use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, Vif};
+use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
 
 use super::{Outcome, address_frame, own_ipv4};
 use crate::packet::{Arp, Ethernet, Ipv4Address, L3, Packet, ipv4_address};
@@ -9,7 +9,7 @@ const GATEWAY: Ipv4Address = ipv4_address(GATEWAY_IPV4);
 
 /// Whom it asks about does not matter: no other pod hears it. If it is the gateway, this is where it gets its answer.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>, vif: &Vif) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
     let arp = packet.header::<Arp>(L3)?;
     let own = own_ipv4(vif, arp.sender_ip);
     let asks = arp.operation == Arp::REQUEST;

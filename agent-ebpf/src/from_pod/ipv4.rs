@@ -1,6 +1,6 @@
 //! IPv4 from a pod.
 
-use agent_common::{DropReason, Vif};
+use agent_common::{DropReason, VifEntry};
 
 use super::{Outcome, address_frame, own_ipv4, to_gateway};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry, frame_to: &Mac) -> Result<Outcome, DropReason> {
     let ip = packet.header::<Ipv4>(L3)?;
     ip.check(packet)?;
     if !own_ipv4(vif, ip.source) {
@@ -37,7 +37,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     if !ip.is_intact() {
         return Err(DropReason::Malformed);
     }
-    if flows::is_the_stacks(packet, &Ends::ipv4(ip), ip.protocol, IPV4_PAYLOAD, ICMP) {
+    if flows::belongs_to_stack(packet, &Ends::ipv4(ip), ip.protocol, IPV4_PAYLOAD, ICMP) {
         return Ok(Outcome::Stack);
     }
     packet.header_mut::<Ipv4>(L3)?.take_hop();

@@ -1,6 +1,6 @@
 //! IPv6 from a pod.
 
-use agent_common::{DropReason, Vif};
+use agent_common::{DropReason, VifEntry};
 
 use super::{Outcome, address_frame, nd, own_ipv6, to_gateway};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry, frame_to: &Mac) -> Result<Outcome, DropReason> {
     let ip = packet.header::<Ipv6>(L3)?;
     ip.check(packet)?;
     if ip.next_header == ICMPV6 {
@@ -42,7 +42,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
     let Some(endpoint) = vifs::endpoint(ipv6_key(destination))? else {
         return Ok(Outcome::Stack);
     };
-    if flows::is_the_stacks(packet, &Ends::ipv6(ip), ip.next_header, IPV6_PAYLOAD, ICMPV6) {
+    if flows::belongs_to_stack(packet, &Ends::ipv6(ip), ip.next_header, IPV6_PAYLOAD, ICMPV6) {
         return Ok(Outcome::Stack);
     }
     packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1;
@@ -56,7 +56,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, frame_to: &Mac) -> Result<Outco
 /// advertisements and redirects, which are heard from a link-local source only (RFC 4861, 6.1.2 and 8.1). Nothing
 /// that a pod says to its gateway needs such a header.
 #[inline(always)]
-fn on_link(vif: &Vif, ip: &Ipv6) -> Result<(), DropReason> {
+fn on_link(vif: &VifEntry, ip: &Ipv6) -> Result<(), DropReason> {
     if !nd::own_link_local(vif, &ip.source) || !is_link_local(&ip.destination) {
         Err(DropReason::SpoofedIpv6)
     } else if matches!(ip.next_header, ICMPV6 | TCP | UDP) {

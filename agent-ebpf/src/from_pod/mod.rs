@@ -5,7 +5,7 @@ mod ipv4;
 mod ipv6;
 pub mod nd;
 
-use agent_common::{DropReason, GATEWAY_MAC, Vif};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
 use crate::{
     packet::{
@@ -47,18 +47,18 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
 
 /// Whether an address is the pod's own.
 #[inline(always)]
-pub fn own_ipv4(vif: &Vif, address: Ipv4Address) -> bool {
+pub fn own_ipv4(vif: &VifEntry, address: Ipv4Address) -> bool {
     // SAFETY: integers of the same size; memory order stays network order.
     let own = unsafe { core::mem::transmute::<[u8; 4], Ipv4Address>(vif.ipv4) };
-    vif.flags & Vif::HAS_IPV4 != 0 && own == address
+    vif.flags & VifEntry::HAS_IPV4 != 0 && own == address
 }
 
 /// Whether an address is the pod's own, other than link-local.
 #[inline(always)]
-pub fn own_ipv6(vif: &Vif, address: &Ipv6Address) -> bool {
+pub fn own_ipv6(vif: &VifEntry, address: &Ipv6Address) -> bool {
     // SAFETY: integers of the same size; memory order stays network order.
     let own = unsafe { core::mem::transmute::<[u8; 16], Ipv6Address>(vif.ipv6) };
-    vif.flags & Vif::HAS_IPV6 != 0 && same(&own, address)
+    vif.flags & VifEntry::HAS_IPV6 != 0 && same(&own, address)
 }
 
 /// A router takes a packet only from a frame that is addressed to it.

@@ -1,6 +1,6 @@
 //! Neighbour discovery (RFC 4861) from a pod: it may ask, and answer for itself. For the gateway, this is what answers.
 
-use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, Vif};
+use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 
 use super::{Outcome, address_frame, own_ipv6, same};
 use crate::packet::{
@@ -31,7 +31,7 @@ pub fn is_nd(kind: u8) -> bool {
 /// `SpoofedNd`, if it claims what is not the pod's, or is for routers to send. `Multicast`, if it asks for routers: there
 /// is one, which it knows.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>, vif: &Vif, kind: u8) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry, kind: u8) -> Result<Outcome, DropReason> {
     let ip = packet.header::<Ipv6>(L3)?;
     let own = |address| own_ipv6(vif, address) || own_link_local(vif, address);
     let own_source = own(&ip.source);
@@ -61,7 +61,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &Vif, kind: u8) -> Result<Outcome, Dr
 
 /// Whether an address is the one that the pod's kernel makes of its MAC (RFC 4291, appendix A).
 #[inline(always)]
-pub fn own_link_local(vif: &Vif, address: &Ipv6Address) -> bool {
+pub fn own_link_local(vif: &VifEntry, address: &Ipv6Address) -> bool {
     let [a, b, c, d, e, f] = vif.mac;
     let own = [
         0xfe80_u16.to_be(),
@@ -77,7 +77,7 @@ pub fn own_link_local(vif: &Vif, address: &Ipv6Address) -> bool {
 }
 
 #[inline(always)]
-fn own_mac_only(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6) -> Result<(), DropReason> {
+fn own_mac_only(packet: &Packet<'_>, vif: &VifEntry, ip: &Ipv6) -> Result<(), DropReason> {
     let end = IPV6_PAYLOAD + usize::from(u16::from_be(ip.payload_len));
     let mut offset = OPTIONS;
     for _ in 0..MAX_OPTIONS {
@@ -99,7 +99,7 @@ fn own_mac_only(packet: &Packet<'_>, vif: &Vif, ip: &Ipv6) -> Result<(), DropRea
 /// Rewrites a solicitation into the gateway's advertisement, in place. There is room for the gateway's MAC unless it was
 /// asked without the pod's, by unicast; then it may be left out (RFC 4861, 4.4).
 #[inline(always)]
-fn answer(packet: &mut Packet<'_>, vif: &Vif) -> Result<(), DropReason> {
+fn answer(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
     const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;
     const OPTION: u16 = size_of::<MacOption>() as u16;
 

@@ -15,11 +15,13 @@ use tokio::{
 
 use self::{grpc::Grpc, tasks::Tasks};
 use crate::{
+    attach::Engine,
     chain::chain,
-    cni::{Calls, CniService, Node, Policy, VifSource},
+    cni::{Calls, CniService},
     config::{Config, Kubernetes, SelfHeal},
     crash::{self, Step},
     dataplane::Dataplane,
+    decide::{Decider, VifSource},
     events::Events,
     follow,
     heal::Healer,
@@ -32,7 +34,7 @@ use crate::{
         store,
     },
     plug::{
-        egress::Egress,
+        default_route::DefaultRoute,
         host,
         reaper::{Reaper, reap_now},
         uplink::Uplink,
@@ -97,30 +99,31 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     tasks.spawn("http", http::serve(listener, observed));
 
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
-    let (node, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
-    let (trouble, kept) = (node.registry.store_trouble(), Arc::clone(&node));
+    let (engine, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    let (trouble, kept) = (engine.registry.store_trouble(), Arc::clone(&engine));
     tasks.spawn("store", store::follow(trouble, move || kept.registry.try_store(), needed.registry));
-    tasks.spawn("reaper", node.reaper.clone().run());
+    tasks.spawn("reaper", engine.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
-    let egress = health.component_of_all_pods("egress", "the way out of the node is not known yet");
-    let families = Arc::clone(&node);
-    let egress = Egress::new(egress, move || families.registry.families());
-    let owner = Arc::clone(&node);
+    let default_route =
+        health.component_of_all_pods("default-route", "the way out of the node is not known yet");
+    let families = Arc::clone(&engine);
+    let default_route = DefaultRoute::new(default_route, move || families.registry.families());
+    let owner = Arc::clone(&engine);
     let own = move |addresses: &[IpAddr]| owner.registry.exclude(addresses);
-    tasks.spawn("uplink", node.uplink.clone().follow(uplink, egress, own));
+    tasks.spawn("uplink", engine.uplink.clone().follow(uplink, default_route, own));
     let api = cluster.as_ref().map(|_| health.clone());
-    let reconciler = Reconciler::new(Arc::clone(&node), api, config.reconcile, metrics.reconcile.clone());
+    let reconciler = Reconciler::new(Arc::clone(&engine), api, config.reconcile, metrics.reconcile.clone());
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());
     let watches = match cluster {
-        Some(cluster) => Some(watch(&config, cluster, &node, queue, (&health, &metrics), &mut tasks)?),
+        Some(cluster) => Some(watch(&config, cluster, &engine, queue, (&health, &metrics), &mut tasks)?),
         None => None,
     };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
     let repairs = config.self_heal == SelfHeal::On;
-    let healer = Arc::new(Healer::new(Arc::clone(&node), repairs, metrics.heal.clone()));
+    let healer = Arc::new(Healer::new(Arc::clone(&engine), repairs, metrics.heal.clone()));
     let agent = AgentService {
-        node: Arc::clone(&node),
+        engine: Arc::clone(&engine),
         health: health.clone(),
         collector,
         verifier: Verifier::new(Arc::clone(&healer)),
@@ -129,7 +132,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let _installed = install::install(&config, &health, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);
     let calls = Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() };
-    let cni = CniService { node: Arc::clone(&node), health: health.clone(), calls };
+    let cni = CniService { engine: Arc::clone(&engine), health: health.clone(), calls };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
     crash::point(Step::StartServing);
     notes.end();
@@ -155,9 +158,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
             liveness.ended(&format!("{error:#}"));
         }
     }
-    node.stop();
+    engine.stop();
     let drained = grpc.drain().await;
-    let undone = timeout(UNDO, node.idle()).await.is_ok();
+    let undone = timeout(UNDO, engine.idle()).await.is_ok();
     if !undone {
         tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
     }
@@ -192,7 +195,7 @@ async fn take_over(
     needed: &Needed,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<(Arc<Node>, Notes)> {
+) -> anyhow::Result<(Arc<Engine>, Notes)> {
     let registry = Registry::open(&config.state_dir)?;
     crash::point(Step::StartRegistryRead);
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
@@ -203,13 +206,13 @@ async fn take_over(
     needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
 
     let events = events(cluster, &registry, metrics, tasks);
-    let policy = Policy {
+    let decider = Decider {
         source: config.vif_source,
         timeout: config.vif_timeout,
         vif_cidrs: config.vif_cidrs.clone(),
     };
-    let node = Arc::new(Node::new(registry, dataplane, uplink, Reaper::default(), policy, events));
-    let (at_start, ranges, socket) = (Arc::clone(&node), config.pod_cidrs.clone(), config.socket.clone());
+    let engine = Arc::new(Engine::new(registry, dataplane, uplink, Reaper::default(), decider, events));
+    let (at_start, ranges, socket) = (Arc::clone(&engine), config.pod_cidrs.clone(), config.socket.clone());
     let of_store = metrics.registry_store.clone();
     let notes = spawn_blocking(move || {
         if !ranges.is_empty() {
@@ -226,7 +229,7 @@ async fn take_over(
         anyhow::Ok(notes)
     })
     .await??;
-    Ok((node, notes))
+    Ok((engine, notes))
 }
 
 /// Where notes about pods go.
@@ -258,7 +261,7 @@ fn tracer(config: &Config, health: &Health, metrics: &Metrics, tasks: &mut Tasks
 fn watch(
     config: &Config,
     cluster: Cluster<'_>,
-    node: &Arc<Node>,
+    engine: &Arc<Engine>,
     queue: Queue,
     (health, metrics): (&Health, &Metrics),
     tasks: &mut Tasks,
@@ -281,7 +284,7 @@ fn watch(
         let waiting = "waiting for the API server to tell the node's spec.podCIDRs";
         health.component("ranges", needs_ranges, waiting)
     });
-    if let Some(ranges) = follow::follow(&watches, node, cluster, queue, known, ranges) {
+    if let Some(ranges) = follow::follow(&watches, engine, cluster, queue, known, ranges) {
         tasks.spawn("ranges", ranges);
     }
     Ok(watches)

@@ -6,7 +6,7 @@ use ferrule_proto::{
 };
 use tonic::metadata::MetadataMap;
 
-use super::phases::{Phases, Spell, Timeline};
+use crate::attach::{Phases, Spell, Timeline};
 use crate::{
     metrics::CniMetrics,
     registry::{Key, Pod},

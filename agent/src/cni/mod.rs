@@ -1,18 +1,8 @@
 //! The `ferrule.cni.v1.Cni` service: requests are checked here, and results put into words.
 
 mod call;
-mod decide;
 mod error;
-mod identity;
-mod make;
-mod pending;
-mod phases;
-mod previous;
-mod restore;
 mod status;
-mod underway;
-mod verbs;
-mod work;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -30,24 +20,22 @@ use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::{
+    attach::{Add, Engine},
     crash::{self, Step},
     health::Health,
     plug::GATEWAY,
     registry::{Attachment, Key, Pod},
     server::Caller,
-    vif::Mac,
     watch::Annotations,
 };
 use call::Call;
 pub use call::Calls;
-pub use decide::{Policy, VifSource};
-pub use error::VerbError;
-pub(crate) use phases::Phases;
-pub use verbs::{Add, Node};
+pub use error::CallError;
+use ferrule_vif::Mac;
 
 /// The service.
 pub struct CniService {
-    pub node: Arc<Node>,
+    pub engine: Arc<Engine>,
     pub health: Health,
     pub calls: Calls,
 }
@@ -72,7 +60,7 @@ impl Cni for CniService {
             };
             call.about(&add.key);
             call.of_pod(&add.pod);
-            self.node.add(add, call.phases()).await
+            Ok(self.engine.add(add, call.phases()).await?)
         };
         let added = add.await.map_err(|error| report(error, &what));
         call.end(added.as_ref().err());
@@ -93,7 +81,7 @@ impl Cni for CniService {
             check_api(request.api)?;
             let key = key(request.key)?;
             self.tell_whose(&mut call, &key);
-            self.node.del(key, call.phases()).await
+            Ok(self.engine.del(key, call.phases()).await?)
         };
         let error = del.await.err().map(|error| report(error, &what));
         call.end(error.as_ref());
@@ -110,7 +98,7 @@ impl Cni for CniService {
             check_api(request.api)?;
             let (key, netns) = (key(request.key)?, netns(request.netns)?);
             self.tell_whose(&mut call, &key);
-            self.node.check(key, netns, request.previous, call.phases()).await
+            Ok(self.engine.check(key, netns, request.previous, call.phases()).await?)
         };
         let error = check.await.err().map(|error| report(error, &what));
         call.end(error.as_ref());
@@ -127,7 +115,7 @@ impl Cni for CniService {
             let valid = valid.into_iter().map(of_network).collect::<Result<Vec<_>, _>>()?;
             let network = NetworkName::new(&network)?;
             call.about_network(&network);
-            self.node.gc(&network, &valid, call.phases()).await
+            Ok(self.engine.gc(&network, &valid, call.phases()).await?)
         };
         let error = gc.await.err().map(|error| report(error, "GC"));
         call.end(error.as_ref());
@@ -153,19 +141,19 @@ impl CniService {
     /// Whose attachment a call is about that does not say it.
     fn tell_whose(&self, call: &mut Call<'_>, key: &Key) {
         call.about(key);
-        if let Some(attachment) = call.is_traced().then(|| self.node.registry.get(key)).flatten() {
+        if let Some(attachment) = call.is_traced().then(|| self.engine.registry.get(key)).flatten() {
             call.of_pod(&attachment.pod);
         }
     }
 }
 
-fn check_api(caller: Option<ApiRange>) -> Result<(), VerbError> {
-    let caller = caller.ok_or(VerbError::Missing("range of API versions"))?;
-    if caller.meets(&API) { Ok(()) } else { Err(VerbError::Api(caller)) }
+fn check_api(caller: Option<ApiRange>) -> Result<(), CallError> {
+    let caller = caller.ok_or(CallError::Missing("range of API versions"))?;
+    if caller.meets(&API) { Ok(()) } else { Err(CallError::Api(caller)) }
 }
 
-fn key(key: Option<AttachmentKey>) -> Result<Key, VerbError> {
-    let key = key.ok_or(VerbError::Missing("key"))?;
+fn key(key: Option<AttachmentKey>) -> Result<Key, CallError> {
+    let key = key.ok_or(CallError::Missing("key"))?;
     Ok(Key {
         network: NetworkName::new(&key.network)?,
         container_id: ContainerId::new(&key.container_id)?,
@@ -173,12 +161,12 @@ fn key(key: Option<AttachmentKey>) -> Result<Key, VerbError> {
     })
 }
 
-fn netns(path: String) -> Result<PathBuf, VerbError> {
+fn netns(path: String) -> Result<PathBuf, CallError> {
     let path = PathBuf::from(path);
     if path.is_absolute() {
         Ok(path)
     } else {
-        Err(VerbError::Missing("absolute path of a network namespace"))
+        Err(CallError::Missing("absolute path of a network namespace"))
     }
 }
 
@@ -189,7 +177,7 @@ fn name(verb: &str, of: Option<&AttachmentKey>) -> String {
         .map_or_else(|| verb.to_owned(), |key| format!("{verb} of {key}"))
 }
 
-fn report(error: VerbError, what: &str) -> Error {
+fn report(error: CallError, what: &str) -> Error {
     let error = error.into_proto(what);
     warn(&error);
     error

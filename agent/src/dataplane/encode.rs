@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use agent_common::{Endpoint, EndpointKey, Vif as VifEntry, VifKey};
+use agent_common::{Endpoint, EndpointKey, VifEntry, VifKey};
 
-use crate::{registry::Attachment, vif::Addresses};
+use crate::registry::Attachment;
+use ferrule_vif::Addresses;
 
 /// Where packets are counted that belong to no attachment.
 pub(super) const UNKNOWN: VifKey = VifKey { ifindex: 0 };

@@ -5,10 +5,11 @@ use std::{
     net::IpAddr,
 };
 
-use agent_common::{Endpoint, EndpointKey, Vif as VifEntry};
+use agent_common::{Endpoint, EndpointKey, VifEntry};
 
 use super::encode::{UNKNOWN, addresses, endpoint, endpoint_keys, ip, vif_entry};
-use crate::{registry::Attachment, vif::Addresses};
+use crate::registry::Attachment;
+use ferrule_vif::Addresses;
 
 /// What the maps have.
 #[derive(Clone, Default)]

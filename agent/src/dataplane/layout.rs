@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use agent_common::{
-    ABI_VERSION, Counters, Endpoint, EndpointKey, Flow, FlowKey, MAX_ENDPOINTS, MAX_FLOWS, MAX_VIFS, Vif,
-    VifKey,
+    ABI_VERSION, Counters, Endpoint, EndpointKey, Flow, FlowKey, MAX_ENDPOINTS, MAX_FLOWS, MAX_VIFS,
+    VifEntry, VifKey,
 };
 use aya::maps::{MapError, MapInfo, MapType};
 
@@ -38,11 +38,11 @@ pub enum LayoutError {
 }
 
 /// Every version has it, by this name.
-pub const VIFS: Layout = Layout::new::<VifKey, Vif>("VIFS", MapType::Hash, MAX_VIFS);
+pub const VIFS: Layout = Layout::new::<VifKey, VifEntry>("VIFS", MapType::Hash, MAX_VIFS);
 pub const ENDPOINTS: Layout = Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS);
 pub const COUNTERS: Layout = Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS);
 /// Younger than the others: an earlier agent's pins can lack it.
-pub const FLOWS: Layout = Layout::new::<FlowKey, Flow>("NAT_FLOWS", MapType::LruHash, MAX_FLOWS);
+pub const FLOWS: Layout = Layout::new::<FlowKey, Flow>("STACK_FLOWS", MapType::LruHash, MAX_FLOWS);
 
 /// The maps that outlive the agent.
 pub const PINNED: [Layout; 4] = [VIFS, ENDPOINTS, COUNTERS, FLOWS];

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use agent_common::{Counters, Endpoint, EndpointKey, Vif as VifEntry, VifKey};
+use agent_common::{Counters, Endpoint, EndpointKey, VifEntry, VifKey};
 use aya::{
     Ebpf,
     maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
@@ -21,8 +21,8 @@ use super::{
 use crate::{
     crash::{self, Step},
     registry::Attachment,
-    vif::Addresses,
 };
+use ferrule_vif::Addresses;
 
 /// The pinned maps, open.
 pub(super) struct Maps {

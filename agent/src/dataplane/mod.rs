@@ -35,9 +35,9 @@ use crate::{
     crash::{self, Step},
     plug::filter::Filters,
     registry::Attachment,
-    vif::Addresses,
 };
 use encode::endpoint_keys;
+use ferrule_vif::Addresses;
 use inherit::Earlier;
 use maps::Maps;
 use pins::{PinLock, Pins};

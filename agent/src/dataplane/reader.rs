@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use agent_common::{Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, Vif as VifEntry, VifKey};
+use agent_common::{Counters, Endpoint, EndpointKey, MAX_ENDPOINTS, MAX_VIFS, VifEntry, VifKey};
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuHashMap};
 
 use super::{

@@ -5,8 +5,9 @@ mod ranges;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{
-    cni::{Node, VifSource},
+    attach::Engine,
     config::Kubernetes,
+    decide::VifSource,
     health::Reporter,
     reconcile::Queue,
     registry::Pods,
@@ -16,14 +17,14 @@ pub use ranges::use_ranges;
 
 /// The node's pods, and who is told besides the registry.
 struct PodSink {
-    node: Arc<Node>,
+    engine: Arc<Engine>,
     queue: Queue,
     known: Option<Known>,
 }
 
 /// Kuryr's decisions for them.
 struct PortSink {
-    node: Arc<Node>,
+    engine: Arc<Engine>,
     known: Option<Known>,
 }
 
@@ -45,7 +46,7 @@ struct Awaited {
 /// ranges, if they are not configured: then what is returned has to run.
 pub fn follow(
     watches: &Watches,
-    node: &Arc<Node>,
+    engine: &Arc<Engine>,
     cluster: &Kubernetes,
     queue: Queue,
     known: Option<Reporter>,
@@ -53,19 +54,19 @@ pub fn follow(
 ) -> Option<impl Future<Output = ()> + Send + 'static> {
     let name = &cluster.node_name;
     let of_node = |what: &str| ("fieldSelector", format!("{what}={name}"));
-    let is_kuryr = node.policy.source == VifSource::Kuryr;
+    let is_kuryr = engine.decider.source == VifSource::Kuryr;
     let sources = if is_kuryr { vec![Pods::WATCH, PORTS] } else { vec![Pods::WATCH] };
     let known = known.map(|health| Known(Arc::new(Mutex::new(Awaited { sources, health }))));
 
     let pods = Scope { name: Pods::WATCH, path: "/api/v1/pods", selector: of_node("spec.nodeName") };
-    watches.add(pods, PodSink { node: Arc::clone(node), queue, known: known.clone() });
+    watches.add(pods, PodSink { engine: Arc::clone(engine), queue, known: known.clone() });
     if is_kuryr {
         let selector = ("labelSelector", format!("{KURYR_LABEL}={name}"));
         let ports = Scope { name: PORTS, path: "/apis/openstack.org/v1/kuryrports", selector };
-        watches.add(ports, PortSink { node: Arc::clone(node), known });
+        watches.add(ports, PortSink { engine: Arc::clone(engine), known });
     }
     ranges.map(|health| {
-        let (sink, using) = ranges::ranges(Arc::clone(node), name, health);
+        let (sink, using) = ranges::ranges(Arc::clone(engine), name, health);
         let nodes = Scope { name: "node", path: "/api/v1/nodes", selector: of_node("metadata.name") };
         watches.add(nodes, sink);
         using
@@ -77,7 +78,7 @@ impl Sink<Pod> for PodSink {
         if let (Change::Synced, Some(known)) = (&change, &self.known) {
             known.told(Pods::WATCH);
         }
-        if let Some(key) = self.node.registry.pods.pod(change) {
+        if let Some(key) = self.engine.registry.pods.pod(change) {
             self.queue.add(key);
         }
     }
@@ -88,7 +89,7 @@ impl Sink<KuryrPort> for PortSink {
         if let (Change::Synced, Some(known)) = (&change, &self.known) {
             known.told(PORTS);
         }
-        self.node.registry.pods.port(change);
+        self.engine.registry.pods.port(change);
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    cni::Node,
+    attach::Engine,
     health::Reporter,
     plug::host,
     watch::{self, Change, Object as _, Sink},
@@ -28,14 +28,14 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// What takes the changes, and what puts the newest to use: one after the other, and again if that fails.
 pub(super) fn ranges(
-    node: Arc<Node>,
+    engine: Arc<Engine>,
     name: &str,
     health: Reporter,
 ) -> (RangeSink, impl Future<Output = ()> + Send + 'static) {
     let (ranges, told) = channel(Vec::new());
     let health = Arc::new(health);
     let sink = RangeSink { name: name.to_owned(), ranges, health: Arc::clone(&health) };
-    (sink, put_to_use(node, told, health))
+    (sink, put_to_use(engine, told, health))
 }
 
 /// Makes the node forward what goes to and from ranges, and gives them to the IPAM; in this order, as from then on pods
@@ -43,10 +43,10 @@ pub(super) fn ranges(
 ///
 /// # Errors
 /// If the ranges are unfit, or the kernel or the store refuses.
-pub fn use_ranges(node: &Node, ranges: &[IpNet]) -> anyhow::Result<()> {
+pub fn use_ranges(engine: &Engine, ranges: &[IpNet]) -> anyhow::Result<()> {
     let own = host::addresses()?;
     host::forward(ranges)?;
-    Ok(node.registry.set_ranges(ranges, &own)?)
+    Ok(engine.registry.set_ranges(ranges, &own)?)
 }
 
 impl Sink<watch::Node> for RangeSink {
@@ -92,7 +92,7 @@ impl RangeSink {
     }
 }
 
-async fn put_to_use(node: Arc<Node>, mut told: Receiver<Vec<IpNet>>, health: Arc<Reporter>) {
+async fn put_to_use(engine: Arc<Engine>, mut told: Receiver<Vec<IpNet>>, health: Arc<Reporter>) {
     loop {
         // The sink is gone when the agent stops; then there is nothing more to do, and this must not end before.
         if told.changed().await.is_err() {
@@ -100,8 +100,8 @@ async fn put_to_use(node: Arc<Node>, mut told: Receiver<Vec<IpNet>>, health: Arc
         }
         loop {
             let ranges = told.borrow_and_update().clone();
-            let (node, now) = (Arc::clone(&node), ranges.clone());
-            let failure = match spawn_blocking(move || use_ranges(&node, &now)).await {
+            let (engine, now) = (Arc::clone(&engine), ranges.clone());
+            let failure = match spawn_blocking(move || use_ranges(&engine, &now)).await {
                 Ok(Ok(())) => {
                     let texts: Vec<_> = ranges.iter().map(IpNet::to_string).collect();
                     tracing::info!(ranges = texts.join(", "), "the node has pod CIDRs");

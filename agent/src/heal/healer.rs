@@ -13,8 +13,8 @@ use super::{
     repair,
 };
 use crate::{
+    attach::Engine,
     chain::chain,
-    cni::Node,
     metrics::HealMetrics,
     plug::{
         ends::Ends,
@@ -24,12 +24,12 @@ use crate::{
         veth,
     },
     registry::{Attachment, Key, State},
-    vif::Addresses,
 };
+use ferrule_vif::Addresses;
 
 /// Finds what deviates, and puts it right if it is to.
 pub struct Healer {
-    node: Arc<Node>,
+    engine: Arc<Engine>,
     repairs: bool,
     metrics: HealMetrics,
     memory: Mutex<Memory>,
@@ -67,8 +67,8 @@ const PASSES: usize = 3;
 
 impl Healer {
     /// `repairs` is whether what is found is put right; else it is counted and said only.
-    pub fn new(node: Arc<Node>, repairs: bool, metrics: HealMetrics) -> Self {
-        Self { node, repairs, metrics, memory: Mutex::default() }
+    pub fn new(engine: Arc<Engine>, repairs: bool, metrics: HealMetrics) -> Self {
+        Self { engine, repairs, metrics, memory: Mutex::default() }
     }
 
     /// Whether what is found is put right.
@@ -77,7 +77,7 @@ impl Healer {
     }
 
     pub(super) fn attachments(&self, are_meant: impl Fn(&Attachment) -> bool) -> Vec<Attachment> {
-        self.node.registry.find(are_meant)
+        self.engine.registry.find(are_meant)
     }
 
     /// Looks at everything, changes nothing and counts nothing. What is told was seen twice, the second time while no call
@@ -90,8 +90,8 @@ impl Healer {
         let (attachments, found, seen) = self.look(&mut host)?;
         let mut findings = Findings::default();
         for key in keys(&found) {
-            let Some(attachment) = self.node.registry.get(&key) else { continue };
-            let Some(_guard) = self.node.registry.try_lock(&attachment.runtime_key()) else {
+            let Some(attachment) = self.engine.registry.get(&key) else { continue };
+            let Some(_guard) = self.engine.registry.try_lock(&attachment.runtime_key()) else {
                 findings.in_work += 1;
                 continue;
             };
@@ -101,7 +101,8 @@ impl Healer {
         }
         findings.deviations.extend(self.others(&mut host, found)?.0);
         for it in attachments.iter().filter(|it| it.state == State::Attached) {
-            let tcx = it.host.as_ref().map(|host| self.node.dataplane.tcx(&host.ifname)).unwrap_or_default();
+            let tcx =
+                it.host.as_ref().map(|host| self.engine.dataplane.tcx(&host.ifname)).unwrap_or_default();
             findings.foreign.extend(look::foreign(it, &seen, &tcx));
         }
         findings.attachments = attachments;
@@ -155,17 +156,17 @@ impl Healer {
 
     /// A look at everything: the attachments, what seems to deviate, and what was seen.
     fn look(&self, host: &mut Socket) -> Result<(Vec<Attachment>, Vec<Deviation>, Snapshot), NetlinkError> {
-        let registry = &self.node.registry;
+        let registry = &self.engine.registry;
         let before = registry.list();
         let indexes = before.iter().filter_map(|it| Some(it.host.as_ref()?.ifindex)).collect();
         let mut seen = Snapshot {
             // First: the kernel changes it before it goes through the interfaces.
             not_forwarded: host::not_forwarded(registry.families()),
             ends: Ends::all(host, &indexes)?,
-            entries: self.node.dataplane.entries(),
-            programs: self.node.dataplane.program_ids(),
+            entries: self.engine.dataplane.entries(),
+            programs: self.engine.dataplane.program_ids(),
             living: HashSet::new(),
-            lost_pins: self.node.dataplane.lost_pins(),
+            lost_pins: self.engine.dataplane.lost_pins(),
         };
         seen.living = before.iter().filter(|it| is_bereft(it, &seen.ends)).map(|it| it.key.clone()).collect();
         let found = look::all(&before, &registry.list(), &seen);
@@ -178,14 +179,14 @@ impl Healer {
         host: &mut Socket,
         key: &Key,
     ) -> Result<Option<(Attachment, Vec<Deviation>)>, NetlinkError> {
-        let registry = &self.node.registry;
+        let registry = &self.engine.registry;
         let Some(it) = registry.get(key).filter(|it| it.state == State::Attached) else { return Ok(None) };
         let Some(link) = &it.host else { return Ok(None) };
         let mut seen = Snapshot {
             not_forwarded: host::not_forwarded((true, false)),
             ends: Ends::one(host, link.ifindex)?,
-            entries: self.node.dataplane.entries_of(link.ifindex, it.vif.addresses),
-            programs: self.node.dataplane.program_ids(),
+            entries: self.engine.dataplane.entries_of(link.ifindex, it.vif.addresses),
+            programs: self.engine.dataplane.program_ids(),
             living: HashSet::new(),
             lost_pins: Vec::new(),
         };
@@ -216,11 +217,11 @@ impl Healer {
 
     /// Looks at one attachment while nobody works on it, and does what is to be done about it.
     fn examine(&self, host: &mut Socket, key: &Key) -> Result<(), NetlinkError> {
-        let Some(attachment) = self.node.registry.get(key) else {
+        let Some(attachment) = self.engine.registry.get(key) else {
             self.notice(&[], |of| key_of(of).as_ref() == Some(key));
             return Ok(());
         };
-        let Some(_guard) = self.node.registry.try_lock(&attachment.runtime_key()) else {
+        let Some(_guard) = self.engine.registry.try_lock(&attachment.runtime_key()) else {
             self.look_later(key, Instant::now() + IN_WORK);
             return Ok(());
         };
@@ -245,10 +246,10 @@ impl Healer {
         let of = Subject::Attachment(key.clone());
         for _ in 0..PASSES {
             // Asked after the look: what a shim deletes because nobody listens any more is not made anew.
-            if self.node.is_stopping() {
+            if self.engine.is_stopping() {
                 return Ok(());
             }
-            let repaired = repair::repair(&self.node, host, &it, &left);
+            let repaired = repair::repair(&self.engine, host, &it, &left);
             (it, failures) = (repaired.attachment, repaired.failures);
             left = self.look_at(host, &key)?.map(|(_, found)| found).unwrap_or_default();
             if !failures.is_empty() || !left.iter().any(|it| it.kind.is_repairable()) {
@@ -301,7 +302,7 @@ impl Healer {
     fn settle(&self, it: &Deviation, seen: &Snapshot) {
         let is_stray = matches!(it.kind, Kind::StrayLink | Kind::StrayEntry);
         // Where attachments were lost, these may be what is left of them, and carry a pod's packets.
-        if is_stray && !self.node.registry.is_settled() {
+        if is_stray && !self.engine.registry.is_settled() {
             return;
         }
         let now = Instant::now();
@@ -329,7 +330,7 @@ impl Healer {
 
     /// Nothing comes of it if a call works on it.
     fn settle_now(&self, it: &Deviation, seen: &Snapshot) -> Result<Option<()>, String> {
-        let Node { dataplane, registry, .. } = &*self.node;
+        let Engine { dataplane, registry, .. } = &*self.engine;
         match &it.of {
             Subject::Attachment(_) => return Ok(None),
             Subject::Setting(_) => {
@@ -350,8 +351,9 @@ impl Healer {
                 if registry.get(key).is_some_and(is_its) {
                     return Ok(None);
                 }
-                veth::bury(*ifindex, &Stamp::of(key), Addresses::default()).map_err(|error| chain(&error))?;
-                self.node.reaper.notify();
+                veth::retire(*ifindex, &Stamp::of(key), Addresses::default())
+                    .map_err(|error| chain(&error))?;
+                self.engine.reaper.notify();
             }
         }
         Ok(Some(()))

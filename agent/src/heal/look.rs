@@ -15,8 +15,8 @@ use crate::{
         stamp::Stamp,
     },
     registry::{Attachment, HostLink, Key, State},
-    vif::Mac,
 };
+use ferrule_vif::Mac;
 
 /// What there is.
 #[derive(Clone, Default)]
@@ -256,8 +256,8 @@ fn strays(known: &[&Attachment], seen: &Snapshot) -> Vec<Deviation> {
 /// The pod's.
 fn direction(hook: Hook) -> &'static str {
     match hook {
-        Hook::Ingress => "egress (the hook ingress)",
-        Hook::Egress => "ingress (the hook egress)",
+        Hook::FromPod => "egress (the hook ingress)",
+        Hook::ToPod => "ingress (the hook egress)",
     }
 }
 

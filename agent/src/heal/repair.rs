@@ -2,8 +2,8 @@
 
 use super::deviation::{Deviation, Kind};
 use crate::{
+    attach::Engine,
     chain::chain,
-    cni::Node,
     dataplane::Entry,
     plug::{filter, mend::Mend, netlink::Socket},
     registry::{Attachment, HostLink},
@@ -19,7 +19,7 @@ pub(super) struct Repaired {
 
 /// Puts right all of it that can be. In the order of a plug: what polices and what lets pass before what leads there.
 pub(super) fn repair(
-    node: &Node,
+    engine: &Engine,
     host: &mut Socket,
     attachment: &Attachment,
     found: &[Deviation],
@@ -35,7 +35,7 @@ pub(super) fn repair(
         let done = match kind {
             Kind::LinkGone if is_shared => Ok(()),
             Kind::LinkGone => {
-                node.restore(attachment).map_err(|error| chain(&error)).map(|it| repaired.attachment = it)
+                engine.restore(attachment).map_err(|error| chain(&error)).map(|it| repaired.attachment = it)
             }
             Kind::LinkGroup => mend(Mend::Group),
             Kind::LinkMaster => mend(Mend::Master),
@@ -50,14 +50,14 @@ pub(super) fn repair(
             Kind::Filter(_) if has_filters => Ok(()),
             Kind::Filter(_) => {
                 has_filters = true;
-                filter::reattach(host, *ifindex, ifname, node.dataplane.filters())
+                filter::reattach(host, *ifindex, ifname, engine.dataplane.filters())
                     .map_err(|error| chain(&error))
             }
             // All at once; and not where two would take them from each other.
             Kind::Entry(_) if has_entries || is_shared => Ok(()),
             Kind::Entry(_) => {
                 has_entries = true;
-                node.dataplane.keep(*ifindex, attachment).map_err(|error| chain(&error))
+                engine.dataplane.keep(*ifindex, attachment).map_err(|error| chain(&error))
             }
             // Not ours to change, or of no attachment.
             Kind::LinkStamp | Kind::Qdisc | Kind::AddressShared(_) => Ok(()),

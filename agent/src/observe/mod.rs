@@ -18,7 +18,7 @@ use ferrule_proto::agent::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    cni::Node,
+    attach::Engine,
     health::Health,
     reconcile::Collector,
     registry::{Attachment, State},
@@ -29,7 +29,7 @@ pub use verify::Verifier;
 
 /// The `ferrule.agent.v1.Agent` service.
 pub struct AgentService {
-    pub node: Arc<Node>,
+    pub engine: Arc<Engine>,
     pub health: Health,
     pub collector: Arc<Collector>,
     pub verifier: Verifier,
@@ -45,7 +45,7 @@ impl Agent for AgentService {
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
         let _in_work = Caller::begin(&request);
         let attachments =
-            self.node.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+            self.engine.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 
@@ -72,7 +72,7 @@ impl Agent for AgentService {
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
-        let counted = host.as_ref().map(|host| self.node.dataplane.counters(host.ifindex));
+        let counted = host.as_ref().map(|host| self.engine.dataplane.counters(host.ifindex));
         let counters = match counted {
             Some(Ok(counters)) => counters.map(show_counters),
             Some(Err(error)) => {

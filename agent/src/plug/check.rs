@@ -21,10 +21,8 @@ use super::{
     requests,
     stamp::Stamp,
 };
-use crate::{
-    registry::Attachment,
-    vif::{Mac, PodRoute},
-};
+use crate::registry::Attachment;
+use ferrule_vif::{Mac, PodRoute};
 
 /// What may be other than a plug made it, because a plugin after ours has changed it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use super::{
     requests::link_of,
     stamp::Stamp,
 };
-use crate::vif::Mac;
+use ferrule_vif::Mac;
 
 /// A snapshot. Its parts were not read at one time: what it says is to be believed only after a second look.
 #[derive(Debug, Clone, Default)]

@@ -27,9 +27,9 @@ pub struct Filters<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
     /// What comes in from the pod.
-    Ingress,
+    FromPod,
     /// What goes out to the pod.
-    Egress,
+    ToPod,
 }
 
 /// A filter of anybody's.
@@ -67,12 +67,12 @@ const ALL_PROTOCOLS: u16 = 3;
 
 impl Hook {
     /// Both, with the name of the program on each.
-    pub const ALL: [(Self, &'static str); 2] = [(Self::Ingress, "from_pod"), (Self::Egress, "to_pod")];
+    pub const ALL: [(Self, &'static str); 2] = [(Self::FromPod, "from_pod"), (Self::ToPod, "to_pod")];
 
     fn parent(self) -> TcHandle {
         let minor = match self {
-            Self::Ingress => TcHandle::MIN_INGRESS,
-            Self::Egress => TcHandle::MIN_EGRESS,
+            Self::FromPod => TcHandle::MIN_INGRESS,
+            Self::ToPod => TcHandle::MIN_EGRESS,
         };
         TcHandle { major: TcHandle::CLSACT.major, minor }
     }

@@ -17,7 +17,7 @@ use super::{
     netlink::{NetlinkError, Request, Socket},
     requests::{add_neighbour, host_route, set_link},
 };
-use crate::vif::Mac;
+use ferrule_vif::Mac;
 
 /// What is put right.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@
 //! the first filter on a new qdisc (`mini_qdisc_pair_swap` in the kernel).
 
 pub mod check;
-pub mod egress;
+pub mod default_route;
 pub mod ends;
 pub mod filter;
 pub mod host;

@@ -15,7 +15,7 @@ use rtnetlink::{
 };
 
 use super::{ROUTE_PROTOCOL, netlink::Request};
-use crate::vif::PodRoute;
+use ferrule_vif::PodRoute;
 
 /// A route of the pod. On link: the gateway is in no range of the interface.
 pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {

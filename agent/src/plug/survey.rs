@@ -25,7 +25,7 @@ use super::{
     reaper::DEAD,
     stamp::Stamp,
 };
-use crate::vif::{Mac, PodRoute};
+use ferrule_vif::{Mac, PodRoute};
 
 /// What there is of an interface with a stamp.
 #[derive(Debug, Clone)]

@@ -21,7 +21,7 @@ use rtnetlink::{
 
 use super::{
     PlugError,
-    egress::{Egress, Links},
+    default_route::{DefaultRoute, Links},
     host,
     netconf::{self, Forwards, Of, RTM_NEWNETCONF},
     netlink::{NetlinkError, Socket},
@@ -98,11 +98,11 @@ impl Uplink {
         Ok(mtu)
     }
 
-    /// Follows changes of links, routes and addresses, for ever. New pods get the new MTU, `egress` learns whether there is a way
+    /// Follows changes of links, routes and addresses, for ever. New pods get the new MTU, `default_route` learns whether there is a way
     /// out still, and `own` which addresses the node has.
-    pub async fn follow(self, health: Reporter, mut egress: Egress, own: impl Fn(&[IpAddr])) {
+    pub async fn follow(self, health: Reporter, mut default_route: DefaultRoute, own: impl Fn(&[IpAddr])) {
         loop {
-            let Err(error) = self.follow_until_it_fails(&health, &mut egress, &own).await;
+            let Err(error) = self.follow_until_it_fails(&health, &mut default_route, &own).await;
             health.unhealthy(format!("changes of the uplink's MTU are missed; trying again: {error:#}"));
             tokio::time::sleep(RETRY).await;
         }
@@ -111,7 +111,7 @@ impl Uplink {
     async fn follow_until_it_fails(
         &self,
         health: &Reporter,
-        egress: &mut Egress,
+        default_route: &mut DefaultRoute,
         own: impl Fn(&[IpAddr]),
     ) -> anyhow::Result<Infallible> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
@@ -127,7 +127,7 @@ impl Uplink {
                 tracing::info!(before, mtu = way_out.mtu, "the uplink's MTU has changed; new pods get it");
             }
             health.healthy(format!("its MTU is {}, and changes are followed", way_out.mtu));
-            egress.look(&way_out.interfaces, &way_out.links);
+            default_route.look(&way_out.interfaces, &way_out.links);
             loop {
                 changes.clear();
                 match socket.recv(&mut changes).await {

@@ -42,7 +42,7 @@ use super::{
     stamp::Stamp,
     sysctl,
 };
-use crate::vif::{Addresses, Vif};
+use ferrule_vif::{Addresses, Vif};
 
 /// What is to be plugged.
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +110,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, P
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn bury(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), NetlinkError> {
+pub fn retire(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), NetlinkError> {
     let mut host = Socket::open()?;
     if !is_stamped(&mut host, ifindex, stamp)? {
         return Ok(());

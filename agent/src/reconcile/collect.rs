@@ -18,7 +18,7 @@ use super::{
     verdict::{Identity, Observations, Outlook, Verdict},
 };
 use crate::{
-    cni::{Node, Phases, VerbError},
+    attach::{AttachError, Engine, Phases},
     crash::{self, Step},
     health::Health,
     metrics::ReconcileMetrics,
@@ -28,7 +28,7 @@ use crate::{
 
 /// Looks at attachments, and removes those that it has found dangling twice.
 pub struct Collector {
-    node: Arc<Node>,
+    engine: Arc<Engine>,
     /// How well the API server is followed; `None` if there is none.
     api: Option<Health>,
     settings: Settings,
@@ -57,7 +57,7 @@ pub(super) enum Failed {
     #[error("the work on them ended without a result")]
     Look(#[from] JoinError),
     #[error("cannot remove a dangling attachment")]
-    Remove(#[from] VerbError),
+    Remove(#[from] AttachError),
 }
 
 /// There is no explanation.
@@ -78,13 +78,13 @@ const DEADLINE: Duration = Duration::from_secs(8);
 
 impl Collector {
     pub(super) fn new(
-        node: Arc<Node>,
+        engine: Arc<Engine>,
         api: Option<Health>,
         settings: Settings,
         metrics: ReconcileMetrics,
     ) -> Self {
         Self {
-            node,
+            engine,
             api,
             settings,
             metrics,
@@ -97,23 +97,24 @@ impl Collector {
     /// Waits until the node's pods are known, if anyone is to tell.
     pub(super) async fn until_known(&self) {
         if self.api.is_some() {
-            self.node.registry.pods.until_synced().await;
+            self.engine.registry.pods.until_synced().await;
         }
     }
 
     /// The pods that a round is to look at: all that have an attachment.
     pub(super) fn begin_round(&self, next: Instant) -> BTreeSet<ObjectKey> {
         *self.next_round.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
-        let keys = self.node.registry.runtime_keys(|_| true);
+        let keys = self.engine.registry.runtime_keys(|_| true);
         self.change(|observations| observations.retain(|key| keys.contains(key)));
         let pod = |it: Attachment| ObjectKey::new(&it.pod.namespace, &it.pod.name);
-        self.node.registry.list().into_iter().map(pod).collect()
+        self.engine.registry.list().into_iter().map(pod).collect()
     }
 
     /// Looks at the attachments of a pod, and removes those that were found dangling before, long enough ago. Those
     /// without a pod are all at the same key, an empty one.
     pub(super) async fn examine(self: &Arc<Self>, pod: &ObjectKey) -> Result<(), Failed> {
-        let keys = self.node.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
+        let keys =
+            self.engine.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
         let mut outcome = Ok(());
         for key in keys {
             let (this, of, began) = (Arc::clone(self), key.clone(), Instant::now());
@@ -137,7 +138,7 @@ impl Collector {
             // Held by the work itself, which goes on when nobody waits for it any more.
             spawn_blocking(move || {
                 let _alone = alone;
-                let keys = this.node.registry.runtime_keys(|_| true);
+                let keys = this.engine.registry.runtime_keys(|_| true);
                 keys.into_iter().filter_map(|key| this.candidate(key)).collect()
             })
             .await
@@ -148,7 +149,7 @@ impl Collector {
     /// Removes an attachment, unless a last look, with its key locked, shows it to be another one or in use.
     async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), Failed> {
         let (this, of) = (Arc::clone(self), key.clone());
-        let remove = move |node: &Node, phases: &Phases| {
+        let remove = move |engine: &Engine, phases: &Phases| {
             let Some((identity, mut evidence)) = this.look(&of) else { return Ok(false) };
             evidence.not_in_work = Seen::yes("its lock is the collector's");
             if identity != it || Verdict::of(&evidence) != Verdict::Dangling {
@@ -157,10 +158,10 @@ impl Collector {
             }
             tracing::info!(key = %of, proofs = %evidence, "removing an attachment that dangles");
             crash::point(Step::Dangles);
-            node.remove_group(&node.registry.group(&of), phases)?;
+            engine.remove_group(&engine.registry.group(&of), phases)?;
             Ok(true)
         };
-        if self.node.work(&key, &Phases::untold(), remove, |_, _| {}).await? {
+        if self.engine.work(&key, &Phases::untracked(), remove, |_, _| {}).await? {
             self.metrics.removed.inc();
         }
         self.change(|observations| observations.forget(&key));
@@ -169,14 +170,14 @@ impl Collector {
 
     /// Looks at all that a runtime knows by a key, if there still is anything. May block.
     fn look(&self, key: &Key) -> Option<(Identity, Evidence)> {
-        let registry = &self.node.registry;
+        let registry = &self.engine.registry;
         let group = registry.group(key);
         let evidence = Evidence::look(registry, self.api.as_ref(), key, &group)?;
         Some((Identity::of(group.first()?), evidence))
     }
 
     fn candidate(&self, key: Key) -> Option<Candidate> {
-        let pod = self.node.registry.get(&key)?.pod;
+        let pod = self.engine.registry.get(&key)?.pod;
         let (identity, evidence) = self.look(&key).filter(|(_, evidence)| evidence.is_suspect())?;
         let now = Instant::now();
         let since = self.observations().since(&key, identity);

@@ -17,7 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::{cni::Node, health::Health, metrics::ReconcileMetrics};
+use crate::{attach::Engine, health::Health, metrics::ReconcileMetrics};
 pub use collect::{Candidate, Collector};
 pub use notes::Notes;
 pub use proofs::{Evidence, Seen};
@@ -52,9 +52,14 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 impl Reconciler {
     /// `api` is how well the API server is followed; without one, the kernel has to prove everything.
-    pub fn new(node: Arc<Node>, api: Option<Health>, settings: Settings, metrics: ReconcileMetrics) -> Self {
+    pub fn new(
+        engine: Arc<Engine>,
+        api: Option<Health>,
+        settings: Settings,
+        metrics: ReconcileMetrics,
+    ) -> Self {
         let queue = Queue::new(metrics.clone());
-        let collector = Arc::new(Collector::new(node, api, settings, metrics.clone()));
+        let collector = Arc::new(Collector::new(engine, api, settings, metrics.clone()));
         Self { collector, queue, settings, metrics }
     }
 

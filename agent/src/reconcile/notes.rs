@@ -166,10 +166,8 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        registry::{NetnsId, Pod, State},
-        vif::{Addresses, Mac, Vif},
-    };
+    use crate::registry::{NetnsId, Pod, State};
+    use ferrule_vif::{Addresses, Mac, Vif};
 
     fn key(container: &str) -> Key {
         Key::try_from(format!("net/{container}/eth0")).unwrap()

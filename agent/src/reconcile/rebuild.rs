@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use agent_common::Vif as VifEntry;
+use agent_common::VifEntry;
 
 use crate::{
-    cni::Node,
+    attach::Engine,
     dataplane::Recorded,
     metrics::{StoreMetrics, count},
     plug::{
@@ -19,8 +19,8 @@ use crate::{
         survey::{self, Place, Seen},
     },
     registry::{Attachment, Condition, HostLink, Key, NetnsId, Pod, State, now_ms},
-    vif::{Addresses, Mac, PodRoute, Route, Vif},
 };
+use ferrule_vif::{Addresses, Mac, PodRoute, Route, Vif};
 
 /// What is believed of an interface.
 struct Found {
@@ -42,14 +42,14 @@ const MAX_ROUTES: usize = 64;
 /// # Errors
 /// If kernel or store refuses; then all is as it was.
 pub(super) fn rebuild(
-    node: &Node,
+    engine: &Engine,
     host: &mut Socket,
     stamped: &HashMap<u32, Stamp>,
     metrics: &StoreMetrics,
 ) -> anyhow::Result<HashMap<u32, Addresses>> {
-    let condition = node.registry.condition();
+    let condition = engine.registry.condition();
     let is_whole = *condition == Condition::Whole;
-    let known = node.registry.list();
+    let known = engine.registry.list();
     let is_live = |it: &Attachment| {
         let stamp = it.host.as_ref().and_then(|link| stamped.get(&link.ifindex));
         it.state == State::Attached && stamp.is_some_and(|stamp| *stamp.key() == it.key)
@@ -63,7 +63,7 @@ pub(super) fn rebuild(
     say(condition, metrics, unknown.len());
     if unknown.is_empty() {
         if !is_whole {
-            node.registry.settle(Vec::new(), &[], true)?;
+            engine.registry.settle(Vec::new(), &[], true)?;
         }
         return Ok(HashMap::new());
     }
@@ -73,7 +73,7 @@ pub(super) fn rebuild(
         known.iter().filter(|it| is_whole || is_live(it)).flat_map(|it| it.vif.addresses.iter()).collect();
     let mut keys = HashSet::new();
     for seen in survey::survey(host)?.into_iter().filter(|it| unknown.contains(&it.ifindex)) {
-        let entry = node.dataplane.recorded(seen.ifindex)?;
+        let entry = engine.dataplane.recorded(seen.ifindex)?;
         let owned = entry.iter().flat_map(|it| &it.owners).filter(|(_, owner)| *owner == seen.ifindex);
         let recorded = Addresses::collect(owned.map(|(address, _)| *address)).unwrap_or_default();
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *seen.stamp.key();
@@ -129,7 +129,7 @@ pub(super) fn rebuild(
     }
     metrics.rebuilt_attachments.inc_by(attachments.len() as u64);
     metrics.unknown_interfaces.set(count(left.len()));
-    node.registry.settle(attachments, &superseded, left.is_empty())?;
+    engine.registry.settle(attachments, &superseded, left.is_empty())?;
     Ok(left)
 }
 

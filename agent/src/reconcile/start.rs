@@ -7,14 +7,14 @@ use nix::errno::Errno;
 
 use super::{Notes, rebuild::rebuild};
 use crate::{
+    attach::{Engine, Phases},
     chain::chain,
-    cni::{Node, Phases},
     crash::{self, Step},
     metrics::StoreMetrics,
     plug::{HostEnds, filter, host_ends, netlink::Socket, reaper, stamp::Stamp, veth},
     registry::{Attachment, State},
-    vif::Addresses,
 };
+use ferrule_vif::Addresses;
 
 /// Takes the attachments over that an earlier agent made, undoes what it left half done, does what the notes say was
 /// deleted meanwhile, makes attachments anew that the registry has lost, and interfaces that pods that live have lost.
@@ -23,13 +23,13 @@ use crate::{
 /// # Errors
 /// If the kernel or the store refuses. What goes wrong with one
 /// attachment does not keep the others from being served: it is said, and stays as it is.
-pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Result<()> {
+pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Result<()> {
     let mut host = Socket::open()?;
     let HostEnds { stamped, dead: buried, disguised } =
         host_ends(&mut host).context("cannot list the interfaces that are ours")?;
-    let left = rebuild(node, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
+    let left = rebuild(engine, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
 
-    let all = node.registry.list();
+    let all = engine.registry.list();
     let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
     // Somebody else's now, for all that its alias says: it is left as it is, and so are its entries.
     let is_disguised =
@@ -52,14 +52,14 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
     let (strange, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(is_disguised);
     // All entries before any filter: a new program with empty maps would drop what the old one let pass.
     for (ifindex, attachment) in with_ifindex(&live).chain(with_ifindex(&strange)) {
-        node.dataplane.keep(ifindex, attachment)?;
+        engine.dataplane.keep(ifindex, attachment)?;
     }
     crash::point(Step::StartEntries);
-    node.dataplane.inherit();
+    engine.dataplane.inherit();
     crash::point(Step::StartInherited);
     for (host_link, attachment) in live.iter().filter_map(|it| Some((it.host.as_ref()?, it))) {
         let (ifindex, ifname) = (host_link.ifindex, &host_link.ifname);
-        match filter::reattach(&mut host, ifindex, ifname, node.dataplane.filters()) {
+        match filter::reattach(&mut host, ifindex, ifname, engine.dataplane.filters()) {
             // It went meanwhile, with its pod.
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => {
@@ -80,24 +80,24 @@ pub fn recover(node: &Node, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Re
     // cut short.
     for (ifindex, stamp) in stamped.iter().filter(|(it, _)| !live.contains_key(it) && !going.contains(it)) {
         tracing::warn!(ifindex, %stamp, "deleting an interface of ours that belongs to no attachment");
-        veth::bury(*ifindex, stamp, Addresses::default())?;
+        veth::retire(*ifindex, stamp, Addresses::default())?;
         crash::point(Step::StartStrayBuried);
     }
     for attachment in &dead {
         let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
         tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
-        if let Err(error) = node.remove_now(attachment, &Phases::untold()) {
+        if let Err(error) = engine.remove_now(attachment, &Phases::untracked()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
         crash::point(Step::StartDeadRemoved);
     }
-    node.dataplane.disinherit();
-    node.dataplane.retain(&live)?;
+    engine.dataplane.disinherit();
+    engine.dataplane.retain(&live)?;
     crash::point(Step::StartMapsRetained);
     reaper::reap_at_start()?;
     crash::point(Step::StartReaped);
     for attachment in &lost {
-        if let Err(error) = node.restore(attachment) {
+        if let Err(error) = engine.restore(attachment) {
             let (key, error) = (&attachment.key, chain(&error));
             tracing::error!(%key, error, "an interface of a pod is gone, and cannot be made anew; a CHECK of the pod will fail");
         }

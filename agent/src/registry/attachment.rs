@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
 use serde::{Deserialize, Serialize};
 
-use crate::vif::Vif;
+use ferrule_vif::Vif;
 
 /// What identifies an attachment, as in the CNI specification.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

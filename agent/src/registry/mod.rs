@@ -40,9 +40,10 @@ pub use store::{Condition, StoreError};
 
 use crate::{
     crash::{self, Step},
-    vif::{Addresses, COOLDOWN, Exhausted, Ipam, IpamError, Vif},
+    ipam::{COOLDOWN, Exhausted, Ipam, IpamError},
 };
 use ferrule_proto::names::IfName;
+use ferrule_vif::{Addresses, Vif};
 use store::{Identity, Opened, Store};
 
 /// The attachments of this node, and the pods that they are for.

@@ -24,8 +24,8 @@ use super::{attachment::Attachment, durable::Durable};
 use crate::{
     chain::chain,
     crash::{self, Step},
-    vif::Addresses,
 };
+use ferrule_vif::Addresses;
 pub use identity::Identity;
 pub use open::{Condition, Opened};
 

@@ -76,7 +76,7 @@ struct Listed {
     number: u64,
 }
 
-/// As many as the verbs take calls at once (see `cni::Node`), each of which comes on a connection of its own.
+/// As many as the verbs take calls at once (see `attach::Engine`), each of which comes on a connection of its own.
 const MAX_CONNECTIONS: usize = 2048;
 /// How long a connection may be without a call in work.
 const IDLE: Duration = Duration::from_secs(5);

@@ -114,7 +114,7 @@ fn pins_that_somebody_removes_or_hides_are_there_again_with_the_same_maps() {
         ensure!(before.len() == 4, "{before:?}");
         for (number, damage) in [
             (4.0, format!("rm -r {PINS}")),
-            (5.0, format!("rm {PINS}/NAT_FLOWS")),
+            (5.0, format!("rm {PINS}/STACK_FLOWS")),
             (9.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
         ] {
             sys::run(&damage)?;

@@ -1,6 +1,6 @@
 //! What the programs cost: the verifier, in instructions that it walks through, and a packet, in time.
 
-use agent_common::{DropReason, Endpoint, EndpointKey, GATEWAY_MAC, Vif, VifKey};
+use agent_common::{DropReason, Endpoint, EndpointKey, GATEWAY_MAC, VifEntry, VifKey};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{Ipv4, Ipv6, UDP, data, frame, udp},
@@ -43,8 +43,8 @@ fn echoing(programs: &mut Programs) -> anyhow::Result<Pod> {
     let pod = Pod { mac: GATEWAY_MAC, ..B };
     let (key, endpoint) =
         (VifKey { ifindex: pod.ifindex }, Endpoint { ifindex: pod.ifindex, mac: pod.mac, reserved: [0; 2] });
-    let vif: Vif = programs.vifs.get(&key, 0)?;
-    programs.vifs.insert(key, Vif { mac: pod.mac, ..vif }, 0)?;
+    let vif: VifEntry = programs.vifs.get(&key, 0)?;
+    programs.vifs.insert(key, VifEntry { mac: pod.mac, ..vif }, 0)?;
     programs.endpoints.insert(EndpointKey::ipv4(pod.v4), endpoint, 0)?;
     programs.endpoints.insert(EndpointKey::ipv6(pod.v6), endpoint, 0)?;
     Ok(pod)

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC, Vif};
+use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 use ferrule_tests::packet::checksum;
 
 use crate::table::{PODS, Pod};
@@ -30,7 +30,7 @@ type Judged<T> = Result<T, DropReason>;
 /// Judges a frame that is not to be segmented later, while the stack has some flows in hand.
 pub fn from_pod(from: Option<Pod>, frame: &[u8], flows: &HashSet<Flow>) -> Outcome {
     match judge(from, frame) {
-        Ok(Outcome::Delivered { .. }) if is_the_stacks(frame, flows) => Outcome::Stack,
+        Ok(Outcome::Delivered { .. }) if belongs_to_stack(frame, flows) => Outcome::Stack,
         judged => judged.unwrap_or_else(Outcome::Dropped),
     }
 }
@@ -44,7 +44,7 @@ pub fn noted(frame: &[u8]) -> Option<Flow> {
 }
 
 /// For a packet that would be delivered otherwise, which has neither options nor fragments.
-fn is_the_stacks(frame: &[u8], flows: &HashSet<Flow>) -> bool {
+fn belongs_to_stack(frame: &[u8], flows: &HashSet<Flow>) -> bool {
     let six = frame.get(12) == Some(&0x86);
     let Some(packet) = Packet::read(frame.get(14..).unwrap_or_default(), six) else { return false };
     let flow = match (packet.protocol, packet.payload.split_at_checked(8)) {
@@ -218,8 +218,8 @@ fn to_gateway(to: [u8; 6]) -> Judged<()> {
 }
 
 fn addresses(pod: Pod) -> Vec<IpAddr> {
-    let v4 = (pod.has & Vif::HAS_IPV4 != 0).then(|| IpAddr::from(pod.v4));
-    let v6 = (pod.has & Vif::HAS_IPV6 != 0).then(|| IpAddr::from(pod.v6));
+    let v4 = (pod.has & VifEntry::HAS_IPV4 != 0).then(|| IpAddr::from(pod.v4));
+    let v6 = (pod.has & VifEntry::HAS_IPV6 != 0).then(|| IpAddr::from(pod.v6));
     v4.into_iter().chain(v6).collect()
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
-    Counters, DropReason, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, Vif, VifKey,
+    Counters, DropReason, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
 };
 use anyhow::ensure;
 use ferrule_tests::{
@@ -46,10 +46,10 @@ pub enum Counted {
 }
 
 /// The pod that sends, and its sibling.
-pub const A: Pod = pod(101, 5, Vif::HAS_IPV4 | Vif::HAS_IPV6);
-pub const B: Pod = pod(102, 6, Vif::HAS_IPV4 | Vif::HAS_IPV6);
-pub const ONLY_V4: Pod = pod(103, 7, Vif::HAS_IPV4);
-pub const ONLY_V6: Pod = pod(104, 8, Vif::HAS_IPV6);
+pub const A: Pod = pod(101, 5, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
+pub const B: Pod = pod(102, 6, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
+pub const ONLY_V4: Pod = pod(103, 7, VifEntry::HAS_IPV4);
+pub const ONLY_V6: Pod = pod(104, 8, VifEntry::HAS_IPV6);
 /// An interface that has counters, and no entry in `VIFS`.
 pub const STRANGER: u32 = 105;
 /// What has no entry is counted here.
@@ -71,9 +71,12 @@ pub const fn v6(groups: [u16; 8]) -> Ipv6Address {
 }
 
 const fn pod(ifindex: u32, host: u8, has: u32) -> Pod {
-    let v4 = if has & Vif::HAS_IPV4 != 0 { [10, 244, 0, host] } else { [0; 4] };
-    let v6 =
-        if has & Vif::HAS_IPV6 != 0 { v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, host as u16]) } else { [0; 16] };
+    let v4 = if has & VifEntry::HAS_IPV4 != 0 { [10, 244, 0, host] } else { [0; 4] };
+    let v6 = if has & VifEntry::HAS_IPV6 != 0 {
+        v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, host as u16])
+    } else {
+        [0; 16]
+    };
     Pod { ifindex, mac: [0x0a, 0x58, 10, 244, 0, host], v4, v6, has }
 }
 
@@ -107,22 +110,22 @@ impl Pod {
     fn insert(&self, programs: &mut Programs) -> anyhow::Result<()> {
         let Self { ifindex, mac, v4, v6, has } = *self;
         programs.start_counting(ifindex)?;
-        let vif = Vif {
+        let vif = VifEntry {
             ipv4: v4,
             flags: has,
             ipv6: v6,
             mac,
             reserved: [0; 2],
-            pod: Vif::text("default/pod"),
-            pod_uid: Vif::text(""),
-            ifname: Vif::text("eth0"),
+            pod: VifEntry::text("default/pod"),
+            pod_uid: VifEntry::text(""),
+            ifname: VifEntry::text("eth0"),
         };
         programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
         let endpoint = Endpoint { ifindex, mac, reserved: [0; 2] };
-        if has & Vif::HAS_IPV4 != 0 {
+        if has & VifEntry::HAS_IPV4 != 0 {
             programs.endpoints.insert(EndpointKey::ipv4(v4), endpoint, 0)?;
         }
-        if has & Vif::HAS_IPV6 != 0 {
+        if has & VifEntry::HAS_IPV6 != 0 {
             programs.endpoints.insert(EndpointKey::ipv6(v6), endpoint, 0)?;
         }
         Ok(())

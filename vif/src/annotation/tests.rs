@@ -35,7 +35,7 @@ fn a_full_annotation_is_read() {
             {"name": "eth1", "kind": "macvlan", "addresses": ["10.9.0.3"]}]}"#,
     )
     .unwrap();
-    let eth0 = Interface {
+    let eth0 = InterfaceRequest {
         name: "eth0".into(),
         kind: Kind::Veth,
         active: true,
@@ -54,7 +54,7 @@ fn a_full_annotation_is_read() {
         ],
         details: BTreeMap::new(),
     };
-    let eth1 = Interface {
+    let eth1 = InterfaceRequest {
         name: "eth1".into(),
         kind: Kind::Other("macvlan".into()),
         mac: None,
@@ -64,7 +64,7 @@ fn a_full_annotation_is_read() {
         routes: vec![],
         ..eth0.clone()
     };
-    assert_eq!(decoded, PodVif { format: Format::Annotation, interfaces: vec![eth0, eth1] });
+    assert_eq!(decoded, VifRequest { format: Format::Annotation, interfaces: vec![eth0, eth1] });
 }
 
 #[test]

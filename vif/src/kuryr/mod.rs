@@ -7,7 +7,7 @@ mod ovo;
 mod vif;
 
 use crate::{
-    Format, Interface, PodVif, Source, VifError,
+    Format, InterfaceRequest, Source, VifError, VifRequest,
     at::{At, Object},
     error::Wrong,
     json::Json,
@@ -27,7 +27,7 @@ const DEFAULT_NAME: &str = "eth0";
 ///
 /// # Errors
 /// If it is not what any version of Kuryr wrote.
-pub fn from_annotation(text: &str) -> Result<PodVif, VifError> {
+pub fn from_annotation(text: &str) -> Result<VifRequest, VifError> {
     decode_annotation(text).map_err(|wrong| wrong.of(Source::KuryrAnnotation))
 }
 
@@ -37,7 +37,7 @@ pub fn from_annotation(text: &str) -> Result<PodVif, VifError> {
 ///
 /// # Errors
 /// If they are not what any version of Kuryr wrote.
-pub fn from_vifs(spec_vifs: Option<&str>, status_vifs: Option<&str>) -> Result<Option<PodVif>, VifError> {
+pub fn from_vifs(spec_vifs: Option<&str>, status_vifs: Option<&str>) -> Result<Option<VifRequest>, VifError> {
     let of_status = decode_vifs(status_vifs, "status.vifs", Format::KuryrPort);
     let decoded = match of_status {
         Ok(None) => decode_vifs(spec_vifs, "spec.vifs", Format::KuryrPortSpec),
@@ -49,11 +49,11 @@ pub fn from_vifs(spec_vifs: Option<&str>, status_vifs: Option<&str>) -> Result<O
 /// The interfaces of a pod: the default one, if it is known which one that is, and the others.
 #[derive(Default)]
 struct Interfaces {
-    default: Option<Interface>,
-    others: Vec<Interface>,
+    default: Option<InterfaceRequest>,
+    others: Vec<InterfaceRequest>,
 }
 
-fn decode_annotation(text: &str) -> Result<PodVif, Wrong> {
+fn decode_annotation(text: &str) -> Result<VifRequest, Wrong> {
     let json = Json::parse(text, MAX_TEXT, "")?;
     let root = At::root(&json, "");
     let object = root.object()?;
@@ -89,7 +89,7 @@ fn vif_map(map: &Object<'_>) -> Result<Interfaces, Wrong> {
 }
 
 /// The VIFs of a KuryrPort, each with a mark whether it is the default one.
-fn decode_vifs(text: Option<&str>, path: &str, format: Format) -> Result<Option<PodVif>, Wrong> {
+fn decode_vifs(text: Option<&str>, path: &str, format: Format) -> Result<Option<VifRequest>, Wrong> {
     let Some(text) = text else { return Ok(None) };
     let json = Json::parse(text, MAX_TEXT, path)?;
     if json == Json::Null {
@@ -131,12 +131,12 @@ fn check_count(map: &Object<'_>) -> Result<(), Wrong> {
 // === impl Interfaces ===
 
 impl Interfaces {
-    fn of_one(default: Interface) -> Self {
+    fn of_one(default: InterfaceRequest) -> Self {
         Self { default: Some(default), others: Vec::new() }
     }
 
     /// Puts the default interface first, and checks what holds for all together.
-    fn into_pod_vif(self, format: Format, root: &At<'_>) -> Result<PodVif, Wrong> {
+    fn into_pod_vif(self, format: Format, root: &At<'_>) -> Result<VifRequest, Wrong> {
         let Self { default, mut others } = self;
         let default = match default {
             Some(default) => default,
@@ -148,7 +148,7 @@ impl Interfaces {
             },
         };
         others.insert(0, default);
-        let count = |of: fn(&Interface) -> usize| others.iter().map(of).sum::<usize>();
+        let count = |of: fn(&InterfaceRequest) -> usize| others.iter().map(of).sum::<usize>();
         for (what, count, max) in [
             ("interfaces", others.len(), MAX_INTERFACES),
             ("addresses", count(|it| it.addresses.len()), MAX_ADDRESSES),
@@ -158,7 +158,7 @@ impl Interfaces {
                 return Err(root.wrong(format_args!("has {count} {what}: {max} are the most")));
             }
         }
-        Ok(PodVif { format, interfaces: others })
+        Ok(VifRequest { format, interfaces: others })
     }
 }
 

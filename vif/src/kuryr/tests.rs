@@ -21,15 +21,15 @@ fn annotation(pod: &str) -> String {
     pod["metadata"]["annotations"][crate::KURYR_ANNOTATION].as_str().unwrap().to_owned()
 }
 
-fn from_port(port: &str) -> Result<Option<PodVif>, VifError> {
+fn from_port(port: &str) -> Result<Option<VifRequest>, VifError> {
     let port: Value = serde_json::from_str(port).unwrap();
     let vifs = |part: &str| port[part].get("vifs").map(Value::to_string);
     from_vifs(vifs("spec").as_deref(), vifs("status").as_deref())
 }
 
 /// Name, kind, activity, MTU and addresses of each interface.
-fn summary(vif: &PodVif) -> Vec<String> {
-    let line = |it: &Interface| {
+fn summary(vif: &VifRequest) -> Vec<String> {
+    let line = |it: &InterfaceRequest| {
         let addresses: Vec<String> = it.addresses.iter().map(ToString::to_string).collect();
         let mtu = it.mtu.map_or(String::new(), |mtu| mtu.to_string());
         format!("{} {} {} {mtu} {}", it.name, it.kind, it.active, addresses.join(" "))
@@ -44,7 +44,7 @@ fn vif(change: impl FnOnce(&mut Value)) -> Value {
     vif
 }
 
-fn decode_one(vif: &Value) -> Result<Interface, String> {
+fn decode_one(vif: &Value) -> Result<InterfaceRequest, String> {
     let mut decoded = from_annotation(&vif.to_string()).map_err(|e| e.to_string())?;
     Ok(decoded.interfaces.remove(0))
 }

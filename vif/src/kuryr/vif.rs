@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::ovo;
 use crate::{
-    Interface, Kind, Route,
+    InterfaceRequest, Kind, Route,
     at::{At, Object},
     error::Wrong,
     json::Json,
@@ -41,7 +41,7 @@ struct Subnets {
 }
 
 /// Decodes a VIF that is called `name` in the pod.
-pub(crate) fn decode(at: &At<'_>, name: String) -> Result<Interface, Wrong> {
+pub(crate) fn decode(at: &At<'_>, name: String) -> Result<InterfaceRequest, Wrong> {
     let (class, data) = ovo::any(at)?;
     let kind = match rules::kind_name(&class)? {
         "VIFGeneric" => Kind::Veth,
@@ -57,7 +57,7 @@ pub(crate) fn decode(at: &At<'_>, name: String) -> Result<Interface, Wrong> {
     }
     let Subnets { addresses, gateways, routes } = subnets;
     let mtu = network.as_ref().and_then(|network| network.get("mtu"));
-    Ok(Interface {
+    Ok(InterfaceRequest {
         name,
         kind,
         // os_vif's own default, for a writer that leaves it unset.

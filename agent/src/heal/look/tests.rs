@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     plug::filter::Attached,
     registry::{NetnsId, Pod},
-    vif::{Addresses, Vif},
 };
+use ferrule_vif::{Addresses, Vif};
 
 const INDEX: u32 = 7;
 const PROGRAMS: [u32; 2] = [100, 101];
@@ -63,7 +63,7 @@ fn well(it: &Attachment) -> Snapshot {
             links: [(host.ifindex, end)].into(),
             routes: addresses().collect(),
             neighbours: addresses().map(|at| (at, (it.vif.mac, true))).collect(),
-            filters: [(host.ifindex, vec![ours(Hook::Ingress, ingress), ours(Hook::Egress, egress)])].into(),
+            filters: [(host.ifindex, vec![ours(Hook::FromPod, ingress), ours(Hook::ToPod, egress)])].into(),
             strangers: HashMap::new(),
         },
         entries: Entries::of(host.ifindex, it),
@@ -138,12 +138,12 @@ fn an_interface_is_missed_only_while_its_namespace_lives() {
 fn a_filter_deviates_if_it_is_missing_or_another_program() {
     assert_eq!(
         after(|seen| seen.ends.filters.clear()),
-        [Kind::Filter(Hook::Ingress), Kind::Filter(Hook::Egress)]
+        [Kind::Filter(Hook::FromPod), Kind::Filter(Hook::ToPod)]
     );
     let replaced = after(|seen| seen.ends.filters.get_mut(&INDEX).unwrap()[1].program = Some(9));
-    assert_eq!(replaced, [Kind::Filter(Hook::Egress)]);
+    assert_eq!(replaced, [Kind::Filter(Hook::ToPod)]);
     let moved = after(|seen| seen.ends.filters.get_mut(&INDEX).unwrap()[0].is_ours = false);
-    assert_eq!(moved, [Kind::Filter(Hook::Ingress)], "the right program at another place");
+    assert_eq!(moved, [Kind::Filter(Hook::FromPod)], "the right program at another place");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn what_others_put_beside_ours_is_shown_and_does_not_deviate() {
         priority: 9,
         kind: "flower".to_owned(),
         name: None,
-        ..ours(Hook::Egress, 0)
+        ..ours(Hook::ToPod, 0)
     };
     seen.ends.filters.get_mut(&INDEX).unwrap().push(Attached { program: None, ..theirs });
     seen.ends.links.get_mut(&INDEX).unwrap().xdp.push(33);

@@ -7,10 +7,8 @@ use std::{fs, path::PathBuf};
 use redb::ReadableTable as _;
 
 use super::{super::Key, schema::Migration, *};
-use crate::{
-    registry::{HostLink, NetnsId, Pod, State},
-    vif::Vif,
-};
+use crate::registry::{HostLink, NetnsId, Pod, State};
+use ferrule_vif::Vif;
 
 fn attachment(number: u8) -> Attachment {
     let addresses = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };

@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ferrule_vif::{Format, Interface, Kind};
+use ferrule_vif::{Addresses, Format, InterfaceRequest, Kind, Vif};
 use ipnet::IpNet;
 
-use super::{Addresses, Vif};
+use crate::ipam::is_unicast;
 
 /// The rules that hold on this node.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ impl Rules<'_> {
     pub fn resolve(
         &self,
         format: Format,
-        interface: &Interface,
+        interface: &InterfaceRequest,
         is_default: bool,
         mtu: u32,
     ) -> Result<Vif, Refused> {
@@ -92,7 +92,7 @@ impl Rules<'_> {
 
     fn check(&self, format: Format, address: IpAddr, ifname: &str) -> Result<(), Refused> {
         let ifname = || ifname.to_owned();
-        if !super::pool::is_unicast(address) || address == self.gateway.0 || address == self.gateway.1 {
+        if !is_unicast(address) || address == self.gateway.0 || address == self.gateway.1 {
             return Err(Refused::NotUnicast { ifname: ifname(), address });
         }
         if self.own.contains(&address) {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::plug::GATEWAY;
 
-    fn interface(addresses: &[&str]) -> Interface {
+    fn interface(addresses: &[&str]) -> InterfaceRequest {
         let json = serde_json::json!({ "interfaces": [{ "name": "eth0", "addresses": ["10.0.0.9"] }] });
         let mut interface = ferrule_vif::from_annotation(&json.to_string()).unwrap().interfaces.remove(0);
         let parse = |text: &&str| IpNet::from(text.parse::<IpAddr>().unwrap());
@@ -124,7 +124,7 @@ mod tests {
         interface
     }
 
-    fn resolve(format: Format, interface: &Interface) -> Result<Vif, Refused> {
+    fn resolve(format: Format, interface: &InterfaceRequest) -> Result<Vif, Refused> {
         let ranges = ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()];
         let own = ["10.0.0.1".parse().unwrap()];
         let rules = Rules { ranges: &ranges, ranges_are_explicit: false, own: &own, gateway: GATEWAY };
@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_kind_that_cannot_be_plugged_is_named() {
-        let nested = Interface { kind: Kind::Other("VIFVlanNested".to_owned()), ..interface(&["10.0.0.9"]) };
+        let nested =
+            InterfaceRequest { kind: Kind::Other("VIFVlanNested".to_owned()), ..interface(&["10.0.0.9"]) };
         let refused = resolve(Format::KuryrPort, &nested).unwrap_err().to_string();
         assert!(refused.contains("VIFVlanNested") && refused.contains("not supported yet"), "{refused}");
     }

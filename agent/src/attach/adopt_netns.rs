@@ -1,12 +1,12 @@
 //! The namespace of an attachment that was made anew from what the kernel has, when a caller names it.
 
-use super::{error::VerbError, verbs::Node};
+use super::{engine::Engine, error::AttachError};
 use crate::{
     plug::{PlugError, netlink::Socket, netns::Netns, survey},
     registry::{Attachment, NetnsId},
 };
 
-impl Node {
+impl Engine {
     /// The same attachments, with the caller's namespace where theirs, or the path to it, was not found, if it is theirs.
     ///
     /// # Errors
@@ -15,11 +15,11 @@ impl Node {
         &self,
         group: Vec<Attachment>,
         netns: &Netns,
-    ) -> Result<Vec<Attachment>, VerbError> {
+    ) -> Result<Vec<Attachment>, AttachError> {
         group.into_iter().map(|it| self.with_its_netns(it, netns)).collect()
     }
 
-    fn with_its_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, VerbError> {
+    fn with_its_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
         let is_its = match &it.host {
             _ if it.has_path() => false,
             Some(host) if it.netns_id == NetnsId::UNKNOWN => {

@@ -10,28 +10,28 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::error::VerbError;
+use super::error::AttachError;
 use crate::registry::Key;
 
 /// By key, what tells its ADDs that a DEL has come.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Underway(Arc<Mutex<HashMap<Key, watch::Sender<bool>>>>);
+pub(super) struct InFlight(Arc<Mutex<HashMap<Key, watch::Sender<bool>>>>);
 
 /// One ADD.
 #[derive(Debug)]
-pub(super) struct Ticket {
-    underway: Underway,
+pub(super) struct InFlightGuard {
+    in_flight: InFlight,
     key: Key,
     deleted: watch::Receiver<bool>,
 }
 
-// === impl Underway ===
+// === impl InFlight ===
 
-impl Underway {
+impl InFlight {
     /// Notes that an ADD has begun.
-    pub fn enter(&self, key: &Key) -> Ticket {
+    pub fn enter(&self, key: &Key) -> InFlightGuard {
         let deleted = self.entries().entry(key.clone()).or_default().subscribe();
-        Ticket { underway: self.clone(), key: key.clone(), deleted }
+        InFlightGuard { in_flight: self.clone(), key: key.clone(), deleted }
     }
 
     /// Ends the ADDs of a key that have not plugged anything yet; those that begin from now on are others.
@@ -46,38 +46,38 @@ impl Underway {
     }
 }
 
-// === impl Ticket ===
+// === impl InFlightGuard ===
 
-impl Ticket {
+impl InFlightGuard {
     /// Whether to go on. To be asked with the key locked: a DEL that comes after that waits for the lock.
     ///
     /// # Errors
     /// If a DEL has come since.
-    pub fn check(&self) -> Result<(), VerbError> {
-        if *self.deleted.borrow() { Err(VerbError::Overtaken) } else { Ok(()) }
+    pub fn check(&self) -> Result<(), AttachError> {
+        if *self.deleted.borrow() { Err(AttachError::Overtaken) } else { Ok(()) }
     }
 
     /// Waits for something unless a DEL comes.
     ///
     /// # Errors
     /// If one does.
-    pub async fn unless_deleted<T>(
+    pub async fn unless_deleted<T, E: Into<AttachError>>(
         &self,
-        wait: impl Future<Output = Result<T, VerbError>>,
-    ) -> Result<T, VerbError> {
+        wait: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, AttachError> {
         let mut deleted = self.deleted.clone();
         tokio::select! {
             biased;
-            outcome = wait => outcome,
+            outcome = wait => outcome.map_err(Into::into),
             // The sender goes only after it has sent.
-            _ = deleted.wait_for(|deleted| *deleted) => Err(VerbError::Overtaken),
+            _ = deleted.wait_for(|deleted| *deleted) => Err(AttachError::Overtaken),
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let mut entries = self.underway.entries();
+        let mut entries = self.in_flight.entries();
         // One that was deleted is not among them any more, though another of the same key may be.
         let is_last = |sender: &watch::Sender<bool>| sender.receiver_count() == 1;
         if self.check().is_ok() && entries.get(&self.key).is_some_and(is_last) {
@@ -100,32 +100,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_del_ends_the_adds_of_its_key_that_began_before_it() {
-        let underway = Underway::default();
+        let in_flight = InFlight::default();
         let (first, second, other) =
-            (underway.enter(&key("a")), underway.enter(&key("a")), underway.enter(&key("b")));
-        let forever = || std::future::pending::<Result<(), VerbError>>();
+            (in_flight.enter(&key("a")), in_flight.enter(&key("a")), in_flight.enter(&key("b")));
+        let forever = || std::future::pending::<Result<(), AttachError>>();
         let waiting = tokio::spawn(async move { first.unless_deleted(forever()).await });
         tokio::task::yield_now().await;
-        underway.delete(&key("a"));
-        assert!(matches!(waiting.await.unwrap(), Err(VerbError::Overtaken)));
+        in_flight.delete(&key("a"));
+        assert!(matches!(waiting.await.unwrap(), Err(AttachError::Overtaken)));
         assert!(second.check().is_err() && other.check().is_ok());
-        let later = underway.enter(&key("a"));
+        let later = in_flight.enter(&key("a"));
         drop(second);
         assert!(later.check().is_ok());
         let waits = later.unless_deleted(forever());
         assert!(timeout(Duration::from_secs(1), waits).await.is_err());
-        underway.delete(&key("a"));
+        in_flight.delete(&key("a"));
         assert!(later.check().is_err(), "an older ADD has not taken the newer one's place with it");
     }
 
     #[test]
     fn nothing_is_kept_of_adds_that_are_done() {
-        let underway = Underway::default();
-        let (first, second) = (underway.enter(&key("a")), underway.enter(&key("a")));
+        let in_flight = InFlight::default();
+        let (first, second) = (in_flight.enter(&key("a")), in_flight.enter(&key("a")));
         drop(first);
-        assert_eq!(underway.entries().len(), 1);
+        assert_eq!(in_flight.entries().len(), 1);
         drop(second);
-        underway.delete(&key("never"));
-        assert!(underway.entries().is_empty());
+        in_flight.delete(&key("never"));
+        assert!(in_flight.entries().is_empty());
     }
 }

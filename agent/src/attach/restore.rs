@@ -1,6 +1,6 @@
 //! An interface that somebody has deleted under a pod that lives, made anew.
 
-use super::verbs::Node;
+use super::engine::Engine;
 use crate::{
     dataplane::DataplaneError,
     plug::{
@@ -34,9 +34,9 @@ impl Attachment {
     }
 }
 
-// === impl Node ===
+// === impl Engine ===
 
-impl Node {
+impl Engine {
     /// Plugs an attachment anew that has lost its interface: the same VIF under the same names, into the same namespace, with
     /// all of its routes. What was counted for it is not kept. May block; whoever calls has the key, or nobody else works yet.
     ///
@@ -69,7 +69,7 @@ impl Node {
         let noted = self.registry.advance(restored, State::Attached);
         if noted.is_err() {
             undo();
-            veth::bury(ifindex, &stamp, vif.addresses).map_err(PlugError::from)?;
+            veth::retire(ifindex, &stamp, vif.addresses).map_err(PlugError::from)?;
             self.reaper.notify();
         }
         let restored = noted?;

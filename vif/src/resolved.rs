@@ -1,8 +1,4 @@
-//! What a VIF is: the interface that a pod should get.
-
-mod ipam;
-mod policy;
-mod pool;
+//! The resolved VIF: an interface that a pod gets, with every field filled in.
 
 use std::{
     fmt,
@@ -12,10 +8,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-pub use ferrule_vif::{Mac, Route};
-pub use ipam::{Exhausted, Ipam, IpamError};
-pub use policy::{Refused, Rules};
-pub use pool::COOLDOWN;
+use crate::{Mac, Route};
 
 /// The interface that a pod gets, with all that its source left to the agent filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

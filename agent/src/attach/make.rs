@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::{
-    decide::Decision,
-    error::VerbError,
+    engine::{Add, Engine},
+    error::AttachError,
     phases::{Phase, Phases},
-    verbs::{Add, Node},
 };
 use crate::{
     chain::chain,
     crash::{self, Step},
+    decide::{Decision, Rules},
     plug::{
         GATEWAY, PlugError, host,
         netlink::Socket,
@@ -19,7 +19,6 @@ use crate::{
         veth::{self, Plan},
     },
     registry::{Attachment, Draft, HostLink, Key, Pod, RegistryError, State, Wanted},
-    vif::Rules,
 };
 use ferrule_proto::names::IfName;
 
@@ -28,14 +27,14 @@ const TRIES: u32 = 4;
 /// How long an ADD waits for whoever looks at an older sandbox of its pod: the healer, most likely, which is done in milliseconds.
 const LOOK: Duration = Duration::from_millis(500);
 
-impl Node {
+impl Engine {
     /// What is to be reserved for a decision.
     pub(super) fn drafts(
         &self,
         add: &Add,
         decision: &Decision,
         netns: &Netns,
-    ) -> Result<Vec<Draft>, VerbError> {
+    ) -> Result<Vec<Draft>, AttachError> {
         let draft = |key: Key, with: Option<Key>, vif: Wanted| Draft {
             key,
             with,
@@ -49,13 +48,13 @@ impl Node {
             return Ok(vec![draft(add.key.clone(), None, Wanted::Next { mtu })]);
         };
         let own = host::addresses()?;
-        // Where they come from need not be a range that the node forwards for already.
+        // Where they come from need not be a range that the engine forwards for already.
         let addresses = decided.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
         host::forward(&addresses.collect::<Vec<_>>()).map_err(PlugError::from)?;
-        let explicit = !self.policy.vif_cidrs.is_empty();
+        let explicit = !self.decider.vif_cidrs.is_empty();
         let pod_cidrs = self.registry.ranges().borrow().clone();
         let rules = Rules {
-            ranges: if explicit { &self.policy.vif_cidrs } else { &pod_cidrs },
+            ranges: if explicit { &self.decider.vif_cidrs } else { &pod_cidrs },
             ranges_are_explicit: explicit,
             own: &own,
             gateway: GATEWAY,
@@ -76,7 +75,12 @@ impl Node {
 
     /// Reserves and plugs an attachment, or neither. An address that somebody else has a route to goes to rest, and is not the
     /// one that every other ADD is given too.
-    pub(super) fn make(&self, netns: &Netns, draft: Draft, phases: &Phases) -> Result<Attachment, VerbError> {
+    pub(super) fn make(
+        &self,
+        netns: &Netns,
+        draft: Draft,
+        phases: &Phases,
+    ) -> Result<Attachment, AttachError> {
         let mut tries = if matches!(draft.vif, Wanted::Next { .. }) { TRIES } else { 1 };
         loop {
             phases.enter(Phase::Intent);
@@ -88,7 +92,7 @@ impl Node {
             };
             phases.enter(Phase::Undo);
             tries -= 1;
-            let is_in_use = matches!(error, VerbError::Plug(PlugError::AddressInUse(_)));
+            let is_in_use = matches!(error, AttachError::Plug(PlugError::AddressInUse(_)));
             let forgotten =
                 if is_in_use { self.registry.release(&reserved) } else { self.registry.cancel(&reserved) };
             if let Err(error) = forgotten {
@@ -104,7 +108,7 @@ impl Node {
         }
     }
 
-    fn reserve(&self, draft: Draft, phases: &Phases) -> Result<Attachment, VerbError> {
+    fn reserve(&self, draft: Draft, phases: &Phases) -> Result<Attachment, AttachError> {
         match self.registry.reserve(draft.clone()) {
             Err(RegistryError::InUse { by, .. }) if self.remove_left_over(&by, &draft.pod, phases)? => {
                 Ok(self.registry.reserve(draft)?)
@@ -115,7 +119,7 @@ impl Node {
 
     /// Removes what holds an address if it is an older sandbox of the same pod, and gone from the kernel: a runtime that has
     /// lost its memory deletes nothing, and pods that keep their UID would never get their address again.
-    fn remove_left_over(&self, holder: &Key, pod: &Pod, phases: &Phases) -> Result<bool, VerbError> {
+    fn remove_left_over(&self, holder: &Key, pod: &Pod, phases: &Phases) -> Result<bool, AttachError> {
         let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
         let Some(_lock) = self.registry.lock_within(&key, LOOK) else { return Ok(false) };
         let group = self.registry.group(&key);
@@ -138,7 +142,7 @@ impl Node {
         stamp: &Stamp,
         attachment: &Attachment,
         phases: &Phases,
-    ) -> Result<Attachment, VerbError> {
+    ) -> Result<Attachment, AttachError> {
         phases.enter(Phase::Plug);
         let Attachment { key, vif, .. } = attachment;
         let plan = Plan { netns, ifname: &key.ifname, stamp, vif, host_ifname: None };

@@ -12,8 +12,8 @@ use crate::{
         check::{Leeway, PodMtu},
     },
     registry::Attachment,
-    vif::{Mac, PodRoute},
 };
+use ferrule_vif::{Mac, PodRoute};
 
 /// How far the kernel may differ from an attachment, going by the chain's result. `netns` is the path that CHECK was given.
 ///

@@ -1,19 +1,23 @@
-//! Which VIF a pod gets: from the runtime's call, from what the watches have told, or from the agent's own IPAM.
+//! Decides which VIF a pod gets: from the runtime's call, from the watched API objects, or from the agent's own IPAM.
 //!
-//! Nobody is asked: what is not known yet is waited for, and whoever waits is woken by it.
+//! A decision never asks the API server: an ADD waits for the watch to deliver the missing object, and the watch
+//! wakes the ADD.
+
+mod admit;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use ferrule_vif::{Interface, PodVif, VifError, kuryr};
+use ferrule_vif::{InterfaceRequest, VifError, VifRequest, kuryr};
 use ipnet::IpNet;
 use tokio::time::{Instant, timeout_at};
 
-use super::{error::VerbError, verbs::Add};
 use crate::{
     events::{Events, Reason},
     registry::{Known, Pod, Registry},
     watch::Annotations,
 };
+
+pub use admit::{Refused, Rules};
 
 /// Who decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
@@ -32,7 +36,7 @@ pub enum VifSource {
 
 /// By what rules it is decided.
 #[derive(Debug, Clone)]
-pub struct Policy {
+pub struct Decider {
     pub source: VifSource,
     /// How long an ADD waits for a decision and for it to become active, together: its caller has one deadline.
     pub timeout: Duration,
@@ -45,7 +49,31 @@ pub struct Policy {
 pub enum Decision {
     /// The next addresses that are free.
     Ipam,
-    This(PodVif),
+    This(VifRequest),
+}
+
+/// The pod that a decision is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub pod: &'a Pod,
+    /// The pod's annotations, if the runtime passes them.
+    pub annotations: Option<&'a Annotations>,
+}
+
+/// No decision, or not the one that was acted on.
+#[derive(Debug, thiserror::Error)]
+pub enum DecideError {
+    #[error("the pod {0} is gone: deleted, terminated, or scheduled to another node")]
+    PodGone(Pod),
+    /// The API server delivered no decision within the deadline.
+    #[error("no {missing} within {} s", waited.as_secs())]
+    TimedOut { missing: &'static str, waited: Duration },
+    /// The annotation or the KuryrPort cannot be decoded.
+    #[error("cannot decode the pod's VIF: {0}")]
+    Vif(#[from] VifError),
+    /// The source replaced the VIF after the ADD had plugged it.
+    #[error("the pod's VIF changed before it became active")]
+    Changed,
 }
 
 /// Where things stand with a pod.
@@ -58,27 +86,27 @@ enum Standing {
 /// How long to wait before those who look at the pod are told: most decisions come at once.
 const QUIET: Duration = Duration::from_secs(2);
 
-// === impl Policy ===
+// === impl Decider ===
 
-impl Policy {
+impl Decider {
     /// Waits until it is decided what a pod gets.
     ///
     /// # Errors
     /// If the pod is gone, what was decided is not understood, or nothing was decided in time.
-    pub(super) async fn decide(
+    pub(crate) async fn decide(
         &self,
         registry: &Registry,
         events: &Events,
-        add: &Add,
+        request: &Request<'_>,
         deadline: Instant,
-    ) -> Result<Decision, VerbError> {
+    ) -> Result<Decision, DecideError> {
         let start = Instant::now();
         let mut told = false;
-        let mut changes = registry.pods.subscribe(&add.pod);
+        let mut changes = registry.pods.subscribe(request.pod);
         let mut ranges = registry.ranges();
         loop {
             let has_ranges = !ranges.borrow_and_update().is_empty();
-            let missing = match self.stand(registry, add, has_ranges)? {
+            let missing = match self.stand(registry, request, has_ranges)? {
                 Standing::Decided(decision) => return Ok(decision),
                 Standing::Missing(missing) => missing,
             };
@@ -94,7 +122,7 @@ impl Policy {
             }
             if Instant::now() < deadline {
                 told = true;
-                events.tell(&add.pod, Reason::WaitingForVif, format!("waiting for {missing}"));
+                events.tell(request.pod, Reason::WaitingForVif, format!("waiting for {missing}"));
                 continue;
             }
             let waited = self.timeout;
@@ -102,8 +130,8 @@ impl Policy {
                 VifSource::Kuryr => Reason::TimedOutWaitingForKuryrPort,
                 _ => Reason::TimedOutWaitingForVif,
             };
-            events.tell(&add.pod, reason, format!("there was no {missing} within {} s", waited.as_secs()));
-            return Err(VerbError::NoVif { missing, waited });
+            events.tell(request.pod, reason, format!("there was no {missing} within {} s", waited.as_secs()));
+            return Err(DecideError::TimedOut { missing, waited });
         }
     }
 
@@ -111,26 +139,26 @@ impl Policy {
     ///
     /// # Errors
     /// If the pod goes, the decision changes, or nothing happens in time.
-    pub(super) async fn until_active(
+    pub(crate) async fn until_active(
         &self,
         registry: &Registry,
         events: &Events,
-        add: &Add,
-        decided: &PodVif,
+        request: &Request<'_>,
+        decided: &VifRequest,
         deadline: Instant,
-    ) -> Result<(), VerbError> {
+    ) -> Result<(), DecideError> {
         events.tell(
-            &add.pod,
+            request.pod,
             Reason::WaitingForActiveVifs,
             "the interface is plugged, and its VIF is not active yet",
         );
-        let mut changes = registry.pods.subscribe(&add.pod);
+        let mut changes = registry.pods.subscribe(request.pod);
         // What came with the call is how it was then.
-        let add = Add { annotations: None, ..add.clone() };
+        let request = Request { annotations: None, ..*request };
         loop {
-            if let Standing::Decided(Decision::This(now)) = self.stand(registry, &add, true)? {
+            if let Standing::Decided(Decision::This(now)) = self.stand(registry, &request, true)? {
                 if !is_same(&now, decided) {
-                    return Err(VerbError::VifChanged);
+                    return Err(DecideError::Changed);
                 }
                 if is_active(&now) {
                     return Ok(());
@@ -139,19 +167,24 @@ impl Policy {
             if timeout_at(deadline, changes.changed()).await.is_err() {
                 let waited = self.timeout;
                 let note = format!("the VIF did not become active within {} s", waited.as_secs());
-                events.tell(&add.pod, Reason::TimedOutWaitingForActiveVifs, note);
-                return Err(VerbError::NoVif { missing: "active VIF", waited });
+                events.tell(request.pod, Reason::TimedOutWaitingForActiveVifs, note);
+                return Err(DecideError::TimedOut { missing: "active VIF", waited });
             }
         }
     }
 
-    fn stand(&self, registry: &Registry, add: &Add, has_ranges: bool) -> Result<Standing, VerbError> {
-        let known = if add.pod.is_of_kubernetes() { registry.pods.get(&add.pod) } else { Known::Not };
+    fn stand(
+        &self,
+        registry: &Registry,
+        request: &Request<'_>,
+        has_ranges: bool,
+    ) -> Result<Standing, DecideError> {
+        let known = if request.pod.is_of_kubernetes() { registry.pods.get(request.pod) } else { Known::Not };
         if let Known::Gone = known {
-            return Err(VerbError::PodGone(add.pod.clone()));
+            return Err(DecideError::PodGone(request.pod.clone()));
         }
         // The call is from now, while the watch may be behind; and a watch knows more when the call knows nothing.
-        let from_call = add.annotations.as_ref();
+        let from_call = request.annotations;
         let from_watch = if let Known::Here(annotations) = &known { Some(annotations) } else { None };
         let ipam = || {
             let pod_cidrs = "pod CIDR in the node's spec.podCIDRs";
@@ -171,26 +204,26 @@ impl Policy {
             VifSource::Annotation => Ok(ours()?.map_or(missing, decided)),
             VifSource::Auto => match ours()? {
                 Some(decision) => Ok(decided(decision)),
-                None if from_call.is_some() || from_watch.is_some() || !add.pod.is_of_kubernetes() => {
+                None if from_call.is_some() || from_watch.is_some() || !request.pod.is_of_kubernetes() => {
                     Ok(ipam())
                 }
                 None => Ok(Standing::Missing("pod of this name and UID at the API server")),
             },
-            VifSource::Kuryr => kuryr(registry, &add.pod, from_call, from_watch, decided),
+            VifSource::Kuryr => kuryr(registry, request.pod, from_call, from_watch, decided),
         }
     }
 }
 
 /// Whether all interfaces are active.
-pub(super) fn is_active(vif: &PodVif) -> bool {
+pub(crate) fn is_active(vif: &VifRequest) -> bool {
     vif.interfaces.iter().all(|interface| interface.active)
 }
 
 /// Whether it is the same but for what becomes of it by and by: its being active.
-fn is_same(now: &PodVif, before: &PodVif) -> bool {
-    let active = |vif: &PodVif| -> Vec<_> {
+fn is_same(now: &VifRequest, before: &VifRequest) -> bool {
+    let active = |vif: &VifRequest| -> Vec<_> {
         let interfaces = vif.interfaces.iter().cloned();
-        interfaces.map(|it| Interface { active: true, details: BTreeMap::new(), ..it }).collect()
+        interfaces.map(|it| InterfaceRequest { active: true, details: BTreeMap::new(), ..it }).collect()
     };
     active(now) == active(before)
 }
@@ -201,7 +234,7 @@ fn kuryr(
     from_call: Option<&Annotations>,
     from_watch: Option<&Annotations>,
     decided: impl FnOnce(Decision) -> Standing,
-) -> Result<Standing, VerbError> {
+) -> Result<Standing, DecideError> {
     if let Some(port) = registry.pods.kuryr(pod, from_call.is_some_and(Annotations::is_static)) {
         let vif = kuryr::from_vifs(port.spec_vifs.as_deref(), port.status_vifs.as_deref())?;
         let missing = Standing::Missing("VIF in the pod's KuryrPort");
@@ -218,8 +251,8 @@ fn annotation(
     first: Option<&Annotations>,
     second: Option<&Annotations>,
     text: impl Fn(&Annotations) -> Option<&str>,
-    decode: impl Fn(&str) -> Result<PodVif, VifError>,
-) -> Result<Option<Decision>, VerbError> {
+    decode: impl Fn(&str) -> Result<VifRequest, VifError>,
+) -> Result<Option<Decision>, DecideError> {
     let text = first.and_then(&text).or_else(|| second.and_then(&text));
     Ok(text.map(decode).transpose()?.map(Decision::This))
 }

@@ -59,7 +59,7 @@ struct Way {
     is_over: bool,
 }
 
-/// An ADD of one interface has ten; a GC of a full node has hundreds, of which these tell enough.
+/// An ADD of one interface has ten; a GC of a full engine has hundreds, of which these tell enough.
 const MAX_SPELLS: usize = 64;
 
 // === impl Phase ===
@@ -108,7 +108,7 @@ impl Phases {
     }
 
     /// Of no call, and keeps nothing: what the agent does by itself goes the same ways.
-    pub(crate) fn untold() -> Self {
+    pub(crate) fn untracked() -> Self {
         Self(None)
     }
 
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn what_is_done_for_no_call_is_not_kept() {
-        let phases = Phases::untold();
+        let phases = Phases::untracked();
         phases.enter(Phase::Plug);
         assert!(phases.end().is_none());
     }

@@ -1,13 +1,15 @@
 //! The agent's own IPAM: an address of each family from the node's pod CIDRs.
 
+mod pool;
+
 use std::{net::IpAddr, time::Duration};
 
+use ferrule_vif::Addresses;
 use ipnet::IpNet;
 
-use super::{
-    Addresses,
-    pool::{COOLDOWN, Pool, RangeError},
-};
+pub use pool::COOLDOWN;
+pub(crate) use pool::is_unicast;
+use pool::{Pool, RangeError};
 
 /// Gives addresses to pods. Times are since boot.
 #[derive(Debug, Default)]

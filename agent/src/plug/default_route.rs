@@ -17,7 +17,7 @@ use super::{
 use crate::health::Reporter;
 
 /// Tells of the way out, from one look to the next.
-pub struct Egress {
+pub struct DefaultRoute {
     health: Reporter,
     /// Whether there are pods of IPv4, and of IPv6.
     families: Box<dyn Fn() -> (bool, bool) + Send + Sync>,
@@ -38,9 +38,9 @@ struct Link {
     forwards_ipv4: bool,
 }
 
-// === impl Egress ===
+// === impl DefaultRoute ===
 
-impl Egress {
+impl DefaultRoute {
     /// `families` tells whether there are pods of IPv4, and of IPv6: the way out of the others is no matter.
     pub fn new(health: Reporter, families: impl Fn() -> (bool, bool) + Send + Sync + 'static) -> Self {
         Self { health, families: Box::new(families), had: [None, None] }
@@ -167,54 +167,54 @@ mod tests {
         Links(faults.iter().map(link).collect())
     }
 
-    fn egress() -> Egress {
-        Egress::new(Health::default().component_of_all_pods("egress", ""), || (true, true))
+    fn default_route() -> DefaultRoute {
+        DefaultRoute::new(Health::default().component_of_all_pods("default-route", ""), || (true, true))
     }
 
     #[test]
     fn a_node_that_never_had_a_way_out_is_well() {
-        let mut egress = egress();
-        assert!(egress.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)])).is_ok());
+        let mut default_route = default_route();
+        assert!(default_route.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)])).is_ok());
         let not_yet = links(&[(1, Some("has no carrier"))]);
-        assert!(egress.judge(BOTH, &[vec![1], vec![]], &not_yet).is_ok(), "it did not work yet");
+        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &not_yet).is_ok(), "it did not work yet");
     }
 
     #[test]
     fn a_way_out_that_was_there_is_missed_until_it_is_back() {
-        let mut egress = egress();
-        let ok = egress.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)]));
+        let mut default_route = default_route();
+        let ok = default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)]));
         assert_eq!(ok.unwrap(), "IPv4 leaves through up1");
-        let down = egress.judge(BOTH, &[vec![1], vec![]], &links(&[(1, Some("is down"))]));
+        let down = default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, Some("is down"))]));
         assert!(down.unwrap_err().contains("IPv4 default route leads through up1, which is down"));
-        let gone = egress.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)]));
+        let gone = default_route.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)]));
         assert!(gone.unwrap_err().contains("which led through up1, is gone"));
-        let back = egress.judge(BOTH, &[vec![2], vec![]], &links(&[(1, UP), (2, UP)]));
+        let back = default_route.judge(BOTH, &[vec![2], vec![]], &links(&[(1, UP), (2, UP)]));
         assert_eq!(back.unwrap(), "IPv4 leaves through up2");
     }
 
     #[test]
     fn a_way_out_that_does_not_forward_what_comes_in_is_none_for_ipv4() {
-        let (mut egress, mut links) = (egress(), links(&[(1, UP)]));
-        assert!(egress.judge(BOTH, &[vec![1], vec![1]], &links).is_ok());
+        let (mut default_route, mut links) = (default_route(), links(&[(1, UP)]));
+        assert!(default_route.judge(BOTH, &[vec![1], vec![1]], &links).is_ok());
         links.0.get_mut(&1).unwrap().forwards_ipv4 = false;
-        let why = egress.judge(BOTH, &[vec![1], vec![1]], &links).unwrap_err();
+        let why = default_route.judge(BOTH, &[vec![1], vec![1]], &links).unwrap_err();
         assert!(why.contains("IPv4 default route leads through up1, which does not forward"), "{why}");
         assert!(!why.contains("IPv6"), "{why}");
     }
 
     #[test]
     fn one_of_several_ways_is_enough() {
-        let mut egress = egress();
+        let mut default_route = default_route();
         let links = links(&[(1, Some("has no carrier")), (2, UP)]);
-        assert!(egress.judge(BOTH, &[vec![1, 2], vec![]], &links).is_ok());
-        assert!(egress.judge(BOTH, &[vec![1], vec![]], &links).is_err());
+        assert!(default_route.judge(BOTH, &[vec![1, 2], vec![]], &links).is_ok());
+        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &links).is_err());
     }
 
     #[test]
     fn the_way_of_a_family_that_no_pod_has_is_no_matter() {
-        let mut egress = egress();
-        assert!(egress.judge(BOTH, &[vec![1], vec![1]], &links(&[(1, UP)])).is_ok());
-        assert!(egress.judge([true, false], &[vec![1], vec![]], &links(&[(1, UP)])).is_ok());
-        assert!(egress.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)])).is_err());
+        let mut default_route = default_route();
+        assert!(default_route.judge(BOTH, &[vec![1], vec![1]], &links(&[(1, UP)])).is_ok());
+        assert!(default_route.judge([true, false], &[vec![1], vec![]], &links(&[(1, UP)])).is_ok());
+        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)])).is_err());
     }
 }

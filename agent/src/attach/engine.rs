@@ -12,17 +12,17 @@ use tokio::{
 };
 
 use super::{
-    decide::{Decision, Policy, is_active},
-    error::VerbError,
-    pending::Pending,
+    error::AttachError,
+    in_flight::{InFlight, InFlightGuard},
     phases::{Phase, Phases},
-    previous,
-    underway::{Ticket, Underway},
+    prev_result,
+    uncommitted::Uncommitted,
     work::{self, Abandoned},
 };
 use crate::{
     crash::{self, Step},
     dataplane::Dataplane,
+    decide::{DecideError, Decider, Decision, Request, is_active},
     events::{Events, Reason},
     plug::{
         check::{self, Leeway},
@@ -36,13 +36,13 @@ use crate::{
     watch::Annotations,
 };
 
-/// What a node needs to serve a runtime.
-pub struct Node {
+/// What a engine needs to serve a runtime.
+pub struct Engine {
     pub registry: Registry,
     pub dataplane: Dataplane,
     pub uplink: Uplink,
     pub reaper: Reaper,
-    pub policy: Policy,
+    pub decider: Decider,
     pub events: Events,
     /// Turns true when the agent stops: nobody is to wait for a decision then.
     stopping: watch::Sender<bool>,
@@ -52,7 +52,7 @@ pub struct Node {
     others: Arc<Semaphore>,
     /// Calls that are in work.
     working: Arc<Semaphore>,
-    underway: Underway,
+    in_flight: InFlight,
 }
 
 /// A checked ADD.
@@ -75,39 +75,39 @@ pub(super) enum Added {
     Before(Vec<Attachment>),
 }
 
-/// The most calls that are taken at once; more than a node has pods.
+/// The most calls that are taken at once; more than a engine has pods.
 const MAX_CALLS: u32 = 1024;
 /// The kernel changes its network one request at a time, so that more at once only wait there, each on a thread.
 const MAX_WORKING: u32 = 8;
 
-// === impl Node ===
+// === impl Engine ===
 
-impl Node {
+impl Engine {
     pub fn new(
         registry: Registry,
         dataplane: Dataplane,
         uplink: Uplink,
         reaper: Reaper,
-        policy: Policy,
+        decider: Decider,
         events: Events,
     ) -> Self {
         let calls = || Arc::new(Semaphore::new(MAX_CALLS as usize));
         let (adding, others) = (calls(), calls());
         let working = Arc::new(Semaphore::new(MAX_WORKING as usize));
         let stopping = watch::Sender::new(false);
-        let underway = Underway::default();
+        let in_flight = InFlight::default();
         Self {
             registry,
             dataplane,
             uplink,
             reaper,
-            policy,
+            decider,
             events,
             stopping,
             adding,
             others,
             working,
-            underway,
+            in_flight,
         }
     }
 
@@ -135,39 +135,41 @@ impl Node {
     /// first.
     ///
     /// # Errors
-    /// See [`VerbError`]; then nothing is left of the attempt.
+    /// See [`AttachError`]; then nothing is left of the attempt.
     pub(crate) async fn add(
         self: &Arc<Self>,
         add: Add,
         phases: &Phases,
-    ) -> Result<Vec<Attachment>, VerbError> {
+    ) -> Result<Vec<Attachment>, AttachError> {
         phases.enter(Phase::Queue);
         let _admitted = self.admit()?;
-        let ticket = Arc::new(self.underway.enter(&add.key));
+        let ticket = Arc::new(self.in_flight.enter(&add.key));
         if let Some(before) = self.added_before(&add, phases).await? {
             return Ok(before);
         }
         // Waited for without the key's lock, so that a DEL need not wait with us.
         // One for both waits: the caller has one.
-        let deadline = Instant::now() + self.policy.timeout;
+        let deadline = Instant::now() + self.decider.timeout;
         phases.enter(Phase::WaitForVif);
-        let decide = self.policy.decide(&self.registry, &self.events, &add, deadline);
+        let request = Request { pod: &add.pod, annotations: add.annotations.as_ref() };
+        let decide = self.decider.decide(&self.registry, &self.events, &request, deadline);
         let decided = self.unless_stopping(ticket.unless_deleted(decide)).await.inspect_err(|error| {
-            if let VerbError::Vif(why) = error {
+            if let AttachError::Decide(DecideError::Vif(why)) = error {
                 self.events.tell(&add.pod, Reason::VifRefused, why.to_string());
             }
         })?;
         let (of, decision, held) = (add.clone(), decided.clone(), Arc::clone(&ticket));
-        let plug = move |node: &Self, phases: &Phases| node.add_now(&of, &decision, &held, phases);
+        let plug = move |engine: &Self, phases: &Phases| engine.add_now(&of, &decision, &held, phases);
         let added = self
             .work(&add.key, phases, plug, Self::undo_add)
             .await
             .inspect_err(|error| self.tell(&add.pod, error))?;
         match (added, decided) {
             (Added::Now(plugged), Decision::This(vif)) if !is_active(&vif) => {
-                let pending = Pending::new(self, plugged);
+                let pending = Uncommitted::new(self, plugged);
                 phases.enter(Phase::WaitForVif);
-                let active = self.policy.until_active(&self.registry, &self.events, &add, &vif, deadline);
+                let active =
+                    self.decider.until_active(&self.registry, &self.events, &request, &vif, deadline);
                 self.unless_stopping(ticket.unless_deleted(active)).await?;
                 pending.commit(&add.key, phases).await
             }
@@ -179,12 +181,13 @@ impl Node {
     ///
     /// # Errors
     /// If the kernel or the store refuses; a later DEL goes on from there.
-    pub(crate) async fn del(self: &Arc<Self>, key: Key, phases: &Phases) -> Result<(), VerbError> {
+    pub(crate) async fn del(self: &Arc<Self>, key: Key, phases: &Phases) -> Result<(), AttachError> {
         phases.enter(Phase::Queue);
         let _admitted = self.admit_other()?;
-        self.underway.delete(&key);
+        self.in_flight.delete(&key);
         let of = key.clone();
-        let remove = move |node: &Self, phases: &Phases| node.remove_group(&node.registry.group(&of), phases);
+        let remove =
+            move |engine: &Self, phases: &Phases| engine.remove_group(&engine.registry.group(&of), phases);
         self.work(&key, phases, remove, |_, _| {}).await
     }
 
@@ -198,12 +201,12 @@ impl Node {
         netns: PathBuf,
         previous: Option<AddResult>,
         phases: &Phases,
-    ) -> Result<(), VerbError> {
+    ) -> Result<(), AttachError> {
         phases.enter(Phase::Queue);
         let _admitted = self.admit_other()?;
         let of = key.clone();
         let verify =
-            move |node: &Self, phases: &Phases| node.check_now(&of, &netns, previous.as_ref(), phases);
+            move |engine: &Self, phases: &Phases| engine.check_now(&of, &netns, previous.as_ref(), phases);
         self.work(&key, phases, verify, |_, _| {}).await
     }
 
@@ -216,7 +219,7 @@ impl Node {
         network: &NetworkName,
         valid: &[Key],
         phases: &Phases,
-    ) -> Result<(), VerbError> {
+    ) -> Result<(), AttachError> {
         let mut outcome = Ok(());
         for attachment in self.registry.list() {
             let key = attachment.runtime_key();
@@ -234,30 +237,30 @@ impl Node {
         self: &Arc<Self>,
         key: &Key,
         phases: &Phases,
-        work: impl FnOnce(&Self, &Phases) -> Result<T, VerbError> + Send + 'static,
-        abandoned: Abandoned<Self, Result<T, VerbError>>,
-    ) -> Result<T, VerbError> {
+        work: impl FnOnce(&Self, &Phases) -> Result<T, AttachError> + Send + 'static,
+        abandoned: Abandoned<Self, Result<T, AttachError>>,
+    ) -> Result<T, AttachError> {
         phases.enter(Phase::Queue);
         let guard = self.registry.lock(key).await;
-        let permit = Arc::clone(&self.working).acquire_owned().await.map_err(|_| VerbError::Lost)?;
+        let permit = Arc::clone(&self.working).acquire_owned().await.map_err(|_| AttachError::Lost)?;
         let hold = (guard, permit);
         let phases = phases.clone();
-        work::run(Arc::clone(self), hold, move |node| work(node, &phases), abandoned)
+        work::run(Arc::clone(self), hold, move |engine| work(engine, &phases), abandoned)
             .await
-            .ok_or(VerbError::Lost)?
+            .ok_or(AttachError::Lost)?
     }
 
-    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, VerbError> {
-        Arc::clone(&self.adding).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, AttachError> {
+        Arc::clone(&self.adding).try_acquire_owned().map_err(|_| AttachError::Busy(MAX_CALLS))
     }
 
-    fn admit_other(&self) -> Result<OwnedSemaphorePermit, VerbError> {
-        Arc::clone(&self.others).try_acquire_owned().map_err(|_| VerbError::Busy(MAX_CALLS))
+    fn admit_other(&self) -> Result<OwnedSemaphorePermit, AttachError> {
+        Arc::clone(&self.others).try_acquire_owned().map_err(|_| AttachError::Busy(MAX_CALLS))
     }
 
-    fn tell(&self, pod: &Pod, error: &VerbError) {
+    fn tell(&self, pod: &Pod, error: &AttachError) {
         let reason = match error {
-            VerbError::Refused(_) | VerbError::Vif(_) => Reason::VifRefused,
+            AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => Reason::VifRefused,
             _ => Reason::PlugFailed,
         };
         self.events.tell(pod, reason, crate::chain::chain(error));
@@ -265,13 +268,13 @@ impl Node {
 
     async fn unless_stopping<T>(
         &self,
-        wait: impl Future<Output = Result<T, VerbError>>,
-    ) -> Result<T, VerbError> {
+        wait: impl Future<Output = Result<T, AttachError>>,
+    ) -> Result<T, AttachError> {
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
             biased;
             outcome = wait => outcome,
-            _ = stopping.wait_for(|stopping| *stopping) => Err(VerbError::Stopping),
+            _ = stopping.wait_for(|stopping| *stopping) => Err(AttachError::Stopping),
         }
     }
 
@@ -280,13 +283,13 @@ impl Node {
         self: &Arc<Self>,
         add: &Add,
         phases: &Phases,
-    ) -> Result<Option<Vec<Attachment>>, VerbError> {
+    ) -> Result<Option<Vec<Attachment>>, AttachError> {
         if self.registry.get(&add.key).is_none() {
             return Ok(None);
         }
         let of = add.clone();
         let look =
-            move |node: &Self, phases: &Phases| node.current(&of.key, &Netns::open(&of.netns)?, phases);
+            move |engine: &Self, phases: &Phases| engine.current(&of.key, &Netns::open(&of.netns)?, phases);
         self.work(&add.key, phases, look, |_, _| {}).await
     }
 
@@ -294,9 +297,9 @@ impl Node {
         &self,
         add: &Add,
         decision: &Decision,
-        ticket: &Ticket,
+        ticket: &InFlightGuard,
         phases: &Phases,
-    ) -> Result<Added, VerbError> {
+    ) -> Result<Added, AttachError> {
         ticket.check()?;
         crash::point(Step::AddBegun);
         phases.enter(Phase::Intent);
@@ -331,7 +334,7 @@ impl Node {
         &self,
         plugged: Vec<Attachment>,
         phases: &Phases,
-    ) -> Result<Vec<Attachment>, VerbError> {
+    ) -> Result<Vec<Attachment>, AttachError> {
         phases.enter(Phase::Commit);
         for attachment in plugged.iter().rev() {
             if let Err(error) = self.registry.advance(attachment.clone(), State::Attached) {
@@ -349,26 +352,30 @@ impl Node {
     }
 
     /// What an ADD did whose caller has gone.
-    pub(super) fn undo_add(&self, done: Result<Added, VerbError>) {
+    pub(super) fn undo_add(&self, done: Result<Added, AttachError>) {
         if let Ok(Added::Now(attachments)) = done {
-            self.undo(&attachments, &Phases::untold());
+            self.undo(&attachments, &Phases::untracked());
         }
     }
 
     pub(super) fn undo(&self, attachments: &[Attachment], phases: &Phases) {
         phases.enter(Phase::Undo);
-        if let Err(error) = self.remove_group(attachments, &Phases::untold()) {
+        if let Err(error) = self.remove_group(attachments, &Phases::untracked()) {
             tracing::error!(%error, "an ADD that failed, or whose caller has gone, is left behind");
         }
     }
 
     /// Removes attachments, the first one last: while there is anything, a repeated DEL finds it.
-    pub(crate) fn remove_group(&self, attachments: &[Attachment], phases: &Phases) -> Result<(), VerbError> {
+    pub(crate) fn remove_group(
+        &self,
+        attachments: &[Attachment],
+        phases: &Phases,
+    ) -> Result<(), AttachError> {
         attachments.iter().rev().try_for_each(|attachment| self.remove_now(attachment, phases))
     }
 
     /// Removes all of an attachment: entries first, so that nothing new gets in.
-    pub(crate) fn remove_now(&self, attachment: &Attachment, phases: &Phases) -> Result<(), VerbError> {
+    pub(crate) fn remove_now(&self, attachment: &Attachment, phases: &Phases) -> Result<(), AttachError> {
         phases.enter(Phase::Dataplane);
         crash::point(Step::DelBegun);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
@@ -376,7 +383,7 @@ impl Node {
             self.dataplane.remove(ifindex, going.vif.addresses)?;
             crash::point(Step::DelEntriesRemoved);
             phases.enter(Phase::Plug);
-            veth::bury(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
+            veth::retire(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
             self.reaper.notify();
             crash::point(Step::DelBuried);
         }
@@ -394,7 +401,7 @@ impl Node {
         key: &Key,
         netns: &Netns,
         phases: &Phases,
-    ) -> Result<Option<Vec<Attachment>>, VerbError> {
+    ) -> Result<Option<Vec<Attachment>>, AttachError> {
         let group = self.with_netns(self.registry.group(key), netns)?;
         for before in &group {
             let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
@@ -416,10 +423,10 @@ impl Node {
     ///
     /// # Errors
     /// If it is not, or that cannot be told.
-    pub(super) fn is_as_plugged(&self, plugged: &[Attachment]) -> Result<(), VerbError> {
+    pub(super) fn is_as_plugged(&self, plugged: &[Attachment]) -> Result<(), AttachError> {
         for it in plugged {
             let Some(host) = &it.host else { continue };
-            self.verify_made(&Netns::open(&it.netns)?, host.ifindex, it)?.map_err(VerbError::Damaged)?;
+            self.verify_made(&Netns::open(&it.netns)?, host.ifindex, it)?.map_err(AttachError::Damaged)?;
         }
         Ok(())
     }
@@ -430,7 +437,7 @@ impl Node {
         netns: &Netns,
         ifindex: u32,
         attachment: &Attachment,
-    ) -> Result<Result<(), String>, VerbError> {
+    ) -> Result<Result<(), String>, AttachError> {
         let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
         let in_kernel = check::attachment(netns, ifindex, attachment, &leeway, programs)?;
         Ok(in_kernel.and_then(|()| self.dataplane.verify(ifindex, attachment)))
@@ -442,11 +449,11 @@ impl Node {
         path: &Path,
         previous: Option<&AddResult>,
         phases: &Phases,
-    ) -> Result<(), VerbError> {
+    ) -> Result<(), AttachError> {
         phases.enter(Phase::Verify);
         let group = self.registry.group(key);
         if group.first().is_none_or(|first| first.state != State::Attached) {
-            return Err(VerbError::Unknown);
+            return Err(AttachError::Unknown);
         }
         let netns = Netns::open(path)?;
         let group = self.with_netns(group, &netns)?;
@@ -454,14 +461,14 @@ impl Node {
             if netns.id() != attachment.netns_id {
                 let differs =
                     format!("it was made in namespace {}, and this is {}", attachment.netns_id, netns.id());
-                return Err(VerbError::Differs(differs));
+                return Err(AttachError::Differs(differs));
             }
-            let host = attachment.host.as_ref().ok_or(VerbError::Unknown)?;
-            let leeway = previous.map(|previous| previous::leeway(attachment, path, previous));
-            let leeway = leeway.transpose().map_err(VerbError::Differs)?.unwrap_or_default();
+            let host = attachment.host.as_ref().ok_or(AttachError::Unknown)?;
+            let leeway = previous.map(|previous| prev_result::leeway(attachment, path, previous));
+            let leeway = leeway.transpose().map_err(AttachError::Differs)?.unwrap_or_default();
             check::attachment(&netns, host.ifindex, attachment, &leeway, self.dataplane.program_ids())?
-                .map_err(VerbError::Differs)?;
-            self.dataplane.verify(host.ifindex, attachment).map_err(VerbError::Differs)?;
+                .map_err(AttachError::Differs)?;
+            self.dataplane.verify(host.ifindex, attachment).map_err(AttachError::Differs)?;
         }
         Ok(())
     }
