@@ -160,7 +160,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     }
     engine.stop();
     let drained = grpc.drain().await;
-    let undone = timeout(UNDO, engine.idle()).await.is_ok();
+    let undone = timeout(UNDO, engine.drained()).await.is_ok();
     if !undone {
         tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
     }
@@ -206,11 +206,14 @@ async fn take_over(
     needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
 
     let events = events(cluster, &registry, metrics, tasks);
-    let decider = Decider {
-        source: config.vif_source,
-        timeout: config.vif_timeout,
-        vif_cidrs: config.vif_cidrs.clone(),
-    };
+    let (registry, dataplane) = (Arc::new(registry), Arc::new(dataplane));
+    let decider = Decider::new(
+        config.vif_source,
+        config.vif_timeout,
+        config.vif_cidrs.clone(),
+        Arc::clone(&registry),
+        events.clone(),
+    );
     let engine = Arc::new(Engine::new(registry, dataplane, uplink, Reaper::default(), decider, events));
     let (at_start, ranges, socket) = (Arc::clone(&engine), config.pod_cidrs.clone(), config.socket.clone());
     let of_store = metrics.registry_store.clone();

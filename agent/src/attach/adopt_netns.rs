@@ -1,4 +1,4 @@
-//! The namespace of an attachment that was made anew from what the kernel has, when a caller names it.
+//! Completes attachments that were rebuilt from the kernel without a path to their namespace, once a caller names it.
 
 use super::{engine::Engine, error::AttachError};
 use crate::{
@@ -7,28 +7,28 @@ use crate::{
 };
 
 impl Engine {
-    /// The same attachments, with the caller's namespace where theirs, or the path to it, was not found, if it is theirs.
+    /// Records the caller's namespace in each attachment of `group` that lacks a path, if the interface is in it.
     ///
     /// # Errors
-    /// If kernel or store refuses.
+    /// If the kernel or the store refuses.
     pub(super) fn with_netns(
         &self,
         group: Vec<Attachment>,
         netns: &Netns,
     ) -> Result<Vec<Attachment>, AttachError> {
-        group.into_iter().map(|it| self.with_its_netns(it, netns)).collect()
+        group.into_iter().map(|it| self.adopt_netns(it, netns)).collect()
     }
 
-    fn with_its_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
-        let is_its = match &it.host {
+    fn adopt_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
+        let is_in_netns = match &it.host {
             _ if it.has_path() => false,
             Some(host) if it.netns_id == NetnsId::UNKNOWN => {
-                let look = || survey::is_end_in(&mut Socket::open()?, host.ifindex, netns);
-                look().map_err(PlugError::from)?
+                let is_end_in = || survey::is_end_in(&mut Socket::open()?, host.ifindex, netns);
+                is_end_in().map_err(PlugError::from)?
             }
             _ => it.netns_id == netns.id(),
         };
-        if !is_its {
+        if !is_in_netns {
             return Ok(it);
         }
         let netns_id = netns.id();

@@ -1,7 +1,7 @@
-//! The ADDs that are under way, so that a DEL of the same container ends them.
+//! The ADDs in flight, so that a DEL of the same container cancels them.
 //!
-//! An ADD may wait for its VIF for a long time, and does not keep others from its key meanwhile. Were a DEL that comes then
-//! to find nothing and leave it at that, the ADD would attach afterwards what the runtime believes to be gone.
+//! An ADD that waits for its VIF holds no key lock. Without cancellation, a DEL would find no attachment and succeed, and the
+//! ADD would later attach a container that the runtime has already deleted.
 
 use std::{
     collections::HashMap,
@@ -13,35 +13,35 @@ use tokio::sync::watch;
 use super::error::AttachError;
 use crate::registry::Key;
 
-/// By key, what tells its ADDs that a DEL has come.
+/// The cancellation flag of each key with an ADD in flight.
 #[derive(Debug, Clone, Default)]
 pub(super) struct InFlight(Arc<Mutex<HashMap<Key, watch::Sender<bool>>>>);
 
-/// One ADD.
+/// One ADD in flight.
 #[derive(Debug)]
 pub(super) struct InFlightGuard {
     in_flight: InFlight,
     key: Key,
-    deleted: watch::Receiver<bool>,
+    cancelled: watch::Receiver<bool>,
 }
 
 // === impl InFlight ===
 
 impl InFlight {
-    /// Notes that an ADD has begun.
+    /// Registers an ADD until the guard is dropped.
     pub fn enter(&self, key: &Key) -> InFlightGuard {
-        let deleted = self.entries().entry(key.clone()).or_default().subscribe();
-        InFlightGuard { in_flight: self.clone(), key: key.clone(), deleted }
+        let cancelled = self.flags().entry(key.clone()).or_default().subscribe();
+        InFlightGuard { in_flight: self.clone(), key: key.clone(), cancelled }
     }
 
-    /// Ends the ADDs of a key that have not plugged anything yet; those that begin from now on are others.
-    pub fn delete(&self, key: &Key) {
-        if let Some(deleted) = self.entries().remove(key) {
-            deleted.send_replace(true);
+    /// Cancels the ADDs of a key that have not plugged yet. An ADD that enters later is not affected.
+    pub fn cancel(&self, key: &Key) {
+        if let Some(cancelled) = self.flags().remove(key) {
+            cancelled.send_replace(true);
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<Key, watch::Sender<bool>>> {
+    fn flags(&self) -> MutexGuard<'_, HashMap<Key, watch::Sender<bool>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -49,39 +49,39 @@ impl InFlight {
 // === impl InFlightGuard ===
 
 impl InFlightGuard {
-    /// Whether to go on. To be asked with the key locked: a DEL that comes after that waits for the lock.
+    /// To be called with the key locked: a DEL that arrives later waits for the lock.
     ///
     /// # Errors
-    /// If a DEL has come since.
+    /// [`AttachError::Overtaken`] if a DEL has arrived since the ADD entered.
     pub fn check(&self) -> Result<(), AttachError> {
-        if *self.deleted.borrow() { Err(AttachError::Overtaken) } else { Ok(()) }
+        if *self.cancelled.borrow() { Err(AttachError::Overtaken) } else { Ok(()) }
     }
 
-    /// Waits for something unless a DEL comes.
+    /// Waits for `wait`, unless a DEL arrives first.
     ///
     /// # Errors
-    /// If one does.
+    /// [`AttachError::Overtaken`] if a DEL arrives.
     pub async fn unless_deleted<T, E: Into<AttachError>>(
         &self,
         wait: impl Future<Output = Result<T, E>>,
     ) -> Result<T, AttachError> {
-        let mut deleted = self.deleted.clone();
+        let mut cancelled = self.cancelled.clone();
         tokio::select! {
             biased;
             outcome = wait => outcome.map_err(Into::into),
-            // The sender goes only after it has sent.
-            _ = deleted.wait_for(|deleted| *deleted) => Err(AttachError::Overtaken),
+            // The sender is dropped only after it has sent.
+            _ = cancelled.wait_for(|cancelled| *cancelled) => Err(AttachError::Overtaken),
         }
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let mut entries = self.in_flight.entries();
-        // One that was deleted is not among them any more, though another of the same key may be.
-        let is_last = |sender: &watch::Sender<bool>| sender.receiver_count() == 1;
-        if self.check().is_ok() && entries.get(&self.key).is_some_and(is_last) {
-            entries.remove(&self.key);
+        let mut flags = self.in_flight.flags();
+        // The flag of a cancelled ADD is already removed; the flag now stored under its key belongs to a later ADD.
+        let is_last = |flag: &watch::Sender<bool>| flag.receiver_count() == 1;
+        if self.check().is_ok() && flags.get(&self.key).is_some_and(is_last) {
+            flags.remove(&self.key);
         }
     }
 }
@@ -99,14 +99,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_del_ends_the_adds_of_its_key_that_began_before_it() {
+    async fn a_del_cancels_the_adds_of_its_key_that_entered_before_it() {
         let in_flight = InFlight::default();
         let (first, second, other) =
             (in_flight.enter(&key("a")), in_flight.enter(&key("a")), in_flight.enter(&key("b")));
         let forever = || std::future::pending::<Result<(), AttachError>>();
         let waiting = tokio::spawn(async move { first.unless_deleted(forever()).await });
         tokio::task::yield_now().await;
-        in_flight.delete(&key("a"));
+        in_flight.cancel(&key("a"));
         assert!(matches!(waiting.await.unwrap(), Err(AttachError::Overtaken)));
         assert!(second.check().is_err() && other.check().is_ok());
         let later = in_flight.enter(&key("a"));
@@ -114,18 +114,18 @@ mod tests {
         assert!(later.check().is_ok());
         let waits = later.unless_deleted(forever());
         assert!(timeout(Duration::from_secs(1), waits).await.is_err());
-        in_flight.delete(&key("a"));
-        assert!(later.check().is_err(), "an older ADD has not taken the newer one's place with it");
+        in_flight.cancel(&key("a"));
+        assert!(later.check().is_err(), "the drop of an older guard keeps the flag of a newer ADD");
     }
 
     #[test]
-    fn nothing_is_kept_of_adds_that_are_done() {
+    fn no_flag_is_left_after_the_last_add_of_a_key() {
         let in_flight = InFlight::default();
         let (first, second) = (in_flight.enter(&key("a")), in_flight.enter(&key("a")));
         drop(first);
-        assert_eq!(in_flight.entries().len(), 1);
+        assert_eq!(in_flight.flags().len(), 1);
         drop(second);
-        in_flight.delete(&key("never"));
-        assert!(in_flight.entries().is_empty());
+        in_flight.cancel(&key("never"));
+        assert!(in_flight.flags().is_empty());
     }
 }

@@ -3,17 +3,23 @@
 //! The CNI service, healing and reconciliation all drive this one engine. `docs/architecture.md` gives the order of
 //! the steps of ADD and DEL and the reasons for it.
 
+mod add;
 mod adopt_netns;
+mod commit;
+mod detach;
 mod engine;
 mod error;
 mod in_flight;
-mod make;
+mod limits;
 mod phases;
+mod plug;
 mod prev_result;
 mod restore;
 mod uncommitted;
-mod work;
+mod verify;
+mod worker;
 
-pub use engine::{Add, Engine};
+pub use add::AttachRequest;
+pub use engine::Engine;
 pub use error::AttachError;
 pub(crate) use phases::{Phases, Spell, Timeline};

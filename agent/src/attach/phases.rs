@@ -1,4 +1,4 @@
-//! Where the time of a call goes: from its first phase to its answer, it is in one phase at a time.
+//! Where the time of a call goes: a call is in exactly one phase at a time, from admission to answer.
 
 use std::{
     mem,
@@ -6,42 +6,42 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// What a call is about to get done.
+/// A step of a call, as metrics and traces report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Its turn: to be admitted, the key's lock, and a thread.
+    /// Waiting for the key's lock and a blocking thread.
     Queue,
-    /// The decision about the VIF, and later for the VIF to become active.
+    /// Waiting for the VIF to be decided, or to become active.
     WaitForVif,
-    /// Comparing what there is with what should be there.
+    /// Comparing actual with desired state.
     Verify,
-    /// Looking at what is to be made, and setting addresses aside, durably.
+    /// Planning the interfaces, and reserving addresses durably.
     Intent,
-    /// The kernel's network configuration.
+    /// Netlink requests.
     Plug,
-    /// The entries in the maps.
+    /// Writing map entries.
     Dataplane,
-    /// Making the outcome durable.
+    /// Persisting the outcome.
     Commit,
-    /// Taking back what was done, after a failure.
+    /// Rolling back after a failure.
     Undo,
 }
 
-/// A call on its way through its phases. It goes where the call goes, from thread to thread: clones are of the same call.
+/// The phase clock of one call. Clones share the clock, so that it follows the call across threads.
 #[derive(Debug, Clone)]
-pub(crate) struct Phases(Option<Arc<Mutex<Way>>>);
+pub(crate) struct Phases(Option<Arc<Mutex<Clock>>>);
 
-/// Where the time of a call has gone.
+/// The time a call spent, by phase.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeline {
     pub(crate) began: SystemTime,
     pub(crate) total: Duration,
-    /// The first [`MAX_SPELLS`], in order, if they were to be kept.
+    /// The first [`MAX_SPELLS`], in order; empty unless requested.
     pub(crate) spells: Vec<Spell>,
     spent: [Option<Duration>; Phase::ALL.len()],
 }
 
-/// A call's stay in a phase, in time since the call began.
+/// One continuous stay in a phase; times since the call began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spell {
     pub(crate) phase: Phase,
@@ -50,9 +50,9 @@ pub(crate) struct Spell {
 }
 
 #[derive(Debug)]
-struct Way {
+struct Clock {
     began: Instant,
-    /// The phase that it is in, and since when.
+    /// The current phase and its start.
     now: Option<(Phase, Duration)>,
     keep_spells: bool,
     so_far: Timeline,
@@ -76,7 +76,7 @@ impl Phase {
         Self::Undo,
     ];
 
-    /// As in the metrics and the traces.
+    /// The label in metrics and traces.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -94,8 +94,7 @@ impl Phase {
 // === impl Phases ===
 
 impl Phases {
-    /// Of a call that begins now. What it spent in each phase is summed up; `keep_spells` is whether to remember when,
-    /// too.
+    /// Starts the clock. Time is summed by phase; `keep_spells` also records each stay.
     pub(crate) fn begin(keep_spells: bool) -> Self {
         let so_far = Timeline {
             began: SystemTime::now(),
@@ -103,39 +102,39 @@ impl Phases {
             spells: Vec::new(),
             spent: [None; Phase::ALL.len()],
         };
-        let way = Way { began: Instant::now(), now: None, keep_spells, so_far, is_over: false };
-        Self(Some(Arc::new(Mutex::new(way))))
+        let clock = Clock { began: Instant::now(), now: None, keep_spells, so_far, is_over: false };
+        Self(Some(Arc::new(Mutex::new(clock))))
     }
 
-    /// Of no call, and keeps nothing: what the agent does by itself goes the same ways.
+    /// Records nothing: for work that the agent starts by itself.
     pub(crate) fn untracked() -> Self {
         Self(None)
     }
 
-    /// Ends the phase that the call is in and begins another one. In the same one it goes on.
+    /// Ends the current phase and begins `phase`; no effect if `phase` is the current one.
     pub(crate) fn enter(&self, phase: Phase) {
-        self.change(|way| way.turn(Some(phase)));
+        self.change(|clock| clock.turn(Some(phase)));
     }
 
-    /// Ends the call. Nothing is kept of what goes on for it afterwards, with nobody waiting.
+    /// Stops the clock; work that continues after the answer is not recorded. `None` if already stopped or untracked.
     pub(crate) fn end(&self) -> Option<Timeline> {
-        self.change(|way| {
-            way.turn(None);
-            way.is_over = true;
-            let spells = mem::take(&mut way.so_far.spells);
-            Timeline { total: way.began.elapsed(), spells, ..way.so_far }
+        self.change(|clock| {
+            clock.turn(None);
+            clock.is_over = true;
+            let spells = mem::take(&mut clock.so_far.spells);
+            Timeline { total: clock.began.elapsed(), spells, ..clock.so_far }
         })
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Way) -> T) -> Option<T> {
-        let mut way = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        if way.is_over { None } else { Some(change(&mut way)) }
+    fn change<T>(&self, change: impl FnOnce(&mut Clock) -> T) -> Option<T> {
+        let mut clock = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        if clock.is_over { None } else { Some(change(&mut clock)) }
     }
 }
 
-// === impl Way ===
+// === impl Clock ===
 
-impl Way {
+impl Clock {
     fn turn(&mut self, next: Option<Phase>) {
         if self.now.map(|(phase, _)| phase) == next {
             return;
@@ -155,7 +154,7 @@ impl Way {
 // === impl Timeline ===
 
 impl Timeline {
-    /// How long the call was in each phase, all its stays there together. Phases in which it never was are left out.
+    /// Total time by phase, without phases that the call never entered.
     pub(crate) fn spent(&self) -> impl Iterator<Item = (Phase, Duration)> {
         Phase::ALL.into_iter().zip(self.spent).filter_map(|(phase, spent)| Some((phase, spent?)))
     }
@@ -170,7 +169,7 @@ mod tests {
     const MOMENT: Duration = Duration::from_millis(2);
 
     #[test]
-    fn a_call_is_in_one_phase_at_a_time_and_what_it_spent_in_each_is_summed_up() {
+    fn time_is_summed_by_phase_and_phases_do_not_overlap() {
         let phases = Phases::begin(true);
         sleep(MOMENT);
         for phase in [Phase::Queue, Phase::Plug, Phase::Dataplane, Phase::Plug, Phase::Plug] {
@@ -182,10 +181,10 @@ mod tests {
         assert_eq!(
             order,
             [Phase::Queue, Phase::Plug, Phase::Dataplane, Phase::Plug],
-            "it goes on in the same one"
+            "entering the current phase again continues it"
         );
         for (one, next) in timeline.spells.iter().zip(timeline.spells.iter().skip(1)) {
-            assert_eq!(one.to, next.from, "one begins as the other ends");
+            assert_eq!(one.to, next.from, "a spell begins where the previous one ends");
         }
         let spent: Vec<_> = timeline.spent().collect();
         let phases: Vec<_> = spent.iter().map(|(phase, _)| phase.as_str()).collect();
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_with_the_call_to_other_threads_and_ends_with_it() {
+    fn clones_on_other_threads_share_the_clock_until_it_stops() {
         let phases = Phases::begin(false);
         phases.enter(Phase::Queue);
         let there = phases.clone();
@@ -206,13 +205,13 @@ mod tests {
             timeline.spent().map(|(phase, _)| phase).collect::<Vec<_>>(),
             [Phase::Queue, Phase::Commit]
         );
-        assert!(timeline.spells.is_empty(), "they were not to be kept");
+        assert!(timeline.spells.is_empty(), "spells were not requested");
         phases.enter(Phase::Undo);
-        assert!(phases.end().is_none(), "it is over");
+        assert!(phases.end().is_none(), "the clock has stopped");
     }
 
     #[test]
-    fn spells_have_a_bound_and_their_sum_has_none() {
+    fn recorded_spells_are_bounded_and_their_sum_is_not() {
         let phases = Phases::begin(true);
         for _ in 0..MAX_SPELLS {
             phases.enter(Phase::Plug);
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_for_no_call_is_not_kept() {
+    fn untracked_work_is_not_recorded() {
         let phases = Phases::untracked();
         phases.enter(Phase::Plug);
         assert!(phases.end().is_none());

@@ -1,4 +1,4 @@
-//! An interface that somebody has deleted under a pod that lives, made anew.
+//! Plugs an attachment again whose interface was deleted while its pod lives.
 
 use super::engine::Engine;
 use crate::{
@@ -12,23 +12,23 @@ use crate::{
     registry::{Attachment, HostLink, RegistryError, State},
 };
 
-/// An interface that cannot be made anew. Nothing is left of the attempt, and the attachment is as it was.
+/// An interface that cannot be restored. The attempt is rolled back, and the attachment stays recorded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
-    #[error("the path of its namespace leads to another one")]
+    #[error("the recorded path leads to another network namespace")]
     OtherNetns,
     #[error(transparent)]
     Plug(#[from] PlugError),
     #[error(transparent)]
     Dataplane(#[from] DataplaneError),
-    #[error("the new interface could not be noted")]
+    #[error("cannot record the restored interface")]
     Registry(#[from] RegistryError),
 }
 
 // === impl Attachment ===
 
 impl Attachment {
-    /// Whether the path of its namespace still leads to it.
+    /// Whether the recorded path still leads to the recorded namespace.
     pub(crate) fn is_in_living_netns(&self) -> bool {
         Netns::open(&self.netns).is_ok_and(|netns| netns.id() == self.netns_id)
     }
@@ -37,11 +37,11 @@ impl Attachment {
 // === impl Engine ===
 
 impl Engine {
-    /// Plugs an attachment anew that has lost its interface: the same VIF under the same names, into the same namespace, with
-    /// all of its routes. What was counted for it is not kept. May block; whoever calls has the key, or nobody else works yet.
+    /// Plugs the same VIF under the same names into the same namespace, with all of its routes. The interface index and the
+    /// counters are new. Blocks; the caller holds the key's lock, or nothing is served yet.
     ///
     /// # Errors
-    /// If the namespace is not the one that it was, or something refuses; then nothing is left of the attempt.
+    /// If the namespace is another one, or the kernel or the store refuses; the attempt is rolled back.
     pub(crate) fn restore(&self, attachment: &Attachment) -> Result<Attachment, RestoreError> {
         let netns = Netns::open(&attachment.netns).map_err(PlugError::from)?;
         if netns.id() != attachment.netns_id {
@@ -54,26 +54,26 @@ impl Engine {
         let stamp = Stamp::of(key);
         let host_ifname = before.as_ref().map(|it| it.ifname.as_str());
         let plan = Plan { netns: &netns, ifname: &key.ifname, stamp: &stamp, vif, host_ifname };
-        let pending = veth::create(plan, self.dataplane.filters())?;
-        let host = HostLink { ifname: pending.ifname().to_owned(), ifindex: pending.ifindex() };
+        let link = veth::create(plan, self.dataplane.filters())?;
+        let host = HostLink { ifname: link.ifname().to_owned(), ifindex: link.ifindex() };
         let ifindex = host.ifindex;
         let restored = Attachment { host: Some(host), ..attachment.clone() };
-        let undo = || {
+        let remove_entries = || {
             if let Err(error) = self.dataplane.remove(ifindex, vif.addresses) {
-                tracing::error!(%key, %error, "the maps keep entries of an interface that could not be made anew");
+                tracing::error!(%key, %error, "cannot remove the map entries of a failed restore");
             }
         };
         self.dataplane.insert(ifindex, &restored)?;
-        pending.bring_up().inspect_err(|_| undo())?;
-        // Only now: after a crash in between, the next start finds an interface of nobody, and this one missing still.
-        let noted = self.registry.advance(restored, State::Attached);
-        if noted.is_err() {
-            undo();
+        link.bring_up().inspect_err(|_| remove_entries())?;
+        // Recorded last: after a crash before this line, the next start finds a stray interface, and restores again.
+        let recorded = self.registry.advance(restored, State::Attached);
+        if recorded.is_err() {
+            remove_entries();
             veth::retire(ifindex, &stamp, vif.addresses).map_err(PlugError::from)?;
             self.reaper.notify();
         }
-        let restored = noted?;
-        tracing::info!(%key, pod = %restored.pod, addresses = %restored.vif.addresses, "an interface was made anew");
+        let restored = recorded?;
+        tracing::info!(%key, pod = %restored.pod, addresses = %restored.vif.addresses, "restored a deleted interface");
         Ok(restored)
     }
 }

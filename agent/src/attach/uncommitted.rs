@@ -1,15 +1,12 @@
-//! What an ADD has plugged and cannot answer yet: its VIF has to become active first.
+//! An ADD between plug and commit.
 
 use std::sync::Arc;
 
-use super::{
-    engine::{Added, Engine},
-    error::AttachError,
-    phases::Phases,
-};
+use super::{engine::Engine, error::AttachError, phases::Phases};
 use crate::registry::{Attachment, Key};
 
-/// What is plugged and waits to become active. Dropped, it is undone: the caller has gone, or waited in vain.
+/// A plugged but uncommitted ADD, waiting for its VIF to become active. Rolled back on drop: the caller went away, or the
+/// deadline passed.
 pub(super) struct Uncommitted<'a> {
     engine: &'a Arc<Engine>,
     plugged: Option<Vec<Attachment>>,
@@ -22,31 +19,32 @@ impl<'a> Uncommitted<'a> {
         Self { engine, plugged: Some(plugged) }
     }
 
-    /// Makes it durable: the ADD has succeeded. What is plugged stays ours to undo until then, as the caller may go while we
-    /// wait for our turn.
+    /// Commits the ADD. The caller may still go away while the commit queues for the key's lock; the attachments stay
+    /// subject to rollback until then.
     ///
     /// # Errors
-    /// If a DEL came meanwhile, somebody changed what was plugged, or the store fails; then it is undone.
+    /// If a DEL removed the attachments meanwhile, they drifted, or the store fails; they are rolled back.
     pub(super) async fn commit(mut self, key: &Key, phases: &Phases) -> Result<Vec<Attachment>, AttachError> {
         let plugged = self.plugged.clone().ok_or(AttachError::Lost)?;
         let commit = move |engine: &Engine, phases: &Phases| {
-            // A DEL may have come meanwhile.
-            let is_there = plugged.iter().all(|it| engine.registry.get(&it.key).as_ref() == Some(it));
-            if !is_there {
+            if plugged.iter().any(|it| engine.registry.get(&it.key).as_ref() != Some(it)) {
                 return Err(AttachError::Overtaken);
             }
-            // The healer looks at what is attached, and this was not: nobody has looked at it since it was plugged.
-            if let Err(error) = engine.is_as_plugged(&plugged) {
-                engine.undo(&plugged, phases);
+            // Healing repairs committed attachments only, so that drift since the plug is unrepaired.
+            if let Err(error) = engine.verify_plugged(&plugged) {
+                engine.roll_back(&plugged, phases);
                 return Err(error);
             }
-            engine.commit(plugged, phases).map(Added::Now)
+            engine.commit(plugged, phases)
         };
-        let committed = self.engine.work(key, phases, commit, Engine::undo_add).await;
+        let roll_back = |engine: &Engine, committed: Result<Vec<Attachment>, AttachError>| {
+            if let Ok(attached) = committed {
+                engine.roll_back(&attached, &Phases::untracked());
+            }
+        };
+        let committed = self.engine.run_locked(key, phases, commit, roll_back).await;
         self.plugged = None;
-        match committed? {
-            Added::Now(attachments) | Added::Before(attachments) => Ok(attachments),
-        }
+        committed
     }
 }
 
@@ -55,20 +53,18 @@ impl Drop for Uncommitted<'_> {
         let Some(plugged) = self.plugged.take() else { return };
         let Some(key) = plugged.first().map(Attachment::runtime_key) else { return };
         let engine = Arc::clone(self.engine);
-        // The call's own is given back only after this; so the agent does not stop before it is done.
-        let admitted = engine.admit();
+        // Taken before the call's own slot is freed, so that shutdown waits for the rollback too.
+        let admission = engine.admit_attach();
         tokio::spawn(async move {
-            let _admitted = admitted;
-            let undo = move |engine: &Engine, phases: &Phases| {
-                let still: Vec<_> = plugged
-                    .into_iter()
-                    .filter(|it| engine.registry.get(&it.key).as_ref() == Some(it))
-                    .collect();
-                engine.undo(&still, phases);
+            let _admission = admission;
+            let roll_back = move |engine: &Engine, phases: &Phases| {
+                let mut ours = plugged;
+                ours.retain(|it| engine.registry.get(&it.key).as_ref() == Some(it));
+                engine.roll_back(&ours, phases);
                 Ok(())
             };
-            // What it cannot do, it has said.
-            let _ = engine.work(&key, &Phases::untracked(), undo, |_, _| {}).await;
+            // The rollback logs its own failures.
+            let _ = engine.run_locked(&key, &Phases::untracked(), roll_back, |_, _| {}).await;
         });
     }
 }

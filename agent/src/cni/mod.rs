@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    attach::{Add, Engine},
+    attach::{AttachRequest, Engine},
     crash::{self, Step},
     health::Health,
     plug::GATEWAY,
@@ -51,16 +51,16 @@ impl Cni for CniService {
             check_api(request.api)?;
             let pod = request.pod.unwrap_or_default();
             check_pod(&pod)?;
-            let add = Add {
+            let request = AttachRequest {
                 key: key(request.key)?,
                 netns: netns(request.netns)?,
                 pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
                 annotations: pod.annotations.map(annotations_of),
                 mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
             };
-            call.about(&add.key);
-            call.of_pod(&add.pod);
-            Ok(self.engine.add(add, call.phases()).await?)
+            call.about(&request.key);
+            call.of_pod(&request.pod);
+            Ok(self.engine.attach(request, call.phases()).await?)
         };
         let added = add.await.map_err(|error| report(error, &what));
         call.end(added.as_ref().err());
@@ -81,7 +81,7 @@ impl Cni for CniService {
             check_api(request.api)?;
             let key = key(request.key)?;
             self.tell_whose(&mut call, &key);
-            Ok(self.engine.del(key, call.phases()).await?)
+            Ok(self.engine.detach(key, call.phases()).await?)
         };
         let error = del.await.err().map(|error| report(error, &what));
         call.end(error.as_ref());
@@ -98,7 +98,7 @@ impl Cni for CniService {
             check_api(request.api)?;
             let (key, netns) = (key(request.key)?, netns(request.netns)?);
             self.tell_whose(&mut call, &key);
-            Ok(self.engine.check(key, netns, request.previous, call.phases()).await?)
+            Ok(self.engine.verify(key, netns, request.previous, call.phases()).await?)
         };
         let error = check.await.err().map(|error| report(error, &what));
         call.end(error.as_ref());
@@ -115,7 +115,7 @@ impl Cni for CniService {
             let valid = valid.into_iter().map(of_network).collect::<Result<Vec<_>, _>>()?;
             let network = NetworkName::new(&network)?;
             call.about_network(&network);
-            Ok(self.engine.gc(&network, &valid, call.phases()).await?)
+            Ok(self.engine.retain(&network, &valid, call.phases()).await?)
         };
         let error = gc.await.err().map(|error| report(error, "GC"));
         call.end(error.as_ref());

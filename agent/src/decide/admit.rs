@@ -1,6 +1,6 @@
-//! What a VIF may be on this node, whoever asks for it.
+//! The rules that a VIF must satisfy on this node, whatever its source.
 //!
-//! Annotations can be written by whoever can write pods. An address that is another's would take that one's packets.
+//! Every user who can write pods can write annotations. A VIF with another pod's address would receive that pod's packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,46 +9,46 @@ use ipnet::IpNet;
 
 use crate::ipam::is_unicast;
 
-/// The rules that hold on this node.
+/// The admission rules of this node.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules<'a> {
-    /// Where addresses may be from.
+    /// Ranges that addresses must be in.
     pub ranges: &'a [IpNet],
-    /// Whether the ranges are the administrator's own word, and not only the node's pod CIDRs.
+    /// Whether the administrator configured the ranges (`--vif-cidr`), rather than the node's pod CIDRs.
     pub ranges_are_explicit: bool,
     /// The node's own addresses.
     pub own: &'a [IpAddr],
-    /// The gateway of all pods.
+    /// The gateway of all pods, IPv4 and IPv6.
     pub gateway: (Ipv4Addr, Ipv6Addr),
 }
 
-/// A VIF that is not to be plugged, and why.
+/// A VIF that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error("interface {ifname} is of the kind {kind}, which is not supported yet: only veth can be plugged")]
+    #[error("interface {ifname} has the kind {kind}, which is not supported yet; expected veth")]
     Kind { ifname: String, kind: String },
-    #[error("interface {ifname} has more than one address of a family: {second} is one too many")]
+    #[error("interface {ifname} has a second address of one family, {second}; expected at most one")]
     SecondAddress { ifname: String, second: IpAddr },
     #[error("interface {ifname} has no address")]
     NoAddress { ifname: String },
-    #[error("interface {ifname} has more than one gateway of a family: {second} is one too many")]
+    #[error("interface {ifname} has a second gateway of one family, {second}; expected at most one")]
     SecondGateway { ifname: String, second: IpAddr },
     #[error(
-        "the route to {dst} of interface {ifname} has an MTU of {mtu} bytes, and the interface carries only {own}"
+        "the route to {dst} of interface {ifname} has an MTU of {mtu} bytes, expected at most the interface's {own}"
     )]
     RouteMtu { ifname: String, dst: IpNet, mtu: u32, own: u32 },
-    #[error("the address {address} of interface {ifname} is not in the ranges for pods, {ranges}")]
+    #[error("the address {address} of interface {ifname} is outside the ranges for pods ({ranges})")]
     OutOfRange { ifname: String, address: IpAddr, ranges: String },
-    #[error("the address {address} of interface {ifname} is the node's own")]
+    #[error("the address {address} of interface {ifname} belongs to the node")]
     Own { ifname: String, address: IpAddr },
-    #[error("the address {address} of interface {ifname} is no address that a pod can have")]
+    #[error("the address {address} of interface {ifname} is not a unicast address that a pod can have")]
     NotUnicast { ifname: String, address: IpAddr },
 }
 
 // === impl Rules ===
 
 impl Rules<'_> {
-    /// What is to be made of an interface that a source asks for. `mtu` is for one that leaves it to the agent.
+    /// Validates a requested interface and fills in the fields that its source left open; `mtu` (bytes) is the default.
     ///
     /// # Errors
     /// If the interface breaks a rule.
@@ -74,7 +74,7 @@ impl Rules<'_> {
             self.check(format, address, &ifname())?;
         }
         let mtu = interface.mtu.unwrap_or(mtu);
-        // The kernel would take it, and make packets that the interface drops.
+        // The kernel would accept the route, and build packets that the interface drops.
         for route in &interface.routes {
             if let Some(larger) = route.mtu.filter(|it| *it > mtu) {
                 return Err(Refused::RouteMtu { ifname: ifname(), dst: route.dst, mtu: larger, own: mtu });
@@ -98,13 +98,12 @@ impl Rules<'_> {
         if self.own.contains(&address) {
             return Err(Refused::Own { ifname: ifname(), address });
         }
-        // KuryrPorts are not the pods' to write; so Neutron's subnets need not be told to every node.
+        // Pods' users cannot write KuryrPorts, so that Neutron's subnets need no configuration on each node.
         let trusted =
             matches!(format, Format::KuryrPort | Format::KuryrPortSpec) && !self.ranges_are_explicit;
         if !trusted && !self.ranges.iter().any(|range| range.contains(&address)) {
             let ranges: Vec<String> = self.ranges.iter().map(IpNet::to_string).collect();
-            let ranges =
-                if ranges.is_empty() { "of which there are none".to_owned() } else { ranges.join(", ") };
+            let ranges = if ranges.is_empty() { "none".to_owned() } else { ranges.join(", ") };
             return Err(Refused::OutOfRange { ifname: ifname(), address, ranges });
         }
         Ok(())
@@ -132,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_leaves_open_the_agent_fills_in() {
+    fn the_agent_fills_in_the_fields_that_a_source_leaves_open() {
         let vif = resolve(Format::Annotation, &interface(&["10.0.0.9", "fd00::9"])).unwrap();
         assert_eq!((vif.mtu, vif.mac.to_string().as_str()), (1400, "0a:fe:0a:00:00:09"));
         assert_eq!(vif.addresses.iter().count(), 2);
     }
 
     #[test]
-    fn addresses_that_are_anothers_are_refused() {
+    fn addresses_outside_the_ranges_or_of_the_node_are_refused() {
         let refused = |addresses: &[&str]| resolve(Format::Annotation, &interface(addresses)).unwrap_err();
         assert!(matches!(refused(&["10.0.1.9"]), Refused::OutOfRange { .. }));
         assert!(matches!(refused(&["10.0.0.9", "2001:db8::1"]), Refused::OutOfRange { .. }));
@@ -151,27 +150,27 @@ mod tests {
     }
 
     #[test]
-    fn a_route_carries_no_more_than_its_interface() {
+    fn a_route_mtu_above_the_interface_mtu_is_refused() {
         let mut interface = interface(&["10.0.0.9"]);
         let route = |mtu| ferrule_vif::Route {
             mtu: Some(mtu),
             ..ferrule_vif::Route::new("10.9.0.0/16".parse().unwrap(), None)
         };
         interface.routes = vec![route(1400)];
-        assert!(resolve(Format::Annotation, &interface).is_ok(), "the uplink's is 1400");
+        assert!(resolve(Format::Annotation, &interface).is_ok(), "the uplink's MTU is 1400");
         interface.routes = vec![route(1401)];
         assert!(matches!(resolve(Format::Annotation, &interface), Err(Refused::RouteMtu { .. })));
     }
 
     #[test]
-    fn a_kuryr_port_may_name_a_subnet_of_neutrons_an_annotation_may_not() {
+    fn a_kuryr_port_may_use_a_foreign_subnet_and_an_annotation_may_not() {
         let foreign = interface(&["10.11.9.5"]);
         assert!(resolve(Format::KuryrPort, &foreign).is_ok());
         assert!(matches!(resolve(Format::KuryrPodState, &foreign), Err(Refused::OutOfRange { .. })));
     }
 
     #[test]
-    fn a_kind_that_cannot_be_plugged_is_named() {
+    fn an_unsupported_kind_is_refused_by_name() {
         let nested =
             InterfaceRequest { kind: Kind::Other("VIFVlanNested".to_owned()), ..interface(&["10.0.0.9"]) };
         let refused = resolve(Format::KuryrPort, &nested).unwrap_err().to_string();

@@ -149,19 +149,18 @@ impl Collector {
     /// Removes an attachment, unless a last look, with its key locked, shows it to be another one or in use.
     async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), Failed> {
         let (this, of) = (Arc::clone(self), key.clone());
-        let remove = move |engine: &Engine, phases: &Phases| {
-            let Some((identity, mut evidence)) = this.look(&of) else { return Ok(false) };
+        let dangles = move |_: &[Attachment]| {
+            let Some((identity, mut evidence)) = this.look(&of) else { return false };
             evidence.not_in_work = Seen::yes("its lock is the collector's");
             if identity != it || Verdict::of(&evidence) != Verdict::Dangling {
                 tracing::info!(key = %of, %evidence, "an attachment that had been dangling is in use");
-                return Ok(false);
+                return false;
             }
             tracing::info!(key = %of, proofs = %evidence, "removing an attachment that dangles");
             crash::point(Step::Dangles);
-            engine.remove_group(&engine.registry.group(&of), phases)?;
-            Ok(true)
+            true
         };
-        if self.engine.work(&key, &Phases::untracked(), remove, |_, _| {}).await? {
+        if self.engine.detach_if(&key, &Phases::untracked(), dangles).await? {
             self.metrics.removed.inc();
         }
         self.change(|observations| observations.forget(&key));

@@ -86,7 +86,7 @@ pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow
     for attachment in &dead {
         let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
         tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
-        if let Err(error) = engine.remove_now(attachment, &Phases::untracked()) {
+        if let Err(error) = engine.detach_one(attachment, &Phases::untracked()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");
         }
         crash::point(Step::StartDeadRemoved);

@@ -1,33 +1,33 @@
-//! Work that is finished whether or not its caller waits for it.
+//! Blocking work that completes even if its caller is dropped.
 
 use std::sync::Arc;
 
 use tokio::{sync::oneshot, task::spawn_blocking};
 
-/// What to do with a result that nobody takes.
-pub(super) type Abandoned<C, T> = fn(&C, T);
+/// Receives the result of work whose caller was dropped; runs on a blocking thread.
+pub(super) type OnAbandon<C, T> = fn(&C, T);
 
 struct Done<T, H> {
     result: T,
     hold: H,
 }
 
-/// The caller's side. Dropped with a result in it, it hands that to `abandoned`.
-struct Waiting<C: Send + Sync + 'static, T: Send + 'static, H: Send + 'static> {
+/// The caller's side. If dropped with a result in the channel, the result goes to `on_abandon`.
+struct Caller<C: Send + Sync + 'static, T: Send + 'static, H: Send + 'static> {
     done: oneshot::Receiver<Done<T, H>>,
     context: Arc<C>,
-    abandoned: Abandoned<C, T>,
+    on_abandon: OnAbandon<C, T>,
 }
 
-/// Does work on a thread that may block, and gives its result, or `None` if the work panicked.
+/// Runs work on a blocking thread, and returns its result, or `None` if the work panicked.
 ///
-/// The work goes on when the caller is dropped, so that nothing is left half done; then `abandoned` gets the result, on
-/// such a thread too. `hold` is dropped when one of them has it, and not before: nobody comes in between.
+/// The work is never cancelled, so that no change stays half made. If the caller is dropped, `on_abandon` gets the
+/// result. `hold` (locks, permits) is dropped only after either side has taken the result.
 pub(super) async fn run<C, T, H>(
     context: Arc<C>,
     hold: H,
     work: impl FnOnce(&C) -> T + Send + 'static,
-    abandoned: Abandoned<C, T>,
+    on_abandon: OnAbandon<C, T>,
 ) -> Option<T>
 where
     C: Send + Sync + 'static,
@@ -35,27 +35,27 @@ where
     H: Send + 'static,
 {
     let (sender, done) = oneshot::channel();
-    let mut waiting = Waiting { done, context: Arc::clone(&context), abandoned };
+    let mut caller = Caller { done, context: Arc::clone(&context), on_abandon };
     spawn_blocking(move || {
         let done = Done { result: work(&context), hold };
         if let Err(Done { result, hold }) = sender.send(done) {
-            abandoned(&context, result);
+            on_abandon(&context, result);
             drop(hold);
         }
     });
-    let Done { result, hold } = (&mut waiting.done).await.ok()?;
+    let Done { result, hold } = (&mut caller.done).await.ok()?;
     drop(hold);
     Some(result)
 }
 
-impl<C: Send + Sync + 'static, T: Send + 'static, H: Send + 'static> Drop for Waiting<C, T, H> {
+impl<C: Send + Sync + 'static, T: Send + 'static, H: Send + 'static> Drop for Caller<C, T, H> {
     fn drop(&mut self) {
         self.done.close();
-        // The work was done just before the caller went.
+        // The work finished just before the caller was dropped.
         if let Ok(Done { result, hold }) = self.done.try_recv() {
-            let (context, abandoned) = (Arc::clone(&self.context), self.abandoned);
+            let (context, on_abandon) = (Arc::clone(&self.context), self.on_abandon);
             spawn_blocking(move || {
-                abandoned(&context, result);
+                on_abandon(&context, result);
                 drop(hold);
             });
         }
@@ -79,15 +79,15 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_result_that_is_taken_is_not_abandoned() {
-        let (undone, told) = mpsc::sync_channel(1);
+    async fn a_received_result_is_not_abandoned() {
+        let (undone, results) = mpsc::sync_channel(1);
         assert_eq!(run(Arc::new(undone), (), |_| 7, undo).await, Some(7));
-        assert!(told.recv().is_err(), "nobody can tell any more, and nobody has");
+        assert!(results.recv().is_err(), "on_abandon was called");
     }
 
     #[tokio::test]
-    async fn a_caller_who_goes_during_the_work_abandons_its_result() {
-        let (undone, told) = mpsc::sync_channel(1);
+    async fn a_caller_dropped_during_the_work_abandons_its_result() {
+        let (undone, results) = mpsc::sync_channel(1);
         let (go, wait) = mpsc::channel::<()>();
         let work = move |_: &Undone| {
             wait.recv().unwrap();
@@ -96,24 +96,26 @@ mod tests {
         let call = run(Arc::new(undone), (), work, undo);
         assert!(timeout(Duration::from_millis(1), call).await.is_err());
         go.send(()).unwrap();
-        assert_eq!(told.recv_timeout(SOON), Ok(7));
+        assert_eq!(results.recv_timeout(SOON), Ok(7));
     }
 
     #[tokio::test]
-    async fn a_caller_who_goes_right_after_the_work_abandons_its_result() {
-        let (undone, told) = mpsc::sync_channel(1);
+    async fn a_caller_dropped_right_after_the_work_abandons_its_result() {
+        let (undone, results) = mpsc::sync_channel(1);
         let (done, finished) = mpsc::channel::<()>();
-        // Dropped when somebody has the result.
+        // The channel closes when `hold` is dropped.
         let mut call = Box::pin(run(Arc::new(undone), done, |_| 7, undo));
-        assert!(poll_once(&mut call).await.is_none(), "the work is on its way");
+        assert!(poll_once(&mut call).await.is_none(), "the work has not finished at once");
         std::thread::sleep(Duration::from_millis(200));
-        assert!(matches!(finished.try_recv(), Err(mpsc::TryRecvError::Empty)), "the hold is held");
+        assert!(
+            matches!(finished.try_recv(), Err(mpsc::TryRecvError::Empty)),
+            "`hold` lives until the result is taken"
+        );
         drop(call);
-        assert_eq!(told.recv_timeout(SOON), Ok(7));
+        assert_eq!(results.recv_timeout(SOON), Ok(7));
         assert_eq!(finished.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 
-    /// Polls once.
     async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
         std::future::poll_fn(|context| match std::pin::Pin::new(&mut *future).poll(context) {
             std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),

@@ -1,0 +1,173 @@
+//! From a decision to plugged interfaces: plan them, reserve their addresses durably, plug each or roll it back.
+
+use std::time::Duration;
+
+use ferrule_proto::names::IfName;
+
+use super::{
+    add::AttachRequest,
+    engine::Engine,
+    error::AttachError,
+    phases::{Phase, Phases},
+};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+    decide::{Decision, Rules},
+    plug::{
+        GATEWAY, PlugError, host,
+        netlink::Socket,
+        netns::Netns,
+        stamp::Stamp,
+        veth::{self, Plan},
+    },
+    registry::{Attachment, Draft, HostLink, Key, Pod, RegistryError, State, Wanted},
+};
+
+/// Addresses from the IPAM that one ADD tries.
+const ATTEMPTS: u32 = 4;
+/// How long an ADD waits for the lock of an older sandbox of its pod. Most likely the healer holds it, for milliseconds.
+const STALE_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// The interfaces that a decision asks for, as the registry reserves them; the requested one first.
+    pub(super) fn plan(
+        &self,
+        request: &AttachRequest,
+        decision: &Decision,
+        netns: &Netns,
+    ) -> Result<Vec<Draft>, AttachError> {
+        let new = |key: Key, with: Option<Key>, vif: Wanted| Draft {
+            key,
+            with,
+            pod: request.pod.clone(),
+            netns: request.netns.clone(),
+            netns_id: netns.id(),
+            vif,
+        };
+        let Decision::Fixed(decided) = decision else {
+            let mtu = self.uplink.mtu_for(request.mtu, self.registry.has_ipv6())?;
+            return Ok(vec![new(request.key.clone(), None, Wanted::Next { mtu })]);
+        };
+        let own = host::addresses()?;
+        // Decided addresses may be of a family for which the node does not forward yet.
+        let addresses = decided.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
+        host::forward(&addresses.collect::<Vec<_>>()).map_err(PlugError::from)?;
+        let explicit = !self.decider.vif_cidrs.is_empty();
+        let pod_cidrs = self.registry.ranges().borrow().clone();
+        let rules = Rules {
+            ranges: if explicit { &self.decider.vif_cidrs } else { &pod_cidrs },
+            ranges_are_explicit: explicit,
+            own: &own,
+            gateway: GATEWAY,
+        };
+        let mut planned = Vec::with_capacity(decided.interfaces.len());
+        for (number, interface) in decided.interfaces.iter().enumerate() {
+            let is_default = number == 0;
+            let has_ipv6 = interface.addresses.iter().any(|it| it.addr().is_ipv6());
+            let mtu = self.uplink.mtu_for(interface.mtu.or(request.mtu), has_ipv6)?;
+            let vif = rules.resolve(decided.format, interface, is_default, mtu)?;
+            let ifname = if is_default { request.key.ifname.clone() } else { IfName::new(&interface.name)? };
+            let with = (!is_default).then(|| request.key.clone());
+            planned.push(new(Key { ifname, ..request.key.clone() }, with, Wanted::This(vif)));
+        }
+        Ok(planned)
+    }
+
+    /// Reserves and plugs one interface, or leaves nothing of it. An IPAM address to which the node already has a foreign
+    /// route enters cooldown, so that the next ADD does not get it again, and the next free address is tried.
+    pub(super) fn reserve_and_plug(
+        &self,
+        netns: &Netns,
+        new: Draft,
+        phases: &Phases,
+    ) -> Result<Attachment, AttachError> {
+        let mut attempts = if matches!(new.vif, Wanted::Next { .. }) { ATTEMPTS } else { 1 };
+        loop {
+            phases.enter(Phase::Intent);
+            let reserved = self.reserve(new.clone(), phases)?;
+            crash::point(Step::AddReserved);
+            let error = match self.plug(netns, &Stamp::of(&reserved.key), &reserved, phases) {
+                Ok(plugged) => return Ok(plugged),
+                Err(error) => error,
+            };
+            phases.enter(Phase::Undo);
+            attempts -= 1;
+            let is_in_use = matches!(error, AttachError::Plug(PlugError::AddressInUse(_)));
+            let freed =
+                if is_in_use { self.registry.release(&reserved) } else { self.registry.cancel(&reserved) };
+            if let Err(error) = freed {
+                tracing::error!(key = %reserved.key, %error, "cannot release the address of a failed ADD");
+                attempts = 0;
+            }
+            crash::point(Step::AddUndone);
+            if !is_in_use || attempts == 0 {
+                return Err(error);
+            }
+            let addresses = reserved.vif.addresses;
+            tracing::warn!(
+                key = %reserved.key,
+                %addresses,
+                error = chain(&error),
+                "the node has a foreign route to an address from the IPAM; trying the next address"
+            );
+        }
+    }
+
+    fn reserve(&self, new: Draft, phases: &Phases) -> Result<Attachment, AttachError> {
+        match self.registry.reserve(new.clone()) {
+            Err(RegistryError::InUse { by, .. }) if self.detach_stale(&by, &new.pod, phases)? => {
+                Ok(self.registry.reserve(new)?)
+            }
+            reserved => Ok(reserved?),
+        }
+    }
+
+    /// Detaches the holder of an address if it is an older sandbox of the same pod (by UID) whose interfaces are gone from
+    /// the kernel, and returns whether the address may be free now. A runtime that lost its state never sends the DEL, and a
+    /// pod that keeps its UID would never get its address again.
+    fn detach_stale(&self, holder: &Key, pod: &Pod, phases: &Phases) -> Result<bool, AttachError> {
+        let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
+        let Some(_lock) = self.registry.lock_within(&key, STALE_LOCK_TIMEOUT) else { return Ok(false) };
+        let group = self.registry.group(&key);
+        let mut host = Socket::open()?;
+        for it in &group {
+            let link =
+                it.host.as_ref().map(|link| veth::is_stamped(&mut host, link.ifindex, &Stamp::of(&it.key)));
+            if pod.uid.is_empty() || it.pod != *pod || link.transpose()?.unwrap_or_default() {
+                return Ok(false);
+            }
+        }
+        tracing::info!(%key, %pod, "detaching a stale sandbox of the pod: its interfaces are gone, and no DEL came");
+        self.detach_all(&group, phases)?;
+        Ok(true)
+    }
+
+    fn plug(
+        &self,
+        netns: &Netns,
+        stamp: &Stamp,
+        attachment: &Attachment,
+        phases: &Phases,
+    ) -> Result<Attachment, AttachError> {
+        phases.enter(Phase::Plug);
+        let Attachment { key, vif, .. } = attachment;
+        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, host_ifname: None };
+        let link = veth::create(plan, self.dataplane.filters())?;
+        crash::point(Step::AddMade);
+        let host = HostLink { ifname: link.ifname().to_owned(), ifindex: link.ifindex() };
+        phases.enter(Phase::Dataplane);
+        self.dataplane.insert(host.ifindex, attachment)?;
+        crash::point(Step::AddEntered);
+        phases.enter(Phase::Plug);
+        let remove_entries = |_: &_| {
+            if let Err(error) = self.dataplane.remove(host.ifindex, attachment.vif.addresses) {
+                tracing::error!(key = %attachment.key, %error, "cannot remove the map entries of a failed ADD");
+            }
+        };
+        link.bring_up().inspect_err(remove_entries)?;
+        crash::point(Step::AddUp);
+        let plugged = Attachment { host: Some(host), ..attachment.clone() };
+        Ok(self.registry.advance(plugged, State::Plugged)?)
+    }
+}

@@ -1,0 +1,126 @@
+//! CHECK, and the same comparison for a repeated or a waiting ADD.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ferrule_proto::cni::AddResult;
+
+use super::{
+    engine::Engine,
+    error::AttachError,
+    phases::{Phase, Phases},
+    prev_result,
+};
+use crate::{
+    plug::{
+        check::{self, Leeway},
+        netns::Netns,
+    },
+    registry::{Attachment, Key, State},
+};
+
+impl Engine {
+    /// Compares the attachments of a container with kernel and maps, and with `prevResult`, the result of the whole
+    /// chain's ADD, if the caller has it.
+    ///
+    /// # Errors
+    /// If the container is not attached, or drifted.
+    pub(crate) async fn verify(
+        self: &Arc<Self>,
+        key: Key,
+        netns: PathBuf,
+        prev_result: Option<AddResult>,
+        phases: &Phases,
+    ) -> Result<(), AttachError> {
+        phases.enter(Phase::Queue);
+        let _admission = self.admit_other()?;
+        let of = key.clone();
+        let verify = move |engine: &Self, phases: &Phases| {
+            engine.verify_locked(&of, &netns, prev_result.as_ref(), phases)
+        };
+        self.run_locked(&key, phases, verify, |_, _| {}).await
+    }
+
+    fn verify_locked(
+        &self,
+        key: &Key,
+        path: &Path,
+        prev_result: Option<&AddResult>,
+        phases: &Phases,
+    ) -> Result<(), AttachError> {
+        phases.enter(Phase::Verify);
+        let group = self.registry.group(key);
+        if group.first().is_none_or(|first| first.state != State::Attached) {
+            return Err(AttachError::Unknown);
+        }
+        let netns = Netns::open(path)?;
+        let group = self.with_netns(group, &netns)?;
+        for attachment in &group {
+            if netns.id() != attachment.netns_id {
+                let (found, expected) = (netns.id(), attachment.netns_id);
+                return Err(AttachError::Differs(format!(
+                    "wrong network namespace {found}, expected {expected}"
+                )));
+            }
+            let host = attachment.host.as_ref().ok_or(AttachError::Unknown)?;
+            let leeway = prev_result.map(|previous| prev_result::leeway(attachment, path, previous));
+            let leeway = leeway.transpose().map_err(AttachError::Differs)?.unwrap_or_default();
+            check::attachment(&netns, host.ifindex, attachment, &leeway, self.dataplane.program_ids())?
+                .map_err(AttachError::Differs)?;
+            self.dataplane.verify(host.ifindex, attachment).map_err(AttachError::Differs)?;
+        }
+        Ok(())
+    }
+
+    /// The attachments of an earlier ADD, if a repeated ADD in this namespace would make the same: committed, in the same
+    /// namespace, and without drift. The kernel reuses a namespace's number only after the namespace and with it the
+    /// interface are gone.
+    pub(super) fn unchanged(
+        &self,
+        key: &Key,
+        netns: &Netns,
+        phases: &Phases,
+    ) -> Result<Option<Vec<Attachment>>, AttachError> {
+        let group = self.with_netns(self.registry.group(key), netns)?;
+        for before in &group {
+            let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
+                return Ok(None);
+            };
+            if before.netns_id != netns.id() {
+                return Ok(None);
+            }
+            phases.enter(Phase::Verify);
+            if let Err(drift) = self.compare(netns, host.ifindex, before)? {
+                tracing::warn!(key = %before.key, drift, "a repeated ADD found drift; replacing the attachment");
+                return Ok(None);
+            }
+        }
+        Ok(Some(group).filter(|group| !group.is_empty()))
+    }
+
+    /// Verifies plugged attachments that are not committed yet, which healing leaves alone.
+    ///
+    /// # Errors
+    /// If one drifted, or cannot be read.
+    pub(super) fn verify_plugged(&self, plugged: &[Attachment]) -> Result<(), AttachError> {
+        for it in plugged {
+            let Some(host) = &it.host else { continue };
+            self.compare(&Netns::open(&it.netns)?, host.ifindex, it)?.map_err(AttachError::Damaged)?;
+        }
+        Ok(())
+    }
+
+    /// Compares kernel and maps with an attachment; the inner error is the drift.
+    fn compare(
+        &self,
+        netns: &Netns,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<Result<(), String>, AttachError> {
+        let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
+        let in_kernel = check::attachment(netns, ifindex, attachment, &leeway, programs)?;
+        Ok(in_kernel.and_then(|()| self.dataplane.verify(ifindex, attachment)))
+    }
+}
