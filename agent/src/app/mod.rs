@@ -132,7 +132,12 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let _installed = install::install(&config, &health, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);
     let calls = Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() };
-    let cni = CniService { engine: Arc::clone(&engine), health: health.clone(), calls };
+    let cni = CniService {
+        engine: Arc::clone(&engine),
+        registry: Arc::clone(&engine.registry),
+        health: health.clone(),
+        calls,
+    };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
     crash::point(Step::StartServing);
     notes.end();

@@ -1,4 +1,4 @@
-//! What is told of a call when it is over: how long it took, and where the time went.
+//! Metrics and trace of one call: its duration, by phase.
 
 use ferrule_proto::{
     cni::{Error, error::Code},
@@ -13,27 +13,27 @@ use crate::{
     trace::{Attribute, CallSpan, Context, Part, Tracer, Value},
 };
 
-/// Who is told.
+/// Where calls are reported.
 #[derive(Debug, Clone)]
 pub struct Calls {
     pub metrics: CniMetrics,
     pub tracer: Tracer,
 }
 
-/// A call in work. When it is dropped, its caller has gone.
+/// A call in flight. Dropped before [`Call::end`], the call counts as abandoned by its caller.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     calls: &'a Calls,
     verb: &'static str,
     phases: Phases,
-    /// `None` if it is not part of a trace that is told.
+    /// `None` unless the call is part of an exported trace.
     traced: Option<(Context, Vec<Attribute>)>,
 }
 
 // === impl Calls ===
 
 impl Calls {
-    /// A call begins; its metadata tell of which trace it is a part.
+    /// Begins a call; its metadata carry the trace context.
     pub(super) fn begin(&self, verb: &'static str, metadata: &MetadataMap) -> Call<'_> {
         let traced = self.tracer.context(metadata).map(|context| (context, Vec::new()));
         Call { calls: self, verb, phases: Phases::begin(traced.is_some()), traced }
@@ -47,15 +47,13 @@ impl Call<'_> {
         &self.phases
     }
 
-    /// Which network it is about.
-    pub(super) fn about_network(&mut self, network: &NetworkName) {
-        self.note(|| vec![("cni.network", Value::from(network.as_str()))]);
+    pub(super) fn set_network(&mut self, network: &NetworkName) {
+        self.add_attributes(|| vec![("cni.network", Value::from(network.as_str()))]);
     }
 
-    /// Which attachment it is about.
-    pub(super) fn about(&mut self, key: &Key) {
-        self.about_network(&key.network);
-        self.note(|| {
+    pub(super) fn set_key(&mut self, key: &Key) {
+        self.set_network(&key.network);
+        self.add_attributes(|| {
             vec![
                 ("container.id", Value::from(key.container_id.as_str())),
                 ("cni.ifname", Value::from(key.ifname.as_str())),
@@ -63,31 +61,30 @@ impl Call<'_> {
         });
     }
 
-    /// Whose it is, as far as that is known.
-    pub(super) fn of_pod(&mut self, pod: &Pod) {
-        let known =
+    pub(super) fn set_pod(&mut self, pod: &Pod) {
+        let fields =
             [("k8s.namespace.name", &pod.namespace), ("k8s.pod.name", &pod.name), ("k8s.pod.uid", &pod.uid)];
-        let known = known.into_iter().filter(|(_, value)| !value.is_empty());
-        self.note(|| known.map(|(name, value)| (name, Value::from(value.as_str()))).collect());
+        let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        self.add_attributes(|| fields.map(|(name, value)| (name, Value::from(value.as_str()))).collect());
     }
 
-    /// Whether it is worth finding out more about it.
+    /// Whether trace attributes are worth collecting.
     pub(super) fn is_traced(&self) -> bool {
         self.traced.is_some()
     }
 
-    /// It has been answered.
+    /// Reports the call as answered.
     pub(super) fn end(mut self, error: Option<&Error>) {
         self.finish(error.map(|error| (error.code, error.message.as_str())));
     }
 
-    fn note(&mut self, attributes: impl FnOnce() -> Vec<Attribute>) {
-        if let Some((_, noted)) = &mut self.traced {
-            noted.extend(attributes());
+    fn add_attributes(&mut self, attributes: impl FnOnce() -> Vec<Attribute>) {
+        if let Some((_, all)) = &mut self.traced {
+            all.extend(attributes());
         }
     }
 
-    /// The first time only: [`Self::end`] ends it, and so does dropping it.
+    /// Reports once: [`Self::end`] consumes the phase clock, and a later drop finds it stopped.
     fn finish(&mut self, error: Option<(i32, &str)>) {
         let Some(timeline) = self.phases.end() else { return };
         let code = error.map_or(0, |(code, _)| code);
@@ -113,7 +110,7 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        // The shim's own deadline gives this code, too.
-        self.finish(Some((Code::TryAgainLater.into(), "the caller has gone")));
+        // The code with which the shim itself answers when its deadline passes.
+        self.finish(Some((Code::TryAgainLater.into(), "the caller disconnected before the answer")));
     }
 }

@@ -33,9 +33,7 @@ pub enum CallError {
 // === impl CallError ===
 
 impl CallError {
-    /// The error as the runtime gets it.
-    ///
-    /// `what` is the call in words, such as "ADD of net/0123/eth0".
+    /// The error for the runtime; `what` names the call, such as "ADD of net/0123/eth0".
     pub fn into_proto(self, what: &str) -> Error {
         let (code, advice) = self.classify();
         let api = matches!(self, Self::Api(_)).then_some(API);
@@ -52,7 +50,7 @@ impl CallError {
         match self {
             Self::Name(_) | Self::Missing(_) => (
                 Code::InvalidEnvironment,
-                "check what the runtime hands to the plugin, or which plugin it runs",
+                "check the runtime's CNI configuration, and that plugin and agent are of one release",
             ),
             Self::Api(_) => (Code::ApiIncompatible, "install plugin and agent from the same release"),
             Self::Attach(error) => attach(error),
@@ -66,43 +64,44 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Decide(error) => decide(error),
         AttachError::Plug(error) => plug(error),
         AttachError::Refused(_) => {
-            (Code::VifRefused, "let the controller decide otherwise, or see --vif-cidr")
+            (Code::VifRefused, "correct the VIF at its source, or allow its range with --vif-cidr")
         }
         AttachError::Overtaken | AttachError::Damaged(_) | AttachError::Stopping => {
-            (Code::TryAgainLater, "the runtime tries again by itself")
+            (Code::TryAgainLater, "none: the runtime retries by itself")
         }
         AttachError::Registry(RegistryError::InUse { .. }) => (
             Code::TryAgainLater,
-            "the address becomes free when that pod goes; if both should live, one of the two VIFs is wrong",
+            "wait for the DEL of that pod; if both pods should run, correct one of the two VIFs",
         ),
         AttachError::Registry(RegistryError::KeyTaken(_)) => {
-            (Code::InterfaceExists, "give this network another interface name")
+            (Code::InterfaceExists, "choose another interface name for this network")
         }
         AttachError::Registry(RegistryError::Exhausted(_)) => (
             Code::TryAgainLater,
-            "addresses become free as pods go; if this lasts, give the node a larger --pod-cidr",
+            "wait for pods to end, or give the node a larger pod CIDR (spec.podCIDRs, --pod-cidr)",
         ),
         AttachError::Registry(_) => {
-            (Code::TryAgainLater, "check that the state directory is writable and not full")
+            (Code::TryAgainLater, "check that the state directory is writable and has free space")
         }
         AttachError::Dataplane(_) => {
-            (Code::TryAgainLater, "see the agent's log, and `bpftool map` for what the maps hold")
+            (Code::TryAgainLater, "see the agent's log; `bpftool map` shows the maps")
         }
-        AttachError::Busy(_) => (Code::TryAgainLater, "the runtime tries again by itself"),
-        AttachError::Unknown => (Code::UnknownContainer, "the runtime should add the container again"),
-        AttachError::Differs(_) => {
-            (Code::CheckFailed, "the runtime should delete the container and add it again")
-        }
+        AttachError::Busy(_) => (Code::TryAgainLater, "none: the runtime retries by itself"),
+        AttachError::Unknown => (Code::UnknownContainer, "the runtime should repeat the ADD"),
+        AttachError::Differs(_) => (
+            Code::CheckFailed,
+            "the runtime should DEL and ADD the container; `ferrulectl verify` lists the drift",
+        ),
         AttachError::Lost => (Code::Internal, "see the agent's log"),
     }
 }
 
 fn decide(error: &DecideError) -> (Code, &'static str) {
     match error {
-        DecideError::PodGone(_) => (Code::UnknownContainer, "nothing: the runtime gives the sandbox up"),
+        DecideError::PodGone(_) => (Code::UnknownContainer, "none: the runtime gives up the sandbox"),
         DecideError::TimedOut { .. } => (
             Code::TryAgainLater,
-            "see who decides it: the controller's log, `ferrulectl status`, and the pod's events",
+            "see the log of the controller that decides the VIF, `ferrulectl status`, and the pod's events",
         ),
         DecideError::Vif(_) => {
             (Code::VifRefused, "correct it; `ferrulectl vif decode -f` shows how the agent reads it")
@@ -113,28 +112,26 @@ fn decide(error: &DecideError) -> (Code, &'static str) {
 
 fn plug(error: &PlugError) -> (Code, &'static str) {
     match error {
-        PlugError::Netns(NetnsError::Enter { .. }) => {
-            (Code::Internal, "check that the agent has CAP_SYS_ADMIN")
-        }
-        PlugError::Netns(_) => (Code::InvalidNetns, "the runtime should try again with a new sandbox"),
-        PlugError::InterfaceExists(_) => {
-            (Code::InterfaceExists, "remove it from the pod, or give this network another interface name")
-        }
+        PlugError::Netns(NetnsError::Enter { .. }) => (Code::Internal, "give the agent CAP_SYS_ADMIN"),
+        PlugError::Netns(_) => (Code::InvalidNetns, "none: the runtime retries with a new sandbox"),
+        PlugError::InterfaceExists(_) => (
+            Code::InterfaceExists,
+            "remove the interface from the pod, or choose another interface name for this network",
+        ),
         PlugError::AddressInUse(_) => (
             Code::TryAgainLater,
-            "find out by `ip route show` whose route it is; without a VIF that says its address, the next try gets another one",
+            "find the owner of the route with `ip route show`; an address from the IPAM is replaced by the retry",
         ),
-        PlugError::DefaultRouteExists => {
-            (Code::RouteExists, "let only one network of the pod be its default, and list this one first")
-        }
-        PlugError::Mtu { .. } => {
-            (Code::InvalidNetworkConfig, "set another `mtu` in the network configuration")
-        }
+        PlugError::DefaultRouteExists => (
+            Code::RouteExists,
+            "give only one network of the pod a default route, and list that network first",
+        ),
+        PlugError::Mtu { .. } => (Code::InvalidNetworkConfig, "change `mtu` in the network configuration"),
         _ if error.is_gone() => {
-            (Code::TryAgainLater, "the runtime tries again by itself; a DEL, or somebody, was faster")
+            (Code::TryAgainLater, "none: the runtime retries by itself; the interface was deleted meanwhile")
         }
         PlugError::Netlink(_) | PlugError::Sysctl(_) | PlugError::NoAnswer => {
-            (Code::Internal, "see the agent's log; the node's kernel refused what it is asked for each pod")
+            (Code::Internal, "see the agent's log; the kernel refused a request that every pod needs")
         }
     }
 }
@@ -144,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_what_was_attempted_why_it_failed_and_what_to_do() {
+    fn an_error_names_the_call_the_cause_and_the_remedy() {
         let error = CallError::from(AttachError::from(NetnsError::NotNetns { path: "/tmp/x".into() }))
             .into_proto("ADD of net/0/eth0");
         assert_eq!(error.code(), Code::InvalidNetns);

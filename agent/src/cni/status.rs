@@ -1,4 +1,4 @@
-//! STATUS: what is in the way, for people in `message` and for programs in `details`.
+//! STATUS: the components that keep ADD from being served, as text in `message` and as JSON in `details`.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::health::Component;
 
-/// `details`, of which `docs/operations.md` tells. Keys stay; more may come.
+/// `details`, documented in `docs/operations.md`. Keys are stable; more may be added.
 #[derive(Serialize)]
 struct Details<'a> {
     components: Vec<Shown<'a>>,
@@ -24,17 +24,17 @@ struct Shown<'a> {
     affects: &'static str,
 }
 
-/// The error that tells of all that is in the way of an ADD; none if nothing is: the specification has it that STATUS succeeds
-/// whenever an ADD can be served. A node that has lost its way out is for others to notice; were we to say that its network is
-/// not ready, its pods would be evicted for what may be one family, or somebody's change of a route.
+/// The error of a STATUS, or `None` if an ADD can be served, as the CNI specification demands. A lost default route alone does
+/// not fail STATUS: the node would turn NotReady and its pods would be evicted, although perhaps only one IP family or a
+/// temporary route change is affected.
 ///
-/// 51 is for an agent that cannot serve an ADD on a node whose pods are in trouble too.
+/// Code 51 (limited connectivity) means that no ADD can be served and that running pods may be cut off too.
 pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Error> {
-    let told = |of: fn(&Component) -> bool| {
-        let told = troubles.iter().filter(|(_, it)| of(it)).map(|(name, it)| format!("{name}: {}", it.why));
-        told.collect::<Vec<_>>().join("; ")
+    let listed = |of: fn(&Component) -> bool| {
+        let lines = troubles.iter().filter(|(_, it)| of(it)).map(|(name, it)| format!("{name}: {}", it.why));
+        lines.collect::<Vec<_>>().join("; ")
     };
-    let (of_pods, of_add) = (told(Component::cuts_pods_off), told(Component::hinders_add));
+    let (of_pods, of_add) = (listed(Component::cuts_pods_off), listed(Component::hinders_add));
     let (code, why) = match (of_pods.is_empty(), of_add.is_empty()) {
         (_, true) => return None,
         (true, false) => (Code::PluginNotAvailable, format!("the agent cannot serve an ADD yet: {of_add}")),
@@ -47,7 +47,7 @@ pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Erro
     };
     let components = troubles.iter().map(|(name, it)| Shown::of(name, it)).collect();
     let details = Details { components };
-    // Texts alone cannot fail to become JSON.
+    // Serializing plain strings cannot fail.
     let details = serde_json::to_string(&details).unwrap_or_default();
     Some(Error { code: code.into(), message: format!("STATUS failed: {why}"), details, api: None })
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn details_are_a_line_of_json_with_each_component_that_is_in_the_way() {
+    fn details_are_one_line_of_json_with_every_component_that_blocks_add() {
         let ranges = component(State::Starting, Affects::NewPods, "waiting for \"spec.podCIDRs\"");
         let error = error(&[("ranges", ranges)].into()).unwrap();
         assert_eq!(error.code(), Code::PluginNotAvailable);
@@ -87,20 +87,23 @@ mod tests {
             r#""reason":"waiting for \"spec.podCIDRs\"","affects":"new-pods"}]}"#
         );
         assert_eq!(error.details, expected);
-        let told = "STATUS failed: the agent cannot serve an ADD yet: ranges: waiting for \"spec.podCIDRs\"";
-        assert_eq!(error.message, told);
+        let message =
+            "STATUS failed: the agent cannot serve an ADD yet: ranges: waiting for \"spec.podCIDRs\"";
+        assert_eq!(error.message, message);
     }
 
     #[test]
-    fn what_cuts_pods_off_is_code_51_when_no_add_can_be_served_either() {
+    fn status_is_51_only_if_pods_may_be_cut_off_and_no_add_can_be_served() {
         assert_eq!(error(&BTreeMap::new()), None);
-        let egress = component(State::Unhealthy, Affects::AllPods, "uplink is down");
+        let default_route = component(State::Unhealthy, Affects::AllPods, "uplink is down");
         let ranges = component(State::Starting, Affects::NewPods, "waiting");
-        assert_eq!(error(&[("egress", egress.clone())].into()), None, "an ADD can be served");
-        let both = error(&[("egress", egress), ("ranges", ranges)].into()).unwrap();
+        assert_eq!(error(&[("default-route", default_route.clone())].into()), None, "an ADD can be served");
+        let both = error(&[("default-route", default_route), ("ranges", ranges)].into()).unwrap();
         assert_eq!(both.code(), Code::LimitedConnectivity);
-        for told in ["cannot serve an ADD yet: ranges: waiting", "may be cut off: egress: uplink is down"] {
-            assert!(both.message.contains(told), "{}", both.message);
+        for expected in
+            ["cannot serve an ADD yet: ranges: waiting", "may be cut off: default-route: uplink is down"]
+        {
+            assert!(both.message.contains(expected), "{}", both.message);
         }
     }
 }
