@@ -30,8 +30,8 @@ use crate::{
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
-        live::Liveness,
-        store,
+        liveness::Liveness,
+        store_health,
     },
     plug::{
         default_route::DefaultRoute,
@@ -101,7 +101,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
     let (engine, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
     let (trouble, kept) = (engine.registry.store_trouble(), Arc::clone(&engine));
-    tasks.spawn("store", store::follow(trouble, move || kept.registry.try_store(), needed.registry));
+    tasks.spawn("store", store_health::follow(trouble, move || kept.registry.try_store(), needed.registry));
     tasks.spawn("reaper", engine.reaper.clone().run());
     let uplink = health.component("uplink", false, "its changes are not followed yet");
     let default_route =

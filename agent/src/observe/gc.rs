@@ -1,4 +1,4 @@
-//! What the agent will do about attachments that may be dangling, as `ferrulectl gc --dry-run` asks.
+//! `ferrulectl gc --dry-run`: the attachments that garbage collection would remove, with the proofs.
 
 use std::sync::Arc;
 
@@ -10,10 +10,8 @@ use crate::{
     reconcile::{Candidate, Collector, Seen},
 };
 
-/// Explains what would be removed now, and why.
-///
 /// # Errors
-/// If it takes too long to look.
+/// `DEADLINE_EXCEEDED` if the inspection takes too long.
 pub(super) async fn explain(collector: &Arc<Collector>) -> Result<Response<ExplainGcResponse>, Status> {
     let candidates = collector.explain().await.map_err(|error| Status::deadline_exceeded(chain(&error)))?;
     Ok(Response::new(ExplainGcResponse { candidates: candidates.into_iter().map(show).collect() }))

@@ -1,7 +1,7 @@
-//! What monitoring systems and the kubelet ask by HTTP: `/metrics`, `/readyz`, `/healthz`.
+//! `/metrics`, `/readyz` and `/healthz` over HTTP, for monitoring systems and the kubelet.
 //!
-//! Whoever reaches the address may ask, so that all is bounded: connections, their length, and what is read of them. Each
-//! carries one request.
+//! Every local user can connect. The number of connections, their lifetime and the size of a request are bounded; each
+//! connection carries one request.
 
 use std::{fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::live::Liveness;
+use super::liveness::Liveness;
 use crate::{
     health::{self, Affects, Health},
     metrics::Metrics,
 };
 
-/// What answers are made from.
+/// The sources of the answers.
 #[derive(Clone)]
 pub struct Observed {
     pub health: Health,
@@ -37,55 +37,50 @@ pub struct Observed {
     pub liveness: Liveness,
 }
 
-/// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot listen on {address} for metrics and probes; give an address that is this node's and free by --http"
-)]
+#[error("cannot listen on {address} for metrics and probes; choose a free address of this node with --http")]
 pub struct HttpError {
     address: SocketAddr,
     #[source]
     source: io::Error,
 }
 
-/// More than a monitoring system and the kubelet ever have at once.
-const CONNECTIONS: usize = 32;
-/// How long the head of a request may take to come, and a connection in all: /healthz waits for two seconds.
-const HEAD: Duration = Duration::from_secs(3);
-const WHOLE: Duration = Duration::from_secs(10);
-/// The largest head of a request; hyper takes no less.
-const MOST: usize = 8 * 1024;
-/// How long to wait when there are no descriptors left.
+/// Concurrent connections; monitoring and kubelet use a few.
+const MAX_CONNECTIONS: usize = 32;
+/// Deadlines for the request head, and for the whole connection; /healthz takes up to two seconds.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a request head; the minimum that hyper accepts.
+const MAX_HEAD: usize = 8 * 1024;
+/// The pause after a failed accept, most likely for lack of file descriptors.
 const RETRY: Duration = Duration::from_millis(100);
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Listens on an address.
-///
 /// # Errors
-/// If it is taken, or not this node's.
+/// If the address is in use, or not this node's.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
     TcpListener::bind(address).await.map_err(|source| HttpError { address, source })
 }
 
-/// Serves, for ever.
+/// Serves until dropped.
 pub async fn serve(listener: TcpListener, observed: Observed) {
     let router = router(observed);
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // Who finds no room waits in the kernel. It is never closed.
-        let place = Arc::clone(&room).acquire_owned().await.ok();
+        // Without a free slot, clients wait in the listen queue. The semaphore is never closed.
+        let slot = Arc::clone(&slots).acquire_owned().await.ok();
         match listener.accept().await {
             Ok((stream, _)) => {
                 let serving = serve_one(stream, router.clone());
                 tokio::spawn(async move {
-                    // What a client does wrong is its own concern.
-                    let _ = timeout(WHOLE, serving).await;
-                    drop(place);
+                    // A client's protocol errors need no report.
+                    let _ = timeout(CONNECTION_TIMEOUT, serving).await;
+                    drop(slot);
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "a connection for metrics or probes cannot be accepted");
+                tracing::debug!(%error, "cannot accept a connection for metrics or probes");
                 sleep(RETRY).await;
             }
         }
@@ -95,14 +90,14 @@ pub async fn serve(listener: TcpListener, observed: Observed) {
 async fn serve_one(stream: TcpStream, router: Router) -> hyper::Result<()> {
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(HEAD_TIMEOUT)
         .keep_alive(false)
-        .max_buf_size(MOST)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await
 }
 
-/// Takes GET and HEAD only, and reads no bodies.
+/// Accepts GET and HEAD only, and reads no bodies.
 fn router(observed: Observed) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
@@ -138,7 +133,7 @@ async fn healthz(State(observed): State<Observed>) -> Response {
     }
 }
 
-/// One line for each, as the API server's own `/readyz?verbose` has them.
+/// One line per component, in the format of the API server's `/readyz?verbose`.
 fn components(health: &Health) -> String {
     let mut text = String::new();
     for (name, it) in health.components() {

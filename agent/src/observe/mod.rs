@@ -1,10 +1,10 @@
-//! What people see of the agent: the introspection service, and what is served by HTTP.
+//! Introspection: the `ferrule.agent.v1.Agent` service for `ferrulectl`, and metrics and probes over HTTP.
 
 mod gc;
 pub mod http;
-pub mod live;
+pub mod liveness;
 mod status;
-pub mod store;
+pub mod store_health;
 mod verify;
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Agent for AgentService {
         &self,
         request: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
-        let _in_work = Caller::begin(&request);
+        let _active = Caller::begin(&request);
         let attachments =
             self.engine.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
@@ -57,12 +57,12 @@ impl Agent for AgentService {
         &self,
         request: Request<ExplainGcRequest>,
     ) -> Result<Response<ExplainGcResponse>, Status> {
-        let _in_work = Caller::begin(&request);
+        let _active = Caller::begin(&request);
         gc::explain(&self.collector).await
     }
 
     async fn verify(&self, request: Request<VerifyRequest>) -> Result<Response<VerifyResponse>, Status> {
-        let _in_work = Caller::begin(&request);
+        let _active = Caller::begin(&request);
         self.verifier.verify().await
     }
 }
@@ -72,11 +72,11 @@ impl Agent for AgentService {
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
-        let counted = host.as_ref().map(|host| self.engine.dataplane.counters(host.ifindex));
-        let counters = match counted {
+        let counters = host.as_ref().map(|host| self.engine.dataplane.counters(host.ifindex));
+        let counters = match counters {
             Some(Ok(counters)) => counters.map(show_counters),
             Some(Err(error)) => {
-                tracing::warn!(%key, %error, "the counters of an attachment cannot be read");
+                tracing::warn!(%key, %error, "cannot read the counters of an attachment");
                 None
             }
             None => None,

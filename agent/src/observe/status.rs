@@ -1,10 +1,9 @@
-//! How the agent is, as `ferrulectl status` asks.
+//! `ferrulectl status`: the state of every component.
 
 use ferrule_proto::agent::{Component as Shown, GetStatusResponse, component::State as ShownState};
 
 use crate::health::{Affects, Component, Health, State};
 
-/// All components as they are now.
 pub(super) fn show(health: &Health, node_name: &str) -> GetStatusResponse {
     let show_one = |(name, component): (&'static str, Component)| Shown {
         name: name.to_owned(),
@@ -35,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_tells_of_each_component_how_it_is_and_whether_add_needs_it() {
+    fn status_lists_each_component_with_its_state_and_whether_add_needs_it() {
         let health = Health::default();
         let ranges = health.component("ranges", true, "waiting for the node's spec.podCIDRs");
         let pods = health.component("pods", false, "listing");
@@ -49,6 +48,6 @@ mod tests {
         assert_eq!(status.components[0].reason, "connection refused");
         assert_eq!(status.components[1].since_ms, health.components()["ranges"].since_ms);
         ranges.healthy("10.0.0.0/24");
-        assert!(show(&health, "").ready, "the pods' watch is not needed");
+        assert!(show(&health, "").ready, "readiness does not depend on the pods' watch");
     }
 }

@@ -1,4 +1,4 @@
-//! All that is not as it should be, as `ferrulectl verify` asks.
+//! `ferrulectl verify`: every deviation of kernel and maps from the desired state.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use crate::{
     registry::{Attachment, HostLink, Key},
 };
 
-/// Looks when it is asked, once at a time: each look may keep a thread for as long as the kernel does not answer.
+/// Runs one verification at a time: each may block a thread for as long as the kernel does not answer.
 pub struct Verifier {
     healer: Arc<Healer>,
     turn: Arc<Semaphore>,
 }
 
-/// Shorter than the caller waits.
+/// Shorter than the deadline of `ferrulectl`.
 const DEADLINE: Duration = Duration::from_secs(8);
 
 // === impl Verifier ===
@@ -28,24 +28,22 @@ impl Verifier {
         Self { healer, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Looks at everything.
-    ///
     /// # Errors
-    /// If it takes too long, or the kernel refuses to tell.
+    /// `DEADLINE_EXCEEDED`, or `UNAVAILABLE` if the kernel refuses a dump.
     pub(super) async fn verify(&self) -> Result<Response<VerifyResponse>, Status> {
-        let looked = async {
-            // It is never closed. The work itself holds it, which goes on when nobody waits for it any more.
-            let alone = Arc::clone(&self.turn).acquire_owned().await.ok();
+        let verification = async {
+            // The semaphore is never closed. The permit moves into the work, which continues if the caller leaves.
+            let permit = Arc::clone(&self.turn).acquire_owned().await.ok();
             let healer = Arc::clone(&self.healer);
             spawn_blocking(move || {
-                let _alone = alone;
+                let _permit = permit;
                 healer.verify()
             })
             .await
         };
-        let late = |_| Status::deadline_exceeded("to look at all attachments took too long");
-        let looked = timeout(DEADLINE, looked).await.map_err(late)?;
-        let found = looked.map_err(|error| Status::internal(chain(&error)))?;
+        let late = |_| Status::deadline_exceeded("the verification of all attachments exceeded its deadline");
+        let joined = timeout(DEADLINE, verification).await.map_err(late)?;
+        let found = joined.map_err(|error| Status::internal(chain(&error)))?;
         let found = found.map_err(|error| Status::unavailable(chain(&error)))?;
         Ok(Response::new(show(&found, self.healer.repairs())))
     }

@@ -1,4 +1,4 @@
-//! What the probes and the metrics answer, over a real socket.
+//! Probes and metrics over a real socket.
 
 use axum::body::{Body, to_bytes};
 use http::{Method, Request};
@@ -15,7 +15,7 @@ fn observed() -> Observed {
     Observed { health: Health::default(), metrics: Metrics::default(), liveness: Liveness::new(|| Ok(())) }
 }
 
-async fn ask(observed: &Observed, method: Method, path: &str) -> (u16, String, String) {
+async fn request(observed: &Observed, method: Method, path: &str) -> (u16, String, String) {
     let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
     let response = router(observed.clone()).oneshot(request).await.unwrap();
     let code = response.status().as_u16();
@@ -25,22 +25,22 @@ async fn ask(observed: &Observed, method: Method, path: &str) -> (u16, String, S
 }
 
 async fn get(observed: &Observed, path: &str) -> (u16, String) {
-    let (code, _, body) = ask(observed, Method::GET, path).await;
+    let (code, _, body) = request(observed, Method::GET, path).await;
     (code, body)
 }
 
 #[tokio::test]
-async fn metrics_are_told_in_the_format_that_the_content_type_names() {
+async fn metrics_are_served_as_openmetrics() {
     let observed = observed();
     observed.metrics.watch.lists.get_or_create(&SourceLabels { source: "pods" }).inc();
-    let (code, kind, body) = ask(&observed, Method::GET, "/metrics").await;
+    let (code, kind, body) = request(&observed, Method::GET, "/metrics").await;
     assert_eq!((code, kind.as_str()), (200, OPENMETRICS));
     assert!(body.contains("ferrule_watch_lists_total{source=\"pods\"} 1\n"), "{body}");
     assert!(body.ends_with("# EOF\n"));
 }
 
 #[tokio::test]
-async fn who_is_not_ready_tells_each_obstacle_on_a_line() {
+async fn readyz_lists_each_component_that_blocks_add() {
     let observed = observed();
     let ranges = observed.health.component("ranges", true, "waiting for the node's spec.podCIDRs");
     let socket = observed.health.component("socket", true, "not yet");
@@ -58,7 +58,7 @@ async fn who_is_not_ready_tells_each_obstacle_on_a_line() {
 }
 
 #[tokio::test]
-async fn who_is_not_alive_says_why() {
+async fn healthz_gives_the_reason_of_a_failure() {
     let mut observed = observed();
     assert_eq!(get(&observed, "/healthz").await, (200, "ok\n".to_owned()));
     observed.liveness = Liveness::new(|| Err("no netlink".to_owned()));
@@ -66,12 +66,12 @@ async fn who_is_not_alive_says_why() {
 }
 
 #[tokio::test]
-async fn only_questions_are_answered() {
+async fn methods_other_than_get_and_head_are_refused() {
     let observed = observed();
-    let (code, _, body) = ask(&observed, Method::HEAD, "/metrics").await;
+    let (code, _, body) = request(&observed, Method::HEAD, "/metrics").await;
     assert_eq!((code, body.as_str()), (200, ""));
     for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
-        assert_eq!(ask(&observed, method, "/readyz").await.0, 405);
+        assert_eq!(request(&observed, method, "/readyz").await.0, 405);
     }
     assert_eq!(get(&observed, "/").await.0, 404);
 }
@@ -93,7 +93,7 @@ impl Memory for Nothing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_readiness_does_not_depend_on_the_api_server() {
+async fn readiness_does_not_depend_on_the_api_server() {
     let observed = observed();
     let (health, metrics) = (observed.health.clone(), observed.metrics.watch.clone());
     let settings = Settings {
@@ -109,7 +109,7 @@ async fn fix_readiness_does_not_depend_on_the_api_server() {
     );
     sleep(Duration::from_secs(300)).await;
     let pods = observed.health.components()["pods"].clone();
-    assert_eq!(pods.state, health::State::Unhealthy, "it is said: {}", pods.why);
+    assert_eq!(pods.state, health::State::Unhealthy, "{}", pods.why);
     assert_eq!(get(&observed, "/readyz").await, (200, "ok\n".to_owned()));
     assert_eq!(get(&observed, "/healthz").await.0, 200);
 }
@@ -121,48 +121,45 @@ async fn served() -> SocketAddr {
     address
 }
 
-async fn talk(stream: &mut TcpStream, request: &str) -> String {
+async fn exchange(stream: &mut TcpStream, request: &str) -> String {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    // A peer that has closed with something of ours unread resets.
+    // A peer that closes with unread data resets the connection.
     let _ = timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await.unwrap();
     answer
 }
 
 #[tokio::test]
-async fn a_connection_carries_one_request_and_no_body() {
+async fn a_connection_carries_one_request_without_a_body() {
     let address = served().await;
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let answer = talk(&mut stream, "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let answer = exchange(&mut stream, "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
     let mut stream = TcpStream::connect(address).await.unwrap();
     let endless = "POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\nabc";
-    let answer = talk(&mut stream, endless).await;
-    assert!(
-        answer.starts_with("HTTP/1.1 405 "),
-        "answered and closed, without waiting for the rest: {answer}"
-    );
+    let answer = exchange(&mut stream, endless).await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "expected an answer without waiting for the body: {answer}");
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let answer = talk(&mut stream, &format!("GET /readyz?{} HTTP/1.1\r\n", "a".repeat(MOST))).await;
+    let answer = exchange(&mut stream, &format!("GET /readyz?{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD))).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") || answer.starts_with("HTTP/1.1 431 "), "{answer}");
 }
 
 #[tokio::test]
-async fn those_who_say_nothing_keep_nobody_else_out_for_long() {
+async fn silent_connections_time_out_and_free_their_slots() {
     let address = served().await;
     let mut silent = Vec::new();
-    for _ in 0..CONNECTIONS {
+    for _ in 0..MAX_CONNECTIONS {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     let before = tokio::time::Instant::now();
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let answer = talk(&mut stream, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let answer = exchange(&mut stream, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(answer.ends_with("ok\n"), "{answer}");
-    assert!(before.elapsed() < 2 * HEAD, "{:?}", before.elapsed());
+    assert!(before.elapsed() < 2 * HEAD_TIMEOUT, "{:?}", before.elapsed());
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_an_error_that_names_the_flag() {
+async fn an_address_in_use_is_an_error_that_names_the_flag() {
     let address = served().await;
     let error = listen(address).await.unwrap_err();
     assert!(

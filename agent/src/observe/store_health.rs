@@ -1,4 +1,4 @@
-//! Whether the registry's store can be written to, and whether it can again.
+//! Reports whether the registry's store is writable, and retries while it is not.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,30 +6,30 @@ use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 
 use crate::health::Reporter;
 
-/// Between two tries. While they fail, no runtime calls that could try instead: the agent is not ready.
+/// The retry interval. No call retries meanwhile: the agent is not ready.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Follows the store until the agent ends. `trouble` is why it could not be written to the last time; `again` tries once more, says
-/// so there, and may block.
+/// Runs until the agent ends. `trouble` is the reason why the last write failed; `retry` writes once, updates `trouble`, and
+/// may block.
 pub async fn follow(
     mut trouble: watch::Receiver<Option<String>>,
-    again: impl Fn() + Send + Sync + 'static,
+    retry: impl Fn() + Send + Sync + 'static,
     reporter: Reporter,
 ) {
-    let again = Arc::new(again);
+    let retry = Arc::new(retry);
     loop {
         let why = trouble.borrow_and_update().clone();
         match &why {
-            None => reporter.healthy("its store can be written to"),
+            None => reporter.healthy("the store is writable"),
             Some(why) => reporter.unhealthy(why),
         }
-        // The sender is there as long as the registry.
+        // The registry keeps the sender.
         let changed = trouble.changed();
         if why.is_none() {
             let _ = changed.await;
         } else if timeout(AGAIN, changed).await.is_err() {
-            let again = Arc::clone(&again);
-            let _ = spawn_blocking(move || again()).await;
+            let retry = Arc::clone(&retry);
+            let _ = spawn_blocking(move || retry()).await;
         }
     }
 }
@@ -40,8 +40,7 @@ mod tests {
     use crate::health::Health;
 
     #[tokio::test]
-    async fn the_agent_is_not_ready_while_the_store_cannot_be_written_to_and_finds_out_by_itself_when_it_can()
-    {
+    async fn the_agent_is_not_ready_while_the_store_is_not_writable_and_recovers_by_itself() {
         let health = Health::default();
         let (tell, trouble) = watch::channel(Some("the disk is full".to_owned()));
         let following = tokio::spawn(follow(

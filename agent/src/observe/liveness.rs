@@ -1,4 +1,4 @@
-//! Whether the agent is alive: its tasks run, and the kernel answers. An agent that is not is to be started anew.
+//! Liveness: the agent's tasks run, and the kernel answers netlink requests. A failed probe restarts the agent.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -7,55 +7,55 @@ use std::{
 
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 
-/// What is known of the agent's life. Cloning it is cheap, and knows the same.
+/// The liveness of the agent. Clones share it.
 #[derive(Clone)]
 pub struct Liveness(Arc<Inner>);
 
 struct Inner {
     ended: OnceLock<String>,
-    ask: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
-    /// One question at a time: each may keep a thread for as long as the kernel does not answer.
+    probe: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// One probe at a time: each may block a thread for as long as the kernel does not answer.
     turn: Arc<Semaphore>,
 }
 
-/// The kernel answers within microseconds, unless somebody keeps its lock over network configuration.
+/// The kernel answers within microseconds, unless another process holds RTNL.
 const ANSWER: Duration = Duration::from_secs(2);
 
 // === impl Liveness ===
 
 impl Liveness {
-    /// `ask` asks the kernel something. It may block.
-    pub fn new(ask: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
+    /// `probe` sends the kernel a request; it may block.
+    pub fn new(probe: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
         let turn = Arc::new(Semaphore::new(1));
-        Self(Arc::new(Inner { ended: OnceLock::new(), ask: Box::new(ask), turn }))
+        Self(Arc::new(Inner { ended: OnceLock::new(), probe: Box::new(probe), turn }))
     }
 
-    /// Says that a part has ended without which the agent is none.
+    /// Marks the agent as dead: an essential task ended.
     pub fn ended(&self, why: &str) {
-        // The first one is the cause.
+        // The first reason is the cause of the others.
         let _ = self.0.ended.set(why.to_owned());
     }
 
-    /// Looks whether all is alive, within two seconds.
+    /// Probes within two seconds.
     ///
     /// # Errors
-    /// What is not, in words.
+    /// The reason why the agent is not alive.
     pub async fn check(&self) -> Result<(), String> {
         if let Some(why) = self.0.ended.get() {
             return Err(why.clone());
         }
         let inner = Arc::clone(&self.0);
-        let asked = async {
-            // It is never closed.
+        let probe = async {
+            // The semaphore is never closed.
             let turn = Arc::clone(&inner.turn).acquire_owned().await.ok();
             spawn_blocking(move || {
-                let answer = (inner.ask)();
+                let answer = (inner.probe)();
                 drop(turn);
                 answer
             })
             .await
         };
-        match timeout(ANSWER, asked).await {
+        match timeout(ANSWER, probe).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn alive_is_whose_tasks_run_and_whom_the_kernel_answers() {
+    async fn liveness_fails_once_a_task_ended_or_the_kernel_reports_an_error() {
         let liveness = Liveness::new(|| Ok(()));
         assert_eq!(liveness.check().await, Ok(()));
         liveness.ended("the task reaper has ended");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kernel_that_does_not_answer_costs_one_thread_and_two_seconds() {
+    async fn a_kernel_that_does_not_answer_blocks_one_thread_and_fails_after_two_seconds() {
         let (answer, answers) = mpsc::channel();
         let (answers, asked) = (std::sync::Mutex::new(answers), Arc::new(AtomicU32::new(0)));
         let counted = Arc::clone(&asked);
@@ -103,9 +103,9 @@ mod tests {
         let (first, second) = tokio::join!(liveness.check(), liveness.check());
         assert!(first.unwrap_err().contains("not answered") && second.is_err());
         assert!(before.elapsed() < 2 * ANSWER);
-        assert_eq!(asked.load(Ordering::SeqCst), 1, "nobody else waits in the kernel");
+        assert_eq!(asked.load(Ordering::SeqCst), 1, "the second probe waits for its turn");
         answer.send(Ok(())).unwrap();
         answer.send(Ok(())).unwrap();
-        assert_eq!(liveness.check().await, Ok(()), "it answers again");
+        assert_eq!(liveness.check().await, Ok(()), "the kernel answers again");
     }
 }
