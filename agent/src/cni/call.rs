@@ -8,8 +8,9 @@ use tonic::metadata::MetadataMap;
 
 use crate::attach::{Phases, Spell, Timeline};
 use crate::{
+    cluster::PodRef,
     metrics::CniMetrics,
-    registry::{Key, Pod},
+    registry::Key,
     trace::{Attribute, CallSpan, Context, Part, Tracer, Value},
 };
 
@@ -64,7 +65,7 @@ impl Call<'_> {
     }
 
     /// Whose it is, as far as that is known.
-    pub(super) fn of_pod(&mut self, pod: &Pod) {
+    pub(super) fn of_pod(&mut self, pod: &PodRef) {
         let known =
             [("k8s.namespace.name", &pod.namespace), ("k8s.pod.name", &pod.name), ("k8s.pod.uid", &pod.uid)];
         let known = known.into_iter().filter(|(_, value)| !value.is_empty());

@@ -21,12 +21,12 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     attach::{AttachRequest, Engine},
+    cluster::{Annotations, PodRef},
     crash::{self, Step},
     health::Health,
     plug::GATEWAY,
-    registry::{Attachment, Key, Pod},
+    registry::{Attachment, Key},
     server::Caller,
-    watch::Annotations,
 };
 use call::Call;
 pub use call::Calls;
@@ -54,7 +54,7 @@ impl Cni for CniService {
             let request = AttachRequest {
                 key: key(request.key)?,
                 netns: netns(request.netns)?,
-                pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
+                pod: PodRef { namespace: pod.namespace, name: pod.name, uid: pod.uid },
                 annotations: pod.annotations.map(annotations_of),
                 mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
             };
