@@ -2,16 +2,19 @@
 //!
 //! `docs/architecture.md` is the map of this house.
 
+mod api;
 pub mod app;
 pub mod attach;
+mod backoff;
 mod chain;
+pub mod cluster;
 pub mod cni;
 pub mod config;
 mod crash;
 pub mod dataplane;
 pub mod decide;
+mod durable;
 pub mod events;
-mod follow;
 pub mod heal;
 pub mod health;
 pub mod install;

@@ -2,6 +2,7 @@
 
 mod grpc;
 mod install;
+mod ranges;
 mod tasks;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -15,15 +16,16 @@ use tokio::{
 
 use self::{grpc::Grpc, tasks::Tasks};
 use crate::{
+    api::Api,
     attach::Engine,
     chain::chain,
+    cluster::{self, InitialSync, KURYR_PORTS, Pods},
     cni::{Calls, CniService},
     config::{Config, Kubernetes, SelfHeal},
     crash::{self, Step},
     dataplane::Dataplane,
     decide::{Decider, VifSource},
-    events::Events,
-    follow,
+    events::{Events, Recorder},
     heal::Healer,
     health::{Health, Reporter},
     metrics::Metrics,
@@ -40,10 +42,10 @@ use crate::{
         uplink::Uplink,
     },
     reconcile::{self, Notes, Queue, Reconciler},
-    registry::{Cache, Registry},
+    registry::Registry,
     server::{self, NodeLock},
     trace::Tracer,
-    watch::{Api, Recorder, Watches},
+    watch::{CheckpointDb, Watches},
 };
 
 /// What ADD always needs. Each is dropped with the agent.
@@ -99,7 +101,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     tasks.spawn("http", http::serve(listener, observed));
 
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
-    let (engine, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    let (engine, pods, notes) =
+        take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
     let (trouble, kept) = (engine.registry.store_trouble(), Arc::clone(&engine));
     tasks.spawn("store", store_health::follow(trouble, move || kept.registry.try_store(), needed.registry));
     tasks.spawn("reaper", engine.reaper.clone().run());
@@ -112,11 +115,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let own = move |addresses: &[IpAddr]| owner.registry.exclude(addresses);
     tasks.spawn("uplink", engine.uplink.clone().follow(uplink, default_route, own));
     let api = cluster.as_ref().map(|_| health.clone());
-    let reconciler = Reconciler::new(Arc::clone(&engine), api, config.reconcile, metrics.reconcile.clone());
+    let reconciler =
+        Reconciler::new(Arc::clone(&engine), pods.clone(), api, config.reconcile, metrics.reconcile.clone());
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());
     let watches = match cluster {
-        Some(cluster) => Some(watch(&config, cluster, &engine, queue, (&health, &metrics), &mut tasks)?),
+        Some(cluster) => {
+            Some(watch(&config, cluster, (&engine, pods), queue, (&health, &metrics), &mut tasks)?)
+        }
         None => None,
     };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
@@ -200,7 +206,7 @@ async fn take_over(
     needed: &Needed,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<(Arc<Engine>, Notes)> {
+) -> anyhow::Result<(Arc<Engine>, Pods, Notes)> {
     let registry = Registry::open(&config.state_dir)?;
     crash::point(Step::StartRegistryRead);
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
@@ -210,13 +216,15 @@ async fn take_over(
     tracing::info!(pins, "dataplane loaded");
     needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
 
-    let events = events(cluster, &registry, metrics, tasks);
+    let pods = Pods::default();
+    let events = events(cluster, &pods, metrics, tasks);
     let (registry, dataplane) = (Arc::new(registry), Arc::new(dataplane));
     let decider = Decider::new(
         config.vif_source,
         config.vif_timeout,
         config.vif_cidrs.clone(),
         Arc::clone(&registry),
+        pods.clone(),
         events.clone(),
     );
     let engine = Arc::new(Engine::new(registry, dataplane, uplink, Reaper::default(), decider, events));
@@ -224,7 +232,7 @@ async fn take_over(
     let of_store = metrics.registry_store.clone();
     let notes = spawn_blocking(move || {
         if !ranges.is_empty() {
-            follow::use_ranges(&at_start, &ranges)
+            ranges::use_ranges(&at_start, &ranges)
                 .context("cannot use the pod CIDRs of the configuration")?;
         }
         crash::point(Step::StartRanges);
@@ -237,20 +245,15 @@ async fn take_over(
         anyhow::Ok(notes)
     })
     .await??;
-    Ok((engine, notes))
+    Ok((engine, pods, notes))
 }
 
 /// Where notes about pods go.
-fn events(
-    cluster: Option<&Cluster<'_>>,
-    registry: &Registry,
-    metrics: &Metrics,
-    tasks: &mut Tasks,
-) -> Events {
+fn events(cluster: Option<&Cluster<'_>>, pods: &Pods, metrics: &Metrics, tasks: &mut Tasks) -> Events {
     let metrics = metrics.events.clone();
     let Some(Cluster { config, api }) = cluster else { return Events::nowhere(metrics) };
     let recorder = Recorder::new(Arc::clone(api), &config.node_name, metrics.clone());
-    let (events, notes) = Events::channel(metrics, registry.pods.clone());
+    let (events, notes) = Events::channel(metrics, pods.clone());
     tasks.spawn("recorder", recorder.run(notes));
     events
 }
@@ -269,19 +272,23 @@ fn tracer(config: &Config, health: &Health, metrics: &Metrics, tasks: &mut Tasks
 fn watch(
     config: &Config,
     cluster: Cluster<'_>,
-    engine: &Arc<Engine>,
+    (engine, pods): (&Arc<Engine>, Pods),
     queue: Queue,
     (health, metrics): (&Health, &Metrics),
     tasks: &mut Tasks,
 ) -> anyhow::Result<Watches> {
     let Cluster { config: cluster, api } = cluster;
-    let cache = Cache::open(&config.state_dir).context("cannot keep what the watches tell")?;
+    let cache = CheckpointDb::open(&config.state_dir).context("cannot keep what the watches tell")?;
     let watches = Watches::new(api, Arc::new(cache), cluster.watch, metrics.watch.clone(), health.clone());
     let source = config.vif_source;
     // In `auto` the runtime's call tells whether the pod is annotated.
     let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
-    let known =
-        needs_pods.then(|| health.component("vifs", true, "the node's pods have not been listed yet"));
+    let is_kuryr = source == VifSource::Kuryr;
+    let initial_sync = needs_pods.then(|| {
+        let sources: &[_] = if is_kuryr { &[Pods::WATCH, KURYR_PORTS] } else { &[Pods::WATCH] };
+        let health = health.component("vifs", true, "the node's pods have not been listed yet");
+        InitialSync::new(sources, health)
+    });
     let needs_ranges = match source {
         VifSource::Auto | VifSource::Ipam => true,
         VifSource::Annotation => config.vif_cidrs.is_empty(),
@@ -292,8 +299,15 @@ fn watch(
         let waiting = "waiting for the API server to tell the node's spec.podCIDRs";
         health.component("ranges", needs_ranges, waiting)
     });
-    if let Some(ranges) = follow::follow(&watches, engine, cluster, queue, known, ranges) {
-        tasks.spawn("ranges", ranges);
+    let name = &cluster.node_name;
+    cluster::watch_pods(&watches, name, pods.clone(), move |key| queue.add(key), initial_sync.clone());
+    if is_kuryr {
+        cluster::watch_kuryr_ports(&watches, name, pods, initial_sync);
+    }
+    if let Some(health) = ranges {
+        let health = Arc::new(health);
+        let changes = cluster::watch_own_node(&watches, name, Arc::clone(&health));
+        tasks.spawn("ranges", ranges::follow_ranges(Arc::clone(engine), changes, health));
     }
     Ok(watches)
 }

@@ -13,12 +13,12 @@ use super::{
 };
 use crate::{
     chain::chain,
+    cluster::{Annotations, PodRef},
     crash::{self, Step},
     decide::{DecideError, Decision, Request, is_active},
     events::Reason,
     plug::netns::Netns,
-    registry::{Attachment, Key, Pod},
-    watch::Annotations,
+    registry::{Attachment, Key},
 };
 
 /// A validated ADD.
@@ -26,7 +26,7 @@ use crate::{
 pub struct AttachRequest {
     pub key: Key,
     pub netns: PathBuf,
-    pub pod: Pod,
+    pub pod: PodRef,
     /// The pod's annotations, if the runtime passes them.
     pub annotations: Option<Annotations>,
     /// Bytes; `None` takes the uplink's.
@@ -148,13 +148,13 @@ impl Engine {
         }
     }
 
-    fn report_undecodable(&self, pod: &Pod, error: &AttachError) {
+    fn report_undecodable(&self, pod: &PodRef, error: &AttachError) {
         if let AttachError::Decide(DecideError::Vif(why)) = error {
             self.events.tell(pod, Reason::VifRefused, why.to_string());
         }
     }
 
-    fn report_failure(&self, pod: &Pod, error: &AttachError) {
+    fn report_failure(&self, pod: &PodRef, error: &AttachError) {
         let reason = match error {
             AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => Reason::VifRefused,
             _ => Reason::PlugFailed,

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     chain::chain,
+    cluster::PodRef,
     crash::{self, Step},
     decide::{Decision, Rules},
     plug::{
@@ -21,7 +22,7 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    registry::{Attachment, Draft, HostLink, Key, Pod, RegistryError, State, Wanted},
+    registry::{Attachment, Draft, HostLink, Key, RegistryError, State, Wanted},
 };
 
 /// Addresses from the IPAM that one ADD tries.
@@ -126,7 +127,7 @@ impl Engine {
     /// Detaches the holder of an address if it is an older sandbox of the same pod (by UID) whose interfaces are gone from
     /// the kernel, and returns whether the address may be free now. A runtime that lost its state never sends the DEL, and a
     /// pod that keeps its UID would never get its address again.
-    fn detach_stale(&self, holder: &Key, pod: &Pod, phases: &Phases) -> Result<bool, AttachError> {
+    fn detach_stale(&self, holder: &Key, pod: &PodRef, phases: &Phases) -> Result<bool, AttachError> {
         let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
         let Some(_lock) = self.registry.lock_within(&key, STALE_LOCK_TIMEOUT) else { return Ok(false) };
         let group = self.registry.group(&key);

@@ -8,8 +8,9 @@ use tonic::metadata::MetadataMap;
 
 use crate::attach::{Phases, Spell, Timeline};
 use crate::{
+    cluster::PodRef,
     metrics::CniMetrics,
-    registry::{Key, Pod},
+    registry::Key,
     trace::{Attribute, CallSpan, Context, Part, Tracer, Value},
 };
 
@@ -61,7 +62,7 @@ impl Call<'_> {
         });
     }
 
-    pub(super) fn set_pod(&mut self, pod: &Pod) {
+    pub(super) fn set_pod(&mut self, pod: &PodRef) {
         let fields =
             [("k8s.namespace.name", &pod.namespace), ("k8s.pod.name", &pod.name), ("k8s.pod.uid", &pod.uid)];
         let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());

@@ -11,8 +11,8 @@ use ferrule_proto::{
 use super::error::CallError;
 use crate::{
     attach::AttachRequest,
-    registry::{Key, Pod},
-    watch::Annotations,
+    cluster::{Annotations, PodRef},
+    registry::Key,
 };
 
 /// A validated CHECK.
@@ -37,7 +37,7 @@ pub(super) fn add(request: AddRequest) -> Result<AttachRequest, CallError> {
     Ok(AttachRequest {
         key: key(request.key)?,
         netns: netns(request.netns)?,
-        pod: Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid },
+        pod: PodRef { namespace: pod.namespace, name: pod.name, uid: pod.uid },
         annotations: pod.annotations.map(annotations_of),
         mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
     })

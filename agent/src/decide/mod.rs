@@ -16,9 +16,9 @@ pub use admit::{Refused, Rules};
 pub use source::{Decision, VifSource};
 
 use crate::{
+    cluster::{Annotations, Lookup, PodRef, Pods},
     events::{Events, Reason},
-    registry::{Known, Pod, Registry},
-    watch::Annotations,
+    registry::Registry,
 };
 use source::{Facts, Outcome};
 
@@ -30,13 +30,14 @@ pub struct Decider {
     /// Ranges that a decided address must be in; empty for the node's pod CIDRs.
     pub vif_cidrs: Vec<IpNet>,
     registry: Arc<Registry>,
+    pods: Pods,
     events: Events,
 }
 
 /// The pod that a decision is for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
-    pub pod: &'a Pod,
+    pub pod: &'a PodRef,
     /// The pod's annotations, if the runtime passes them.
     pub annotations: Option<&'a Annotations>,
 }
@@ -45,7 +46,7 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum DecideError {
     #[error("the pod {0} is gone: deleted, terminated, or scheduled to another node")]
-    PodGone(Pod),
+    PodGone(PodRef),
     /// The missing object did not arrive within the deadline.
     #[error("no {missing} within {} s", waited.as_secs())]
     TimedOut { missing: &'static str, waited: Duration },
@@ -68,9 +69,10 @@ impl Decider {
         timeout: Duration,
         vif_cidrs: Vec<IpNet>,
         registry: Arc<Registry>,
+        pods: Pods,
         events: Events,
     ) -> Self {
-        Self { source, timeout, vif_cidrs, registry, events }
+        Self { source, timeout, vif_cidrs, registry, pods, events }
     }
 
     /// Waits for the decision about a pod's VIF.
@@ -84,7 +86,7 @@ impl Decider {
     ) -> Result<Decision, DecideError> {
         let start = Instant::now();
         let mut is_reported = false;
-        let mut changes = self.registry.pods.subscribe(request.pod);
+        let mut changes = self.pods.subscribe(request.pod);
         let mut ranges = self.registry.ranges();
         loop {
             let has_ranges = !ranges.borrow_and_update().is_empty();
@@ -132,7 +134,7 @@ impl Decider {
             Reason::WaitingForActiveVifs,
             "the interface is plugged; waiting for its VIF to become active",
         );
-        let mut changes = self.registry.pods.subscribe(request.pod);
+        let mut changes = self.pods.subscribe(request.pod);
         // The annotations in the call are a snapshot of its beginning.
         let request = Request { annotations: None, ..*request };
         loop {
@@ -154,15 +156,14 @@ impl Decider {
 
     fn evaluate(&self, request: &Request<'_>, has_ranges: bool) -> Result<Outcome, DecideError> {
         let Request { pod, annotations: from_call } = *request;
-        let pods = &self.registry.pods;
-        let known = if pod.is_of_kubernetes() { pods.get(pod) } else { Known::Not };
+        let known = if pod.is_of_kubernetes() { self.pods.get(pod) } else { Lookup::Unknown };
         let from_watch = match &known {
-            Known::Gone => return Err(DecideError::PodGone(pod.clone())),
-            Known::Here(annotations) => Some(annotations),
-            Known::Not => None,
+            Lookup::Gone => return Err(DecideError::PodGone(pod.clone())),
+            Lookup::Present(annotations) => Some(annotations),
+            Lookup::Unknown => None,
         };
         let is_static = from_call.is_some_and(Annotations::is_static);
-        let port = (self.source == VifSource::Kuryr).then(|| pods.kuryr(pod, is_static)).flatten();
+        let port = (self.source == VifSource::Kuryr).then(|| self.pods.kuryr(pod, is_static)).flatten();
         let facts = Facts {
             is_of_kubernetes: pod.is_of_kubernetes(),
             from_call,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ferrule_vif::{InterfaceRequest, VifError, VifRequest, kuryr};
 
-use crate::{registry::Port, watch::Annotations};
+use crate::cluster::{Annotations, Port};
 
 /// The configured source of VIFs (`--vif-source`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]

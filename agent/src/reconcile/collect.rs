@@ -14,22 +14,24 @@ use tokio::{
 
 use super::{
     Settings,
-    proofs::{Evidence, Seen},
+    proofs::{Evidence, Seen, Witness},
     verdict::{Identity, Observations, Outlook, Verdict},
 };
 use crate::{
     attach::{AttachError, Engine, Phases},
+    cluster::{PodRef, Pods},
     crash::{self, Step},
     health::Health,
     metrics::ReconcileMetrics,
-    registry::{Attachment, Key, Pod},
+    registry::{Attachment, Key},
     watch::ObjectKey,
 };
 
 /// Looks at attachments, and removes those that it has found dangling twice.
 pub struct Collector {
     engine: Arc<Engine>,
-    /// How well the API server is followed; `None` if there is none.
+    pods: Pods,
+    /// Health of the watches; `None` without an API server.
     api: Option<Health>,
     settings: Settings,
     metrics: ReconcileMetrics,
@@ -43,7 +45,7 @@ pub struct Collector {
 #[derive(Debug, Clone)]
 pub struct Candidate {
     pub key: Key,
-    pub pod: Pod,
+    pub pod: PodRef,
     pub evidence: Evidence,
     /// One line.
     pub verdict: String,
@@ -79,12 +81,14 @@ const DEADLINE: Duration = Duration::from_secs(8);
 impl Collector {
     pub(super) fn new(
         engine: Arc<Engine>,
+        pods: Pods,
         api: Option<Health>,
         settings: Settings,
         metrics: ReconcileMetrics,
     ) -> Self {
         Self {
             engine,
+            pods,
             api,
             settings,
             metrics,
@@ -97,7 +101,7 @@ impl Collector {
     /// Waits until the node's pods are known, if anyone is to tell.
     pub(super) async fn until_known(&self) {
         if self.api.is_some() {
-            self.engine.registry.pods.until_synced().await;
+            self.pods.until_synced().await;
         }
     }
 
@@ -171,7 +175,8 @@ impl Collector {
     fn look(&self, key: &Key) -> Option<(Identity, Evidence)> {
         let registry = &self.engine.registry;
         let group = registry.group(key);
-        let evidence = Evidence::look(registry, self.api.as_ref(), key, &group)?;
+        let witness = Witness { pods: &self.pods, api: self.api.as_ref() };
+        let evidence = Evidence::look(registry, witness, key, &group)?;
         Some((Identity::of(group.first()?), evidence))
     }
 

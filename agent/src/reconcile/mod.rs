@@ -17,7 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::{attach::Engine, health::Health, metrics::ReconcileMetrics};
+use crate::{attach::Engine, cluster::Pods, health::Health, metrics::ReconcileMetrics};
 pub use collect::{Candidate, Collector};
 pub use notes::Notes;
 pub use proofs::{Evidence, Seen};
@@ -54,12 +54,13 @@ impl Reconciler {
     /// `api` is how well the API server is followed; without one, the kernel has to prove everything.
     pub fn new(
         engine: Arc<Engine>,
+        pods: Pods,
         api: Option<Health>,
         settings: Settings,
         metrics: ReconcileMetrics,
     ) -> Self {
         let queue = Queue::new(metrics.clone());
-        let collector = Arc::new(Collector::new(engine, api, settings, metrics.clone()));
+        let collector = Arc::new(Collector::new(engine, pods, api, settings, metrics.clone()));
         Self { collector, queue, settings, metrics }
     }
 

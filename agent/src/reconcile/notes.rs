@@ -166,7 +166,8 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{NetnsId, Pod, State};
+    use crate::cluster::PodRef;
+    use crate::registry::{NetnsId, State};
     use ferrule_vif::{Addresses, Mac, Vif};
 
     fn key(container: &str) -> Key {
@@ -197,7 +198,7 @@ mod tests {
         Attachment {
             key: key(container),
             state: State::Attached,
-            pod: Pod::default(),
+            pod: PodRef::default(),
             netns: "/run/netns/x".into(),
             netns_id: NetnsId { dev: 4, ino: 7 },
             vif: Vif { mac, mtu: 1500, addresses, gateways, is_default: true, routes: Vec::new() },

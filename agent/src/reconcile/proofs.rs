@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     chain::chain,
+    cluster::{Lookup, PodRef, Pods},
     health::{Health, State as Healthy},
     plug::{
         netlink::Socket,
@@ -17,7 +18,7 @@ use crate::{
         stamp::Stamp,
         veth,
     },
-    registry::{Attachment, Key, Known, NetnsId, Pod, Pods, Registry, State},
+    registry::{Attachment, Key, NetnsId, Registry, State},
 };
 
 /// What was seen of an attachment, and of those that came with it.
@@ -60,12 +61,11 @@ impl Evidence {
     /// Looks at all that a runtime knows by one key.
     pub(super) fn look(
         registry: &Registry,
-        api: Option<&Health>,
+        witness: Witness<'_>,
         key: &Key,
         group: &[Attachment],
     ) -> Option<Self> {
         let first = group.first()?;
-        let witness = Witness { pods: &registry.pods, api };
         let link_gone = link_gone(group);
         let is_made = |it: &Attachment| matches!(it.state, State::Attached | State::Unplugging);
         Some(Self {
@@ -129,7 +129,7 @@ impl Seen {
 
 impl Witness<'_> {
     /// Whether a pod is gone; `None` for what an API server cannot know.
-    fn pod_gone(&self, pod: &Pod, age: Duration) -> Option<Seen> {
+    fn pod_gone(&self, pod: &PodRef, age: Duration) -> Option<Seen> {
         let health = self.api.filter(|_| pod.is_of_kubernetes())?;
         let watch = health.components().remove(Pods::WATCH);
         Some(match watch {
@@ -140,11 +140,11 @@ impl Witness<'_> {
         })
     }
 
-    fn fate(&self, pod: &Pod, age: Duration) -> Seen {
+    fn fate(&self, pod: &PodRef, age: Duration) -> Seen {
         match self.pods.get(pod) {
-            Known::Here(_) => Seen::no(format!("the pod {pod} is there")),
-            Known::Gone => Seen::yes(format!("the pod {pod} was deleted, has ended, or is on another node")),
-            Known::Not => {
+            Lookup::Present(_) => Seen::no(format!("the pod {pod} is there")),
+            Lookup::Gone => Seen::yes(format!("the pod {pod} was deleted, has ended, or is on another node")),
+            Lookup::Unknown => {
                 // Of two UIDs nobody can say which is the newer: the watch may have the one from before.
                 let unseen = match self.pods.uid_at(pod) {
                     Some(other) => format!("the name {pod} belongs to another pod, with the UID {other}"),
@@ -221,25 +221,29 @@ mod tests {
     const OLD: Duration = Duration::from_secs(3600);
     const NEW: Duration = Duration::from_secs(10);
 
-    fn named(uid: &str) -> Pod {
-        Pod { namespace: "n".to_owned(), name: "web-0".to_owned(), uid: uid.to_owned() }
+    fn named(uid: &str) -> PodRef {
+        PodRef { namespace: "n".to_owned(), name: "web-0".to_owned(), uid: uid.to_owned() }
     }
 
-    fn applied(uid: &str, more: &str) -> Change<crate::watch::Pod> {
+    fn applied(uid: &str, more: &str) -> Change<crate::cluster::Pod> {
         let json = format!(r#"{{"metadata":{{"namespace":"n","name":"web-0","uid":"{uid}"{more}}}}}"#);
         Change::Applied(serde_json::from_str(&json).unwrap())
     }
 
-    fn deleted(uid: &str) -> Change<crate::watch::Pod> {
+    fn deleted(uid: &str) -> Change<crate::cluster::Pod> {
         Change::Gone { key: ObjectKey::new("n", "web-0"), uid: uid.to_owned() }
     }
 
     /// What an agent says that follows the API server, after changes.
-    fn seen(changes: impl IntoIterator<Item = Change<crate::watch::Pod>>, pod: &Pod, age: Duration) -> Seen {
+    fn seen(
+        changes: impl IntoIterator<Item = Change<crate::cluster::Pod>>,
+        pod: &PodRef,
+        age: Duration,
+    ) -> Seen {
         let (pods, health) = (Pods::default(), Health::default());
         let watch = health.component(Pods::WATCH, false, "");
         watch.healthy("following");
-        changes.into_iter().chain([Change::Synced]).for_each(|change| drop(pods.pod(change)));
+        changes.into_iter().chain([Change::Synced]).for_each(|change| drop(pods.apply_pod(change)));
         Witness { pods: &pods, api: Some(&health) }.pod_gone(pod, age).unwrap()
     }
 
@@ -277,11 +281,11 @@ mod tests {
     fn pain_3_without_a_working_watch_no_pod_is_gone() {
         let (pods, health) = (Pods::default(), Health::default());
         let gone = || Witness { pods: &pods, api: Some(&health) }.pod_gone(&named("u1"), OLD).unwrap();
-        pods.pod(deleted("u1"));
+        pods.apply_pod(deleted("u1"));
         let watch = health.component(Pods::WATCH, false, "listing");
         watch.healthy("following");
         assert!(!gone().holds, "not all pods are known");
-        pods.pod(Change::Synced);
+        pods.apply_pod(Change::Synced);
         assert!(gone().holds);
         watch.unhealthy("connection refused");
         assert!(!gone().holds && gone().what.contains("connection refused"), "{}", gone().what);
@@ -293,7 +297,7 @@ mod tests {
     fn what_is_no_pod_of_kubernetes_or_has_no_api_server_has_no_such_proof() {
         let (pods, health) = (Pods::default(), Health::default());
         assert_eq!(Witness { pods: &pods, api: None }.pod_gone(&named("u1"), OLD), None);
-        assert_eq!(Witness { pods: &pods, api: Some(&health) }.pod_gone(&Pod::default(), OLD), None);
+        assert_eq!(Witness { pods: &pods, api: Some(&health) }.pod_gone(&PodRef::default(), OLD), None);
     }
 
     #[test]

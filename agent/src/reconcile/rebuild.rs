@@ -10,6 +10,7 @@ use agent_common::VifEntry;
 
 use crate::{
     attach::Engine,
+    cluster::PodRef,
     dataplane::Recorded,
     metrics::{StoreMetrics, count},
     plug::{
@@ -18,7 +19,7 @@ use crate::{
         stamp::Stamp,
         survey::{self, Place, Seen},
     },
-    registry::{Attachment, Condition, HostLink, Key, NetnsId, Pod, State, now_ms},
+    registry::{Attachment, Condition, HostLink, Key, NetnsId, State, now_ms},
 };
 use ferrule_vif::{Addresses, Mac, PodRoute, Route, Vif};
 
@@ -27,7 +28,7 @@ struct Found {
     seen: Seen,
     addresses: Addresses,
     mac: Mac,
-    pod: Pod,
+    pod: PodRef,
 }
 
 /// The most routes of an interface that are taken over, as many as a VIF may have: a pod can have made any number.
@@ -171,7 +172,7 @@ fn believe(
             let addresses = Addresses::collect(its.map(|(address, _)| address));
             (addresses, Some(Mac(vif.mac)), pod(&vif, seen.stamp.key()))
         }
-        None => (Addresses::collect(seen.addresses.iter().copied()), seen.mac, Pod::default()),
+        None => (Addresses::collect(seen.addresses.iter().copied()), seen.mac, PodRef::default()),
     };
     let addresses = addresses.map_err(|_| "it would have two addresses of one family")?;
     if addresses == Addresses::default() {
@@ -181,12 +182,12 @@ fn believe(
 }
 
 /// The pod that an entry was written for; unknown if what it says was cut, or is the container's ID.
-fn pod(entry: &VifEntry, key: &Key) -> Pod {
-    let (Some(name), Some(uid)) = (text(&entry.pod), text(&entry.pod_uid)) else { return Pod::default() };
+fn pod(entry: &VifEntry, key: &Key) -> PodRef {
+    let (Some(name), Some(uid)) = (text(&entry.pod), text(&entry.pod_uid)) else { return PodRef::default() };
     match name.split_once('/') {
-        Some((namespace, name)) => Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid },
-        None if name == key.container_id.as_str() => Pod::default(),
-        None => Pod { namespace: String::new(), name, uid },
+        Some((namespace, name)) => PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid },
+        None if name == key.container_id.as_str() => PodRef::default(),
+        None => PodRef { namespace: String::new(), name, uid },
     }
 }
 
@@ -332,11 +333,11 @@ mod tests {
     fn pain_3_a_pod_that_is_not_told_in_full_is_unknown() {
         let key = Key::try_from("net/0123/eth0".to_owned()).unwrap();
         let told = |name: &str| pod(&entry(name, &[]).vif, &key);
-        let web = Pod { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u-1".to_owned() };
+        let web = PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u-1".to_owned() };
         assert_eq!(told("n/web"), web);
-        assert_eq!(told("web"), Pod { namespace: String::new(), ..web });
+        assert_eq!(told("web"), PodRef { namespace: String::new(), ..web });
         for unknown in [&format!("n/{}", "w".repeat(126)), "n/w\u{fc}rfel", "0123"] {
-            assert_eq!(told(unknown), Pod::default(), "{unknown}");
+            assert_eq!(told(unknown), PodRef::default(), "{unknown}");
         }
     }
 

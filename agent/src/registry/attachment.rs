@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf};
 use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::PodRef;
 use ferrule_vif::Vif;
 
 /// What identifies an attachment, as in the CNI specification.
@@ -14,15 +15,6 @@ pub struct Key {
     pub network: NetworkName,
     pub container_id: ContainerId,
     pub ifname: IfName,
-}
-
-/// The pod that a container is the sandbox of, as far as the runtime told. What is not known is empty, and then nobody can be asked
-/// whether the pod is gone.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pod {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
 }
 
 /// What tells two network namespaces apart, whatever paths lead to them. It is unique among those that live; the
@@ -75,7 +67,7 @@ pub struct HostLink {
 pub struct Attachment {
     pub key: Key,
     pub state: State,
-    pub pod: Pod,
+    pub pod: PodRef,
     /// The path as the runtime gave it. Empty if the attachment was made anew from what the kernel has, and none was found.
     pub netns: PathBuf,
     /// [`NetnsId::UNKNOWN`] if the namespace was not found then.
@@ -113,23 +105,6 @@ impl Attachment {
     /// Whether a path to its namespace is known.
     pub fn has_path(&self) -> bool {
         !self.netns.as_os_str().is_empty()
-    }
-}
-
-// === impl Pod ===
-
-impl Pod {
-    /// Whether it is one that an API server can know.
-    pub fn is_of_kubernetes(&self) -> bool {
-        !self.namespace.is_empty() && !self.name.is_empty()
-    }
-}
-
-impl fmt::Display for Pod {
-    /// `namespace/name`, as far as it is known.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name, .. } = self;
-        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
     }
 }
 

@@ -3,10 +3,7 @@
 //! Every change is durable before it is visible in memory, and visible before the caller acts on it.
 
 mod attachment;
-mod cache;
-mod durable;
 mod locks;
-mod pods;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -32,13 +29,12 @@ use nix::{
 };
 use tokio::sync::watch;
 
-pub use attachment::{Attachment, HostLink, Key, NetnsId, Pod, State};
-pub use cache::Cache;
+pub use attachment::{Attachment, HostLink, Key, NetnsId, State};
 pub use locks::{KeyGuard, Locks};
-pub use pods::{Known, Pods, Port, Subscription};
 pub use store::{Condition, StoreError};
 
 use crate::{
+    cluster::PodRef,
     crash::{self, Step},
     ipam::{COOLDOWN, Exhausted, Ipam, IpamError},
 };
@@ -46,9 +42,8 @@ use ferrule_proto::names::IfName;
 use ferrule_vif::{Addresses, Vif};
 use store::{Identity, Opened, Store};
 
-/// The attachments of this node, and the pods that they are for.
+/// The attachments of this node.
 pub struct Registry {
-    pub pods: Pods,
     store: Store,
     ranges: watch::Sender<Vec<IpNet>>,
     condition: Condition,
@@ -74,7 +69,7 @@ struct Inner {
 pub struct Draft {
     pub key: Key,
     pub with: Option<Key>,
-    pub pod: Pod,
+    pub pod: PodRef,
     pub netns: PathBuf,
     pub netns_id: NetnsId,
     pub vif: Wanted,
@@ -143,7 +138,6 @@ impl Registry {
         let Opened { store, contents, condition } = Store::open_as(&directory.join("registry.redb"), own)?;
         let attachments = contents.attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
         Ok(Self {
-            pods: Pods::default(),
             store,
             ranges: watch::Sender::default(),
             settled: AtomicBool::new(condition == Condition::Whole),
@@ -246,7 +240,7 @@ impl Registry {
     }
 
     /// The keys that a runtime knows, of pods that are meant.
-    pub fn runtime_keys(&self, is_meant: impl Fn(&Pod) -> bool) -> BTreeSet<Key> {
+    pub fn runtime_keys(&self, is_meant: impl Fn(&PodRef) -> bool) -> BTreeSet<Key> {
         let inner = self.inner();
         inner.attachments.values().filter(|it| is_meant(&it.pod)).map(Attachment::runtime_key).collect()
     }

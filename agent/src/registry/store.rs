@@ -20,10 +20,11 @@ use std::{
 use redb::{ReadTransaction, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
 use tokio::sync::watch;
 
-use super::{attachment::Attachment, durable::Durable};
+use super::attachment::Attachment;
 use crate::{
     chain::chain,
     crash::{self, Step},
+    durable::DurableDb,
 };
 use ferrule_vif::Addresses;
 pub use identity::Identity;
@@ -31,7 +32,7 @@ pub use open::{Condition, Opened};
 
 /// The durable half of the registry.
 pub struct Store {
-    database: Durable,
+    database: DurableDb,
     /// When addresses that had rested were last forgotten, in milliseconds since boot.
     swept: AtomicU64,
     trouble: watch::Sender<Option<String>>,

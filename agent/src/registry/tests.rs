@@ -21,7 +21,7 @@ fn draft(id: &str) -> Draft {
             container_id: ContainerId::new(id).unwrap(),
             ifname: IfName::new("eth0").unwrap(),
         },
-        pod: Pod { namespace: "default".to_owned(), name: id.to_owned(), uid: "u-1".to_owned() },
+        pod: PodRef { namespace: "default".to_owned(), name: id.to_owned(), uid: "u-1".to_owned() },
         netns: "/run/netns/x".into(),
         netns_id: NetnsId { dev: 4, ino: 4026531840 },
         with: None,

@@ -6,7 +6,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
     Batch, Memory,
-    objects::{Object, ObjectKey},
+    object::{Object, ObjectKey},
 };
 
 /// What is not durable yet, and what is on its way to be.

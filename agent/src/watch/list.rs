@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use super::{
     Sink,
-    error::WatchError,
-    objects::{Metadata, Object},
+    object::{Object, ObjectMeta},
     source::{Source, Streams},
     wire::{self, Page},
 };
+use crate::api::ApiError;
 
 /// The most objects in a page, as client-go has it.
 const PAGE: usize = 500;
@@ -24,7 +24,7 @@ pub(super) struct Listed {
 
 impl<T: Object, S: Sink<T>> Source<T, S> {
     /// Lists all objects, page by page.
-    pub(super) async fn list(&mut self) -> Result<Listed, WatchError> {
+    pub(super) async fn list(&mut self) -> Result<Listed, ApiError> {
         let what = format!("list {}", self.scope.name);
         self.begin_list();
         let (mut token, mut newest) = (String::new(), None);
@@ -34,12 +34,12 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             let page = self.api.get(&what, &path).await?;
             self.count_bytes(page.len());
             let page: Page<'_> = serde_json::from_slice(&page)
-                .map_err(|error| WatchError::Answer { what: what.clone(), why: error.to_string() })?;
+                .map_err(|error| ApiError::Answer { what: what.clone(), why: error.to_string() })?;
             for item in page.items.into_iter().flatten() {
-                match serde_json::from_str::<T>(item.get()) {
-                    Ok(object) => {
-                        newest = newest.max(number(&object.metadata().resource_version));
-                        self.apply(object);
+                match wire::decode::<T>(item.get()) {
+                    Ok((object, version)) => {
+                        newest = newest.max(number(&version));
+                        self.apply(object, version);
                     }
                     Err(error) => {
                         self.undecodable(&error);
@@ -59,7 +59,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// Something is there that is not understood: so at least it is not gone.
-    pub(super) fn is_listed(&mut self, metadata: Option<Metadata>) {
+    pub(super) fn is_listed(&mut self, metadata: Option<ObjectMeta>) {
         if let (Some(listed), Some(metadata)) = (&mut self.state.listed, metadata) {
             listed.insert(metadata.key());
         }

@@ -4,16 +4,12 @@
 //! order in which it happened, and keeps its position in a [`Memory`], so that a restarted agent goes on from there. A
 //! sink is called from the loop itself: one that takes its time slows the stream down, and nothing piles up.
 
-mod backoff;
-mod client;
-mod error;
+mod checkpoint_db;
 mod keep;
 mod lines;
 mod list;
-mod objects;
+mod object;
 mod patience;
-mod plugin;
-mod recorder;
 mod silence;
 mod source;
 mod wire;
@@ -26,11 +22,9 @@ use std::{
 
 use tokio::{sync::oneshot, task::JoinHandle};
 
-use crate::{health::Health, metrics::WatchMetrics};
-pub use client::Api;
-pub use error::WatchError;
-pub use objects::{Annotations, KuryrPort, Metadata, Node, Object, ObjectKey, Pod};
-pub use recorder::{PodEvent, Recorder};
+use crate::{api::Api, health::Health, metrics::WatchMetrics};
+pub use checkpoint_db::CheckpointDb;
+pub use object::{Object, ObjectKey};
 pub use source::Scope;
 
 /// What happened to an object.

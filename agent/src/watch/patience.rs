@@ -6,11 +6,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Change, Sink,
-    error::WatchError,
-    objects::Object,
+    object::Object,
     source::{Source, Stop},
 };
 use crate::{
+    api::ApiError,
     health::State,
     metrics::{FailureLabels, SourceLabels, count},
 };
@@ -33,13 +33,13 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// Notes a failure, and says how long to wait.
-    pub(super) fn failed(&mut self, error: &WatchError) -> Duration {
+    pub(super) fn failed(&mut self, error: &ApiError) -> Duration {
         let name = self.scope.name;
         self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
         // Token, client certificate or the server's may have been exchanged for newer ones.
         if error.is_unauthorized() {
             self.api.renew();
-        } else if matches!(error, WatchError::Connect { .. }) {
+        } else if matches!(error, ApiError::Connect { .. }) {
             self.api.doubt();
         }
         // A list that did not come to its end says nothing of what is gone.

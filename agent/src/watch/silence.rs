@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use super::{
     Sink,
-    error::WatchError,
     list::{Listed, number},
-    objects::Object,
+    object::Object,
     source::Source,
 };
+use crate::api::ApiError;
 
 /// What is known of it.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ enum Means {
 
 /// How a stream ended that had said nothing.
 pub(super) struct Mute {
-    pub error: WatchError,
+    pub error: ApiError,
     pub lasted: Duration,
     /// Whether we had asked for the end.
     pub as_asked: bool,
@@ -90,7 +90,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// What to make of a stream that said nothing: `Ok` if the next one may be opened at once.
-    pub(super) async fn mute(&mut self, mute: Mute) -> Result<(), WatchError> {
+    pub(super) async fn mute(&mut self, mute: Mute) -> Result<(), ApiError> {
         let Mute { error, lasted, as_asked } = mute;
         let silence = &mut self.state.silence;
         silence.mute = silence.mute.saturating_add(1);
@@ -102,9 +102,9 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         {
             self.list_in_silence(lasted).await?;
         }
-        let is_idle = matches!(error, WatchError::Idle { .. });
+        let is_idle = matches!(error, ApiError::Idle { .. });
         match self.state.silence.means {
-            Means::Deaf => Err(WatchError::Deaf { what: format!("watch {}", self.scope.name) }),
+            Means::Deaf => Err(ApiError::Deaf { what: format!("watch {}", self.scope.name) }),
             _ if as_asked => Ok(()),
             Means::Quiet if lasted < self.unhurried() => Err(error),
             Means::Unknown if !is_first || is_idle || lasted < SHORT => Err(error),
@@ -122,13 +122,13 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// Notes a failure that nothing is to be done about.
-    pub(super) fn passed_over(&self, error: &WatchError) {
+    pub(super) fn passed_over(&self, error: &ApiError) {
         self.metrics.failures.get_or_create(&self.failure(error.reason())).inc();
         tracing::debug!(source = self.scope.name, %error, "resuming");
     }
 
     /// Lists, so that what is known is right though no stream tells of it, and finds out why none does.
-    async fn list_in_silence(&mut self, lasted: Duration) -> Result<(), WatchError> {
+    async fn list_in_silence(&mut self, lasted: Duration) -> Result<(), ApiError> {
         let position = self.state.position.clone().unwrap_or_default();
         let listed = self.list().await;
         let again = if listed.is_ok() { 2 * self.settings.read_timeout } else { self.settings.max_backoff };

@@ -28,16 +28,15 @@ use tokio::{
 
 use super::{
     Change, Memory, Remembered, Settings, Sink,
-    backoff::Backoff,
-    client::Api,
-    error::WatchError,
     keep::{Keeper, Place},
     lines::{Lines, Piece},
-    objects::{Object, ObjectKey},
+    object::{Object, ObjectKey},
     silence::{Mute, Silence},
     wire::{self, Event},
 };
 use crate::{
+    api::{Api, ApiError},
+    backoff::Backoff,
     health::Reporter,
     metrics::{EventLabels, WatchMetrics, count},
 };
@@ -187,7 +186,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         };
         tracing::info!(source = name, position, objects = objects.len(), "the watch goes on where it was");
         for object in objects {
-            self.state.known.insert(object.metadata().key(), object.metadata().uid.clone());
+            self.state.known.insert(object.key(), object.uid().to_owned());
             self.sink.apply(Change::Applied(object));
         }
         self.count_objects();
@@ -207,7 +206,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// Lists or watches, until it ends.
-    async fn round(&mut self) -> Result<(), WatchError> {
+    async fn round(&mut self) -> Result<(), ApiError> {
         if self.state.identity.is_none() {
             let (name, value) = &self.scope.selector;
             let identity = format!("{} {} {name}={value}", self.api.url().await?, self.scope.path);
@@ -239,7 +238,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
     }
 
     /// Follows the changes from the position; from nothing, all objects come first.
-    async fn watch(&mut self) -> Result<(), WatchError> {
+    async fn watch(&mut self) -> Result<(), ApiError> {
         let what = format!("watch {}", self.scope.name);
         let asked = Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS));
         let seconds = asked.as_secs().to_string();
@@ -265,30 +264,28 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         let error = match streamed {
             Ok(()) if self.state.listed.is_some() => {
                 let why = "it ended before the end of its list".to_owned();
-                return Err(WatchError::Broken { what, why });
+                return Err(ApiError::Broken { what, why });
             }
             // One that is answered so each time is not asked without a pause.
             Ok(()) if lasted < SHORT && self.state.silence.heard => {
                 self.end_of_stream();
-                return Err(WatchError::Short { what, after: lasted, heard: true });
+                return Err(ApiError::Short { what, after: lasted, heard: true });
             }
-            Ok(()) => WatchError::Short { what, after: lasted, heard: self.state.silence.heard },
-            Err(error @ WatchError::Broken { .. }) if lasted >= SHORT && self.state.position.is_some() => {
-                error
-            }
-            Err(error @ WatchError::Idle { .. }) if self.state.listed.is_none() => error,
+            Ok(()) => ApiError::Short { what, after: lasted, heard: self.state.silence.heard },
+            Err(error @ ApiError::Broken { .. }) if lasted >= SHORT && self.state.position.is_some() => error,
+            Err(error @ ApiError::Idle { .. }) if self.state.listed.is_none() => error,
             Err(error) => return Err(error),
         };
         self.end_of_stream();
         match error {
             // It went well for a while: resume at once.
-            WatchError::Short { .. } if self.state.silence.heard => Ok(()),
-            WatchError::Broken { .. } if self.state.silence.heard => {
+            ApiError::Short { .. } if self.state.silence.heard => Ok(()),
+            ApiError::Broken { .. } if self.state.silence.heard => {
                 self.passed_over(&error);
                 Ok(())
             }
             _ => {
-                let as_asked = matches!(error, WatchError::Short { .. }) && lasted + EARLY >= asked;
+                let as_asked = matches!(error, ApiError::Short { .. }) && lasted + EARLY >= asked;
                 self.mute(Mute { error, lasted, as_asked }).await
             }
         }
@@ -309,7 +306,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         mut lines: Lines,
         opened: Instant,
         end: Instant,
-    ) -> Result<(), WatchError> {
+    ) -> Result<(), ApiError> {
         let mut save_at = opened + SAVE;
         // Moved by whole lines only: a byte now and then is no sign of life.
         let mut idle_at = opened + self.settings.read_timeout;
@@ -327,20 +324,20 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
                 let now = Instant::now();
                 if now >= end {
                     let why = "it should have ended long ago".to_owned();
-                    return Err(WatchError::Broken { what: what.to_owned(), why });
+                    return Err(ApiError::Broken { what: what.to_owned(), why });
                 }
                 if let Some(piece) = piece {
                     break piece;
                 }
                 if now >= idle_at {
                     let (what, after) = (what.to_owned(), self.settings.read_timeout);
-                    return Err(WatchError::Idle { what, after });
+                    return Err(ApiError::Idle { what, after });
                 }
             };
             match piece {
                 Piece::More(bytes) => self.count_bytes(bytes),
                 Piece::End => return Ok(()),
-                Piece::Broken(why) => return Err(WatchError::Broken { what: what.to_owned(), why }),
+                Piece::Broken(why) => return Err(ApiError::Broken { what: what.to_owned(), why }),
             }
             while let Some(line) = lines.next() {
                 idle_at = Instant::now() + self.settings.read_timeout;
@@ -354,19 +351,19 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
             }
             self.metrics.buffered.get_or_create(&self.labels()).set(count(lines.buffered()));
             if self.state.listed.is_some() && opened.elapsed() > LIST {
-                return Err(WatchError::Slow { what: what.to_owned(), after: LIST });
+                return Err(ApiError::Slow { what: what.to_owned(), after: LIST });
             }
         }
     }
 
     fn handle(&mut self, event: Event<T>) {
         let kind = match event {
-            Event::Applied(object) => {
-                self.apply(object);
+            Event::Applied { object, version } => {
+                self.apply(object, version);
                 "applied"
             }
             Event::Deleted(metadata) => {
-                self.remove(&metadata.key(), Some(&metadata.uid));
+                self.remove(&metadata.key(), Some(metadata.uid()));
                 self.moved_to(metadata.resource_version);
                 "deleted"
             }
@@ -397,9 +394,8 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
         self.metrics.events.get_or_create(&EventLabels { source: self.scope.name, kind }).inc();
     }
 
-    pub(super) fn apply(&mut self, mut object: T) {
-        let position = std::mem::take(&mut object.metadata_mut().resource_version);
-        let (key, uid) = (object.metadata().key(), object.metadata().uid.clone());
+    pub(super) fn apply(&mut self, object: T, position: String) {
+        let (key, uid) = (object.key(), object.uid().to_owned());
         if let Some(listed) = &mut self.state.listed {
             listed.insert(key.clone());
         }
@@ -417,7 +413,7 @@ impl<T: Object, S: Sink<T>> Source<T, S> {
 
     /// Removes what is at a place, or, with a UID, only that: a late event about an older object of the name must not
     /// take the newer one.
-    pub(super) fn remove(&mut self, key: &ObjectKey, uid: Option<&String>) {
+    pub(super) fn remove(&mut self, key: &ObjectKey, uid: Option<&str>) {
         let known = self.state.known.get(key);
         let Some(known) = known.filter(|known| uid.is_none_or(|uid| uid == *known)).cloned() else { return };
         self.state.known.remove(key);

@@ -5,22 +5,20 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{
-    error::{Status, WatchError},
-    objects::{Metadata, Object},
-};
+use super::object::{Object, ObjectMeta};
+use crate::api::{ApiError, Status};
 
 /// A line of a watch.
 #[derive(Debug)]
 pub(super) enum Event<T> {
     /// It was added or modified; which of the two is of no interest to who may have missed the first.
-    Applied(T),
+    Applied { object: T, version: String },
     /// It has left what we look at: deleted, or moved.
-    Deleted(Metadata),
+    Deleted(ObjectMeta),
     /// Nothing happened up to a position.
     Bookmark { position: String, initial_end: bool },
     /// An object that is not understood, and where it is and which version, if that much is.
-    Undecodable { metadata: Option<Metadata>, why: String },
+    Undecodable { metadata: Option<ObjectMeta>, why: String },
 }
 
 /// A page of a list.
@@ -49,7 +47,7 @@ struct Line<'a> {
 
 #[derive(Deserialize)]
 struct Placed {
-    metadata: Metadata,
+    metadata: ObjectMeta,
 }
 
 #[derive(Deserialize)]
@@ -75,11 +73,11 @@ struct InitialEnd {
 ///
 /// # Errors
 /// If the server says that the watch has failed; it ends then.
-pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, WatchError> {
-    if let Some(object) = usual(line) {
-        return Ok(Event::Applied(object));
+pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, ApiError> {
+    if let Some((object, version)) = usual(line) {
+        return Ok(Event::Applied { object, version });
     }
-    let undecodable = |metadata: Option<Metadata>, why: &dyn std::fmt::Display| Event::Undecodable {
+    let undecodable = |metadata: Option<ObjectMeta>, why: &dyn std::fmt::Display| Event::Undecodable {
         metadata,
         why: why.to_string(),
     };
@@ -89,12 +87,12 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
     };
     let json = object.get();
     match r#type.as_ref() {
-        "ADDED" | "MODIFIED" => match serde_json::from_str::<T>(json) {
+        "ADDED" | "MODIFIED" => match decode::<T>(json) {
             // One that cannot be placed is as good as one that cannot be read.
-            Ok(object) if !is_placed(object.metadata()) => {
+            Ok((object, version)) if !is_placed(&object, &version) => {
                 Ok(undecodable(None, &"it has no name or no resourceVersion"))
             }
-            Ok(object) => Ok(Event::Applied(object)),
+            Ok((object, version)) => Ok(Event::Applied { object, version }),
             Err(error) => Ok(undecodable(metadata(json), &error)),
         },
         // What it was like is of no interest, so that it need not be understood.
@@ -111,7 +109,7 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
         "ERROR" => {
             let status = serde_json::from_str::<Status>(json)
                 .unwrap_or_else(|error| Status { message: error.to_string(), ..Status::default() });
-            Err(WatchError::refused(what, status, None))
+            Err(ApiError::refused(what, status, None))
         }
         other => Ok(undecodable(metadata(json), &format_args!("its type is {other:?}"))),
     }
@@ -119,29 +117,38 @@ pub(super) fn event<T: Object>(what: &str, line: &[u8]) -> Result<Event<T>, Watc
 
 /// What nearly all lines are, as API servers write them: read in one go, and so in half the time. Whatever is out of the
 /// ordinary is left to those who look closer.
-fn usual<T: Object>(line: &[u8]) -> Option<T> {
+fn usual<T: Object>(line: &[u8]) -> Option<(T, String)> {
     let object = [r#"{"type":"ADDED","object":"#, r#"{"type":"MODIFIED","object":"#]
         .iter()
         .find_map(|begin| line.strip_prefix(begin.as_bytes()))?;
-    let object = serde_json::from_slice::<T>(object.strip_suffix(b"}")?).ok()?;
-    is_placed(object.metadata()).then_some(object)
+    let mut object = serde_json::from_slice::<T>(object.strip_suffix(b"}")?).ok()?;
+    let version = object.take_version();
+    is_placed(&object, &version).then_some((object, version))
 }
 
 /// Where an object is and which version, whatever else may be in it.
-pub(super) fn metadata(json: &str) -> Option<Metadata> {
+pub(super) fn metadata(json: &str) -> Option<ObjectMeta> {
     let placed = serde_json::from_str::<Placed>(json).ok()?.metadata;
-    is_placed(&placed).then_some(placed)
+    placed.is_complete().then_some(placed)
 }
 
-fn is_placed(metadata: &Metadata) -> bool {
-    !metadata.resource_version.is_empty() && !metadata.name.is_empty()
+/// Decodes an object, and takes its resourceVersion out.
+pub(super) fn decode<T: Object>(json: &str) -> serde_json::Result<(T, String)> {
+    let mut object = serde_json::from_str::<T>(json)?;
+    let version = object.take_version();
+    Ok((object, version))
+}
+
+fn is_placed<T: Object>(object: &T, version: &str) -> bool {
+    !version.is_empty() && !object.key().name.is_empty()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::objects::Pod, *};
+    use super::*;
+    use crate::cluster::Pod;
 
-    fn read(line: &str) -> Result<Event<Pod>, WatchError> {
+    fn read(line: &str) -> Result<Event<Pod>, ApiError> {
         event("watch pods", line.as_bytes())
     }
 
@@ -150,12 +157,14 @@ mod tests {
 
     #[test]
     fn objects_are_read_as_far_as_we_use_them() {
-        let Ok(Event::Applied(pod)) = read(&format!(r#"{{"type":"ADDED","object":{POD}}}"#)) else {
+        let Ok(Event::Applied { object: pod, version }) =
+            read(&format!(r#"{{"type":"ADDED","object":{POD}}}"#))
+        else {
             panic!()
         };
         assert_eq!(pod.metadata.key().to_string(), "n/a");
         assert_eq!(pod.metadata.annotations.ferrule.as_deref(), Some("{}"));
-        assert_eq!((pod.metadata.resource_version.as_str(), pod.status.phase.as_str()), ("7", "Running"));
+        assert_eq!((version.as_str(), pod.status.phase.as_str()), ("7", "Running"));
         let kept = serde_json::to_string(&pod).unwrap();
         assert!(!kept.contains("other") && !kept.contains("resourceVersion") && kept.len() < 200, "{kept}");
         let again: Pod = serde_json::from_str(&kept).unwrap();
@@ -189,7 +198,10 @@ mod tests {
             matches!(read(odd), Ok(Event::Undecodable { metadata: Some(it), .. }) if it.resource_version == "8")
         );
         let odd = odd.replace("ADDED", "DELETED");
-        assert!(matches!(read(&odd), Ok(Event::Deleted(it)) if it.name == "a"), "it need not be understood");
+        assert!(
+            matches!(read(&odd), Ok(Event::Deleted(it)) if it.key().name == "a"),
+            "it need not be understood"
+        );
         for line in [
             "garbage",
             "{}",

@@ -3,10 +3,7 @@
 use agent_common::GATEWAY_MAC;
 
 use super::*;
-use crate::{
-    plug::filter::Attached,
-    registry::{NetnsId, Pod},
-};
+use crate::{cluster::PodRef, plug::filter::Attached, registry::NetnsId};
 use ferrule_vif::{Addresses, Vif};
 
 const INDEX: u32 = 7;
@@ -19,7 +16,7 @@ fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
     Attachment {
         key: Key::try_from(format!("net/{container}/eth0")).unwrap(),
         state: State::Attached,
-        pod: Pod::default(),
+        pod: PodRef::default(),
         netns: "/run/netns/x".into(),
         netns_id: NetnsId { dev: 4, ino: 7 },
         vif: Vif {

@@ -7,8 +7,10 @@ use tower::ServiceExt as _;
 
 use super::*;
 use crate::{
+    api::Api,
+    cluster::Pod,
     metrics::SourceLabels,
-    watch::{Api, Batch, Change, Memory, Pod, Remembered, Scope, Settings, Sink, Watches},
+    watch::{Batch, Change, Memory, Remembered, Scope, Settings, Sink, Watches},
 };
 
 fn observed() -> Observed {

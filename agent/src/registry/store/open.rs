@@ -14,11 +14,13 @@ use std::{
 use redb::{Database, ReadableDatabase as _, StorageBackend as _, backends::InMemoryBackend};
 
 use super::{
-    super::durable::{Durable, builder, quietly},
     Contents, Identity, Store, StoreError, begin, commit, identity, layout, read,
     schema::{Migration, migrate, needed, newest},
 };
-use crate::crash::{self, Step};
+use crate::{
+    crash::{self, Step},
+    durable::{DurableDb, builder, catch_panic},
+};
 
 /// An open store, and what was in it.
 pub struct Opened {
@@ -78,11 +80,11 @@ pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Res
             Some(Condition::Damaged { why, aside })
         }
     };
-    let (database, contents) = quietly(|| use_file(path, migrations, own))
+    let (database, contents) = catch_panic(|| use_file(path, migrations, own))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
     let found = if contents.is_unsettled { Condition::Unsettled } else { Condition::Whole };
     let store = Store {
-        database: Durable::new(database, path),
+        database: DurableDb::new(database, path),
         swept: AtomicU64::new(0),
         trouble: Default::default(),
     };
@@ -104,7 +106,7 @@ fn examine(path: &Path, migrations: &[Migration], own: &Identity) -> Result<(), 
     };
     let Some(copy) = copy else { return Err(Unfit::Empty) };
     let damaged = |why: String| Unfit::Damaged { why, salvaged: Box::default() };
-    match quietly(|| examine_copy(path, copy, migrations, own)) {
+    match catch_panic(|| examine_copy(path, copy, migrations, own)) {
         // In memory nothing fails but for what is in it.
         Err(error) => Err(damaged(crate::chain::chain(&error))),
         Ok(verdict) => verdict,

@@ -7,7 +7,9 @@ use std::{fs, path::PathBuf};
 use redb::ReadableTable as _;
 
 use super::{super::Key, schema::Migration, *};
-use crate::registry::{HostLink, NetnsId, Pod, State};
+use crate::cluster::PodRef;
+use crate::durable::tests::in_memory;
+use crate::registry::{HostLink, NetnsId, State};
 use ferrule_vif::Vif;
 
 fn attachment(number: u8) -> Attachment {
@@ -16,7 +18,7 @@ fn attachment(number: u8) -> Attachment {
     Attachment {
         key: Key::try_from(format!("net/{}/eth0", format!("{number:02x}").repeat(32))).unwrap(),
         state: State::Attached,
-        pod: Pod {
+        pod: PodRef {
             namespace: "default".to_owned(),
             name: format!("web-{number}"),
             uid: format!("u-{number}"),
@@ -70,12 +72,6 @@ fn open_with(path: &Path, migrations: &[Migration]) -> Result<Opened, StoreError
 
 fn identity(boot: &str, netns: &str) -> Identity {
     Identity { boot: boot.to_owned(), netns: netns.to_owned() }
-}
-
-/// A directory in memory, where there is one: what is made durable a thousand times takes its time on a disk.
-pub(in crate::registry) fn in_memory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
 /// Opens a file with these bytes as the registry's store.

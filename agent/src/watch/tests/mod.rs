@@ -1,6 +1,5 @@
 //! How a watch behaves, against a server that does exactly what each test says.
 
-mod client;
 mod script;
 mod silence;
 
@@ -18,6 +17,7 @@ use tokio::time::sleep;
 use self::script::{Asked, Reply, Script, Step};
 use super::{source::Source, *};
 use crate::{
+    cluster::Pod,
     health::State,
     metrics::{Metrics, SourceLabels},
 };

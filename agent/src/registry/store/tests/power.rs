@@ -48,7 +48,7 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
     begin(&transaction, schema::newest(schema::MIGRATIONS), &Contents::default()).unwrap();
     commit(transaction).unwrap();
     let store = Store {
-        database: Durable::new(database, Path::new("on a disk")),
+        database: DurableDb::new(database, Path::new("on a disk")),
         swept: AtomicU64::new(0),
         trouble: Default::default(),
     };

@@ -1,6 +1,13 @@
 //! How the way to the API server is found, with a plugin that takes its time.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::sleep;
 
 use super::*;
 
@@ -108,7 +115,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(secs(10), moved).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), moved).await.unwrap();
     fs::write(&path, "users: [{ token: s3cret").unwrap();
     let error = Api::new(Some(path.clone())).url().await.unwrap_err().to_string();
     assert!(error.contains("is no kubeconfig, in line 1") && !error.contains("s3cret"), "{error}");
@@ -123,16 +130,16 @@ async fn a_credential_is_exchanged_when_it_ends_and_not_by_kube() {
     let api = Api::new(Some(path)).with_patience(PATIENCE);
     for _ in 0..3 {
         // Nobody listens there.
-        assert!(matches!(api.get("look", "/api").await, Err(WatchError::Connect { .. })));
+        assert!(matches!(api.get("look", "/api").await, Err(ApiError::Connect { .. })));
     }
     assert_eq!(runs(dir.path()), 1, "our clock may be wrong: it is used for a while");
     tokio::time::pause();
-    tokio::time::advance(secs(11)).await;
+    tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     fs::write(dir.path().join("hang"), "").unwrap();
     let begin = std::time::Instant::now();
     for _ in 0..20 {
-        assert!(matches!(api.get("look", "/api").await, Err(WatchError::Connect { .. })), "with the old one");
+        assert!(matches!(api.get("look", "/api").await, Err(ApiError::Connect { .. })), "with the old one");
     }
     assert!(begin.elapsed() < 4 * PATIENCE, "{:?}", begin.elapsed());
     assert_eq!(runs(dir.path()), 2, "one that hangs is not run for each request");
@@ -148,7 +155,7 @@ async fn a_credential_that_has_not_ended_is_used_as_long_as_there_is_no_other() 
         .unwrap();
     for _ in 0..5 {
         api.renew();
-        assert!(matches!(api.get("look", "/api").await, Err(WatchError::Connect { .. })));
+        assert!(matches!(api.get("look", "/api").await, Err(ApiError::Connect { .. })));
     }
     assert_eq!(runs(dir.path()), 2);
 }
@@ -163,7 +170,7 @@ async fn a_token_that_cannot_be_sent_ends_nobody() {
         "users":[{"name":"u","user":{"token":"s3cret\n"}}]}"#;
     fs::write(&path, config).unwrap();
     let error = Api::new(Some(path)).url().await.unwrap_err();
-    assert!(matches!(error, WatchError::Config { .. }) && !error.to_string().contains("s3cret"), "{error}");
+    assert!(matches!(error, ApiError::Config { .. }) && !error.to_string().contains("s3cret"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +190,7 @@ async fn a_server_that_cannot_be_reached_is_looked_for_at_another_address_once_a
     api.url().await.unwrap();
     let mut seen = Vec::new();
     for port in 2..=13 {
-        sleep(secs(10)).await;
+        sleep(Duration::from_secs(10)).await;
         fs::write(&path, at(port)).unwrap();
         api.doubt();
         seen.push(api.url().await.unwrap());

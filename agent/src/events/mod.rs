@@ -3,13 +3,17 @@
 //! To tell is to leave a note and go on: nobody waits for the API server, and a note for which there is no room is
 //! counted and lost.
 
+mod rate_limit;
+mod recorder;
+mod series;
+
 use tokio::sync::mpsc;
 
 use crate::{
+    cluster::{PodRef, Pods},
     metrics::EventMetrics,
-    registry::{Pod, Pods},
-    watch::PodEvent,
 };
+pub use recorder::{PodEvent, Recorder};
 
 /// Where notes are left. Cloning it is cheap, and leaves them at the same place.
 #[derive(Clone)]
@@ -56,7 +60,7 @@ impl Events {
     }
 
     /// Leaves a note. What is not a pod of Kubernetes has nobody to read it.
-    pub fn tell(&self, pod: &Pod, reason: Reason, note: impl Into<String>) {
+    pub fn tell(&self, pod: &PodRef, reason: Reason, note: impl Into<String>) {
         let Some((sender, pods)) = self.sender.as_ref().filter(|_| pod.is_of_kubernetes()) else { return };
         let event = PodEvent {
             namespace: pod.namespace.clone(),
@@ -100,8 +104,8 @@ mod tests {
     use super::*;
     use crate::watch::Change;
 
-    fn pod(namespace: &str, name: &str, uid: &str) -> Pod {
-        Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+    fn pod(namespace: &str, name: &str, uid: &str) -> PodRef {
+        PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
     }
 
     #[test]
@@ -109,7 +113,7 @@ mod tests {
         let pods = Pods::default();
         let mirror = r#"{"metadata":{"namespace":"n","name":"etcd","uid":"u-api",
             "annotations":{"kubernetes.io/config.source":"file"}}}"#;
-        pods.pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
+        pods.apply_pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
         let (events, mut notes) = Events::channel(EventMetrics::default(), pods);
         events.tell(&pod("n", "etcd", "hash-of-the-file"), Reason::PlugFailed, "no such interface");
         events.tell(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");

@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use serde::Deserialize;
 
-use super::plugin::PluginError;
+use super::exec_plugin::PluginError;
 use crate::chain::chain;
 
 /// A request or a stream that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum WatchError {
+pub enum ApiError {
     /// There was no answer.
     #[error("cannot {what}: {}", chain(source.as_ref()))]
     Connect { what: String, source: Box<kube::Error> },
@@ -58,11 +58,11 @@ pub struct Details {
     pub retry_after_seconds: Option<u64>,
 }
 
-// === impl WatchError ===
+// === impl ApiError ===
 
-impl WatchError {
+impl ApiError {
     /// An error that the server told of; `header` is its `Retry-After`.
-    pub(super) fn refused(what: &str, status: Status, header: Option<Duration>) -> Self {
+    pub fn refused(what: &str, status: Status, header: Option<Duration>) -> Self {
         let details = status.details.as_ref().and_then(|details| details.retry_after_seconds);
         let retry_after = header.max(details.filter(|seconds| *seconds > 0).map(Duration::from_secs));
         Self::Refused { what: what.to_owned(), status, retry_after }

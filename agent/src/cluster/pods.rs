@@ -9,8 +9,8 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::attachment::Pod as PodName;
-use crate::watch::{Annotations, Change, KuryrPort, ObjectKey, Pod};
+use super::{Annotations, KuryrPort, Pod, PodRef};
+use crate::watch::{Change, ObjectKey};
 
 /// The pods, and Kuryr's decisions for them. Cloning it is cheap, and gives the same ones.
 #[derive(Clone, Default)]
@@ -34,13 +34,13 @@ struct Gone {
 
 /// What is known of a pod.
 #[derive(Debug, Clone)]
-pub enum Known {
+pub enum Lookup {
     /// It is there.
-    Here(Annotations),
+    Present(Annotations),
     /// It was, and is no more: deleted, moved to another node, or at its end.
     Gone,
     /// It was never seen. The watch may be behind.
-    Not,
+    Unknown,
 }
 
 /// What Kuryr says of a pod: the JSON of a KuryrPort's `spec.vifs` and `status.vifs`.
@@ -68,7 +68,7 @@ impl Pods {
     pub const WATCH: &'static str = "pods";
 
     /// Takes a change of a pod, and gives its key.
-    pub fn pod(&self, change: Change<Pod>) -> Option<ObjectKey> {
+    pub fn apply_pod(&self, change: Change<Pod>) -> Option<ObjectKey> {
         let mut inner = self.inner();
         match change {
             Change::Applied(pod) => {
@@ -101,7 +101,7 @@ impl Pods {
     }
 
     /// Takes a change of a KuryrPort.
-    pub fn port(&self, change: Change<KuryrPort>) {
+    pub fn apply_kuryr_port(&self, change: Change<KuryrPort>) {
         let mut inner = self.inner();
         let key = match change {
             Change::Applied(port) => {
@@ -121,21 +121,21 @@ impl Pods {
     }
 
     /// What is known of the pod that a runtime names.
-    pub fn get(&self, name: &PodName) -> Known {
+    pub fn get(&self, name: &PodRef) -> Lookup {
         let inner = self.inner();
         if inner.gone.uids.contains(&name.uid) {
-            return Known::Gone;
+            return Lookup::Gone;
         }
         match inner.pods.get(&key(name)) {
-            Some(pod) if is_it(name, pod) && pod.is_terminal() => Known::Gone,
-            Some(pod) if is_it(name, pod) => Known::Here(pod.metadata.annotations.clone()),
-            _ => Known::Not,
+            Some(pod) if is_it(name, pod) && pod.is_terminal() => Lookup::Gone,
+            Some(pod) if is_it(name, pod) => Lookup::Present(pod.metadata.annotations.clone()),
+            _ => Lookup::Unknown,
         }
     }
 
     /// What Kuryr says of the pod that a runtime names; `None` if it says nothing. `is_static` is whether the runtime
     /// has said that it is a static pod.
-    pub fn kuryr(&self, name: &PodName, is_static: bool) -> Option<Port> {
+    pub fn kuryr(&self, name: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
         let port = inner.ports.get(&key(name))?;
         // The UID of a static pod at the kubelet is not the one that it has in the API.
@@ -164,7 +164,7 @@ impl Pods {
     }
 
     /// Waits for changes of a pod from now on.
-    pub fn subscribe(&self, name: &PodName) -> Subscription {
+    pub fn subscribe(&self, name: &PodRef) -> Subscription {
         let key = key(name);
         let receiver =
             self.inner().waiting.entry(key.clone()).or_insert_with(|| watch::Sender::new(())).subscribe();
@@ -172,13 +172,13 @@ impl Pods {
     }
 
     /// The UID in the API of the pod that a runtime names, for what is told about it there.
-    pub fn api_uid(&self, name: &PodName) -> Option<String> {
+    pub fn api_uid(&self, name: &PodRef) -> Option<String> {
         let inner = self.inner();
         inner.pods.get(&key(name)).filter(|pod| is_it(name, pod)).map(|pod| pod.metadata.uid.clone())
     }
 
     /// The UID of what the API server has by a name, whichever pod it is.
-    pub fn uid_at(&self, name: &PodName) -> Option<String> {
+    pub fn uid_at(&self, name: &PodRef) -> Option<String> {
         self.inner().pods.get(&key(name)).map(|pod| pod.metadata.uid.clone())
     }
 
@@ -243,12 +243,12 @@ impl Gone {
     }
 }
 
-fn key(name: &PodName) -> ObjectKey {
+fn key(name: &PodRef) -> ObjectKey {
     ObjectKey::new(&name.namespace, &name.name)
 }
 
 /// Whether the API's pod is the one that a runtime names. Static pods have a UID of their own at the kubelet.
-fn is_it(name: &PodName, pod: &Pod) -> bool {
+fn is_it(name: &PodRef, pod: &Pod) -> bool {
     name.uid.is_empty() || name.uid == pod.metadata.uid || pod.is_static()
 }
 
@@ -265,8 +265,8 @@ mod tests {
         serde_json::from_str(&json).unwrap()
     }
 
-    fn named(name: &str, uid: &str) -> PodName {
-        PodName { namespace: "n".to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+    fn named(name: &str, uid: &str) -> PodRef {
+        PodRef { namespace: "n".to_owned(), name: name.to_owned(), uid: uid.to_owned() }
     }
 
     fn gone(name: &str, uid: &str) -> Change<Pod> {
@@ -276,27 +276,27 @@ mod tests {
     #[test]
     fn pain_6_a_pod_is_known_by_its_uid_and_not_by_its_name_alone() {
         let pods = Pods::default();
-        pods.pod(Change::Applied(pod("web-0", "u1", "")));
-        assert!(matches!(pods.get(&named("web-0", "u1")), Known::Here(_)));
-        assert!(matches!(pods.get(&named("web-0", "u2")), Known::Not), "its successor is not known yet");
-        pods.pod(Change::Applied(pod("web-0", "u2", "")));
-        pods.pod(gone("web-0", "u1"));
+        pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
+        assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Present(_)));
+        assert!(matches!(pods.get(&named("web-0", "u2")), Lookup::Unknown), "its successor is not known yet");
+        pods.apply_pod(Change::Applied(pod("web-0", "u2", "")));
+        pods.apply_pod(gone("web-0", "u1"));
         assert!(
-            matches!(pods.get(&named("web-0", "u2")), Known::Here(_)),
+            matches!(pods.get(&named("web-0", "u2")), Lookup::Present(_)),
             "a late event takes nothing from it"
         );
-        assert!(matches!(pods.get(&named("web-0", "u1")), Known::Gone));
+        assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Gone));
     }
 
     #[test]
     fn a_static_pod_has_another_uid_at_the_kubelet() {
         let pods = Pods::default();
         let mirror = r#","annotations":{"kubernetes.io/config.source":"file"}"#;
-        pods.pod(Change::Applied(pod("etcd", "u-api", mirror)));
-        assert!(matches!(pods.get(&named("etcd", "hash-of-the-file")), Known::Here(_)));
+        pods.apply_pod(Change::Applied(pod("etcd", "u-api", mirror)));
+        assert!(matches!(pods.get(&named("etcd", "hash-of-the-file")), Lookup::Present(_)));
         let from_api = r#","annotations":{"kubernetes.io/config.source":"api"}"#;
-        pods.pod(Change::Applied(pod("web", "u-api", from_api)));
-        assert!(matches!(pods.get(&named("web", "another")), Known::Not));
+        pods.apply_pod(Change::Applied(pod("web", "u-api", from_api)));
+        assert!(matches!(pods.get(&named("web", "another")), Lookup::Unknown));
     }
 
     #[test]
@@ -304,18 +304,18 @@ mod tests {
         let pods = Pods::default();
         let mut ended = pod("job", "u1", "");
         ended.status.phase = "Succeeded".to_owned();
-        pods.pod(Change::Applied(ended));
-        assert!(matches!(pods.get(&named("job", "u1")), Known::Gone));
+        pods.apply_pod(Change::Applied(ended));
+        assert!(matches!(pods.get(&named("job", "u1")), Lookup::Gone));
     }
 
     #[tokio::test]
     async fn who_waits_is_woken_by_the_change_and_nobody_else() {
         let pods = Pods::default();
         let (mut a, mut b) = (pods.subscribe(&named("a", "")), pods.subscribe(&named("b", "")));
-        pods.pod(Change::Applied(pod("a", "u1", "")));
+        pods.apply_pod(Change::Applied(pod("a", "u1", "")));
         timeout(Duration::from_secs(5), a.changed()).await.unwrap();
         assert!(timeout(Duration::from_millis(20), b.changed()).await.is_err());
-        pods.pod(gone("b", "u2"));
+        pods.apply_pod(gone("b", "u2"));
         timeout(Duration::from_secs(5), b.changed()).await.unwrap();
         drop((a, b));
         assert!(pods.inner().waiting.is_empty(), "nothing is kept of who waited");
@@ -325,23 +325,23 @@ mod tests {
     fn those_who_are_gone_are_remembered_for_a_while_only() {
         let pods = Pods::default();
         for number in 0..=MOST_GONE {
-            pods.pod(gone("a", &number.to_string()));
+            pods.apply_pod(gone("a", &number.to_string()));
         }
-        assert!(matches!(pods.get(&named("a", "0")), Known::Not));
-        assert!(matches!(pods.get(&named("a", "1")), Known::Gone));
+        assert!(matches!(pods.get(&named("a", "0")), Lookup::Unknown));
+        assert!(matches!(pods.get(&named("a", "1")), Lookup::Gone));
     }
 
     #[test]
     fn fix_a_kuryr_port_belongs_to_a_pod_of_the_same_uid() {
         let pods = Pods::default();
         let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"},"status":{"vifs":{"eth0":{}}}}"#;
-        pods.port(Change::Applied(serde_json::from_str(port).unwrap()));
+        pods.apply_kuryr_port(Change::Applied(serde_json::from_str(port).unwrap()));
         assert_eq!(
             pods.kuryr(&named("web", "u1"), false).unwrap().status_vifs.as_deref(),
             Some(r#"{"eth0":{}}"#)
         );
         assert!(pods.kuryr(&named("web", "u2"), false).is_none(), "the port of its predecessor");
-        pods.pod(Change::Applied(pod(
+        pods.apply_pod(Change::Applied(pod(
             "web",
             "u9",
             r#","annotations":{"kubernetes.io/config.source":"file"}"#,

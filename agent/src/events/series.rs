@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{PodEvent, collection};
+use super::recorder::{PodEvent, collection};
 
 /// The series that are going on.
 #[derive(Debug, Default)]

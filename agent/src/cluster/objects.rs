@@ -2,28 +2,14 @@
 //!
 //! Each is read from the API's JSON and, as it is the same shape with less in it, from what was kept of it.
 
-use std::fmt;
-
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+
+use crate::watch::{Object, ObjectKey};
 
 /// What `null` stands for is what nothing stands for.
 fn null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// An object that can be watched.
-pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
-    fn metadata(&self) -> &Metadata;
-    fn metadata_mut(&mut self) -> &mut Metadata;
-}
-
-/// Where an object is: what is at the same place may be another one later, with another UID.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObjectKey {
-    /// Empty for what is in none, as a node.
-    pub namespace: String,
-    pub name: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -131,27 +117,6 @@ pub struct KuryrPortStatus {
     pub vifs: Option<Box<RawValue>>,
 }
 
-// === impl ObjectKey ===
-
-impl ObjectKey {
-    pub fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.to_owned(), name: name.to_owned() }
-    }
-
-    /// Reads what [`fmt::Display`] writes: no name has a slash.
-    pub fn parse(text: &str) -> Self {
-        let (namespace, name) = text.split_once('/').unwrap_or(("", text));
-        Self::new(namespace, name)
-    }
-}
-
-impl fmt::Display for ObjectKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name } = self;
-        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
-    }
-}
-
 // === impl Metadata ===
 
 impl Metadata {
@@ -189,17 +154,21 @@ impl Annotations {
     }
 }
 
-macro_rules! object {
+macro_rules! watched {
     ($($type:ty),*) => {$(
         impl Object for $type {
-            fn metadata(&self) -> &Metadata {
-                &self.metadata
+            fn key(&self) -> ObjectKey {
+                self.metadata.key()
             }
 
-            fn metadata_mut(&mut self) -> &mut Metadata {
-                &mut self.metadata
+            fn uid(&self) -> &str {
+                &self.metadata.uid
+            }
+
+            fn take_version(&mut self) -> String {
+                std::mem::take(&mut self.metadata.resource_version)
             }
         }
     )*};
 }
-object!(Pod, Node, KuryrPort);
+watched!(Pod, Node, KuryrPort);

@@ -21,8 +21,8 @@ use tokio::{
 };
 
 use super::{
-    error::{Status, WatchError},
-    plugin::{self, PluginError},
+    error::{ApiError, Status},
+    exec_plugin::{self, PluginError},
 };
 use crate::chain::chain;
 
@@ -57,7 +57,7 @@ struct Ways {
 #[derive(Default)]
 struct Maker {
     /// When it began, and the client.
-    making: Option<(Instant, JoinHandle<Result<Way, WatchError>>)>,
+    making: Option<(Instant, JoinHandle<Result<Way, ApiError>>)>,
     /// When a plugin gave no credential, and why.
     failed: Option<(Instant, Arc<PluginError>)>,
 }
@@ -90,7 +90,7 @@ impl Api {
 
     /// By a client that is there already.
     #[cfg(test)]
-    pub(super) fn with_client(client: Client) -> Self {
+    pub(crate) fn with_client(client: Client) -> Self {
         let api = Self::new(None);
         api.ways().way = Some(Way { client, url: "http://test".to_owned(), until: None });
         api
@@ -105,7 +105,7 @@ impl Api {
     ///
     /// # Errors
     /// If there is none in the configuration.
-    pub async fn url(&self) -> Result<String, WatchError> {
+    pub async fn url(&self) -> Result<String, ApiError> {
         Ok(self.way().await?.url)
     }
 
@@ -125,7 +125,7 @@ impl Api {
     ///
     /// # Errors
     /// If there is no answer, or an error for one.
-    pub async fn open(&self, what: &str, path: &str) -> Result<Response<Body>, WatchError> {
+    pub async fn open(&self, what: &str, path: &str) -> Result<Response<Body>, ApiError> {
         self.send(what, get(what, path)?).await
     }
 
@@ -133,7 +133,7 @@ impl Api {
     ///
     /// # Errors
     /// If there is no answer, or an error for one.
-    pub async fn get(&self, what: &str, path: &str) -> Result<Vec<u8>, WatchError> {
+    pub async fn get(&self, what: &str, path: &str) -> Result<Vec<u8>, ApiError> {
         self.whole(what, get(what, path)?).await
     }
 
@@ -141,17 +141,17 @@ impl Api {
     ///
     /// # Errors
     /// If there is no answer, or an error for one.
-    pub async fn write(&self, what: &str, request: Request<Vec<u8>>) -> Result<Vec<u8>, WatchError> {
+    pub async fn write(&self, what: &str, request: Request<Vec<u8>>) -> Result<Vec<u8>, ApiError> {
         self.whole(what, request.map(Body::from)).await
     }
 
-    async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, WatchError> {
+    async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, ApiError> {
         let whole = async { collect(what, self.send(what, request).await?).await };
-        let slow = |_| WatchError::Slow { what: what.to_owned(), after: WHOLE };
+        let slow = |_| ApiError::Slow { what: what.to_owned(), after: WHOLE };
         timeout(WHOLE, whole).await.map_err(slow)?
     }
 
-    async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, WatchError> {
+    async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
         // What is unpacked has no bound, and the way is short.
@@ -161,14 +161,14 @@ impl Api {
         let response = match timeout(ANSWER, client.send(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(source)) => {
-                return Err(WatchError::Connect { what: what.to_owned(), source: Box::new(source) });
+                return Err(ApiError::Connect { what: what.to_owned(), source: Box::new(source) });
             }
-            Err(_) => return Err(WatchError::Slow { what: what.to_owned(), after: ANSWER }),
+            Err(_) => return Err(ApiError::Slow { what: what.to_owned(), after: ANSWER }),
         };
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
 
-    async fn way(&self) -> Result<Way, WatchError> {
+    async fn way(&self) -> Result<Way, ApiError> {
         if let Some(way) = self.ways().fresh() {
             return Ok(way);
         }
@@ -195,12 +195,12 @@ impl Api {
         Ok(way)
     }
 
-    async fn make(&self, maker: &mut Maker) -> Result<Way, WatchError> {
+    async fn make(&self, maker: &mut Maker) -> Result<Way, ApiError> {
         if maker.making.is_none()
             && let Some((at, source)) = &maker.failed
             && at.elapsed() < self.patience
         {
-            return Err(WatchError::Credential { source: Arc::clone(source) });
+            return Err(ApiError::Credential { source: Arc::clone(source) });
         }
         let (began, task) = maker.making.get_or_insert_with(|| {
             let began = Instant::now();
@@ -213,12 +213,12 @@ impl Api {
             let seconds = limit.as_secs_f32();
             let why =
                 format!("it has been read for more than {seconds} s: does a file system hang that it is on?");
-            return Err(WatchError::Config { why });
+            return Err(ApiError::Config { why });
         };
         maker.making = None;
         let made = made.unwrap_or_else(|error| Err(unusable(&error)));
         maker.failed = match &made {
-            Err(WatchError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
+            Err(ApiError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
             _ => None,
         };
         made
@@ -245,11 +245,11 @@ impl Way {
     }
 }
 
-async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way, WatchError> {
+async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way, ApiError> {
     let read = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())));
     let mut config = read.await.map_err(|error| unusable(&error))??;
-    let lasts = plugin::ask(&mut config.auth_info, patience).await;
-    let lasts = lasts.map_err(|source| WatchError::Credential { source: Arc::new(source) })?;
+    let lasts = exec_plugin::ask(&mut config.auth_info, patience).await;
+    let lasts = lasts.map_err(|source| ApiError::Credential { source: Arc::new(source) })?;
     let until = lasts.map(|lasts| Instant::now() + lasts);
     config.connect_timeout = Some(CONNECT);
     // It is for the callers to say when and how often to try again.
@@ -261,13 +261,13 @@ async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way,
 }
 
 /// Reads files.
-async fn read(kubeconfig: Option<&Path>) -> Result<Config, WatchError> {
+async fn read(kubeconfig: Option<&Path>) -> Result<Config, ApiError> {
     let Some(path) = kubeconfig else { return Config::incluster().map_err(|error| unusable(&error)) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
         // Its text quotes what is around the error, which may be a key.
         KubeconfigError::Parse(error) => {
             let place = error.location().map(|at| format!(", in line {}", at.line())).unwrap_or_default();
-            WatchError::Config { why: format!("{} is no kubeconfig{place}", path.display()) }
+            ApiError::Config { why: format!("{} is no kubeconfig{place}", path.display()) }
         }
         error => unusable(&error),
     })?;
@@ -275,22 +275,22 @@ async fn read(kubeconfig: Option<&Path>) -> Result<Config, WatchError> {
     config.map_err(|error| unusable(&error))
 }
 
-fn unusable(error: &dyn std::error::Error) -> WatchError {
-    WatchError::Config { why: chain(error) }
+fn unusable(error: &dyn std::error::Error) -> ApiError {
+    ApiError::Config { why: chain(error) }
 }
 
-fn get(what: &str, path: &str) -> Result<Request<Body>, WatchError> {
+fn get(what: &str, path: &str) -> Result<Request<Body>, ApiError> {
     let mut request = Request::new(Body::empty());
-    *request.uri_mut() = path.parse().map_err(|error| WatchError::Answer {
+    *request.uri_mut() = path.parse().map_err(|error| ApiError::Answer {
         what: what.to_owned(),
         why: format!("{path:?} is no path: {error}"),
     })?;
     Ok(request)
 }
 
-async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, WatchError> {
+async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, ApiError> {
     let body = http_body_util::Limited::new(response.into_body(), MOST);
-    let broken = |why: Box<dyn std::error::Error + Send + Sync>| WatchError::Broken {
+    let broken = |why: Box<dyn std::error::Error + Send + Sync>| ApiError::Broken {
         what: what.to_owned(),
         why: chain(why.as_ref()),
     };
@@ -298,7 +298,7 @@ async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, WatchE
 }
 
 /// Reads the error that an answer is.
-async fn refusal(what: &str, response: Response<Body>) -> WatchError {
+async fn refusal(what: &str, response: Response<Body>) -> ApiError {
     let code = response.status();
     let after = response.headers().get(header::RETRY_AFTER);
     let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
@@ -309,7 +309,7 @@ async fn refusal(what: &str, response: Response<Body>) -> WatchError {
         ..Status::default()
     });
     let reason = if status.reason.is_empty() { canonical(code) } else { status.reason };
-    WatchError::refused(what, Status { code: code.as_u16(), reason, ..status }, after)
+    ApiError::refused(what, Status { code: code.as_u16(), reason, ..status }, after)
 }
 
 fn canonical(code: StatusCode) -> String {

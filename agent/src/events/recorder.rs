@@ -3,9 +3,6 @@
 //! An Event costs every node of a cluster a write to etcd, just when much goes wrong. So what happens again to a pod is not
 //! told again but counted (a *series*), all of it is rationed, and what the API server does not take is dropped.
 
-mod ration;
-mod series;
-
 use std::{sync::Arc, time::Duration};
 
 use http::{Method, Request, header};
@@ -16,12 +13,15 @@ use tokio::{
     time::{sleep, sleep_until},
 };
 
-use self::{
-    ration::Ration,
+use super::{
+    rate_limit::Ration,
     series::{AllSeries, Key, Series},
 };
-use super::{backoff::Backoff, client::Api, error::WatchError};
-use crate::metrics::EventMetrics;
+use crate::{
+    api::{Api, ApiError},
+    backoff::Backoff,
+    metrics::EventMetrics,
+};
 
 /// A note about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Recorder {
     }
 
     /// Tries twice at most. After each failure nothing is sent for a while.
-    async fn send(&mut self, what: &str, request: Request<Vec<u8>>) -> Result<(), WatchError> {
+    async fn send(&mut self, what: &str, request: Request<Vec<u8>>) -> Result<(), ApiError> {
         let mut first = true;
         loop {
             let error = match self.api.write(what, request.clone()).await {
@@ -189,15 +189,15 @@ impl Recorder {
 }
 
 /// Whether the same request may be taken a little later.
-fn may_pass(error: &WatchError) -> bool {
+fn may_pass(error: &ApiError) -> bool {
     match error {
-        WatchError::Refused { status, .. } => matches!(status.code, 401 | 408 | 429 | 500..),
+        ApiError::Refused { status, .. } => matches!(status.code, 401 | 408 | 429 | 500..),
         _ => true,
     }
 }
 
 /// Names of namespaces and pods are checked before they come here, so that they can be part of a path.
-fn collection(namespace: &str) -> String {
+pub(super) fn collection(namespace: &str) -> String {
     format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events")
 }
 

@@ -8,12 +8,12 @@ use std::{fs, path::Path};
 use redb::TableDefinition;
 use serde::{Deserialize, Serialize};
 
-use super::durable::{Durable, builder, quietly};
-use crate::watch::{Batch, Memory, Remembered};
+use super::{Batch, Memory, Remembered};
+use crate::durable::{DurableDb, builder, catch_panic};
 
 /// The durable copy.
-pub struct Cache {
-    database: Durable,
+pub struct CheckpointDb {
+    database: DurableDb,
 }
 
 /// Of one source.
@@ -32,9 +32,9 @@ const POSITIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("positi
 /// Source and key → object as JSON.
 const OBJECTS: TableDefinition<'_, (&str, &str), &[u8]> = TableDefinition::new("objects");
 
-// === impl Cache ===
+// === impl CheckpointDb ===
 
-impl Cache {
+impl CheckpointDb {
     /// Opens the copy in a state directory, or begins a new one.
     ///
     /// # Errors
@@ -52,14 +52,14 @@ impl Cache {
 
     /// All of it is verified first: redb panics over pages that are not what they say.
     fn try_open(path: &Path) -> Result<Self, redb::Error> {
-        quietly(|| {
+        catch_panic(|| {
             let mut database = builder().create(path)?;
             database.check_integrity()?;
             let transaction = database.begin_write()?;
             transaction.open_table(POSITIONS)?;
             transaction.open_table(OBJECTS)?;
             transaction.commit()?;
-            Ok(Self { database: Durable::new(database, path) })
+            Ok(Self { database: DurableDb::new(database, path) })
         })
     }
 
@@ -101,7 +101,7 @@ impl Cache {
     }
 }
 
-impl Memory for Cache {
+impl Memory for CheckpointDb {
     fn load(&self, source: &str, identity: &str) -> Option<Remembered> {
         self.read(source, identity).unwrap_or_else(|error| {
             tracing::warn!(path = ?self.database.path(), %error, "the copy of what the watches told cannot be read: listing");
@@ -132,7 +132,7 @@ fn position(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::store::tests::in_memory;
+    use crate::durable::tests::in_memory;
 
     fn batch(position: &str, objects: &[(&str, Option<&str>)]) -> Batch {
         let objects =
@@ -140,7 +140,7 @@ mod tests {
         Batch { position: position.to_owned(), is_all: false, objects: objects.collect() }
     }
 
-    fn loaded(cache: &Cache, source: &str, identity: &str) -> Option<(String, Vec<String>)> {
+    fn loaded(cache: &CheckpointDb, source: &str, identity: &str) -> Option<(String, Vec<String>)> {
         let Remembered { position, objects } = cache.load(source, identity)?;
         Some((position, objects.into_iter().map(|json| String::from_utf8(json).unwrap()).collect()))
     }
@@ -148,12 +148,12 @@ mod tests {
     #[test]
     fn what_is_kept_is_there_after_a_restart_for_the_same_watch_only() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = CheckpointDb::open(dir.path()).unwrap();
         cache.save("pods", "cluster", &batch("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
         cache.save("node", "cluster", &batch("3", &[("node", Some("9"))])).unwrap();
         cache.save("pods", "cluster", &batch("8", &[("n/a", None), ("n/c", Some("3"))])).unwrap();
         drop(cache);
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = CheckpointDb::open(dir.path()).unwrap();
         let expected = ("8".to_owned(), vec!["2".to_owned(), "3".to_owned()]);
         assert_eq!(loaded(&cache, "pods", "cluster"), Some(expected));
         assert_eq!(loaded(&cache, "pods", "another cluster"), None);
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn after_a_list_nothing_else_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = CheckpointDb::open(dir.path()).unwrap();
         cache.save("pods", "cluster", &batch("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
         cache.save("node", "cluster", &batch("3", &[("node", Some("9"))])).unwrap();
         let listed = Batch { is_all: true, ..batch("20", &[("n/c", Some("3"))]) };
@@ -179,7 +179,7 @@ mod tests {
     fn wrong_bits_cost_no_more_than_the_copy() {
         let dir = in_memory();
         let path = dir.path().join("watch.redb");
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = CheckpointDb::open(dir.path()).unwrap();
         let keys: Vec<_> = (0..100).map(|number| format!("n/{number}")).collect();
         let objects: Vec<_> = keys.iter().map(|key| (key.as_str(), Some("1"))).collect();
         cache.save("pods", "cluster", &batch("7", &objects)).unwrap();
@@ -191,7 +191,7 @@ mod tests {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << (at % 7);
             fs::write(&path, flipped).unwrap();
-            let cache = Cache::open(dir.path()).unwrap();
+            let cache = CheckpointDb::open(dir.path()).unwrap();
             match loaded(&cache, "pods", "cluster") {
                 Some((_, objects)) => assert_eq!(objects.len(), 100, "a wrong bit at {at}"),
                 None => lost += 1,
@@ -206,7 +206,7 @@ mod tests {
     fn a_copy_that_cannot_be_read_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("watch.redb"), "no database").unwrap();
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = CheckpointDb::open(dir.path()).unwrap();
         assert_eq!(loaded(&cache, "pods", "cluster"), None);
         assert_eq!(fs::read_to_string(dir.path().join("watch.redb.broken")).unwrap(), "no database");
     }

@@ -18,7 +18,7 @@ use redb::{Builder, Database, ReadTransaction, ReadableDatabase as _, WriteTrans
 use crate::crash::{self, Step};
 
 /// An open file, which is opened again after an error.
-pub(super) struct Durable {
+pub struct DurableDb {
     path: PathBuf,
     open: RwLock<Open>,
     /// It has been said.
@@ -36,15 +36,15 @@ struct Open {
 /// memory again from being given back.
 const CACHE: usize = 128 << 10;
 
-// === impl Durable ===
+// === impl DurableDb ===
 
-impl Durable {
-    pub(super) fn new(database: Database, path: &Path) -> Self {
+impl DurableDb {
+    pub fn new(database: Database, path: &Path) -> Self {
         let open = Open { database: Some(database), times: 0 };
         Self { path: path.to_owned(), open: RwLock::new(open), is_failing: AtomicBool::new(false) }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -52,7 +52,7 @@ impl Durable {
     ///
     /// # Errors
     /// If it fails, and also with the file opened again.
-    pub(super) fn read<T>(
+    pub fn read<T>(
         &self,
         read: impl Fn(&ReadTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, redb::Error> {
@@ -63,7 +63,7 @@ impl Durable {
     ///
     /// # Errors
     /// If it fails, and also with the file opened again. Then nothing was written, as far as the disk can be believed.
-    pub(super) fn write(
+    pub fn write(
         &self,
         write: impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
@@ -80,7 +80,7 @@ impl Durable {
     /// What failed half way may be in the file or not: it is done again as a whole.
     fn retried<T>(&self, work: impl Fn(&Database) -> Result<T, redb::Error>) -> Result<T, redb::Error> {
         let attempt = |open: &Open| match &open.database {
-            Some(database) => quietly(|| work(database)),
+            Some(database) => catch_panic(|| work(database)),
             None => Err(redb::Error::DatabaseClosed),
         };
         let (failed, times) = {
@@ -106,7 +106,7 @@ impl Durable {
         if open.times == times || open.database.is_none() {
             // It has a lock on the file.
             open.database = None;
-            open.database = Some(quietly(|| Ok(builder().open(&self.path)?))?);
+            open.database = Some(catch_panic(|| Ok(builder().open(&self.path)?))?);
             crash::point(Step::StoreOpened);
             open.times += 1;
         }
@@ -119,17 +119,28 @@ impl Durable {
 }
 
 /// How files are opened.
-pub(super) fn builder() -> Builder {
+pub fn builder() -> Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE);
     builder
 }
 
 /// What a closure gives; a panic is an error.
-pub(super) fn quietly<T>(what: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+pub fn catch_panic<T>(what: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
     catch_unwind(AssertUnwindSafe(what)).unwrap_or_else(|panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(redb::Error::Corrupted(format!("it makes no sense: {text}")))
     })
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::path::Path;
+
+    /// A directory in memory, if `/dev/shm` exists: thousands of fsyncs take too long on a disk.
+    pub fn in_memory() -> tempfile::TempDir {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
+    }
 }

@@ -1,0 +1,10 @@
+//! The connection to the API server: client, credentials and errors.
+
+mod client;
+mod error;
+mod exec_plugin;
+#[cfg(test)]
+mod tests;
+
+pub use client::Api;
+pub use error::{ApiError, Status};

@@ -1,0 +1,65 @@
+//! The only properties of an API object that a watch needs to know.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// An object that can be watched. Its JSON form is also its form in a checkpoint.
+pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
+    fn key(&self) -> ObjectKey;
+    fn uid(&self) -> &str;
+    /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use for it.
+    fn take_version(&mut self) -> String;
+}
+
+/// Namespace and name of an object. A later object with the same key has another UID.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// Empty for cluster-scoped objects.
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Identity and version of an object of any type.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ObjectMeta {
+    #[serde(default)]
+    namespace: Option<String>,
+    name: String,
+    #[serde(default)]
+    uid: Option<String>,
+    pub resource_version: String,
+}
+
+// === impl ObjectKey ===
+
+impl ObjectKey {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name } = self;
+        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
+    }
+}
+
+// === impl ObjectMeta ===
+
+impl ObjectMeta {
+    pub(super) fn key(&self) -> ObjectKey {
+        ObjectKey::new(self.namespace.as_deref().unwrap_or_default(), &self.name)
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.uid.as_deref().unwrap_or_default()
+    }
+
+    /// Whether the object can be identified and versioned.
+    pub(super) fn is_complete(&self) -> bool {
+        !self.resource_version.is_empty() && !self.name.is_empty()
+    }
+}
