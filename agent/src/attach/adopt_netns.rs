@@ -20,7 +20,7 @@ impl Engine {
     }
 
     fn adopt_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
-        let is_in_netns = match &it.host {
+        let is_in_netns = match it.host.device() {
             _ if it.has_path() => false,
             Some(host) if it.netns_id == NetnsId::UNKNOWN => {
                 let is_end_in = || survey::is_end_in(&mut Socket::open()?, host.ifindex, netns);

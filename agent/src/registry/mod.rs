@@ -3,6 +3,7 @@
 //! Every change is durable before it is visible in memory, and visible before the caller acts on it.
 
 mod attachment;
+mod host_side;
 mod locks;
 mod store;
 #[cfg(test)]
@@ -29,7 +30,8 @@ use nix::{
 };
 use tokio::sync::watch;
 
-pub use attachment::{Attachment, HostLink, Key, NetnsId, State};
+pub use attachment::{Attachment, Key, NetnsId, State};
+pub use host_side::{HostLink, HostSide};
 pub use locks::{KeyGuard, Locks};
 pub use store::{Condition, StoreError};
 
@@ -39,7 +41,7 @@ use crate::{
     ipam::{COOLDOWN, Exhausted, Ipam, IpamError},
 };
 use ferrule_proto::names::IfName;
-use ferrule_vif::{Addresses, Vif};
+use ferrule_vif::{Addresses, Vif, VifKind};
 use store::{Identity, Opened, Store};
 
 /// The attachments of this node.
@@ -286,7 +288,7 @@ impl Registry {
             netns_id,
             vif,
             with,
-            host: None,
+            host: HostSide::Unplugged,
             created_at_ms: now_ms(),
             created_since_boot_ns: u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX),
         };
@@ -422,7 +424,8 @@ impl Inner {
             Wanted::Next { mtu } => {
                 let addresses = self.ipam.take(since_boot())?;
                 let (mac, gateways) = (addresses.mac(), Addresses::default());
-                Vif { mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
+                let kind = VifKind::Veth;
+                Vif { kind, mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
             }
             Wanted::This(vif) => {
                 for address in vif.addresses.iter() {
