@@ -1,6 +1,7 @@
 //! DEL while the agent is away: a pod has to end also then.
 //!
-//! What the kernel has of the attachment is deleted here, and a [`note`] is left for the agent. By it, the agent tells a
+//! The host link with the stamp of the attachment is deleted here (a kind of VIF without such a link has nothing to
+//! delete: its devices go with the pod's namespace, and its record with the note), and a [`note`] is left for the agent. By it, the agent tells a
 //! container that was deleted from one that has lost its interface, which it makes anew while the namespace lives.
 
 mod links;

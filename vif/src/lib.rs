@@ -24,7 +24,7 @@ pub use annotation::from_annotation;
 pub use error::{Source, VifError};
 pub use ferrule_proto::annotations::{KURYR_VIF as KURYR_ANNOTATION, VIF as ANNOTATION};
 pub use mac::Mac;
-pub use resolved::{Addresses, PodRoute, Vif};
+pub use resolved::{Addresses, PodRoute, Vif, VifKind};
 
 /// The VIF of a pod: what a source says that it should get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -13,6 +13,7 @@ use crate::{Mac, Route};
 /// The interface that a pod gets, with all that its source left to the agent filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vif {
+    pub kind: VifKind,
     /// Of the pod's end.
     pub mac: Mac,
     /// Of both ends, in bytes.
@@ -29,6 +30,15 @@ pub struct Vif {
     /// Its routes beside the default ones.
     #[serde(default)]
     pub routes: Vec<Route>,
+}
+
+/// The kinds of VIF that the agent can plug. Each use site matches exhaustively, so that the compiler lists the code that
+/// a second kind has to extend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VifKind {
+    /// A veth pair, routed by the host.
+    Veth,
 }
 
 /// A route of a pod, with all that its source left to the agent filled in.

@@ -19,8 +19,13 @@ impl Engine {
         group.into_iter().map(|it| self.adopt_netns(it, netns)).collect()
     }
 
+<<<<<<< HEAD
     fn adopt_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
         let is_in_netns = match &it.host {
+=======
+    fn with_its_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
+        let is_its = match it.host.device() {
+>>>>>>> dd51d8a (A VIF records its kind and an attachment its host side, durably)
             _ if it.has_path() => false,
             Some(host) if it.netns_id == NetnsId::UNKNOWN => {
                 let is_end_in = || survey::is_end_in(&mut Socket::open()?, host.ifindex, netns);

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     crash::{self, Step},
     plug::{stamp::Stamp, veth},
-    registry::{Attachment, HostLink, Key, State},
+    registry::{Attachment, HostSide, Key, State},
 };
 
 impl Engine {
@@ -86,13 +86,19 @@ impl Engine {
         phases.enter(Phase::Dataplane);
         crash::point(Step::DelBegun);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
-        if let Some(HostLink { ifindex, .. }) = going.host {
+        if let Some(ifindex) = going.host.ifindex() {
             self.dataplane.remove(ifindex, going.vif.addresses)?;
             crash::point(Step::DelEntriesRemoved);
-            phases.enter(Phase::Plug);
-            veth::retire(ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
-            self.reaper.notify();
-            crash::point(Step::DelBuried);
+        }
+        match &going.host {
+            HostSide::Link(link) => {
+                phases.enter(Phase::Plug);
+                veth::retire(link.ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
+                self.reaper.notify();
+                crash::point(Step::DelBuried);
+            }
+            // The agent owns no device on the host that it could delete.
+            HostSide::Unplugged | HostSide::None | HostSide::Representor(_) => {}
         }
         phases.enter(Phase::Commit);
         self.registry.release(&going)?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ferrule_proto::names::IfName;
+use ferrule_vif::VifKind;
 
 use super::{
     add::AttachRequest,
@@ -21,7 +22,7 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    registry::{Attachment, Draft, HostLink, Key, Pod, RegistryError, State, Wanted},
+    registry::{Attachment, Draft, HostLink, HostSide, Key, Pod, RegistryError, State, Wanted},
 };
 
 /// Addresses from the IPAM that one ADD tries.
@@ -132,9 +133,13 @@ impl Engine {
         let group = self.registry.group(&key);
         let mut host = Socket::open()?;
         for it in &group {
-            let link =
-                it.host.as_ref().map(|link| veth::is_stamped(&mut host, link.ifindex, &Stamp::of(&it.key)));
-            if pod.uid.is_empty() || it.pod != *pod || link.transpose()?.unwrap_or_default() {
+            let is_there = match &it.host {
+                HostSide::Link(link) => veth::is_stamped(&mut host, link.ifindex, &Stamp::of(&it.key))?,
+                HostSide::Unplugged => false,
+                // The host's devices do not prove that the sandbox is gone: kept until its DEL.
+                HostSide::None | HostSide::Representor(_) => true,
+            };
+            if pod.uid.is_empty() || it.pod != *pod || is_there {
                 return Ok(false);
             }
         }
@@ -153,7 +158,9 @@ impl Engine {
         phases.enter(Phase::Plug);
         let Attachment { key, vif, .. } = attachment;
         let plan = Plan { netns, ifname: &key.ifname, stamp, vif, host_ifname: None };
-        let link = veth::create(plan, self.dataplane.filters())?;
+        let link = match vif.kind {
+            VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
+        };
         crash::point(Step::AddMade);
         let host = HostLink { ifname: link.ifname().to_owned(), ifindex: link.ifindex() };
         phases.enter(Phase::Dataplane);
@@ -167,7 +174,7 @@ impl Engine {
         };
         link.bring_up().inspect_err(remove_entries)?;
         crash::point(Step::AddUp);
-        let plugged = Attachment { host: Some(host), ..attachment.clone() };
+        let plugged = Attachment { host: HostSide::Link(host), ..attachment.clone() };
         Ok(self.registry.advance(plugged, State::Plugged)?)
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn leeway(
     previous: &AddResult,
 ) -> Result<Leeway, String> {
     let Attachment { key, vif, host, .. } = attachment;
-    if let Some(host) = host
+    if let Some(host) = host.device()
         && !previous.interfaces.iter().any(|it| it.sandbox.is_empty() && it.name == host.ifname)
     {
         return Err(format!("prevResult has not the host's interface {}", host.ifname));

@@ -9,8 +9,9 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    registry::{Attachment, HostLink, RegistryError, State},
+    registry::{Attachment, HostLink, HostSide, RegistryError, State},
 };
+use ferrule_vif::VifKind;
 
 /// An interface that cannot be restored. The attempt is rolled back, and the attachment stays recorded.
 #[derive(Debug, thiserror::Error)]
@@ -48,16 +49,18 @@ impl Engine {
             return Err(RestoreError::OtherNetns);
         }
         let Attachment { key, vif, host: before, .. } = attachment;
-        if let Some(HostLink { ifindex, .. }) = before {
-            self.dataplane.remove(*ifindex, vif.addresses)?;
+        if let Some(ifindex) = before.ifindex() {
+            self.dataplane.remove(ifindex, vif.addresses)?;
         }
         let stamp = Stamp::of(key);
-        let host_ifname = before.as_ref().map(|it| it.ifname.as_str());
+        let host_ifname = before.stamped_link().map(|link| link.ifname.as_str());
         let plan = Plan { netns: &netns, ifname: &key.ifname, stamp: &stamp, vif, host_ifname };
-        let link = veth::create(plan, self.dataplane.filters())?;
+        let link = match vif.kind {
+            VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
+        };
         let host = HostLink { ifname: link.ifname().to_owned(), ifindex: link.ifindex() };
         let ifindex = host.ifindex;
-        let restored = Attachment { host: Some(host), ..attachment.clone() };
+        let restored = Attachment { host: HostSide::Link(host), ..attachment.clone() };
         let remove_entries = || {
             if let Err(error) = self.dataplane.remove(ifindex, vif.addresses) {
                 tracing::error!(%key, %error, "cannot remove the map entries of a failed restore");

@@ -64,12 +64,12 @@ impl Engine {
                     "wrong network namespace {found}, expected {expected}"
                 )));
             }
-            let host = attachment.host.as_ref().ok_or(AttachError::Unknown)?;
+            let ifindex = attachment.host.ifindex().ok_or(AttachError::Unknown)?;
             let leeway = prev_result.map(|previous| prev_result::leeway(attachment, path, previous));
             let leeway = leeway.transpose().map_err(AttachError::Differs)?.unwrap_or_default();
-            check::attachment(&netns, host.ifindex, attachment, &leeway, self.dataplane.program_ids())?
+            check::attachment(&netns, ifindex, attachment, &leeway, self.dataplane.program_ids())?
                 .map_err(AttachError::Differs)?;
-            self.dataplane.verify(host.ifindex, attachment).map_err(AttachError::Differs)?;
+            self.dataplane.verify(ifindex, attachment).map_err(AttachError::Differs)?;
         }
         Ok(())
     }
@@ -85,14 +85,14 @@ impl Engine {
     ) -> Result<Option<Vec<Attachment>>, AttachError> {
         let group = self.with_netns(self.registry.group(key), netns)?;
         for before in &group {
-            let Some(host) = before.host.as_ref().filter(|_| before.state == State::Attached) else {
+            let Some(ifindex) = before.host.ifindex().filter(|_| before.state == State::Attached) else {
                 return Ok(None);
             };
             if before.netns_id != netns.id() {
                 return Ok(None);
             }
             phases.enter(Phase::Verify);
-            if let Err(drift) = self.compare(netns, host.ifindex, before)? {
+            if let Err(drift) = self.compare(netns, ifindex, before)? {
                 tracing::warn!(key = %before.key, drift, "a repeated ADD found drift; replacing the attachment");
                 return Ok(None);
             }
@@ -106,8 +106,8 @@ impl Engine {
     /// If one drifted, or cannot be read.
     pub(super) fn verify_plugged(&self, plugged: &[Attachment]) -> Result<(), AttachError> {
         for it in plugged {
-            let Some(host) = &it.host else { continue };
-            self.compare(&Netns::open(&it.netns)?, host.ifindex, it)?.map_err(AttachError::Damaged)?;
+            let Some(ifindex) = it.host.ifindex() else { continue };
+            self.compare(&Netns::open(&it.netns)?, ifindex, it)?.map_err(AttachError::Damaged)?;
         }
         Ok(())
     }

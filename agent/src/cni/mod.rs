@@ -192,7 +192,7 @@ fn result(attachments: &[Attachment]) -> AddResult {
     let mut result = AddResult::default();
     for Attachment { key, vif, host, netns, .. } in attachments {
         let host_end = Interface {
-            name: host.as_ref().map(|host| host.ifname.clone()).unwrap_or_default(),
+            name: host.device().map(|device| device.ifname.clone()).unwrap_or_default(),
             mac: Mac(GATEWAY_MAC).to_string(),
             mtu: vif.mtu,
             sandbox: String::new(),

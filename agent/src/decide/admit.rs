@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ferrule_vif::{Addresses, Format, InterfaceRequest, Kind, Vif};
+use ferrule_vif::{Addresses, Format, InterfaceRequest, Kind, Vif, VifKind};
 use ipnet::IpNet;
 
 use crate::ipam::is_unicast;
@@ -60,9 +60,10 @@ impl Rules<'_> {
         mtu: u32,
     ) -> Result<Vif, Refused> {
         let ifname = || interface.name.clone();
-        if interface.kind != Kind::Veth {
-            return Err(Refused::Kind { ifname: ifname(), kind: interface.kind.to_string() });
-        }
+        let kind = match &interface.kind {
+            Kind::Veth => VifKind::Veth,
+            Kind::Other(kind) => return Err(Refused::Kind { ifname: ifname(), kind: kind.clone() }),
+        };
         let addresses = Addresses::collect(interface.addresses.iter().map(IpNet::addr))
             .map_err(|second| Refused::SecondAddress { ifname: ifname(), second })?;
         let gateways = Addresses::collect(interface.gateways.iter().copied())
@@ -81,6 +82,7 @@ impl Rules<'_> {
             }
         }
         Ok(Vif {
+            kind,
             mac: interface.mac.unwrap_or_else(|| addresses.mac()),
             mtu,
             addresses,

@@ -102,7 +102,7 @@ impl Healer {
         findings.deviations.extend(self.others(&mut host, found)?.0);
         for it in attachments.iter().filter(|it| it.state == State::Attached) {
             let tcx =
-                it.host.as_ref().map(|host| self.engine.dataplane.tcx(&host.ifname)).unwrap_or_default();
+                it.host.device().map(|device| self.engine.dataplane.tcx(&device.ifname)).unwrap_or_default();
             findings.foreign.extend(look::foreign(it, &seen, &tcx));
         }
         findings.attachments = attachments;
@@ -158,7 +158,7 @@ impl Healer {
     fn look(&self, host: &mut Socket) -> Result<(Vec<Attachment>, Vec<Deviation>, Snapshot), NetlinkError> {
         let registry = &self.engine.registry;
         let before = registry.list();
-        let indexes = before.iter().filter_map(|it| Some(it.host.as_ref()?.ifindex)).collect();
+        let indexes = before.iter().filter_map(|it| it.host.ifindex()).collect();
         let mut seen = Snapshot {
             // First: the kernel changes it before it goes through the interfaces.
             not_forwarded: host::not_forwarded(registry.families()),
@@ -181,11 +181,11 @@ impl Healer {
     ) -> Result<Option<(Attachment, Vec<Deviation>)>, NetlinkError> {
         let registry = &self.engine.registry;
         let Some(it) = registry.get(key).filter(|it| it.state == State::Attached) else { return Ok(None) };
-        let Some(link) = &it.host else { return Ok(None) };
+        let Some(ifindex) = it.host.ifindex() else { return Ok(None) };
         let mut seen = Snapshot {
             not_forwarded: host::not_forwarded((true, false)),
-            ends: Ends::one(host, link.ifindex)?,
-            entries: self.engine.dataplane.entries_of(link.ifindex, it.vif.addresses),
+            ends: Ends::one(host, ifindex)?,
+            entries: self.engine.dataplane.entries_of(ifindex, it.vif.addresses),
             programs: self.engine.dataplane.program_ids(),
             living: HashSet::new(),
             lost_pins: Vec::new(),
@@ -346,7 +346,7 @@ impl Healer {
             Subject::Interface(ifindex, key) => {
                 let Some(_guard) = registry.try_lock(key) else { return Ok(None) };
                 let is_its = |it: Attachment| {
-                    it.state != State::Attached || it.host.is_none_or(|host| host.ifindex == *ifindex)
+                    it.state != State::Attached || it.host.ifindex().is_none_or(|its| its == *ifindex)
                 };
                 if registry.get(key).is_some_and(is_its) {
                     return Ok(None);
@@ -382,8 +382,7 @@ impl Healer {
 
 /// Whether an attachment has lost its interface, and its namespace lives.
 fn is_bereft(it: &Attachment, ends: &Ends) -> bool {
-    let ifindex = it.host.as_ref().map(|host| host.ifindex);
-    let is_gone = ifindex.is_some_and(|ifindex| !ends.links.contains_key(&ifindex));
+    let is_gone = it.host.ifindex().is_some_and(|ifindex| !ends.links.contains_key(&ifindex));
     is_gone && it.state == State::Attached && it.is_in_living_netns()
 }
 

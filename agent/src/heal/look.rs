@@ -69,7 +69,7 @@ fn node(seen: &Snapshot) -> Vec<Deviation> {
 
 /// What deviates of one attachment.
 pub(super) fn attachment(it: &Attachment, seen: &Snapshot) -> Vec<Deviation> {
-    let Some(host) = it.host.as_ref().filter(|_| it.state == State::Attached) else { return Vec::new() };
+    let Some(host) = it.host.device().filter(|_| it.state == State::Attached) else { return Vec::new() };
     let mut found = Vec::new();
     let mut say = |kind, what: String| found.push(Deviation::of(it, kind, what));
     let HostLink { ifname, ifindex } = host;
@@ -121,7 +121,7 @@ pub(super) fn shared(it: &Attachment, all: &[Attachment]) -> Vec<Deviation> {
 
 /// What others have put on an attachment's interface.
 pub(super) fn foreign(it: &Attachment, seen: &Snapshot, tcx: &[Vec<u32>; 2]) -> Vec<Foreign> {
-    let Some(host) = &it.host else { return Vec::new() };
+    let Some(host) = it.host.device() else { return Vec::new() };
     let (filters, end) = (seen.ends.filters.get(&host.ifindex), seen.ends.links.get(&host.ifindex));
     let filters = filters.into_iter().flatten().filter(|filter| !filter.is_ours).map(|filter| {
         let name = filter.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
@@ -211,17 +211,15 @@ fn link(it: &Attachment, link: &HostLink, end: &End, seen: &Snapshot, say: &mut 
 /// does not know its interface yet.
 fn strays(known: &[&Attachment], seen: &Snapshot) -> Vec<Deviation> {
     let is_settled = |it: &Attachment| it.state == State::Attached;
-    let indexes: HashSet<u32> = known.iter().filter_map(|it| Some(it.host.as_ref()?.ifindex)).collect();
+    let indexes: HashSet<u32> = known.iter().filter_map(|it| it.host.ifindex()).collect();
     let addresses: HashSet<_> = known.iter().flat_map(|it| it.vif.addresses.iter()).collect();
     let in_work: HashSet<_> =
         known.iter().filter(|it| !is_settled(it)).flat_map(|it| it.vif.addresses.iter()).collect();
     let mut found = Vec::new();
     for (ifindex, end) in &seen.ends.links {
         let Some(key) = end.stamp.as_ref().map(Stamp::key) else { continue };
-        let is_known = known.iter().any(|it| {
-            it.key == *key
-                && (!is_settled(it) || it.host.as_ref().is_some_and(|host| host.ifindex == *ifindex))
-        });
+        let is_known =
+            known.iter().any(|it| it.key == *key && (!is_settled(it) || it.host.ifindex() == Some(*ifindex)));
         // Of an attachment that carries another's stamp: that is told of the attachment.
         if !is_known && end.group != DEAD && !indexes.contains(ifindex) {
             let what = format!(

@@ -143,9 +143,9 @@ impl Gathered {
 
     /// Whether they may be about an attachment.
     fn is_about(&self, it: &Attachment) -> bool {
-        let Some(host) = it.host.as_ref().filter(|_| it.state == State::Attached) else { return false };
-        self.removed.contains(&host.ifindex)
-            || self.set.contains(&host.ifindex)
+        let Some(ifindex) = it.host.ifindex().filter(|_| it.state == State::Attached) else { return false };
+        self.removed.contains(&ifindex)
+            || self.set.contains(&ifindex)
             || it.vif.addresses.iter().any(|address| self.replaced.contains(&address))
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn repair(
     found: &[Deviation],
 ) -> Repaired {
     let mut repaired = Repaired { attachment: attachment.clone(), failures: Vec::new() };
-    let Some(HostLink { ifname, ifindex }) = &attachment.host else { return repaired };
+    let Some(HostLink { ifname, ifindex }) = attachment.host.device() else { return repaired };
     let mut kinds: Vec<Kind> = found.iter().map(|it| it.kind).filter(|kind| kind.is_repairable()).collect();
     kinds.sort_by_key(|kind| rank(*kind));
     let is_shared = found.iter().any(|it| matches!(it.kind, Kind::AddressShared(_)));

@@ -72,7 +72,7 @@ impl Agent for AgentService {
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
-        let counted = host.as_ref().map(|host| self.engine.dataplane.counters(host.ifindex));
+        let counted = host.ifindex().map(|ifindex| self.engine.dataplane.counters(ifindex));
         let counters = match counted {
             Some(Ok(counters)) => counters.map(show_counters),
             Some(Err(error)) => {
@@ -81,7 +81,8 @@ impl AgentService {
             }
             None => None,
         };
-        let (host_ifname, host_ifindex) = host.map(|host| (host.ifname, host.ifindex)).unwrap_or_default();
+        let (host_ifname, host_ifindex) =
+            host.device().map(|device| (device.ifname.clone(), device.ifindex)).unwrap_or_default();
         Shown {
             network: key.network.to_string(),
             container_id: key.container_id.to_string(),

@@ -74,7 +74,7 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
     let of = attachments.iter().find(|it| it.key == *key);
     let pod = of.map(|it| it.pod.clone()).unwrap_or_default();
     (shown.pod_namespace, shown.pod_name) = (pod.namespace, pod.name);
-    let host = of.filter(|_| ifindex.is_none()).and_then(|it| it.host.clone());
+    let host = of.filter(|_| ifindex.is_none()).and_then(|it| it.host.device().cloned());
     let host = host.unwrap_or(HostLink { ifname: String::new(), ifindex: ifindex.unwrap_or_default() });
     (shown.host_ifname, shown.host_ifindex) = (host.ifname, host.ifindex);
     shown

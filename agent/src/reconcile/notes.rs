@@ -166,8 +166,8 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{NetnsId, Pod, State};
-    use ferrule_vif::{Addresses, Mac, Vif};
+    use crate::registry::{HostSide, NetnsId, Pod, State};
+    use ferrule_vif::{Addresses, Mac, Vif, VifKind};
 
     fn key(container: &str) -> Key {
         Key::try_from(format!("net/{container}/eth0")).unwrap()
@@ -200,9 +200,17 @@ mod tests {
             pod: Pod::default(),
             netns: "/run/netns/x".into(),
             netns_id: NetnsId { dev: 4, ino: 7 },
-            vif: Vif { mac, mtu: 1500, addresses, gateways, is_default: true, routes: Vec::new() },
+            vif: Vif {
+                kind: VifKind::Veth,
+                mac,
+                mtu: 1500,
+                addresses,
+                gateways,
+                is_default: true,
+                routes: Vec::new(),
+            },
             with,
-            host: None,
+            host: HostSide::Unplugged,
             created_at_ms: 0,
             created_since_boot_ns,
         }

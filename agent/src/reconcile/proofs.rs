@@ -17,7 +17,7 @@ use crate::{
         stamp::Stamp,
         veth,
     },
-    registry::{Attachment, Key, Known, NetnsId, Pod, Pods, Registry, State},
+    registry::{Attachment, HostSide, Key, Known, NetnsId, Pod, Pods, Registry, State},
 };
 
 /// What was seen of an attachment, and of those that came with it.
@@ -198,8 +198,18 @@ fn link_gone(group: &[Attachment]) -> Seen {
     let look = || -> Result<Seen, crate::plug::netlink::NetlinkError> {
         let mut host = Socket::open()?;
         for Attachment { key, host: link, .. } in group {
-            let Some(link) = link else {
-                return Ok(Seen::no(format!("no interface of {} is known yet", key.ifname)));
+            let link = match link {
+                HostSide::Link(link) => link,
+                HostSide::Unplugged => {
+                    return Ok(Seen::no(format!("{} is not plugged yet", key.ifname)));
+                }
+                // Such a device does not go with the pod's namespace.
+                HostSide::None | HostSide::Representor(_) => {
+                    return Ok(Seen::no(format!(
+                        "{} has no host link that would be deleted with its namespace",
+                        key.ifname
+                    )));
+                }
             };
             if veth::is_stamped(&mut host, link.ifindex, &Stamp::of(key))? {
                 return Ok(Seen::no(format!(

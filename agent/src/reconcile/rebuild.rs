@@ -18,9 +18,9 @@ use crate::{
         stamp::Stamp,
         survey::{self, Place, Seen},
     },
-    registry::{Attachment, Condition, HostLink, Key, NetnsId, Pod, State, now_ms},
+    registry::{Attachment, Condition, HostLink, HostSide, Key, NetnsId, Pod, State, now_ms},
 };
-use ferrule_vif::{Addresses, Mac, PodRoute, Route, Vif};
+use ferrule_vif::{Addresses, Mac, PodRoute, Route, Vif, VifKind};
 
 /// What is believed of an interface.
 struct Found {
@@ -51,11 +51,16 @@ pub(super) fn rebuild(
     let is_whole = *condition == Condition::Whole;
     let known = engine.registry.list();
     let is_live = |it: &Attachment| {
-        let stamp = it.host.as_ref().and_then(|link| stamped.get(&link.ifindex));
-        it.state == State::Attached && stamp.is_some_and(|stamp| *stamp.key() == it.key)
+        let has_evidence = match &it.host {
+            HostSide::Link(link) => stamped.get(&link.ifindex).is_some_and(|stamp| *stamp.key() == it.key),
+            HostSide::Unplugged => false,
+            // No stamp can contradict the record.
+            HostSide::None | HostSide::Representor(_) => true,
+        };
+        it.state == State::Attached && has_evidence
     };
     let is_known = |(ifindex, stamp): &(&u32, &Stamp)| {
-        let is_its = |it: &Attachment| it.host.as_ref().is_some_and(|link| link.ifindex == **ifindex);
+        let is_its = |it: &Attachment| it.host.ifindex() == Some(**ifindex);
         known.iter().any(|it| it.key == *stamp.key() && (is_whole || is_live(it) && is_its(it)))
     };
     let unknown: HashSet<u32> =
@@ -225,10 +230,10 @@ fn attachment(
     before: Option<&Attachment>,
 ) -> Attachment {
     let Found { seen, addresses, mac, pod } = it;
-    let link = HostLink { ifname: seen.ifname.clone(), ifindex: seen.ifindex };
+    let host = HostSide::Link(HostLink { ifname: seen.ifname.clone(), ifindex: seen.ifindex });
     // A record of an earlier state, but of the same addresses: it says more than the kernel.
     if let Some(before) = before.filter(|before| before.vif.addresses == addresses) {
-        return Attachment { state: State::Attached, host: Some(link), ..before.clone() };
+        return Attachment { state: State::Attached, host, ..before.clone() };
     }
     let routes = place.zip(seen.peer).map(|(place, peer)| survey::routes_of_pod(&place.netns, peer));
     let routes = routes.transpose().unwrap_or_else(|error| {
@@ -244,7 +249,7 @@ fn attachment(
         netns_id: place.map_or(NetnsId::UNKNOWN, |place| place.netns.id()),
         vif,
         with,
-        host: Some(link),
+        host,
         // As if it were new: what was never seen of its pod may be on its way.
         created_at_ms: now_ms(),
         // Before any note: one that was left about this key is about this.
@@ -260,7 +265,9 @@ fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<P
     let ours = [GATEWAY.0.into(), GATEWAY.1.into()];
     let gateways = defaults.into_iter().map(|it| it.gateway).filter(|it| !ours.contains(it));
     let gateways = Addresses::collect(gateways).unwrap_or_default();
-    let mut vif = Vif { mac, mtu, addresses, gateways, is_default, routes: Vec::new() };
+    // Only a veth pair has a stamped link.
+    let kind = VifKind::Veth;
+    let mut vif = Vif { kind, mac, mtu, addresses, gateways, is_default, routes: Vec::new() };
     for PodRoute { dst, gateway, mtu, advmss, priority } in others.into_iter().take(MAX_ROUTES) {
         let gw = Some(gateway).filter(|it| *it != vif.gateway_for(dst.addr(), GATEWAY));
         vif.routes.push(Route { dst, gw, mtu, advmss, priority });
@@ -351,6 +358,7 @@ mod tests {
         };
         let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: Some("fd00::2".parse().unwrap()) };
         let made = |gateways, routes| Vif {
+            kind: VifKind::Veth,
             mac: addresses.mac(),
             mtu: 1500,
             addresses,

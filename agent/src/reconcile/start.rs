@@ -12,7 +12,7 @@ use crate::{
     crash::{self, Step},
     metrics::StoreMetrics,
     plug::{HostEnds, filter, host_ends, netlink::Socket, reaper, stamp::Stamp, veth},
-    registry::{Attachment, State},
+    registry::{Attachment, HostSide, State},
 };
 use ferrule_vif::Addresses;
 
@@ -30,13 +30,13 @@ pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow
     let left = rebuild(engine, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
 
     let all = engine.registry.list();
-    let is_live = |it: &Attachment| is_there(it, &stamped) && !notes.is_deleted(it);
+    let is_live = |it: &Attachment| is_plugged(it, &stamped) && !notes.is_deleted(it);
     // Somebody else's now, for all that its alias says: it is left as it is, and so are its entries.
     let is_disguised =
-        |it: &Attachment| it.host.as_ref().is_some_and(|host| disguised.contains(&host.ifindex));
+        |it: &Attachment| it.host.ifindex().is_some_and(|ifindex| disguised.contains(&ifindex));
     // The pod lives, and gets an interface again that it has lost. What a DEL has buried is not lost.
     let stays = |it: &Attachment| {
-        let is_wanted = it.state == State::Attached && !notes.is_deleted(it) && !is_there(it, &buried);
+        let is_wanted = it.state == State::Attached && !notes.is_deleted(it) && !has_link(it, &buried);
         is_wanted && (is_live(it) || it.is_in_living_netns())
     };
     let with_one_that_stays = |it: &Attachment| {
@@ -57,7 +57,7 @@ pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow
     crash::point(Step::StartEntries);
     engine.dataplane.inherit();
     crash::point(Step::StartInherited);
-    for (host_link, attachment) in live.iter().filter_map(|it| Some((it.host.as_ref()?, it))) {
+    for (host_link, attachment) in live.iter().filter_map(|it| Some((it.host.device()?, it))) {
         let (ifindex, ifname) = (host_link.ifindex, &host_link.ifname);
         match filter::reattach(&mut host, ifindex, ifname, engine.dataplane.filters()) {
             // It went meanwhile, with its pod.
@@ -107,11 +107,24 @@ pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow
     Ok(())
 }
 
-fn is_there(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
-    let stamp = attachment.host.as_ref().and_then(|host| stamped.get(&host.ifindex));
+/// Whether the host side of an attachment is as its record says.
+fn is_plugged(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+    match attachment.host {
+        HostSide::Link(_) => has_link(attachment, stamped),
+        HostSide::Unplugged => false,
+        // The agent cannot lose a device that it does not create: the namespace alone decides.
+        HostSide::None | HostSide::Representor(_) => {
+            attachment.state == State::Attached && attachment.is_in_living_netns()
+        }
+    }
+}
+
+/// Whether the host link of an attachment is among these.
+fn has_link(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+    let stamp = attachment.host.stamped_link().and_then(|link| stamped.get(&link.ifindex));
     attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
 }
 
 fn with_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
-    attachments.iter().filter_map(|attachment| Some((attachment.host.as_ref()?.ifindex, attachment)))
+    attachments.iter().filter_map(|attachment| Some((attachment.host.ifindex()?, attachment)))
 }

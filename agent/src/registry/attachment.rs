@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf};
 use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
 use serde::{Deserialize, Serialize};
 
+use super::host_side::HostSide;
 use ferrule_vif::Vif;
 
 /// What identifies an attachment, as in the CNI specification.
@@ -63,13 +64,6 @@ pub enum State {
     Unplugging,
 }
 
-/// The host's end of an attachment's interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostLink {
-    pub ifname: String,
-    pub ifindex: u32,
-}
-
 /// A VIF plugged for one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
@@ -84,8 +78,7 @@ pub struct Attachment {
     /// For a further interface that the pod's VIF has: the one that the runtime asked for, with which it comes and goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<Key>,
-    /// `None` while Reserved.
-    pub host: Option<HostLink>,
+    pub host: HostSide,
     /// Milliseconds since the Unix epoch.
     pub created_at_ms: u64,
     /// The same by the clock that nobody sets (`CLOCK_BOOTTIME`), which tells it from what was there before.

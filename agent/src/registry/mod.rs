@@ -5,6 +5,7 @@
 mod attachment;
 mod cache;
 mod durable;
+mod host_side;
 mod locks;
 mod pods;
 mod store;
@@ -32,8 +33,9 @@ use nix::{
 };
 use tokio::sync::watch;
 
-pub use attachment::{Attachment, HostLink, Key, NetnsId, Pod, State};
+pub use attachment::{Attachment, Key, NetnsId, Pod, State};
 pub use cache::Cache;
+pub use host_side::{HostLink, HostSide};
 pub use locks::{KeyGuard, Locks};
 pub use pods::{Known, Pods, Port, Subscription};
 pub use store::{Condition, StoreError};
@@ -43,7 +45,7 @@ use crate::{
     ipam::{COOLDOWN, Exhausted, Ipam, IpamError},
 };
 use ferrule_proto::names::IfName;
-use ferrule_vif::{Addresses, Vif};
+use ferrule_vif::{Addresses, Vif, VifKind};
 use store::{Identity, Opened, Store};
 
 /// The attachments of this node, and the pods that they are for.
@@ -292,7 +294,7 @@ impl Registry {
             netns_id,
             vif,
             with,
-            host: None,
+            host: HostSide::Unplugged,
             created_at_ms: now_ms(),
             created_since_boot_ns: u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX),
         };
@@ -428,7 +430,8 @@ impl Inner {
             Wanted::Next { mtu } => {
                 let addresses = self.ipam.take(since_boot())?;
                 let (mac, gateways) = (addresses.mac(), Addresses::default());
-                Vif { mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
+                let kind = VifKind::Veth;
+                Vif { kind, mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
             }
             Wanted::This(vif) => {
                 for address in vif.addresses.iter() {

@@ -32,6 +32,7 @@ fn draft(id: &str) -> Draft {
 fn given(id: &str, address: &str) -> Draft {
     let addresses = Addresses { v4: Some(address.parse().unwrap()), v6: None };
     let vif = Vif {
+        kind: VifKind::Veth,
         mac: addresses.mac(),
         mtu: 1500,
         addresses,
@@ -44,7 +45,7 @@ fn given(id: &str, address: &str) -> Draft {
 
 fn attach(registry: &Registry, id: &str) -> Attachment {
     let reserved = registry.reserve(draft(id)).unwrap();
-    let host = Some(HostLink { ifname: "frx".to_owned(), ifindex: 7 });
+    let host = HostSide::Link(HostLink { ifname: "frx".to_owned(), ifindex: 7 });
     registry.advance(Attachment { host, ..reserved }, State::Attached).unwrap()
 }
 

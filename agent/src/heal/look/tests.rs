@@ -5,9 +5,9 @@ use agent_common::GATEWAY_MAC;
 use super::*;
 use crate::{
     plug::filter::Attached,
-    registry::{NetnsId, Pod},
+    registry::{HostSide, NetnsId, Pod},
 };
-use ferrule_vif::{Addresses, Vif};
+use ferrule_vif::{Addresses, Vif, VifKind};
 
 const INDEX: u32 = 7;
 const PROGRAMS: [u32; 2] = [100, 101];
@@ -23,6 +23,7 @@ fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
         netns: "/run/netns/x".into(),
         netns_id: NetnsId { dev: 4, ino: 7 },
         vif: Vif {
+            kind: VifKind::Veth,
             mac: MAC,
             mtu: 1500,
             addresses,
@@ -31,7 +32,7 @@ fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
             routes: Vec::new(),
         },
         with: None,
-        host: Some(HostLink { ifname: format!("fr{container}"), ifindex }),
+        host: HostSide::Link(HostLink { ifname: format!("fr{container}"), ifindex }),
         created_at_ms: 0,
         created_since_boot_ns: 0,
     }
@@ -44,7 +45,7 @@ fn ours(hook: Hook, program: u32) -> Attached {
 
 /// What there is when all is well.
 fn well(it: &Attachment) -> Snapshot {
-    let host = it.host.as_ref().unwrap();
+    let host = it.host.device().unwrap();
     let end = End {
         name: host.ifname.clone(),
         stamp: Some(Stamp::of(&it.key)),
@@ -230,7 +231,7 @@ fn what_a_call_is_making_is_no_stray() {
     let made = one("new", 9, 99);
     let seen = well(&made);
     // It is not known yet which interface it gets.
-    let reserved = Attachment { state: State::Reserved, host: None, ..made.clone() };
+    let reserved = Attachment { state: State::Reserved, host: HostSide::Unplugged, ..made.clone() };
     let reserved = std::slice::from_ref(&reserved);
     assert_eq!(all(reserved, reserved, &seen), []);
     assert_eq!(all(&[], reserved, &seen), [], "it began while we looked");

@@ -4,11 +4,13 @@ mod power;
 
 use std::{fs, path::PathBuf};
 
-use redb::ReadableTable as _;
-
-use super::{super::Key, schema::Migration, *};
-use crate::registry::{HostLink, NetnsId, Pod, State};
-use ferrule_vif::Vif;
+use super::{
+    super::Key,
+    schema::{MIGRATIONS, Migration, rewrite},
+    *,
+};
+use crate::registry::{HostLink, HostSide, NetnsId, Pod, State};
+use ferrule_vif::{Vif, VifKind};
 
 fn attachment(number: u8) -> Attachment {
     let addresses = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
@@ -23,9 +25,17 @@ fn attachment(number: u8) -> Attachment {
         },
         netns: format!("/run/netns/cni-{number}").into(),
         netns_id: NetnsId { dev: 4, ino: 4026531840 + u64::from(number) },
-        vif: Vif { mac, mtu: 1500, addresses, gateways, is_default: true, routes: Vec::new() },
+        vif: Vif {
+            kind: VifKind::Veth,
+            mac,
+            mtu: 1500,
+            addresses,
+            gateways,
+            is_default: true,
+            routes: Vec::new(),
+        },
         with: None,
-        host: Some(HostLink { ifname: "frabc".to_owned(), ifindex: number.into() }),
+        host: HostSide::Link(HostLink { ifname: "frabc".to_owned(), ifindex: number.into() }),
         created_at_ms: 1_700_000_000_000,
         created_since_boot_ns: 7,
     }
@@ -201,7 +211,7 @@ fn only_the_youngest_damaged_files_are_kept() {
 fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
-    let later: &[Migration] = &[|_| Ok(())];
+    let later: &[Migration] = &[MIGRATIONS[0], |_| Ok(())];
     let Opened { store, .. } = open_with(&path, later).unwrap();
     store.put(&attachment(2)).unwrap();
     // As a crash leaves it too, which redb would repair.
@@ -210,7 +220,7 @@ fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
     for bytes in [fs::read(&path).unwrap(), crashed] {
         fs::write(&path, &bytes).unwrap();
         let error = Store::open(&path).err().unwrap();
-        assert!(matches!(error, StoreError::Schema { found: 2, known: 1, .. }), "{error}");
+        assert!(matches!(error, StoreError::Schema { found: 3, known: 2, .. }), "{error}");
         assert!(fs::read(&path).unwrap() == bytes, "it was written to");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
     }
@@ -331,23 +341,6 @@ const OLD: &[Migration] = &[
     },
 ];
 
-fn rewrite(
-    transaction: &WriteTransaction,
-    change: impl Fn(&mut serde_json::Map<String, serde_json::Value>),
-) -> Result<(), redb::Error> {
-    let mut table = transaction.open_table(ATTACHMENTS)?;
-    let records: Vec<(String, Vec<u8>)> = table
-        .iter()?
-        .map(|it| it.map(|(key, json)| (key.value().to_owned(), json.value().to_owned())))
-        .collect::<Result<_, _>>()?;
-    for (key, json) in records {
-        let mut record = serde_json::from_slice(&json).map_err(io::Error::from)?;
-        change(&mut record);
-        table.insert(key.as_str(), serde_json::to_vec(&record).map_err(io::Error::from)?.as_slice())?;
-    }
-    Ok(())
-}
-
 fn old_store(path: &Path, layout: u64) {
     let Opened { store, .. } = open_with(path, &[]).unwrap();
     let mut record = serde_json::to_value(attachment(2)).unwrap();
@@ -401,15 +394,97 @@ fn a_migration_that_fails_half_way_leaves_the_store_as_it_was() {
     assert!(fs::read(&aside).unwrap() == bytes, "all of it or nothing");
 }
 
+/// Records of layout 1 as agents wrote them: key → record.
+const LAYOUT_1: &str = include_str!("tests/layout_1.json");
+
+/// A whole store of layout 1 with the records of [`LAYOUT_1`] and one more.
+fn layout_1_store(path: &Path, more: Option<(&str, &[u8])>) {
+    let Opened { store, .. } = open_with(path, &[]).unwrap();
+    let records: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LAYOUT_1).unwrap();
+    let write = |transaction: &WriteTransaction| {
+        let mut table = transaction.open_table(ATTACHMENTS)?;
+        for (key, record) in &records {
+            table.insert(key.as_str(), record.to_string().as_bytes())?;
+        }
+        if let Some((key, record)) = more {
+            table.insert(key, record)?;
+        }
+        transaction.open_table(META)?.remove(UNSETTLED)?;
+        Ok(())
+    };
+    store.write(write).unwrap();
+}
+
+fn host_of<'a>(contents: &'a Contents, key: &str) -> &'a HostSide {
+    &contents.attachments.iter().find(|it| it.key.to_string() == key).unwrap().host
+}
+
 #[test]
-fn records_of_the_first_agents_are_read() {
-    let json = r#"{
-        "key": "cluster/0123/eth0", "state": "Attached", "pod": {"namespace": "default", "name": "web", "uid": "u"},
-        "netns": "/run/netns/x", "netns_id": {"dev": 4, "ino": 4026532000},
-        "vif": {"mac": "0a:fe:0a:00:00:02", "mtu": 1500, "addresses": {"v4": "10.0.0.2", "v6": null}},
-        "host": {"ifname": "frx", "ifindex": 7}, "created_at_ms": 1
-    }"#;
-    let read = decode("cluster/0123/eth0", json.as_bytes()).unwrap();
-    assert_eq!((read.with, read.created_since_boot_ns, read.vif.is_default), (None, 0, true));
-    assert!(read.vif.routes.is_empty() && read.vif.gateways == Addresses::default());
+fn layout_1_migrates_to_records_with_kind_and_host_side() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = path(directory.path());
+    layout_1_store(&path, None);
+    for round in ["migrating", "reopening"] {
+        let Opened { contents, condition, store } = Store::open(&path).unwrap();
+        assert_eq!((condition, contents.attachments.len()), (Condition::Whole, 4), "{round}");
+        assert_eq!(store.database.read(super::layout).unwrap(), Some(2), "{round}");
+        assert!(contents.attachments.iter().all(|it| it.vif.kind == VifKind::Veth));
+        let link = |ifname: &str, ifindex| HostSide::Link(HostLink { ifname: ifname.to_owned(), ifindex });
+        assert_eq!(*host_of(&contents, "cluster/0123/eth0"), link("fr8c1d5b0e", 41));
+        assert_eq!(*host_of(&contents, "cluster/0123/net1"), link("fr2f60aa17", 43));
+        assert_eq!(*host_of(&contents, "cluster/4567/eth0"), HostSide::Unplugged, "Reserved");
+        assert_eq!(*host_of(&contents, "cluster/89ab/eth0"), link("frx", 7));
+        let first = contents.attachments.iter().find(|it| it.key.container_id.as_str() == "89ab").unwrap();
+        assert_eq!((&first.with, first.created_since_boot_ns, first.vif.is_default), (&None, 0, true));
+        assert!(first.vif.routes.is_empty() && first.vif.gateways == Addresses::default());
+    }
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "no file was quarantined");
+}
+
+#[test]
+fn migration_keeps_every_field_that_it_does_not_change() {
+    let directory = tempfile::tempdir().unwrap();
+    layout_1_store(&path(directory.path()), None);
+    let Opened { contents, .. } = Store::open(&path(directory.path())).unwrap();
+    let mut old: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LAYOUT_1).unwrap();
+    for attachment in &contents.attachments {
+        let mut migrated = serde_json::to_value(attachment).unwrap();
+        let old = old.get_mut(&attachment.key.to_string()).unwrap().as_object_mut().unwrap();
+        old.remove("host");
+        let migrated_vif = migrated["vif"].take();
+        for (field, value) in old.remove("vif").unwrap().as_object().unwrap() {
+            assert_eq!(migrated_vif[field], *value, "{}: vif.{field}", attachment.key);
+        }
+        for (field, value) in old {
+            assert_eq!(migrated[field.as_str()], *value, "{}: {field}", attachment.key);
+        }
+    }
+}
+
+#[test]
+fn migration_quarantines_a_store_with_an_unreadable_record_and_salvages_the_others() {
+    let spoilt: [&[u8]; 3] = [b"{", b"[]", br#"{"vif": 7, "host": []}"#];
+    for record in spoilt {
+        let directory = tempfile::tempdir().unwrap();
+        let path = path(directory.path());
+        layout_1_store(&path, Some(("cluster/spoilt/eth0", record)));
+        let Opened { contents, condition, .. } = Store::open(&path).unwrap();
+        assert_eq!(contents.attachments.len(), 4);
+        assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains("cluster/spoilt/eth0")));
+    }
+}
+
+#[test]
+fn host_side_is_recorded_by_name() {
+    let link = || HostLink { ifname: "frx".to_owned(), ifindex: 7 };
+    let device = r#"{"ifname":"frx","ifindex":7}"#;
+    for (side, json) in [
+        (HostSide::Unplugged, r#""unplugged""#.to_owned()),
+        (HostSide::None, r#""none""#.to_owned()),
+        (HostSide::Link(link()), format!(r#"{{"link":{device}}}"#)),
+        (HostSide::Representor(link()), format!(r#"{{"representor":{device}}}"#)),
+    ] {
+        assert_eq!(serde_json::to_string(&side).unwrap(), json);
+        assert_eq!(serde_json::from_str::<HostSide>(&json).unwrap(), side);
+    }
 }
