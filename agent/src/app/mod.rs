@@ -39,7 +39,7 @@ use crate::{
         reaper::{Reaper, reap_now},
         uplink::Uplink,
     },
-    reconcile::{self, Notes, Queue, Reconciler},
+    reconcile::{self, DeferredDels, Queue, Reconciler},
     registry::{Cache, Registry},
     server::{self, NodeLock},
     trace::Tracer,
@@ -99,7 +99,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     tasks.spawn("http", http::serve(listener, observed));
 
     let cluster = config.kubernetes.as_ref().map(Cluster::new);
-    let (engine, notes) = take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
+    let (engine, deferred) =
+        take_over(&config, object, cluster.as_ref(), &needed, &metrics, &mut tasks).await?;
     let (trouble, kept) = (engine.registry.store_trouble(), Arc::clone(&engine));
     tasks.spawn("store", store::follow(trouble, move || kept.registry.try_store(), needed.registry));
     tasks.spawn("reaper", engine.reaper.clone().run());
@@ -135,7 +136,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let cni = CniService { engine: Arc::clone(&engine), health: health.clone(), calls };
     let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
     crash::point(Step::StartServing);
-    notes.end();
+    deferred.end();
     crash::point(Step::StartDone);
     let heal = health.component("heal", false, "what others change of pods' interfaces is not followed yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
@@ -187,7 +188,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     Ok(if drained && undone && unwatched && reaped { Stopped::Clean } else { Stopped::LeftWork })
 }
 
-/// Brings programs, registry, kernel and notes together. From then on, nobody leaves notes, until they are ended.
+/// Recovers from the state that an earlier agent left. Shims cannot defer DELs until [`DeferredDels::end`].
 async fn take_over(
     config: &Config,
     object: &[u8],
@@ -195,7 +196,7 @@ async fn take_over(
     needed: &Needed,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<(Arc<Engine>, Notes)> {
+) -> anyhow::Result<(Arc<Engine>, DeferredDels)> {
     let registry = Registry::open(&config.state_dir)?;
     crash::point(Step::StartRegistryRead);
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
@@ -217,22 +218,23 @@ async fn take_over(
     let engine = Arc::new(Engine::new(registry, dataplane, uplink, Reaper::default(), decider, events));
     let (at_start, ranges, socket) = (Arc::clone(&engine), config.pod_cidrs.clone(), config.socket.clone());
     let of_store = metrics.registry_store.clone();
-    let notes = spawn_blocking(move || {
+    let deferred = spawn_blocking(move || {
         if !ranges.is_empty() {
             follow::use_ranges(&at_start, &ranges)
                 .context("cannot use the pod CIDRs of the configuration")?;
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
-        let notes = Notes::read(&socket)?;
+        let deferred = DeferredDels::read(&socket)?;
         crash::point(Step::StartNotesRead);
-        reconcile::recover(&at_start, &notes, &of_store).context("cannot take over from an earlier agent")?;
-        notes.settle(&at_start.registry.list());
+        reconcile::recover(&at_start, &deferred, &of_store)
+            .context("cannot take over from an earlier agent")?;
+        deferred.remove_applied(&at_start.registry.list());
         crash::point(Step::StartNotesSettled);
-        anyhow::Ok(notes)
+        anyhow::Ok(deferred)
     })
     .await??;
-    Ok((engine, notes))
+    Ok((engine, deferred))
 }
 
 /// Where notes about pods go.

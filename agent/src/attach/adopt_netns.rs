@@ -19,16 +19,11 @@ impl Engine {
         group.into_iter().map(|it| self.adopt_netns(it, netns)).collect()
     }
 
-<<<<<<< HEAD
     fn adopt_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
-        let is_in_netns = match &it.host {
-=======
-    fn with_its_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
-        let is_its = match it.host.device() {
->>>>>>> dd51d8a (A VIF records its kind and an attachment its host side, durably)
+        let is_in_netns = match it.host.stamped_link() {
             _ if it.has_path() => false,
-            Some(host) if it.netns_id == NetnsId::UNKNOWN => {
-                let is_end_in = || survey::is_end_in(&mut Socket::open()?, host.ifindex, netns);
+            Some(link) if it.netns_id == NetnsId::UNKNOWN => {
+                let is_end_in = || survey::is_end_in(&mut Socket::open()?, link.ifindex, netns);
                 is_end_in().map_err(PlugError::from)?
             }
             _ => it.netns_id == netns.id(),
@@ -37,6 +32,6 @@ impl Engine {
             return Ok(it);
         }
         let netns_id = netns.id();
-        Ok(self.registry.complete(Attachment { netns: netns.path().to_owned(), netns_id, ..it })?)
+        Ok(self.registry.update(Attachment { netns: netns.path().to_owned(), netns_id, ..it })?)
     }
 }

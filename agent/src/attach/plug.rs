@@ -22,7 +22,7 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    registry::{Attachment, Draft, HostLink, HostSide, Key, Pod, RegistryError, State, Wanted},
+    registry::{Allocation, Attachment, HostLink, HostSide, Key, NewAttachment, Pod, RegistryError, State},
 };
 
 /// Addresses from the IPAM that one ADD tries.
@@ -37,18 +37,18 @@ impl Engine {
         request: &AttachRequest,
         decision: &Decision,
         netns: &Netns,
-    ) -> Result<Vec<Draft>, AttachError> {
-        let new = |key: Key, with: Option<Key>, vif: Wanted| Draft {
+    ) -> Result<Vec<NewAttachment>, AttachError> {
+        let new = |key: Key, with: Option<Key>, allocation: Allocation| NewAttachment {
             key,
             with,
             pod: request.pod.clone(),
             netns: request.netns.clone(),
             netns_id: netns.id(),
-            vif,
+            allocation,
         };
         let Decision::Fixed(decided) = decision else {
             let mtu = self.uplink.mtu_for(request.mtu, self.registry.has_ipv6())?;
-            return Ok(vec![new(request.key.clone(), None, Wanted::Next { mtu })]);
+            return Ok(vec![new(request.key.clone(), None, Allocation::FromIpam { mtu })]);
         };
         let own = host::addresses()?;
         // Decided addresses may be of a family for which the node does not forward yet.
@@ -70,7 +70,7 @@ impl Engine {
             let vif = rules.resolve(decided.format, interface, is_default, mtu)?;
             let ifname = if is_default { request.key.ifname.clone() } else { IfName::new(&interface.name)? };
             let with = (!is_default).then(|| request.key.clone());
-            planned.push(new(Key { ifname, ..request.key.clone() }, with, Wanted::This(vif)));
+            planned.push(new(Key { ifname, ..request.key.clone() }, with, Allocation::Fixed(vif)));
         }
         Ok(planned)
     }
@@ -80,10 +80,10 @@ impl Engine {
     pub(super) fn reserve_and_plug(
         &self,
         netns: &Netns,
-        new: Draft,
+        new: NewAttachment,
         phases: &Phases,
     ) -> Result<Attachment, AttachError> {
-        let mut attempts = if matches!(new.vif, Wanted::Next { .. }) { ATTEMPTS } else { 1 };
+        let mut attempts = if matches!(new.allocation, Allocation::FromIpam { .. }) { ATTEMPTS } else { 1 };
         loop {
             phases.enter(Phase::Intent);
             let reserved = self.reserve(new.clone(), phases)?;
@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    fn reserve(&self, new: Draft, phases: &Phases) -> Result<Attachment, AttachError> {
+    fn reserve(&self, new: NewAttachment, phases: &Phases) -> Result<Attachment, AttachError> {
         match self.registry.reserve(new.clone()) {
             Err(RegistryError::InUse { by, .. }) if self.detach_stale(&by, &new.pod, phases)? => {
                 Ok(self.registry.reserve(new)?)

@@ -59,7 +59,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("registry/store/open.rs", "fs::hard_link(", "the point follows what is done where there are no links"),
     ("registry/mod.rs", "File::options()", "the file is there to be locked"),
     ("registry/mod.rs", "lock.set_len(0)", "the number in it is for people"),
-    ("reconcile/notes.rs", "File::options()", "the file is there to be locked"),
+    ("reconcile/deferred.rs", "File::options()", "the file is there to be locked"),
     ("plug/netlink.rs", "unsafe { ethtool(", "the kernel would do it by itself, a little later"),
     ("dataplane/mod.rs", "program.load()", "a program that is on no interface goes with the agent"),
     ("dataplane/maps.rs", "forget(", "the point is in it"),

@@ -302,7 +302,7 @@ impl Healer {
     fn settle(&self, it: &Deviation, seen: &Snapshot) {
         let is_stray = matches!(it.kind, Kind::StrayLink | Kind::StrayEntry);
         // Where attachments were lost, these may be what is left of them, and carry a pod's packets.
-        if is_stray && !self.engine.registry.is_settled() {
+        if is_stray && !self.engine.registry.is_complete() {
             return;
         }
         let now = Instant::now();

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ferrule_proto::agent::{ExplainGcResponse, GcCandidate, Proof};
+use ferrule_proto::agent::{ExplainGcResponse, GcCandidate, Proof as ShownProof};
 use tonic::{Response, Status};
 
 use crate::{
     chain::chain,
-    reconcile::{Candidate, Collector, Seen},
+    reconcile::{Candidate, Collector, Proof},
 };
 
 /// Explains what would be removed now, and why.
@@ -21,7 +21,7 @@ pub(super) async fn explain(collector: &Arc<Collector>) -> Result<Response<Expla
 
 fn show(candidate: Candidate) -> GcCandidate {
     let Candidate { key, pod, evidence, verdict, removable } = candidate;
-    let proof = |(name, Seen { holds, what }): (&str, &Seen)| Proof {
+    let proof = |(name, Proof { holds, what }): (&str, &Proof)| ShownProof {
         name: name.to_owned(),
         holds: *holds,
         seen: what.clone(),

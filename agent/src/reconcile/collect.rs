@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     Settings,
-    proofs::{Evidence, Seen},
+    proofs::{Evidence, Proof},
     verdict::{Identity, Observations, Outlook, Verdict},
 };
 use crate::{
@@ -151,7 +151,7 @@ impl Collector {
         let (this, of) = (Arc::clone(self), key.clone());
         let dangles = move |_: &[Attachment]| {
             let Some((identity, mut evidence)) = this.look(&of) else { return false };
-            evidence.not_in_work = Seen::yes("its lock is the collector's");
+            evidence.not_in_work = Proof::yes("its lock is the collector's");
             if identity != it || Verdict::of(&evidence) != Verdict::Dangling {
                 tracing::info!(key = %of, %evidence, "an attachment that had been dangling is in use");
                 return false;

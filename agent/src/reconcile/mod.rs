@@ -1,12 +1,12 @@
 //! What should be and what is, brought together: at start, and for as long as the agent runs.
 //!
-//! [`recover`] does it once, before anyone can call, with the [`Notes`] of what was deleted meanwhile. Afterwards a [`Reconciler`] looks for what dangles: attachments whose
+//! [`recover`] does it once, before anyone can call, with the [`DeferredDels`] of what was deleted meanwhile. Afterwards a [`Reconciler`] looks for what dangles: attachments whose
 //! pod and namespace are gone, and that no runtime deletes any more. Its work comes in a [`Queue`] of pods: one that
 //! changed, and all of them in each round. What is looked at in an attachment is in [`proofs`], what follows from it in
 //! [`verdict`], and what is done about it in [`collect`].
 
 mod collect;
-mod notes;
+mod deferred;
 mod proofs;
 mod queue;
 mod rebuild;
@@ -19,8 +19,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{attach::Engine, health::Health, metrics::ReconcileMetrics};
 pub use collect::{Candidate, Collector};
-pub use notes::Notes;
-pub use proofs::{Evidence, Seen};
+pub use deferred::DeferredDels;
+pub use proofs::{Evidence, Proof};
 pub use queue::Queue;
 pub use start::recover;
 

@@ -26,18 +26,18 @@ pub struct Evidence {
     /// ADD has put it into service. Before, it is the caller's.
     pub made: bool,
     /// Its path does not lead to its namespace any more.
-    pub netns_gone: Seen,
+    pub netns_gone: Proof,
     /// The host has no interface of it. It goes with the namespace that its other end is in, whatever paths led there.
-    pub link_gone: Seen,
+    pub link_gone: Proof,
     /// The API server has not its pod any more. `None` if it cannot know it.
-    pub pod_gone: Option<Seen>,
+    pub pod_gone: Option<Proof>,
     /// No call works on it.
-    pub not_in_work: Seen,
+    pub not_in_work: Proof,
 }
 
 /// A proof that was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct Proof {
     pub holds: bool,
     /// One line.
     pub what: String,
@@ -78,15 +78,15 @@ impl Evidence {
             link_gone,
             pod_gone: witness.pod_gone(&first.pod, age(group)),
             not_in_work: if registry.is_worked_on(key) {
-                Seen::no("a call works on it, or waits to")
+                Proof::no("a call works on it, or waits to")
             } else {
-                Seen::yes("no call works on it")
+                Proof::yes("no call works on it")
             },
         })
     }
 
     /// All proofs by name.
-    pub fn proofs(&self) -> impl Iterator<Item = (&'static str, &Seen)> {
+    pub fn proofs(&self) -> impl Iterator<Item = (&'static str, &Proof)> {
         [
             ("netns-gone", Some(&self.netns_gone)),
             ("link-gone", Some(&self.link_gone)),
@@ -105,7 +105,7 @@ impl Evidence {
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (name, Seen { holds, what })) in self.proofs().enumerate() {
+        for (number, (name, Proof { holds, what })) in self.proofs().enumerate() {
             let (comma, holds) = (if number > 0 { "; " } else { "" }, if *holds { "yes" } else { "no" });
             write!(f, "{comma}{name}: {holds}, {what}")?;
         }
@@ -113,9 +113,9 @@ impl fmt::Display for Evidence {
     }
 }
 
-// === impl Seen ===
+// === impl Proof ===
 
-impl Seen {
+impl Proof {
     pub(super) fn yes(what: impl Into<String>) -> Self {
         Self { holds: true, what: what.into() }
     }
@@ -129,21 +129,21 @@ impl Seen {
 
 impl Witness<'_> {
     /// Whether a pod is gone; `None` for what an API server cannot know.
-    fn pod_gone(&self, pod: &Pod, age: Duration) -> Option<Seen> {
+    fn pod_gone(&self, pod: &Pod, age: Duration) -> Option<Proof> {
         let health = self.api.filter(|_| pod.is_of_kubernetes())?;
         let watch = health.components().remove(Pods::WATCH);
         Some(match watch {
-            _ if !self.pods.is_synced() => Seen::no("the node's pods have not been listed yet"),
+            _ if !self.pods.is_synced() => Proof::no("the node's pods have not been listed yet"),
             Some(watch) if watch.state == Healthy::Healthy => self.fate(pod, age),
-            Some(watch) => Seen::no(format!("the API server is not followed: {}", watch.why)),
-            None => Seen::no("the API server is not followed"),
+            Some(watch) => Proof::no(format!("the API server is not followed: {}", watch.why)),
+            None => Proof::no("the API server is not followed"),
         })
     }
 
-    fn fate(&self, pod: &Pod, age: Duration) -> Seen {
+    fn fate(&self, pod: &Pod, age: Duration) -> Proof {
         match self.pods.get(pod) {
-            Known::Here(_) => Seen::no(format!("the pod {pod} is there")),
-            Known::Gone => Seen::yes(format!("the pod {pod} was deleted, has ended, or is on another node")),
+            Known::Here(_) => Proof::no(format!("the pod {pod} is there")),
+            Known::Gone => Proof::yes(format!("the pod {pod} was deleted, has ended, or is on another node")),
             Known::Not => {
                 // Of two UIDs nobody can say which is the newer: the watch may have the one from before.
                 let unseen = match self.pods.uid_at(pod) {
@@ -151,10 +151,10 @@ impl Witness<'_> {
                     None => format!("the API server has no pod {pod} of this UID on this node"),
                 };
                 match UNSEEN.checked_sub(age) {
-                    None | Some(Duration::ZERO) => Seen::yes(unseen),
+                    None | Some(Duration::ZERO) => Proof::yes(unseen),
                     Some(wait) => {
                         let wait = wait.as_secs().max(1);
-                        Seen::no(format!(
+                        Proof::no(format!(
                             "{unseen}, but the watch may be behind: it counts as gone in {wait} s"
                         ))
                     }
@@ -171,56 +171,56 @@ fn age(group: &[Attachment]) -> Duration {
     created.and_then(|created| SystemTime::now().duration_since(created).ok()).unwrap_or_default()
 }
 
-fn netns_gone(path: &Path, id: NetnsId) -> Seen {
+fn netns_gone(path: &Path, id: NetnsId) -> Proof {
     let missing =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     match Netns::open(path) {
-        Ok(found) if found.id() == id => Seen::no(format!("{path:?} leads to its namespace {id}")),
+        Ok(found) if found.id() == id => Proof::no(format!("{path:?} leads to its namespace {id}")),
         Ok(found) => {
-            Seen::yes(format!("{path:?} leads to the namespace {}, and its own was {id}", found.id()))
+            Proof::yes(format!("{path:?} leads to the namespace {}, and its own was {id}", found.id()))
         }
-        Err(error @ (NetnsError::NotNetns { .. } | NetnsError::Host { .. })) => Seen::yes(chain(&error)),
+        Err(error @ (NetnsError::NotNetns { .. } | NetnsError::Host { .. })) => Proof::yes(chain(&error)),
         // What is missing may be `/proc`: so the path itself has to be.
         Err(_) if fs::metadata(path).is_err_and(|error| missing(&error)) => {
-            Seen::yes(format!("there is no {path:?} any more"))
+            Proof::yes(format!("there is no {path:?} any more"))
         }
-        Err(error) => Seen::no(chain(&error)),
+        Err(error) => Proof::no(chain(&error)),
     }
 }
 
 /// Of an attachment that was made anew, without a path: its interface tells, which goes with the namespace.
-fn pathless_gone(link_gone: &Seen) -> Seen {
-    let Seen { holds, what } = link_gone;
-    Seen { holds: *holds, what: format!("no path to its namespace is known, and {what}") }
+fn pathless_gone(link_gone: &Proof) -> Proof {
+    let Proof { holds, what } = link_gone;
+    Proof { holds: *holds, what: format!("no path to its namespace is known, and {what}") }
 }
 
-fn link_gone(group: &[Attachment]) -> Seen {
-    let look = || -> Result<Seen, crate::plug::netlink::NetlinkError> {
+fn link_gone(group: &[Attachment]) -> Proof {
+    let look = || -> Result<Proof, crate::plug::netlink::NetlinkError> {
         let mut host = Socket::open()?;
         for Attachment { key, host: link, .. } in group {
             let link = match link {
                 HostSide::Link(link) => link,
                 HostSide::Unplugged => {
-                    return Ok(Seen::no(format!("{} is not plugged yet", key.ifname)));
+                    return Ok(Proof::no(format!("{} is not plugged yet", key.ifname)));
                 }
                 // Such a device does not go with the pod's namespace.
                 HostSide::None | HostSide::Representor(_) => {
-                    return Ok(Seen::no(format!(
+                    return Ok(Proof::no(format!(
                         "{} has no host link that would be deleted with its namespace",
                         key.ifname
                     )));
                 }
             };
             if veth::is_stamped(&mut host, link.ifindex, &Stamp::of(key))? {
-                return Ok(Seen::no(format!(
+                return Ok(Proof::no(format!(
                     "the host has the interface {} ({})",
                     link.ifname, link.ifindex
                 )));
             }
         }
-        Ok(Seen::yes("the host has no interface of it"))
+        Ok(Proof::yes("the host has no interface of it"))
     };
-    look().unwrap_or_else(|error| Seen::no(chain(&error)))
+    look().unwrap_or_else(|error| Proof::no(chain(&error)))
 }
 
 #[cfg(test)]
@@ -245,7 +245,7 @@ mod tests {
     }
 
     /// What an agent says that follows the API server, after changes.
-    fn seen(changes: impl IntoIterator<Item = Change<crate::watch::Pod>>, pod: &Pod, age: Duration) -> Seen {
+    fn seen(changes: impl IntoIterator<Item = Change<crate::watch::Pod>>, pod: &Pod, age: Duration) -> Proof {
         let (pods, health) = (Pods::default(), Health::default());
         let watch = health.component(Pods::WATCH, false, "");
         watch.healthy("following");
@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn pain_3_a_namespace_without_a_path_is_gone_only_if_its_interface_is() {
-        assert!(!pathless_gone(&Seen::no("the host has the interface")).holds);
-        assert!(pathless_gone(&Seen::yes("the host has no interface of it")).holds);
+        assert!(!pathless_gone(&Proof::no("the host has the interface")).holds);
+        assert!(pathless_gone(&Proof::yes("the host has no interface of it")).holds);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(super) fn rebuild(
     metrics: &StoreMetrics,
 ) -> anyhow::Result<HashMap<u32, Addresses>> {
     let condition = engine.registry.condition();
-    let is_whole = *condition == Condition::Whole;
+    let is_whole = *condition == Condition::Intact;
     let known = engine.registry.list();
     let is_live = |it: &Attachment| {
         let has_evidence = match &it.host {
@@ -68,7 +68,7 @@ pub(super) fn rebuild(
     say(condition, metrics, unknown.len());
     if unknown.is_empty() {
         if !is_whole {
-            engine.registry.settle(Vec::new(), &[], true)?;
+            engine.registry.adopt(Vec::new(), &[], true)?;
         }
         return Ok(HashMap::new());
     }
@@ -134,7 +134,7 @@ pub(super) fn rebuild(
     }
     metrics.rebuilt_attachments.inc_by(attachments.len() as u64);
     metrics.unknown_interfaces.set(count(left.len()));
-    engine.registry.settle(attachments, &superseded, left.is_empty())?;
+    engine.registry.adopt(attachments, &superseded, left.is_empty())?;
     Ok(left)
 }
 
@@ -151,14 +151,14 @@ fn say(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
             interfaces,
             "the registry's store was lost, and pods have interfaces: their attachments are made anew from what the kernel has"
         ),
-        Condition::Unsettled if interfaces > 0 => tracing::warn!(
+        Condition::Incomplete if interfaces > 0 => tracing::warn!(
             interfaces,
             "an earlier agent lost the registry's store, and could not make all attachments anew: trying again"
         ),
-        Condition::Whole if interfaces > 0 => {}
+        Condition::Intact if interfaces > 0 => {}
         _ => return,
     }
-    if !matches!(condition, Condition::Unsettled | Condition::Whole) {
+    if !matches!(condition, Condition::Incomplete | Condition::Intact) {
         metrics.rebuilds.inc();
     }
 }

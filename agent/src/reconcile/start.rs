@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use anyhow::Context as _;
 use nix::errno::Errno;
 
-use super::{Notes, rebuild::rebuild};
+use super::{DeferredDels, rebuild::rebuild};
 use crate::{
     attach::{Engine, Phases},
     chain::chain,
@@ -16,27 +16,27 @@ use crate::{
 };
 use ferrule_vif::Addresses;
 
-/// Takes the attachments over that an earlier agent made, undoes what it left half done, does what the notes say was
+/// Takes the attachments over that an earlier agent made, undoes what it left half done, does what the deferred say was
 /// deleted meanwhile, makes attachments anew that the registry has lost, and interfaces that pods that live have lost.
 /// Interfaces without our stamp are not touched.
 ///
 /// # Errors
 /// If the kernel or the store refuses. What goes wrong with one
 /// attachment does not keep the others from being served: it is said, and stays as it is.
-pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow::Result<()> {
+pub fn recover(engine: &Engine, deferred: &DeferredDels, metrics: &StoreMetrics) -> anyhow::Result<()> {
     let mut host = Socket::open()?;
     let HostEnds { stamped, dead: buried, disguised } =
         host_ends(&mut host).context("cannot list the interfaces that are ours")?;
     let left = rebuild(engine, &mut host, &stamped, metrics).context("cannot make lost attachments anew")?;
 
     let all = engine.registry.list();
-    let is_live = |it: &Attachment| is_plugged(it, &stamped) && !notes.is_deleted(it);
+    let is_live = |it: &Attachment| is_plugged(it, &stamped) && !deferred.covers(it);
     // Somebody else's now, for all that its alias says: it is left as it is, and so are its entries.
     let is_disguised =
         |it: &Attachment| it.host.ifindex().is_some_and(|ifindex| disguised.contains(&ifindex));
     // The pod lives, and gets an interface again that it has lost. What a DEL has buried is not lost.
     let stays = |it: &Attachment| {
-        let is_wanted = it.state == State::Attached && !notes.is_deleted(it) && !has_link(it, &buried);
+        let is_wanted = it.state == State::Attached && !deferred.covers(it) && !has_link(it, &buried);
         is_wanted && (is_live(it) || it.is_in_living_netns())
     };
     let with_one_that_stays = |it: &Attachment| {
@@ -84,7 +84,7 @@ pub fn recover(engine: &Engine, notes: &Notes, metrics: &StoreMetrics) -> anyhow
         crash::point(Step::StartStrayBuried);
     }
     for attachment in &dead {
-        let (key, state, noted) = (&attachment.key, attachment.state, notes.is_deleted(attachment));
+        let (key, state, noted) = (&attachment.key, attachment.state, deferred.covers(attachment));
         tracing::info!(%key, ?state, noted, "removing what was deleted or left half done meanwhile");
         if let Err(error) = engine.detach_one(attachment, &Phases::untracked()) {
             tracing::error!(key = %attachment.key, %error, "it cannot be undone; a DEL of it will try again");

@@ -151,13 +151,13 @@ impl Observations {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::proofs::Seen, *};
+    use super::{super::proofs::Proof, *};
 
     const SETTINGS: Settings =
         Settings { period: Duration::from_secs(120), spacing: Duration::from_secs(30) };
 
-    fn seen(holds: bool) -> Seen {
-        Seen { holds, what: "what was seen".to_owned() }
+    fn seen(holds: bool) -> Proof {
+        Proof { holds, what: "what was seen".to_owned() }
     }
 
     fn evidence(netns_gone: bool, link_gone: bool, pod_gone: Option<bool>) -> Evidence {

@@ -55,7 +55,7 @@ pub struct Registry {
     ranges: watch::Sender<Vec<IpNet>>,
     condition: Condition,
     /// Whether all is in it that pods have.
-    settled: AtomicBool,
+    complete: AtomicBool,
     /// A lock file: one agent per state directory.
     _lock: Flock<File>,
     inner: Mutex<Inner>,
@@ -73,22 +73,22 @@ struct Inner {
 
 /// What ADD knows of an attachment before it has an address.
 #[derive(Debug, Clone)]
-pub struct Draft {
+pub struct NewAttachment {
     pub key: Key,
     pub with: Option<Key>,
     pub pod: Pod,
     pub netns: PathBuf,
     pub netns_id: NetnsId,
-    pub vif: Wanted,
+    pub allocation: Allocation,
 }
 
 /// Where an attachment has its VIF from.
 #[derive(Debug, Clone)]
-pub enum Wanted {
-    /// The next free addresses, with an MTU in bytes.
-    Next { mtu: u32 },
-    /// What was decided for the pod.
-    This(Vif),
+pub enum Allocation {
+    /// The next free addresses of the agent's own IPAM, and an MTU in bytes.
+    FromIpam { mtu: u32 },
+    /// A VIF that a source decided.
+    Fixed(Vif),
 }
 
 /// The registry cannot do what it was asked for.
@@ -148,7 +148,7 @@ impl Registry {
             pods: Pods::default(),
             store,
             ranges: watch::Sender::default(),
-            settled: AtomicBool::new(condition == Condition::Whole),
+            complete: AtomicBool::new(condition == Condition::Intact),
             condition,
             _lock: lock,
             inner: Mutex::new(Inner {
@@ -168,8 +168,8 @@ impl Registry {
 
     /// Whether what the kernel has and the registry lacks is nobody's. It is not where attachments were lost that could not be made
     /// anew.
-    pub fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Relaxed)
+    pub fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Relaxed)
     }
 
     /// Why the store could not be written to the last time that somebody tried; `None` if it could. Now and after each change.
@@ -282,9 +282,9 @@ impl Registry {
     ///
     /// # Errors
     /// If no address is left, one that was asked for is another's, or the store fails; then nothing is set aside.
-    pub fn reserve(&self, draft: Draft) -> Result<Attachment, RegistryError> {
-        let Draft { key, with, pod, netns, netns_id, vif } = draft;
-        let vif = self.inner().take(&key, vif)?;
+    pub fn reserve(&self, new: NewAttachment) -> Result<Attachment, RegistryError> {
+        let NewAttachment { key, with, pod, netns, netns_id, allocation } = new;
+        let vif = self.inner().take(&key, allocation)?;
         let addresses = vif.addresses;
         let attachment = Attachment {
             key,
@@ -327,14 +327,14 @@ impl Registry {
     ///
     /// # Errors
     /// If the store fails; then the registry is as it was.
-    pub fn settle(
+    pub fn adopt(
         &self,
         attachments: Vec<Attachment>,
         superseded: &[Attachment],
         is_all: bool,
     ) -> Result<(), RegistryError> {
-        self.store.settle(&attachments, superseded, is_all)?;
-        self.settled.store(is_all, Ordering::Relaxed);
+        self.store.adopt(&attachments, superseded, is_all)?;
+        self.complete.store(is_all, Ordering::Relaxed);
         let now = since_boot();
         let mut inner = self.inner();
         for Attachment { key, vif, .. } in superseded {
@@ -356,7 +356,7 @@ impl Registry {
     ///
     /// # Errors
     /// If the store fails; then the attachment stays as it was.
-    pub fn complete(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
+    pub fn update(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
         self.put(attachment)
     }
 
@@ -422,18 +422,18 @@ impl Registry {
 
 impl Inner {
     /// The VIF of a new attachment, with its addresses set aside.
-    fn take(&mut self, key: &Key, wanted: Wanted) -> Result<Vif, RegistryError> {
+    fn take(&mut self, key: &Key, allocation: Allocation) -> Result<Vif, RegistryError> {
         if self.attachments.contains_key(key) || self.taken.contains_key(key) {
             return Err(RegistryError::KeyTaken(key.ifname.clone()));
         }
-        let vif = match wanted {
-            Wanted::Next { mtu } => {
+        let vif = match allocation {
+            Allocation::FromIpam { mtu } => {
                 let addresses = self.ipam.take(since_boot())?;
                 let (mac, gateways) = (addresses.mac(), Addresses::default());
                 let kind = VifKind::Veth;
                 Vif { kind, mac, mtu, addresses, gateways, is_default: true, routes: Vec::new() }
             }
-            Wanted::This(vif) => {
+            Allocation::Fixed(vif) => {
                 for address in vif.addresses.iter() {
                     let has =
                         |(_, addresses): &(&Key, Addresses)| addresses.iter().any(|other| other == address);

@@ -46,7 +46,7 @@ pub struct Contents {
     /// Records that cannot be understood, in words.
     pub unreadable: Vec<String>,
     /// Attachments may be missing that the kernel still has.
-    pub is_unsettled: bool,
+    pub is_incomplete: bool,
     /// Where they are; not known of a store of an agent that did not record it.
     pub identity: Option<Identity>,
 }
@@ -107,7 +107,7 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// In [`META`]: the layout of the tables.
 const LAYOUT: &str = "schema";
 /// In [`META`]: that attachments may be missing. It stays until all that the kernel has is accounted for, also by a later agent.
-const UNSETTLED: &str = "unsettled";
+const INCOMPLETE: &str = "unsettled";
 /// Key as text → [`Attachment`] as JSON.
 const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
 /// Address as text → when it was released, in milliseconds since boot.
@@ -164,7 +164,7 @@ impl Store {
     ///
     /// # Errors
     /// If it could not be written; then the store is as it was.
-    pub fn settle(
+    pub fn adopt(
         &self,
         attachments: &[Attachment],
         superseded: &[Attachment],
@@ -180,7 +180,7 @@ impl Store {
                 table.insert(key.as_str(), json.as_slice())?;
             }
             if is_all {
-                transaction.open_table(META)?.remove(UNSETTLED)?;
+                transaction.open_table(META)?.remove(INCOMPLETE)?;
             }
             Ok(())
         })
@@ -240,7 +240,7 @@ impl Store {
 /// All that a store of this layout holds.
 fn read(transaction: &ReadTransaction) -> Result<Contents, redb::Error> {
     let mut contents = Contents {
-        is_unsettled: transaction.open_table(META)?.get(UNSETTLED)?.is_some(),
+        is_incomplete: transaction.open_table(META)?.get(INCOMPLETE)?.is_some(),
         identity: identity::read(transaction)?,
         ..Contents::default()
     };
@@ -286,7 +286,7 @@ fn layout(transaction: &ReadTransaction) -> Result<Option<u64>, redb::Error> {
 fn begin(transaction: &WriteTransaction, layout: u64, contents: &Contents) -> Result<(), redb::Error> {
     let mut meta = transaction.open_table(META)?;
     meta.insert(LAYOUT, layout)?;
-    meta.insert(UNSETTLED, 1)?;
+    meta.insert(INCOMPLETE, 1)?;
     let mut attachments = transaction.open_table(ATTACHMENTS)?;
     for attachment in &contents.attachments {
         let json = serde_json::to_vec(attachment).map_err(io::Error::from)?;

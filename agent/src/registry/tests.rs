@@ -14,8 +14,8 @@ fn open(directory: &Path) -> Result<Registry, RegistryError> {
     Ok(registry)
 }
 
-fn draft(id: &str) -> Draft {
-    Draft {
+fn draft(id: &str) -> NewAttachment {
+    NewAttachment {
         key: Key {
             network: NetworkName::new("net").unwrap(),
             container_id: ContainerId::new(id).unwrap(),
@@ -25,11 +25,11 @@ fn draft(id: &str) -> Draft {
         netns: "/run/netns/x".into(),
         netns_id: NetnsId { dev: 4, ino: 4026531840 },
         with: None,
-        vif: Wanted::Next { mtu: 1500 },
+        allocation: Allocation::FromIpam { mtu: 1500 },
     }
 }
 
-fn given(id: &str, address: &str) -> Draft {
+fn given(id: &str, address: &str) -> NewAttachment {
     let addresses = Addresses { v4: Some(address.parse().unwrap()), v6: None };
     let vif = Vif {
         kind: VifKind::Veth,
@@ -40,7 +40,7 @@ fn given(id: &str, address: &str) -> Draft {
         is_default: true,
         routes: Vec::new(),
     };
-    Draft { vif: Wanted::This(vif), ..draft(id) }
+    NewAttachment { allocation: Allocation::Fixed(vif), ..draft(id) }
 }
 
 fn attach(registry: &Registry, id: &str) -> Attachment {
@@ -142,12 +142,12 @@ fn a_store_is_whole_only_when_somebody_has_looked_at_what_the_kernel_has() {
     let condition = |registry: Registry| registry.condition().clone();
     assert_eq!(condition(open(dir.path()).unwrap()), Condition::New);
     let registry = open(dir.path()).unwrap();
-    registry.settle(Vec::new(), &[], false).unwrap();
-    assert_eq!(condition(registry), Condition::Unsettled, "the first agent ended before it could look");
+    registry.adopt(Vec::new(), &[], false).unwrap();
+    assert_eq!(condition(registry), Condition::Incomplete, "the first agent ended before it could look");
     let registry = open(dir.path()).unwrap();
-    registry.settle(Vec::new(), &[], true).unwrap();
-    assert_eq!(condition(registry), Condition::Unsettled, "something was left");
-    assert_eq!(condition(open(dir.path()).unwrap()), Condition::Whole);
+    registry.adopt(Vec::new(), &[], true).unwrap();
+    assert_eq!(condition(registry), Condition::Incomplete, "something was left");
+    assert_eq!(condition(open(dir.path()).unwrap()), Condition::Intact);
 }
 
 #[test]
@@ -158,12 +158,12 @@ fn addresses_of_attachments_that_were_made_anew_are_in_use() {
         attach(&open(elsewhere.path()).unwrap(), "a")
     };
     let registry = open(dir.path()).unwrap();
-    registry.settle(vec![first.clone()], &[], true).unwrap();
+    registry.adopt(vec![first.clone()], &[], true).unwrap();
     assert_eq!(registry.get(&first.key), Some(first.clone()));
     assert_ne!(registry.reserve(draft("b")).unwrap().vif.addresses, first.vif.addresses);
     // An earlier state of the store gives the address to somebody else, who is gone.
     let other = Attachment { key: draft("c").key, ..first.clone() };
-    registry.settle(vec![other.clone()], std::slice::from_ref(&first), true).unwrap();
+    registry.adopt(vec![other.clone()], std::slice::from_ref(&first), true).unwrap();
     assert_eq!(registry.get(&first.key), None);
     drop(registry);
     let registry = open(dir.path()).unwrap();
@@ -177,7 +177,7 @@ fn addresses_that_were_made_anew_the_other_way_round_are_in_use() {
     let registry = open(dir.path()).unwrap();
     let (a, b) = (attach(&registry, "a"), attach(&registry, "b"));
     let turned = vec![Attachment { vif: b.vif.clone(), ..a.clone() }, Attachment { vif: a.vif, ..b }];
-    registry.settle(turned.clone(), &[], true).unwrap();
+    registry.adopt(turned.clone(), &[], true).unwrap();
     // Nothing rests any more by then.
     let later = since_boot() + COOLDOWN;
     while let Ok(taken) = registry.inner().ipam.take(later) {
@@ -195,7 +195,7 @@ fn an_agent_in_another_network_namespace_is_refused_and_one_after_a_reboot_begin
     assert!(error.contains("hostNetwork: true") && error.contains("4:1"), "{error}");
     assert_eq!(open(dir.path()).unwrap().list(), [attached]);
     let rebooted = Registry::open_as(dir.path(), &Identity { boot: "next".to_owned(), ..own }).unwrap();
-    assert_eq!((rebooted.list(), rebooted.is_settled()), (vec![], false));
+    assert_eq!((rebooted.list(), rebooted.is_complete()), (vec![], false));
 }
 
 #[test]
@@ -232,11 +232,15 @@ fn further_interfaces_belong_to_the_one_that_the_runtime_asked_for() {
     let first = attach(&registry, "a");
     let eth1 = Key { ifname: IfName::new("eth1").unwrap(), ..first.key.clone() };
     let with = Some(first.key.clone());
-    let second = registry.reserve(Draft { key: eth1.clone(), with, ..given("a", "10.0.0.5") }).unwrap();
+    let second =
+        registry.reserve(NewAttachment { key: eth1.clone(), with, ..given("a", "10.0.0.5") }).unwrap();
     assert_eq!(registry.group(&first.key), [first.clone(), second.clone()]);
     assert!(registry.group(&eth1).is_empty(), "the runtime does not know it");
     assert_eq!(second.runtime_key(), first.key);
-    assert!(matches!(registry.reserve(Draft { key: eth1, ..draft("a") }), Err(RegistryError::KeyTaken(_))));
+    assert!(matches!(
+        registry.reserve(NewAttachment { key: eth1, ..draft("a") }),
+        Err(RegistryError::KeyTaken(_))
+    ));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use redb::{
     TableError, WriteTransaction,
 };
 
-use super::{super::NetnsId, ATTACHMENTS, META, RESTING, UNSETTLED};
+use super::{super::NetnsId, ATTACHMENTS, INCOMPLETE, META, RESTING};
 
 /// What tells a boot and a network namespace apart. A namespace's numbers may be used again, but hardly the host's, which lives as long as
 /// the boot.
@@ -90,6 +90,6 @@ pub fn adopt(transaction: &WriteTransaction, own: &Identity) -> Result<Option<Fo
     let forgotten = Forgotten { attachments: attachments.len()?, resting: resting.len()? };
     attachments.retain(|_, _| false)?;
     resting.retain(|_, _| false)?;
-    transaction.open_table(META)?.insert(UNSETTLED, 1)?;
+    transaction.open_table(META)?.insert(INCOMPLETE, 1)?;
     Ok(Some(forgotten))
 }

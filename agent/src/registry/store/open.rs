@@ -31,13 +31,13 @@ pub struct Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
     /// As an earlier agent left it.
-    Whole,
+    Intact,
     /// There was none.
     New,
     /// It was damaged. What could be read of it was kept.
     Damaged { why: String, aside: PathBuf },
     /// An earlier agent found none, or a damaged one, and could not make all attachments anew.
-    Unsettled,
+    Incomplete,
 }
 
 /// Why a file is not opened as it is.
@@ -80,7 +80,7 @@ pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Res
     };
     let (database, contents) = quietly(|| use_file(path, migrations, own))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
-    let found = if contents.is_unsettled { Condition::Unsettled } else { Condition::Whole };
+    let found = if contents.is_incomplete { Condition::Incomplete } else { Condition::Intact };
     let store = Store {
         database: Durable::new(database, path),
         swept: AtomicU64::new(0),

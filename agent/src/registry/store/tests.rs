@@ -45,7 +45,7 @@ fn attachment(number: u8) -> Attachment {
 fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
     let path = directory.join("made.redb");
     let Opened { store, .. } = Store::open(&path).unwrap();
-    store.settle(&[], &[], true).unwrap();
+    store.adopt(&[], &[], true).unwrap();
     for number in 2..32 {
         store.put(&attachment(number)).unwrap();
     }
@@ -103,7 +103,7 @@ fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]
         let number = it.vif.addresses.v4.unwrap().octets()[3];
         assert!(*it == attachment(number), "{what}: {it:?}");
     }
-    if condition == Condition::Whole {
+    if condition == Condition::Intact {
         assert!(held.contains(&contents.attachments), "{what}");
     }
     if let Condition::Damaged { aside, .. } = &condition {
@@ -111,7 +111,7 @@ fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]
     }
     store.put(&attachment(50)).unwrap();
     assert_eq!(store.load().unwrap().attachments.len(), contents.attachments.len() + 1, "{what}");
-    condition != Condition::Whole
+    condition != Condition::Intact
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_record_that_cannot_be_read_costs_no_other_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     let Opened { store, .. } = Store::open(&path).unwrap();
-    store.settle(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
+    store.adopt(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
     let gone = attachment(5);
     store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
     let key = attachment(3).key.to_string();
@@ -165,7 +165,7 @@ fn a_record_that_cannot_be_read_costs_no_other_one() {
     assert_eq!(contents.resting, [([10, 0, 0, 5].into(), Duration::from_secs(9))]);
     assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains(&key)));
     drop(store);
-    assert_eq!(Store::open(&path).unwrap().condition, Condition::Unsettled, "until it was made anew");
+    assert_eq!(Store::open(&path).unwrap().condition, Condition::Incomplete, "until it was made anew");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn of_boot(directory: &Path, boot: &str, netns: &str) -> Result<Opened, StoreErr
 /// Two attachments, and an address at rest.
 fn filled(directory: &Path, boot: &str, netns: &str) {
     let Opened { store, .. } = of_boot(directory, boot, netns).unwrap();
-    store.settle(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
+    store.adopt(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
     let gone = attachment(4);
     store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
 }
@@ -271,14 +271,14 @@ fn what_was_before_a_reboot_is_forgotten_and_stays_so() {
         for _ in 0..2 {
             let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
             assert_eq!((contents.attachments, contents.resting), (vec![], vec![]));
-            assert_eq!(condition, Condition::Unsettled, "until somebody has looked at what the kernel has");
+            assert_eq!(condition, Condition::Incomplete, "until somebody has looked at what the kernel has");
             assert_eq!(contents.identity, Some(identity("next", netns)));
         }
         let Opened { store, .. } = of_boot(directory.path(), "next", netns).unwrap();
-        store.settle(&[attachment(5)], &[], true).unwrap();
+        store.adopt(&[attachment(5)], &[], true).unwrap();
         drop(store);
         let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
-        assert_eq!((contents.attachments, condition), (vec![attachment(5)], Condition::Whole));
+        assert_eq!((contents.attachments, condition), (vec![attachment(5)], Condition::Intact));
     }
 }
 
@@ -305,7 +305,7 @@ fn a_store_that_does_not_say_where_it_belongs_is_believed_once() {
     let Opened { contents, condition, .. } = of_boot(directory.path(), "another", "4:7").unwrap();
     assert_eq!(
         (contents.attachments, condition),
-        (vec![attachment(2), attachment(3)], Condition::Whole),
+        (vec![attachment(2), attachment(3)], Condition::Intact),
         "as an earlier build left it"
     );
     assert!(matches!(of_boot(directory.path(), "another", "4:1"), Err(StoreError::Elsewhere { .. })));
@@ -356,7 +356,7 @@ fn old_store(path: &Path, layout: u64) {
         transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
         let mut meta = transaction.open_table(META)?;
         meta.insert(LAYOUT, layout)?;
-        meta.remove(UNSETTLED)?;
+        meta.remove(INCOMPLETE)?;
         Ok(())
     };
     store.write(write).unwrap();
@@ -371,13 +371,13 @@ fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
         let Opened { contents, condition, store } = open_with(&path, OLD).unwrap();
         assert_eq!(
             (contents.attachments, condition),
-            (vec![attachment(2)], Condition::Whole),
+            (vec![attachment(2)], Condition::Intact),
             "from {layout}"
         );
         assert_eq!(store.database.read(super::layout).unwrap(), Some(3));
         drop(store);
         let again = open_with(&path, OLD).unwrap();
-        assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Whole));
+        assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Intact));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing was set aside");
     }
 }
@@ -409,7 +409,7 @@ fn layout_1_store(path: &Path, more: Option<(&str, &[u8])>) {
         if let Some((key, record)) = more {
             table.insert(key, record)?;
         }
-        transaction.open_table(META)?.remove(UNSETTLED)?;
+        transaction.open_table(META)?.remove(INCOMPLETE)?;
         Ok(())
     };
     store.write(write).unwrap();
@@ -426,7 +426,7 @@ fn layout_1_migrates_to_records_with_kind_and_host_side() {
     layout_1_store(&path, None);
     for round in ["migrating", "reopening"] {
         let Opened { contents, condition, store } = Store::open(&path).unwrap();
-        assert_eq!((condition, contents.attachments.len()), (Condition::Whole, 4), "{round}");
+        assert_eq!((condition, contents.attachments.len()), (Condition::Intact, 4), "{round}");
         assert_eq!(store.database.read(super::layout).unwrap(), Some(2), "{round}");
         assert!(contents.attachments.iter().all(|it| it.vif.kind == VifKind::Veth));
         let link = |ifname: &str, ifindex| HostSide::Link(HostLink { ifname: ifname.to_owned(), ifindex });

@@ -52,7 +52,7 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
         swept: AtomicU64::new(0),
         trouble: Default::default(),
     };
-    store.settle(&[], &[], true).unwrap();
+    store.adopt(&[], &[], true).unwrap();
     // What was promised, and how much had been done by then.
     let mut promises = vec![(disk.history().done.len(), store.load().unwrap().attachments)];
     for number in 2..20 {
@@ -78,7 +78,7 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
             let what =
                 format!("cut after {at} of {} acts, of the last ones: {survives:?}", history.done.len());
             let (_directory, Opened { contents, condition, .. }) = opened(&bytes);
-            assert_eq!(condition, Condition::Whole, "{what}");
+            assert_eq!(condition, Condition::Intact, "{what}");
             assert!(held.contains(&contents.attachments), "{what}: {:?}", contents.attachments.len());
             lost_something +=
                 u32::from(contents.attachments == held[0] && held.len() > 1 && held[0] != held[1]);

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The notes that were there, and the right that no other is left meanwhile.
-pub struct Notes {
+pub struct DeferredDels {
     of: HashMap<Key, Left>,
     /// Those that tell nothing.
     worthless: Vec<PathBuf>,
@@ -44,7 +44,7 @@ struct Left {
 /// The notes cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path:?}, where the CNI plugin leaves notes for the agent")]
-pub struct NotesError {
+pub struct DeferredDelsError {
     what: &'static str,
     path: PathBuf,
     #[source]
@@ -56,14 +56,14 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// How often to look whether the lock is free: the kernel does not wait with a deadline.
 const LOOK: Duration = Duration::from_millis(5);
 
-// === impl Notes ===
+// === impl DeferredDels ===
 
-impl Notes {
+impl DeferredDels {
     /// Reads all notes beside a socket, and keeps shims from leaving others. The socket's directory must exist. It may block.
     ///
     /// # Errors
     /// If the directory cannot be read. A note that cannot be understood is no reason not to start.
-    pub fn read(socket: &Path) -> Result<Self, NotesError> {
+    pub fn read(socket: &Path) -> Result<Self, DeferredDelsError> {
         let end = Instant::now() + LOCK_WAIT;
         // Kept while we wait for the shims that are before us, so that none gets in between.
         let turn = lock(&beside(socket).join(TURNSTILE), end)?;
@@ -71,7 +71,7 @@ impl Notes {
         drop(turn);
         let mut notes = Self { of: HashMap::new(), worthless: Vec::new(), lock };
         let directory = beside(socket).join(DIRECTORY);
-        let failed = |source| NotesError { what: "read", path: directory.clone(), source };
+        let failed = |source| DeferredDelsError { what: "read", path: directory.clone(), source };
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(notes),
             entries => entries.map_err(failed)?,
@@ -92,15 +92,15 @@ impl Notes {
     }
 
     /// Whether an attachment was deleted: this one, and not an earlier one of the same key.
-    pub fn is_deleted(&self, attachment: &Attachment) -> bool {
+    pub fn covers(&self, attachment: &Attachment) -> bool {
         let made = Duration::from_nanos(attachment.created_since_boot_ns);
         self.of.get(&attachment.runtime_key()).is_some_and(|left| made < left.since_boot)
     }
 
     /// Removes the notes, but for those about attachments that are among these still: the next start tries again.
-    pub fn settle(&self, attachments: &[Attachment]) {
+    pub fn remove_applied(&self, attachments: &[Attachment]) {
         let open: HashSet<_> =
-            attachments.iter().filter(|it| self.is_deleted(it)).map(Attachment::runtime_key).collect();
+            attachments.iter().filter(|it| self.covers(it)).map(Attachment::runtime_key).collect();
         let settled = self.of.iter().filter(|(key, _)| !open.contains(key)).map(|(_, left)| &left.path);
         for path in settled.chain(&self.worthless) {
             if let Err(error) = fs::remove_file(path) {
@@ -119,8 +119,8 @@ impl Notes {
 }
 
 /// Waits for the shims that are about to leave a note; but not for one that never does.
-fn lock(path: &Path, end: Instant) -> Result<Option<Flock<File>>, NotesError> {
-    let failed = |source| NotesError { what: "lock", path: path.to_owned(), source };
+fn lock(path: &Path, end: Instant) -> Result<Option<Flock<File>>, DeferredDelsError> {
+    let failed = |source| DeferredDelsError { what: "lock", path: path.to_owned(), source };
     let open = File::options().create(true).write(true).truncate(false).mode(0o600).open(path);
     let mut file = open.map_err(failed)?;
     loop {
@@ -221,13 +221,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         leave(&socket, "a", 1000, &boot_id());
-        let notes = Notes::read(&socket).unwrap();
-        assert!(notes.is_deleted(&attachment("a", None, 999)));
-        assert!(!notes.is_deleted(&attachment("a", None, 1000)), "the same ID, used again");
-        assert!(!notes.is_deleted(&attachment("b", None, 1)));
+        let notes = DeferredDels::read(&socket).unwrap();
+        assert!(notes.covers(&attachment("a", None, 999)));
+        assert!(!notes.covers(&attachment("a", None, 1000)), "the same ID, used again");
+        assert!(!notes.covers(&attachment("b", None, 1)));
         let further = Key { ifname: IfName::new("net1").unwrap(), ..key("a") };
         let further = Attachment { key: further, ..attachment("x", Some(key("a")), 999) };
-        assert!(notes.is_deleted(&further), "what came with it goes with it");
+        assert!(notes.covers(&further), "what came with it goes with it");
     }
 
     #[test]
@@ -237,13 +237,13 @@ mod tests {
         for container in ["gone", "stays"] {
             leave(&socket, container, 1000, &boot_id());
         }
-        let notes = Notes::read(&socket).unwrap();
+        let notes = DeferredDels::read(&socket).unwrap();
         let newer = attachment("gone", None, 2000);
-        notes.settle(&[attachment("stays", None, 1), newer]);
+        notes.remove_applied(&[attachment("stays", None, 1), newer]);
         notes.end();
-        let again = Notes::read(&socket).unwrap();
-        assert!(!again.is_deleted(&attachment("gone", None, 1)));
-        assert!(again.is_deleted(&attachment("stays", None, 1)));
+        let again = DeferredDels::read(&socket).unwrap();
+        assert!(!again.covers(&attachment("gone", None, 1)));
+        assert!(again.covers(&attachment("stays", None, 1)));
     }
 
     #[test]
@@ -257,9 +257,9 @@ mod tests {
         fs::write(notes.join("huge"), vec![b' '; MAX_BYTES + 1]).unwrap();
         nix::unistd::mkfifo(&notes.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink("/dev/zero", notes.join("link")).unwrap();
-        let read = Notes::read(&socket).unwrap();
-        assert!(!read.is_deleted(&attachment("other-boot", None, 1)));
-        read.settle(&[]);
+        let read = DeferredDels::read(&socket).unwrap();
+        assert!(!read.covers(&attachment("other-boot", None, 1)));
+        read.remove_applied(&[]);
         assert_eq!(fs::read_dir(notes).unwrap().count(), 0);
     }
 
@@ -267,7 +267,7 @@ mod tests {
     fn no_note_is_left_while_the_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        let notes = Notes::read(&socket).unwrap();
+        let notes = DeferredDels::read(&socket).unwrap();
         let shim = || Flock::lock(File::open(dir.path().join(LOCK)).unwrap(), FlockArg::LockSharedNonblock);
         assert!(shim().is_err());
         notes.end();
