@@ -129,7 +129,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let repairs = config.self_heal == SelfHeal::On;
     let healer = Arc::new(Healer::new(Arc::clone(&engine), repairs, metrics.heal.clone()));
     let agent = AgentService {
-        engine: Arc::clone(&engine),
+        registry: Arc::clone(&engine.registry),
+        dataplane: Arc::clone(&engine.dataplane),
         health: health.clone(),
         collector,
         verifier: Verifier::new(Arc::clone(&healer)),

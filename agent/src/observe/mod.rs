@@ -18,10 +18,10 @@ use ferrule_proto::agent::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    attach::Engine,
+    dataplane::Dataplane,
     health::Health,
     reconcile::Collector,
-    registry::{Attachment, State},
+    registry::{Attachment, Registry, State},
     server::Caller,
 };
 
@@ -29,7 +29,8 @@ pub use verify::Verifier;
 
 /// The `ferrule.agent.v1.Agent` service.
 pub struct AgentService {
-    pub engine: Arc<Engine>,
+    pub registry: Arc<Registry>,
+    pub dataplane: Arc<Dataplane>,
     pub health: Health,
     pub collector: Arc<Collector>,
     pub verifier: Verifier,
@@ -45,7 +46,7 @@ impl Agent for AgentService {
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
         let _active = Caller::begin(&request);
         let attachments =
-            self.engine.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+            self.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 
@@ -72,7 +73,7 @@ impl Agent for AgentService {
 impl AgentService {
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
-        let counters = host.ifindex().map(|ifindex| self.engine.dataplane.counters(ifindex));
+        let counters = host.ifindex().map(|ifindex| self.dataplane.counters(ifindex));
         let counters = match counters {
             Some(Ok(counters)) => counters.map(show_counters),
             Some(Err(error)) => {
