@@ -1,13 +1,13 @@
 //! The gRPC protocols of Ferrule.
 //!
 //! The `.proto` files hold the prose; this crate holds what was generated from them, the range of API
-//! versions that this build speaks, the [`names`] and the [`trace`] that both ends check, and the [`note`]s that one leaves
+//! versions that this build speaks, the [`names`] and the [`trace`] that both ends check, and the [`deferred`] DELs that one leaves
 //! for the other.
 
 #![forbid(unsafe_code)]
 
+pub mod deferred;
 pub mod names;
-pub mod note;
 pub mod trace;
 
 /// `ferrule.cni.v1`: shim and agent.
