@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use ferrule_proto::note;
+use ferrule_proto::deferred;
 use tokio::net::UnixListener;
 use tonic::{Request, Status};
 
@@ -53,7 +53,7 @@ pub enum SocketError {
 
 /// What an agent has in its directory, so that one with nothing else is its own.
 const OURS: [&str; 6] =
-    ["agent.sock", "agent.new", "agent.lock", note::DIRECTORY, note::LOCK, note::TURNSTILE];
+    ["agent.sock", "agent.new", "agent.lock", deferred::DIRECTORY, deferred::LOCK, deferred::TURNSTILE];
 /// And the stores, with what the names of those begin with that were set aside, or are not in their places yet.
 const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
 /// How often to look whether the socket is there. Without it shims do without the agent, which then knows nothing of it.
@@ -106,7 +106,7 @@ pub async fn displaced(socket: &Path) -> SocketError {
 /// # Errors
 /// If it is open to others and has other things in it.
 pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
-    let directory = note::beside(socket);
+    let directory = deferred::socket_directory(socket);
     let failed = |what| move |source| SocketError::Access { what, path: directory.to_owned(), source };
     fs::DirBuilder::new()
         .recursive(true)

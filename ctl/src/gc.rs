@@ -1,88 +1,43 @@
 //! `ferrulectl gc`.
 
-use std::path::Path;
+use std::{iter, path::Path};
 
 use anyhow::bail;
-use ferrule_proto::agent::{ExplainGcRequest, GcCandidate, Proof};
-use serde::Serialize;
+use ferrule_proto::agent::{ExplainGcRequest, GcCandidate};
 
 use crate::{
-    Output,
-    attachments::{SHORT_ID, align, pod},
-    client,
+    Output, client,
+    table::{pod, short_id, table},
 };
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Question {
-    /// Changes nothing, and tells. There is no other way: what dangles, the agent removes by itself.
+pub(crate) struct Args {
+    /// Required: only explain. The agent itself removes orphaned attachments
     #[arg(long)]
     dry_run: bool,
 }
 
-/// A candidate as it is printed in JSON: the protocol's own names.
-#[derive(Serialize)]
-struct Shown<'a> {
-    network: &'a str,
-    container_id: &'a str,
-    ifname: &'a str,
-    pod_namespace: &'a str,
-    pod_name: &'a str,
-    pod_uid: &'a str,
-    proofs: Vec<ShownProof<'a>>,
-    verdict: &'a str,
-    removable: bool,
-}
-
-#[derive(Serialize)]
-struct ShownProof<'a> {
-    name: &'a str,
-    holds: bool,
-    seen: &'a str,
-}
-
-/// Asks what may be dangling.
-pub(crate) async fn ask(question: &Question, socket: &Path, output: Output) -> anyhow::Result<String> {
-    if !question.dry_run {
+pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::Result<String> {
+    if !args.dry_run {
         bail!(
-            "the agent removes dangling attachments by itself; `ferrulectl gc --dry-run` tells which, when and why"
+            "gc needs --dry-run: the agent removes orphaned attachments automatically, and \
+             `ferrulectl gc --dry-run` explains which ones, when and why"
         );
     }
-    let answer = client::connect(socket).await?.explain_gc(ExplainGcRequest {}).await?;
-    let candidates = answer.into_inner().candidates;
-    match output {
-        Output::Table => Ok(table(&candidates)),
-        Output::Json => {
-            Ok(serde_json::to_string_pretty(&candidates.iter().map(Shown::of).collect::<Vec<_>>())?)
-        }
-    }
+    let response = client::connect(socket).await?.explain_gc(ExplainGcRequest {}).await?;
+    let candidates = response.into_inner().candidates;
+    Ok(match output {
+        Output::Table => render(&candidates),
+        Output::Json => serde_json::to_string_pretty(&candidates)?,
+    })
 }
 
-// === impl Shown ===
-
-impl<'a> Shown<'a> {
-    fn of(candidate: &'a GcCandidate) -> Self {
-        let proof = |it: &'a Proof| ShownProof { name: &it.name, holds: it.holds, seen: &it.seen };
-        Self {
-            network: &candidate.network,
-            container_id: &candidate.container_id,
-            ifname: &candidate.ifname,
-            pod_namespace: &candidate.pod_namespace,
-            pod_name: &candidate.pod_name,
-            pod_uid: &candidate.pod_uid,
-            proofs: candidate.proofs.iter().map(proof).collect(),
-            verdict: &candidate.verdict,
-            removable: candidate.removable,
-        }
-    }
-}
-
-/// A line for each proof, and the verdict last.
-fn table(candidates: &[GcCandidate]) -> String {
-    let header = ["POD", "CONTAINER", "IF", "PROOF", "HOLDS", "SEEN"].map(str::to_owned);
+/// One line for each proof of a candidate, then one for the verdict.
+fn render(candidates: &[GcCandidate]) -> String {
     let rows = candidates.iter().flat_map(|candidate| {
-        let whose = [
+        let attachment = [
             pod(&candidate.pod_namespace, &candidate.pod_name),
-            candidate.container_id.chars().take(SHORT_ID).collect(),
+            short_id(&candidate.container_id),
             candidate.ifname.clone(),
         ];
         let proofs = candidate.proofs.iter().map(|proof| {
@@ -90,41 +45,60 @@ fn table(candidates: &[GcCandidate]) -> String {
             [proof.name.clone(), holds.to_owned(), proof.seen.clone()]
         });
         let verdict = ["verdict".to_owned(), String::new(), candidate.verdict.clone()];
-        let whose = std::iter::once(whose).chain(std::iter::repeat(Default::default()));
-        whose
+        // Only the first line of a candidate names the attachment.
+        let attachments = iter::once(attachment).chain(iter::repeat(Default::default()));
+        attachments
             .zip(proofs.chain([verdict]))
-            .map(|([pod, id, ifname], [proof, holds, seen])| [pod, id, ifname, proof, holds, seen])
+            .map(|([pod, id, ifname], [proof, holds, evidence])| [pod, id, ifname, proof, holds, evidence])
     });
-    align(std::iter::once(header).chain(rows))
+    table(["POD", "CONTAINER", "IF", "PROOF", "HOLDS", "EVIDENCE"], rows)
 }
 
 #[cfg(test)]
 mod tests {
+    use ferrule_proto::agent::Proof;
+
     use super::*;
 
-    #[test]
-    fn a_table_has_each_proof_and_then_what_follows() {
+    fn candidate() -> GcCandidate {
         let proof =
             |name: &str, holds, seen: &str| Proof { name: name.to_owned(), holds, seen: seen.to_owned() };
-        let candidate = GcCandidate {
+        GcCandidate {
             container_id: "0123456789abcdef".to_owned(),
             ifname: "eth0".to_owned(),
             pod_namespace: "default".to_owned(),
             pod_name: "web-0".to_owned(),
-            proofs: vec![proof("netns-gone", true, "there is none"), proof("pod-gone", false, "it is there")],
-            verdict: "kept: it is there".to_owned(),
+            proofs: vec![proof("netns-gone", true, "no such file"), proof("pod-gone", false, "pod exists")],
+            verdict: "kept: pod exists".to_owned(),
             ..Default::default()
-        };
-        let expected = "\
-POD            CONTAINER     IF    PROOF       HOLDS  SEEN
-default/web-0  0123456789ab  eth0  netns-gone  yes    there is none
-                                   pod-gone    no     it is there
-                                   verdict            kept: it is there";
-        assert_eq!(table(&[candidate]), expected);
+        }
     }
 
     #[test]
-    fn a_table_of_nothing_is_its_header() {
-        assert_eq!(table(&[]), "POD  CONTAINER  IF  PROOF  HOLDS  SEEN");
+    fn table_has_each_proof_then_the_verdict() {
+        let expected = "\
+POD            CONTAINER     IF    PROOF       HOLDS  EVIDENCE
+default/web-0  0123456789ab  eth0  netns-gone  yes    no such file
+                                   pod-gone    no     pod exists
+                                   verdict            kept: pod exists";
+        assert_eq!(render(&[candidate()]), expected);
+    }
+
+    #[test]
+    fn table_without_candidates_is_the_header() {
+        assert_eq!(render(&[]), "POD  CONTAINER  IF  PROOF  HOLDS  EVIDENCE");
+    }
+
+    #[test]
+    fn json_has_the_field_names_of_the_protocol() {
+        let json = serde_json::to_value(candidate()).unwrap();
+        let expected = serde_json::json!({
+            "network": "", "container_id": "0123456789abcdef", "ifname": "eth0", "pod_namespace": "default",
+            "pod_name": "web-0", "pod_uid": "",
+            "proofs": [{"name": "netns-gone", "holds": true, "seen": "no such file"},
+                       {"name": "pod-gone", "holds": false, "seen": "pod exists"}],
+            "verdict": "kept: pod exists", "removable": false,
+        });
+        assert_eq!(json, expected);
     }
 }

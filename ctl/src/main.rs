@@ -1,4 +1,4 @@
-//! `ferrulectl`: what an operator asks the agent.
+//! `ferrulectl`: shows the state of the Ferrule agent of this node.
 
 #![forbid(unsafe_code)]
 
@@ -6,6 +6,7 @@ mod attachments;
 mod client;
 mod gc;
 mod status;
+mod table;
 mod verify;
 mod vif;
 
@@ -14,37 +15,39 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand, ValueEnum};
 use ferrule_proto::DEFAULT_SOCKET;
 
-/// Asks the Ferrule agent of this node.
+/// Show the state of the Ferrule agent of this node
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Args {
-    /// The agent's socket.
+    /// Path of the agent's socket
     #[arg(long, global = true, env = "FERRULE_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// How to print the answer.
+    /// Output format
     #[arg(short, long, global = true, value_enum, default_value_t)]
     output: Output,
     #[command(subcommand)]
-    question: Question,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Question {
-    /// Lists what is attached: which pod has which interface and addresses, and what happened to its packets.
+enum Command {
+    /// List attachments: pod, container, interface, addresses, state and packet counters with drops
     Attachments,
-    /// Tells whether the agent is ready, and how its components are, since when and why. Fails if it is not ready.
+    /// Show whether the agent is ready, and the state of each of its components
+    ///
+    /// Exit code 0: ready. 1: not ready, or running pods may lack connectivity, or the agent cannot be reached.
     Status,
-    /// Compares kernel and maps with what should be there, and lists every difference. Changes nothing. Exit code 0: none; 1: there
-    /// are some; 2: the agent could not be asked.
+    /// Compare the kernel and the eBPF maps with the desired state, and list every deviation
+    ///
+    /// Read-only. Exit code 0: no deviations. 1: deviations found. 2: the agent cannot be reached.
     Verify,
-    /// Tells which attachments may be dangling, with the proofs for and against, and what the agent will do.
-    Gc(gc::Question),
-    /// Looks at VIFs in manifests, without an agent.
+    /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the agent's verdict
+    Gc(gc::Args),
+    /// Decode VIFs in manifests, without an agent
     #[command(subcommand)]
-    Vif(vif::Question),
+    Vif(vif::Command),
 }
 
-/// For people or for programs.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 enum Output {
     #[default]
@@ -52,53 +55,52 @@ enum Output {
     Json,
 }
 
-/// What is printed, and what is wrong with what was asked about: each makes for a failure.
-struct Answer {
+/// The output of a command. Failures go to standard error and set the exit code.
+struct Report {
     text: String,
-    complaints: Vec<String>,
+    failures: Vec<String>,
 }
 
-/// Nothing is known, not even whether anything is wrong.
-const NOT_ASKED: u8 = 2;
+/// Exit code of `verify` when the state is unknown, to tell it apart from deviations.
+const UNKNOWN: u8 = 2;
 
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
-        Ok(Answer { text, complaints }) => {
+        Ok(Report { text, failures }) => {
             println!("{text}");
-            for complaint in &complaints {
-                eprintln!("ferrulectl: {complaint}");
+            for failure in &failures {
+                eprintln!("ferrulectl: {failure}");
             }
-            if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("ferrulectl: {error:#}");
-            match args.question {
-                // Whoever asks often has to tell the two apart.
-                Question::Verify => ExitCode::from(NOT_ASKED),
+            match args.command {
+                Command::Verify => ExitCode::from(UNKNOWN),
                 _ => ExitCode::FAILURE,
             }
         }
     }
 }
 
-fn run(args: &Args) -> anyhow::Result<Answer> {
+fn run(args: &Args) -> anyhow::Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        match &args.question {
-            Question::Attachments => Ok(attachments::ask(&args.socket, args.output).await?.into()),
-            Question::Status => status::ask(&args.socket, args.output).await,
-            Question::Verify => verify::ask(&args.socket, args.output).await,
-            Question::Gc(question) => Ok(gc::ask(question, &args.socket, args.output).await?.into()),
-            Question::Vif(question) => vif::answer(question, args.output),
+        match &args.command {
+            Command::Attachments => Ok(attachments::run(&args.socket, args.output).await?.into()),
+            Command::Status => status::run(&args.socket, args.output).await,
+            Command::Verify => verify::run(&args.socket, args.output).await,
+            Command::Gc(gc) => Ok(gc::run(gc, &args.socket, args.output).await?.into()),
+            Command::Vif(command) => vif::run(command, args.output),
         }
     })
 }
 
-// === impl Answer ===
+// === impl Report ===
 
-impl From<String> for Answer {
+impl From<String> for Report {
     fn from(text: String) -> Self {
-        Self { text, complaints: Vec::new() }
+        Self { text, failures: Vec::new() }
     }
 }

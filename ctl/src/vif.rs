@@ -1,4 +1,4 @@
-//! `ferrulectl vif`: VIFs in manifests, without an agent.
+//! `ferrulectl vif`: decodes VIFs in manifests, without an agent.
 
 use std::{
     fmt::Write as _,
@@ -8,39 +8,40 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use clap::Subcommand;
 use ferrule_vif::{
     InterfaceRequest, VifRequest,
     manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
 };
 
-use crate::{Answer, Output};
+use crate::{Output, Report};
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Question {
-    /// Shows the VIFs that annotations of a Pod, or a KuryrPort, tell of, as the agent would read them.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Decode the VIFs in a Pod's annotations or in a KuryrPort, as the agent does
+    ///
+    /// Exit code 0: every VIF is valid. 1: the manifest or a VIF in it is invalid.
     Decode {
-        /// A manifest in YAML or JSON: a Pod, a KuryrPort, or a list of them. `-` is standard input.
+        /// Manifest in YAML or JSON: a Pod, a KuryrPort or a list of them; - for standard input
         #[arg(short, long, value_name = "FILE")]
         file: PathBuf,
     },
 }
 
-/// The most values in a manifest in YAML: they take many times their length in memory.
+/// Most values in a YAML manifest: in memory, a value is many times larger than its text.
 const MAX_VALUES: usize = 1_000_000;
-/// The most parts of a manifest in YAML that aliases repeat.
+/// Most nodes of a YAML manifest that aliases may repeat.
 const MAX_REPLAYED: usize = 10_000;
 
-/// Answers a question about VIFs.
-pub(crate) fn answer(question: &Question, output: Output) -> anyhow::Result<Answer> {
-    let Question::Decode { file } = question;
+/// An invalid VIF is a failure.
+pub(crate) fn run(command: &Command, output: Output) -> anyhow::Result<Report> {
+    let Command::Decode { file } = command;
     let text = read(file)?;
-    let objects = decode(&text).with_context(|| format!("decoding the manifest in {}", file.display()))?;
+    let objects = decode(&text).with_context(|| format!("cannot decode the manifest {}", file.display()))?;
     let text = match output {
-        Output::Table => objects.iter().map(show).collect::<Vec<_>>().join("\n\n"),
+        Output::Table => objects.iter().map(render).collect::<Vec<_>>().join("\n\n"),
         Output::Json => serde_json::to_string_pretty(&objects)?,
     };
-    Ok(Answer { text, complaints: objects.iter().flat_map(complaints).collect() })
+    Ok(Report { text, failures: objects.iter().flat_map(failures).collect() })
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -54,17 +55,17 @@ fn read(file: &Path) -> anyhow::Result<String> {
 
 fn read_bounded(input: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    // One byte more than is allowed shows that there is more.
+    // One byte above the limit detects longer input.
     input.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MAX_BYTES {
-        bail!("it is longer than {MAX_BYTES} bytes");
+        bail!("input is longer than {MAX_BYTES} bytes");
     }
-    String::from_utf8(bytes).context("it is not text in UTF-8")
+    String::from_utf8(bytes).context("input is not UTF-8")
 }
 
-/// Decodes a manifest in JSON, or one or more in YAML.
+/// Decodes one JSON manifest, or one or more YAML manifests.
 fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
-    // JSON is YAML too, but as JSON its errors say more.
+    // JSON is also YAML, but the JSON parser has better errors.
     if text.trim_start().starts_with('{') {
         return Ok(from_manifest(text)?);
     }
@@ -79,7 +80,7 @@ fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
     };
     let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple_with_options(text, options)?;
     if documents.is_empty() {
-        bail!("there is nothing in it");
+        bail!("empty input, expected a Pod or a KuryrPort");
     }
     let mut objects = Vec::new();
     for document in documents {
@@ -88,7 +89,7 @@ fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
     Ok(objects)
 }
 
-fn show(object: &Decoded) -> String {
+fn render(object: &Decoded) -> String {
     let mut text = title(object);
     if !object.pod_uid.is_empty() {
         let _ = write!(text, "  UID {}", plain(&object.pod_uid));
@@ -97,20 +98,20 @@ fn show(object: &Decoded) -> String {
         text.push_str("  static");
     }
     if object.found.is_empty() {
-        text.push_str("\n  no VIF: the agent's IPAM decides");
+        text.push_str("\n  no VIF: the agent's IPAM allocates addresses");
     }
     for Found { source, outcome } in &object.found {
         let _ = write!(text, "\n  {}", source.as_str());
         match outcome {
-            Outcome::Decoded(vif) => show_vif(&mut text, vif),
-            Outcome::NotYet => text.push_str("  not written yet"),
-            Outcome::Refused(_) => text.push_str("  cannot be decoded"),
+            Outcome::Decoded(vif) => render_vif(&mut text, vif),
+            Outcome::NotYet => text.push_str("  no VIF yet: Kuryr's controller has not written it"),
+            Outcome::Refused(_) => text.push_str("  invalid"),
         }
     }
     text
 }
 
-fn show_vif(text: &mut String, vif: &VifRequest) {
+fn render_vif(text: &mut String, vif: &VifRequest) {
     let _ = write!(text, "  ({})", vif.format);
     for interface in &vif.interfaces {
         let InterfaceRequest { name, kind, active, mac, mtu, addresses, gateways, routes, details } =
@@ -127,27 +128,27 @@ fn show_vif(text: &mut String, vif: &VifRequest) {
             let mut text = route.dst.to_string();
             let via = route.gw.map(|gw| ("via", gw.to_string()));
             let numbers = [("mtu", route.mtu), ("advmss", route.advmss), ("priority", route.priority)];
-            let numbers = numbers.into_iter().filter_map(|(what, it)| Some((what, it?.to_string())));
-            for (what, value) in via.into_iter().chain(numbers) {
-                let _ = write!(text, " {what} {value}");
+            let numbers = numbers.into_iter().filter_map(|(name, number)| Some((name, number?.to_string())));
+            for (name, value) in via.into_iter().chain(numbers) {
+                let _ = write!(text, " {name} {value}");
             }
             text
         };
         let detail = |(key, value): (&&str, &String)| format!("{key}={}", plain(value));
-        for (what, values, between) in [
+        for (name, values, separator) in [
             ("addresses", addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), " "),
             ("gateways", gateways.iter().map(ToString::to_string).collect(), " "),
             ("routes", routes.iter().map(route).collect(), ", "),
             ("details", details.iter().map(detail).collect(), " "),
         ] {
             if !values.is_empty() {
-                let _ = write!(text, "\n      {what:9}  {}", values.join(between));
+                let _ = write!(text, "\n      {name:9}  {}", values.join(separator));
             }
         }
     }
 }
 
-fn complaints(object: &Decoded) -> impl Iterator<Item = String> {
+fn failures(object: &Decoded) -> impl Iterator<Item = String> {
     object.found.iter().filter_map(|found| match &found.outcome {
         Outcome::Refused(error) => Some(format!("{}: {error}", title(object))),
         Outcome::Decoded(_) | Outcome::NotYet => None,
@@ -160,7 +161,7 @@ fn title(object: &Decoded) -> String {
     format!("{:?} {}/{}", object.kind, plain(namespace), plain(name))
 }
 
-/// A text from a manifest, without what could drive a terminal.
+/// Escapes control characters of untrusted text, which could control the terminal.
 fn plain(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()
@@ -175,7 +176,7 @@ mod tests {
     const DOCS: &str = include_str!("../../docs/vif.md");
 
     fn shown(text: &str) -> String {
-        decode(text).unwrap().iter().map(show).collect::<Vec<_>>().join("\n")
+        decode(text).unwrap().iter().map(render).collect::<Vec<_>>().join("\n")
     }
 
     fn pod(annotation: &str) -> String {
@@ -185,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_shows_what_is_printed() {
+    fn output_is_as_documented() {
         let yaml = DOCS.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
         let (_, printed) = DOCS.split_once("ferrulectl vif decode -f -\n").unwrap();
         assert_eq!(shown(yaml), printed.split("\n```").next().unwrap());
     }
 
     #[test]
-    fn a_kuryr_vif_is_shown_with_its_details() {
+    fn kuryr_vif_is_shown_with_its_details() {
         let expected = "\
 Pod default/era3-podstate  UID 6fbb3a3c-8f7a-4a9e-9d51-1d7d3e7f3a10
   openstack.org/kuryr-vif  (kuryr-pod-state)
@@ -209,28 +210,28 @@ Pod default/era3-podstate  UID 6fbb3a3c-8f7a-4a9e-9d51-1d7d3e7f3a10
     }
 
     #[test]
-    fn manifests_in_yaml_come_one_after_another() {
+    fn yaml_input_may_have_several_documents() {
         let yaml = "---\nkind: Pod\nmetadata: {name: a}\n---\n\n---\nkind: Pod\nmetadata: {name: b}\n";
         let expected = "\
 Pod default/a
-  no VIF: the agent's IPAM decides
+  no VIF: the agent's IPAM allocates addresses
 Pod default/b
-  no VIF: the agent's IPAM decides";
+  no VIF: the agent's IPAM allocates addresses";
         assert_eq!(shown(yaml), expected);
-        assert!(shown(ERA4_EMPTY).ends_with("\n  KuryrPort  not written yet"));
+        assert!(shown(ERA4_EMPTY).contains("\n  KuryrPort  no VIF yet: "));
     }
 
     #[test]
-    fn a_vif_that_cannot_be_decoded_is_complained_about_with_field_and_reason() {
+    fn invalid_vif_is_a_failure_with_path_and_reason() {
         let objects = decode(&pod(r#"{"interfaces":[{"addresses":["10.1.2.3"],"mtu":67}]}"#)).unwrap();
-        let [complaint] = objects.iter().flat_map(complaints).collect::<Vec<_>>().try_into().unwrap();
-        let expected = "Pod default/web-0: annotation vif.ferrule.dev/v1: interfaces[0].mtu: 67 is not a whole \
-                        number of bytes from 68 to 65535";
-        assert_eq!(complaint, expected);
+        let [failure] = objects.iter().flat_map(failures).collect::<Vec<_>>().try_into().unwrap();
+        let expected = "Pod default/web-0: annotation vif.ferrule.dev/v1: interfaces[0].mtu: 67 is out of range, \
+                        expected a number of bytes from 68 to 65535";
+        assert_eq!(failure, expected);
     }
 
     #[test]
-    fn what_is_no_manifest_is_an_error() {
+    fn input_without_a_manifest_is_an_error() {
         for text in ["", "---\n", "[", "7", "- a", "{", "kind: Service", "kind: Pod\nkind: Pod\nmetadata: {}"]
         {
             assert!(decode(text).is_err(), "{text:?}");
@@ -238,7 +239,7 @@ Pod default/b
     }
 
     #[test]
-    fn aliases_that_multiply_are_refused() {
+    fn yaml_alias_bombs_are_refused() {
         let pod = "kind: Pod\nmetadata: {name: &name a, namespace: *name}\n";
         assert!(shown(pod).starts_with("Pod a/a\n"));
         let mut bomb = format!("{pod}a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
@@ -252,17 +253,15 @@ Pod default/b
     }
 
     #[test]
-    fn input_that_is_too_long_or_no_text_is_refused() {
-        assert_eq!(
-            read_bounded(io::repeat(b' ')).unwrap_err().to_string(),
-            "it is longer than 16777216 bytes"
-        );
-        assert_eq!(read_bounded(&b"\xff"[..]).unwrap_err().to_string(), "it is not text in UTF-8");
+    fn oversized_and_non_utf8_input_is_refused() {
+        let error = read_bounded(io::repeat(b' ')).unwrap_err().to_string();
+        assert_eq!(error, "input is longer than 16777216 bytes");
+        assert_eq!(read_bounded(&b"\xff"[..]).unwrap_err().to_string(), "input is not UTF-8");
         assert!(read(Path::new("/nonexistent")).unwrap_err().to_string().contains("/nonexistent"));
     }
 
     #[test]
-    fn a_hostile_name_cannot_drive_a_terminal() {
+    fn control_characters_of_names_are_escaped() {
         let text = shown("kind: Pod\nmetadata: {name: \"a\\e[31m\\n\"}\n");
         assert!(text.starts_with("Pod default/a\\u{1b}[31m\\n\n"), "{text:?}");
     }

@@ -1,49 +1,47 @@
-//! The gRPC protocols of Ferrule.
-//!
-//! The `.proto` files hold the prose; this crate holds what was generated from them, the range of API
-//! versions that this build speaks, the [`names`] and the [`trace`] that both ends check, and the [`note`]s that one leaves
-//! for the other.
+//! The gRPC protocols of Ferrule, and the formats that shim, agent and `ferrulectl` share.
 
 #![forbid(unsafe_code)]
 
+pub mod deferred;
+mod json;
 pub mod names;
-pub mod note;
+pub mod quoted;
 pub mod trace;
 
-/// `ferrule.cni.v1`: shim and agent.
+/// `ferrule.cni.v1`, between shim and agent.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod cni {
     tonic::include_proto!("ferrule.cni.v1");
 }
 
-/// `ferrule.agent.v1`: `ferrulectl` and agent.
+/// `ferrule.agent.v1`, between `ferrulectl` and agent. The messages serialize to the JSON of `ferrulectl -o json`.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod agent {
     tonic::include_proto!("ferrule.agent.v1");
 }
 
-/// The API versions that this build speaks.
+/// The API versions that this build supports.
 pub const API: cni::ApiRange = cni::ApiRange { min: 1, max: 1 };
 
 /// The encoded `FileDescriptorSet` of both packages, for gRPC reflection.
 #[cfg(feature = "server")]
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Where the agent listens unless it is told otherwise.
+/// The agent's default socket.
 pub const DEFAULT_SOCKET: &str = "/run/ferrule/agent.sock";
 
-/// The annotations of a pod that matter to its VIF, in [`cni::Annotations`] and at the API server.
+/// Keys of the pod annotations that the agent reads, in [`cni::Annotations`] and at the API server.
 pub mod annotations {
-    /// The VIF, as ours: see `docs/vif.md`.
+    /// The VIF in Ferrule's own format, see `docs/vif.md`.
     pub const VIF: &str = "vif.ferrule.dev/v1";
-    /// The VIF, as Kuryr wrote it in the eras before KuryrPort.
+    /// The VIF in Kuryr's formats before KuryrPort.
     pub const KURYR_VIF: &str = "openstack.org/kuryr-vif";
-    /// Where the kubelet has the pod from; for a static pod, not from the API.
+    /// Where the kubelet got the pod from: `api`, or `file` or `http` for a static pod.
     pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 }
 
 impl cni::ApiRange {
-    /// Whether two sides can talk.
+    /// Whether the two ranges share a version.
     pub fn meets(&self, other: &Self) -> bool {
         self.min <= other.max && other.min <= self.max
     }
@@ -64,7 +62,7 @@ mod tests {
     use super::cni::ApiRange;
 
     #[test]
-    fn ranges_meet_only_if_they_share_a_version() {
+    fn api_ranges_meet_if_they_share_a_version() {
         let range = |min, max| ApiRange { min, max };
         assert!(range(1, 1).meets(&range(1, 3)));
         assert!(range(2, 4).meets(&range(1, 2)));

@@ -1,50 +1,47 @@
-//! The names that a runtime gives us, checked.
+//! Validated names from the container runtime.
 //!
-//! A value of one of these types is safe to put into a path, a log line or an interface alias. The shim checks
-//! what the runtime gave it, and the agent checks what came through the socket: both by these types.
+//! A value of these types is safe in a path, a log line and an interface alias. The shim validates the runtime's input and
+//! the agent validates what arrives on its socket, both with these types.
 
 use std::fmt;
 
-use crate::cni::Pod;
+use crate::{cni::Pod, quoted::Quoted};
 
-/// A name was refused: which one, and by which rule.
+/// A name that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} {shown:?} {rule}")]
+#[error("{what} {quoted} {problem}")]
 pub struct InvalidName {
     what: &'static str,
-    /// At most [`SHOWN`] characters of it, so that a hostile one cannot flood a log.
-    shown: String,
-    rule: &'static str,
+    quoted: String,
+    problem: &'static str,
 }
 
-/// `name` in the network configuration. Rule: the CNI specification, and an upper length of ours.
+/// `name` in the network configuration. Rules: the CNI specification, and a length limit of ours.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkName(String);
 
-/// `CNI_CONTAINERID`. Rule: the CNI specification, and an upper length of ours.
+/// `CNI_CONTAINERID`. Rules: the CNI specification, and a length limit of ours.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContainerId(String);
 
-/// `CNI_IFNAME`. Rule: the CNI specification and the kernel's `dev_valid_name`.
+/// `CNI_IFNAME`. Rules: the CNI specification and the kernel's `dev_valid_name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IfName(String);
 
-/// The longest network name and container ID, in bytes: with an interface name they fit into the 255 bytes
-/// that the kernel keeps of an interface alias (`IFALIASZ` in `linux/if.h`).
+/// Bytes. An ownership stamp of the longest names fits into an interface alias: 255 bytes (`IFALIASZ` in `linux/if.h`).
 const MAX_NETWORK: usize = 100;
 const MAX_CONTAINER_ID: usize = 128;
 /// `IFNAMSIZ` in `linux/if.h`, less the terminating NUL.
 const MAX_IFNAME: usize = 15;
-const SHOWN: usize = 64;
 
 // === impl NetworkName, ContainerId, IfName ===
 
 impl NetworkName {
-    /// Checks a network's name.
+    /// Validates a network name.
     ///
     /// # Errors
-    /// If it is empty, longer than 100 bytes, or has other characters than `[a-zA-Z0-9_.-]`, the first
-    /// alphanumeric.
+    /// If the name is empty, is longer than 100 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not start with a
+    /// letter or digit.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let what = "network name";
         check_identifier(what, name)?;
@@ -54,11 +51,11 @@ impl NetworkName {
 }
 
 impl ContainerId {
-    /// Checks a container's ID.
+    /// Validates a container ID.
     ///
     /// # Errors
-    /// If it is empty, longer than 128 bytes, or has other characters than `[a-zA-Z0-9_.-]`, the first
-    /// alphanumeric.
+    /// If the ID is empty, is longer than 128 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not start with a
+    /// letter or digit.
     pub fn new(id: &str) -> Result<Self, InvalidName> {
         let what = "container ID";
         check_identifier(what, id)?;
@@ -68,11 +65,11 @@ impl ContainerId {
 }
 
 impl IfName {
-    /// Checks the name of an interface in the pod.
+    /// Validates the name of an interface in a pod.
     ///
     /// # Errors
-    /// If it is empty, longer than 15 bytes, `.`, `..`, `lo`, `all` or `default`, or has a `/`, a `:`, a `%`,
-    /// white space, or a character outside printable ASCII.
+    /// If the name is empty, is longer than 15 bytes, is `.`, `..`, `lo`, `all` or `default`, or contains `/`, `:`, `%`,
+    /// white space or a character outside printable ASCII.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let what = "interface name";
         let refuse = |rule| Err(refuse(what, name, rule));
@@ -81,17 +78,17 @@ impl IfName {
         }
         check_length(what, name, MAX_IFNAME, "is longer than 15 bytes")?;
         if name == "." || name == ".." {
-            return refuse("is a directory");
+            return refuse("is a directory name");
         }
         if name == "lo" {
-            return refuse("is the loopback interface's");
+            return refuse("is the name of the loopback interface");
         }
         if name == "all" || name == "default" {
-            return refuse("names the settings of all interfaces below /proc/sys/net");
+            return refuse("is reserved: /proc/sys/net uses it for the settings of all interfaces");
         }
-        // The kernel makes a number of `%d`.
+        // The kernel replaces `%d` by a number.
         if name.bytes().any(|b| !b.is_ascii_graphic() || matches!(b, b'/' | b':' | b'%')) {
-            return refuse("may only have printable ASCII without '/', ':' and '%'");
+            return refuse("has invalid characters, expected printable ASCII without '/', ':' and '%'");
         }
         Ok(Self(name.to_owned()))
     }
@@ -100,7 +97,7 @@ impl IfName {
 macro_rules! text {
     ($($name:ident),+) => {$(
         impl $name {
-            /// The name as text.
+            /// The name as a string slice.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -115,14 +112,14 @@ macro_rules! text {
 }
 text!(NetworkName, ContainerId, IfName);
 
-/// Checks what a runtime says of a pod, each part of which it may leave out.
+/// Validates a pod's namespace, name and UID, each of which may be empty.
 ///
-/// Podman gives the container's name for the pod's, which may have upper case and underscores: so the rule is that
-/// of container IDs rather than Kubernetes' own.
+/// Podman passes the container name as the pod name, which may have upper case and underscores. So the characters are
+/// those of a container ID instead of Kubernetes' own.
 ///
 /// # Errors
-/// If the namespace is longer than 63 bytes, the name longer than 253, or the UID longer than 128; or if one has other
-/// characters than `[a-zA-Z0-9_.-]`, the first alphanumeric.
+/// If the namespace is longer than 63 bytes, the name longer than 253 bytes or the UID longer than 128 bytes, or if one
+/// has characters outside `[a-zA-Z0-9_.-]` or does not start with a letter or digit.
 pub fn check_pod(Pod { namespace, name, uid, .. }: &Pod) -> Result<(), InvalidName> {
     for (what, text, max, rule) in [
         ("pod namespace", namespace, 63, "is longer than 63 bytes"),
@@ -143,7 +140,11 @@ fn check_identifier(what: &'static str, name: &str) -> Result<(), InvalidName> {
     };
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     if !first.is_ascii_alphanumeric() || !name.bytes().all(allowed) {
-        return Err(refuse(what, name, "may only have [a-zA-Z0-9_.-], the first alphanumeric"));
+        return Err(refuse(
+            what,
+            name,
+            "is invalid, expected [a-zA-Z0-9_.-] starting with a letter or digit",
+        ));
     }
     Ok(())
 }
@@ -152,8 +153,8 @@ fn check_length(what: &'static str, name: &str, max: usize, rule: &'static str) 
     if name.len() > max { Err(refuse(what, name, rule)) } else { Ok(()) }
 }
 
-fn refuse(what: &'static str, name: &str, rule: &'static str) -> InvalidName {
-    InvalidName { what, shown: name.chars().take(SHOWN).collect(), rule }
+fn refuse(what: &'static str, name: &str, problem: &'static str) -> InvalidName {
+    InvalidName { what, quoted: Quoted(name).to_string(), problem }
 }
 
 #[cfg(test)]
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_runtimes_use_are_accepted() {
+    fn names_of_real_runtimes_are_valid() {
         assert!(ContainerId::new("aed3e59f43f1ec754d9a6455864784bba7a9455e7989d6c8ff38f3e0d575811c").is_ok());
         assert!(NetworkName::new("k8s-pod-network.v1_x").is_ok());
         for name in ["eth0", "net1", "a", "fifteen-bytes-x"] {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_leave_a_directory_or_break_a_line_are_refused() {
+    fn path_traversal_and_control_characters_are_invalid() {
         for name in ["", ".", "..", "../x", "a/b", "a:b", "a b", "a\nb", "a\0b", "ünïcode", "%s/", "-a", "_a"]
         {
             assert!(ContainerId::new(name).is_err(), "container ID {name:?}");
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_named_as_kubernetes_or_podman_would_or_not_at_all() {
+    fn pod_names_follow_kubernetes_or_podman_and_may_be_empty() {
         let pod = |name: &str| Pod { name: name.to_owned(), ..Pod::default() };
         for name in ["", "web-0", "Some_Container", &"a".repeat(253)] {
             assert!(check_pod(&pod(name)).is_ok(), "{name:?}");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_shows_no_more_than_the_start_of_a_hostile_name() {
+    fn error_quotes_and_cuts_a_hostile_name() {
         let error = ContainerId::new(&"x/".repeat(500_000)).unwrap_err().to_string();
         assert!(error.len() < 200, "{error}");
         let error = IfName::new("a\nb").unwrap_err().to_string();

@@ -1,28 +1,28 @@
-//! The trace that a call is part of, as [W3C Trace Context](https://www.w3.org/TR/trace-context/) writes it.
+//! Trace context of a call, as defined by [W3C Trace Context](https://www.w3.org/TR/trace-context/).
 //!
-//! The shim finds it in its environment and sends it as metadata of the call; the agent reads it there. Both check it by these
-//! rules. A trace that breaks them is none: it is no reason for a call to fail.
+//! The shim reads the trace context from its environment and sends it as call metadata, from which the agent reads it. Both
+//! validate it here. An invalid trace context is ignored: tracing never fails a call.
 
 use std::fmt;
 
-/// What the caller is doing, of which our work is a part.
+/// The caller's span, which is the parent of the agent's spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceParent {
     /// Not all zero.
     pub trace_id: [u8; 16],
     /// Not all zero.
     pub span_id: [u8; 8],
-    /// Whether the caller records its part.
+    /// Whether the caller records its span.
     pub sampled: bool,
 }
 
-/// The names of the metadata. In the environment they are in capitals.
+/// Metadata keys; the environment variables have the same names in upper case.
 pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 
-/// The length of version 00, in bytes. Later versions may only append.
+/// Length of a version 00 `traceparent`, in bytes. Later versions may only append fields.
 const LENGTH: usize = 55;
-/// A state of up to so many bytes has to be passed on, a longer one may be dropped.
+/// Bytes. The specification requires propagation up to this length and allows dropping a longer `tracestate`.
 const MAX_STATE: usize = 512;
 const MAX_MEMBERS: usize = 32;
 const MAX_KEY: usize = 256;
@@ -31,7 +31,7 @@ const MAX_VALUE: usize = 256;
 // === impl TraceParent ===
 
 impl TraceParent {
-    /// Reads `VERSION-TRACE-SPAN-FLAGS`, of version 00 or of a later one, as far as it is like 00.
+    /// Parses `VERSION-TRACE-SPAN-FLAGS`. Of later versions than 00, only the fields of 00 are read.
     pub fn parse(text: &str) -> Option<Self> {
         let (known, more) = text.split_at_checked(LENGTH)?;
         let mut fields = known.split('-');
@@ -50,19 +50,19 @@ impl TraceParent {
 }
 
 impl fmt::Display for TraceParent {
-    /// As version 00, with the flags that we know.
+    /// Version 00, with the sampled flag only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (trace, span) = (u128::from_be_bytes(self.trace_id), u64::from_be_bytes(self.span_id));
         write!(f, "00-{trace:032x}-{span:016x}-{:02x}", u8::from(self.sampled))
     }
 }
 
-/// Whether a text is a list of `KEY=VALUE` as `tracestate` has to be, and not longer than we pass on.
+/// Whether a text is a valid `tracestate`, a list of `KEY=VALUE`, and short enough to propagate.
 pub fn is_trace_state(text: &str) -> bool {
     let mut members = 0;
     text.len() <= MAX_STATE
         && text.split(',').map(|member| member.trim_matches([' ', '\t'])).all(|member| {
-            // Empty ones are allowed.
+            // The specification allows empty list members.
             members += usize::from(!member.is_empty());
             member.is_empty()
                 || member.split_once('=').is_some_and(|(key, value)| is_key(key) && is_value(value))
@@ -70,7 +70,7 @@ pub fn is_trace_state(text: &str) -> bool {
         && (1..=MAX_MEMBERS).contains(&members)
 }
 
-/// As many bytes in lower-case hexadecimal.
+/// Parses exactly `N` bytes of lower-case hexadecimal.
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
@@ -98,7 +98,7 @@ fn is_key(key: &str) -> bool {
     starts && key.len() <= MAX_KEY && key.bytes().all(goes_on)
 }
 
-/// White space around it has been taken off.
+/// `value` is trimmed.
 fn is_value(value: &str) -> bool {
     let allowed = |b| matches!(b, b' '..=b'~') && !matches!(b, b',' | b'=');
     (1..=MAX_VALUE).contains(&value.len()) && value.bytes().all(allowed)
@@ -111,7 +111,7 @@ mod tests {
     const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn a_parent_is_read_and_written() {
+    fn traceparent_round_trips() {
         let parent = TraceParent::parse(GOOD).unwrap();
         assert_eq!(parent.trace_id[..2], [0x4b, 0xf9]);
         assert_eq!(parent.span_id, 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_later_versions_append_and_other_flags_are_left_out() {
+    fn fields_and_flags_of_later_versions_are_dropped() {
         let later = GOOD.replacen("00", "cc", 1).replace("b7-01", "b7-03");
         for more in ["", "-", "-what the future will be like"] {
             assert_eq!(TraceParent::parse(&format!("{later}{more}")).unwrap().to_string(), GOOD);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parent_is_none() {
+    fn malformed_traceparent_is_none() {
         for text in [
             "",
             "00",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_a_bounded_list_of_pairs() {
+    fn tracestate_is_a_bounded_list_of_pairs() {
         let many = |n| vec!["a=b"; n].join(",");
         let long = |n: usize| format!("a={}", "x".repeat(n));
         for good in [

@@ -45,8 +45,7 @@ impl Agent for AgentService {
         request: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
         let _active = Caller::begin(&request);
-        let attachments =
-            self.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+        let attachments = self.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 

@@ -1,6 +1,6 @@
 //! What shims have left while no agent ran: notes of the DELs that they have answered by themselves.
 //!
-//! [`ferrule_proto::note`] tells how shims and a starting agent keep out of each other's way.
+//! [`ferrule_proto::deferred`] tells how shims and a starting agent keep out of each other's way.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,8 +13,8 @@ use std::{
 };
 
 use ferrule_proto::{
+    deferred::{BOOT_ID, DIRECTORY, DeferredDel, LOCK, MAX_BYTES, MAX_FILES, TURNSTILE, socket_directory},
     names::{ContainerId, IfName, NetworkName},
-    note::{BOOT_ID, DIRECTORY, LOCK, MAX_BYTES, MAX_NOTES, Note, TURNSTILE, beside},
 };
 use nix::{
     errno::Errno,
@@ -66,11 +66,11 @@ impl DeferredDels {
     pub fn read(socket: &Path) -> Result<Self, DeferredDelsError> {
         let end = Instant::now() + LOCK_WAIT;
         // Kept while we wait for the shims that are before us, so that none gets in between.
-        let turn = lock(&beside(socket).join(TURNSTILE), end)?;
-        let lock = lock(&beside(socket).join(LOCK), end)?;
+        let turn = lock(&socket_directory(socket).join(TURNSTILE), end)?;
+        let lock = lock(&socket_directory(socket).join(LOCK), end)?;
         drop(turn);
         let mut notes = Self { of: HashMap::new(), worthless: Vec::new(), lock };
-        let directory = beside(socket).join(DIRECTORY);
+        let directory = socket_directory(socket).join(DIRECTORY);
         let failed = |source| DeferredDelsError { what: "read", path: directory.clone(), source };
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(notes),
@@ -78,7 +78,7 @@ impl DeferredDels {
         };
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
         // One more for each that was never finished.
-        for entry in entries.take(2 * MAX_NOTES) {
+        for entry in entries.take(2 * MAX_FILES) {
             let path = entry.map_err(failed)?.path();
             match parse(&path, boot_id.trim_end()) {
                 Ok((key, since_boot)) => drop(notes.of.insert(key, Left { path, since_boot })),
@@ -151,7 +151,7 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
     if text.len() > MAX_BYTES {
         return Err(format!("it is longer than {MAX_BYTES} bytes"));
     }
-    let note: Note = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let note: DeferredDel = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     if note.boot_id != boot_id {
         return Err("it is of before a reboot".to_owned());
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     fn leave(socket: &Path, container: &str, since_boot_ns: u64, boot_id: &str) {
-        let note = Note {
+        let note = DeferredDel {
             network: "net".into(),
             container_id: container.into(),
             ifname: "eth0".into(),
@@ -183,7 +183,7 @@ mod tests {
             since_boot_ns,
         };
         let Key { network, container_id, ifname } = key(container);
-        let path = ferrule_proto::note::path(socket, &network, &container_id, &ifname);
+        let path = ferrule_proto::deferred::path(socket, &network, &container_id, &ifname);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, serde_json::to_vec(&note).unwrap()).unwrap();
     }

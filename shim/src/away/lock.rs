@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ferrule_proto::note::{LOCK, TURNSTILE, beside};
+use ferrule_proto::deferred::{LOCK, TURNSTILE, socket_directory};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// # Errors
 /// `WouldBlock` if an agent has held it for all of the time; others, if there is no place for it.
 pub(super) fn shared(socket: &Path, within: Duration) -> io::Result<Flock<File>> {
-    let directory = beside(socket);
+    let directory = socket_directory(socket);
     // A reboot has emptied /run. The agent takes no directory that others can enter.
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let end = Instant::now() + within;

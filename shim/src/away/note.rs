@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use ferrule_proto::note::{self, BOOT_ID, MAX_NOTES, Note};
+use ferrule_proto::deferred::{self, BOOT_ID, DeferredDel, MAX_FILES};
 use nix::time::{ClockId, clock_gettime};
 
 use super::Key;
@@ -21,15 +21,15 @@ use super::Key;
 /// If there are too many, or it cannot be written.
 pub(super) fn leave(socket: &Path, key: &Key, had_link: bool) -> io::Result<()> {
     let Key { network, container_id, ifname } = key;
-    let path = note::path(socket, network, container_id, ifname);
-    let directory = note::beside(&path);
+    let path = deferred::path(socket, network, container_id, ifname);
+    let directory = deferred::socket_directory(&path);
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let room = if had_link { MAX_NOTES } else { MAX_NOTES / 2 };
+    let room = if had_link { MAX_FILES } else { MAX_FILES / 2 };
     if !path.exists() && fs::read_dir(directory)?.take(room).count() == room {
         return Err(io::Error::other(format!("{room} wait in {} already", directory.display())));
     }
     let since_boot = std::time::Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
-    let note = Note {
+    let note = DeferredDel {
         network: network.to_string(),
         container_id: container_id.to_string(),
         ifname: ifname.to_string(),
@@ -65,9 +65,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         leave(&socket, &key("a"), true).unwrap();
-        let read = || -> Note {
+        let read = || -> DeferredDel {
             let bytes = fs::read(dir.path().join("deferred/cluster:a:eth0")).unwrap();
-            assert!(bytes.len() < note::MAX_BYTES);
+            assert!(bytes.len() < deferred::MAX_BYTES);
             serde_json::from_slice(&bytes).unwrap()
         };
         let first = read();
@@ -86,11 +86,11 @@ mod tests {
         let fill = |range: std::ops::Range<usize>| {
             range.for_each(|it| fs::write(dir.path().join("deferred").join(it.to_string()), "").unwrap());
         };
-        fill(1..MAX_NOTES / 2);
+        fill(1..MAX_FILES / 2);
         let refused = |had_link| leave(&socket, &key("one-too-many"), had_link).unwrap_err().to_string();
         assert!(refused(false).contains("512 wait"));
         leave(&socket, &key("second"), true).unwrap();
-        fill(MAX_NOTES / 2..MAX_NOTES);
+        fill(MAX_FILES / 2..MAX_FILES);
         assert!(refused(true).contains("1024 wait"));
         leave(&socket, &key("first"), true).unwrap();
     }

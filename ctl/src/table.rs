@@ -1,0 +1,52 @@
+//! Tables: aligned columns, and the cells that several tables share.
+
+/// A column of container IDs shows this many characters, as `docker ps` does.
+const SHORT_ID: usize = 12;
+
+/// Formats a header and rows with aligned columns.
+pub(crate) fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<_> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
+    let widths: Vec<usize> = (0..N)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0))
+        .collect();
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}", width = *width));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// `namespace/name`, or `-` without a pod.
+pub(crate) fn pod(namespace: &str, name: &str) -> String {
+    match (namespace, name) {
+        (_, "") => "-".to_owned(),
+        ("", name) => name.to_owned(),
+        (namespace, name) => format!("{namespace}/{name}"),
+    }
+}
+
+/// The first characters of a container ID.
+pub(crate) fn short_id(container_id: &str) -> String {
+    container_id.chars().take(SHORT_ID).collect()
+}
+
+/// `name (index)`, or `-` without an interface.
+pub(crate) fn interface(name: &str, index: u32) -> String {
+    match (name, index) {
+        (_, 0) => "-".to_owned(),
+        ("", index) => format!("({index})"),
+        (name, index) => format!("{name} ({index})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_the_header_comes_first() {
+        let rows = [["a", "b"], ["long", ""]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(["X", "Y"], rows.into_iter()), "X     Y\na     b\nlong");
+        assert_eq!(table(["X", "Y"], std::iter::empty()), "X  Y");
+    }
+}

@@ -1,0 +1,45 @@
+//! JSON of the messages of [`crate::agent`] where it differs from the fields of the message: see `build.rs`.
+
+use serde::{Serialize as _, Serializer};
+
+use crate::agent::{Drop, attachment, component};
+
+/// Serializes an [`attachment::State`] as its name.
+pub(crate) fn attachment_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    attachment::State::try_from(*state).unwrap_or_default().name().serialize(serializer)
+}
+
+/// Serializes a [`component::State`] as its name.
+pub(crate) fn component_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    component::State::try_from(*state).unwrap_or_default().name().serialize(serializer)
+}
+
+/// Serializes drop counters as a map from reason to packets.
+pub(crate) fn drops<S: Serializer>(drops: &[Drop], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(drops.iter().map(|drop| (&drop.reason, drop.packets)))
+}
+
+impl attachment::State {
+    /// The name that `ferrulectl` shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "?",
+            Self::Reserved => "reserved",
+            Self::Plugged => "plugged",
+            Self::Attached => "attached",
+            Self::Unplugging => "unplugging",
+        }
+    }
+}
+
+impl component::State {
+    /// The name that `ferrulectl` shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "?",
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
