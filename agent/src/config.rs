@@ -13,7 +13,11 @@ use http::Uri;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::{dataplane::LogLevel, decide::VifSource, reconcile, watch};
+use crate::{
+    dataplane::{self, Capacities, LogLevel},
+    decide::VifSource,
+    reconcile, watch,
+};
 
 /// The configuration that the agent runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +43,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Parent of the directory with pinned maps; on a BPF file system.
     pub bpf_dir: PathBuf,
-    /// How much the eBPF programs log.
-    pub ebpf_log: LogLevel,
+    /// Log level and map capacities of the dataplane.
+    pub dataplane: dataplane::Settings,
     /// Where metrics and probes are served.
     pub http: SocketAddr,
     /// The collector that is told of calls, if any.
@@ -152,6 +156,16 @@ struct Settings {
     /// How much the eBPF programs log; anything but `off` costs every packet [default: off].
     #[arg(long, env = "FERRULE_EBPF_LOG", value_enum, value_name = "LEVEL")]
     ebpf_log: Option<LogLevel>,
+    /// Capacity of the eBPF map VIFS: the most pod interfaces on this node [default: 4096].
+    #[arg(long, env = "FERRULE_MAX_VIFS", value_name = "ENTRIES")]
+    max_vifs: Option<u32>,
+    /// Capacity of the eBPF map ENDPOINTS: the most pod addresses on this node [default: 16384].
+    #[arg(long, env = "FERRULE_MAX_ENDPOINTS", value_name = "ENTRIES")]
+    max_endpoints: Option<u32>,
+    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the least recently
+    /// used flow makes room for a new one [default: 65536].
+    #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
+    max_stack_flows: Option<u32>,
 }
 
 /// A configuration that the agent cannot run with.
@@ -181,6 +195,8 @@ pub enum ConfigError {
     NodeName(String),
     #[error("{what} must be from {least} to {most} seconds, not {given}")]
     Seconds { what: &'static str, least: u64, most: u64, given: u64 },
+    #[error("{setting} must be from {least} to {most} entries, not {given}")]
+    Capacity { setting: &'static str, least: u32, most: u32, given: u32 },
     #[error(
         "--cni-bin-dir and --cni-conf-dir come together: the configuration without the plugin is of no use"
     )]
@@ -234,11 +250,15 @@ impl Settings {
             state_dir: self.state_dir.or(file.state_dir),
             bpf_dir: self.bpf_dir.or(file.bpf_dir),
             ebpf_log: self.ebpf_log.or(file.ebpf_log),
+            max_vifs: self.max_vifs.or(file.max_vifs),
+            max_endpoints: self.max_endpoints.or(file.max_endpoints),
+            max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
         }
     }
 
     fn validate(self) -> Result<Config, ConfigError> {
         let kubernetes = self.kubernetes()?;
+        let dataplane = self.dataplane()?;
         if kubernetes.is_none() && self.pod_cidrs.is_empty() {
             return Err(ConfigError::NoPodCidr);
         }
@@ -269,11 +289,31 @@ impl Settings {
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
-            ebpf_log: self.ebpf_log.unwrap_or_default(),
+            dataplane,
             http: self.http.unwrap_or(HTTP),
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
         })
+    }
+
+    fn dataplane(&self) -> Result<dataplane::Settings, ConfigError> {
+        let default = Capacities::default();
+        let capacities = Capacities {
+            vifs: capacity("--max-vifs", self.max_vifs, default.vifs, Capacities::VIFS)?,
+            endpoints: capacity(
+                "--max-endpoints",
+                self.max_endpoints,
+                default.endpoints,
+                Capacities::ENDPOINTS,
+            )?,
+            stack_flows: capacity(
+                "--max-stack-flows",
+                self.max_stack_flows,
+                default.stack_flows,
+                Capacities::STACK_FLOWS,
+            )?,
+        };
+        Ok(dataplane::Settings { log: self.ebpf_log.unwrap_or_default(), capacities })
     }
 
     fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {
@@ -327,6 +367,19 @@ fn seconds(
         return Ok(Duration::from_secs(given));
     }
     Err(ConfigError::Seconds { what, least: *allowed.start(), most: *allowed.end(), given })
+}
+
+fn capacity(
+    setting: &'static str,
+    given: Option<u32>,
+    default: u32,
+    allowed: RangeInclusive<u32>,
+) -> Result<u32, ConfigError> {
+    let given = given.unwrap_or(default);
+    if allowed.contains(&given) {
+        return Ok(given);
+    }
+    Err(ConfigError::Capacity { setting, least: *allowed.start(), most: *allowed.end(), given })
 }
 
 fn collector(given: &str) -> Result<Uri, ConfigError> {
@@ -383,7 +436,7 @@ mod tests {
             config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--pod-cidr", "fd00::/64"], None).unwrap();
         assert_eq!(config.pod_cidrs, ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()]);
         assert_eq!(config.socket, Path::new("/run/ferrule/agent.sock"));
-        assert_eq!(config.ebpf_log, LogLevel::Off);
+        assert_eq!(config.dataplane, dataplane::Settings::default());
     }
 
     #[test]
@@ -392,8 +445,25 @@ mod tests {
         let config = config(&["--state-dir", "/b"], Some(file)).unwrap();
         assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
         assert_eq!(config.state_dir, Path::new("/b"));
-        assert_eq!(config.ebpf_log, LogLevel::Debug);
+        assert_eq!(config.dataplane.log, LogLevel::Debug);
         assert_eq!(config.self_heal, SelfHeal::Off);
+    }
+
+    #[test]
+    fn map_capacities_come_from_flags_and_file_and_are_bounded() {
+        let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nmax_vifs = 100\nmax_endpoints = 300\n";
+        let capacities = config(&["--max-vifs", "200"], Some(file)).unwrap().dataplane.capacities;
+        assert_eq!((capacities.vifs, capacities.endpoints, capacities.stack_flows), (200, 300, 65536));
+        for (flag, given) in [
+            ("--max-vifs", "0"),
+            ("--max-vifs", "1048577"),
+            ("--max-endpoints", "0"),
+            ("--max-stack-flows", "4095"),
+            ("--max-stack-flows", "4194305"),
+        ] {
+            let error = config(&[flag, given], Some(file)).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains(given), "{error}");
+        }
     }
 
     #[test]

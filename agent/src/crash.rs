@@ -58,7 +58,9 @@ steps! {
     MapRemoved = "kernel.map_removed",
     /// There is a directory for pins.
     PinsMade = "kernel.pins_made",
-    /// A pin of another version, or the directory of them, is gone.
+    /// The directory of pins has another name, because a map capacity was changed.
+    PinsSetAside = "kernel.pins_set_aside",
+    /// A pin of a replaced map, or the directory of such pins, is removed.
     PinRemoved = "kernel.pin_removed",
     /// The maps are pinned, or those taken over that were.
     MapsPinned = "kernel.maps_pinned",

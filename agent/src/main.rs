@@ -55,7 +55,7 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    start_log(config.ebpf_log);
+    start_log(config.dataplane.log);
     if let Err(error) = raise_file_limit() {
         tracing::warn!(%error, "the limit on open files stays low: fewer calls can be served at once");
     }

@@ -19,6 +19,7 @@ pub struct Metrics {
     pub cni: CniMetrics,
     pub trace: TraceMetrics,
     pub heal: HealMetrics,
+    pub maps: MapMetrics,
 }
 
 /// Of the runtime's calls.
@@ -32,6 +33,13 @@ pub struct CniMetrics {
 pub struct TraceMetrics {
     pub exported: Counter,
     dropped: Family<DropLabels, Counter>,
+}
+
+/// Pressure of the pinned eBPF maps.
+#[derive(Debug, Clone, Default)]
+pub struct MapMetrics {
+    entries: Family<MapLabels, Gauge>,
+    capacity: Family<MapLabels, Gauge>,
 }
 
 /// Of what others have changed, and of putting it right.
@@ -116,6 +124,11 @@ struct DropLabels {
     reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MapLabels {
+    map: &'static str,
+}
+
 /// The names of our own kinds of deviation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
@@ -148,7 +161,7 @@ impl Default for Metrics {
         let reconcile = ReconcileMetrics::default();
         let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
-        let heal = HealMetrics::default();
+        let (heal, maps) = (HealMetrics::default(), MapMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
@@ -156,7 +169,18 @@ impl Default for Metrics {
         cni.register(registry.sub_registry_with_prefix("cni"));
         trace.register(registry.sub_registry_with_prefix("trace_spans"));
         heal.register(&mut registry);
-        Self { registry: Arc::new(registry), watch, events, reconcile, registry_store, cni, trace, heal }
+        maps.register(&mut registry);
+        Self {
+            registry: Arc::new(registry),
+            watch,
+            events,
+            reconcile,
+            registry_store,
+            cni,
+            trace,
+            heal,
+            maps,
+        }
     }
 }
 
@@ -232,6 +256,29 @@ impl HealMetrics {
             self.deviations.clone(),
         );
         registry.register("repairs", "Attempts to put deviations right", self.repairs.clone());
+    }
+}
+
+// === impl MapMetrics ===
+
+impl MapMetrics {
+    /// The entries in use of a map.
+    pub fn entries(&self, map: &'static str) -> Gauge {
+        self.entries.get_or_create_owned(&MapLabels { map })
+    }
+
+    /// The capacity of a map, in entries.
+    pub fn capacity(&self, map: &'static str) -> Gauge {
+        self.capacity.get_or_create_owned(&MapLabels { map })
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "map_entries",
+            "Entries in use of a pinned eBPF map; not counted for STACK_FLOWS, an LRU map",
+            self.entries.clone(),
+        );
+        registry.register("map_capacity", "Capacity of a pinned eBPF map, in entries", self.capacity.clone());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pods' packets do not notice what becomes of the agent: none is lost, and none overtakes another.
 
 use std::{
-    env,
+    env, fs,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -161,6 +161,41 @@ fn no_packet_is_lost_and_nothing_forgotten_while_a_build_with_other_maps_takes_o
                     ensure!(counted(node)? >= before, "it counts on");
                     ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");
                 }
+            }
+            Ok(())
+        })?;
+        let runtime = node.runtime()?;
+        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        traffic.expect_all(node)
+    })
+    .unwrap();
+}
+
+#[test]
+fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
+    with_agent(|node| {
+        let traffic = Traffic::start(node)?;
+        let counted = |node: &Node| -> anyhow::Result<u64> {
+            let attachments = node.attachments()?;
+            let packets =
+                attachments.iter().filter_map(|it| it.get("counters")?.get("egress_packets")?.as_u64());
+            Ok(packets.sum())
+        };
+        let (key, value) = ("9 ".repeat(40), "1 0 0 0");
+        sys::run(&format!("bpftool map update pinned {PINS}/STACK_FLOWS key {key} value {value}"))?;
+        let parent = Path::new(PINS).parent().context("no parent")?;
+        traffic.while_streaming(|| {
+            for (by_crash, settings) in [
+                (false, &[("FERRULE_MAX_VIFS", "8192"), ("FERRULE_MAX_STACK_FLOWS", "131072")][..]),
+                (true, &[("FERRULE_MAX_ENDPOINTS", "100000")]),
+                (true, &[]),
+            ] {
+                let before = counted(node)?;
+                replace(node, SHIPPED, settings, by_crash)?;
+                ensure!(counted(node)? >= before, "counts are lost");
+                sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
+                let directories = fs::read_dir(parent)?.count();
+                ensure!(directories == 1, "{directories} directories of pins are left");
             }
             Ok(())
         })?;

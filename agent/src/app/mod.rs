@@ -211,7 +211,7 @@ async fn take_over(
     let registry = Registry::open(&config.state_dir)?;
     crash::point(Step::StartRegistryRead);
     let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
-    let dataplane = Dataplane::load(object, &config.bpf_dir, config.ebpf_log)?;
+    let dataplane = Dataplane::load(object, &config.bpf_dir, &config.dataplane, &metrics.maps)?;
     crash::point(Step::StartMapsTakenOver);
     let pins = dataplane.pins().display().to_string();
     tracing::info!(pins, "dataplane loaded");

@@ -39,12 +39,12 @@ const CHANGES: [&str; 24] = [
     "program.load(",
     ".pin(",
     "mount(",
-    // The maps, by their names in the one file that has them.
-    "self.vifs.insert(",
-    "self.counters.insert(",
+    // eBPF maps: the fields and variables that hold an open map have this name.
+    " self.map.insert(",
+    " map.insert(",
 ];
-/// The same, but for what comes before it in its line.
-const MAP_CHANGES: [&str; 4] = ["endpoints.insert(", "endpoints.remove(", "vifs.remove(", "counters.remove("];
+/// The same, after any prefix in the line.
+const MAP_CHANGES: [&str; 1] = ["self.map.remove("];
 /// What ends a search.
 const POINT: &str = "crash::point(";
 
@@ -53,7 +53,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crash.rs", "", "it is the test's own"),
     ("install.rs", "", "its tests leave half of each file behind, and nothing of a pod depends on it"),
     ("watch/checkpoint_db.rs", "", "a lost checkpoint only costs a relist"),
-    ("dataplane/entries.rs", "drop(self.", "it is a copy in memory"),
     ("registry/store/open.rs", "transaction.commit()?", "it is a copy in memory"),
     ("registry/store/open.rs", "memory.set_len(", "it is a copy in memory"),
     ("registry/store/open.rs", "fs::hard_link(", "the point follows what is done where there are no links"),
@@ -62,7 +61,10 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("reconcile/deferred.rs", "File::options()", "the file is there to be locked"),
     ("plug/netlink.rs", "unsafe { ethtool(", "the kernel would do it by itself, a little later"),
     ("dataplane/mod.rs", "program.load()", "a program that is on no interface goes with the agent"),
-    ("dataplane/maps.rs", "forget(", "the point is in it"),
+    ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/table.rs", "pressure.removed(", "the point is in it"),
+    ("dataplane/maps/vif_counters.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the point is in it"),
 ];
 
 #[test]

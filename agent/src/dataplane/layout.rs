@@ -1,29 +1,52 @@
-//! Whether a pinned map is the one that this build would make.
+//! The layout of each map: type, sizes, and the fields of key and value.
 //!
-//! aya opens a pinned map without comparing it with the one in the object. A value that is larger in the kernel than
-//! here would be written past the end of a buffer, in safe code.
+//! aya opens a pinned map without comparing it with the object. With larger values than expected, the kernel would write
+//! past the end of a buffer, in safe code; with other fields, the agent would misread every entry.
 
-use std::path::{Path, PathBuf};
-
-use agent_common::{
-    ABI_VERSION, Counters, Endpoint, EndpointKey, Flow, FlowKey, MAX_ENDPOINTS, MAX_FLOWS, MAX_VIFS,
-    VifEntry, VifKey,
+use std::{
+    collections::HashMap,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
 };
-use aya::maps::{MapError, MapInfo, MapType};
 
-/// A map as this build makes it.
-#[derive(Debug, Clone, Copy)]
-pub struct Layout {
-    pub name: &'static str,
-    kind: MapType,
-    key: usize,
-    value: usize,
-    entries: usize,
+use agent_common::ABI_VERSION;
+use aya::maps::{MapData, MapError};
+use aya_obj::{Object, ParseError, generated::bpf_map_type};
+
+use super::{
+    bpf,
+    btf::{Btf, BtfError, Field},
+    maps::{MapSpec, PINNED},
+};
+
+/// The layouts that the eBPF object of this build declares.
+pub(super) struct Layouts(HashMap<&'static str, Layout>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Layout {
+    /// `enum bpf_map_type`.
+    kind: u32,
+    /// Bytes.
+    key_size: u32,
+    /// Bytes.
+    value_size: u32,
+    key: Vec<Field>,
+    value: Vec<Field>,
 }
 
-/// A pin that this build cannot use.
+/// A pinned map that this build cannot use.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
+    #[error("cannot parse the eBPF object")]
+    Object(#[from] ParseError),
+    #[error("the eBPF object does not declare the map {0}")]
+    Undeclared(&'static str),
+    #[error("cannot parse the BTF of the map {map}")]
+    Btf {
+        map: &'static str,
+        #[source]
+        source: BtfError,
+    },
     #[error("cannot read the pinned map {path:?}")]
     Read {
         path: PathBuf,
@@ -31,24 +54,15 @@ pub enum LayoutError {
         source: MapError,
     },
     #[error(
-        "the pinned map {path:?} has {found}, but version {ABI_VERSION} of the maps has {expected}; it is not Ferrule's, \
-         or was made by a build that forgot to raise its version: remove it when no pod of this node needs it"
+        "the pinned map {path:?} has {found}, but version {ABI_VERSION} of the maps has {expected}; another program \
+         pinned the map, or a build changed the layout without a new ABI_VERSION: remove {path:?} when no pod on this \
+         node needs it"
     )]
     Differs { path: PathBuf, found: String, expected: String },
 }
 
-/// Every version has it, by this name.
-pub const VIFS: Layout = Layout::new::<VifKey, VifEntry>("VIFS", MapType::Hash, MAX_VIFS);
-pub const ENDPOINTS: Layout = Layout::new::<EndpointKey, Endpoint>("ENDPOINTS", MapType::Hash, MAX_ENDPOINTS);
-pub const COUNTERS: Layout = Layout::new::<VifKey, Counters>("VIF_COUNTERS", MapType::PerCpuHash, MAX_VIFS);
-/// Younger than the others: an earlier agent's pins can lack it.
-pub const FLOWS: Layout = Layout::new::<FlowKey, Flow>("STACK_FLOWS", MapType::LruHash, MAX_FLOWS);
-
-/// The maps that outlive the agent.
-pub const PINNED: [Layout; 4] = [VIFS, ENDPOINTS, COUNTERS, FLOWS];
-
-/// Of all maps. A test build can be told to be of another one.
-pub fn version() -> u32 {
+/// The version in the path of the pins. A test build can claim another version.
+pub(super) fn version() -> u32 {
     #[cfg(feature = "crash-points")]
     if let Some(other) = std::env::var("FERRULE_ABI_VERSION").ok().and_then(|text| text.parse().ok()) {
         return other;
@@ -56,38 +70,88 @@ pub fn version() -> u32 {
     ABI_VERSION
 }
 
+// === impl Layouts ===
+
+impl Layouts {
+    /// # Errors
+    /// If the object is invalid or lacks a map.
+    pub(super) fn of_object(object: &[u8]) -> Result<Self, LayoutError> {
+        let object = Object::parse(object)?;
+        let bytes = object.btf.as_ref().map(aya_obj::btf::Btf::to_bytes).unwrap_or_default();
+        let layouts = PINNED.iter().map(|map| {
+            let name = map.name;
+            let declared = object.maps.get(name).ok_or(LayoutError::Undeclared(name))?;
+            let aya_obj::Map::Btf(typed) = declared else { return Err(LayoutError::Undeclared(name)) };
+            let (key, value) = fields(&bytes, typed.def.btf_key_type_id, typed.def.btf_value_type_id)
+                .map_err(|source| LayoutError::Btf { map: name, source })?;
+            let (kind, key_size, value_size) =
+                (declared.map_type(), declared.key_size(), declared.value_size());
+            Ok((name, Layout { kind, key_size, value_size, key, value }))
+        });
+        Ok(Self(layouts.collect::<Result<_, _>>()?))
+    }
+
+    /// The capacity of the map that is pinned in `directory`, in entries; `None` if none is.
+    ///
+    /// # Errors
+    /// If the layout of the pinned map differs from this build's.
+    pub(super) fn check(&self, map: &MapSpec, directory: &Path) -> Result<Option<u32>, LayoutError> {
+        let path = map.path(directory);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let read = |source| LayoutError::Read { path: path.clone(), source };
+        let expected = self.0.get(map.name).ok_or(LayoutError::Undeclared(map.name))?;
+        let pinned = MapData::from_pin(&path).map_err(read)?;
+        let info = bpf::map_info(pinned.fd().as_fd()).map_err(|error| read(MapError::IoError(error)))?;
+        let (kind, key_size, value_size) = (info.type_, info.key_size, info.value_size);
+        let mut found = Layout { kind, key_size, value_size, key: Vec::new(), value: Vec::new() };
+        if found.has_sizes_of(expected) && info.btf_id != 0 {
+            let bytes = bpf::btf(info.btf_id).map_err(|error| read(MapError::IoError(error)))?;
+            (found.key, found.value) = fields(&bytes, info.btf_key_type_id, info.btf_value_type_id)
+                .map_err(|source| LayoutError::Btf { map: map.name, source })?;
+        }
+        match expected.difference(&found) {
+            None => Ok(Some(info.max_entries)),
+            Some((expected, found)) => Err(LayoutError::Differs { path, found, expected }),
+        }
+    }
+}
+
 // === impl Layout ===
 
 impl Layout {
-    const fn new<K, V>(name: &'static str, kind: MapType, entries: usize) -> Self {
-        Self { name, kind, key: size_of::<K>(), value: size_of::<V>(), entries }
+    fn has_sizes_of(&self, other: &Self) -> bool {
+        let sizes = |it: &Self| (it.kind, it.key_size, it.value_size);
+        sizes(self) == sizes(other)
     }
 
-    /// Where the map is pinned.
-    pub fn path(&self, pins: &Path) -> PathBuf {
-        pins.join(self.name)
-    }
-
-    /// Compares the pinned map, if there is one.
-    ///
-    /// # Errors
-    /// If there is another map than this build would make.
-    pub fn check(&self, pins: &Path) -> Result<(), LayoutError> {
-        let path = self.path(pins);
-        if !path.exists() {
-            return Ok(());
+    /// The first difference, in words: this layout's side, the other's side.
+    fn difference(&self, other: &Self) -> Option<(String, String)> {
+        if !self.has_sizes_of(other) {
+            return Some((self.describe(), other.describe()));
         }
-        let read = |source| LayoutError::Read { path: path.clone(), source };
-        let info = MapInfo::from_pin(&path).map_err(read)?;
-        let kind = info.map_type().map_err(read)?;
-        let describe = |kind, key, value, entries| {
-            format!(
-                "type {kind:?}, keys of {key} and values of {value} bytes, and room for {entries} entries"
-            )
-        };
-        let found =
-            describe(kind, info.key_size() as usize, info.value_size() as usize, info.max_entries() as usize);
-        let expected = describe(self.kind, self.key, self.value, self.entries);
-        if found == expected { Ok(()) } else { Err(LayoutError::Differs { path, found, expected }) }
+        let parts = [("key", &self.key, &other.key), ("value", &self.value, &other.value)];
+        parts.into_iter().find_map(|(part, own, others)| {
+            let index = (0..own.len().max(others.len())).find(|at| own.get(*at) != others.get(*at))?;
+            let describe = |fields: &[Field]| match fields.get(index) {
+                Some(field) => format!("the {part} {field}"),
+                None => {
+                    format!("no {} {part} field", if fields.is_empty() { "described" } else { "further" })
+                }
+            };
+            Some((describe(own), describe(others)))
+        })
     }
+
+    fn describe(&self) -> String {
+        let kind = bpf_map_type::try_from(self.kind)
+            .map_or_else(|_| self.kind.to_string(), |kind| format!("{kind:?}"));
+        format!("type {kind}, keys of {} and values of {} bytes", self.key_size, self.value_size)
+    }
+}
+
+fn fields(btf: &[u8], key: u32, value: u32) -> Result<(Vec<Field>, Vec<Field>), BtfError> {
+    let btf = Btf::parse(btf)?;
+    Ok((btf.fields(key as usize)?, btf.fields(value as usize)?))
 }

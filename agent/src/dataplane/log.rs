@@ -1,4 +1,4 @@
-//! What the programs log, brought to the agent's own log.
+//! Forwards the log records of the eBPF programs to the agent's log.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -6,11 +6,10 @@ use aya::Ebpf;
 use aya_log::EbpfLogger;
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// How much the programs log. At `Off`, the verifier removes the statements: they cost nothing.
+/// The log level of the eBPF programs. At `Off`, the verifier removes the log statements as dead code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// Nothing.
     #[default]
     Off,
     /// Dropped packets.
@@ -31,20 +30,20 @@ impl LogLevel {
     }
 }
 
-/// Forwards the programs' records for ever, in the background. Without them the dataplane works as well, so
-/// that a failure here is only said.
+/// Forwards the records in a background task that never ends. The dataplane works without its log, so failures are only
+/// logged.
 pub(super) fn follow(ebpf: &mut Ebpf) {
     let logger = match EbpfLogger::init(ebpf) {
         Ok(logger) => logger,
-        Err(error) => return tracing::warn!(%error, "the eBPF programs' log cannot be read"),
+        Err(error) => return tracing::warn!(%error, "cannot open the log of the eBPF programs"),
     };
     let mut logger = match readable(logger) {
         Ok(logger) => logger,
-        Err(error) => return tracing::warn!(%error, "the eBPF programs' log cannot be followed"),
+        Err(error) => return tracing::warn!(%error, "cannot wait for the log of the eBPF programs"),
     };
     tokio::spawn(async move {
         while let Ok(mut ready) = logger.readable_mut().await {
-            // To the end, before it is called dry: only a new record wakes us again.
+            // All records first: after `clear_ready`, only a new record wakes the task.
             ready.get_inner_mut().flush();
             ready.clear_ready();
         }
@@ -53,7 +52,7 @@ pub(super) fn follow(ebpf: &mut Ebpf) {
 
 #[expect(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
 fn readable<T: AsRawFd>(logger: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: the logger owns the map, and with it the descriptor, and is owned by the result: the descriptor is
-    // neither closed nor another one for as long as it is registered.
+    // SAFETY: the result owns the logger, which owns the map and its descriptor: the descriptor stays open and the same
+    // while it is registered.
     unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }.map_err(Into::into)
 }

@@ -1,19 +1,19 @@
-//! The eBPF programs and their maps.
+//! The eBPF programs and their maps: loaded, pinned, read and written.
 
-mod encode;
-mod entries;
-mod inherit;
+#[expect(unsafe_code, reason = "bpf(2) takes pointers")]
+mod bpf;
+mod btf;
+mod capacity;
+mod handover;
 mod layout;
 mod log;
 mod maps;
 mod memory;
 mod pins;
-mod reader;
 
 use std::{
     collections::HashMap,
-    fs, io,
-    os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -23,37 +23,45 @@ use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
 };
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-pub use entries::{Entries, Entry};
+pub use capacity::Capacities;
+pub use handover::CapacityError;
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{MapFailure, Recorded};
-pub use pins::PinFailure;
+pub use maps::{Entries, Entry, MapFailure, Recorded};
+pub use pins::{PinDirectoryError, PinFailure};
 
 use crate::{
     crash::{self, Step},
+    metrics::MapMetrics,
     plug::filter::Filters,
     registry::Attachment,
 };
-use encode::endpoint_keys;
 use ferrule_vif::Addresses;
-use inherit::Earlier;
-use maps::Maps;
+use handover::Predecessors;
+use layout::Layouts;
+use maps::{Maps, PINNED};
 use pins::{PinLock, Pins};
-use reader::Reader;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
     from_pod: Loaded,
     to_pod: Loaded,
-    maps: Mutex<Maps>,
-    reader: Reader,
+    writer: Mutex<Maps>,
+    /// The same maps, opened once more, so that a walk does not block writers.
+    reader: Maps,
     pins: PathBuf,
     pinned: Pins,
-    earlier: Earlier,
-    /// Until the agent ends.
+    predecessors: Predecessors,
+    /// Held until the agent exits.
     _lock: PinLock,
+}
+
+/// Settings of the dataplane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub log: LogLevel,
+    pub capacities: Capacities,
 }
 
 /// A program in the kernel.
@@ -65,30 +73,17 @@ struct Loaded {
 /// The dataplane cannot be loaded or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
-    /// Pins need a BPF file system.
-    #[error("{path:?} is not on a BPF file system; mount one: mount -t bpf bpf /sys/fs/bpf")]
-    NotBpffs { path: PathBuf },
-    /// The pins' directory cannot be made or read.
-    #[error("cannot use the directory for pins {path:?}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// One of another network namespace: two in the same one never come here.
-    #[error(
-        "another agent uses the maps that are pinned below {path:?}; agents belong into the node's network namespace (hostNetwork: true), and \
-         those of several nodes on one machine each to a directory of its own: --bpf-dir"
-    )]
-    SecondAgent { path: PathBuf },
+    #[error(transparent)]
+    Directory(#[from] PinDirectoryError),
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The kernel refused the object.
+    #[error(transparent)]
+    Capacity(#[from] CapacityError),
     #[error(
-        "cannot load the eBPF object: it takes Linux 5.10 with BTF, and the capabilities BPF and NET_ADMIN"
+        "cannot load the eBPF object: Linux 5.10 or later with BTF is required, and the capabilities BPF and NET_ADMIN"
     )]
     Load(#[from] EbpfError),
-    /// The verifier refused a program, or the object is not the one that belongs to this agent.
+    /// The verifier rejects the program, or the object lacks it.
     #[error("cannot load the eBPF program {name}")]
     Program {
         name: &'static str,
@@ -102,52 +97,61 @@ pub enum DataplaneError {
 // === impl Dataplane ===
 
 impl Dataplane {
-    /// Loads the object. Maps that are pinned below `directory` already are taken over with all they hold; the
-    /// programs are new, and replace those of an earlier agent when they are attached.
+    /// Loads the object. Maps that are already pinned below `directory` are taken over with their contents; the programs
+    /// are new, and replace those of an earlier agent when they are attached.
     ///
     /// # Errors
-    /// If the kernel refuses, another agent has the maps, or a pinned map is not this version's.
-    pub fn load(object: &[u8], directory: &Path, log_level: LogLevel) -> Result<Self, DataplaneError> {
+    /// If the kernel rejects the object, another agent uses the maps, a pinned map has another layout, or a capacity is
+    /// smaller than the entries in use.
+    pub fn load(
+        object: &[u8],
+        directory: &Path,
+        settings: &Settings,
+        metrics: &MapMetrics,
+    ) -> Result<Self, DataplaneError> {
         let pins = directory.join(format!("v{}", layout::version()));
-        make_pin_directory(&pins)?;
+        pins::make_directory(&pins)?;
         let lock = PinLock::take(directory)?;
+        let predecessors = Predecessors::prepare(&pins, Layouts::of_object(object)?, &settings.capacities)?;
         let mut loader = EbpfLoader::new();
-        let level = log_level.as_u8();
+        let level = settings.log.as_u8();
         loader.override_global(aya_log::LEVEL, &level, true);
-        for map in layout::PINNED {
-            map.check(&pins)?;
+        for map in PINNED {
+            loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));
             loader.map_pin_path(map.name, map.path(&pins));
         }
         let mut ebpf = loader.load(object)?;
         crash::point(Step::MapsPinned);
-        if log_level != LogLevel::Off {
+        if settings.log != LogLevel::Off {
             log::follow(&mut ebpf);
         }
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
-        let maps = Maps::open(&mut ebpf)?;
-        let (reader, pinned) = (Reader::open(&pins)?, Pins::open(&pins)?);
         drop((ebpf, loader));
-        memory::give_back();
-        let earlier = Earlier::beside(&pins);
-        Ok(Self { from_pod, to_pod, maps: Mutex::new(maps), reader, pins, pinned, earlier, _lock: lock })
+        memory::release();
+        let mut writer = Maps::open(&pins, metrics)?;
+        writer.count_nobody()?;
+        predecessors.copy_rows(&mut writer);
+        let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins)?);
+        let writer = Mutex::new(writer);
+        Ok(Self { from_pod, to_pod, writer, reader, pins, pinned, predecessors, _lock: lock })
     }
 
-    /// Copies what only the maps of another version know, while all attachments are in this one's and their filters are not
-    /// replaced yet. What cannot be copied is said.
+    /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters are not replaced
+    /// yet. Contents that cannot be copied are logged.
     pub fn inherit(&self) {
-        self.earlier.copy_counters(&self.pins);
-        self.earlier.copy_flows(&self.pins);
+        self.predecessors.copy_counters(&mut self.writer());
+        self.predecessors.copy_flows();
     }
 
-    /// Does away with the maps of another version, once the filters are replaced.
+    /// Removes the pins of replaced maps. Call when the filters are replaced.
     pub fn disinherit(&self) {
-        // What came since.
-        self.earlier.copy_flows(&self.pins);
-        self.earlier.remove();
+        // Flows that began since `inherit`.
+        self.predecessors.copy_flows();
+        self.predecessors.remove();
     }
 
-    /// The programs, to be attached to a pod's host interface.
+    /// The programs to attach to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
         Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
     }
@@ -157,99 +161,111 @@ impl Dataplane {
         [self.from_pod.id, self.to_pod.id]
     }
 
-    /// Where the maps are pinned.
+    /// The directory of the pins.
     pub fn pins(&self) -> &Path {
         &self.pins
     }
 
-    /// The maps whose pins are gone, by which the next agent would find them.
+    /// The maps whose pins are missing: the next agent would not find them.
     pub fn lost_pins(&self) -> Vec<&'static str> {
         self.pinned.lost()
     }
 
-    /// Pins a map again, if its pin is gone.
+    /// Pins a map again, if its pin is lost.
     ///
     /// # Errors
-    /// If there is something else at its place, or no BPF file system any more.
+    /// If a foreign file has the pin's name, or the BPF file system is gone.
     pub fn renew_pin(&self, map: &str) -> Result<(), PinFailure> {
-        self.pinned.renew(map)
+        self.pinned.restore(map)
     }
 
-    /// Lets packets of nobody be counted, if they are not.
+    /// Adds the entry that counts packets of interfaces without an attachment, if it is missing.
     ///
     /// # Errors
     /// If the map is full.
     pub fn count_nobody(&self) -> Result<(), DataplaneError> {
-        Ok(self.maps().count_nobody()?)
+        Ok(self.writer().count_nobody()?)
     }
 
-    /// Lets an attachment's packets pass and be delivered, through a host interface.
+    /// Lets an attachment's packets pass and be delivered, through a host interface. On an error, no entry is left.
     ///
     /// # Errors
-    /// If a map is full; then none has an entry of it.
+    /// If a map is full.
     pub fn insert(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
-        Ok(self.maps().insert(ifindex, attachment)?)
+        let mut maps = self.writer();
+        let written = maps.ensure(ifindex, attachment);
+        if written.is_err() {
+            // The first error is the cause.
+            let _ = maps.remove(ifindex, attachment.vif.addresses);
+        }
+        Ok(written?)
     }
 
-    /// The same for an attachment that may have its entries: those that are right are left alone, and packets do not notice.
+    /// Like [`Self::insert`], for a live attachment: entries stay on an error.
     ///
     /// # Errors
     /// If a map is full.
     pub fn keep(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
-        Ok(self.maps().keep(ifindex, attachment)?)
+        Ok(self.writer().ensure(ifindex, attachment)?)
     }
 
-    /// Ends what [`Self::insert`] began; nothing new gets in first. What is not there is no error.
+    /// Removes an attachment's entries, so that no packet passes. Succeeds if they are absent.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn remove(&self, ifindex: u32, addresses: Addresses) -> Result<(), DataplaneError> {
-        Ok(self.maps().remove(ifindex, addresses)?)
+        Ok(self.writer().remove(ifindex, addresses)?)
     }
 
-    /// What was counted for a host interface, on all CPUs together; `None` if nothing counts for it.
+    /// The counters of a host interface, summed over all CPUs; `None` if it has no entry.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn counters(&self, ifindex: u32) -> Result<Option<Counters>, DataplaneError> {
-        Ok(self.maps().counters(ifindex)?)
+        Ok(self.reader.counters(ifindex)?)
     }
 
-    /// What the maps say of a host interface; `None` if they have no entry for it.
+    /// The entries of a host interface; `None` if `VIFS` has none.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn recorded(&self, ifindex: u32) -> Result<Option<Recorded>, DataplaneError> {
-        Ok(self.maps().recorded(ifindex)?)
+        Ok(self.reader.recorded(ifindex)?)
     }
 
-    /// Whether the maps have an attachment's entries, as [`Self::insert`] wrote them.
+    /// Whether the maps hold an attachment's entries, as [`Self::insert`] writes them.
     ///
     /// # Errors
-    /// What differs, in words.
+    /// The entries that are missing or wrong, as text.
     pub fn verify(&self, ifindex: u32, attachment: &Attachment) -> Result<(), String> {
-        self.maps().verify(ifindex, attachment)
+        let wrong = self.entries_of(ifindex, attachment.vif.addresses).wrong(ifindex, attachment);
+        let names: Vec<String> = wrong.iter().map(Entry::to_string).collect();
+        if names.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("missing or wrong map entries: {}", names.join(", ")))
+        }
     }
 
-    /// All that the maps have. Nobody who writes waits for it.
+    /// All entries. Updates the pressure metrics; does not block writers.
     pub fn entries(&self) -> Entries {
-        self.reader.all()
+        self.reader.entries()
     }
 
-    /// What the maps have of an interface and of addresses.
+    /// The entries of an interface and of addresses.
     pub fn entries_of(&self, ifindex: u32, addresses: Addresses) -> Entries {
-        self.reader.one(ifindex, endpoint_keys(addresses))
+        self.reader.entries_of(ifindex, addresses)
     }
 
-    /// Removes an entry that nobody owns, if it still is what a snapshot has.
+    /// Removes a stray entry, unless it has changed since the snapshot.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn forget(&self, entry: Entry, seen: &Entries) -> Result<(), DataplaneError> {
-        Ok(self.maps().forget(entry, seen)?)
+    pub fn forget(&self, entry: Entry, snapshot: &Entries) -> Result<(), DataplaneError> {
+        Ok(self.writer().remove_stray(entry, snapshot)?)
     }
 
-    /// Other people's tcx programs on an interface, by the pod's direction: IDs. None where the kernel knows no tcx.
+    /// The IDs of other programs' tcx attachments on an interface, by the pod's direction. Empty without kernel support.
     pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
         [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
             let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
@@ -257,34 +273,21 @@ impl Dataplane {
         })
     }
 
-    /// Removes the entries of interfaces and addresses that no attachment has, as a crash can leave them.
+    /// Removes stray entries: those of interfaces and addresses without an attachment, as a crash can leave them.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), DataplaneError> {
-        Ok(self.maps().retain(live)?)
+        Ok(self.writer().retain(live)?)
     }
 
-    /// Held for the length of a map operation, which waits for nothing.
-    fn maps(&self) -> MutexGuard<'_, Maps> {
-        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held for single map operations, which do not wait.
+    fn writer(&self) -> MutexGuard<'_, Maps> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn make_pin_directory(pins: &Path) -> Result<(), DataplaneError> {
-    let failed = |source| DataplaneError::Directory { path: pins.to_owned(), source };
-    // Looked at before anything is made: the nearest part of the path that is there.
-    let there = pins.ancestors().find(|part| part.exists()).unwrap_or(pins);
-    let is_bpffs = statfs(there).map_err(|errno| failed(errno.into()))?.filesystem_type() == BPF_FS_MAGIC;
-    if !is_bpffs {
-        return Err(DataplaneError::NotBpffs { path: pins.to_owned() });
-    }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
-    crash::point(Step::PinsMade);
-    Ok(())
-}
-
-/// A program is kept by its descriptor and by the filters that it is attached to; it needs no pin.
+/// Loads a program without pinning it: its descriptor and the filters keep it alive.
 fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DataplaneError> {
     let mut load = || {
         let program = ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;

@@ -134,9 +134,7 @@ impl fmt::Display for Subject {
         match self {
             Self::Attachment(key) => write!(f, "{key}"),
             Self::Interface(ifindex, key) => write!(f, "interface {ifindex} of {key}"),
-            Self::Entry(Entry::Vif(ifindex)) => write!(f, "VIFS {ifindex}"),
-            Self::Entry(Entry::Endpoint(address)) => write!(f, "ENDPOINTS {address}"),
-            Self::Entry(Entry::Counters(ifindex)) => write!(f, "VIF_COUNTERS {ifindex}"),
+            Self::Entry(entry) => write!(f, "{entry}"),
             Self::Setting(setting) => write!(f, "net.{}", setting.replace('/', ".")),
             Self::Pin(map) => write!(f, "pin of {map}"),
         }

@@ -65,6 +65,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario { name: "upgrade", prepare: another_abi, act: start, ..PLAIN },
+    Scenario { name: "capacity", prepare: other_capacities, act: start, ..PLAIN },
     Scenario { name: "lost-store", prepare: lost_store, act: start, ..PLAIN },
     Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..PLAIN },
     Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..PLAIN },
@@ -309,6 +310,16 @@ fn all_three_again(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
 fn another_abi(world: &mut World<'_>) -> anyhow::Result<()> {
     world.node.stop_agent()?;
     world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), (ABI, "7")]);
+    world.node.start_again()?;
+    world.node.stop_agent()?;
+    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
+    Ok(())
+}
+
+/// The last agent had other map capacities.
+fn other_capacities(world: &mut World<'_>) -> anyhow::Result<()> {
+    world.node.stop_agent()?;
+    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), ("FERRULE_MAX_VIFS", "100")]);
     world.node.start_again()?;
     world.node.stop_agent()?;
     world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);

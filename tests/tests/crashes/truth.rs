@@ -21,10 +21,14 @@ pub struct Bare {
     /// By index: interfaces of others.
     links: BTreeMap<u32, Link>,
     pins: BTreeSet<String>,
+    /// Directories of pins, one per version and replaced capacity.
+    versions: BTreeSet<String>,
     files: BTreeSet<String>,
 }
 
 const STATE: &str = "/run/ferrule";
+/// Parent of the directories of pins.
+const BPF: &str = "/sys/fs/bpf/ferrule";
 const NOTES: &str = "/run/ferrule/deferred";
 const SOON: Duration = Duration::from_secs(20);
 
@@ -38,7 +42,7 @@ impl Bare {
     pub fn look(node: &Node) -> anyhow::Result<Self> {
         let seen = Observed::look(node, true)?;
         ensure!(seen.registry.as_ref().is_some_and(BTreeMap::is_empty), "there are attachments already");
-        Ok(Self { links: seen.links, pins: names(PINS)?, files: names(STATE)? })
+        Ok(Self { links: seen.links, pins: names(PINS)?, versions: names(BPF)?, files: names(STATE)? })
     }
 
     /// Compares all there is with what the registry says, and that with the containers that should be attached.
@@ -112,6 +116,10 @@ impl Bare {
         let (pins, files) = (names(PINS)?, names(STATE)?);
         if pins != self.pins {
             found.push(format!("the pins are {pins:?}, and were {:?}", self.pins));
+        }
+        let versions = names(BPF)?;
+        if versions != self.versions {
+            found.push(format!("the directories of pins are {versions:?}, expected {:?}", self.versions));
         }
         // The shim makes these when it is needed, and the agent keeps a store that it found damaged.
         let may_be = |name: &str| name.starts_with("deferred") || name.contains(".corrupt-");

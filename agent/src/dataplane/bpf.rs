@@ -1,0 +1,73 @@
+//! Raw `bpf(2)` calls for what aya does not expose: the BTF of a map.
+
+use std::{
+    io, mem,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    ptr,
+};
+
+use aya_obj::generated::{bpf_attr, bpf_attr__bindgen_ty_9, bpf_btf_info, bpf_cmd, bpf_map_info};
+use nix::libc;
+
+/// The kernel's description of a map.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
+    // SAFETY: a C struct of integers, for which zeros are valid.
+    let mut info: bpf_map_info = unsafe { mem::zeroed() };
+    // SAFETY: `bpf_map_info` is what the kernel writes for a map, and contains no pointer.
+    unsafe { object_info(map, &mut info) }?;
+    Ok(info)
+}
+
+/// The BTF with this ID, in the format of a `.BTF` section. Requires `CAP_SYS_ADMIN`.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.__bindgen_anon_6.__bindgen_anon_1.btf_id = id;
+    // SAFETY: the command reads an ID and returns a descriptor, which nothing else owns.
+    let btf = unsafe {
+        let fd = call(bpf_cmd::BPF_BTF_GET_FD_BY_ID, &mut attr)?;
+        OwnedFd::from_raw_fd(fd)
+    };
+    // The first call returns the size; the second call fills the buffer.
+    let mut bytes = Vec::new();
+    for _ in 0..2 {
+        // SAFETY: a C struct of integers, for which zeros are valid.
+        let mut info: bpf_btf_info = unsafe { mem::zeroed() };
+        info.btf = bytes.as_mut_ptr() as u64;
+        info.btf_size = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        // SAFETY: `bpf_btf_info` is what the kernel writes for BTF; `btf` points to `btf_size` writable bytes.
+        unsafe { object_info(btf.as_fd(), &mut info) }?;
+        bytes.resize(info.btf_size as usize, 0);
+    }
+    Ok(bytes)
+}
+
+/// # Safety
+/// `T` is the kernel's information struct for this kind of object; pointers in it are valid for the lengths beside them.
+unsafe fn object_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.info = bpf_attr__bindgen_ty_9 {
+        bpf_fd: object.as_raw_fd().cast_unsigned(),
+        info_len: u32::try_from(size_of::<T>()).map_err(io::Error::other)?,
+        info: ptr::from_mut(info) as u64,
+    };
+    // SAFETY: `info` is writable for `info_len` bytes; the rest is the caller's promise.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
+}
+
+/// # Safety
+/// `attr` is what the command expects, with valid pointers.
+unsafe fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+    // SAFETY: `attr` is writable for the length that is passed; the rest is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_long, ptr::from_mut(attr), size_of::<bpf_attr>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
+}

@@ -1,0 +1,30 @@
+//! The configured capacities of the maps.
+
+use std::ops::RangeInclusive;
+
+use agent_common::{MAX_ENDPOINTS, MAX_FLOWS, MAX_VIFS};
+
+/// The most entries that each map can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacities {
+    /// Of `VIFS` and `VIF_COUNTERS`.
+    pub vifs: u32,
+    pub endpoints: u32,
+    pub stack_flows: u32,
+}
+
+// === impl Capacities ===
+
+impl Capacities {
+    pub const VIFS: RangeInclusive<u32> = 1..=1 << 20;
+    pub const ENDPOINTS: RangeInclusive<u32> = 1..=1 << 20;
+    /// The kernel allocates all entries of an LRU map at once, about 100 bytes each, and keeps up to 128 free ones per CPU:
+    /// a smaller map would evict entries while it is not full.
+    pub const STACK_FLOWS: RangeInclusive<u32> = 4096..=1 << 22;
+}
+
+impl Default for Capacities {
+    fn default() -> Self {
+        Self { vifs: MAX_VIFS as u32, endpoints: MAX_ENDPOINTS as u32, stack_flows: MAX_FLOWS as u32 }
+    }
+}

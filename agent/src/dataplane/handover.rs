@@ -1,0 +1,217 @@
+//! Takes over the contents of maps that the new programs cannot use: those of another ABI version, and those of another
+//! capacity.
+//!
+//! Each [`ABI_VERSION`](agent_common::ABI_VERSION) has a directory of pins, `v<ABI_VERSION>`, so that no agent works on maps
+//! of another layout. When a configured capacity differs from that of a pinned map, the directory is renamed to
+//! `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
+//!
+//! 1. create and pin new maps; copy `VIFS` and `ENDPOINTS`, if the directory is of this version;
+//! 2. write the rows of all attachments; copy counters and flows from each map with the same layout;
+//! 3. replace the filters, which until then use the old maps;
+//! 4. copy the flows once more, and remove the old pins.
+//!
+//! Every step can be repeated: after a crash, the next start begins with step 1 and finds the old directory.
+
+use std::{
+    fs, io, iter,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    capacity::Capacities,
+    layout::{LayoutError, Layouts},
+    maps::{self, MapFailure, MapSpec, Maps, PINNED},
+    pins::{self, PinDirectoryError},
+};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+};
+
+/// Directories of pins whose contents this agent takes over.
+pub(super) struct Predecessors {
+    pins: PathBuf,
+    directories: Vec<PathBuf>,
+    layouts: Layouts,
+}
+
+/// A map that cannot get its configured capacity.
+#[derive(Debug, thiserror::Error)]
+pub enum CapacityError {
+    #[error(
+        "cannot set the capacity of the map {map} to {capacity}: {used} entries are in use in {path:?}; set {setting} to at \
+         least {used}"
+    )]
+    TooSmall { map: &'static str, used: usize, capacity: u32, setting: &'static str, path: PathBuf },
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Map(#[from] MapFailure),
+    #[error("cannot rename the directory of pins {path:?}")]
+    Rename {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Directory(#[from] PinDirectoryError),
+}
+
+/// The contents of one map are not taken over. Attachments are not affected.
+#[derive(Debug, thiserror::Error)]
+enum CopyError {
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Map(#[from] MapFailure),
+}
+
+/// Separates version and number in the name of a directory that was set aside. bpffs allows no dots.
+const SET_ASIDE: &str = "-old-";
+
+// === impl Predecessors ===
+
+impl Predecessors {
+    /// Finds the directories beside `pins`. Sets `pins` itself aside if a map in it has another capacity than configured,
+    /// so that `pins` can get new maps.
+    ///
+    /// # Errors
+    /// If a pinned map has another layout, or more entries than its configured capacity; nothing is changed then.
+    pub(super) fn prepare(
+        pins: &Path,
+        layouts: Layouts,
+        capacities: &Capacities,
+    ) -> Result<Self, CapacityError> {
+        let mut has_capacities = true;
+        for map in &PINNED {
+            let capacity = (map.capacity)(capacities);
+            let pinned = layouts.check(map, pins)?;
+            has_capacities &= pinned.is_none_or(|pinned| pinned == capacity);
+        }
+        let before = Self { pins: pins.to_owned(), directories: beside(pins), layouts };
+        before.refuse_to_shrink(capacities)?;
+        if has_capacities {
+            return Ok(before);
+        }
+        set_aside(pins)?;
+        Ok(Self { directories: beside(pins), ..before })
+    }
+
+    /// Adds rows of `VIFS` and `ENDPOINTS` that are in maps of this version and another capacity. Only rows that are
+    /// missing are added: present rows may be newer, after an interrupted start.
+    pub(super) fn copy_rows(&self, to: &mut Maps) {
+        let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let prefix = format!("{own}{SET_ASIDE}");
+        let is_of_this_version = |directory: &Path| {
+            directory.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(&prefix))
+        };
+        self.copy(&maps::VIFS, is_of_this_version, |from| to.copy_vifs(from));
+        self.copy(&maps::ENDPOINTS, is_of_this_version, |from| to.copy_endpoints(from));
+    }
+
+    /// Copies counters for the interfaces in `to`. Call before the filters are replaced: the new programs count on, and what
+    /// the old programs count after the copy is lost.
+    pub(super) fn copy_counters(&self, to: &mut Maps) {
+        self.copy(&maps::VIF_COUNTERS, |_| true, |from| to.copy_counters(from));
+    }
+
+    /// Copies the flows that the stack translates. Call before the filters are replaced, and again after.
+    pub(super) fn copy_flows(&self) {
+        self.copy(&maps::STACK_FLOWS, |_| true, |from| maps::copy_flows(from, &self.pins));
+    }
+
+    /// Removes the pins. The kernel keeps the maps while a filter uses them.
+    pub(super) fn remove(&self) {
+        for directory in &self.directories {
+            match remove_pins(directory) {
+                Ok(()) => tracing::info!(?directory, "removed the pins of replaced maps"),
+                Err(error) => tracing::warn!(?directory, %error, "cannot remove the pins of replaced maps"),
+            }
+        }
+    }
+
+    fn copy(
+        &self,
+        map: &MapSpec,
+        is_source: impl Fn(&Path) -> bool,
+        mut copy: impl FnMut(&Path) -> Result<(), MapFailure>,
+    ) {
+        for directory in self.directories.iter().filter(|directory| is_source(directory)) {
+            let copied = match self.layouts.check(map, directory) {
+                Ok(None) => Ok(()),
+                Ok(Some(_)) => copy(directory).map_err(CopyError::from),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = copied {
+                let (map, error) = (map.name, chain(&error));
+                tracing::warn!(map, ?directory, error, "the contents of a replaced map are not taken over");
+            }
+        }
+    }
+
+    fn refuse_to_shrink(&self, capacities: &Capacities) -> Result<(), CapacityError> {
+        for (map, directory) in PINNED.iter().flat_map(|map| {
+            iter::once(&self.pins).chain(&self.directories).map(move |directory| (map, directory))
+        }) {
+            let capacity = (map.capacity)(capacities);
+            // A map of another version can have another layout: its contents are not taken over.
+            let Ok(Some(pinned)) = self.layouts.check(map, directory) else { continue };
+            if pinned <= capacity {
+                continue;
+            }
+            let used = (map.count)(map.open_pin(directory)?).map_err(map.failure("read"))?;
+            if used > capacity as usize {
+                let (path, setting) = (map.path(directory), map.setting);
+                return Err(CapacityError::TooSmall { map: map.name, used, capacity, setting, path });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_aside(pins: &Path) -> Result<(), CapacityError> {
+    let name = pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let free = (1_u32..).map(|number| pins.with_file_name(format!("{name}{SET_ASIDE}{number}")));
+    let Some(path) = free.into_iter().find(|path| !path.exists()) else { return Ok(()) };
+    fs::rename(pins, &path).map_err(|source| CapacityError::Rename { path: pins.to_owned(), source })?;
+    crash::point(Step::PinsSetAside);
+    tracing::info!(?path, "a map capacity was changed: replacing the maps");
+    Ok(pins::make_directory(pins)?)
+}
+
+fn beside(pins: &Path) -> Vec<PathBuf> {
+    let entries = pins.parent().and_then(|directory| fs::read_dir(directory).ok());
+    let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path != pins && is_ferrules(path)).collect()
+}
+
+/// Whether a directory has the name of a version's pins, and contains the map that each version has. An empty directory is
+/// what a crash leaves.
+fn is_ferrules(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
+    let is_named = name.is_some_and(|name| {
+        let (version, number) = name.split_once(SET_ASIDE).unwrap_or((name, "0"));
+        [version, number].iter().all(|it| it.parse::<u32>().is_ok())
+    });
+    let is_empty = || fs::read_dir(path).is_ok_and(|mut pins| pins.next().is_none());
+    is_named && (maps::VIFS.path(path).exists() || is_empty())
+}
+
+/// Removes `VIFS`, which identifies the directory, last, so that an interrupted removal is resumed.
+fn remove_pins(directory: &Path) -> io::Result<()> {
+    let vifs = maps::VIFS.path(directory);
+    for pin in fs::read_dir(directory)? {
+        let pin = pin?.path();
+        if pin != vifs {
+            fs::remove_file(pin)?;
+            crash::point(Step::PinRemoved);
+        }
+    }
+    if vifs.exists() {
+        fs::remove_file(vifs)?;
+        crash::point(Step::PinRemoved);
+    }
+    fs::remove_dir(directory)?;
+    crash::point(Step::PinRemoved);
+    Ok(())
+}
