@@ -63,6 +63,25 @@ impl VifEntry {
     pub const HAS_IPV4: u32 = 1;
     /// The pod has the address in `ipv6`.
     pub const HAS_IPV6: u32 = 2;
+
+    /// Whether an address is the pod's.
+    #[inline(always)]
+    pub fn owns_ipv4(&self, address: [u8; 4]) -> bool {
+        self.flags & Self::HAS_IPV4 != 0 && address == self.ipv4
+    }
+
+    /// Whether an address is the pod's, other than its link-local one.
+    #[inline(always)]
+    pub fn owns_ipv6(&self, address: [u8; 16]) -> bool {
+        self.flags & Self::HAS_IPV6 != 0 && address == self.ipv6
+    }
+
+    /// The link-local address that the pod's kernel derives from the MAC (RFC 4291, appendix A).
+    #[inline(always)]
+    pub fn link_local(&self) -> [u8; 16] {
+        let [a, b, c, d, e, f] = self.mac;
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+    }
 }
 
 // === impl EndpointKey ===

@@ -1,42 +1,34 @@
-//! `STACK_FLOWS`: the flows between pods of this node that the host's stack has in hand.
+//! `STACK_FLOWS`: the flows between pods of this node that the host's stack translates.
 //!
-//! A pod's packet to a Service or a port of the host goes to the stack, and kube-proxy's rules or others may
-//! translate it to a pod of this node. That pod's answers must be translated back: past the stack they would reach
-//! the client from an address that it has never called. So `to_pod` notes a flow when the stack delivers what
-//! another pod of this node has sent, and `from_pod` leaves the flow's packets to the stack.
+//! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The replies must pass
+//! the stack to be translated back: delivered past it, they would reach the client from an address that it never
+//! called. So `to_pod` records a flow when the stack delivers a packet from another pod of this node, and `from_pod`
+//! leaves packets of recorded flows to the stack.
 //!
-//! Both directions have one entry, so that the stack sees all of a flow or nothing: connection tracking has no name
-//! but "invalid" for an answer without a question, and kube-proxy drops what is invalid. It also makes an entry
-//! harmless that is out of date: a pod that uses the port once more, this time without translation, goes by way of
-//! the stack, too.
+//! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a reply without a
+//! request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a later, untranslated
+//! connection with the same ports takes the way through the stack.
 
-use core::mem::{offset_of, transmute};
+use core::mem::offset_of;
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS};
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
-use crate::packet::{
-    FRAGMENT, FragmentHeader, ICMP, ICMPV6, IPV6_PAYLOAD, Ipv4, Ipv4Address, Ipv6, Ipv6Address, L3, Packet,
-    SCTP, TCP, Transport, UDP,
+use crate::{
+    address::Address,
+    headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
+    meta::{Family, Meta},
+    packet::Packet,
 };
 
 #[btf_map]
 static STACK_FLOWS: LruHashMap<FlowKey, Flow, MAX_FLOWS> = LruHashMap::new();
 
-/// Source and destination, as `EndpointKey` has them, but in words: byte by byte they would take the better part of
-/// the verifier's budget.
-pub struct Ends {
-    source: End,
-    destination: End,
-}
-
-type End = [u64; 2];
-
-/// A `FlowKey` in words.
+/// A `FlowKey` whose addresses are words.
 #[repr(C)]
 struct Key {
-    low: End,
-    high: End,
+    low: Address,
+    high: Address,
     low_port: u16,
     high_port: u16,
     protocol: u8,
@@ -50,142 +42,97 @@ const _: () = assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port)
 const _: () = assert!(offset_of!(Key, high_port) == offset_of!(FlowKey, high_port));
 const _: () = assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
 
-/// Length of what is before the packet that an ICMP error quotes (RFC 792; RFC 4443, 3).
+/// Length of the ICMP or ICMPv6 error header before the quoted packet (RFC 792; RFC 4443, 3).
 const ICMP_ERROR: usize = 8;
 
-/// Whether a packet between pods of this node has to pass the stack: it is of a flow that the stack has in hand, or an
-/// ICMP error about one. `payload` is where its IP header ends. What is too short to tell is nobody's.
-///
-/// The verifier walks it once for each caller: `icmp`, the family's own ICMP, lets it skip the other family.
-#[inline(never)]
-pub fn belongs_to_stack(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize, icmp: u8) -> bool {
-    let Some(transport) = packet.copy::<Transport>(payload) else {
+/// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an echo
+/// identifier belongs to none.
+#[inline(always)]
+pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta) -> bool {
+    let Some(transport) = meta.transport() else {
         return false;
     };
-    if protocol == icmp && is_error(icmp, &transport) {
-        return is_about_the_stacks(packet, icmp, payload + ICMP_ERROR);
+    if is_icmp_error(meta, transport) {
+        return quote_belongs_to_stack(packet, meta.family, meta.payload + ICMP_ERROR);
     }
-    is_known(ends, protocol, &transport)
+    is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
 
-/// Notes the flow of a packet that the stack delivers, and that is from a pod of this node.
-#[inline(never)]
-pub fn note_ipv4(packet: &Packet<'_>, ip: &Ipv4) {
-    if !ip.is_later_fragment() {
-        let ends = Ends::ipv4(ip);
-        note(packet, &ends, ip.protocol, L3 + ip.header_len());
-    }
-}
-
-/// The same for IPv6. Behind extension headers other than a fragment's it does not look.
-#[inline(never)]
-pub fn note_ipv6(packet: &Packet<'_>, ip: &Ipv6) {
-    let ends = Ends::ipv6(ip);
-    if ip.next_header != FRAGMENT {
-        return note(packet, &ends, ip.next_header, IPV6_PAYLOAD);
-    }
-    let Some(fragment) = packet.copy::<FragmentHeader>(IPV6_PAYLOAD) else {
+/// Records the flow of a packet that the stack delivers, and that a pod of this node has sent. Flows behind IPv6
+/// extension headers other than a fragment header are not recorded.
+#[inline(always)]
+pub fn note(packet: &Packet<'_>, meta: &Meta) {
+    let Some(key) = meta
+        .transport()
+        .and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
+    else {
         return;
     };
-    if fragment.is_first() {
-        note(packet, &ends, fragment.next_header, IPV6_PAYLOAD + size_of::<FragmentHeader>());
-    }
-}
-
-#[inline(never)]
-fn note(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize) {
-    let Some(transport) = packet.copy::<Transport>(payload) else {
-        return;
-    };
-    let Some(key) = key(ends, protocol, &transport) else {
-        return;
-    };
-    // To look it up is to use it, for the map's order. To write it again would cost more, and another's entry in a
-    // full map.
+    // The lookup counts as a use for the LRU order. An update would cost more, and evict another entry of a full map.
     if STACK_FLOWS.get_ptr(key.as_flow()).is_none() {
-        // If it fails, the flow's next packet tries again.
+        // If the insertion fails, the flow's next packet tries again.
         let _ = STACK_FLOWS.insert(key.as_flow(), Flow { ifindex: packet.ifindex() }, 0);
     }
 }
 
-/// Whether an ICMP error quotes a packet of a flow that the stack has in hand.
+/// Whether the packet quoted in an ICMP error belongs to a recorded flow.
 #[inline(never)]
-fn is_about_the_stacks(packet: &Packet<'_>, icmp: u8, quote: usize) -> bool {
-    if icmp == ICMP {
-        let Some(ip) = packet.copy::<Ipv4>(quote) else {
-            return false;
-        };
-        let ends = Ends::ipv4(&ip);
-        !ip.is_later_fragment() && is_quoted(packet, &ends, ip.protocol, quote + ip.header_len())
-    } else {
-        let Some(ip) = packet.copy::<Ipv6>(quote) else {
-            return false;
-        };
-        let ends = Ends::ipv6(&ip);
-        is_quoted(packet, &ends, ip.next_header, quote + size_of::<Ipv6>())
-    }
+fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> bool {
+    let (source, destination, protocol, payload) = match family {
+        Family::Ipv4 => match packet.copy::<Ipv4>(quote) {
+            Some(ip) if !ip.is_later_fragment() => {
+                (Address::v4(ip.source), Address::v4(ip.destination), ip.protocol, ip.header_len())
+            }
+            _ => return false,
+        },
+        Family::Ipv6 => match packet.copy::<Ipv6>(quote) {
+            Some(ip) => {
+                (Address::v6(ip.source), Address::v6(ip.destination), ip.next_header, size_of::<Ipv6>())
+            }
+            None => return false,
+        },
+    };
+    let transport = packet.copy::<[u8; 8]>(quote + payload).map(Transport::new);
+    transport.is_some_and(|transport| is_recorded(source, destination, protocol, transport))
 }
 
 #[inline(always)]
-fn is_quoted(packet: &Packet<'_>, ends: &Ends, protocol: u8, payload: usize) -> bool {
-    packet.copy::<Transport>(payload).is_some_and(|transport| is_known(ends, protocol, &transport))
+fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
+    key(source, destination, protocol, transport)
+        .is_some_and(|key| STACK_FLOWS.get_ptr(key.as_flow()).is_some())
 }
 
-#[inline(never)]
-fn is_known(ends: &Ends, protocol: u8, transport: &Transport) -> bool {
-    key(ends, protocol, transport).is_some_and(|key| STACK_FLOWS.get_ptr(key.as_flow()).is_some())
-}
-
-/// The flow of a packet; `None` if its protocol has none that the stack would translate.
+/// The flow of a packet; `None` if the stack does not translate its protocol.
 #[inline(always)]
-fn key(ends: &Ends, protocol: u8, transport: &Transport) -> Option<Key> {
+fn key(source: Address, destination: Address, protocol: u8, transport: Transport) -> Option<Key> {
     let [from, to] = match protocol {
         TCP | UDP | SCTP => transport.ports(),
-        ICMP if matches!(transport.kind(), 0 | 8) => transport.identifier(),
-        ICMPV6 if matches!(transport.kind(), 128 | 129) => transport.identifier(),
+        ICMP if matches!(transport.icmp_type(), 0 | 8) => [transport.echo_id(); 2],
+        ICMPV6 if matches!(transport.icmp_type(), 128 | 129) => [transport.echo_id(); 2],
         _ => return None,
     };
-    Some(Key::between(protocol, (&ends.source, from), (&ends.destination, to)))
+    Some(Key::between(protocol, (source, from), (destination, to)))
 }
 
 /// Whether an ICMP message quotes a packet (RFC 792; RFC 4443, 2.1).
 #[inline(always)]
-fn is_error(icmp: u8, transport: &Transport) -> bool {
-    let kind = transport.kind();
-    if icmp == ICMP { matches!(kind, 3 | 4 | 5 | 11 | 12) } else { kind < 128 }
-}
-
-// === impl Ends ===
-
-impl Ends {
-    #[inline(always)]
-    pub fn ipv4(ip: &Ipv4) -> Self {
-        let mapped = |[a, b]: Ipv4Address| {
-            // SAFETY: integers of the same size; memory order stays network order.
-            [0, unsafe { transmute::<[u16; 4], u64>([0, 0xffff, a, b]) }]
-        };
-        Self { source: mapped(ip.source), destination: mapped(ip.destination) }
-    }
-
-    #[inline(always)]
-    pub fn ipv6(ip: &Ipv6) -> Self {
-        let words = |address: Ipv6Address| {
-            // SAFETY: as above.
-            unsafe { transmute::<Ipv6Address, End>(address) }
-        };
-        Self { source: words(ip.source), destination: words(ip.destination) }
+fn is_icmp_error(meta: &Meta, transport: Transport) -> bool {
+    let kind = transport.icmp_type();
+    match meta.family {
+        Family::Ipv4 => meta.protocol == ICMP && matches!(kind, 3 | 4 | 5 | 11 | 12),
+        Family::Ipv6 => meta.protocol == ICMPV6 && kind < 128,
     }
 }
 
 // === impl Key ===
 
 impl Key {
-    /// The flow between two ends, in whatever order they are told.
+    /// The flow between two ends, in either order.
     ///
-    /// The ends are put in order by arithmetic: after a branch the verifier would walk the rest for each order.
+    /// Arithmetic puts the ends in order: after a branch, the verifier would walk the rest once for each order.
     #[inline(always)]
-    fn between(protocol: u8, (one, port): (&End, u16), (other, other_port): (&End, u16)) -> Self {
-        let ([a, b], [c, d]) = (*one, *other);
+    fn between(protocol: u8, (one, port): (Address, u16), (other, other_port): (Address, u16)) -> Self {
+        let ([a, b], [c, d]) = (one.words(), other.words());
         let swapped = if a != c {
             u64::from_be(a) > u64::from_be(c)
         } else if b != d {
@@ -197,8 +144,8 @@ impl Key {
         let (upper, lower) = ((a ^ c) & mask, (b ^ d) & mask);
         let ports = (port ^ other_port) & mask as u16;
         Self {
-            low: [a ^ upper, b ^ lower],
-            high: [c ^ upper, d ^ lower],
+            low: Address::from_words([a ^ upper, b ^ lower]),
+            high: Address::from_words([c ^ upper, d ^ lower]),
             low_port: port ^ ports,
             high_port: other_port ^ ports,
             protocol,
@@ -208,7 +155,7 @@ impl Key {
 
     #[inline(always)]
     fn as_flow(&self) -> &FlowKey {
-        // SAFETY: the same bytes (asserted above), which are valid whatever they are.
+        // SAFETY: the same bytes (asserted above), valid whatever they are.
         unsafe { &*(&raw const *self).cast() }
     }
 }

@@ -8,10 +8,19 @@
 #![no_main]
 #![expect(unsafe_code, reason = "packets and maps are reached through raw pointers here")]
 
+mod address;
+mod arp;
+mod checksum;
 mod counters;
+mod delivery;
+mod endpoints;
 mod flows;
 mod from_pod;
+mod headers;
+mod meta;
+mod nd;
 mod packet;
+mod spoofing;
 mod to_pod;
 mod vifs;
 

@@ -90,6 +90,8 @@ fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> 
         // bpf-linker makes the BTF from it, including that of the map definitions.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
+        // Headers lie at any address: without this, LLVM reads their fields byte by byte.
+        "-Clink-arg=--cpu-features=+allows-misaligned-mem-access".to_owned(),
     ];
     flags.extend(remap::flags(ws, &ws.bpf_target())?);
     Ok(ws

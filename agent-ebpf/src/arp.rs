@@ -1,0 +1,39 @@
+//! ARP (RFC 826) from a pod: requests pass, and claims of the pod's own address. Requests for the gateway are answered.
+
+use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
+
+use crate::{
+    from_pod::Outcome,
+    headers::{Arp, Ethernet, L3, set_mac},
+    packet::Packet,
+};
+
+/// The target address is not checked, since no other pod receives the message.
+///
+/// # Errors
+/// `SpoofedArp`, if the message claims an address or MAC that is not the pod's; `Malformed`, if it is cut off.
+#[inline(always)]
+pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
+    let arp = packet.header::<Arp>(L3)?;
+    let own = vif.owns_ipv4(arp.sender_ip);
+    let operation = u16::from_be_bytes(arp.operation);
+    let allowed = match operation {
+        // RFC 5227: a probe for an address that is not in use yet comes from 0.0.0.0.
+        Arp::REQUEST => own || arp.sender_ip == [0; 4],
+        Arp::REPLY => own,
+        _ => false,
+    };
+    if !arp.is_ipv4_over_ethernet() || arp.sender_mac != vif.mac || !allowed {
+        return Err(DropReason::SpoofedArp);
+    }
+    if operation != Arp::REQUEST || !own || arp.target_ip != GATEWAY_IPV4 {
+        return Ok(Outcome::Stack);
+    }
+    let arp = packet.header_mut::<Arp>(L3)?;
+    set_mac(&mut arp.target_mac, &vif.mac);
+    set_mac(&mut arp.sender_mac, &GATEWAY_MAC);
+    (arp.target_ip, arp.sender_ip) = (arp.sender_ip, GATEWAY_IPV4);
+    arp.operation = Arp::REPLY.to_be_bytes();
+    packet.header_mut::<Ethernet>(0)?.readdress(&vif.mac);
+    Ok(Outcome::Answered)
+}

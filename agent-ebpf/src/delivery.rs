@@ -1,0 +1,31 @@
+//! Delivery to a pod of this node: the frame and its hop limit are rewritten as a router would.
+
+use agent_common::{DropReason, Endpoint};
+
+use crate::{
+    headers::{Ethernet, Ipv4, Ipv6, L3},
+    meta::{Family, Meta},
+    packet::Packet,
+};
+
+/// # Errors
+/// `Malformed`, if the checksum of the IPv4 header is wrong: a router drops such packets (RFC 1812, 5.2.2).
+#[inline(always)]
+pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
+    match meta.family {
+        Family::Ipv4 if !packet.header::<Ipv4>(L3)?.is_intact() => Err(DropReason::Malformed),
+        _ => Ok(()),
+    }
+}
+
+/// # Errors
+/// Never for a parsed packet: the verifier asks for the check.
+#[inline(always)]
+pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, endpoint: &Endpoint) -> Result<(), DropReason> {
+    match meta.family {
+        Family::Ipv4 => packet.header_mut::<Ipv4>(L3)?.decrement_ttl(),
+        Family::Ipv6 => packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1,
+    }
+    packet.header_mut::<Ethernet>(0)?.readdress(&endpoint.mac);
+    Ok(())
+}

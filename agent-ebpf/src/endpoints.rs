@@ -1,0 +1,31 @@
+//! `ENDPOINTS`: the addresses that this node delivers.
+
+use agent_common::{DropReason, Endpoint, EndpointKey, MAX_ENDPOINTS};
+use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
+
+use crate::{address::Address, vifs};
+
+#[btf_map]
+static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// Whether an address is that of a pod of this node.
+#[inline(always)]
+pub fn contains(address: Address) -> bool {
+    ENDPOINTS.get_ptr(address.key()).is_some()
+}
+
+/// Where this node delivers an address, if it does.
+///
+/// # Errors
+/// `NoVif`, if the interface to deliver to has no entry in `VIFS`, and so passes nothing.
+#[inline(always)]
+pub fn find(address: Address) -> Result<Option<&'static Endpoint>, DropReason> {
+    // SAFETY: as for `vifs::find`. If the agent replaces the entry meanwhile, this packet goes to the old or the new
+    // interface.
+    let Some(endpoint) = (unsafe { ENDPOINTS.get(address.key()) }) else {
+        return Ok(None);
+    };
+    vifs::find(endpoint.ifindex)?;
+    Ok(Some(endpoint))
+}

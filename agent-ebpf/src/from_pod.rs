@@ -1,0 +1,87 @@
+//! What a pod sends: dropped unless it is the pod's own, then delivered to a pod of this node or left to the host's stack.
+
+use agent_common::{DropReason, GATEWAY_MAC};
+
+use crate::{
+    arp, delivery, endpoints, flows,
+    headers::{ETHERTYPE_ARP, Ethernet, Mac},
+    meta::{Meta, Scope},
+    nd,
+    packet::Packet,
+    spoofing, vifs,
+};
+
+/// Where a packet that passes goes.
+pub enum Outcome {
+    /// To the host's stack: the node itself, and everything beyond it.
+    Stack,
+    /// To a pod of this node, by its host interface. The packet has been rewritten for it.
+    Local { ifindex: u32 },
+    /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the gateway's addresses,
+    /// so the kernel does not answer.
+    Answered,
+}
+
+/// # Errors
+/// Why to drop the packet.
+#[inline(always)]
+pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
+    let vif = vifs::find(packet.ifindex())?;
+    let Ethernet { destination, source, ethertype } = *packet.header::<Ethernet>(0)?;
+    if source != vif.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    let ethertype = u16::from_be_bytes(ethertype);
+    if packet.has_vlan_tag(ethertype) {
+        return Err(DropReason::Vlan);
+    }
+    if ethertype == ETHERTYPE_ARP {
+        return arp::judge(packet, vif);
+    }
+    let meta = Meta::parse::<false>(packet, ethertype)?;
+    if let Some(icmpv6_type) = meta.icmpv6_type(packet)?
+        && nd::is_nd(icmpv6_type)
+    {
+        return nd::judge(packet, &meta, vif, icmpv6_type);
+    }
+    spoofing::check(&meta, vif)?;
+    to_unicast(&meta)?;
+    to_gateway(&destination)?;
+
+    // The stack handles options, answers a packet at its last hop, and reassembles fragments where it translates: they
+    // have no ports to look a flow up by.
+    if meta.has_options() || meta.hops <= 1 || meta.is_fragment() {
+        return Ok(Outcome::Stack);
+    }
+    let Some(endpoint) = endpoints::find(meta.destination)? else {
+        return Ok(Outcome::Stack);
+    };
+    delivery::check(packet, &meta)?;
+    if flows::belongs_to_stack(packet, &meta) {
+        return Ok(Outcome::Stack);
+    }
+    delivery::rewrite(packet, &meta, endpoint)?;
+    Ok(Outcome::Local { ifindex: endpoint.ifindex })
+}
+
+#[inline(always)]
+fn to_unicast(meta: &Meta) -> Result<(), DropReason> {
+    match meta.destination_scope() {
+        Scope::Unicast => Ok(()),
+        Scope::Multicast => Err(DropReason::Multicast),
+        Scope::Host => Err(DropReason::Martian),
+    }
+}
+
+/// A router accepts a packet only in a frame that is addressed to it.
+#[inline(always)]
+fn to_gateway(destination: &Mac) -> Result<(), DropReason> {
+    let [first, ..] = *destination;
+    if *destination == GATEWAY_MAC {
+        Ok(())
+    } else if first & 1 != 0 {
+        Err(DropReason::Multicast)
+    } else {
+        Err(DropReason::NotToGateway)
+    }
+}
