@@ -1,8 +1,8 @@
-//! What the demo prints: chapters of facts, each of which was checked, and a summary.
+//! The demo's output: chapters of verified facts, and a summary.
 
 use std::time::{Duration, Instant};
 
-/// The demo's output.
+/// Prints facts and collects them for the summary.
 pub(crate) struct Show {
     start: Instant,
     facts: Vec<Fact>,
@@ -23,15 +23,15 @@ impl Default for Show {
 }
 
 impl Show {
-    /// Begins a chapter.
+    /// Starts a chapter.
     pub(crate) fn chapter(&self, title: &str) {
         println!("\n── {title} {}", "─".repeat(96_usize.saturating_sub(title.chars().count())));
     }
 
-    /// Checks a fact and prints it.
+    /// Verifies a fact and prints the outcome.
     ///
     /// # Errors
-    /// If it is not so.
+    /// If the fact does not hold.
     pub(crate) fn fact<T>(
         &mut self,
         what: &str,
@@ -42,10 +42,10 @@ impl Show {
         let fact = Fact { what: what.to_owned(), is_so: result.is_ok(), took: start.elapsed() };
         println!("{}", fact.line());
         self.facts.push(fact);
-        result.map_err(|error| error.context(format!("this is not so: {what}")))
+        result.map_err(|error| error.context(format!("failed: {what}")))
     }
 
-    /// Prints what a command answered, below the command.
+    /// Prints a command and its output.
     pub(crate) fn output(&self, command: &str, output: &str) {
         println!("   # {command}");
         for line in output.trim_end().lines() {
@@ -53,7 +53,7 @@ impl Show {
         }
     }
 
-    /// Prints all facts once more, on one screen.
+    /// Prints all facts and the verdict. `is_complete`: no fact failed.
     pub(crate) fn summary(&self, all_told: bool) {
         self.chapter("Summary");
         for fact in &self.facts {
@@ -61,7 +61,7 @@ impl Show {
         }
         let so = self.facts.iter().filter(|fact| fact.is_so).count();
         let verdict =
-            if all_told { "All of it works, and nothing is left." } else { "It does not work; see above." };
+            if all_told { "Everything works, and nothing is left behind." } else { "A fact does not hold; see above." };
         println!(
             "\n{verdict} {so} of {} facts hold, in {:.1} s.",
             self.facts.len(),

@@ -1,4 +1,4 @@
-//! How long it takes to list all pods.
+//! Measures the time to list all pods.
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,19 +19,19 @@ use super::{
 };
 use crate::stats::Series;
 
-/// How the server gives the list.
+/// How the server sends a list.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Way {
     Streamed,
     Pages,
 }
 
-/// When the clock of the server's log of requests began, by the clock of the agent's log.
+/// Start of the API server's request log, in time since the epoch.
 struct Clock(Duration);
 
 const WATCHED: Which = Which { resource: Some(Resource::Pods), count: None };
 
-/// Lets positions expire, and agents start that have kept nothing.
+/// Measures relists after an expired position, and initial lists of agents without a checkpoint.
 pub(super) fn measure(
     bed: &mut Bed<'_>,
     way: Way,
@@ -56,7 +56,7 @@ pub(super) fn measure(
         start.push(listed.saturating_sub(begun.duration_since(UNIX_EPOCH)?));
     }
     for _ in 0..times {
-        // What was listed is written down by then.
+        // By then, the checkpoint of the previous list is durable.
         thread::sleep(Duration::from_secs(3));
         let before = lists(bed).len();
         let (api, agent) = (&bed.cluster.api, bed.agent()?);
@@ -68,23 +68,23 @@ pub(super) fn measure(
         cpu.push(agent.used()?.saturating_sub(used));
         again.push(listed.saturating_sub(asked(bed, &clock)?));
     }
-    let how = if way == Way::Streamed { "streamed" } else { "in pages of 500" };
+    let how = if way == Way::Streamed { "as a stream" } else { "in pages of 500" };
     let pods = bed.pods;
-    table.add(format!("list of {pods} pods again, {how}, p50 of {times}"), again.p50(), "ms", goal);
-    table.add("  the slowest", again.percentile(100), "ms", None);
-    table.add("  the agent's CPU time, p50", cpu.p50(), "ms", None);
-    table.add("  the first list of an agent, p50", first.p50(), "ms", None);
-    table.add("  from its start, p50", start.p50(), "ms", None);
+    table.add(format!("relist of {pods} pods {how}, p50 of {times}"), again.p50(), "ms", goal);
+    table.add("  maximum", again.percentile(100), "ms", None);
+    table.add("  agent CPU time, p50", cpu.p50(), "ms", None);
+    table.add("  initial list without a checkpoint, p50", first.p50(), "ms", None);
+    table.add("  agent start to end of initial list, p50", start.p50(), "ms", None);
     Ok(())
 }
 
-/// Waits for one more list than there were, and gives its end, since the epoch.
+/// Waits for one more list than `before`, and returns the time of its end since the epoch.
 fn until_listed(bed: &Bed<'_>, before: usize) -> anyhow::Result<Duration> {
-    wait_until("the agent has listed", PATIENCE, || Ok(lists(bed).len() > before))?;
-    lists(bed).last().copied().context("no list")
+    wait_until("the agent has relisted", PATIENCE, || Ok(lists(bed).len() > before))?;
+    lists(bed).last().copied().context("no list in the agent's log")
 }
 
-/// The ends of all lists of pods in the log of this node's agents, since the epoch.
+/// The end of each pod list in the agent's log, since the epoch.
 fn lists(bed: &Bed<'_>) -> Vec<Duration> {
     let log = bed.node.log();
     let lines = log.lines().filter(|line| line.contains(": listed source=\"pods\""));
@@ -95,21 +95,21 @@ fn lists(bed: &Bed<'_>) -> Vec<Duration> {
         .collect()
 }
 
-/// When the request came that the last list began with, since the epoch.
+/// Arrival of the last list's first request, since the epoch.
 fn asked(bed: &Bed<'_>, Clock(start): &Clock) -> anyhow::Result<Duration> {
     let is_first = |it: &&Request| {
         let begins = it.query.contains("sendInitialEvents=true") || it.query.contains("limit=500");
         it.path == "/api/v1/pods" && it.status == 200 && begins && !it.query.contains("continue=")
     };
     let requests = bed.cluster.api.requests();
-    let first = requests.iter().find(is_first).context("nobody has listed")?;
+    let first = requests.iter().find(is_first).context("no list request")?;
     Ok(*start + first.at)
 }
 
 // === impl Clock ===
 
 impl Clock {
-    /// By the fastest of some requests.
+    /// Takes the fastest of 20 requests, for the smallest error.
     fn read(api: &ApiServer) -> anyhow::Result<Self> {
         let mut best: Option<(Duration, Self)> = None;
         for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! A node in a cluster: what the API server tells, and what becomes of the node while it tells nothing.
+//! A node in a cluster: pods, late VIF decisions, and an API server outage.
 
 use std::{
     thread,
@@ -16,10 +16,9 @@ use ferrule_tests::{
 
 use crate::{api::Api, show::Show};
 
-/// Where the agent finds the API server; and that it looks for one that is away each second, as nobody wants to watch it
-/// wait for 30.
+/// Connects the agent to the API server. The maximum backoff is 1 s instead of 30 s, to keep the demo short.
 const FLAGS: [&str; 6] = ["--kubeconfig", KUBECONFIG, "--node-name", NODE, "--watch-max-backoff", "1"];
-/// Waits for a controller's decision, whatever the pod.
+/// Every pod waits for a controller's annotation.
 const DECIDED: [&str; 2] = ["--vif-source", "annotation"];
 const TWO: &str = r#"{"interfaces": [
      {"addresses": ["10.244.0.200", "fd00:10:244::200"], "mtu": 1400, "routes": [{"dst": "198.18.0.0/15"}]},
@@ -35,20 +34,20 @@ pub(crate) fn tell(node: &mut Node, show: &mut Show) -> anyhow::Result<()> {
     let api = begin(node, &runtime, show)?;
     let empty = node.kernel_state()?;
 
-    show.chapter("Three pods of the API server, plugged as a container runtime does it");
+    show.chapter("Attach three pods of the API server, as a container runtime does");
     let (mut web, mut vip, mut db) = (node.pod("web-0")?, node.pod("vip-0")?, node.pod("db-0")?);
     for pod in [&mut web, &mut db] {
         api.create(pod, None)?;
-        super::add(&runtime, show, pod, ": addresses of the node's pod CIDRs", pod.name == "web-0")?;
+        super::add(&runtime, show, pod, " succeeds: addresses from the node's pod CIDRs", pod.name == "web-0")?;
     }
     api.create(&mut vip, Some(TWO))?;
-    show.output("vip-0 is annotated: vif.ferrule.dev/v1", TWO);
-    super::add(&runtime, show, &mut vip, ": two interfaces, as its annotation has them", false)?;
-    show.fact("it has these addresses, the MTU and the route", || {
+    show.output("a controller sets the annotation vif.ferrule.dev/v1 on vip-0", TWO);
+    super::add(&runtime, show, &mut vip, " succeeds: two interfaces, as the annotation requests", false)?;
+    show.fact("vip-0 has the annotation's addresses, MTU and route", || {
         let all = vip.run("ip -o addr")? + &vip.run("ip link show eth0")? + &vip.run("ip route")?;
         for one in ["10.244.0.200/32", "fd00:10:244::200/128", "10.244.0.201/32", "mtu 1400", "198.18.0.0/15"]
         {
-            ensure!(all.contains(one), "no {one} in {all}");
+            ensure!(all.contains(one), "{one} is missing in {all}");
         }
         Ok(())
     })?;
@@ -66,7 +65,7 @@ pub(crate) fn tell(node: &mut Node, show: &mut Show) -> anyhow::Result<()> {
     let new = come_back(node, &runtime, &gone, show)?;
     gone.remove()?;
 
-    show.chapter("What an operator sees");
+    show.chapter("Operator tools");
     show.output("ferrulectl status", &node.ctl(&["status"])?);
     let (_, metrics) = node.http("/metrics")?;
     let of_watch: Vec<&str> = metrics.lines().filter(|line| line.starts_with("ferrule_watch_")).collect();
@@ -77,22 +76,22 @@ pub(crate) fn tell(node: &mut Node, show: &mut Show) -> anyhow::Result<()> {
 }
 
 fn begin(node: &mut Node, runtime: &Runtime, show: &mut Show) -> anyhow::Result<Api> {
-    let api = show.fact("an API server listens, in a process of its own", Api::start)?;
+    let api = show.fact("the API server serves, in a separate process", Api::start)?;
     api.create_node()?;
     println!("   # ferrule-agent {}", FLAGS.join(" "));
-    show.fact("the agent loads its programs and serves", || node.start_agent_with(&FLAGS))?;
-    let error = show.fact("it is not ready, and STATUS says so: nobody gave the node pod CIDRs", || {
+    show.fact("the agent loads its eBPF programs and serves", || node.start_agent_with(&FLAGS))?;
+    let error = show.fact("STATUS fails while the Node has no spec.podCIDRs: the agent is not ready", || {
         let mut error = None;
-        wait_until("the agent waits for them", SOON, || {
+        wait_until("STATUS reports missing pod CIDRs", SOON, || {
             let said = runtime.status()?.into_error()?;
             let is_it = said.to_string().contains("spec.podCIDRs yet");
             error = Some(said);
             Ok(is_it)
         })?;
-        error.ok_or_else(|| anyhow!("STATUS was not asked"))
+        error.ok_or_else(|| anyhow!("STATUS returned no error"))
     })?;
     println!("   {error}");
-    show.fact("a controller gives the node spec.podCIDRs, and the agent is ready", || {
+    show.fact("the agent becomes ready after a controller sets spec.podCIDRs", || {
         api.give_ranges(&[POD_V4, POD_V6])?;
         wait_until("the agent is ready", SOON, || Ok(runtime.status()?.into_result().is_ok()))
     })?;
@@ -107,19 +106,19 @@ fn decide_late(
     late: &mut Pod,
     show: &mut Show,
 ) -> anyhow::Result<()> {
-    show.chapter("A decision that comes late");
+    show.chapter("A VIF decision that arrives late");
     let flags = [&FLAGS[..], &DECIDED].concat();
     println!("   # ferrule-agent … {}", DECIDED.join(" "));
-    show.fact("the agent starts again, to wait for a controller's decisions; it knows its pods", || {
+    show.fact("the agent restarts with --vif-source annotation and recovers its attachments", || {
         let before = node.attachments()?.len();
         node.stop_agent()?;
         node.start_agent_with(&flags)?;
         ensure!(node.attachments()?.len() == before);
         Ok(())
     })?;
-    show.fact("its watch goes on where it was: nothing is listed again", || {
-        wait_until("it watches", SOON, || Ok(node.metric(RESUMES)? > 0.0))?;
-        ensure!(node.metric(&lists("pods"))? == 0.0, "it has listed");
+    show.fact("the watch resumes at its position, without a relist", || {
+        wait_until("the watch has resumed", SOON, || Ok(node.metric(RESUMES)? > 0.0))?;
+        ensure!(node.metric(&lists("pods"))? == 0.0, "the agent listed again");
         Ok(())
     })?;
     let waited = thread::scope(|scope| -> anyhow::Result<Duration> {
@@ -129,20 +128,20 @@ fn decide_late(
         };
         let mut said = Vec::new();
         show.fact(
-            "the runtime asks for late-0: ADD waits for a decision, and the pod's events tell",
+            "ADD late-0 waits for a VIF decision and reports this as a pod event",
             || {
-                wait_until("the pod's events tell", SOON, || {
+                wait_until("the pod has an event", SOON, || {
                     said = api.events()?;
                     Ok(said.iter().any(|(reason, _)| reason == "CNIWaitingForVIF"))
                 })?;
-                ensure!(!adding.is_finished(), "it has been answered");
+                ensure!(!adding.is_finished(), "ADD returned without a decision");
                 Ok(())
             },
         )?;
         for (reason, note) in said {
             println!("   {reason}: {note}");
         }
-        show.fact("late-0 is annotated, and its ADD answers", || {
+        show.fact("ADD late-0 returns once late-0 is annotated", || {
             api.annotate(late, ONE)?;
             let annotated = Instant::now();
             let (result, answered) = adding.join().map_err(|_| anyhow!("the runtime panicked"))??;
@@ -151,7 +150,7 @@ fn decide_late(
         })
     })?;
     println!(
-        "   {:.1} ms from the API server's answer to the annotation until the plugin had ended: nothing is polled",
+        "   {:.1} ms from the API server's response to the annotation until the plugin's exit (no polling)",
         waited.as_secs_f64() * 1e3
     );
     Ok(())
@@ -165,29 +164,29 @@ fn lose(
     job: &mut Pod,
     show: &mut Show,
 ) -> anyhow::Result<()> {
-    show.chapter("The API server is killed, and then the agent");
-    show.fact("the API server is killed (SIGKILL)", || api.kill(gone))?;
+    show.chapter("API server outage, with an agent crash");
+    show.fact("the API server is killed by SIGKILL", || api.kill(gone))?;
     super::crash(node, from, to, show)?;
-    show.fact("it starts again without an API server, knows its pods, and is ready", || {
+    show.fact("the agent restarts without the API server, recovers its attachments and is ready", || {
         node.start_agent_with(&FLAGS)?;
         ensure!(node.attachments()?.len() == 5, "{:#?}", node.attachments()?);
         wait_until("the agent is ready", SOON, || Ok(runtime.status()?.into_result().is_ok()))
     })?;
-    super::add(runtime, show, job, ", of which only the agent's own copy tells", false)?;
-    show.fact("job-0 pings db-0", || {
+    super::add(runtime, show, job, " succeeds, using the agent's checkpoint of the API state", false)?;
+    show.fact("job-0 reaches db-0 by ping", || {
         let address = to.addresses.first().context("db-0 has no address")?;
         job.ping(&address.to_string()).map(drop)
     })?;
-    show.fact("DEL late-0", || runtime.del(late))?;
+    show.fact("DEL late-0 succeeds during the outage", || runtime.del(late))?;
     show.output("ferrulectl status", &node.ctl(&["status"])?);
     Ok(())
 }
 
 fn come_back(node: &mut Node, runtime: &Runtime, gone: &Pod, show: &mut Show) -> anyhow::Result<Pod> {
-    show.chapter("The API server comes back, without its history, and gone-0 was deleted meanwhile");
-    let api = show.fact("the API server listens, in another process", Api::start)?;
-    show.fact("the agent's position has expired: it lists, and notices that gone-0 is no more", || {
-        wait_until("it has listed", Duration::from_secs(20), || {
+    show.chapter("The API server returns with a compacted history; gone-0 was deleted meanwhile");
+    let api = show.fact("a new API server process serves", Api::start)?;
+    show.fact("the agent's position is expired (410): it relists and finds gone-0 deleted", || {
+        wait_until("the agent has relisted", Duration::from_secs(20), || {
             Ok(node.metric(&lists("pods"))? > 0.0
                 && node.metric(&lists("node"))? > 0.0
                 && node.metric(KNOWN)? == 5.0)
@@ -196,12 +195,12 @@ fn come_back(node: &mut Node, runtime: &Runtime, gone: &Pod, show: &mut Show) ->
     let log = node.log();
     let lines = log.lines().filter(|line| line.contains("source=\"pods\""));
     let lines: Vec<&str> = lines.skip_while(|line| !line.contains("expired")).collect();
-    show.output("the agent's log of it", &lines.join("\n"));
-    let refused = show.fact("ADD gone-0 is refused", || runtime.call("ADD", gone)?.into_error())?;
+    show.output("the agent's log of the relist", &lines.join("\n"));
+    let refused = show.fact("ADD gone-0 fails: the pod is deleted", || runtime.call("ADD", gone)?.into_error())?;
     println!("   {refused}");
     let mut new = node.pod("web-1")?;
     api.create(&mut new, None)?;
-    super::add(runtime, show, &mut new, ": the watch goes on", false)?;
+    super::add(runtime, show, &mut new, " succeeds: the watch has resumed", false)?;
     Ok(new)
 }
 
