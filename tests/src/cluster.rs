@@ -95,7 +95,10 @@ impl Cluster {
         for (name, value) in annotations {
             object = objects::with_annotation(object, name, value);
         }
-        let metadata = object.get_mut("metadata").and_then(Value::as_object_mut).context("the object has no metadata")?;
+        let metadata = object
+            .get_mut("metadata")
+            .and_then(Value::as_object_mut)
+            .context("the object has no metadata")?;
         metadata.insert("uid".to_owned(), json!(pod.uid));
         self.api.create(Resource::Pods, object)?;
         Ok(())

@@ -16,17 +16,17 @@ use nix::{
 };
 
 use crate::{
-    cage::{BIN_DIR, Cage, Caged},
     cri::Cri,
     image,
     node::Node,
+    pid_namespace::{BIN_DIR, NamespacedChild, PidNamespace},
     sys,
 };
 
 /// A containerd daemon that tests can stop, kill and start again.
 pub struct Containerd {
-    cage: Arc<Cage>,
-    daemon: Option<Caged>,
+    pid_namespace: Arc<PidNamespace>,
+    daemon: Option<NamespacedChild>,
     cri: Cri,
 }
 
@@ -36,7 +36,7 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 const CONFIG_FILE: &str = "/run/containerd.toml";
 const IMAGE_FILE: &str = "/run/image.tar";
 const LOG: &str = "/run/containerd.log";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Besides the image, the settings that differ from the defaults are for machines where root lacks
 /// privileges, such as containers: no `CAP_SYS_RESOURCE`, no AppArmor file system.
@@ -75,19 +75,22 @@ impl Containerd {
     /// # Errors
     /// If containerd does not serve.
     pub fn start(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
-        let cage = node.cage()?;
-        ensure!(Path::new(LOOPBACK).exists(), "{LOOPBACK} is missing; run the tests through `cargo xtask test`");
+        let pid_namespace = node.pid_namespace()?;
+        ensure!(
+            Path::new(LOOPBACK).exists(),
+            "{LOOPBACK} is missing; run the tests through `cargo xtask test`"
+        );
         symlink(LOOPBACK, format!("{BIN_DIR}/loopback"))?;
         fs::write(CONFIG_FILE, CONFIG.replace("{image}", image::NAME))?;
         image::write(pod, Path::new(IMAGE_FILE))?;
-        let cri = Cri::new(SOCKET.into(), cage.cgroup());
-        let mut containerd = Self { cage, daemon: None, cri };
+        let cri = Cri::new(SOCKET.into(), pid_namespace.cgroup());
+        let mut containerd = Self { pid_namespace, daemon: None, cri };
         containerd.start_again()?;
         // The CRI reads `k8s.io`, `ctr` reads `default`.
         for namespace in ["k8s.io", "default"] {
             containerd.ctr(&["--namespace", namespace, "images", "import", IMAGE_FILE])?;
         }
-        sys::wait_until("the CRI has the image", PATIENCE, || containerd.cri.has_image())?;
+        sys::wait_until("the CRI has the image", TIMEOUT, || containerd.cri.has_image())?;
         Ok(containerd)
     }
 
@@ -98,14 +101,16 @@ impl Containerd {
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "containerd is already running");
         let log = File::options().create(true).append(true).open(LOG)?;
-        let mut command = self.cage.command("containerd")?;
+        let mut command = self.pid_namespace.command("containerd")?;
         command.args(["--config", CONFIG_FILE]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let daemon =
-            self.cage.start(&mut command).context("cannot start containerd; `cargo xtask test` installs it")?;
+        let daemon = self
+            .pid_namespace
+            .start(&mut command)
+            .context("cannot start containerd; `cargo xtask test` installs it")?;
         let daemon = self.daemon.insert(daemon);
         let cri = &self.cri;
         let mut ended = None;
-        sys::wait_until("containerd serves", PATIENCE, || {
+        sys::wait_until("containerd serves", TIMEOUT, || {
             ended = daemon.try_wait()?;
             Ok(ended.is_some() || cri.network_ready().is_ok())
         })
@@ -121,7 +126,7 @@ impl Containerd {
     pub fn stop(&mut self) -> anyhow::Result<()> {
         let mut daemon = self.daemon.take().context("containerd is not running")?;
         kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM)?;
-        sys::wait_until("containerd stops", PATIENCE, || Ok(daemon.try_wait()?.is_some()))
+        sys::wait_until("containerd stops", TIMEOUT, || Ok(daemon.try_wait()?.is_some()))
     }
 
     /// Kills containerd by SIGKILL. The pods keep running.
@@ -129,7 +134,7 @@ impl Containerd {
     /// # Errors
     /// If containerd is not running.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.daemon.take().map(Caged::kill).context("containerd is not running")
+        self.daemon.take().map(NamespacedChild::kill).context("containerd is not running")
     }
 
     /// The CRI client, as a kubelet would use it.
@@ -142,16 +147,16 @@ impl Containerd {
     /// # Errors
     /// If `ctr` fails; the error carries its output.
     pub fn ctr(&self, args: &[&str]) -> anyhow::Result<String> {
-        self.cage.output(self.cage.command("ctr")?.args(["--address", SOCKET]).args(args))
+        self.pid_namespace.output(self.pid_namespace.command("ctr")?.args(["--address", SOCKET]).args(args))
     }
 
     /// Runs a container on the CNI network in the foreground; `ctr` removes the container when it exits.
     ///
     /// # Errors
     /// If `ctr` cannot be started.
-    pub fn ctr_run(&self, name: &str) -> anyhow::Result<Caged> {
+    pub fn ctr_run(&self, name: &str) -> anyhow::Result<NamespacedChild> {
         let mut command = self.ctr_run_command(name, "--rm")?;
-        self.cage.start(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        self.pid_namespace.start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
     /// Starts a detached container on the CNI network.
@@ -159,18 +164,18 @@ impl Containerd {
     /// # Errors
     /// If `ctr` fails; the error carries its output.
     pub fn ctr_run_detached(&self, name: &str) -> anyhow::Result<()> {
-        self.cage.output(&mut self.ctr_run_command(name, "--detach")?).map(drop)
+        self.pid_namespace.output(&mut self.ctr_run_command(name, "--detach")?).map(drop)
     }
 
     /// The parent cgroup of the containers.
     pub fn cgroup(&self) -> String {
-        self.cage.cgroup()
+        self.pid_namespace.cgroup()
     }
 
     fn ctr_run_command(&self, name: &str, how: &str) -> anyhow::Result<Command> {
-        let mut command = self.cage.command("ctr")?;
+        let mut command = self.pid_namespace.command("ctr")?;
         command.args(["--address", SOCKET, "run", how, "--null-io", "--cni"]);
-        command.arg(format!("--cgroup={}/{name}", self.cage.cgroup())).args([image::NAME, name]);
+        command.arg(format!("--cgroup={}/{name}", self.pid_namespace.cgroup())).args([image::NAME, name]);
         Ok(command)
     }
 }

@@ -47,7 +47,7 @@ pub struct SandboxStatus {
 }
 
 /// The kubelet's timeout.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout of a command in a container, in seconds.
 const EXEC: i64 = 30;
 
@@ -220,7 +220,7 @@ impl Cri {
                 async { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
             });
             let channel = Endpoint::from_static("http://runtime").connect_with_connector(connector).await?;
-            let answer = tokio::time::timeout(PATIENCE, call(channel)).await.context("the call timed out")?;
+            let answer = tokio::time::timeout(TIMEOUT, call(channel)).await.context("the call timed out")?;
             // A tonic status prints all of its metadata; people read only the message.
             answer.map(tonic::Response::into_inner).map_err(|status| anyhow::anyhow!("{}", status.message()))
         })

@@ -9,7 +9,8 @@ use anyhow::{Context as _, ensure};
 /// # Errors
 /// If the binary has not been built.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
-    let dist = env::var_os("FERRULE_DIST").context("FERRULE_DIST is not set: run this through `cargo xtask`")?;
+    let dist =
+        env::var_os("FERRULE_DIST").context("FERRULE_DIST is not set: run this through `cargo xtask`")?;
     let path = PathBuf::from(dist).join(name);
     ensure!(path.exists(), "{} is missing: run this through `cargo xtask`", path.display());
     Ok(path)

@@ -5,7 +5,6 @@
 //! a test is killed. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their daemons too.
 
 pub mod apiserver;
-pub mod cage;
 pub mod chain;
 pub mod cluster;
 pub mod containerd;
@@ -16,6 +15,7 @@ pub mod image;
 pub mod node;
 pub mod observe;
 pub mod packet;
+pub mod pid_namespace;
 pub mod pod;
 pub mod podman;
 pub mod probe;

@@ -21,7 +21,7 @@ use nix::{
 };
 use serde_json::Value;
 
-use crate::{cage::Cage, dist, pod::Pod, runtime::Runtime, sys};
+use crate::{dist, pid_namespace::PidNamespace, pod::Pod, runtime::Runtime, sys};
 
 /// A Kubernetes node made of namespaces.
 pub struct Node {
@@ -32,7 +32,7 @@ pub struct Node {
     args: Vec<String>,
     pods: AtomicU32,
     /// Set if real container runtimes run on the node; the agent shares their PID namespace.
-    cage: Option<Arc<Cage>>,
+    pid_namespace: Option<Arc<PidNamespace>>,
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
@@ -83,7 +83,7 @@ pub fn with_agent<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Se
 ///
 /// # Errors
 /// The closure's error, or a failure to set up the node.
-pub fn with_agent_that_leaves_damage<T: Send>(
+pub fn with_agent_without_healing<T: Send>(
     run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     on_node(|node| {
@@ -116,7 +116,7 @@ impl Node {
             environment: Vec::new(),
             args: Vec::new(),
             pods: AtomicU32::new(0),
-            cage: None,
+            pid_namespace: None,
         })
     }
 
@@ -244,14 +244,14 @@ impl Node {
         ensure!(self.agent.is_none(), "the agent is already running");
         let log = File::options().create(true).append(true).open(LOG)?;
         let program = dist::binary(&self.program)?;
-        let mut command = match &self.cage {
-            Some(cage) => cage.command(program)?,
+        let mut command = match &self.pid_namespace {
+            Some(pid_namespace) => pid_namespace.command(program)?,
             None => Command::new(program),
         };
         command.args(&self.args).envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.agent = Some(match &self.cage {
-            Some(cage) => cage.spawn(&mut command)?,
+        self.agent = Some(match &self.pid_namespace {
+            Some(pid_namespace) => pid_namespace.spawn(&mut command)?,
             None => sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?,
         });
         Ok(())
@@ -296,12 +296,12 @@ impl Node {
     ///
     /// # Errors
     /// If creation fails, or an agent runs outside the namespace.
-    pub fn cage(&mut self) -> anyhow::Result<Arc<Cage>> {
-        if let Some(cage) = &self.cage {
-            return Ok(Arc::clone(cage));
+    pub fn pid_namespace(&mut self) -> anyhow::Result<Arc<PidNamespace>> {
+        if let Some(pid_namespace) = &self.pid_namespace {
+            return Ok(Arc::clone(pid_namespace));
         }
         ensure!(self.agent.is_none(), "the agent is already running, outside the PID namespace");
-        Ok(Arc::clone(self.cage.insert(Arc::new(Cage::make()?))))
+        Ok(Arc::clone(self.pid_namespace.insert(Arc::new(PidNamespace::make()?))))
     }
 
     /// Creates a pod and attaches it.
@@ -347,7 +347,8 @@ impl Node {
     /// # Errors
     /// If the agent does not answer within two seconds.
     pub fn http(&self, path: &str) -> anyhow::Result<(u16, String)> {
-        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT).context("cannot connect to the agent's HTTP port")?;
+        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT)
+            .context("cannot connect to the agent's HTTP port")?;
         stream.set_read_timeout(Some(HTTP_LIMIT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();

@@ -62,7 +62,7 @@ pub struct Vif {
 }
 
 /// The link group of retired interfaces, which the reaper deletes.
-pub const DEAD: &str = "1717924466";
+pub const RETIRED_GROUP: &str = "1717924466";
 
 const IP_BATCH: &str = "/run/model.ip";
 const BPF_BATCH: &str = "/run/model.bpf";
@@ -74,7 +74,7 @@ impl Observed {
     ///
     /// # Errors
     /// If a tool fails or prints unexpected output.
-    pub fn look(node: &Node, with_agent: bool) -> anyhow::Result<Self> {
+    pub fn collect(node: &Node, with_agent: bool) -> anyhow::Result<Self> {
         let mut seen = Self::default();
         if with_agent {
             let attachments = node.attachments()?;

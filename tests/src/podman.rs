@@ -4,11 +4,11 @@ use std::{fs, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 
-use crate::{cage::Cage, image, node::Node};
+use crate::{image, node::Node, pid_namespace::PidNamespace};
 
 /// podman's settings and storage. podman has no daemon.
 pub struct Podman {
-    cage: Arc<Cage>,
+    pid_namespace: Arc<PidNamespace>,
 }
 
 const CONFIG_FILE: &str = "/run/containers.conf";
@@ -43,7 +43,7 @@ impl Podman {
     /// # Errors
     /// If podman does not import the image.
     pub fn new(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
-        let podman = Self { cage: node.cage()? };
+        let podman = Self { pid_namespace: node.pid_namespace()? };
         fs::write(CONFIG_FILE, CONFIG)?;
         image::write(pod, Path::new(IMAGE_FILE))?;
         podman
@@ -57,10 +57,10 @@ impl Podman {
     /// # Errors
     /// If podman fails; the error carries its output.
     pub fn call(&self, args: &[&str]) -> anyhow::Result<String> {
-        let mut command = self.cage.command("podman")?;
+        let mut command = self.pid_namespace.command("podman")?;
         command.env("CONTAINERS_CONF", CONFIG_FILE);
         command.args(["--root", "/run/podman/root", "--runroot", "/run/podman/run"]).args(args);
-        Ok(self.cage.output(&mut command).context("podman")?.trim().to_owned())
+        Ok(self.pid_namespace.output(&mut command).context("podman")?.trim().to_owned())
     }
 
     /// Starts a detached container on a network and returns its ID.
@@ -68,7 +68,7 @@ impl Podman {
     /// # Errors
     /// If podman fails; the error carries its output.
     pub fn run(&self, name: &str, network: &str) -> anyhow::Result<String> {
-        let cgroup = self.cage.cgroup();
+        let cgroup = self.pid_namespace.cgroup();
         self.call(&[
             "run",
             "--detach",

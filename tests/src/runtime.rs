@@ -172,8 +172,7 @@ impl Runtime {
         let json = if text.trim().is_empty() {
             Value::Null
         } else {
-            serde_json::from_str(&text)
-                .with_context(|| format!("the plugin printed invalid JSON: {text}"))?
+            serde_json::from_str(&text).with_context(|| format!("the plugin printed invalid JSON: {text}"))?
         };
         Ok(Answer { status: output.status, json })
     }

@@ -104,13 +104,13 @@ pub fn bind_in<T: Send>(
     address: SocketAddr,
     mut bind: impl FnMut(SocketAddr) -> io::Result<T> + Send,
 ) -> anyhow::Result<T> {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
     const PAUSE: Duration = Duration::from_millis(5);
     let start = Instant::now();
     in_netns(netns, move || {
         loop {
             match bind(address) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < PATIENCE => {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < TIMEOUT => {
                     thread::sleep(PAUSE);
                 }
                 bound => return bound.with_context(|| format!("cannot bind to {address}")),

@@ -21,7 +21,7 @@ pub struct Streamed {
 }
 
 const PORT: u16 = 5201;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Streams bytes over TCP from one network namespace to an address in another, and verifies that they arrive
 /// complete and unmodified.
@@ -53,7 +53,7 @@ pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) 
         let receiver = scope.spawn(move || receive(&listener, None));
         let sent = sys::in_netns(from, || {
             let mut stream = connect(to_address)?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
             let (block, mut sent) = (pattern(), 0);
             while !stop.load(Ordering::Relaxed) {
                 stream.write_all(&block)?;
@@ -90,7 +90,7 @@ pub fn echo(
         });
         let ask = || -> anyhow::Result<()> {
             let mut stream = connect()?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             stream.write_all(CALL)?;
             let mut answer = [0; CALL.len()];
             stream.read_exact(&mut answer).context("no echo received")?;
@@ -107,12 +107,12 @@ pub fn echo(
 /// # Errors
 /// If the connection is not established.
 pub fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
-    TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
+    TcpStream::connect_timeout(&to, TIMEOUT).with_context(|| format!("cannot connect to {to}"))
 }
 
 fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
     let mut stream = connect(to)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let block = pattern();
     let mut left = bytes;
     while left > 0 {
@@ -137,10 +137,7 @@ fn receive(listener: &TcpListener, bytes: Option<u64>) -> anyhow::Result<u64> {
             break;
         }
         stream.read_exact(room)?;
-        ensure!(
-            Some(&*room) == expected.get(..wanted),
-            "received bytes differ from the bytes sent"
-        );
+        ensure!(Some(&*room) == expected.get(..wanted), "received bytes differ from the bytes sent");
         received += wanted as u64;
     }
     Ok(received)
@@ -153,12 +150,12 @@ fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
         match listener.accept() {
             Ok((stream, _)) => break stream,
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
-            Err(_) => ensure!(start.elapsed() < PATIENCE, "no client connected within {PATIENCE:?}"),
+            Err(_) => ensure!(start.elapsed() < TIMEOUT, "no client connected within {TIMEOUT:?}"),
         }
         thread::sleep(Duration::from_millis(1));
     };
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 

@@ -1,4 +1,4 @@
-//! STATUS: whether pods can be plugged, whether those that are there can be reached, and why not.
+//! STATUS: whether ADD can be served, whether existing pods are reachable, and the reasons.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use serde_json::Value;
 
 const NOT_AVAILABLE: u64 = 50;
 const LIMITED_CONNECTIVITY: u64 = 51;
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The error of STATUS, if it fails.
+/// The error of STATUS, if STATUS fails.
 fn status(node: &Node) -> anyhow::Result<Option<CniError>> {
     let answer = node.runtime()?.status()?;
     if answer.status.success() { Ok(None) } else { answer.into_error().map(Some) }
@@ -27,14 +27,14 @@ fn is_well(node: &Node) -> anyhow::Result<bool> {
     }
 }
 
-/// Waits for a code, and gives the components in its details.
+/// Waits for an error code and returns the components in its details.
 fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
     let mut told = None;
-    sys::wait_until(&format!("STATUS says {code}"), SOON, || {
+    sys::wait_until(&format!("STATUS fails with code {code}"), TIMEOUT, || {
         told = status(node)?;
         Ok(told.as_ref().is_some_and(|error| error.code == code))
     })?;
-    let error = told.context("no error")?;
+    let error = told.context("STATUS succeeded")?;
     ensure!(!error.details.contains('\n'), "{error}");
     let details: Value = serde_json::from_str(&error.details).with_context(|| error.to_string())?;
     let components =
@@ -42,7 +42,7 @@ fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
     for component in components {
         let text = |key: &str| component.get(key).and_then(Value::as_str).unwrap_or_default();
         for key in ["name", "state", "since", "reason", "affects"] {
-            ensure!(!text(key).is_empty(), "{key} in {error}");
+            ensure!(!text(key).is_empty(), "{key} is missing in {error}");
         }
         let told = format!("{}: {}", text("name"), text("reason"));
         ensure!(error.msg.contains(&told), "{error}");
@@ -50,9 +50,9 @@ fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
     Ok(components.clone())
 }
 
-/// Waits until the agent says of the way out what is expected, while it goes on serving ADDs.
+/// Waits until the default-route component reports `expected`, while ADDs are served.
 fn egress_says(node: &Node, expected: &str) -> anyhow::Result<()> {
-    sys::wait_until(&format!("it is seen that the way out {expected}"), SOON, || {
+    sys::wait_until(&format!("the default route {expected}"), TIMEOUT, || {
         let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
         let line = told.lines().find(|line| line.trim_start().starts_with("egress")).unwrap_or_default();
         ensure!(line.contains(expected), "{told}");
@@ -61,7 +61,7 @@ fn egress_says(node: &Node, expected: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
+fn lost_default_route_is_reported_and_does_not_block_add() {
     with_agent(|node| {
         let before = node.attach("before")?;
         ensure!(is_well(node)?);
@@ -77,7 +77,7 @@ fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
             egress_says(node, "unhealthy").context(loses)?;
             let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
             ensure!(told.contains("pods on this node may be cut off: egress"), "{told}");
-            // The specification: STATUS succeeds if an ADD can be served.
+            // CNI specification: STATUS succeeds if an ADD can be served.
             ensure!(is_well(node)?);
             let meanwhile = node.attach("meanwhile")?;
             meanwhile.ping(&before.addresses[0].to_string())?;
@@ -85,8 +85,8 @@ fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
             node.runtime()?.del(&meanwhile)?;
 
             sys::run(gets_back)?;
-            sys::wait_until("the carrier is back", SOON, has_carrier)?;
-            // What goes down loses its routes.
+            sys::wait_until("the uplink has carrier again", TIMEOUT, has_carrier)?;
+            // A link that goes down loses its routes.
             sys::run("ip route replace default via 192.0.2.254 dev uplink")?;
             egress_says(node, "leaves through uplink").context(loses)?;
         }
@@ -96,7 +96,7 @@ fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
 }
 
 #[test]
-fn a_node_that_never_had_a_way_out_misses_none() {
+fn node_that_never_had_a_default_route_is_healthy() {
     on_node(|node| {
         sys::run("ip route del default")?;
         sys::run("ip link set uplink down")?;
@@ -104,7 +104,7 @@ fn a_node_that_never_had_a_way_out_misses_none() {
         egress_says(node, " healthy")?;
         let pod = node.attach("a")?;
         pod.ping(&node.attach("b")?.addresses[0].to_string())?;
-        // Once it has one, it is missed; also if it goes with its address, and nobody tells of the route.
+        // A default route that existed is required from then on, also if it vanishes with its address, without a route event.
         sys::run("ip link set uplink up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink src 192.0.2.1")?;
         egress_says(node, "IPv4 leaves through uplink")?;
@@ -115,7 +115,7 @@ fn a_node_that_never_had_a_way_out_misses_none() {
 }
 
 #[test]
-fn a_way_out_of_a_family_that_no_pod_has_is_not_missed() {
+fn missing_default_route_of_an_unused_family_is_ignored() {
     on_node(|node| {
         sys::run("ip route add default via 2001:db8::254 dev uplink")?;
         node.start_agent(&[POD_V4])?;
@@ -128,7 +128,7 @@ fn a_way_out_of_a_family_that_no_pod_has_is_not_missed() {
     .unwrap();
 }
 
-/// With an API server that nobody listens for: the node's ranges and pods stay unknown.
+/// The API server address has no listener, so the node's ranges and pods stay unknown.
 fn start_without_api_server(node: &mut Node, flags: &[&str]) -> anyhow::Result<()> {
     std::fs::write(
         "/run/kubeconfig",
@@ -140,7 +140,7 @@ fn start_without_api_server(node: &mut Node, flags: &[&str]) -> anyhow::Result<(
 }
 
 #[test]
-fn what_keeps_pods_from_being_plugged_is_told_as_50_with_the_component() {
+fn status_50_names_the_component_that_blocks_add() {
     on_node(|node| {
         start_without_api_server(node, &[])?;
         let told = components(node, NOT_AVAILABLE)?;
@@ -154,7 +154,7 @@ fn what_keeps_pods_from_being_plugged_is_told_as_50_with_the_component() {
 }
 
 #[test]
-fn a_node_that_cannot_plug_and_has_lost_its_way_out_says_51() {
+fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
     on_node(|node| {
         start_without_api_server(node, &["--vif-source", "annotation", "--pod-cidr", POD_V4])?;
         components(node, NOT_AVAILABLE)?;

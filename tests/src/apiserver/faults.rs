@@ -27,9 +27,7 @@ pub enum Switch {
     /// Ends the stall; the watches send the changes that happened meanwhile.
     ResumeWatches {},
     /// Delays each watch line. 0 ends the delay.
-    SlowWatches {
-        delay_ms: u64,
-    },
+    SlowWatches { delay_ms: u64 },
     /// Sends malformed data on open watches, which continue afterwards.
     SendGarbage {
         garbage: Garbage,
@@ -66,9 +64,7 @@ pub enum Switch {
         history: History,
     },
     /// Sets the accepted bearer tokens; `null`: requests need no token.
-    SetTokens {
-        tokens: Option<Vec<String>>,
-    },
+    SetTokens { tokens: Option<Vec<String>> },
     /// Answers 403 to requests for a resource, for one token or for all.
     Deny {
         resource: Resource,
@@ -78,21 +74,13 @@ pub enum Switch {
     /// Ends all denials.
     DenyNothing {},
     /// Installs or removes the KuryrPort resource.
-    InstallKuryr {
-        installed: bool,
-    },
+    InstallKuryr { installed: bool },
     /// Enables or disables `sendInitialEvents`.
-    WatchList {
-        enabled: bool,
-    },
+    WatchList { enabled: bool },
     /// Whether a watch from an expired version gets HTTP 410 instead of an ERROR event.
-    GoneAtOpening {
-        enabled: bool,
-    },
+    GoneAtOpening { enabled: bool },
     /// Sets the bookmark interval of future watches.
-    BookmarkInterval {
-        every_ms: u64,
-    },
+    BookmarkInterval { every_ms: u64 },
 }
 
 /// Selects open watches.

@@ -20,7 +20,7 @@ use std::{
 };
 
 const PORT: u16 = 7007;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
@@ -56,8 +56,8 @@ fn rest() -> ! {
 }
 
 fn ask(address: IpAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, PORT), PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, PORT), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     println!("{answer}");

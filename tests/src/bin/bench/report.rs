@@ -179,7 +179,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (families, existing) = (self.families(), self.options.existing);
-        writeln!(f, "ADD and DEL compared with the reference plugins, each with {existing} pods already attached.")?;
+        writeln!(
+            f,
+            "ADD and DEL compared with the reference plugins, each with {existing} pods already attached."
+        )?;
         writeln!(
             f,
             "ferrule assigns {families}; bridge and ptp assign IPv4 through host-local, without ipMasq.\n"

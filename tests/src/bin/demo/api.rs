@@ -30,7 +30,7 @@ pub(crate) struct Api {
 const VIF: &str = "vif.ferrule.dev/v1";
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443);
 const KEPT: &str = "/run/etcd.json";
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the API server until it is killed. Saved objects are restored; their history is compacted.
 ///
@@ -127,7 +127,8 @@ impl Api {
         let object = objects::pod(NAMESPACE, &pod.name, NODE);
         let object = vif.map_or(object.clone(), |vif| objects::with_annotation(object, VIF, vif));
         let made = request("POST", &format!("/api/v1/namespaces/{NAMESPACE}/pods"), Some(&object))?;
-        let uid = made.pointer("/metadata/uid").and_then(Value::as_str).context("the created pod has no UID")?;
+        let uid =
+            made.pointer("/metadata/uid").and_then(Value::as_str).context("the created pod has no UID")?;
         uid.clone_into(&mut pod.uid);
         Ok(())
     }
@@ -157,8 +158,8 @@ impl Api {
 fn request(method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut stream =
-        TcpStream::connect_timeout(&LISTEN, PATIENCE).context("cannot connect to the API server")?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+        TcpStream::connect_timeout(&LISTEN, TIMEOUT).context("cannot connect to the API server")?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: api\r\nConnection: close\r\n\

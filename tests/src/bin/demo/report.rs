@@ -3,26 +3,26 @@
 use std::time::{Duration, Instant};
 
 /// Prints facts and collects them for the summary.
-pub(crate) struct Show {
+pub(crate) struct Report {
     start: Instant,
     facts: Vec<Fact>,
 }
 
 struct Fact {
     what: String,
-    is_so: bool,
+    holds: bool,
     took: Duration,
 }
 
 // === impl Show ===
 
-impl Default for Show {
+impl Default for Report {
     fn default() -> Self {
         Self { start: Instant::now(), facts: Vec::new() }
     }
 }
 
-impl Show {
+impl Report {
     /// Starts a chapter.
     pub(crate) fn chapter(&self, title: &str) {
         println!("\n── {title} {}", "─".repeat(96_usize.saturating_sub(title.chars().count())));
@@ -39,7 +39,7 @@ impl Show {
     ) -> anyhow::Result<T> {
         let start = Instant::now();
         let result = check();
-        let fact = Fact { what: what.to_owned(), is_so: result.is_ok(), took: start.elapsed() };
+        let fact = Fact { what: what.to_owned(), holds: result.is_ok(), took: start.elapsed() };
         println!("{}", fact.line());
         self.facts.push(fact);
         result.map_err(|error| error.context(format!("failed: {what}")))
@@ -54,16 +54,19 @@ impl Show {
     }
 
     /// Prints all facts and the verdict. `is_complete`: no fact failed.
-    pub(crate) fn summary(&self, all_told: bool) {
+    pub(crate) fn summary(&self, is_complete: bool) {
         self.chapter("Summary");
         for fact in &self.facts {
             println!("{}", fact.line());
         }
-        let so = self.facts.iter().filter(|fact| fact.is_so).count();
-        let verdict =
-            if all_told { "Everything works, and nothing is left behind." } else { "A fact does not hold; see above." };
+        let holding = self.facts.iter().filter(|fact| fact.holds).count();
+        let verdict = if is_complete {
+            "Everything works, and nothing is left behind."
+        } else {
+            "A fact does not hold; see above."
+        };
         println!(
-            "\n{verdict} {so} of {} facts hold, in {:.1} s.",
+            "\n{verdict} {holding} of {} facts hold, in {:.1} s.",
             self.facts.len(),
             self.start.elapsed().as_secs_f64()
         );
@@ -72,7 +75,7 @@ impl Show {
 
 impl Fact {
     fn line(&self) -> String {
-        let mark = if self.is_so { "✓" } else { "✗" };
+        let mark = if self.holds { "✓" } else { "✗" };
         let millis = self.took.as_secs_f64() * 1e3;
         format!(" {mark} {:<82}{millis:>9.1} ms", self.what)
     }

@@ -2,16 +2,16 @@
 
 use std::{thread, time::Duration};
 
-use super::{bed::Bed, table::Table};
+use super::{table::Table, testbed::Testbed};
 
 /// Average lifetime of a watch, in seconds: random between 300 and 600.
 const OPEN: f64 = 450.0;
 
 /// Observes an idle cluster for some seconds.
-pub(super) fn measure(bed: &Bed<'_>, seconds: u64, table: &mut Table) -> anyhow::Result<()> {
+pub(super) fn measure(testbed: &Testbed<'_>, seconds: u64, table: &mut Table) -> anyhow::Result<()> {
     // Excludes the lists and first bookmarks of the agent's start.
     thread::sleep(Duration::from_secs(3));
-    let (api, agent) = (&bed.cluster.api, bed.agent()?);
+    let (api, agent) = (&testbed.cluster.api, testbed.agent()?);
     let watches: usize = api.open_watches().values().sum();
     let (bytes, cpu) = (api.bytes_served(), agent.used()?);
     api.clear_requests();
@@ -30,11 +30,6 @@ pub(super) fn measure(bed: &Bed<'_>, seconds: u64, table: &mut Table) -> anyhow:
     );
     table.add("  response bytes (bookmarks)", bytes as f64, "", None);
     table.add("  response bytes, extrapolated", bytes as f64 / hours, "per hour", None);
-    table.add(
-        "  agent CPU time, extrapolated",
-        cpu.as_secs_f64() * 1e3 / hours,
-        "ms/hour",
-        None,
-    );
+    table.add("  agent CPU time, extrapolated", cpu.as_secs_f64() * 1e3 / hours, "ms/hour", None);
     Ok(())
 }

@@ -22,7 +22,7 @@ use nix::sched::CloneFlags;
 use crate::sys;
 
 /// A PID namespace on a node, with private copies of the system directories that runtimes write to.
-pub struct Cage {
+pub struct PidNamespace {
     init: Child,
     pids: File,
     mounts: File,
@@ -31,9 +31,9 @@ pub struct Cage {
 
 /// A child process in a [`PidNamespace`], killed at the latest on drop. The kernel ends a PID namespace only after
 /// the parents of all its processes have reaped their children.
-pub struct Caged {
+pub struct NamespacedChild {
     child: Child,
-    _cage: Arc<Cage>,
+    _cage: Arc<PidNamespace>,
 }
 
 /// The default directories in which runtimes search for plugins and networks.
@@ -47,16 +47,16 @@ const END: Duration = Duration::from_secs(20);
 /// Names of our cgroups: `ferrule-test-<PID of the test>-<number>`.
 const CGROUP: &str = "ferrule-test-";
 
-// === impl Cage ===
+// === impl PidNamespace ===
 
-impl Cage {
+impl PidNamespace {
     /// Creates a PID namespace. Must be called on the thread of a node.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub(crate) fn make() -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        remove_cgroups_of_the_dead();
+        remove_stale_cgroups();
         for directory in PRIVATE {
             sys::mount_overlay(directory, &format!("/run/private{directory}"))?;
         }
@@ -94,8 +94,8 @@ impl Cage {
     ///
     /// # Errors
     /// If the command cannot be started.
-    pub fn start(self: &Arc<Self>, command: &mut Command) -> anyhow::Result<Caged> {
-        Ok(Caged { child: self.spawn(command)?, _cage: Arc::clone(self) })
+    pub fn start(self: &Arc<Self>, command: &mut Command) -> anyhow::Result<NamespacedChild> {
+        Ok(NamespacedChild { child: self.spawn(command)?, _cage: Arc::clone(self) })
     }
 
     /// As [`Self::start`], for callers that wait for the child themselves.
@@ -121,11 +121,13 @@ impl Cage {
     }
 }
 
-impl Drop for Cage {
+impl Drop for PidNamespace {
     fn drop(&mut self) {
         let _ = self.init.kill();
         // The first process ends last.
-        let ended = sys::wait_until("all processes of the PID namespace exit", END, || Ok(self.init.try_wait()?.is_some()));
+        let ended = sys::wait_until("all processes of the PID namespace exit", END, || {
+            Ok(self.init.try_wait()?.is_some())
+        });
         if let Err(error) = ended {
             eprintln!("{error:#}");
         }
@@ -135,9 +137,9 @@ impl Drop for Cage {
     }
 }
 
-// === impl Caged ===
+// === impl NamespacedChild ===
 
-impl Caged {
+impl NamespacedChild {
     /// Kills the process by SIGKILL.
     pub fn kill(mut self) {
         self.end();
@@ -150,13 +152,13 @@ impl Caged {
     }
 }
 
-impl Drop for Caged {
+impl Drop for NamespacedChild {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Deref for Caged {
+impl Deref for NamespacedChild {
     type Target = Child;
 
     fn deref(&self) -> &Child {
@@ -164,7 +166,7 @@ impl Deref for Caged {
     }
 }
 
-impl DerefMut for Caged {
+impl DerefMut for NamespacedChild {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -179,7 +181,7 @@ pub fn cgroup_directories(cgroup: &str) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Removes the cgroups of killed tests: their processes are gone, the directories stay.
-fn remove_cgroups_of_the_dead() {
+fn remove_stale_cgroups() {
     let is_dead = |name: &str| {
         let of = name.strip_prefix(CGROUP).and_then(|rest| rest.split('-').next());
         of.is_some_and(|pid| !Path::new("/proc").join(pid).exists())

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::table::{Goal, Table};
 use crate::cpu;
 
-pub(super) struct Bed<'a> {
+pub(super) struct Testbed<'a> {
     pub(super) node: &'a mut Node,
     pub(super) cluster: Cluster,
     flags: Vec<&'static str>,
@@ -24,16 +24,16 @@ pub(super) struct Bed<'a> {
 }
 
 /// Metric: number of pods that the agent knows.
-const KNOWN: &str = r#"ferrule_watch_objects{source="pods"}"#;
+const PODS_METRIC: &str = r#"ferrule_watch_objects{source="pods"}"#;
 /// Large enough for all pods of a run: released addresses stay in cooldown.
 const POD_V4: &str = "10.244.0.0/16";
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// By then, the checkpoint is durable and the allocator has returned its free memory.
-const SETTLED: Duration = Duration::from_secs(4);
+const SETTLE_TIME: Duration = Duration::from_secs(4);
 
 // === impl Bed ===
 
-impl<'a> Bed<'a> {
+impl<'a> Testbed<'a> {
     /// The API server's history holds `changes` and some more.
     pub(super) fn new(node: &'a mut Node, flags: &[&'static str], changes: usize) -> anyhow::Result<Self> {
         let cluster = Cluster::start(Options { history_limit: changes + 10_000, ..Options::default() })?;
@@ -48,7 +48,7 @@ impl<'a> Bed<'a> {
         // The checkpoint does not exist before the first start.
         let _ = fs::remove_file("/run/ferrule/watch.redb");
         self.cluster.start_agent(self.node, &self.flags)?;
-        self.until_known()
+        self.wait_for_sync()
     }
 
     pub(super) fn create(&mut self, count: usize) -> anyhow::Result<()> {
@@ -56,7 +56,7 @@ impl<'a> Bed<'a> {
             self.cluster.api.create(Resource::Pods, pod(&name(number)))?;
         }
         self.pods += count;
-        if self.node.http("/readyz").is_ok() { self.until_known() } else { Ok(()) }
+        if self.node.http("/readyz").is_ok() { self.wait_for_sync() } else { Ok(()) }
     }
 
     /// Attaches the first `count` pods.
@@ -81,13 +81,13 @@ impl<'a> Bed<'a> {
     }
 
     /// Adds the agent's memory to the table, once it has settled.
-    pub(super) fn weigh(
+    pub(super) fn measure_memory(
         &self,
         what: &str,
         goal: impl Into<Option<Goal>>,
         table: &mut Table,
     ) -> anyhow::Result<()> {
-        thread::sleep(SETTLED);
+        thread::sleep(SETTLE_TIME);
         let status = fs::read_to_string(format!("/proc/{}/status", self.agent()?.pid()))?;
         let mebibytes = |field: &str| -> anyhow::Result<f64> {
             let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -95,14 +95,19 @@ impl<'a> Bed<'a> {
             Ok(kibibytes.with_context(|| format!("no {field}"))?.parse::<f64>()? / 1024.0)
         };
         table.add(format!("RSS, {what}"), mebibytes("VmRSS")?, "MiB", goal);
-        table.add("  anonymous memory (the rest is file-backed pages of the binary)", mebibytes("RssAnon")?, "MiB", None);
+        table.add(
+            "  anonymous memory (the rest is file-backed pages of the binary)",
+            mebibytes("RssAnon")?,
+            "MiB",
+            None,
+        );
         table.add("  peak so far", mebibytes("VmHWM")?, "MiB", None);
         Ok(())
     }
 
-    fn until_known(&self) -> anyhow::Result<()> {
+    fn wait_for_sync(&self) -> anyhow::Result<()> {
         let pods = self.pods as f64;
-        wait_until("the agent knows all pods", PATIENCE, || Ok(self.node.metric(KNOWN)? == pods))
+        wait_until("the agent knows all pods", TIMEOUT, || Ok(self.node.metric(PODS_METRIC)? == pods))
     }
 }
 
