@@ -44,8 +44,8 @@ impl Chain {
     /// Calls ADD on one plugin after the other, each with the previous plugin's result.
     ///
     /// # Errors
-    /// The [`crate::runtime::CniError`] of the first plugin that refuses. As in libcni, the plugins before it are
-    /// not rolled back; the runtime's DEL does that.
+    /// The [`crate::runtime::CniError`] of the first plugin that refuses. As in libcni, the plugins before it
+    /// are not rolled back; the runtime's DEL does that.
     pub fn add(&mut self, pod: &Pod) -> anyhow::Result<Value> {
         let mut result = None;
         for plugin in &self.plugins {

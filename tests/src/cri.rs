@@ -22,8 +22,8 @@ pub mod proto {
     tonic::include_proto!("runtime.v1");
 }
 
-/// A runtime behind a socket. Each call opens its own connection, so threads can share the client, and a restart of
-/// the runtime does not matter.
+/// A runtime behind a socket. Each call opens its own connection, so threads can share the client, and a
+/// restart of the runtime does not matter.
 #[derive(Debug, Clone)]
 pub struct Cri {
     socket: PathBuf,
@@ -58,8 +58,8 @@ impl Cri {
         Self { socket, cgroup }
     }
 
-    /// Creates a pod's sandbox and thereby its network. The pod's UID is `uid-of-<name>`; each call is a new attempt, as
-    /// a kubelet counts them.
+    /// Creates a pod's sandbox and thereby its network. The pod's UID is `uid-of-<name>`; each call is a new
+    /// attempt, as a kubelet counts them.
     ///
     /// # Errors
     /// The runtime's error.
@@ -177,7 +177,8 @@ impl Cri {
         Ok(stdout.trim().to_owned())
     }
 
-    /// The runtime's `NetworkReady` condition, or the reason why it is false. A kubelet derives the node's `Ready` from it.
+    /// The runtime's `NetworkReady` condition, or the reason why it is false. A kubelet derives the node's
+    /// `Ready` from it.
     ///
     /// # Errors
     /// If the runtime does not answer.

@@ -25,8 +25,8 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Writes the image as an OCI image layout in a tar archive, which `ctr images import` and `podman load` read.
-/// `pod` is the path of the built program.
+/// Writes the image as an OCI image layout in a tar archive, which `ctr images import` and `podman load`
+/// read. `pod` is the path of the built program.
 ///
 /// # Errors
 /// If the program or one of its libraries cannot be read.

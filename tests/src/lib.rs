@@ -1,8 +1,9 @@
 //! The test harness: nodes, pods and runtimes made of namespaces.
 //!
-//! A [`node::Node`] is the thread that it runs on, in its own network and mount namespaces, with its own `/run` and
-//! BPF file system. The kernel removes everything created on a node when the node's last process ends, also if
-//! a test is killed. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their daemons too.
+//! A [`node::Node`] is the thread that it runs on, in its own network and mount namespaces, with its own
+//! `/run` and BPF file system. The kernel removes everything created on a node when the node's last process
+//! ends, also if a test is killed. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their
+//! daemons too.
 
 pub mod apiserver;
 pub mod chain;

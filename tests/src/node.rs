@@ -368,8 +368,8 @@ impl Node {
         Ok(value.unwrap_or("0").parse()?)
     }
 
-    /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of proto 70
-    /// and map entries.
+    /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of
+    /// proto 70 and map entries.
     ///
     /// # Errors
     /// If one of the tools fails.

@@ -105,7 +105,8 @@ impl Observed {
             let [links, routes, neighbours] =
                 <[Vec<Value>; 3]>::try_from(lists.collect::<Result<Vec<_>, _>>()?)
                     .map_err(|lists| anyhow::anyhow!("`ip -batch` printed {} lists", lists.len()))?;
-            // The first snapshot's links: an entry of a link that is missing there is newer than the snapshot.
+            // The first snapshot's links: an entry of a link that is missing there is newer than the
+            // snapshot.
             if self.links.is_empty() {
                 self.links = links.iter().map(Link::read).collect::<anyhow::Result<_>>()?;
             }

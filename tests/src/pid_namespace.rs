@@ -29,8 +29,8 @@ pub struct PidNamespace {
     cgroup: String,
 }
 
-/// A child process in a [`PidNamespace`], killed at the latest on drop. The kernel ends a PID namespace only after
-/// the parents of all its processes have reaped their children.
+/// A child process in a [`PidNamespace`], killed at the latest on drop. The kernel ends a PID namespace only
+/// after the parents of all its processes have reaped their children.
 pub struct NamespacedChild {
     child: Child,
     _cage: Arc<PidNamespace>,
@@ -40,7 +40,8 @@ pub struct NamespacedChild {
 pub const BIN_DIR: &str = "/opt/cni/bin";
 pub const CONF_DIR: &str = "/etc/cni/net.d";
 
-/// Runtimes write below these directories, without an option to change that. The machine's own stay untouched.
+/// Runtimes write below these directories, without an option to change that. The machine's own stay
+/// untouched.
 const PRIVATE: [&str; 3] = ["/etc", "/opt", "/var/lib"];
 const CGROUPS: &str = "/sys/fs/cgroup";
 const END: Duration = Duration::from_secs(20);

@@ -1,4 +1,5 @@
-//! A continuous stream of 1000 numbered UDP packets per second between pods, to detect packet loss and reordering.
+//! A continuous stream of 1000 numbered UDP packets per second between pods, to detect packet loss and
+//! reordering.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},

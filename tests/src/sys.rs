@@ -94,8 +94,9 @@ pub fn in_netns<T: Send>(path: &Path, run: impl FnOnce() -> anyhow::Result<T> + 
     }
 }
 
-/// Binds a socket to an address in a network namespace; retries while the address is in use. The previous socket may
-/// be closed but still held: a child that another test is starting inherits all descriptors until it calls exec.
+/// Binds a socket to an address in a network namespace; retries while the address is in use. The previous
+/// socket may be closed but still held: a child that another test is starting inherits all descriptors until
+/// it calls exec.
 ///
 /// # Errors
 /// If the namespace cannot be entered, or the address stays in use.
@@ -152,7 +153,8 @@ pub fn spawn_in_new_pids(command: &mut Command) -> anyhow::Result<Child> {
         Ok(mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?)
     };
     #[expect(unsafe_code, reason = "a child makes its namespace between fork and exec")]
-    // SAFETY: unshare and mount are plain system calls, which may be made there, and short paths are not allocated.
+    // SAFETY: unshare and mount are plain system calls, which may be made there, and short paths are not
+    // allocated.
     unsafe {
         command.pre_exec(own_proc)
     };

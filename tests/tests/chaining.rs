@@ -141,9 +141,9 @@ fn chain_with_a_plugin_before_ferrule_is_refused_with_a_remedy() {
             let pod = node.pod(&format!("v{version}"))?;
             let mut chain = Chain::new(version, [json!({ "type": "loopback" }), ferrule()]);
             let error = failed(chain.add(&pod))?;
-            let told = cni_error(&error)?;
-            ensure!(told.code == 7 && told.msg.contains("\"prevResult\""), "{told}");
-            ensure!(told.details.contains("put \"ferrule\" first"), "{told}");
+            let reported = cni_error(&error)?;
+            ensure!(reported.code == 7 && reported.msg.contains("\"prevResult\""), "{reported}");
+            ensure!(reported.details.contains("put \"ferrule\" first"), "{reported}");
             chain.del(&pod).context("DEL after the failed ADD")?;
         }
         ensure!(node.kernel_state()? == before && node.attachments()?.is_empty());
@@ -165,9 +165,9 @@ fn port_mappings_without_portmap_are_refused_with_a_remedy() {
         node.wait_for_kernel_state(&before)?;
         let mut chain = chain.with("portMappings", ports());
         let error = failed(chain.add(&pod))?;
-        let told = cni_error(&error)?;
-        ensure!(told.code == 2 && told.msg.contains("\"portMappings\""), "{told}");
-        ensure!(told.msg.contains("8080") && told.details.contains("\"portmap\""), "{told}");
+        let reported = cni_error(&error)?;
+        ensure!(reported.code == 2 && reported.msg.contains("\"portMappings\""), "{reported}");
+        ensure!(reported.msg.contains("8080") && reported.details.contains("\"portmap\""), "{reported}");
         chain.del(&pod)?;
         ensure!(node.kernel_state()? == before);
         Ok(())
@@ -236,8 +236,8 @@ fn check_compares_with_the_chains_result() {
         ];
         for (expected, code, change) in changes {
             let error = failed(check(change)).with_context(|| expected.to_owned())?;
-            let told = cni_error(&error)?;
-            ensure!(told.code == code && told.msg.contains(expected), "{expected}: {told}");
+            let reported = cni_error(&error)?;
+            ensure!(reported.code == code && reported.msg.contains(expected), "{expected}: {reported}");
         }
 
         // A route that a later plugin replaced is not checked; a route in the result must exist.
@@ -267,14 +267,15 @@ fn mac_changed_by_a_later_plugin_is_reported_by_check() {
         ensure!(result["interfaces"][1]["mac"] == "02:00:00:00:00:77", "{result}");
         ensure!(pod.ping(NODE_V4).is_err(), "a ping from another MAC was not dropped");
         let error = failed(chain.check(&pod))?;
-        let told = cni_error(&error)?;
-        ensure!(told.code == 101 && told.msg.contains("has changed the MAC of eth0"), "{told}");
+        let reported = cni_error(&error)?;
+        ensure!(reported.code == 101 && reported.msg.contains("has changed the MAC of eth0"), "{reported}");
         chain.del(&pod)
     })
     .unwrap();
 }
 
-/// `bandwidth` replaces or creates an ingress qdisc and fails, because clsact occupies its place as in any eBPF dataplane.
+/// `bandwidth` replaces or creates an ingress qdisc and fails, because clsact occupies its place as in any
+/// eBPF dataplane.
 #[test]
 fn egress_bandwidth_limit_fails_the_chain_and_leaks_nothing() {
     with_agent(|node| {

@@ -492,8 +492,8 @@ fn second_agent_is_refused_without_side_effects() {
             "/sys/fs/bpf/other",
         ];
         for flags in [&own[..], &[]] {
-            let told = start(flags)?;
-            ensure!(told.contains("another ferrule-agent works in this network namespace"), "{told}");
+            let reported = start(flags)?;
+            ensure!(reported.contains("another ferrule-agent works in this network namespace"), "{reported}");
         }
         ensure!(!PathBuf::from("/sys/fs/bpf/other").exists(), "the second agent created pins");
         // An interface's operstate follows its carrier with a delay.
@@ -509,8 +509,11 @@ fn state_directory_of_another_agent_is_refused() {
         let outside = PathBuf::from("/run/netns/outside");
         let mut second = sys::command_in(&outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
         let output = second.args(["--standalone", "--pod-cidr", "10.9.0.0/24"]).output()?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
+        let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1) && reported.contains("another ferrule-agent (pid"),
+            "{reported}"
+        );
         node.attach("a").map(drop)
     })
     .unwrap();
@@ -570,7 +573,8 @@ fn non_root_caller_is_refused() {
         // Even with open file permissions, the agent serves root only.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;
-        // A path that other users can reach. Not a copy, which would be busy (ETXTBSY) while another test forks.
+        // A path that other users can reach. Not a copy, which would be busy (ETXTBSY) while another test
+        // forks.
         let reachable = PathBuf::from("/run/ferrulectl");
         fs::write(&reachable, "")?;
         let binary = ferrule_tests::dist::binary("ferrulectl")?;

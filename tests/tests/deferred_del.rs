@@ -14,10 +14,10 @@ use ferrule_tests::{
     sys,
 };
 
-const NOTES: &str = "/run/ferrule/deferred";
+const DEFERRED: &str = "/run/ferrule/deferred";
 
-fn notes() -> anyhow::Result<Vec<String>> {
-    let Ok(entries) = fs::read_dir(NOTES) else { return Ok(Vec::new()) };
+fn deferred_dels() -> anyhow::Result<Vec<String>> {
+    let Ok(entries) = fs::read_dir(DEFERRED) else { return Ok(Vec::new()) };
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
@@ -42,12 +42,12 @@ fn del_without_an_agent_succeeds_and_is_applied_by_the_next_agent() {
         // containerd repeats DEL without a netns.
         gone.netns = std::path::PathBuf::new();
         runtime.del(&gone).context("the second DEL")?;
-        ensure!(notes()?.len() == 1, "{:?}", notes()?);
+        ensure!(deferred_dels()?.len() == 1, "{:?}", deferred_dels()?);
         stays.ping(&peer.addresses[0].to_string()).context("connectivity of other pods")?;
 
         node.start_again()?;
         ensure!(container_ids(node)? == [stays.container_id.as_str(), &peer.container_id]);
-        ensure!(notes()?.is_empty(), "{:?}", notes()?);
+        ensure!(deferred_dels()?.is_empty(), "{:?}", deferred_dels()?);
         let state = node.kernel_state()?.join("\n");
         ensure!(!state.contains(&gone.container_id), "{state}");
         let next = node.attach("next")?;
@@ -69,19 +69,19 @@ fn deferred_del_does_not_affect_a_newer_attachment() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.attach("restarted")?;
-        let note = Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id));
+        let record = Path::new(DEFERRED).join(format!("cluster:{}:eth0", pod.container_id));
         node.kill_agent()?;
         runtime.del(&pod)?;
-        let text = fs::read(&note)?;
+        let text = fs::read(&record)?;
         node.start_again()?;
         // podman restarts a container under the same ID.
         pod.attached(&runtime.add(&pod)?)?;
         node.kill_agent()?;
-        fs::write(&note, text)?;
+        fs::write(&record, text)?;
         node.start_again()?;
         runtime.check(&pod)?;
         pod.ping(ferrule_tests::node::NODE_V4)?;
-        ensure!(notes()?.is_empty(), "the stale deferred DEL was kept");
+        ensure!(deferred_dels()?.is_empty(), "the stale deferred DEL was kept");
         Ok(())
     })
     .unwrap();
@@ -138,17 +138,18 @@ fn del_after_a_reboot_succeeds() {
         let pod = node.pod("of-before")?;
         ensure!(!Path::new("/run/ferrule").exists());
         node.runtime()?.del(&pod)?;
-        let note = fs::read_to_string(Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id)))?;
+        let record =
+            fs::read_to_string(Path::new(DEFERRED).join(format!("cluster:{}:eth0", pod.container_id)))?;
         // A deferred DEL from before the reboot, on a persistent disk.
-        let old = note.replacen(
+        let old = record.replacen(
             fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end(),
             "00000000-0000-4000-8000-000000000000",
             1,
         );
-        ensure!(old != note);
-        fs::write(Path::new(NOTES).join("cluster:old:eth0"), old)?;
+        ensure!(old != record);
+        fs::write(Path::new(DEFERRED).join("cluster:old:eth0"), old)?;
         node.start_agent(&[POD_V4, POD_V6])?;
-        ensure!(notes()?.is_empty());
+        ensure!(deferred_dels()?.is_empty());
         node.attach("first").map(drop)
     })
     .unwrap();
@@ -193,7 +194,7 @@ fn del_succeeds_during_agent_restarts() {
         // An agent killed at the end of a DEL may leave a deferred DEL to its successor.
         node.kill_agent()?;
         node.start_again()?;
-        ensure!(node.attachments()?.is_empty() && notes()?.is_empty());
+        ensure!(node.attachments()?.is_empty() && deferred_dels()?.is_empty());
         node.wait_for_kernel_state(&empty)
     })
     .unwrap();
@@ -202,14 +203,14 @@ fn del_succeeds_during_agent_restarts() {
 #[test]
 fn unreadable_deferred_dels_do_not_prevent_agent_start() {
     on_node(|node| {
-        fs::create_dir_all(NOTES)?;
+        fs::create_dir_all(DEFERRED)?;
         for (name, text) in [("garbage", "{"), ("cluster:a:eth0", "{}"), (".half", "")] {
-            fs::write(Path::new(NOTES).join(name), text)?;
+            fs::write(Path::new(DEFERRED).join(name), text)?;
         }
-        fs::create_dir(Path::new(NOTES).join("directory"))?;
+        fs::create_dir(Path::new(DEFERRED).join("directory"))?;
         node.start_agent(&[POD_V4])?;
         ensure!(node.log().contains("a note of a deleted container is passed over"), "{}", node.log());
-        ensure!(notes()? == ["directory"]);
+        ensure!(deferred_dels()? == ["directory"]);
         Ok(())
     })
     .unwrap();

@@ -343,8 +343,8 @@ fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
         let mut holder = Command::new("/run/holder");
         holder.args(["hold", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
         let mut holder = sys::die_with_parent(&mut holder).spawn()?;
-        let mut said = [0];
-        holder.stdout.as_mut().context("no output")?.read_exact(&mut said)?;
+        let mut ready = [0];
+        holder.stdout.as_mut().context("no output")?.read_exact(&mut ready)?;
         node.start_agent(&[POD_V4])?;
         let log = node.log();
         ensure!(log.contains("uid=65534") && log.contains(&format!("pid={}", holder.id())), "{log}");
@@ -352,8 +352,8 @@ fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
         let mut second = Command::new(dist::binary("ferrule-agent")?);
         second.args(["--standalone", "--pod-cidr", "10.9.0.0/24", "--http", "127.0.0.1:9470"]);
         let output = second.output()?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && stderr.contains("another ferrule-agent (pid"), "{stderr}");
         holder.kill()?;
         holder.wait()?;
         node.runtime()?.check(&pod)
@@ -365,12 +365,12 @@ fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
 fn check_memory_does_not_grow_with_foreign_routes_and_neighbours() {
     with_agent(|node| {
         let pod = node.attach("a")?;
-        let mut theirs = String::new();
+        let mut routes = String::new();
         for number in 0..100_000 {
             let [_, a, b, c] = u32::to_be_bytes(number);
-            theirs += &format!("route add 20.{a}.{b}.{c} dev uplink\n");
+            routes += &format!("route add 20.{a}.{b}.{c} dev uplink\n");
         }
-        fs::write("/run/routes", theirs)?;
+        fs::write("/run/routes", routes)?;
         sys::run("ip -batch /run/routes")?;
         // Time for the full resync that follows lost netlink notifications.
         thread::sleep(Duration::from_secs(5));

@@ -1,4 +1,5 @@
-//! The gRPC interface to arbitrary clients: versions, health, reflection, and requests that our shim never sends.
+//! The gRPC interface to arbitrary clients: versions, health, reflection, and requests that our shim never
+//! sends.
 
 use std::{future::Future, io, thread, time::Duration};
 

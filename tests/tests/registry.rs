@@ -94,8 +94,8 @@ fn identity(attachments: &[Value]) -> Vec<Value> {
 
 /// Stops the agent, damages its store and restarts the agent; pods and runtime must not notice.
 fn damaged_store_is_rebuilt(
-    harm: impl FnOnce() -> anyhow::Result<()> + Send,
-    said: &str,
+    damage: impl FnOnce() -> anyhow::Result<()> + Send,
+    logged: &str,
 ) -> anyhow::Result<()> {
     with_agent(|node| {
         let clean = node.kernel_state()?;
@@ -105,9 +105,9 @@ fn damaged_store_is_rebuilt(
         let state = node.kernel_state()?;
         let traffic = Traffic::begin(&a, &b)?;
         node.kill_agent()?;
-        harm()?;
+        damage()?;
         node.start_again()?;
-        ensure!(node.log().contains(said), "{said:?} is not logged");
+        ensure!(node.log().contains(logged), "{logged:?} is not logged");
         let after = identity(&node.attachments()?);
         ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
         ensure!(node.kernel_state()? == state);
@@ -141,7 +141,8 @@ fn lives_on(node: &Node, a: &Pod, b: &Pod) -> anyhow::Result<()> {
     runtime.del(&new)
 }
 
-/// Starts an agent in another network namespace, as a deployment without `hostNetwork` does. Returns the reason of its exit.
+/// Starts an agent in another network namespace, as a deployment without `hostNetwork` does. Returns the
+/// reason of its exit.
 fn start_outside(flags: &[&str]) -> anyhow::Result<String> {
     let outside = std::path::Path::new("/run/netns/outside");
     let mut agent = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
@@ -152,12 +153,12 @@ fn start_outside(flags: &[&str]) -> anyhow::Result<String> {
         ended = agent.try_wait()?;
         Ok(ended.is_some())
     });
-    // An agent that keeps running has done its harm by now.
+    // An agent that keeps running has done its damage by now.
     agent.kill()?;
-    let told = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
     refused?;
-    ensure!(ended.and_then(|it| it.code()) == Some(1), "{told}");
-    Ok(told)
+    ensure!(ended.and_then(|it| it.code()) == Some(1), "{stderr}");
+    Ok(stderr)
 }
 
 #[test]
@@ -281,8 +282,11 @@ fn agent_in_another_netns_cannot_share_the_maps_of_a_running_agent() {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
         let state = node.kernel_state()?;
-        let told = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
-        ensure!(told.contains("another agent uses the maps") && told.contains("hostNetwork: true"), "{told}");
+        let stderr = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
+        ensure!(
+            stderr.contains("another agent uses the maps") && stderr.contains("hostNetwork: true"),
+            "{stderr}"
+        );
         ensure!(node.kernel_state()? == state, "{:#?}\nwas {state:#?}", node.kernel_state()?);
         lives_on(node, &a, &b)?;
         // The maps of a dead agent do not block a new one.
@@ -302,8 +306,8 @@ fn agent_in_another_netns_is_refused_without_side_effects() {
         node.stop_agent()?;
         let (state, bytes) = (node.kernel_state()?, fs::read(STORE)?);
         ensure!(state.iter().any(|it| it.starts_with("VIFS")), "{state:#?}");
-        let told = start_outside(&[])?;
-        ensure!(told.contains("hostNetwork: true"), "{told}");
+        let stderr = start_outside(&[])?;
+        ensure!(stderr.contains("hostNetwork: true"), "{stderr}");
         ensure!(node.kernel_state()? == state, "the kernel state was changed: {:#?}", node.kernel_state()?);
         ensure!(fs::read(STORE)? == bytes, "the store was written to");
         node.start_again()?;
@@ -331,7 +335,8 @@ fn attachments_from_before_a_reboot_are_dropped_unless_the_kernel_has_them() {
         ensure!(identity(&node.attachments()?) == before, "existing attachments were changed");
         lives_on(node, &a, &b)?;
         node.stop_agent()?;
-        // A reboot deletes the interfaces. The namespaces stay: their inode numbers prove nothing after a reboot.
+        // A reboot deletes the interfaces. The namespaces stay: their inode numbers prove nothing after a
+        // reboot.
         for link in before.iter().filter_map(|it| it.get(11)?.as_str()) {
             sys::run(&format!("ip link del {link}"))?;
         }

@@ -91,7 +91,8 @@ fn start_releases_vanished_attachments_and_ignores_foreign_interfaces() {
         // Remains of an interrupted ADD: a stamped interface without an attachment.
         sys::run("ip link add frorphan type veth peer name frorphan1")?;
         sys::run("ip link set frorphan alias ferrule:cluster:deadbeef:eth0")?;
-        // Remains of an ADD before the stamp, and of an interrupted DEL: interfaces in the groups UNSTAMPED and RETIRED.
+        // Remains of an ADD before the stamp, and of an interrupted DEL: interfaces in the groups UNSTAMPED
+        // and RETIRED.
         for (name, group) in [("frunborn", 0x6665_7273), ("frdead", 0x6665_7272)] {
             sys::run(&format!("ip link add {name} group {group} type veth peer name {name}1"))?;
         }

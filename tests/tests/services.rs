@@ -1,4 +1,5 @@
-//! Kubernetes Services whose backend is a pod of this node, translated by kube-proxy-like nftables rules of the host.
+//! Kubernetes Services whose backend is a pod of this node, translated by kube-proxy-like nftables rules of
+//! the host.
 
 use std::{
     fs,
@@ -100,7 +101,12 @@ fn udp(at: &Path, address: SocketAddr) -> anyhow::Result<UdpSocket> {
 }
 
 /// Sends a datagram and a reply of the same size; returns the client's address as the server saw it.
-fn ask(client: &UdpSocket, to: SocketAddr, server: &UdpSocket, len: usize) -> anyhow::Result<SocketAddr> {
+fn exchange(
+    client: &UdpSocket,
+    to: SocketAddr,
+    server: &UdpSocket,
+    len: usize,
+) -> anyhow::Result<SocketAddr> {
     let question = vec![b'q'; len];
     let mut room = vec![0; LARGE + 1];
     client.send_to(&question, to)?;
@@ -115,16 +121,16 @@ fn ask(client: &UdpSocket, to: SocketAddr, server: &UdpSocket, len: usize) -> an
 // === impl Connection ===
 
 impl Connection {
-    fn client_speaks(&mut self) -> anyhow::Result<()> {
-        say(&mut self.client, &mut self.server).context("from client to server")
+    fn client_sends(&mut self) -> anyhow::Result<()> {
+        send(&mut self.client, &mut self.server).context("from client to server")
     }
 
-    fn server_speaks(&mut self) -> anyhow::Result<()> {
-        say(&mut self.server, &mut self.client).context("from server to client")
+    fn server_sends(&mut self) -> anyhow::Result<()> {
+        send(&mut self.server, &mut self.client).context("from server to client")
     }
 }
 
-fn say(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
+fn send(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
     let mut heard = [0; 100];
     from.write_all(&[7; 100])?;
     to.read_exact(&mut heard)?;
@@ -141,8 +147,8 @@ fn service_is_reachable_from_a_pod_on_the_backends_node_and_from_the_node() {
             for from in [b.path(), home()] {
                 let mut connection = connect(from, address, a.path(), backend)?;
                 for _ in 0..3 {
-                    connection.client_speaks()?;
-                    connection.server_speaks()?;
+                    connection.client_sends()?;
+                    connection.server_sends()?;
                 }
             }
             let server = udp(a.path(), backend)?;
@@ -151,7 +157,7 @@ fn service_is_reachable_from_a_pod_on_the_backends_node_and_from_the_node() {
                 let socket = udp(from, any)?;
                 // The larger datagrams are fragmented.
                 for len in [100, LARGE, 100, LARGE] {
-                    let seen = ask(&socket, address, &server, len)?;
+                    let seen = exchange(&socket, address, &server, len)?;
                     ensure!(
                         from == home() || seen.ip() == client,
                         "the backend saw the wrong client address {seen}"
@@ -173,7 +179,7 @@ fn client_port_shared_by_service_and_direct_flow_receives_both_replies() {
             for (port, order) in [(40000, [address, backend]), (40001, [backend, address])] {
                 let client = udp(b.path(), SocketAddr::new(ip, port))?;
                 for to in order.into_iter().chain(order) {
-                    ask(&client, to, &server, 100).with_context(|| format!("in order {order:?}"))?;
+                    exchange(&client, to, &server, 100).with_context(|| format!("in order {order:?}"))?;
                 }
             }
         }
@@ -196,7 +202,7 @@ fn icmp_error_from_the_backend_reaches_the_service_client() {
                 ensure!(error.kind() == ErrorKind::ConnectionRefused, "{to}: {error}");
             }
             let server = udp(a.path(), backend)?;
-            ask(&udp(b.path(), SocketAddr::new(ip, 0))?, address, &server, 100)?;
+            exchange(&udp(b.path(), SocketAddr::new(ip, 0))?, address, &server, 100)?;
         }
         Ok(())
     })
@@ -208,25 +214,25 @@ fn service_connection_survives_agent_restarts() {
     with_services(|node, a, b, services| {
         let connect = |Service { address, backend }| connect(b.path(), address, a.path(), backend);
         let mut connections = [connect(services[0])?, connect(services[1])?];
-        let mut both_speak = |what: &'static str| {
+        let mut both_send = |what: &'static str| {
             connections.iter_mut().try_for_each(|connection| {
                 // Server first: no packet from the client shows again that the flow belongs to the stack.
-                connection.server_speaks().context(what)?;
-                connection.client_speaks().context(what)
+                connection.server_sends().context(what)?;
+                connection.client_sends().context(what)
             })
         };
-        both_speak("at first")?;
+        both_send("at first")?;
         node.kill_agent()?;
-        both_speak("while no agent runs")?;
+        both_send("while no agent runs")?;
         node.start_again()?;
-        both_speak("after the agent was killed")?;
+        both_send("after the agent was killed")?;
         // Answers only after start-up; SIGTERM before that would not be a graceful shutdown.
         ensure!(node.attachments()?.len() == 2);
         node.stop_agent()?;
         node.start_again()?;
-        both_speak("after the agent was stopped")?;
+        both_send("after the agent was stopped")?;
         ensure!(node.attachments()?.len() == 2);
-        services.into_iter().try_for_each(|service| connect(service)?.server_speaks())
+        services.into_iter().try_for_each(|service| connect(service)?.server_sends())
     })
     .unwrap();
 }
@@ -241,7 +247,7 @@ fn pins_without_the_flow_map_are_adopted_on_upgrade() {
         ensure!(Path::new(&pin).exists(), "{pin} is missing");
         ensure!(node.attachments()?.len() == 2);
         for Service { address, backend } in services {
-            connect(b.path(), address, a.path(), backend)?.server_speaks()?;
+            connect(b.path(), address, a.path(), backend)?.server_sends()?;
             b.ping(&backend.ip().to_string())?;
         }
         let dump = sys::run(&format!("bpftool map dump pinned {pin}"))?;

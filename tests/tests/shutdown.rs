@@ -18,8 +18,8 @@ use ferrule_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, and HEADERS (RFC 9113, 6.2;
-/// RFC 7541, 6).
+/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, and HEADERS (RFC 9113,
+/// 6.2; RFC 7541, 6).
 fn unfinished_call() -> Vec<u8> {
     let text = |name: u8, value: &str| [&[name, value.len() as u8], value.as_bytes()].concat();
     let (path, authority, content) = (0x44, 0x41, 0x5f);
@@ -40,7 +40,7 @@ fn readiness_fails_before_in_flight_calls_end() {
     with_agent(|node| {
         ensure!(node.http("/readyz")?.0 == 200);
         let mut caller = UnixStream::connect(socket())?;
-        caller.write_all(&half_a_call())?;
+        caller.write_all(&unfinished_call())?;
         thread::sleep(Duration::from_millis(200));
         node.signal_agent(Signal::SIGTERM)?;
         sys::wait_until("the agent is not ready while a call is in flight", Duration::from_secs(3), || {
@@ -121,15 +121,15 @@ fn exit_code_distinguishes_shutdown_usage_error_and_failure() {
     // Invalid flags: a restart cannot help.
     for flags in [&["--no-such-flag"][..], &["--standalone"], &["--standalone", "--pod-cidr", "10.0.0.0/33"]]
     {
-        let (code, said) = ends(flags).unwrap();
-        assert_eq!(code, Some(64), "{flags:?}: {said}");
+        let (code, stderr) = ends(flags).unwrap();
+        assert_eq!(code, Some(64), "{flags:?}: {stderr}");
     }
     assert_eq!(ends(&["--version"]).unwrap().0, Some(0));
     // Another failure: an agent is already running.
     with_agent(|node| {
         let _node = node;
-        let (code, said) = ends(&["--standalone", "--pod-cidr", "10.9.0.0/24"])?;
-        ensure!(code == Some(1) && said.contains("another ferrule-agent"), "{code:?} {said}");
+        let (code, stderr) = ends(&["--standalone", "--pod-cidr", "10.9.0.0/24"])?;
+        ensure!(code == Some(1) && stderr.contains("another ferrule-agent"), "{code:?} {stderr}");
         Ok(())
     })
     .unwrap();

@@ -21,8 +21,9 @@ const SHORT: u32 = 1500;
 /// The first pods leave reusable resources: threads, buffers, pages of the store.
 const WARM_UP: u32 = 400;
 const WORKERS: u32 = 4;
-/// Growth by fragmentation, in KiB: live allocations do not grow, but a page stays as long as a small block in it
-/// lives, and blocks belong to many threads. Measured: 2 MiB after 10,000 pods, 4 to 5 MiB after 100,000.
+/// Growth by fragmentation, in KiB: live allocations do not grow, but a page stays as long as a small block
+/// in it lives, and blocks belong to many threads. Measured: 2 MiB after 10,000 pods, 4 to 5 MiB after
+/// 100,000.
 const KEPT_KIB: u64 = 3 << 10;
 const KEPT_FOR_LONG_KIB: u64 = 6 << 10;
 /// Threads of an idle agent.

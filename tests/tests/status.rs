@@ -29,12 +29,12 @@ fn is_well(node: &Node) -> anyhow::Result<bool> {
 
 /// Waits for an error code and returns the components in its details.
 fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
-    let mut told = None;
+    let mut reported = None;
     sys::wait_until(&format!("STATUS fails with code {code}"), TIMEOUT, || {
-        told = status(node)?;
-        Ok(told.as_ref().is_some_and(|error| error.code == code))
+        reported = status(node)?;
+        Ok(reported.as_ref().is_some_and(|error| error.code == code))
     })?;
-    let error = told.context("STATUS succeeded")?;
+    let error = reported.context("STATUS succeeded")?;
     ensure!(!error.details.contains('\n'), "{error}");
     let details: Value = serde_json::from_str(&error.details).with_context(|| error.to_string())?;
     let components =
@@ -44,8 +44,8 @@ fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
         for key in ["name", "state", "since", "reason", "affects"] {
             ensure!(!text(key).is_empty(), "{key} is missing in {error}");
         }
-        let told = format!("{}: {}", text("name"), text("reason"));
-        ensure!(error.msg.contains(&told), "{error}");
+        let reported = format!("{}: {}", text("name"), text("reason"));
+        ensure!(error.msg.contains(&reported), "{error}");
     }
     Ok(components.clone())
 }
@@ -53,9 +53,9 @@ fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
 /// Waits until the default-route component reports `expected`, while ADDs are served.
 fn egress_says(node: &Node, expected: &str) -> anyhow::Result<()> {
     sys::wait_until(&format!("the default route {expected}"), TIMEOUT, || {
-        let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-        let line = told.lines().find(|line| line.trim_start().starts_with("egress")).unwrap_or_default();
-        ensure!(line.contains(expected), "{told}");
+        let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
+        let line = reported.lines().find(|line| line.trim_start().starts_with("egress")).unwrap_or_default();
+        ensure!(line.contains(expected), "{reported}");
         Ok(true)
     })
 }
@@ -75,8 +75,8 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
         ] {
             sys::run(loses)?;
             egress_says(node, "unhealthy").context(loses)?;
-            let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-            ensure!(told.contains("pods on this node may be cut off: egress"), "{told}");
+            let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
+            ensure!(reported.contains("pods on this node may be cut off: egress"), "{reported}");
             // CNI specification: STATUS succeeds if an ADD can be served.
             ensure!(is_well(node)?);
             let meanwhile = node.attach("meanwhile")?;
@@ -104,7 +104,8 @@ fn node_that_never_had_a_default_route_is_healthy() {
         egress_says(node, " healthy")?;
         let pod = node.attach("a")?;
         pod.ping(&node.attach("b")?.addresses[0].to_string())?;
-        // A default route that existed is required from then on, also if it vanishes with its address, without a route event.
+        // A default route that existed is required from then on, also if it vanishes with its address,
+        // without a route event.
         sys::run("ip link set uplink up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink src 192.0.2.1")?;
         egress_says(node, "IPv4 leaves through uplink")?;
@@ -143,8 +144,8 @@ fn start_without_api_server(node: &mut Node, flags: &[&str]) -> anyhow::Result<(
 fn status_50_names_the_component_that_blocks_add() {
     on_node(|node| {
         start_without_api_server(node, &[])?;
-        let told = components(node, NOT_AVAILABLE)?;
-        let [ranges] = told.as_slice() else { anyhow::bail!("{told:?}") };
+        let reported = components(node, NOT_AVAILABLE)?;
+        let [ranges] = reported.as_slice() else { anyhow::bail!("{reported:?}") };
         ensure!(ranges["name"] == "ranges" && ranges["state"] == "starting", "{ranges}");
         ensure!(ranges["affects"] == "new-pods", "{ranges}");
         ensure!(node.http("/readyz")?.0 == 503);
@@ -160,11 +161,12 @@ fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
         components(node, NOT_AVAILABLE)?;
         egress_says(node, "leaves through uplink")?;
         sys::run("ip link set uplink down")?;
-        let told = components(node, LIMITED_CONNECTIVITY)?;
-        let affected: Vec<_> = told.iter().map(|it| (it["name"].as_str(), it["affects"].as_str())).collect();
+        let reported = components(node, LIMITED_CONNECTIVITY)?;
+        let affected: Vec<_> =
+            reported.iter().map(|it| (it["name"].as_str(), it["affects"].as_str())).collect();
         ensure!(
             affected == [(Some("egress"), Some("all-pods")), (Some("vifs"), Some("new-pods"))],
-            "{told:?}"
+            "{reported:?}"
         );
         Ok(())
     })

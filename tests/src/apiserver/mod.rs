@@ -1,8 +1,8 @@
-//! An API server for tests: the semantics of the Kubernetes API server on etcd, for the resources that the agent
-//! uses, with fault injection.
+//! An API server for tests: the semantics of the Kubernetes API server on etcd, for the resources that the
+//! agent uses, with fault injection.
 //!
-//! The server speaks HTTP, so that real clients, including `kubectl`, work. Left out: TLS, admission, field validation
-//! beyond names, and everything that controllers do.
+//! The server speaks HTTP, so that real clients, including `kubectl`, work. Left out: TLS, admission, field
+//! validation beyond names, and everything that controllers do.
 
 use std::{
     collections::HashMap,
@@ -65,15 +65,16 @@ pub struct Options {
     pub bookmark_interval: Duration,
     /// Number of changes in the history.
     pub history_limit: usize,
-    /// Maximum time for which a watch with a hundred pending events may read none of them, before its connection closes.
+    /// Maximum time for which a watch with a hundred pending events may read none of them, before its
+    /// connection closes.
     pub slow_watch_limit: Duration,
 }
 
 /// A running server; dropping it stops it.
 ///
-/// The methods do not wait for clients and work from any thread. The server listens in the network namespace of the
-/// thread that started it. Unlike HTTP clients, the methods can write an object together with its status, and choose
-/// its `uid`.
+/// The methods do not wait for clients and work from any thread. The server listens in the network namespace
+/// of the thread that started it. Unlike HTTP clients, the methods can write an object together with its
+/// status, and choose its `uid`.
 #[derive(Debug)]
 pub struct ApiServer {
     core: Arc<Core>,

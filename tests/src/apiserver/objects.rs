@@ -42,8 +42,8 @@ pub fn namespace(name: &str) -> Value {
     })
 }
 
-/// A pod's KuryrPort as Kuryr's controller creates it. `vifs` maps interface names to VIFs in its status; empty
-/// means that the VIFs are not decided yet.
+/// A pod's KuryrPort as Kuryr's controller creates it. `vifs` maps interface names to VIFs in its status;
+/// empty means that the VIFs are not decided yet.
 #[must_use]
 pub fn kuryr_port(namespace: &str, name: &str, node: &str, pod_uid: &str, vifs: Value) -> Value {
     json!({

@@ -158,7 +158,8 @@ impl Watch {
         }
     }
 
-    /// Sends a batch of changes; returns whether there may be more. `current` is a version that the history has reached.
+    /// Sends a batch of changes; returns whether there may be more. `current` is a version that the history
+    /// has reached.
     async fn tell_changes(&mut self, current: u64) -> Result<bool, Ended> {
         let changes = lock(&self.core.store).behind(self.position, BATCH);
         let Some(changes) = changes else {

@@ -1,6 +1,6 @@
-//! Program in the containers of tests with real runtimes. Without arguments, an echo server that runs until killed;
-//! `ask ADDRESS` connects to a server and prints its answer; `rest` sleeps until killed; `hold NAME` binds an abstract
-//! socket until killed, and prints a line once bound.
+//! Program in the containers of tests with real runtimes. Without arguments, an echo server that runs until
+//! killed; `ask ADDRESS` connects to a server and prints its answer; `rest` sleeps until killed; `hold NAME`
+//! binds an abstract socket until killed, and prints a line once bound.
 //!
 //! The server answers with the client's address as it sees it, which reveals NAT and wrong paths.
 

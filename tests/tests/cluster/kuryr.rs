@@ -151,8 +151,8 @@ fn unsupported_vif_class_is_refused_by_name() {
             let pod = cluster.pod(node, &class.to_lowercase(), &[])?;
             port(cluster, &pod, vifs(class, true))?;
             let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
-            let said = refused.msg.contains(class) && refused.msg.contains("not supported yet");
-            ensure!(refused.code == 104 && said, "{refused}");
+            let is_named = refused.msg.contains(class) && refused.msg.contains("not supported yet");
+            ensure!(refused.code == 104 && is_named, "{refused}");
         }
         ensure!(node.attachments()?.is_empty());
         Ok(())

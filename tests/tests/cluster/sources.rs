@@ -91,7 +91,8 @@ fn address_of_a_sandbox_without_del_is_freed_once_its_interface_is_gone() {
 fn annotation_in_the_call_needs_no_api_server() {
     with_cluster(&["--vif-source", "annotation"], |node, _| {
         let pod = node.pod("never-seen")?;
-        let result = telling(node.runtime()?, json!({ VIF: DECIDED, "other": "x" })).add(&pod)?;
+        let result =
+            with_pod_annotations(node.runtime()?, json!({ VIF: DECIDED, "other": "x" })).add(&pod)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
         Ok(())
     })
@@ -110,8 +111,8 @@ fn source_auto_prefers_the_annotation_and_falls_back_to_ipam() {
             result["ips"][0]["address"] == "10.244.0.2/32"
                 && result["ips"].as_array().map(Vec::len) == Some(2)
         );
-        let told = node.pod("told")?;
-        let result = telling(node.runtime()?, json!({})).add(&told)?;
+        let reported = node.pod("reported")?;
+        let result = with_pod_annotations(node.runtime()?, json!({})).add(&reported)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.3/32", "wrong address: {result}");
         Ok(())
     })

@@ -12,7 +12,7 @@ pub const VARIABLE: &str = "FERRULE_CRASH_POINTS";
 pub const ABI: &str = "FERRULE_ABI_VERSION";
 pub const DIRECTORY: &str = "/run/crash";
 
-/// A step and the occurrence at which the agent dies.
+/// A step and the occurrence at which the agent crashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub step: String,

@@ -1,4 +1,4 @@
-//! The fixture: a node whose agent dies repeatedly while bystanders' packets flow.
+//! The fixture: a node whose agent crashes repeatedly while bystanders' packets flow.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! Invariants that hold whenever an agent runs and no call is in flight: kernel and maps contain exactly what the
-//! registry requires.
+//! Invariants that hold whenever an agent runs and no call is in flight: kernel and maps contain exactly what
+//! the registry requires.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

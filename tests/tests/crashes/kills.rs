@@ -1,5 +1,5 @@
-//! Kills at random times: in each round, the agent is killed during concurrent calls or during its start. Afterwards a
-//! new agent must restore all invariants, and every call must succeed when retried.
+//! Kills at random times: in each round, the agent is killed during concurrent calls or during its start.
+//! Afterwards a new agent must restore all invariants, and every call must succeed when retried.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Scenarios: what the agent does when it dies, and what the runtime does afterwards.
+//! Scenarios: what the agent does when it crashes, and what the runtime does afterwards.
 
 use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     fixture::Fixture,
 };
 
-/// An operation of the agent during which it dies.
+/// An operation of the agent during which it crashes.
 pub struct Scenario {
     pub name: &'static str,
     /// Flags of the agent.
@@ -153,7 +153,8 @@ fn damaged_pod(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A pod with a conflicting default route: ADD detects the conflict after creating the veth pair, and rolls back.
+/// A pod with a conflicting default route: ADD detects the conflict after creating the veth pair, and rolls
+/// back.
 fn pod_with_default_route(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     let pod = fixture.node.pod("stubborn")?;
     pod.run("ip link set lo up")?;
@@ -166,11 +167,11 @@ fn remove_conflicting_route(fixture: &mut Fixture<'_>, _: usize) -> anyhow::Resu
     the_pod(fixture)?.run("ip route del default dev lo").map(drop)
 }
 
-fn add(fixture: &mut Fixture<'_>, dies: bool) -> anyhow::Result<()> {
+fn add(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
     let pod = the_pod(fixture)?;
     let answer = fixture.runtime.call("ADD", &pod)?;
     fixture.unknown.insert(pod.container_id.clone());
-    if !answer.status.success() && dies {
+    if !answer.status.success() && crashes {
         let error = answer.into_error()?;
         let expected = pod.name == "stubborn" || error.code == TRY_AGAIN;
         ensure!(expected, "unexpected error of ADD: {error}");
@@ -237,12 +238,12 @@ fn two_pods(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn gc(fixture: &mut Fixture<'_>, dies: bool) -> anyhow::Result<()> {
+fn gc(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
     let pod = the_pod(fixture)?;
     let runtime = fixture.runtime.clone().with("cni.dev/valid-attachments", fixture.valid());
     let answer = runtime.call("GC", &pod)?;
     fixture.unknown.extend(fixture.pods.iter().map(|it| it.container_id.clone()));
-    if dies { Ok(()) } else { answer.into_result().map(drop) }
+    if crashes { Ok(()) } else { answer.into_result().map(drop) }
 }
 
 fn gc_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
@@ -257,11 +258,11 @@ fn gc_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
     fixture.pods.clone().iter().try_for_each(|pod| fixture.del(pod))
 }
 
-fn lose_netns(fixture: &mut Fixture<'_>, dies: bool) -> anyhow::Result<()> {
+fn lose_netns(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
     let pod = fixture.pods.pop().context("no pod")?;
     fixture.unknown.insert(pod.container_id.clone());
     pod.remove()?;
-    if dies {
+    if crashes {
         return Ok(());
     }
     sys::wait_until("the attachment is garbage-collected", TIMEOUT, || {
@@ -306,10 +307,10 @@ fn inconsistent_state(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start(fixture: &mut Fixture<'_>, dies: bool) -> anyhow::Result<()> {
+fn start(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
     let started = fixture.node.start_again();
     // The agent may die after it has started to serve.
-    if dies { Ok(()) } else { started }
+    if crashes { Ok(()) } else { started }
 }
 
 fn retry_all(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
@@ -378,9 +379,9 @@ fn retired_link(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     fixture.del(&pod)
 }
 
-fn stop(fixture: &mut Fixture<'_>, dies: bool) -> anyhow::Result<()> {
+fn stop(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
     let stopped = fixture.node.stop_agent();
-    if dies { Ok(()) } else { stopped }
+    if crashes { Ok(()) } else { stopped }
 }
 
 fn the_pod(fixture: &Fixture<'_>) -> anyhow::Result<Pod> {

@@ -1,5 +1,5 @@
-//! Runs each scenario once without a crash, and then once for each step that the agent passed, with a crash at that
-//! step.
+//! Runs each scenario once without a crash, and then once for each step that the agent passed, with a crash
+//! at that step.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,4 +1,5 @@
-//! Self-healing: damage to pods' interfaces by others is repaired without a call from the runtime, or reported.
+//! Self-healing: damage to pods' interfaces by others is repaired without a call from the runtime, or
+//! reported.
 
 mod node;
 mod qdisc;
@@ -240,8 +241,8 @@ fn orphaned_interface_is_deleted_and_unstamped_interface_is_untouched() {
         );
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["link-stamp"], "{found:#}");
-        let told = node.log().matches("kind=\"link-stamp\"").count();
-        ensure!(told == 1, "expected one log line, found {told}");
+        let reported = node.log().matches("kind=\"link-stamp\"").count();
+        ensure!(reported == 1, "expected one log line, found {reported}");
         sys::run(&format!("ip link set {host} alias ferrule:cluster:{}:eth0", pod.container_id))?;
         sys::wait_until("the pod is repaired", TIMEOUT, || Ok(node.runtime()?.check(&pod).is_ok()))
     })
@@ -313,12 +314,12 @@ fn foreign_filters_are_kept_and_reported() {
         ensure!(filters.contains("pref 9") && filters.contains("pref 1 "), "{filters}");
         let (code, found) = verify()?;
         let foreign = found["foreign"].as_array().context("no foreign filters in the output")?;
-        let told = foreign.first().and_then(|it| it["what"].as_str()).unwrap_or_default();
+        let reported = foreign.first().and_then(|it| it["what"].as_str()).unwrap_or_default();
         ensure!(
             code == Some(0)
                 && foreign.len() == 1
-                && told.contains("a bpf filter")
-                && told.contains("priority 9"),
+                && reported.contains("a bpf filter")
+                && reported.contains("priority 9"),
             "{found:#}"
         );
         Ok(())
@@ -342,8 +343,8 @@ fn repairs_against_another_program_are_rate_limited_and_reported_once() {
         // Two filters per repair; backoffs of 0.5, 1, 2, 4 and 8 s.
         ensure!((2.0..=14.0).contains(&repairs), "{repairs} repairs in 12 s");
         let log = node.log();
-        let told = log.matches("is there another program").count();
-        ensure!(told <= 1 && log.matches("not as it should be").count() <= 14, "{log}");
+        let reported = log.matches("is there another program").count();
+        ensure!(reported <= 1 && log.matches("not as it should be").count() <= 14, "{log}");
         sys::wait_until("the pod is repaired in the end", Duration::from_secs(90), || {
             Ok(node.runtime()?.check(&pod).is_ok())
         })

@@ -37,7 +37,7 @@ fn disabled_forwarding_is_repaired_on_notification() {
             set(name, "0")?;
             sys::wait_until("forwarding is enabled again", AT_ONCE, || Ok(get(name)? == "1"))?;
             wait_until_healed(node, &pod, &peer)?;
-            ensure!(told(node, "node-forwarding")? == number, "{name}");
+            ensure!(deviations(node, "node-forwarding")? == number, "{name}");
             let repaired =
                 node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"repaired\"}")?;
             ensure!(repaired == number, "{repaired} repairs after {name}");

@@ -36,7 +36,7 @@ pub struct Fixture<'a> {
     pub model: Model,
     /// By sandbox number.
     pub pods: Vec<Pod>,
-    pub strangers: BTreeMap<u32, Link>,
+    pub foreign_links: BTreeMap<u32, Link>,
     synced: u32,
     /// Log of what happened, for failure messages.
     pub history: Vec<String>,
@@ -63,7 +63,7 @@ impl<'a> Fixture<'a> {
             sys::run(&format!("ip link set {name} alias {alias} up"))?;
         }
         let runtime = node.runtime()?;
-        let strangers = Observed::collect(node, true)?.links;
+        let foreign_links = Observed::collect(node, true)?.links;
         let model = Model::new(pool);
         Ok(Self {
             node,
@@ -71,7 +71,7 @@ impl<'a> Fixture<'a> {
             runtime,
             model,
             pods: Vec::new(),
-            strangers,
+            foreign_links,
             synced: 0,
             history: Vec::new(),
             tally: BTreeMap::new(),
@@ -103,8 +103,8 @@ impl<'a> Fixture<'a> {
         self.verify(self.batch())
     }
 
-    /// Waits until the agent has processed all API events. Events arrive in order, and a pod with an unreadable VIF is
-    /// refused as soon as the agent sees the pod.
+    /// Waits until the agent has processed all API events. Events arrive in order, and a pod with an
+    /// unreadable VIF is refused as soon as the agent sees the pod.
     ///
     /// # Errors
     /// If the agent does not catch up.
@@ -309,7 +309,7 @@ impl<'a> Fixture<'a> {
             let checked = check_batch(&mut model, &batch, &seen);
             let mut found: Vec<String> = checked.err().into_iter().collect();
             if found.is_empty() {
-                found = invariants::differences(&model, &seen, &self.strangers);
+                found = invariants::differences(&model, &seen, &self.foreign_links);
             }
             tries -= 1;
             if found.is_empty() {

@@ -12,7 +12,8 @@ use crate::{
     operations::Damage,
 };
 
-/// Expected kernel and map state. `optional` names interfaces that the kernel deletes asynchronously with their namespace.
+/// Expected kernel and map state. `optional` names interfaces that the kernel deletes asynchronously with
+/// their namespace.
 #[derive(Debug, Default)]
 struct Expected {
     links: BTreeMap<u32, (String, String)>,
@@ -28,8 +29,8 @@ struct Expected {
 /// Several reconcile rounds on a loaded machine.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(90);
 
-/// All differences, in words. `strangers` are interfaces that existed before the agent.
-pub fn differences(model: &Model, seen: &Observed, strangers: &BTreeMap<u32, Link>) -> Vec<String> {
+/// All differences, in words. `foreign_links` are interfaces that existed before the agent.
+pub fn differences(model: &Model, seen: &Observed, foreign_links: &BTreeMap<u32, Link>) -> Vec<String> {
     let mut found = one_owner_each(model);
     registry(model, seen, &mut found);
     let expected = expected(model, seen);
@@ -52,7 +53,7 @@ pub fn differences(model: &Model, seen: &Observed, strangers: &BTreeMap<u32, Lin
     compare("ENDPOINTS", &seen.endpoints, &expected.endpoints, &mut found);
     let counters = |set: &BTreeSet<u32>| set.iter().map(|index| (*index, ())).collect::<BTreeMap<_, _>>();
     compare("VIF_COUNTERS", &counters(&seen.counters), &counters(&expected.counters), &mut found);
-    links(seen, &expected, strangers, &mut found);
+    links(seen, &expected, foreign_links, &mut found);
     found
 }
 
@@ -151,13 +152,10 @@ fn expected(model: &Model, seen: &Observed) -> Expected {
     expected
 }
 
-fn links(seen: &Observed, expected: &Expected, strangers: &BTreeMap<u32, Link>, found: &mut Vec<String>) {
-    for (index, stranger) in strangers {
-        if seen.links.get(index) != Some(stranger) {
-            found.push(format!(
-                "the foreign interface {stranger:?} was changed to {:?}",
-                seen.links.get(index)
-            ));
+fn links(seen: &Observed, expected: &Expected, foreign_links: &BTreeMap<u32, Link>, found: &mut Vec<String>) {
+    for (index, link) in foreign_links {
+        if seen.links.get(index) != Some(link) {
+            found.push(format!("the foreign interface {link:?} was changed to {:?}", seen.links.get(index)));
         }
     }
     for (index, (name, alias)) in &expected.links {
@@ -173,7 +171,7 @@ fn links(seen: &Observed, expected: &Expected, strangers: &BTreeMap<u32, Link>, 
         }
     }
     for (index, link) in &seen.links {
-        let is_known = strangers.contains_key(index) || expected.links.contains_key(index);
+        let is_known = foreign_links.contains_key(index) || expected.links.contains_key(index);
         if !is_known && link.group != RETIRED_GROUP && !expected.optional.contains(&link.name) {
             found.push(format!("orphaned interface {index}: {link:?}"));
         }

@@ -34,8 +34,8 @@ impl Baseline {
         })
     }
 
-    /// Waits until nothing exceeds the baseline: the kernel deletes interfaces asynchronously, and idle connections
-    /// for Events close after a while.
+    /// Waits until nothing exceeds the baseline: the kernel deletes interfaces asynchronously, and idle
+    /// connections for Events close after a while.
     ///
     /// # Errors
     /// If resources have leaked.

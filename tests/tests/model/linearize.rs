@@ -1,8 +1,8 @@
-//! Linearizability check of concurrent calls against the model: for each attachment, some order of the calls must
-//! explain all answers and lead to the attachment's final state.
+//! Linearizability check of concurrent calls against the model: for each attachment, some order of the calls
+//! must explain all answers and lead to the attachment's final state.
 //!
-//! Attachments are checked separately, because calls on one do not depend on another's state. They share only the
-//! addresses: unique ownership and cooldown are checked across all attachments.
+//! Attachments are checked separately, because calls on one do not depend on another's state. They share only
+//! the addresses: unique ownership and cooldown are checked across all attachments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -344,7 +344,8 @@ impl<'a> Checker<'a> {
         Some(State { attached: Some(attached), ..now.removed() })
     }
 
-    /// A failed ADD: nothing changed, or a damaged attachment was removed. A concurrent DEL may cause code 11.
+    /// A failed ADD: nothing changed, or a damaged attachment was removed. A concurrent DEL may cause code
+    /// 11.
     fn refused(&self, now: &State, add: &Add, code: u64, is_whole: bool) -> Vec<State> {
         let is_interrupted = code == TRY_AGAIN_LATER && self.is_deleted();
         if is_whole || !(is_interrupted || self.allowed_outcomes(add).errors.contains(&code)) {

@@ -1,8 +1,9 @@
-//! The CNI contract against a model: ADD, DEL, CHECK, GC, API events, damage and restarts in random order, with the
-//! real agent, shim and kernel. After each step, the node's state must equal the model's.
+//! The CNI contract against a model: ADD, DEL, CHECK, GC, API events, damage and restarts in random order,
+//! with the real agent, shim and kernel. After each step, the node's state must equal the model's.
 //!
-//! `FERRULE_MODEL_OPS=10000` sets the number of operations, `FERRULE_MODEL_SEED` the seed. `FERRULE_MODEL_REPLAY` is a list
-//! of operations as printed by a failure, or a file with one: see `docs/operations.md`.
+//! `FERRULE_MODEL_OPS=10000` sets the number of operations, `FERRULE_MODEL_SEED` the seed.
+//! `FERRULE_MODEL_REPLAY` is a list of operations as printed by a failure, or a file with one: see
+//! `docs/operations.md`.
 
 #![expect(clippy::panic, reason = "a failed test and an invalid setting panic")]
 

@@ -1,4 +1,5 @@
-//! The reference model: what the CNI specification and our invariants require of a node, independent of implementation.
+//! The reference model: what the CNI specification and our invariants require of a node, independent of
+//! implementation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +62,8 @@ pub struct Attached {
     pub addresses: Addresses,
     pub mac: String,
     pub host_ifname: String,
-    /// The first ADD's result, which a repeated ADD returns again. `None` if the agent crashed before answering.
+    /// The first ADD's result, which a repeated ADD returns again. `None` if the agent crashed before
+    /// answering.
     pub result: Option<Value>,
     /// The namespace that contains the interface.
     pub generation: u32,
@@ -149,8 +151,8 @@ impl Model {
         Self { api, sandboxes: Vec::new(), attached: BTreeMap::new(), cooldown, agent_runs: true, pool }
     }
 
-    /// The allowed outcomes of an ADD of an unattached sandbox, given the API states that the agent may have seen.
-    /// `others` is the number of concurrent ADDs.
+    /// The allowed outcomes of an ADD of an unattached sandbox, given the API states that the agent may have
+    /// seen. `others` is the number of concurrent ADDs.
     pub fn allowed_outcomes(&self, add: &Add, apis: &[Api], others: usize) -> Allowed {
         let mut allowed = Allowed::default();
         let Some(sandbox) = self.sandboxes.get(add.id) else { return allowed };

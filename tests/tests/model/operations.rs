@@ -53,7 +53,7 @@ pub enum Op {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
-    /// `told`: the call carries the pod's annotations, as containerd passes them.
+    /// `annotated`: the call carries the pod's annotations, as containerd passes them.
     Add {
         pick: u16,
         annotated: bool,

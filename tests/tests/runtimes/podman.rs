@@ -20,8 +20,8 @@ fn podman_containers_reach_each_other_and_leak_nothing() {
         let (one, two) = (podman.run("one", NETWORK)?, podman.run("two", NETWORK)?);
         let (of_one, of_two) = (addresses(node, &one)?, addresses(node, &two)?);
         let format = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
-        let told = podman.call(&["inspect", "--format", format, "one"])?;
-        ensure!(told == of_one[0].to_string(), "podman reports {told}, the agent {of_one:?}");
+        let reported = podman.call(&["inspect", "--format", format, "one"])?;
+        ensure!(reported == of_one[0].to_string(), "podman reports {reported}, the agent {of_one:?}");
         ensure!(attachment(node, &one)?["pod_name"] == "one");
         for (from, to) in of_one.iter().zip(&of_two) {
             let seen = podman.call(&["exec", "one", POD, "ask", &to.to_string()])?;

@@ -100,9 +100,9 @@ fn concurrent_pods_have_unique_addresses_and_leak_nothing() {
         })?;
         let pods = pods.into_inner()?;
         let mut unique: BTreeSet<std::net::IpAddr> = BTreeSet::new();
-        for (pod, told) in &pods {
-            ensure!(addresses(node, &pod.id)? == *told, "{told:?}");
-            unique.extend(told);
+        for (pod, reported) in &pods {
+            ensure!(addresses(node, &pod.id)? == *reported, "{reported:?}");
+            unique.extend(reported);
         }
         ensure!(unique.len() == 2 * PODS && node.attachments()?.len() == PODS, "{unique:?}");
         at_once(&|number| {

@@ -13,13 +13,13 @@ fn pod_creation_without_an_agent_fails_with_a_reason_and_succeeds_later() {
         let Err(refused) = containerd.cri().run("a", &[]) else {
             bail!("pod creation succeeded without an agent")
         };
-        let told = format!("{refused:#}");
+        let reported = format!("{refused:#}");
         let expected = [
             "connecting to the agent at \"/run/ferrule/agent.sock\"",
             "check that ferrule-agent runs on this node",
         ];
         for expected in expected {
-            ensure!(told.contains(expected), "{expected} is missing in {told}");
+            ensure!(reported.contains(expected), "{expected} is missing in {reported}");
         }
         node.start_again()?;
         let pod = containerd.cri().run("a", &[])?;

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, transport::Server};
 
 /// A running collector; dropping it stops it.
 pub struct Collector {
-    told: Arc<Mutex<Vec<ResourceSpans>>>,
+    received: Arc<Mutex<Vec<ResourceSpans>>>,
     _runtime: Runtime,
 }
 
@@ -40,7 +40,7 @@ struct Service(Arc<Mutex<Vec<ResourceSpans>>>);
 pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 4317);
 pub const FLAGS: [&str; 2] = ["--otlp-endpoint", "http://127.0.0.1:4317"];
 
-const TOLD: Duration = Duration::from_secs(30);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tonic::async_trait]
 impl TraceService for Service {
@@ -64,23 +64,23 @@ impl Collector {
         let listener = TcpListener::bind(ADDRESS).context("cannot listen as a collector")?;
         listener.set_nonblocking(true)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let told = Arc::<Mutex<Vec<ResourceSpans>>>::default();
-        let service = TraceServiceServer::new(Service(Arc::clone(&told)));
+        let received = Arc::<Mutex<Vec<ResourceSpans>>>::default();
+        let service = TraceServiceServer::new(Service(Arc::clone(&received)));
         let inside = runtime.enter();
         let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener)?);
         drop(inside);
         runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        Ok(Self { told, _runtime: runtime })
+        Ok(Self { received, _runtime: runtime })
     }
 
     /// Everything received so far.
-    pub fn told(&self) -> Vec<ResourceSpans> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn received(&self) -> Vec<ResourceSpans> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All spans received so far.
     pub fn spans(&self) -> Vec<Span> {
-        let scopes = self.told().into_iter().flat_map(|it| it.scope_spans);
+        let scopes = self.received().into_iter().flat_map(|it| it.scope_spans);
         scopes.flat_map(|it| it.spans).collect()
     }
 
@@ -90,7 +90,7 @@ impl Collector {
     /// If the span does not arrive in time.
     pub fn call(&self, trace_id: &str, verb: &str) -> anyhow::Result<Call> {
         let mut found = None;
-        sys::wait_until("the collector has received the call's span", TOLD, || {
+        sys::wait_until("the collector has received the call's span", EXPORT_TIMEOUT, || {
             let spans = self.spans();
             let of_trace =
                 |span: &&Span| hex(&span.trace_id) == trace_id && span.name == format!("CNI {verb}");

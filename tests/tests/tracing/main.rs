@@ -78,8 +78,8 @@ fn add_and_del_export_spans_with_phase_children_in_the_runtimes_trace() {
         ensure!(del.attributes() == attributes, "wrong attributes of DEL: {:?}", del.attributes());
         ensure!(del.own.start_time_unix_nano >= add.own.end_time_unix_nano);
 
-        let told = collector.told();
-        let resource = texts(&told[0].resource.clone().unwrap_or_default().attributes);
+        let received = collector.received();
+        let resource = texts(&received[0].resource.clone().unwrap_or_default().attributes);
         let of = |key: &str| resource.get(key).map(String::as_str);
         ensure!(
             of("service.name") == Some("ferrule-agent") && of("k8s.node.name") == Some(NODE),
@@ -157,8 +157,8 @@ fn unreachable_collector_does_not_delay_calls_and_is_logged_once() {
             Duration::from_secs(30),
             || Ok(dropped(node, "failed")? > before),
         )?;
-        let said = node.log().lines().filter(|line| line.contains("traces")).count();
-        ensure!(said == 1, "{said} lines:\n{}", node.log());
+        let lines = node.log().lines().filter(|line| line.contains("traces")).count();
+        ensure!(lines == 1, "{lines} lines:\n{}", node.log());
         let status = node.ctl(&["status"])?;
         ensure!(status.contains("traces") && status.contains("unhealthy"), "{status}");
 

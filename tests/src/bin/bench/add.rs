@@ -1,7 +1,7 @@
 //! Cost of ADD and DEL.
 //!
-//! All targets share one node and take turns, pod by pod, so that other load of the machine affects all of them.
-//! Each call has its own sandbox, created before and removed after it.
+//! All targets share one node and take turns, pod by pod, so that other load of the machine affects all of
+//! them. Each call has its own sandbox, created before and removed after it.
 
 use ferrule_tests::node::{self, Node};
 

@@ -1,7 +1,7 @@
 //! `bench`: the cost of Ferrule and of reference plugins, measured in one run on one node.
 //!
-//! Started by `cargo xtask bench`, which builds the binaries. No measured time fails the run, because absolute times
-//! depend on the machine; the goals are printed beside the results, for ADD as ratios.
+//! Started by `cargo xtask bench`, which builds the binaries. No measured time fails the run, because
+//! absolute times depend on the machine; the goals are printed beside the results, for ADD as ratios.
 
 mod add;
 mod cpu;

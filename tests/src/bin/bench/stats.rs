@@ -21,7 +21,8 @@ impl Series {
         self.0.len()
     }
 
-    /// The smallest sample that at least `percent` of all samples do not exceed (nearest rank), in milliseconds.
+    /// The smallest sample that at least `percent` of all samples do not exceed (nearest rank), in
+    /// milliseconds.
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

@@ -119,9 +119,9 @@ impl Target {
         Ok(self.call("DEL", pod)?.took)
     }
 
-    /// Measures from the start of the plugin's process to its end. Everything else happens before or after: the input
-    /// waits in a pipe, and the output fits into one. No option is set that would keep the standard library from
-    /// starting the process without a fork.
+    /// Measures from the start of the plugin's process to its end. Everything else happens before or after:
+    /// the input waits in a pipe, and the output fits into one. No option is set that would keep the standard
+    /// library from starting the process without a fork.
     fn call(&self, verb: &str, pod: &Pod) -> anyhow::Result<Call> {
         let (stdin, mut write) = io::pipe()?;
         write.write_all(&self.stdin)?;

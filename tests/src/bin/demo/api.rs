@@ -80,7 +80,8 @@ impl Api {
         Ok(Self { process })
     }
 
-    /// Kills the process by SIGKILL. Saves its objects, except one pod, which thereby counts as deleted meanwhile.
+    /// Kills the process by SIGKILL. Saves its objects, except one pod, which thereby counts as deleted
+    /// meanwhile.
     ///
     /// # Errors
     /// If the process was not running.

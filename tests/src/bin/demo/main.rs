@@ -1,5 +1,5 @@
-//! A demonstration on this machine, removed completely afterwards: a node in a cluster, its agent, a runtime that
-//! executes the shim, pods and their traffic, an API server outage, and the operator's tools.
+//! A demonstration on this machine, removed completely afterwards: a node in a cluster, its agent, a runtime
+//! that executes the shim, pods and their traffic, an API server outage, and the operator's tools.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Cost of watching the API server: events, memory, waiting ADDs, relists and idle load.
 //!
-//! The API server runs in this process, on the same machine. Latencies include the server's work; the agent's CPU time
-//! and memory do not.
+//! The API server runs in this process, on the same machine. Latencies include the server's work; the agent's
+//! CPU time and memory do not.
 
 mod add_wait;
 mod burst;

@@ -95,12 +95,7 @@ impl<'a> Testbed<'a> {
             Ok(kibibytes.with_context(|| format!("no {field}"))?.parse::<f64>()? / 1024.0)
         };
         table.add(format!("RSS, {what}"), mebibytes("VmRSS")?, "MiB", goal);
-        table.add(
-            "  anonymous memory (the rest is file-backed pages of the binary)",
-            mebibytes("RssAnon")?,
-            "MiB",
-            None,
-        );
+        table.add("  anonymous (the rest is file-backed)", mebibytes("RssAnon")?, "MiB", None);
         table.add("  peak so far", mebibytes("VmHWM")?, "MiB", None);
         Ok(())
     }
