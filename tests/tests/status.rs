@@ -51,10 +51,11 @@ fn components(node: &Node, code: u64) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Waits until the default-route component reports `expected`, while ADDs are served.
-fn egress_says(node: &Node, expected: &str) -> anyhow::Result<()> {
+fn expect_default_route(node: &Node, expected: &str) -> anyhow::Result<()> {
     sys::wait_until(&format!("the default route {expected}"), TIMEOUT, || {
         let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-        let line = reported.lines().find(|line| line.trim_start().starts_with("egress")).unwrap_or_default();
+        let line =
+            reported.lines().find(|line| line.trim_start().starts_with("default-route")).unwrap_or_default();
         ensure!(line.contains(expected), "{reported}");
         Ok(true)
     })
@@ -65,7 +66,7 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
     with_agent(|node| {
         let before = node.attach("before")?;
         ensure!(is_well(node)?);
-        egress_says(node, "leaves through uplink")?;
+        expect_default_route(node, "leaves through uplink")?;
         let has_carrier = || Ok(sys::run("ip link show uplink")?.contains("LOWER_UP"));
         for (loses, gets_back) in [
             ("ip link set uplink down", "ip link set uplink up"),
@@ -74,9 +75,9 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
             ("ip -n outside link set eth0 down", "ip -n outside link set eth0 up"),
         ] {
             sys::run(loses)?;
-            egress_says(node, "unhealthy").context(loses)?;
+            expect_default_route(node, "unhealthy").context(loses)?;
             let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-            ensure!(reported.contains("pods on this node may be cut off: egress"), "{reported}");
+            ensure!(reported.contains("pods on this node may be cut off: default-route"), "{reported}");
             // CNI specification: STATUS succeeds if an ADD can be served.
             ensure!(is_well(node)?);
             let meanwhile = node.attach("meanwhile")?;
@@ -88,7 +89,7 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
             sys::wait_until("the uplink has carrier again", TIMEOUT, has_carrier)?;
             // A link that goes down loses its routes.
             sys::run("ip route replace default via 192.0.2.254 dev uplink")?;
-            egress_says(node, "leaves through uplink").context(loses)?;
+            expect_default_route(node, "leaves through uplink").context(loses)?;
         }
         Ok(())
     })
@@ -101,16 +102,16 @@ fn node_that_never_had_a_default_route_is_healthy() {
         sys::run("ip route del default")?;
         sys::run("ip link set uplink down")?;
         node.start_agent(&[POD_V4])?;
-        egress_says(node, " healthy")?;
+        expect_default_route(node, " healthy")?;
         let pod = node.attach("a")?;
         pod.ping(&node.attach("b")?.addresses[0].to_string())?;
         // A default route that existed is required from then on, also if it vanishes with its address,
         // without a route event.
         sys::run("ip link set uplink up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink src 192.0.2.1")?;
-        egress_says(node, "IPv4 leaves through uplink")?;
+        expect_default_route(node, "IPv4 leaves through uplink")?;
         sys::run("ip addr del 192.0.2.1/24 dev uplink")?;
-        egress_says(node, "unhealthy")
+        expect_default_route(node, "unhealthy")
     })
     .unwrap();
 }
@@ -120,11 +121,11 @@ fn missing_default_route_of_an_unused_family_is_ignored() {
     on_node(|node| {
         sys::run("ip route add default via 2001:db8::254 dev uplink")?;
         node.start_agent(&[POD_V4])?;
-        egress_says(node, "IPv6 leaves through uplink")?;
+        expect_default_route(node, "IPv6 leaves through uplink")?;
         sys::run("ip -6 route del default")?;
-        egress_says(node, " healthy")?;
+        expect_default_route(node, " healthy")?;
         sys::run("ip route del default")?;
-        egress_says(node, "unhealthy")
+        expect_default_route(node, "unhealthy")
     })
     .unwrap();
 }
@@ -159,13 +160,13 @@ fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
     on_node(|node| {
         start_without_api_server(node, &["--vif-source", "annotation", "--pod-cidr", POD_V4])?;
         components(node, NOT_AVAILABLE)?;
-        egress_says(node, "leaves through uplink")?;
+        expect_default_route(node, "leaves through uplink")?;
         sys::run("ip link set uplink down")?;
         let reported = components(node, LIMITED_CONNECTIVITY)?;
         let affected: Vec<_> =
             reported.iter().map(|it| (it["name"].as_str(), it["affects"].as_str())).collect();
         ensure!(
-            affected == [(Some("egress"), Some("all-pods")), (Some("vifs"), Some("new-pods"))],
+            affected == [(Some("default-route"), Some("all-pods")), (Some("vifs"), Some("new-pods"))],
             "{reported:?}"
         );
         Ok(())
