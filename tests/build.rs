@@ -1,4 +1,4 @@
-//! Generates the client of container runtimes from `proto/`.
+//! Generates the CRI client from `proto/`.
 
 use std::error::Error;
 

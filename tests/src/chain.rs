@@ -1,4 +1,4 @@
-//! A list of plugins, executed as libcni executes one.
+//! A CNI plugin chain, executed as libcni executes it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,26 +7,25 @@ use serde_json::{Map, Value};
 
 use crate::{dist, pod::Pod, runtime::Runtime};
 
-/// A network configuration list, and what a runtime gives to its plugins.
+/// A network configuration list and the runtime's capability arguments.
 #[derive(Debug, Clone)]
 pub struct Chain {
     version: String,
     plugins: Vec<Value>,
-    /// By capability: each plugin gets those that it declares.
+    /// By capability; a plugin receives those that it declares.
     capabilities: Map<String, Value>,
-    /// What the last ADD gave: CHECK and DEL of every plugin get it.
+    /// The last ADD's result, passed to CHECK and DEL of every plugin.
     result: Option<Value>,
 }
 
-/// The network's name.
 const NAME: &str = "cluster";
-/// Where Debian puts the reference plugins.
+/// Debian's directory of the reference plugins.
 const REFERENCE: &str = "/usr/lib/cni";
 
 // === impl Chain ===
 
 impl Chain {
-    /// A list of these plugins, each with its part of the configuration.
+    /// A chain of these plugin configurations.
     pub fn new(version: &str, plugins: impl IntoIterator<Item = Value>) -> Self {
         Self {
             version: version.to_owned(),
@@ -36,17 +35,17 @@ impl Chain {
         }
     }
 
-    /// The same list, for which the runtime has something to hand over.
+    /// Adds a capability argument (`runtimeConfig`).
     pub fn with(mut self, capability: &str, value: Value) -> Self {
         self.capabilities.insert(capability.to_owned(), value);
         self
     }
 
-    /// ADD of one plugin after the other, each with the result of the one before.
+    /// Calls ADD on one plugin after the other, each with the previous plugin's result.
     ///
     /// # Errors
-    /// A [`crate::runtime::CniError`] of the first that refuses. As with libcni, those before it are not undone: that is
-    /// what the runtime's DEL is for.
+    /// The [`crate::runtime::CniError`] of the first plugin that refuses. As in libcni, the plugins before it
+    /// are not rolled back; the runtime's DEL does that.
     pub fn add(&mut self, pod: &Pod) -> anyhow::Result<Value> {
         let mut result = None;
         for plugin in &self.plugins {
@@ -54,14 +53,14 @@ impl Chain {
             result = Some(answer.with_context(|| format!("ADD of {plugin}"))?);
         }
         self.result = result;
-        self.result.clone().context("a list without a plugin")
+        self.result.clone().context("the chain has no plugin")
     }
 
-    /// CHECK of one plugin after the other, each with the result of the whole list. Debian's `portmap` is left out: with both
-    /// families usable it looks in each for the rules of the other.
+    /// Calls CHECK on one plugin after the other, each with the result of the whole chain. Skips Debian's
+    /// `portmap`: with both families usable, it searches each family for the other's rules.
     ///
     /// # Errors
-    /// A [`crate::runtime::CniError`] of the first that refuses.
+    /// The [`crate::runtime::CniError`] of the first plugin that refuses.
     pub fn check(&self, pod: &Pod) -> anyhow::Result<()> {
         for plugin in self.plugins.iter().filter(|it| it.get("type") != Some(&"portmap".into())) {
             let answer = self.runtime(plugin, self.result.as_ref())?.call("CHECK", pod)?.into_result();
@@ -70,13 +69,13 @@ impl Chain {
         Ok(())
     }
 
-    /// DEL of one plugin after the other, the last one first.
+    /// Calls DEL on one plugin after the other, in reverse order.
     ///
     /// # Errors
-    /// A [`crate::runtime::CniError`] of the first that refuses.
+    /// The [`crate::runtime::CniError`] of the first plugin that refuses.
     pub fn del(&mut self, pod: &Pod) -> anyhow::Result<()> {
         for plugin in self.plugins.iter().rev() {
-            // Before 0.4.0 there was no result for a DEL.
+            // CNI versions before 0.4.0 pass no result to DEL.
             let result = self.result.as_ref().filter(|_| !self.version.starts_with("0.3"));
             let answer = self.runtime(plugin, result)?.call("DEL", pod)?.into_result();
             answer.with_context(|| format!("DEL of {plugin}"))?;
@@ -85,13 +84,13 @@ impl Chain {
         Ok(())
     }
 
-    /// The result that CHECK and DEL will get.
+    /// The result that CHECK and DEL will receive.
     pub fn result(&mut self) -> &mut Option<Value> {
         &mut self.result
     }
 
     fn runtime(&self, plugin: &Value, result: Option<&Value>) -> anyhow::Result<Runtime> {
-        let kind = plugin.get("type").and_then(Value::as_str).context("a plugin without a type")?;
+        let kind = plugin.get("type").and_then(Value::as_str).context("the plugin has no type")?;
         let path: PathBuf = match kind {
             "ferrule" => dist::binary(kind)?,
             _ => Path::new(REFERENCE).join(kind),

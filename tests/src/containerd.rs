@@ -1,4 +1,4 @@
-//! containerd, as Debian ships it, on a node: with runc, through its CRI, and by `ctr`.
+//! Debian's containerd on a test node: driven through its CRI and by `ctr`, with runc underneath.
 
 use std::{
     fs::{self, File},
@@ -16,30 +16,30 @@ use nix::{
 };
 
 use crate::{
-    cage::{BIN_DIR, Cage, Caged},
     cri::Cri,
     image,
     node::Node,
+    pid_namespace::{BIN_DIR, NamespacedChild, PidNamespace},
     sys,
 };
 
-/// A containerd that runs, or does not for a while.
+/// A containerd daemon that tests can stop, kill and start again.
 pub struct Containerd {
-    cage: Arc<Cage>,
-    daemon: Option<Caged>,
+    pid_namespace: Arc<PidNamespace>,
+    daemon: Option<NamespacedChild>,
     cri: Cri,
 }
 
-/// containerd 1 sets a pod's loopback up by this plugin, which packages bring that are not ours.
+/// containerd 1 sets up a pod's loopback with this reference plugin.
 const LOOPBACK: &str = "/usr/lib/cni/loopback";
 const SOCKET: &str = "/run/containerd/containerd.sock";
 const CONFIG_FILE: &str = "/run/containerd.toml";
 const IMAGE_FILE: &str = "/run/image.tar";
 const LOG: &str = "/run/containerd.log";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What differs from the defaults, besides the image, is for machines where root is short of privileges, such as containers:
-/// without `CAP_SYS_RESOURCE`, or without AppArmor's file system.
+/// Besides the image, the settings that differ from the defaults are for machines where root lacks
+/// privileges, such as containers: no `CAP_SYS_RESOURCE`, no AppArmor file system.
 const CONFIG: &str = r#"
 version = 2
 root = "/run/containerd-root"
@@ -70,107 +70,112 @@ SystemdCgroup = false
 // === impl Containerd ===
 
 impl Containerd {
-    /// Starts it and gives it the image, whose program was built at `pod`.
+    /// Starts containerd and imports the test image, whose program was built at `pod`.
     ///
     /// # Errors
-    /// If it does not serve.
+    /// If containerd does not serve.
     pub fn start(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
-        let cage = node.cage()?;
-        ensure!(Path::new(LOOPBACK).exists(), "{LOOPBACK} is missing: run this by `cargo xtask test`");
+        let pid_namespace = node.pid_namespace()?;
+        ensure!(
+            Path::new(LOOPBACK).exists(),
+            "{LOOPBACK} is missing; run the tests through `cargo xtask test`"
+        );
         symlink(LOOPBACK, format!("{BIN_DIR}/loopback"))?;
         fs::write(CONFIG_FILE, CONFIG.replace("{image}", image::NAME))?;
         image::write(pod, Path::new(IMAGE_FILE))?;
-        let cri = Cri::new(SOCKET.into(), cage.cgroup());
-        let mut containerd = Self { cage, daemon: None, cri };
+        let cri = Cri::new(SOCKET.into(), pid_namespace.cgroup());
+        let mut containerd = Self { pid_namespace, daemon: None, cri };
         containerd.start_again()?;
-        // The namespace of its CRI, and that of `ctr`.
+        // The CRI reads `k8s.io`, `ctr` reads `default`.
         for namespace in ["k8s.io", "default"] {
             containerd.ctr(&["--namespace", namespace, "images", "import", IMAGE_FILE])?;
         }
-        sys::wait_until("the CRI has the image", PATIENCE, || containerd.cri.has_image())?;
+        sys::wait_until("the CRI has the image", TIMEOUT, || containerd.cri.has_image())?;
         Ok(containerd)
     }
 
-    /// Starts it as it was started before, and waits until its CRI serves.
+    /// Starts containerd with the same command as before and waits until its CRI serves.
     ///
     /// # Errors
-    /// If it does not.
+    /// If containerd does not serve.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
-        ensure!(self.daemon.is_none(), "containerd runs already");
+        ensure!(self.daemon.is_none(), "containerd is already running");
         let log = File::options().create(true).append(true).open(LOG)?;
-        let mut command = self.cage.command("containerd")?;
+        let mut command = self.pid_namespace.command("containerd")?;
         command.args(["--config", CONFIG_FILE]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let daemon =
-            self.cage.start(&mut command).context("is containerd installed? `cargo xtask test` does so")?;
+        let daemon = self
+            .pid_namespace
+            .start(&mut command)
+            .context("cannot start containerd; `cargo xtask test` installs it")?;
         let daemon = self.daemon.insert(daemon);
         let cri = &self.cri;
         let mut ended = None;
-        sys::wait_until("containerd serves", PATIENCE, || {
+        sys::wait_until("containerd serves", TIMEOUT, || {
             ended = daemon.try_wait()?;
             Ok(ended.is_some() || cri.network_ready().is_ok())
         })
         .with_context(log_text)?;
-        ensure!(ended.is_none(), "containerd has ended, {ended:?}:\n{}", log_text());
+        ensure!(ended.is_none(), "containerd exited, {ended:?}:\n{}", log_text());
         Ok(())
     }
 
-    /// Ends it by SIGTERM. The pods run on.
+    /// Stops containerd by SIGTERM. The pods keep running.
     ///
     /// # Errors
-    /// If it does not end.
+    /// If containerd does not exit.
     pub fn stop(&mut self) -> anyhow::Result<()> {
-        let mut daemon = self.daemon.take().context("containerd does not run")?;
+        let mut daemon = self.daemon.take().context("containerd is not running")?;
         kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM)?;
-        sys::wait_until("containerd stops", PATIENCE, || Ok(daemon.try_wait()?.is_some()))
+        sys::wait_until("containerd stops", TIMEOUT, || Ok(daemon.try_wait()?.is_some()))
     }
 
-    /// Ends it as a crash would. The pods run on.
+    /// Kills containerd by SIGKILL. The pods keep running.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If containerd is not running.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.daemon.take().map(Caged::kill).context("containerd does not run")
+        self.daemon.take().map(NamespacedChild::kill).context("containerd is not running")
     }
 
-    /// What a kubelet has of it.
+    /// The CRI client, as a kubelet would use it.
     pub fn cri(&self) -> &Cri {
         &self.cri
     }
 
-    /// Runs `ctr` and gives what it printed.
+    /// Runs `ctr` and returns its standard output.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If `ctr` fails; the error carries its output.
     pub fn ctr(&self, args: &[&str]) -> anyhow::Result<String> {
-        self.cage.output(self.cage.command("ctr")?.args(["--address", SOCKET]).args(args))
+        self.pid_namespace.output(self.pid_namespace.command("ctr")?.args(["--address", SOCKET]).args(args))
     }
 
-    /// Runs a container on the network, by `ctr`, and removes it when it has ended. `ctr` runs as long as the container does.
+    /// Runs a container on the CNI network in the foreground; `ctr` removes the container when it exits.
     ///
     /// # Errors
     /// If `ctr` cannot be started.
-    pub fn ctr_run(&self, name: &str) -> anyhow::Result<Caged> {
+    pub fn ctr_run(&self, name: &str) -> anyhow::Result<NamespacedChild> {
         let mut command = self.ctr_run_command(name, "--rm")?;
-        self.cage.start(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        self.pid_namespace.start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
-    /// Starts a container on the network, by `ctr`, which leaves it alone then.
+    /// Starts a detached container on the CNI network.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If `ctr` fails; the error carries its output.
     pub fn ctr_run_detached(&self, name: &str) -> anyhow::Result<()> {
-        self.cage.output(&mut self.ctr_run_command(name, "--detach")?).map(drop)
+        self.pid_namespace.output(&mut self.ctr_run_command(name, "--detach")?).map(drop)
     }
 
-    /// Where its containers' cgroups are.
+    /// The parent cgroup of the containers.
     pub fn cgroup(&self) -> String {
-        self.cage.cgroup()
+        self.pid_namespace.cgroup()
     }
 
     fn ctr_run_command(&self, name: &str, how: &str) -> anyhow::Result<Command> {
-        let mut command = self.cage.command("ctr")?;
+        let mut command = self.pid_namespace.command("ctr")?;
         command.args(["--address", SOCKET, "run", how, "--null-io", "--cni"]);
-        command.arg(format!("--cgroup={}/{name}", self.cage.cgroup())).args([image::NAME, name]);
+        command.arg(format!("--cgroup={}/{name}", self.pid_namespace.cgroup())).args([image::NAME, name]);
         Ok(command)
     }
 }
@@ -183,7 +188,7 @@ impl Drop for Containerd {
     }
 }
 
-/// What it has written to its log, on this node.
+/// The log that containerd wrote on this node.
 pub fn log_text() -> String {
     fs::read_to_string(LOG).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A client of the Container Runtime Interface, by which a kubelet has its pods run.
+//! A client of the Container Runtime Interface, the API through which a kubelet runs pods.
 
 use std::{
     io,
@@ -16,39 +16,39 @@ use tonic::transport::{Channel, Endpoint};
 use crate::{image, pod::NAMESPACE};
 use proto::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 
-/// `runtime.v1`, as much of it as is used here.
+/// The used subset of `runtime.v1`.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod proto {
     tonic::include_proto!("runtime.v1");
 }
 
-/// A runtime at a socket. Each call has its own connection, so that threads may share this, and a restart of the
-/// runtime changes nothing.
+/// A runtime behind a socket. Each call opens its own connection, so threads can share the client, and a
+/// restart of the runtime does not matter.
 #[derive(Debug, Clone)]
 pub struct Cri {
     socket: PathBuf,
-    /// Where the runtime is to put the containers' cgroups.
+    /// Parent cgroup of the containers.
     cgroup: String,
 }
 
-/// What the runtime calls a pod, and what the pod was asked for with.
+/// A pod's ID at the runtime and the configuration it was created with.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     pub id: String,
     config: proto::PodSandboxConfig,
 }
 
-/// What the runtime says of a pod.
+/// The runtime's status of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxStatus {
     pub is_ready: bool,
-    /// The first is the one that a kubelet reports as the pod's.
+    /// A kubelet reports the first one as the pod's address.
     pub addresses: Vec<IpAddr>,
 }
 
-/// As long as a kubelet waits.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Seconds for a command in a container.
+/// The kubelet's timeout.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Timeout of a command in a container, in seconds.
 const EXEC: i64 = 30;
 
 // === impl Cri ===
@@ -58,11 +58,11 @@ impl Cri {
         Self { socket, cgroup }
     }
 
-    /// Makes a pod of the UID `uid-of-<name>`: its sandbox, and so its network. Each call is a new attempt, as a kubelet
-    /// counts them.
+    /// Creates a pod's sandbox and thereby its network. The pod's UID is `uid-of-<name>`; each call is a new
+    /// attempt, as a kubelet counts them.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub fn run(&self, name: &str, annotations: &[(&str, &str)]) -> anyhow::Result<Sandbox> {
         static ATTEMPT: AtomicU32 = AtomicU32::new(0);
         let metadata = proto::PodSandboxMetadata {
@@ -84,10 +84,10 @@ impl Cri {
         Ok(Sandbox { id: ran.pod_sandbox_id, config })
     }
 
-    /// Ends a pod's processes and its network.
+    /// Stops a pod's processes and its network.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub fn stop(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
         let request = proto::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
         self.runtime(async |mut runtime| runtime.stop_pod_sandbox(request).await)
@@ -95,10 +95,10 @@ impl Cri {
         Ok(())
     }
 
-    /// Removes a pod, after stopping it where that was not done.
+    /// Removes a pod, stopping it first if necessary.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub fn remove(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
         let request = proto::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
         self.runtime(async |mut runtime| runtime.remove_pod_sandbox(request).await)
@@ -106,28 +106,28 @@ impl Cri {
         Ok(())
     }
 
-    /// What the runtime says of a pod.
+    /// The runtime's status of a pod.
     ///
     /// # Errors
-    /// If it does not know the pod.
+    /// If the runtime does not know the pod.
     pub fn status(&self, sandbox: &Sandbox) -> anyhow::Result<SandboxStatus> {
         let request = proto::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id.clone() };
         let answer = self
             .runtime(async |mut runtime| runtime.pod_sandbox_status(request).await)
             .context("PodSandboxStatus")?;
-        let status = answer.status.context("a status without a status")?;
+        let status = answer.status.context("the response has no status")?;
         let is_ready = status.state() == proto::PodSandboxState::SandboxReady;
         let network = status.network.unwrap_or_default();
-        // A pod that was stopped has none.
+        // A stopped pod has no address.
         let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|it| it.ip));
         let addresses = all.filter(|ip| !ip.is_empty()).map(|ip| ip.parse()).collect::<Result<_, _>>()?;
         Ok(SandboxStatus { is_ready, addresses })
     }
 
-    /// All pods that the runtime knows, also those that it could not make.
+    /// All pods that the runtime knows, including those whose creation failed.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the runtime does not answer.
     pub fn list(&self) -> anyhow::Result<Vec<Sandbox>> {
         let request = proto::ListPodSandboxRequest {};
         let answer = self
@@ -137,10 +137,10 @@ impl Cri {
         Ok(answer.items.into_iter().map(sandbox).collect())
     }
 
-    /// Starts a container of [`image::NAME`] in a pod, beside the one of the sandbox, which has the port. Gives its ID.
+    /// Starts a second container of [`image::NAME`] in a pod; the first has the port. Returns its ID.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub fn start_container(&self, sandbox: &Sandbox) -> anyhow::Result<String> {
         let config = proto::ContainerConfig {
             metadata: Some(proto::ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
@@ -161,10 +161,10 @@ impl Cri {
         Ok(container_id)
     }
 
-    /// Runs a command in a container and gives what it printed.
+    /// Runs a command in a container and returns its standard output.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If the command fails; the error carries its output.
     pub fn exec(&self, container_id: &str, command: &[&str]) -> anyhow::Result<String> {
         let request = proto::ExecSyncRequest {
             container_id: container_id.to_owned(),
@@ -173,27 +173,28 @@ impl Cri {
         };
         let ran = self.runtime(async |mut runtime| runtime.exec_sync(request).await).context("ExecSync")?;
         let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-        ensure!(ran.exit_code == 0, "{command:?} ended with {}: {stdout}{stderr}", ran.exit_code);
+        ensure!(ran.exit_code == 0, "{command:?} exited with {}: {stdout}{stderr}", ran.exit_code);
         Ok(stdout.trim().to_owned())
     }
 
-    /// Whether the runtime says that its network is ready, and why not: what becomes of a node's `Ready`.
+    /// The runtime's `NetworkReady` condition, or the reason why it is false. A kubelet derives the node's
+    /// `Ready` from it.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the runtime does not answer.
     pub fn network_ready(&self) -> anyhow::Result<Result<(), String>> {
         let request = proto::StatusRequest {};
         let answer = self.runtime(async |mut runtime| runtime.status(request).await).context("Status")?;
-        let conditions = answer.status.context("a status without a status")?.conditions;
+        let conditions = answer.status.context("the response has no status")?.conditions;
         let ready = conditions.into_iter().find(|it| it.r#type == "NetworkReady");
-        let ready = ready.context("the runtime has no condition NetworkReady")?;
+        let ready = ready.context("the status has no condition NetworkReady")?;
         Ok(if ready.status { Ok(()) } else { Err(format!("{}: {}", ready.reason, ready.message)) })
     }
 
-    /// Whether the runtime knows [`image::NAME`].
+    /// Whether the runtime has the image [`image::NAME`].
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the runtime does not answer.
     pub fn has_image(&self) -> anyhow::Result<bool> {
         let request =
             proto::ImageStatusRequest { image: Some(proto::ImageSpec { image: image::NAME.to_owned() }) };
@@ -220,8 +221,8 @@ impl Cri {
                 async { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
             });
             let channel = Endpoint::from_static("http://runtime").connect_with_connector(connector).await?;
-            let answer = tokio::time::timeout(PATIENCE, call(channel)).await.context("no answer in time")?;
-            // A status prints itself with all that it carries; its message is what people see.
+            let answer = tokio::time::timeout(TIMEOUT, call(channel)).await.context("the call timed out")?;
+            // A tonic status prints all of its metadata; people read only the message.
             answer.map(tonic::Response::into_inner).map_err(|status| anyhow::anyhow!("{}", status.message()))
         })
     }

@@ -1,4 +1,4 @@
-//! What a run leaves on the machine that it ran on: nothing.
+//! Leak check of the machine that a test run used.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -6,13 +6,13 @@ use anyhow::ensure;
 
 use crate::sys;
 
-/// What the machine has, seen from outside of all nodes.
+/// The machine's links, namespaces, pins, programs and maps, seen from outside all test nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Footprint {
     links: BTreeSet<String>,
     netns: BTreeSet<String>,
     pins: BTreeSet<String>,
-    /// By their IDs, which the kernel does not use again.
+    /// By ID; the kernel never reuses them.
     programs: BTreeSet<u32>,
     maps: BTreeSet<u32>,
 }
@@ -23,10 +23,10 @@ const OUR_MAPS: [&str; 5] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS",
 // === impl Footprint ===
 
 impl Footprint {
-    /// Looks at the machine.
+    /// Records the current state.
     ///
     /// # Errors
-    /// If it cannot be looked at.
+    /// If a tool fails.
     pub fn take() -> anyhow::Result<Self> {
         let lines = |text: String| text.lines().map(str::to_owned).collect();
         let names = |path: &str| {
@@ -48,15 +48,15 @@ impl Footprint {
         })
     }
 
-    /// Waits until the machine has nothing that it had not: the kernel takes namespaces down in the background. What
-    /// is gone is no matter, as it may be of a run before this one.
+    /// Waits until nothing exists that did not exist before; the kernel removes namespaces in the background.
+    /// Removals are ignored: they may belong to an earlier run.
     ///
     /// # Errors
     /// If something stays.
     pub fn wait_until_restored(&self) -> anyhow::Result<()> {
-        sys::wait_until("nothing is left on the machine", Duration::from_secs(15), || {
+        sys::wait_until("the machine has no leftovers", Duration::from_secs(15), || {
             let left = Self::take()?.without(self);
-            ensure!(left == Self::default(), "this is left: {left:#?}");
+            ensure!(left == Self::default(), "leftovers: {left:#?}");
             Ok(true)
         })
     }

@@ -1,6 +1,6 @@
-//! The container image of the tests with real runtimes, made without a registry and without a container engine.
+//! The container image for tests with real runtimes, built without a registry or a container engine.
 //!
-//! One layer: the program `pod` (`src/bin/pod.rs`) and the shared libraries that it is linked with, as they are on this machine.
+//! One layer: the program `pod` (`src/bin/pod.rs`) and the shared libraries that this machine links it with.
 
 use std::{
     collections::BTreeMap,
@@ -16,25 +16,25 @@ use sha2::{Digest as _, Sha256};
 
 use crate::sys;
 
-/// What runtimes call it. Nobody serves this registry: a runtime that does not find the image has to say so.
+/// Name of the image. The registry does not exist, so a runtime that lacks the image must fail.
 pub const NAME: &str = "ferrule.invalid/pod:1";
-/// Its program.
+/// Path of the program in the image.
 pub const POD: &str = "/pod";
 
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Writes the image to a file, as an OCI image layout in a tar archive: what `ctr images import` and `podman load` take.
-/// `pod` is where the program was built.
+/// Writes the image as an OCI image layout in a tar archive, which `ctr images import` and `podman load`
+/// read. `pod` is the path of the built program.
 ///
 /// # Errors
 /// If the program or one of its libraries cannot be read.
 pub fn write(pod: &Path, to: &Path) -> anyhow::Result<()> {
-    // Tests on other threads want the same.
+    // Shared by tests on other threads.
     static ARCHIVE: OnceLock<Result<Vec<u8>, String>> = OnceLock::new();
     let archive = ARCHIVE.get_or_init(|| pack(pod).map_err(|error| format!("{error:#}")));
-    let archive = archive.as_ref().map_err(|error| anyhow::anyhow!("cannot make an image: {error}"))?;
+    let archive = archive.as_ref().map_err(|error| anyhow::anyhow!("cannot build the image: {error}"))?;
     fs::write(to, archive).with_context(|| format!("cannot write the image {}", to.display()))
 }
 
@@ -65,7 +65,7 @@ fn pack(pod: &Path) -> anyhow::Result<Vec<u8>> {
     let manifest = manifest.to_string().into_bytes();
     let mut named = descriptor(MANIFEST, &manifest);
     if let Some(named) = named.as_object_mut() {
-        // The first for containerd, the second for podman.
+        // containerd reads the first, podman the second.
         let names = json!({ "io.containerd.image.name": NAME, "org.opencontainers.image.ref.name": NAME });
         named.insert("annotations".to_owned(), names);
     }
@@ -80,7 +80,7 @@ fn pack(pod: &Path) -> anyhow::Result<Vec<u8>> {
     tar(&files)
 }
 
-/// The shared libraries of a program, and its loader: what `ldd` lists with a path.
+/// The shared libraries of a program and its loader, as listed by `ldd`.
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = sys::output(Command::new("ldd").arg(program))?;
     let libraries: Vec<_> =
@@ -104,7 +104,7 @@ fn tar(files: &BTreeMap<PathBuf, Vec<u8>>) -> anyhow::Result<Vec<u8>> {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len() as u64);
         header.set_mode(0o755);
-        // Directories come by themselves.
+        // The tar builder adds parent directories.
         archive.append_data(&mut header, path, content.as_slice())?;
     }
     Ok(archive.into_inner()?)

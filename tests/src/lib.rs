@@ -1,11 +1,11 @@
 //! The test harness: nodes, pods and runtimes made of namespaces.
 //!
-//! A [`node::Node`] is the thread that it runs on, in a network namespace and a mount namespace of its own, with its
-//! own `/run` and its own BPF file system. Whatever is made on a node is gone with its last process, also if a
-//! test is killed: the kernel takes it down. Real runtimes run in a [`cage::Cage`] on it, and leave no daemons behind.
+//! A [`node::Node`] is the thread that it runs on, in its own network and mount namespaces, with its own
+//! `/run` and BPF file system. The kernel removes everything created on a node when the node's last process
+//! ends, also if a test is killed. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their
+//! daemons too.
 
 pub mod apiserver;
-pub mod cage;
 pub mod chain;
 pub mod cluster;
 pub mod containerd;
@@ -16,6 +16,7 @@ pub mod image;
 pub mod node;
 pub mod observe;
 pub mod packet;
+pub mod pid_namespace;
 pub mod pod;
 pub mod podman;
 pub mod probe;

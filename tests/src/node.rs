@@ -1,4 +1,4 @@
-//! A node: namespaces of its own, a way out, and an agent.
+//! A test node: network and mount namespaces, an uplink and an agent.
 
 use std::{
     fs::{self, File},
@@ -21,26 +21,26 @@ use nix::{
 };
 use serde_json::Value;
 
-use crate::{cage::Cage, dist, pod::Pod, runtime::Runtime, sys};
+use crate::{dist, pid_namespace::PidNamespace, pod::Pod, runtime::Runtime, sys};
 
-/// A node of a cluster of one.
+/// A Kubernetes node made of namespaces.
 pub struct Node {
     agent: Option<Child>,
-    /// Its binary, below `target/dist`, and what it finds in its environment besides ours.
+    /// The agent binary, below `target/dist`, and its additional environment.
     program: String,
     environment: Vec<(String, String)>,
     args: Vec<String>,
     pods: AtomicU32,
-    /// If real runtimes run on it: the agent sees the PIDs that they see.
-    cage: Option<Arc<Cage>>,
+    /// Set if real container runtimes run on the node; the agent shares their PID namespace.
+    pid_namespace: Option<Arc<PidNamespace>>,
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
 pub const PINS: &str = "/sys/fs/bpf/ferrule/v1";
-/// The node's own addresses, and its neighbour on the uplink.
+/// The node's addresses on the uplink.
 pub const NODE_V4: &str = "192.0.2.1";
 pub const NODE_V6: &str = "2001:db8::1";
-/// Smaller than Ethernet's, so that a pod that has it got it from the uplink.
+/// Smaller than Ethernet's 1500, so that a pod with this MTU must have taken it from the uplink.
 pub const UPLINK_MTU: u32 = 1450;
 pub const POD_V4: &str = "10.244.0.0/24";
 pub const POD_V6: &str = "fd00:10:244::/64";
@@ -51,27 +51,27 @@ const LOG: &str = "/run/ferrule-agent.log";
 const START: Duration = Duration::from_secs(20);
 const STOP: Duration = Duration::from_secs(20);
 
-/// Makes a node, without an agent, and does something on it. It is gone afterwards, whatever happened.
+/// Runs `run` on a new node without an agent. The node is removed afterwards, also on failure.
 ///
 /// # Errors
-/// What the closure says, or if the node cannot be made.
+/// The closure's error, or a failure to set up the node.
 pub fn on_node<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     let body = || -> anyhow::Result<T> {
         let mut node = Node::make()?;
         let result = run(&mut node);
         node.end(result)
     };
-    // The namespaces are the thread's, and end with it.
+    // The namespaces belong to the thread and end with it.
     match thread::scope(|scope| scope.spawn(body).join()) {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-/// The same with an agent that gives out addresses of both families.
+/// As [`on_node`], with an agent that allocates addresses of both families.
 ///
 /// # Errors
-/// What the closure says, or if node or agent cannot be made.
+/// The closure's error, or a failure to set up the node.
 pub fn with_agent<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     on_node(|node| {
         node.start_agent(&[POD_V4, POD_V6])?;
@@ -79,11 +79,11 @@ pub fn with_agent<T: Send>(run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Se
     })
 }
 
-/// The same with an agent that leaves what others change of pods' interfaces, for those who change them to see what follows.
+/// As [`with_agent`], with self-healing off, for tests that observe the effect of damage.
 ///
 /// # Errors
-/// What the closure says, or if node or agent cannot be made.
-pub fn with_agent_that_leaves_damage<T: Send>(
+/// The closure's error, or a failure to set up the node.
+pub fn with_agent_without_healing<T: Send>(
     run: impl FnOnce(&mut Node) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     on_node(|node| {
@@ -116,11 +116,11 @@ impl Node {
             environment: Vec::new(),
             args: Vec::new(),
             pods: AtomicU32::new(0),
-            cage: None,
+            pid_namespace: None,
         })
     }
 
-    /// From its next start on, the agent is another binary of `target/dist`, with more in its environment.
+    /// Selects another agent binary of `target/dist` and additional environment, from the next start on.
     pub fn use_agent(&mut self, program: &str, environment: &[(&str, &str)]) {
         self.program = program.to_owned();
         self.environment = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
@@ -129,7 +129,7 @@ impl Node {
     /// Starts the agent in standalone mode and waits until it serves.
     ///
     /// # Errors
-    /// If it does not; its log is in the error.
+    /// If the agent does not serve; the error carries its log.
     pub fn start_agent(&mut self, pod_cidrs: &[&str]) -> anyhow::Result<()> {
         self.args = vec!["--standalone".to_owned()];
         self.args.extend(pod_cidrs.iter().flat_map(|cidr| ["--pod-cidr".to_owned(), (*cidr).to_owned()]));
@@ -139,45 +139,45 @@ impl Node {
     /// Starts the agent with these flags and waits until it serves.
     ///
     /// # Errors
-    /// If it does not; its log is in the error.
+    /// If the agent does not serve; the error carries its log.
     pub fn start_agent_with(&mut self, flags: &[&str]) -> anyhow::Result<()> {
         self.args = flags.iter().map(|flag| (*flag).to_owned()).collect();
         self.start_again()
     }
 
-    /// Starts the agent as it was started before, with more flags.
+    /// Starts the agent with its previous flags and more, and waits until it serves.
     ///
     /// # Errors
-    /// If it does not serve; its log is in the error.
+    /// If the agent does not serve; the error carries its log.
     pub fn start_again_with(&mut self, flags: &[&str]) -> anyhow::Result<()> {
         self.args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         self.start_again()
     }
 
-    /// Starts the agent as it was started before.
+    /// Starts the agent with its previous flags and waits until it serves.
     ///
     /// # Errors
-    /// If it does not serve; its log is in the error.
+    /// If the agent does not serve; the error carries its log.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         self.begin_start()?;
-        let agent = self.agent.as_mut().context("it has just been started")?;
+        let agent = self.agent.as_mut().context("no agent process")?;
         let mut ended = None;
         let answered = sys::wait_until("the agent serves", START, || {
             ended = agent.try_wait()?;
-            // The socket is put in its place at once, but an earlier agent's may be there still.
+            // The socket appears atomically, but a previous agent's stale socket may still exist.
             Ok(ended.is_some() || std::os::unix::net::UnixStream::connect(SOCKET).is_ok())
         });
         if let Some(status) = ended {
             self.agent = None;
-            bail!("the agent has ended, {status}:\n{}", log_text());
+            bail!("the agent exited, {status}:\n{}", log_text());
         }
         answered
     }
 
-    /// Ends the agent by SIGTERM and waits for it.
+    /// Stops the agent by SIGTERM and waits for its exit.
     ///
     /// # Errors
-    /// If it does not end well.
+    /// If the agent does not exit with code 0.
     pub fn stop_agent(&mut self) -> anyhow::Result<()> {
         let Some(mut agent) = self.agent.take() else { return Ok(()) };
         kill(pid(&agent), Signal::SIGTERM)?;
@@ -193,42 +193,42 @@ impl Node {
         stopped?;
         ensure!(
             status.is_some_and(|status| status.success()),
-            "the agent ended badly, {status:?}:\n{}",
+            "the agent exited with an error, {status:?}:\n{}",
             log_text()
         );
         Ok(())
     }
 
-    /// Waits for an agent that ends by itself.
+    /// Waits until the agent exits by itself.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the agent does not exit within `limit`.
     pub fn wait_for_agent_to_end(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
-        let agent = self.agent.as_mut().context("there is no agent to wait for")?;
+        let agent = self.agent.as_mut().context("no agent is running")?;
         let mut status = None;
-        sys::wait_until("the agent ends", limit, || {
+        sys::wait_until("the agent exits", limit, || {
             status = agent.try_wait()?;
             Ok(status.is_some())
         })?;
         self.agent = None;
-        status.context("it has no status")
+        status.context("the agent has no exit status")
     }
 
-    /// Ends the agent as a crash would.
+    /// Kills the agent by SIGKILL.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no agent is running.
     pub fn kill_agent(&mut self) -> anyhow::Result<()> {
-        let mut agent = self.agent.take().context("there is no agent to kill")?;
+        let mut agent = self.agent.take().context("no agent is running")?;
         agent.kill()?;
         agent.wait()?;
         Ok(())
     }
 
-    /// Waits until the agent has ended by itself, as it does at a crash point. There may be none any more.
+    /// Waits until the agent has died by itself, as at a crash point. Succeeds if no agent is running.
     ///
     /// # Errors
-    /// If it lives on.
+    /// If the agent stays alive.
     pub fn wait_for_crash(&mut self, limit: Duration) -> anyhow::Result<()> {
         let Some(agent) = &mut self.agent else { return Ok(()) };
         sys::wait_until("the agent dies", limit, || Ok(agent.try_wait()?.is_some()))?;
@@ -236,49 +236,49 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent as it was started before, and does not wait for it.
+    /// Starts the agent with its previous flags, without waiting for it to serve.
     ///
     /// # Errors
-    /// If it runs already.
+    /// If an agent is already running.
     pub fn begin_start(&mut self) -> anyhow::Result<()> {
-        ensure!(self.agent.is_none(), "the agent runs already");
+        ensure!(self.agent.is_none(), "the agent is already running");
         let log = File::options().create(true).append(true).open(LOG)?;
         let program = dist::binary(&self.program)?;
-        let mut command = match &self.cage {
-            Some(cage) => cage.command(program)?,
+        let mut command = match &self.pid_namespace {
+            Some(pid_namespace) => pid_namespace.command(program)?,
             None => Command::new(program),
         };
         command.args(&self.args).envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.agent = Some(match &self.cage {
-            Some(cage) => cage.spawn(&mut command)?,
+        self.agent = Some(match &self.pid_namespace {
+            Some(pid_namespace) => pid_namespace.spawn(&mut command)?,
             None => sys::die_with_parent(&mut command).spawn().context("cannot start the agent")?,
         });
         Ok(())
     }
 
-    /// Stops the agent for a while.
+    /// Sends a signal to the agent.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no agent is running.
     pub fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
-        Ok(kill(pid(self.agent.as_ref().context("there is no agent")?), signal)?)
+        Ok(kill(pid(self.agent.as_ref().context("no agent is running")?), signal)?)
     }
 
-    /// The agent's process, while there is one.
+    /// The agent's PID, while it runs.
     pub fn agent_pid(&self) -> Option<u32> {
         self.agent.as_ref().map(Child::id)
     }
 
-    /// What the agent has written to its log.
+    /// The agent's log.
     pub fn log(&self) -> String {
         log_text()
     }
 
-    /// A pod that is not attached yet: a network namespace, and who it is.
+    /// Creates a pod's network namespace and identity. The pod is not attached.
     ///
     /// # Errors
-    /// If the namespace cannot be made.
+    /// If the namespace cannot be created.
     pub fn pod(&self, name: &str) -> anyhow::Result<Pod> {
         let number = self.pods.fetch_add(1, Ordering::Relaxed);
         Pod::make(name, number)
@@ -292,22 +292,22 @@ impl Node {
         Runtime::new()
     }
 
-    /// Where real runtimes can run, and from now on the agent.
+    /// The PID namespace for real runtimes and, from now on, the agent. Created on first use.
     ///
     /// # Errors
-    /// If it cannot be made, or the agent runs already.
-    pub fn cage(&mut self) -> anyhow::Result<Arc<Cage>> {
-        if let Some(cage) = &self.cage {
-            return Ok(Arc::clone(cage));
+    /// If creation fails, or an agent runs outside the namespace.
+    pub fn pid_namespace(&mut self) -> anyhow::Result<Arc<PidNamespace>> {
+        if let Some(pid_namespace) = &self.pid_namespace {
+            return Ok(Arc::clone(pid_namespace));
         }
-        ensure!(self.agent.is_none(), "the agent runs already, and outside");
-        Ok(Arc::clone(self.cage.insert(Arc::new(Cage::make()?))))
+        ensure!(self.agent.is_none(), "the agent is already running, outside the PID namespace");
+        Ok(Arc::clone(self.pid_namespace.insert(Arc::new(PidNamespace::make()?))))
     }
 
-    /// Makes a pod and attaches it.
+    /// Creates a pod and attaches it.
     ///
     /// # Errors
-    /// If either fails.
+    /// If either step fails.
     pub fn attach(&self, name: &str) -> anyhow::Result<Pod> {
         let mut pod = self.pod(name)?;
         let result = self.runtime()?.add(&pod)?;
@@ -315,7 +315,7 @@ impl Node {
         Ok(pod)
     }
 
-    /// The name of a pod's interface on the host.
+    /// The name of a pod's host interface.
     ///
     /// # Errors
     /// If the pod is not attached.
@@ -326,7 +326,7 @@ impl Node {
         found.map(str::to_owned).with_context(|| format!("{} is not attached", pod.name))
     }
 
-    /// What `ferrulectl attachments` tells.
+    /// The output of `ferrulectl attachments`.
     ///
     /// # Errors
     /// If the agent does not answer.
@@ -334,30 +334,31 @@ impl Node {
         Ok(serde_json::from_str(&self.ctl(&["attachments", "-o", "json"])?)?)
     }
 
-    /// What `ferrulectl` prints.
+    /// Runs `ferrulectl` and returns its standard output.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If `ferrulectl` fails; the error carries its output.
     pub fn ctl(&self, args: &[&str]) -> anyhow::Result<String> {
         sys::output(Command::new(dist::binary("ferrulectl")?).args(args))
     }
 
-    /// What the agent answers to a request by HTTP: code and body.
+    /// Sends an HTTP request to the agent and returns status code and body.
     ///
     /// # Errors
-    /// If it does not answer within two seconds.
+    /// If the agent does not answer within two seconds.
     pub fn http(&self, path: &str) -> anyhow::Result<(u16, String)> {
-        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT).context("nobody listens for HTTP")?;
+        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT)
+            .context("cannot connect to the agent's HTTP port")?;
         stream.set_read_timeout(Some(HTTP_LIMIT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a head")?;
-        let code = head.split(' ').nth(1).context("an answer without a code")?.parse()?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the HTTP response has no header")?;
+        let code = head.split(' ').nth(1).context("the HTTP response has no status code")?.parse()?;
         Ok((code, body.to_owned()))
     }
 
-    /// The value of one metric, with its labels as they are printed; 0 if there is none.
+    /// The value of a metric, named with its printed labels; 0 if the series does not exist.
     ///
     /// # Errors
     /// If the agent does not answer.
@@ -367,14 +368,14 @@ impl Node {
         Ok(value.unwrap_or("0").parse()?)
     }
 
-    /// All that can be ours in the kernel of this node: every interface, permanent neighbours, routes of ours, and the
-    /// entries of the maps.
+    /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of
+    /// proto 70 and map entries.
     ///
     /// # Errors
     /// If one of the tools fails.
     pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
         let mut state = Vec::new();
-        // An interface without a stamp could be half of one of ours.
+        // An interface without a stamp could be a half-created one of ours.
         state.extend(sys::run("ip -o link show")?.lines().map(str::to_owned));
         state.extend(sys::run("ip neigh show nud permanent")?.lines().map(str::to_owned));
         for family in ["-4", "-6"] {
@@ -389,7 +390,7 @@ impl Node {
             let dump: Vec<Value> =
                 serde_json::from_str(&sys::run(&format!("bpftool --json map dump pinned {path}"))?)?;
             let entries = dump.iter().map(|entry| entry.get("formatted").unwrap_or(entry));
-            // Interface 0 stands for all that are not ours.
+            // Interface 0 counts packets of interfaces without an entry.
             let ours = entries
                 .filter_map(|entry| entry.get("key"))
                 .filter(|key| key.get("ifindex") != Some(&0.into()));
@@ -398,14 +399,14 @@ impl Node {
         Ok(state)
     }
 
-    /// Waits until [`Self::kernel_state`] is what it should be: the reaper takes a moment.
+    /// Waits until [`Self::kernel_state`] equals `expected`; the reaper deletes asynchronously.
     ///
     /// # Errors
-    /// If it does not become so, with what there is instead.
+    /// If the states still differ; the error carries both.
     pub fn wait_for_kernel_state(&self, expected: &[String]) -> anyhow::Result<()> {
-        sys::wait_until("the kernel has what it should", Duration::from_secs(5), || {
+        sys::wait_until("the kernel state is as expected", Duration::from_secs(5), || {
             let state = self.kernel_state()?;
-            ensure!(state == expected, "there is {state:#?}\nand should be {expected:#?}");
+            ensure!(state == expected, "found {state:#?}\nexpected {expected:#?}");
             Ok(true)
         })
     }
@@ -420,7 +421,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if let Some(agent) = &mut self.agent {
-            // In a panic: the node goes with its last process.
+            // On panic: the node ends with its last process.
             let _ = agent.kill();
             let _ = agent.wait();
             eprintln!("the agent's log:\n{}", log_text());
@@ -428,7 +429,7 @@ impl Drop for Node {
     }
 }
 
-/// Where a file of a node is.
+/// The agent's socket.
 pub fn socket() -> PathBuf {
     PathBuf::from(SOCKET)
 }

@@ -1,4 +1,4 @@
-//! What there is: in the kernel, in the maps, and in the agent's registry. Read by the tools that operators use.
+//! The node's state as operators' tools show it: kernel, maps and the agent's registry.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,17 +15,16 @@ use crate::{
     sys,
 };
 
-/// A look at the node.
+/// A snapshot of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// By container, and interface if that is not `eth0`; `None` if there is no agent to ask.
+    /// By container, and interface if that is not `eth0`; `None` if no agent was queried.
     pub registry: Option<BTreeMap<String, Registered>>,
-    /// By index.
     pub links: BTreeMap<u32, Link>,
     /// Address and interface.
     pub routes: BTreeSet<(IpAddr, String)>,
     pub neighbours: BTreeSet<(IpAddr, String)>,
-    /// Our filters that are on an interface.
+    /// Our filters, by interface.
     pub filters: BTreeMap<u32, BTreeSet<String>>,
     pub vifs: BTreeMap<u32, Vif>,
     pub endpoints: BTreeMap<IpAddr, (u32, String)>,
@@ -62,8 +61,8 @@ pub struct Vif {
     pub pod_uid: String,
 }
 
-/// The link group of interfaces that are on their way out.
-pub const DEAD: &str = "1717924466";
+/// The link group of retired interfaces, which the reaper deletes.
+pub const RETIRED_GROUP: &str = "1717924466";
 
 const IP_BATCH: &str = "/run/model.ip";
 const BPF_BATCH: &str = "/run/model.bpf";
@@ -71,11 +70,11 @@ const BPF_BATCH: &str = "/run/model.bpf";
 // === impl Observed ===
 
 impl Observed {
-    /// Looks at all of it.
+    /// Takes a snapshot.
     ///
     /// # Errors
-    /// If a tool fails, or says what it should not.
-    pub fn look(node: &Node, with_agent: bool) -> anyhow::Result<Self> {
+    /// If a tool fails or prints unexpected output.
+    pub fn collect(node: &Node, with_agent: bool) -> anyhow::Result<Self> {
         let mut seen = Self::default();
         if with_agent {
             let attachments = node.attachments()?;
@@ -87,7 +86,7 @@ impl Observed {
                     further => format!("{container}/{further}"),
                 };
                 let earlier = registry.insert(key, Registered::read(it)?);
-                ensure!(earlier.is_none(), "an attachment is there twice: {it}");
+                ensure!(earlier.is_none(), "duplicate attachment: {it}");
             }
             seen.registry = Some(registry);
         }
@@ -106,7 +105,8 @@ impl Observed {
             let [links, routes, neighbours] =
                 <[Vec<Value>; 3]>::try_from(lists.collect::<Result<Vec<_>, _>>()?)
                     .map_err(|lists| anyhow::anyhow!("`ip -batch` printed {} lists", lists.len()))?;
-            // Those of the first look, so that what is on one of its interfaces was there after it.
+            // The first snapshot's links: an entry of a link that is missing there is newer than the
+            // snapshot.
             if self.links.is_empty() {
                 self.links = links.iter().map(Link::read).collect::<anyhow::Result<_>>()?;
             }
@@ -144,7 +144,7 @@ impl Observed {
         for entry in entries(output(2)?) {
             self.counters.insert(number(field(entry, "/key")?, "ifindex")?);
         }
-        // That is for all that have no entry.
+        // The entry of index 0 counts packets of interfaces without an entry.
         self.counters.remove(&0);
         let net = output(3)?.pointer("/0/tc").and_then(Value::as_array).context("no tc filters")?;
         for filter in net {
@@ -155,7 +155,7 @@ impl Observed {
                     (name.as_str(), hook.as_str()),
                     ("from_pod", "clsact/ingress") | ("to_pod", "clsact/egress")
                 ),
-                "a filter that is not where it should be: {filter}"
+                "unexpected filter: {filter}"
             );
             self.filters.entry(number(filter, "ifindex")?).or_default().insert(name);
         }
@@ -215,7 +215,7 @@ impl Vif {
     }
 }
 
-/// The entries of a dump by their types' names: some versions of bpftool put them beside the bytes.
+/// The formatted entries of a dump; some versions of bpftool print them beside the raw bytes.
 fn entries(dump: &Value) -> impl Iterator<Item = &Value> {
     dump.as_array().into_iter().flatten().map(|entry| entry.get("formatted").unwrap_or(entry))
 }

@@ -1,4 +1,4 @@
-//! A pod: a network namespace, and who it is.
+//! A pod: a network namespace and the identity that a runtime gives it.
 
 use std::{
     net::IpAddr,
@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::sys;
 
-/// A pod as a runtime sees it.
+/// A pod's sandbox as a runtime knows it.
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub name: String,
     pub uid: String,
     pub container_id: String,
     pub netns: PathBuf,
-    /// Once it is attached.
+    /// Empty until the pod is attached.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -39,19 +39,19 @@ impl Pod {
         })
     }
 
-    /// The same pod in a new sandbox, as a runtime makes one after a failure.
+    /// A new sandbox of the same pod, as a runtime creates one after a failure.
     ///
     /// # Errors
-    /// If the namespace cannot be made.
+    /// If the namespace cannot be created.
     pub fn new_sandbox(&self, number: u32) -> anyhow::Result<Self> {
         let sandbox = Self::make(&self.name, number)?;
         Ok(Self { uid: self.uid.clone(), ..sandbox })
     }
 
-    /// Takes the addresses from a CNI result.
+    /// Stores the addresses of a CNI result.
     ///
     /// # Errors
-    /// If there are none.
+    /// If the result has none.
     pub fn attached(&mut self, result: &Value) -> anyhow::Result<()> {
         let ips = result.get("ips").and_then(Value::as_array).context("the result has no `ips`")?;
         self.addresses.clear();
@@ -64,42 +64,42 @@ impl Pod {
         Ok(())
     }
 
-    /// Runs a command line without quoting in the pod.
+    /// Runs a command line, split at whitespace, in the pod's network namespace.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the command fails.
     pub fn run(&self, line: &str) -> anyhow::Result<String> {
         let mut words = line.split_whitespace();
         sys::output(self.command(words.next().context("an empty command line")?)?.args(words))
     }
 
-    /// A command that will run in the pod.
+    /// A command that enters the pod's network namespace.
     ///
     /// # Errors
-    /// If the pod is gone.
+    /// If the namespace does not exist.
     pub fn command(&self, program: &str) -> anyhow::Result<Command> {
         sys::command_in(&self.netns, program)
     }
 
-    /// One ping, which must be answered.
+    /// Sends one ping and requires a reply.
     ///
     /// # Errors
-    /// If it is not, within two seconds.
+    /// If no reply arrives within two seconds.
     pub fn ping(&self, to: &str) -> anyhow::Result<String> {
         self.run(&format!("ping -n -c 1 -W 2 {to}"))
             .with_context(|| format!("{} cannot ping {to}", self.name))
     }
 
-    /// Takes the namespace down, as a runtime does when a sandbox is removed.
+    /// Removes the network namespace, as a runtime does when it removes a sandbox.
     ///
     /// # Errors
-    /// If it is in use by a mount of somebody else.
+    /// If another mount still uses the namespace.
     pub fn remove(self) -> anyhow::Result<()> {
         nix::mount::umount2(&self.netns, nix::mount::MntFlags::MNT_DETACH)?;
         Ok(std::fs::remove_file(&self.netns)?)
     }
 
-    /// Where the namespace is.
+    /// The path of the network namespace.
     pub fn path(&self) -> &Path {
         &self.netns
     }

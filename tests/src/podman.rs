@@ -1,21 +1,21 @@
-//! podman, as Debian ships it, on a node: with its CNI backend, the network of the agent, and runc.
+//! Debian's podman on a test node, with its CNI backend, the agent's network and runc.
 
 use std::{fs, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 
-use crate::{cage::Cage, image, node::Node};
+use crate::{image, node::Node, pid_namespace::PidNamespace};
 
-/// podman's settings and storage. There is no daemon.
+/// podman's settings and storage. podman has no daemon.
 pub struct Podman {
-    cage: Arc<Cage>,
+    pid_namespace: Arc<PidNamespace>,
 }
 
 const CONFIG_FILE: &str = "/run/containers.conf";
 const IMAGE_FILE: &str = "/run/image.tar";
 
-/// The limits are for machines where root has no `CAP_SYS_RESOURCE`: podman would raise them. The rest keeps
-/// podman from using systemd, and from keeping anything outside of the node's `/run`.
+/// The limits are for machines where root lacks `CAP_SYS_RESOURCE`: podman would raise them. The rest keeps
+/// podman from using systemd and from storing anything outside the node's `/run`.
 const CONFIG: &str = r#"
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -38,37 +38,37 @@ cni_plugin_dirs = ["/opt/cni/bin"]
 // === impl Podman ===
 
 impl Podman {
-    /// Gives it the image, whose program was built at `pod`.
+    /// Imports the test image, whose program was built at `pod`.
     ///
     /// # Errors
-    /// If it does not take it.
+    /// If podman does not import the image.
     pub fn new(node: &mut Node, pod: &Path) -> anyhow::Result<Self> {
-        let podman = Self { cage: node.cage()? };
+        let podman = Self { pid_namespace: node.pid_namespace()? };
         fs::write(CONFIG_FILE, CONFIG)?;
         image::write(pod, Path::new(IMAGE_FILE))?;
         podman
             .call(&["load", "--input", IMAGE_FILE])
-            .context("is podman installed? `cargo xtask test` does so")?;
+            .context("cannot run podman; `cargo xtask test` installs it")?;
         Ok(podman)
     }
 
-    /// Runs `podman` and gives what it printed, trimmed.
+    /// Runs `podman` and returns its standard output, trimmed.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If podman fails; the error carries its output.
     pub fn call(&self, args: &[&str]) -> anyhow::Result<String> {
-        let mut command = self.cage.command("podman")?;
+        let mut command = self.pid_namespace.command("podman")?;
         command.env("CONTAINERS_CONF", CONFIG_FILE);
         command.args(["--root", "/run/podman/root", "--runroot", "/run/podman/run"]).args(args);
-        Ok(self.cage.output(&mut command).context("podman")?.trim().to_owned())
+        Ok(self.pid_namespace.output(&mut command).context("podman")?.trim().to_owned())
     }
 
-    /// Runs a container on a network, and gives its ID.
+    /// Starts a detached container on a network and returns its ID.
     ///
     /// # Errors
-    /// If it fails; what it printed is in the error.
+    /// If podman fails; the error carries its output.
     pub fn run(&self, name: &str, network: &str) -> anyhow::Result<String> {
-        let cgroup = self.cage.cgroup();
+        let cgroup = self.pid_namespace.cgroup();
         self.call(&[
             "run",
             "--detach",

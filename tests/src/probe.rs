@@ -1,4 +1,5 @@
-//! A thousand numbered packets a second from one pod to another, for as long as one likes, to see whether any is lost.
+//! A continuous stream of 1000 numbered UDP packets per second between pods, to detect packet loss and
+//! reordering.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -16,22 +17,22 @@ use nix::sys::socket::{setsockopt, sockopt::RcvBuf};
 
 use crate::sys;
 
-/// A stream of packets that is under way. Dropped, it ends.
+/// A running stream; dropping it stops the sender.
 pub struct Probe {
-    /// For the sender.
+    /// Stops the sender.
     stop: Arc<AtomicBool>,
-    /// Nothing more is sent.
+    /// Set once the sender has stopped.
     ended: Arc<AtomicBool>,
     sender: JoinHandle<anyhow::Result<u64>>,
     receiver: JoinHandle<anyhow::Result<Received>>,
 }
 
-/// What became of a probe's packets.
+/// Delivery statistics of a finished stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
     pub sent: u64,
     pub lost: u64,
-    /// Came after one that was sent later.
+    /// Packets that arrived after a packet that was sent later.
     pub late: u64,
 }
 
@@ -43,18 +44,18 @@ struct Received {
 
 const PORT: u16 = 5301;
 const PACE: Duration = Duration::from_millis(1);
-/// What a receiver that does not get its turn for a second leaves lying.
+/// Receive buffer for a receiver that is not scheduled for a second.
 const ROOM: usize = 4 << 20;
-/// Nothing more is on its way when nothing has come for so long.
+/// After this time without a packet, none is in flight.
 const SILENCE: Duration = Duration::from_millis(500);
 
 // === impl Probe ===
 
 impl Probe {
-    /// Begins to send from one network namespace to an address in another.
+    /// Starts to send from one network namespace to an address in another.
     ///
     /// # Errors
-    /// If there is no socket to be had.
+    /// If a socket cannot be opened.
     pub fn start(from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<Self> {
         let to_address = SocketAddr::new(address, PORT);
         let receiving = sys::bind_in(to, to_address, UdpSocket::bind)?;
@@ -76,17 +77,17 @@ impl Probe {
         })
     }
 
-    /// Ends it, and tells what became of its packets.
+    /// Stops the stream and returns its statistics.
     ///
     /// # Errors
-    /// If one could not be sent or read.
+    /// If a packet could not be sent or read.
     pub fn end(self) -> anyhow::Result<Outcome> {
         self.stop.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow::anyhow!("a probe panicked");
         let sent = self.sender.join().map_err(panicked)??;
         self.ended.store(true, Ordering::Relaxed);
         let received = self.receiver.join().map_err(panicked)??;
-        ensure!(received.packets <= sent, "{sent} packets became {}", received.packets);
+        ensure!(received.packets <= sent, "{sent} packets sent, {} received", received.packets);
         Ok(Outcome { sent, lost: sent - received.packets, late: received.late })
     }
 }
@@ -95,7 +96,7 @@ impl Probe {
 
 impl Outcome {
     /// # Errors
-    /// If a packet was lost or overtaken.
+    /// If a packet was lost or reordered.
     pub fn expect_all(self) -> anyhow::Result<()> {
         ensure!(self.sent > 0 && self.lost == 0 && self.late == 0, "{self:?}");
         Ok(())

@@ -1,4 +1,4 @@
-//! A container runtime, as far as a CNI plugin can tell.
+//! A container runtime as a CNI plugin sees it.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     sys,
 };
 
-/// Executes a CNI plugin by the specification: environment, standard input, standard output.
+/// Executes a CNI plugin as the specification requires: environment, standard input, standard output.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     plugin: PathBuf,
@@ -24,18 +24,18 @@ pub struct Runtime {
     pub ifname: String,
 }
 
-/// What a plugin answered.
+/// Exit status and output of a plugin.
 #[derive(Debug)]
 pub struct Answer {
     pub status: ExitStatus,
-    /// `null` if it printed nothing.
+    /// `null` if the plugin printed nothing.
     pub json: Value,
 }
 
-/// Where results are kept between ADD and DEL, as libcni keeps them in `/var/lib/cni`. A node's `/run` is its own.
+/// Results between ADD and DEL, as libcni caches them in `/var/lib/cni`. Every node has a `/run` of its own.
 const RESULTS: &str = "/run/cni-results";
 
-/// A CNI error as it was printed.
+/// A CNI error as the plugin printed it.
 #[derive(Debug, thiserror::Error)]
 #[error("CNI error {code}: {msg} ({details})")]
 pub struct CniError {
@@ -52,12 +52,12 @@ impl Runtime {
         Ok(Self { plugin: dist::binary("ferrule")?, config, ifname: "eth0".to_owned() })
     }
 
-    /// The same runtime with another plugin and its configuration.
+    /// A runtime that executes another plugin with its own network configuration.
     pub fn with_plugin(plugin: PathBuf, config: Value) -> Self {
         Self { plugin, config, ifname: "eth0".to_owned() }
     }
 
-    /// The same runtime with a key of the network configuration set.
+    /// Sets one key of the network configuration.
     pub fn with(mut self, key: &str, value: Value) -> Self {
         if let Some(config) = self.config.as_object_mut() {
             config.insert(key.to_owned(), value);
@@ -65,29 +65,29 @@ impl Runtime {
         self
     }
 
-    /// ADD.
+    /// Calls ADD and caches the result.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Value> {
         let result = self.call("ADD", pod)?.into_result()?;
         fs::create_dir_all(RESULTS)?;
-        fs::write(self.kept(pod), result.to_string()).context("cannot keep the result")?;
+        fs::write(self.kept(pod), result.to_string()).context("cannot cache the result")?;
         Ok(result)
     }
 
-    /// DEL, with the ADD's result if there is one.
+    /// Calls DEL, with the cached ADD result if there is one.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
     pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         self.after_add(pod).call("DEL", pod)?.into_result()?;
-        // There may have been no ADD.
+        // The file is missing if ADD was never called.
         let _ = fs::remove_file(self.kept(pod));
         Ok(())
     }
 
-    /// CHECK, with the ADD's result if there is one.
+    /// Calls CHECK, with the cached ADD result if there is one.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refuses.
@@ -95,7 +95,7 @@ impl Runtime {
         self.after_add(pod).call("CHECK", pod)?.into_result().map(drop)
     }
 
-    /// The same runtime with the result of a pod's ADD in the network configuration, if there is one.
+    /// Adds the cached ADD result to the network configuration as `prevResult`, if there is one.
     pub fn after_add(&self, pod: &Pod) -> Self {
         let kept = fs::read_to_string(self.kept(pod)).ok();
         match kept.and_then(|kept| serde_json::from_str(&kept).ok()) {
@@ -111,25 +111,25 @@ impl Runtime {
         Path::new(RESULTS).join(format!("{network}-{}-{}", pod.container_id, self.ifname))
     }
 
-    /// STATUS, which is of no pod.
+    /// Calls STATUS, which takes no pod.
     ///
     /// # Errors
-    /// If the plugin cannot be run or prints what is not JSON.
+    /// If the plugin cannot be executed or prints invalid JSON.
     pub fn status(&self) -> anyhow::Result<Answer> {
         let path = self.plugin.parent().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
         let environment = [("CNI_COMMAND".to_owned(), "STATUS".to_owned()), ("CNI_PATH".to_owned(), path)];
         self.call_with(&environment, self.config.to_string().as_bytes())
     }
 
-    /// Any verb, with the environment of a pod.
+    /// Calls any verb with a pod's environment.
     ///
     /// # Errors
-    /// If the plugin cannot be run or prints what is not JSON.
+    /// If the plugin cannot be executed or prints invalid JSON.
     pub fn call(&self, verb: &str, pod: &Pod) -> anyhow::Result<Answer> {
         self.call_with(&self.environment(verb, pod), self.config.to_string().as_bytes())
     }
 
-    /// The environment that a kubelet's runtime would give.
+    /// The environment that the runtime of a kubelet sets.
     pub fn environment(&self, verb: &str, pod: &Pod) -> Vec<(String, String)> {
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
@@ -146,16 +146,16 @@ impl Runtime {
                 "CNI_PATH",
                 self.plugin.parent().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
             ),
-            // Reference plugins look for others by it.
+            // Reference plugins search `PATH` for other programs.
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ];
         pairs.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
-    /// Any environment and any standard input.
+    /// Executes the plugin with an arbitrary environment and standard input.
     ///
     /// # Errors
-    /// If the plugin cannot be run or prints what is not JSON.
+    /// If the plugin cannot be executed or prints invalid JSON.
     pub fn call_with(&self, environment: &[(String, String)], stdin: &[u8]) -> anyhow::Result<Answer> {
         let mut command = Command::new(&self.plugin);
         command.env_clear().envs(environment.iter().cloned());
@@ -164,7 +164,7 @@ impl Runtime {
             .spawn()
             .with_context(|| format!("cannot run {}", self.plugin.display()))?;
         if let Some(mut pipe) = child.stdin.take() {
-            // A plugin that refuses the environment need not read on.
+            // A plugin that rejects its environment may exit without reading its input.
             let _ = pipe.write_all(stdin);
         }
         let output = child.wait_with_output()?;
@@ -172,13 +172,11 @@ impl Runtime {
         let json = if text.trim().is_empty() {
             Value::Null
         } else {
-            serde_json::from_str(&text)
-                .with_context(|| format!("the plugin printed what is not JSON: {text}"))?
+            serde_json::from_str(&text).with_context(|| format!("the plugin printed invalid JSON: {text}"))?
         };
         Ok(Answer { status: output.status, json })
     }
 
-    /// The network configuration.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -187,7 +185,7 @@ impl Runtime {
 // === impl Answer ===
 
 impl Answer {
-    /// The result of a call that should succeed.
+    /// The result of a call that is expected to succeed.
     ///
     /// # Errors
     /// A [`CniError`], if the plugin refused.
@@ -195,17 +193,17 @@ impl Answer {
         if self.status.success() { Ok(self.json) } else { Err(self.into_error()?.into()) }
     }
 
-    /// The error of a call that should fail.
+    /// The error of a call that is expected to fail.
     ///
     /// # Errors
-    /// If it succeeded, or failed without an error as the specification has it.
+    /// If the plugin succeeded, or failed without printing a CNI error.
     pub fn into_error(self) -> anyhow::Result<CniError> {
         let text = |key| self.json.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         match self.json.get("code").and_then(Value::as_u64) {
             Some(code) if self.status.code() == Some(1) && code > 0 => {
                 Ok(CniError { code, msg: text("msg"), details: text("details") })
             }
-            _ => bail!("the plugin should have failed with a CNI error, but: {}, {}", self.status, self.json),
+            _ => bail!("expected a CNI error, found {}, {}", self.status, self.json),
         }
     }
 }

@@ -18,19 +18,19 @@ use nix::{
     sys::signal::Signal,
 };
 
-/// Gives the calling thread, and all that it starts from now on, a network and a mount namespace of its own.
+/// Moves the calling thread, and its future children, into new network and mount namespaces.
 ///
 /// # Errors
 /// If the caller is not root.
 pub fn leave_host() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
-        .context("cannot leave the host's namespaces: not root?")?;
-    // From here on, no mount of ours is seen by anyone else.
+        .context("cannot create network and mount namespaces; root is required")?;
+    // From here on, mounts do not propagate to the host.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .context("cannot make mounts private")
 }
 
-/// Mounts a file system that exists in this mount namespace only.
+/// Mounts a file system that is visible in this mount namespace only.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -39,7 +39,7 @@ pub fn mount_private(kind: &str, at: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot mount a {kind} at {at}"))
 }
 
-/// Lets what is written below a directory, from now on, go to another one and be seen in this mount namespace only.
+/// Mounts an overlay over a directory: writes go to `changes` and are visible in this mount namespace only.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -52,30 +52,30 @@ pub fn mount_overlay(directory: &str, changes: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot mount an overlay over {directory}"))
 }
 
-/// Lets mounts below a mount point be seen in copies of this mount namespace, and theirs here.
+/// Shares mounts below a mount point between this mount namespace and its future copies.
 ///
 /// # Errors
-/// If it is no mount point.
+/// If `at` is not a mount point.
 pub fn share_mounts(at: &str) -> anyhow::Result<()> {
     mount(None::<&str>, at, None::<&str>, MsFlags::MS_SHARED, None::<&str>)
         .with_context(|| format!("cannot share the mounts below {at}"))
 }
 
-/// Makes a network namespace that a path leads to.
+/// Creates a network namespace, bind-mounted at a path.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn make_netns(path: &Path) -> anyhow::Result<()> {
-    File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     let bind = || -> anyhow::Result<()> {
         unshare(CloneFlags::CLONE_NEWNET)?;
         mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
         Ok(())
     };
-    // On a thread that ends with it, so that nobody has to come back.
+    // On a temporary thread, so that the caller stays in its own namespace.
     thread::scope(|scope| scope.spawn(bind).join())
         .map_err(|_| anyhow::anyhow!("the thread panicked"))?
-        .with_context(|| format!("cannot make the network namespace {}", path.display()))
+        .with_context(|| format!("cannot create the network namespace {}", path.display()))
 }
 
 /// Runs a closure in a network namespace, on a thread of its own.
@@ -94,23 +94,24 @@ pub fn in_netns<T: Send>(path: &Path, run: impl FnOnce() -> anyhow::Result<T> + 
     }
 }
 
-/// Binds a socket to an address in a network namespace, as soon as nobody has it. Whoever had it may have closed it: a
-/// child that another test of this process starts holds copies of all its descriptors until it executes its program.
+/// Binds a socket to an address in a network namespace; retries while the address is in use. The previous
+/// socket may be closed but still held: a child that another test is starting inherits all descriptors until
+/// it calls exec.
 ///
 /// # Errors
-/// If the namespace cannot be entered, or the address is not to be had.
+/// If the namespace cannot be entered, or the address stays in use.
 pub fn bind_in<T: Send>(
     netns: &Path,
     address: SocketAddr,
     mut bind: impl FnMut(SocketAddr) -> io::Result<T> + Send,
 ) -> anyhow::Result<T> {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
     const PAUSE: Duration = Duration::from_millis(5);
     let start = Instant::now();
     in_netns(netns, move || {
         loop {
             match bind(address) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < PATIENCE => {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < TIMEOUT => {
                     thread::sleep(PAUSE);
                 }
                 bound => return bound.with_context(|| format!("cannot bind to {address}")),
@@ -119,7 +120,7 @@ pub fn bind_in<T: Send>(
     })
 }
 
-/// A command that will run in a network namespace.
+/// A command that enters a network namespace.
 ///
 /// # Errors
 /// If the namespace cannot be opened.
@@ -130,7 +131,7 @@ pub fn command_in(netns: &Path, program: impl AsRef<std::ffi::OsStr>) -> anyhow:
     Ok(command)
 }
 
-/// Lets a command's process enter a namespace before it starts.
+/// Makes a command's process enter a namespace before exec.
 pub fn enter(command: &mut Command, namespace: File, kind: CloneFlags) {
     let enter = move || setns(&namespace, kind).map_err(io::Error::from);
     #[expect(unsafe_code, reason = "a child enters its namespace between fork and exec")]
@@ -140,7 +141,8 @@ pub fn enter(command: &mut Command, namespace: File, kind: CloneFlags) {
     };
 }
 
-/// Starts a command as the first process of a PID namespace, with a copy of this mount namespace that has its `/proc`.
+/// Starts a command as the first process of a new PID namespace, with a copy of this mount namespace and a
+/// matching `/proc`.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -151,7 +153,8 @@ pub fn spawn_in_new_pids(command: &mut Command) -> anyhow::Result<Child> {
         Ok(mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?)
     };
     #[expect(unsafe_code, reason = "a child makes its namespace between fork and exec")]
-    // SAFETY: unshare and mount are plain system calls, which may be made there, and short paths are not allocated.
+    // SAFETY: unshare and mount are plain system calls, which may be made there, and short paths are not
+    // allocated.
     unsafe {
         command.pre_exec(own_proc)
     };
@@ -161,7 +164,7 @@ pub fn spawn_in_new_pids(command: &mut Command) -> anyhow::Result<Child> {
     Ok(started?)
 }
 
-/// Lets the processes that a closure starts be of a PID namespace. It cannot start threads meanwhile.
+/// Runs a closure whose child processes start in a PID namespace. The closure must not start threads.
 ///
 /// # Errors
 /// If the namespace has ended.
@@ -177,7 +180,7 @@ fn own_pids() -> anyhow::Result<File> {
     Ok(File::open("/proc/thread-self/ns/pid")?)
 }
 
-/// Lets a command's process die with the thread that starts it.
+/// Makes a command's process die with the thread that starts it.
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     let die = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
     #[expect(unsafe_code, reason = "a child asks for its own end between fork and exec")]
@@ -187,10 +190,10 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to completion and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started or fails; what it printed is in the error.
+/// If the command cannot be started or fails; the error carries its output.
 pub fn output(command: &mut Command) -> anyhow::Result<String> {
     let Output { status, stdout, stderr } = die_with_parent(command)
         .stdin(Stdio::null())
@@ -201,20 +204,20 @@ pub fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(stdout)
 }
 
-/// Runs a command line without quoting to its end and gives what it printed.
+/// Runs a command line, split at whitespace, and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started or fails.
+/// If the command cannot be started or fails.
 pub fn run(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
-    let program = words.next().context("an empty command line")?;
+    let program = words.next().context("the command line is empty")?;
     output(Command::new(program).args(words))
 }
 
-/// Waits until something is so.
+/// Polls a condition every 5 ms until it is true.
 ///
 /// # Errors
-/// If it is not so within the time, with what was last missing.
+/// If the condition is not true within `limit`; includes the condition's last error.
 pub fn wait_until(
     what: &str,
     limit: Duration,

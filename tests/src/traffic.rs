@@ -1,4 +1,4 @@
-//! Real traffic between pods, and from pods to the node.
+//! TCP traffic between network namespaces.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::sys;
 
-/// What a stream carried.
+/// Size and duration of a finished stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Streamed {
     pub bytes: u64,
@@ -21,13 +21,13 @@ pub struct Streamed {
 }
 
 const PORT: u16 = 5201;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Streams bytes over TCP from one network namespace to an address in another, and checks that all arrive as they
-/// were sent.
+/// Streams bytes over TCP from one network namespace to an address in another, and verifies that they arrive
+/// complete and unmodified.
 ///
 /// # Errors
-/// If they do not.
+/// If bytes are lost or modified.
 pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
     let to_address = SocketAddr::new(address, PORT);
     let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
@@ -37,15 +37,15 @@ pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Re
         sys::in_netns(from, || send(to_address, bytes))?;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
     })?;
-    ensure!(received == bytes, "{received} of {bytes} bytes arrived");
+    ensure!(received == bytes, "received {received} of {bytes} bytes");
     Ok(Streamed { bytes, took: start.elapsed() })
 }
 
-/// Streams bytes over one TCP connection until told to stop, some tens of megabytes in a second, and checks that all
-/// arrive as they were sent.
+/// Streams bytes over one TCP connection until `stop` is set, some tens of megabytes per second, and verifies
+/// that they arrive complete and unmodified.
 ///
 /// # Errors
-/// If they do not.
+/// If bytes are lost or modified.
 pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) -> anyhow::Result<()> {
     let to_address = SocketAddr::new(address, PORT);
     let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
@@ -53,7 +53,7 @@ pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) 
         let receiver = scope.spawn(move || receive(&listener, None));
         let sent = sys::in_netns(from, || {
             let mut stream = connect(to_address)?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
             let (block, mut sent) = (pattern(), 0);
             while !stop.load(Ordering::Relaxed) {
                 stream.write_all(&block)?;
@@ -65,21 +65,21 @@ pub fn stream_until(stop: &AtomicBool, from: &Path, to: &Path, address: IpAddr) 
         let received = receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))??;
         anyhow::Ok((sent, received))
     })?;
-    ensure!(sent > 0 && received == sent, "{received} of {sent} bytes arrived");
+    ensure!(sent > 0 && received == sent, "received {received} of {sent} bytes");
     Ok(())
 }
 
-/// Asks over TCP for an echo, from where the closure connects, of a server that listens at an address in a network
-/// namespace. The two addresses need not be the same: there may be a translation between them.
+/// Connects to an echo server that listens at `listen` in a network namespace, and verifies the echo. The
+/// address that the closure connects to may differ from `listen`, if NAT translates between them.
 ///
 /// # Errors
-/// If no connection comes about, or another echo than what was sent.
+/// If the connection fails, or the echo differs from the request.
 pub fn echo(
     server: &Path,
     listen: SocketAddr,
     connect: impl FnOnce() -> anyhow::Result<TcpStream> + Send,
 ) -> anyhow::Result<()> {
-    const CALL: &[u8] = b"is anybody there?";
+    const CALL: &[u8] = b"echo request";
     let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     thread::scope(|scope| {
         let serving = scope.spawn(move || -> anyhow::Result<()> {
@@ -90,11 +90,11 @@ pub fn echo(
         });
         let ask = || -> anyhow::Result<()> {
             let mut stream = connect()?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             stream.write_all(CALL)?;
             let mut answer = [0; CALL.len()];
-            stream.read_exact(&mut answer).context("there is no echo")?;
-            ensure!(answer == CALL, "the echo is another: {answer:?}");
+            stream.read_exact(&mut answer).context("no echo received")?;
+            ensure!(answer == CALL, "wrong echo: {answer:?}");
             Ok(())
         };
         ask()?;
@@ -102,17 +102,17 @@ pub fn echo(
     })
 }
 
-/// Connects, within a time that a lost packet or two do not exceed.
+/// Connects, with a timeout that outlasts one or two lost packets.
 ///
 /// # Errors
-/// If nobody answers.
+/// If the connection is not established.
 pub fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
-    TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
+    TcpStream::connect_timeout(&to, TIMEOUT).with_context(|| format!("cannot connect to {to}"))
 }
 
 fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
     let mut stream = connect(to)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let block = pattern();
     let mut left = bytes;
     while left > 0 {
@@ -123,7 +123,7 @@ fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads so many bytes, or all there are.
+/// Reads `bytes` bytes, or until the end of the stream.
 fn receive(listener: &TcpListener, bytes: Option<u64>) -> anyhow::Result<u64> {
     let mut stream = accept(listener)?;
     let expected = pattern();
@@ -137,10 +137,7 @@ fn receive(listener: &TcpListener, bytes: Option<u64>) -> anyhow::Result<u64> {
             break;
         }
         stream.read_exact(room)?;
-        ensure!(
-            Some(&*room) == expected.get(..wanted),
-            "the bytes that arrived are not those that were sent"
-        );
+        ensure!(Some(&*room) == expected.get(..wanted), "received bytes differ from the bytes sent");
         received += wanted as u64;
     }
     Ok(received)
@@ -153,16 +150,16 @@ fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
         match listener.accept() {
             Ok((stream, _)) => break stream,
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
-            Err(_) => ensure!(start.elapsed() < PATIENCE, "nobody connected within {PATIENCE:?}"),
+            Err(_) => ensure!(start.elapsed() < TIMEOUT, "no client connected within {TIMEOUT:?}"),
         }
         thread::sleep(Duration::from_millis(1));
     };
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
-/// A block that shows when bytes are lost, doubled or swapped: its length shares no factor with any segment's.
+/// A block that reveals lost, duplicated or reordered bytes: its length shares no factor with a segment size.
 fn pattern() -> Vec<u8> {
     (0..65_521_u32).map(|index| (index * 7 + index / 251) as u8).collect()
 }
@@ -170,7 +167,6 @@ fn pattern() -> Vec<u8> {
 // === impl Streamed ===
 
 impl Streamed {
-    /// Gigabits in a second.
     pub fn gbit_per_second(self) -> f64 {
         self.bytes as f64 * 8.0 / self.took.as_secs_f64() / 1e9
     }

@@ -1,4 +1,4 @@
-//! Chains of plugins: ours first, and then those of others, executed as libcni does it.
+//! Plugin chains, executed as libcni does: Ferrule first, then reference plugins.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -15,10 +15,10 @@ use serde_json::{Map, Value, json};
 const OUTSIDE: &str = "/run/netns/outside";
 const HOST_PORT: u16 = 8080;
 const POD_PORT: u16 = 80;
-/// A bit in a second. The kernel shows bytes, and these as "8Mbit".
+/// Bits per second. The CNI configuration takes bits; `tc` prints "8Mbit".
 const RATE: u64 = 8_000_000;
 
-/// Lets the neighbour on the uplink talk with the node, in both families.
+/// Runs `run` on a node whose uplink neighbour can communicate with it in both families.
 fn with_outside(run: impl FnOnce(&mut Node) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
     with_agent(|node| {
         sys::run("ip -n outside addr add 192.0.2.254/24 dev eth0")?;
@@ -54,7 +54,7 @@ fn at(address: &str, port: u16) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(address.parse()?, port))
 }
 
-/// Asks for an echo through the host's port: from another network namespace, or from the node itself.
+/// Connects to the pod through the host port: from another network namespace, or from the node.
 fn through_the_port(pod: &Pod, from: Option<&Path>, host: &str) -> anyhow::Result<()> {
     let to = at(host, HOST_PORT)?;
     let of_family = pod.addresses.iter().find(|it| it.is_ipv4() == to.is_ipv4()).context("no address")?;
@@ -66,15 +66,15 @@ fn through_the_port(pod: &Pod, from: Option<&Path>, host: &str) -> anyhow::Resul
 }
 
 fn cni_error(error: &anyhow::Error) -> anyhow::Result<&CniError> {
-    error.downcast_ref().with_context(|| format!("it failed without a CNI error: {error:#}"))
+    error.downcast_ref().with_context(|| format!("not a CNI error: {error:#}"))
 }
 
-/// The error of what should fail.
+/// The error of an operation that must fail.
 fn failed<T>(outcome: anyhow::Result<T>) -> anyhow::Result<anyhow::Error> {
-    outcome.err().context("it should have failed")
+    outcome.err().context("the operation succeeded")
 }
 
-/// What plugins after ours have made on the host.
+/// Host state created by the other plugins.
 fn of_others() -> anyhow::Result<String> {
     let rules = ["iptables", "ip6tables"].map(|program| sys::run(&format!("{program} -t nat -S")));
     let rules = rules.into_iter().collect::<anyhow::Result<Vec<_>>>()?.concat();
@@ -82,11 +82,11 @@ fn of_others() -> anyhow::Result<String> {
     Ok(format!("{}\n{}", of_pods.join("\n"), sys::run("tc qdisc show")?))
 }
 
-/// What is told, its code, and what a later plugin or somebody else has made of the result.
+/// Expected message, expected code, and a modification of the result.
 type Change = (&'static str, u64, fn(&mut Value));
 
 #[test]
-fn a_chain_of_reference_plugins_works_in_every_version_that_they_speak() {
+fn chain_with_reference_plugins_works_in_every_common_cni_version() {
     with_outside(|node| {
         let (empty, nothing) = (node.kernel_state()?, of_others()?);
         for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
@@ -110,20 +110,23 @@ fn a_chain_of_reference_plugins_works_in_every_version_that_they_speak() {
             }
             let qdiscs = sys::run(&format!("tc qdisc show dev {}", node.host_ifname(&pod)?))?;
             ensure!(qdiscs.contains("tbf") && qdiscs.contains("rate 8Mbit"), "{qdiscs}");
-            ensure!(qdiscs.contains("clsact"), "ours is there beside it: {qdiscs}");
+            ensure!(qdiscs.contains("clsact"), "clsact is missing: {qdiscs}");
             let somaxconn = || Ok(fs::read_to_string("/proc/sys/net/core/somaxconn")?);
             ensure!(sys::in_netns(pod.path(), somaxconn)?.trim() == "517");
-            ensure!(pod.run("ip link show eth0")?.contains("mtu 1400"), "what a later plugin changes stays");
+            ensure!(
+                pod.run("ip link show eth0")?.contains("mtu 1400"),
+                "the MTU of a later plugin was reverted"
+            );
 
             if !version.starts_with("0.3") {
                 chain.check(&pod).context("CHECK of the whole chain")?;
             }
             chain.del(&pod)?;
-            chain.del(&pod).context("a second DEL, without a result")?;
+            chain.del(&pod).context("second DEL, without a result")?;
             ensure!(node.attachments()?.is_empty());
             node.wait_for_kernel_state(&empty)?;
             let left = of_others()?;
-            ensure!(left == nothing, "it leaves {left}\nwhere there was {nothing}");
+            ensure!(left == nothing, "leftovers: {left}\nbefore: {nothing}");
         }
         Ok(())
     })
@@ -131,17 +134,17 @@ fn a_chain_of_reference_plugins_works_in_every_version_that_they_speak() {
 }
 
 #[test]
-fn a_plugin_before_ours_is_told_that_ours_has_to_be_the_first() {
+fn chain_with_a_plugin_before_ferrule_is_refused_with_a_remedy() {
     with_agent(|node| {
         let before = node.kernel_state()?;
         for version in ["0.3.1", "0.4.0", "1.0.0"] {
             let pod = node.pod(&format!("v{version}"))?;
             let mut chain = Chain::new(version, [json!({ "type": "loopback" }), ferrule()]);
             let error = failed(chain.add(&pod))?;
-            let told = cni_error(&error)?;
-            ensure!(told.code == 7 && told.msg.contains("\"prevResult\""), "{told}");
-            ensure!(told.details.contains("put \"ferrule\" first"), "{told}");
-            chain.del(&pod).context("the DEL that follows")?;
+            let reported = cni_error(&error)?;
+            ensure!(reported.code == 7 && reported.msg.contains("\"prevResult\""), "{reported}");
+            ensure!(reported.details.contains("put \"ferrule\" first"), "{reported}");
+            chain.del(&pod).context("DEL after the failed ADD")?;
         }
         ensure!(node.kernel_state()? == before && node.attachments()?.is_empty());
         Ok(())
@@ -150,21 +153,21 @@ fn a_plugin_before_ours_is_told_that_ours_has_to_be_the_first() {
 }
 
 #[test]
-fn a_port_that_is_asked_of_us_alone_is_refused_and_says_which_plugin_to_chain() {
+fn port_mappings_without_portmap_are_refused_with_a_remedy() {
     with_agent(|node| {
         let before = node.kernel_state()?;
         let pod = node.pod("a")?;
         let declares = json!({ "type": "ferrule", "capabilities": { "portMappings": true, "mac": true } });
         let mut chain = Chain::new("1.0.0", [declares]);
-        chain.add(&pod).context("nothing is asked for")?;
+        chain.add(&pod).context("ADD without port mappings")?;
         chain.check(&pod)?;
         chain.del(&pod)?;
         node.wait_for_kernel_state(&before)?;
         let mut chain = chain.with("portMappings", ports());
         let error = failed(chain.add(&pod))?;
-        let told = cni_error(&error)?;
-        ensure!(told.code == 2 && told.msg.contains("\"portMappings\""), "{told}");
-        ensure!(told.msg.contains("8080") && told.details.contains("\"portmap\""), "{told}");
+        let reported = cni_error(&error)?;
+        ensure!(reported.code == 2 && reported.msg.contains("\"portMappings\""), "{reported}");
+        ensure!(reported.msg.contains("8080") && reported.details.contains("\"portmap\""), "{reported}");
         chain.del(&pod)?;
         ensure!(node.kernel_state()? == before);
         Ok(())
@@ -173,14 +176,14 @@ fn a_port_that_is_asked_of_us_alone_is_refused_and_says_which_plugin_to_chain() 
 }
 
 #[test]
-fn name_resolution_that_the_runtime_hands_over_is_in_the_result() {
+fn dns_capability_is_returned_in_the_result() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         let plugin = json!({
             "type": "ferrule", "capabilities": { "dns": true },
             "dns": { "nameservers": ["10.96.0.10"], "domain": "cluster.local" },
         });
-        // Spelt as containerd spells it.
+        // containerd's spelling of the capability.
         let mut chain = Chain::new("1.0.0", [plugin])
             .with("dns", json!({ "Servers": ["192.168.77.10"], "Searches": ["a.b"], "Options": ["ndots:5"] }));
         let expected = json!({
@@ -194,7 +197,7 @@ fn name_resolution_that_the_runtime_hands_over_is_in_the_result() {
 }
 
 #[test]
-fn check_goes_by_the_chains_result() {
+fn check_compares_with_the_chains_result() {
     with_agent(|node| {
         let mut pod = node.pod("a")?;
         let mut chain = Chain::new("1.1.0", [ferrule()]);
@@ -208,7 +211,7 @@ fn check_goes_by_the_chains_result() {
             *chain.result() = Some(changed);
             chain.check(&pod)
         };
-        // What later plugins may add, or leave out.
+        // Later plugins may add or remove these fields.
         check(|it| {
             it["interfaces"]
                 .as_array_mut()
@@ -233,11 +236,11 @@ fn check_goes_by_the_chains_result() {
         ];
         for (expected, code, change) in changes {
             let error = failed(check(change)).with_context(|| expected.to_owned())?;
-            let told = cni_error(&error)?;
-            ensure!(told.code == code && told.msg.contains(expected), "{expected}: {told}");
+            let reported = cni_error(&error)?;
+            ensure!(reported.code == code && reported.msg.contains(expected), "{expected}: {reported}");
         }
 
-        // A route that a later plugin has replaced is its own affair; one that is listed must be there.
+        // A route that a later plugin replaced is not checked; a route in the result must exist.
         pod.run("ip route del default")?;
         let error = failed(chain.check(&pod))?;
         ensure!(cni_error(&error)?.msg.contains("no default route"), "{error:#}");
@@ -247,7 +250,7 @@ fn check_goes_by_the_chains_result() {
         for garbage in [json!("garbage"), json!({ "cniVersion": "0.4.0" }), json!({ "interfaces": 7 })] {
             let mut chain = chain.clone();
             *chain.result() = Some(garbage);
-            chain.del(&pod).context("DEL never fails for a result")?;
+            chain.del(&pod).context("DEL with an invalid prevResult")?;
         }
         ensure!(node.attachments()?.is_empty());
         Ok(())
@@ -256,24 +259,25 @@ fn check_goes_by_the_chains_result() {
 }
 
 #[test]
-fn a_mac_that_a_later_plugin_changes_is_told_by_check() {
+fn mac_changed_by_a_later_plugin_is_reported_by_check() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         let mut chain = Chain::new("1.0.0", [ferrule(), tuning(&json!({ "mac": "02:00:00:00:00:77" }))]);
         let result = chain.add(&pod)?;
         ensure!(result["interfaces"][1]["mac"] == "02:00:00:00:00:77", "{result}");
-        ensure!(pod.ping(NODE_V4).is_err(), "what comes from another MAC is dropped");
+        ensure!(pod.ping(NODE_V4).is_err(), "a ping from another MAC was not dropped");
         let error = failed(chain.check(&pod))?;
-        let told = cni_error(&error)?;
-        ensure!(told.code == 101 && told.msg.contains("has changed the MAC of eth0"), "{told}");
+        let reported = cni_error(&error)?;
+        ensure!(reported.code == 101 && reported.msg.contains("has changed the MAC of eth0"), "{reported}");
         chain.del(&pod)
     })
     .unwrap();
 }
 
-/// The plugin replaces an ingress qdisc with its own, or fails: ours is there, as every dataplane's in eBPF is.
+/// `bandwidth` replaces or creates an ingress qdisc and fails, because clsact occupies its place as in any
+/// eBPF dataplane.
 #[test]
-fn a_limit_on_what_a_pod_sends_fails_the_chain_and_leaves_nothing() {
+fn egress_bandwidth_limit_fails_the_chain_and_leaks_nothing() {
     with_agent(|node| {
         let (before, nothing) = (node.kernel_state()?, of_others()?);
         let pod = node.pod("a")?;
@@ -291,7 +295,7 @@ fn a_limit_on_what_a_pod_sends_fails_the_chain_and_leaves_nothing() {
 }
 
 #[test]
-fn a_host_port_is_reached_from_a_pod_of_the_same_node() {
+fn host_port_is_reachable_from_pods_on_the_same_node() {
     with_outside(|node| {
         let mut pod = node.pod("server")?;
         let mut chain = Chain::new("1.0.0", [ferrule(), portmap()]).with("portMappings", ports());

@@ -1,4 +1,4 @@
-//! Pods reach each other and the node, over both families.
+//! Connectivity of pods with each other and with the node, in both address families.
 
 use anyhow::Context as _;
 use ferrule_tests::{
@@ -9,7 +9,7 @@ use ferrule_tests::{
 const MEGABYTE: u64 = 1 << 20;
 
 #[test]
-fn pods_ping_each_other_and_the_node() {
+fn pods_reach_each_other_and_the_node_by_ping() {
     with_agent(|node| {
         let pods = [node.attach("a")?, node.attach("b")?, node.attach("c")?];
         for from in &pods {
@@ -27,7 +27,7 @@ fn pods_ping_each_other_and_the_node() {
 }
 
 #[test]
-fn pods_stream_to_each_other_and_to_the_node() {
+fn tcp_streams_between_pods_and_node_arrive_intact() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let home = std::path::PathBuf::from("/proc/thread-self/ns/net");
@@ -46,13 +46,13 @@ fn pods_stream_to_each_other_and_to_the_node() {
 }
 
 #[test]
-fn a_pod_sees_a_router_and_not_a_neighbour() {
+fn forwarding_decrements_ttl_and_sends_time_exceeded() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         for (address, ttl) in b.addresses.iter().zip(["ttl=63", "ttl=63"]) {
             let ping = a.ping(&address.to_string())?;
-            anyhow::ensure!(ping.contains(ttl), "a hop is taken off on the way: {ping}");
-            // At its last hop, a packet goes to the stack, which says so to the pod.
+            anyhow::ensure!(ping.contains(ttl), "wrong TTL: {ping}");
+            // A packet whose TTL expires goes to the stack, which sends the ICMP error.
             let last = a
                 .command("ping")?
                 .args(["-n", "-c", "1", "-W", "2", "-t", "1", &address.to_string()])
@@ -66,16 +66,18 @@ fn a_pod_sees_a_router_and_not_a_neighbour() {
 }
 
 #[test]
-fn pain_20_a_pod_gets_the_uplinks_mtu() {
+fn pod_gets_the_uplinks_mtu() {
     with_agent(|node| {
         let a = node.attach("a")?;
         let link = a.run("ip -o link show eth0")?;
         anyhow::ensure!(link.contains(&format!("mtu {UPLINK_MTU}")), "{link}");
-        // The uplink's changes, and so do new pods'.
+        // New pods follow a change of the uplink's MTU.
         ferrule_tests::sys::run("ip link set uplink mtu 1400")?;
-        ferrule_tests::sys::wait_until("the agent has seen it", std::time::Duration::from_secs(5), || {
-            Ok(node.log().contains("the uplink's MTU has changed"))
-        })?;
+        ferrule_tests::sys::wait_until(
+            "the agent has detected the MTU change",
+            std::time::Duration::from_secs(5),
+            || Ok(node.log().contains("the uplink's MTU has changed")),
+        )?;
         let b = node.attach("b")?;
         let link = b.run("ip -o link show eth0")?;
         anyhow::ensure!(link.contains("mtu 1400"), "{link}");
@@ -85,7 +87,7 @@ fn pain_20_a_pod_gets_the_uplinks_mtu() {
 }
 
 #[test]
-fn pain_23_addresses_are_usable_at_once() {
+fn addresses_are_usable_immediately_after_add() {
     with_agent(|node| {
         let a = node.attach("a")?;
         let addresses = a.run("ip -o addr show dev eth0")?;
@@ -98,7 +100,7 @@ fn pain_23_addresses_are_usable_at_once() {
 }
 
 #[test]
-fn a_pod_that_has_lost_the_entry_for_its_gateway_asks_for_it_and_is_answered() {
+fn gateway_neighbour_entry_is_resolved_again_after_deletion() {
     with_agent(|node| {
         let pod = node.attach("forgetful")?;
         for (gateway, node) in [("169.254.1.1", NODE_V4), ("fe80::1", NODE_V6)] {
@@ -113,7 +115,7 @@ fn a_pod_that_has_lost_the_entry_for_its_gateway_asks_for_it_and_is_answered() {
 }
 
 #[test]
-fn pods_of_a_single_family_reach_each_other_and_the_node() {
+fn single_family_pods_reach_each_other_and_the_node() {
     for (cidr, gateway) in [(POD_V4, NODE_V4), (POD_V6, NODE_V6)] {
         on_node(|node| {
             node.start_agent(&[cidr])?;

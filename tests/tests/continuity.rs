@@ -1,4 +1,4 @@
-//! Pods' packets do not notice what becomes of the agent: none is lost, and none overtakes another.
+//! Packet continuity: restarts and upgrades of the agent neither lose nor reorder pods' packets.
 
 use std::{
     env, fs,
@@ -17,12 +17,12 @@ use ferrule_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// How long nobody is there to mend anything, in seconds; minutes, if one has the time.
-const DEAD: &str = "FERRULE_DEAD_SECONDS";
-/// How often it goes and comes.
+/// Environment variable: seconds without an agent.
+const RETIRED_GROUP: &str = "FERRULE_DEAD_SECONDS";
+/// Environment variable: number of restarts.
 const RESTARTS: &str = "FERRULE_RESTARTS";
 
-/// Two pods, between which packets go all the time, both ways and in both families.
+/// Continuous packet streams between two pods, in both directions and families.
 struct Traffic {
     pods: [Pod; 2],
     probes: Vec<Probe>,
@@ -43,7 +43,7 @@ impl Traffic {
         Ok(Self { pods, probes })
     }
 
-    /// A connection of each family carries all that is sent while something happens.
+    /// Streams bytes over TCP, in each family, while `run` executes.
     fn while_streaming<T: Send>(
         &self,
         happens: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -65,7 +65,7 @@ impl Traffic {
     fn expect_all(self, node: &Node) -> anyhow::Result<()> {
         let outcomes = self.probes.into_iter().map(Probe::end).collect::<anyhow::Result<Vec<_>>>()?;
         let is_whole = outcomes.iter().try_for_each(|it| it.expect_all());
-        is_whole.with_context(|| format!("{outcomes:#?}, and was counted: {:#?}", node.attachments()))
+        is_whole.with_context(|| format!("{outcomes:#?}, counters: {:#?}", node.attachments()))
     }
 }
 
@@ -74,10 +74,10 @@ fn number(name: &str, default: u64) -> anyhow::Result<u64> {
 }
 
 #[test]
-fn pain_14_no_packet_is_lost_while_the_agent_is_dead_and_restarted() {
+fn no_packet_is_lost_across_agent_downtime_and_restarts() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let dead = Duration::from_secs(number(DEAD, 3)?);
+        let dead = Duration::from_secs(number(RETIRED_GROUP, 3)?);
         traffic.while_streaming(|| {
             node.kill_agent()?;
             thread::sleep(dead);
@@ -98,12 +98,12 @@ fn pain_14_no_packet_is_lost_while_the_agent_is_dead_and_restarted() {
     .unwrap();
 }
 
-/// Another build of the agent, which can be told to be of another version of the maps.
+/// A build whose ABI version of the maps can be overridden.
 const OTHER_BUILD: &str = "test/ferrule-agent";
 const SHIPPED: &str = "ferrule-agent";
 const ABI: &str = "FERRULE_ABI_VERSION";
 
-/// Ends the agent in one way or the other, and lets a build take over.
+/// Ends the agent by crash or graceful shutdown, and starts a build in its place.
 fn replace(node: &mut Node, build: &str, environment: &[(&str, &str)], by_crash: bool) -> anyhow::Result<()> {
     if by_crash {
         node.kill_agent()?
@@ -115,7 +115,7 @@ fn replace(node: &mut Node, build: &str, environment: &[(&str, &str)], by_crash:
 }
 
 #[test]
-fn no_packet_is_lost_while_another_build_takes_over() {
+fn no_packet_is_lost_across_an_upgrade() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
         let ids = || sys::run(&format!("bpftool -j map show pinned {PINS}/VIFS"));
@@ -127,7 +127,7 @@ fn no_packet_is_lost_while_another_build_takes_over() {
             }
             Ok(())
         })?;
-        ensure!(ids()? == before, "the maps are the same ones");
+        ensure!(ids()? == before, "the maps were replaced");
         let runtime = node.runtime()?;
         traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
         traffic.expect_all(node)
@@ -136,7 +136,7 @@ fn no_packet_is_lost_while_another_build_takes_over() {
 }
 
 #[test]
-fn no_packet_is_lost_and_nothing_forgotten_while_a_build_with_other_maps_takes_over() {
+fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
         let counted = |node: &Node| -> anyhow::Result<u64> {
@@ -158,7 +158,7 @@ fn no_packet_is_lost_and_nothing_forgotten_while_a_build_with_other_maps_takes_o
                         "bpftool map create {theirs} type array key 4 value 4 entries 1 name ONLY_THEIRS"
                     ))?;
                     replace(node, build, environment, by_crash)?;
-                    ensure!(counted(node)? >= before, "it counts on");
+                    ensure!(counted(node)? >= before, "the counters were reset");
                     ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");
                 }
             }
@@ -207,7 +207,7 @@ fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
 }
 
 #[test]
-fn no_packet_is_lost_while_others_come_and_go() {
+fn no_packet_is_lost_during_pod_churn() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
         let runtime = node.runtime()?;
@@ -218,7 +218,7 @@ fn no_packet_is_lost_while_others_come_and_go() {
             pods.iter().try_for_each(|pod| runtime.del(pod))?;
             pods.into_iter().try_for_each(Pod::remove)?;
         }
-        sys::wait_until("only the two are left", Duration::from_secs(5), || {
+        sys::wait_until("only the two pods are left", Duration::from_secs(5), || {
             Ok(node.attachments()?.len() == 2)
         })?;
         traffic.expect_all(node)

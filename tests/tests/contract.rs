@@ -1,17 +1,17 @@
-//! The CNI contract as a runtime sees it: what succeeds, what is refused, and that a refusal changes nothing.
+//! The CNI contract from a runtime's perspective: successes, refusals, and refusals without side effects.
 
 use std::{fs, path::PathBuf, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, on_node, with_agent, with_agent_that_leaves_damage},
+    node::{Node, on_node, with_agent, with_agent_without_healing},
     pod::Pod,
     runtime::Runtime,
     sys,
 };
 use serde_json::{Value, json};
 
-/// Codes of the CNI specification, and ours from 100.
+/// CNI error codes; ours start at 100.
 const INCOMPATIBLE_VERSION: u64 = 1;
 const INVALID_ENVIRONMENT: u64 = 4;
 const DECODING_FAILURE: u64 = 6;
@@ -21,30 +21,29 @@ const TRY_AGAIN_LATER: u64 = 11;
 const INTERFACE_EXISTS: u64 = 102;
 const ROUTE_EXISTS: u64 = 103;
 
-/// Asserts that something fails with a CNI code, and leaves kernel, maps and IPAM as they were.
+/// Requires a CNI error of this code, with kernel, maps and IPAM unchanged.
 fn refused(node: &Node, code: u64, call: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::Result<()> {
     let state = || anyhow::Ok((node.kernel_state()?, uncounted(node)?));
     let before = state()?;
     let error = match call() {
-        Ok(result) => anyhow::bail!("it should have been refused: {result}"),
+        Ok(result) => anyhow::bail!("the call succeeded: {result}"),
         Err(error) => error,
     };
-    let cni =
-        error.downcast_ref::<ferrule_tests::runtime::CniError>().context("it failed without a CNI error")?;
-    ensure!(cni.code == code, "it should be code {code}: {cni}");
+    let cni = error.downcast_ref::<ferrule_tests::runtime::CniError>().context("not a CNI error")?;
+    ensure!(cni.code == code, "expected code {code}, found {cni}");
     ensure!(!cni.msg.is_empty() && cni.msg.len() < 1000 && !cni.msg.contains('\n'), "{cni}");
-    ensure!(state()? == before, "the refusal has left something behind: {cni}");
+    ensure!(state()? == before, "the refused call had side effects: {cni}");
     Ok(())
 }
 
-/// The attachments, without what is counted: pods send when they like.
+/// The attachments without counters, which change at any time.
 fn uncounted(node: &Node) -> anyhow::Result<Vec<Value>> {
     let mut attachments = node.attachments()?;
     attachments.iter_mut().filter_map(Value::as_object_mut).for_each(|it| drop(it.remove("counters")));
     Ok(attachments)
 }
 
-/// Asserts that no address was taken, on a node without attachments.
+/// Requires, on a node without attachments, that no address is allocated.
 fn nothing_was_taken(node: &Node) -> anyhow::Result<()> {
     let first = node.attach("first")?;
     let expected = "10.244.0.2".parse()?;
@@ -64,7 +63,7 @@ fn with_stdin(runtime: &Runtime, pod: &Pod, stdin: &[u8]) -> anyhow::Result<Valu
 }
 
 #[test]
-fn add_check_del_and_nothing_is_left() {
+fn add_check_and_del_leak_nothing() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -74,17 +73,17 @@ fn add_check_del_and_nothing_is_left() {
         runtime.del(&pod)?;
         ensure!(node.attachments()?.is_empty());
         node.wait_for_kernel_state(&empty)?;
-        sys::wait_until("the pod's end is gone", std::time::Duration::from_secs(5), || {
+        sys::wait_until("the pod's end is deleted", std::time::Duration::from_secs(5), || {
             Ok(!pod.run("ip -o link show")?.contains("eth0"))
         })?;
-        runtime.del(&pod).context("DEL again")?;
-        runtime.del(&node.pod("never-added")?).context("DEL of what was never added")
+        runtime.del(&pod).context("second DEL")?;
+        runtime.del(&node.pod("never-added")?).context("DEL of an unknown container")
     })
     .unwrap();
 }
 
 #[test]
-fn results_are_in_the_version_asked_for() {
+fn result_has_the_requested_cni_version() {
     with_agent(|node| {
         for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
             let runtime = node.runtime()?.with("cniVersion", version.into());
@@ -104,7 +103,7 @@ fn results_are_in_the_version_asked_for() {
 }
 
 #[test]
-fn a_repeated_add_gives_the_same_answer_and_changes_nothing() {
+fn repeated_add_is_idempotent() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -118,7 +117,7 @@ fn a_repeated_add_gives_the_same_answer_and_changes_nothing() {
 }
 
 #[test]
-fn two_adds_of_one_key_at_once_get_the_same_answer() {
+fn concurrent_adds_of_one_key_return_the_same_result() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -135,7 +134,7 @@ fn two_adds_of_one_key_at_once_get_the_same_answer() {
 }
 
 #[test]
-fn pain_6_a_late_del_of_an_older_sandbox_does_not_hurt_the_newer_one() {
+fn late_del_of_an_older_sandbox_does_not_affect_the_newer_one() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let old = node.attach("web-0")?;
@@ -152,7 +151,7 @@ fn pain_6_a_late_del_of_an_older_sandbox_does_not_hurt_the_newer_one() {
 }
 
 #[test]
-fn pain_2_del_needs_no_namespace() {
+fn del_without_a_namespace_succeeds() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -160,7 +159,7 @@ fn pain_2_del_needs_no_namespace() {
         pod.clone().remove()?;
         runtime.del(&pod)?;
         pod.netns = PathBuf::new();
-        runtime.del(&pod).context("the second DEL, which has no netns at all")?;
+        runtime.del(&pod).context("second DEL, without a netns")?;
         ensure!(node.attachments()?.is_empty());
         node.wait_for_kernel_state(&empty)
     })
@@ -168,7 +167,7 @@ fn pain_2_del_needs_no_namespace() {
 }
 
 #[test]
-fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
+fn add_immediately_after_del_in_the_same_namespace_succeeds() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.attach("a")?;
@@ -184,11 +183,11 @@ fn an_add_right_after_a_del_in_the_same_namespace_succeeds() {
 }
 
 #[test]
-fn check_says_what_differs() {
-    with_agent_that_leaves_damage(|node| {
+fn check_reports_each_deviation() {
+    with_agent_without_healing(|node| {
         let runtime = node.runtime()?;
         sys::run("ip link add br0 type bridge")?;
-        // What is told, the command that damages, and whether it runs in the pod.
+        // Expected message, damaging command, and whether the command runs in the pod.
         let damages = [
             ("no default route through 169", "ip route del default", true),
             ("no default route through fe80", "ip -6 route del default", true),
@@ -228,8 +227,8 @@ fn check_says_what_differs() {
 }
 
 #[test]
-fn a_repeated_add_does_not_say_success_for_what_is_damaged() {
-    with_agent_that_leaves_damage(|node| {
+fn repeated_add_repairs_a_damaged_attachment() {
+    with_agent_without_healing(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.attach("a")?;
         sys::run(&format!("tc qdisc del dev {} clsact", node.host_ifname(&pod)?))?;
@@ -241,7 +240,7 @@ fn a_repeated_add_does_not_say_success_for_what_is_damaged() {
 }
 
 #[test]
-fn the_settings_that_matter_are_made() {
+fn required_sysctls_are_set() {
     fn setting(name: &str) -> anyhow::Result<String> {
         let path = format!("/proc/sys/net/{name}");
         Ok(fs::read_to_string(&path).with_context(|| path)?.trim_end().to_owned())
@@ -250,11 +249,14 @@ fn the_settings_that_matter_are_made() {
         let pod = node.attach("dual")?;
         let host = node.host_ifname(&pod)?;
         ensure!(setting("ipv4/ip_forward")? == "1" && setting("ipv6/conf/all/forwarding")? == "1");
-        ensure!(setting("ipv6/conf/uplink/accept_ra")? == "2", "the node goes on hearing its router");
+        ensure!(
+            setting("ipv6/conf/uplink/accept_ra")? == "2",
+            "forwarding disabled router advertisements on the uplink"
+        );
         ensure!(setting(&format!("ipv4/conf/{host}/forwarding"))? == "1");
         ensure!(setting(&format!("ipv4/conf/{host}/rp_filter"))? == "2");
         ensure!(setting(&format!("ipv6/conf/{host}/accept_ra"))? == "0");
-        // Of the same form as the kernel's own, and usable at once.
+        // EUI-64 as generated by the kernel, without duplicate address detection.
         let link_local = pod.run("ip -6 -o addr show dev eth0 scope link")?;
         ensure!(link_local.lines().count() == 1 && link_local.contains("/64"), "{link_local}");
         ensure!(!link_local.contains("tentative"), "{link_local}");
@@ -267,15 +269,15 @@ fn the_settings_that_matter_are_made() {
         let host = node.host_ifname(&pod)?;
         ensure!(setting(&format!("ipv6/conf/{host}/disable_ipv6"))? == "1");
         let of_pod = pod.run("ip -6 addr show dev eth0")?;
-        ensure!(of_pod.is_empty(), "it has no IPv6 to use: {of_pod}");
-        ensure!(setting("ipv6/conf/all/forwarding")? == "0", "what the pods do not need is not changed");
+        ensure!(of_pod.is_empty(), "an IPv4-only pod has IPv6 addresses: {of_pod}");
+        ensure!(setting("ipv6/conf/all/forwarding")? == "0", "IPv6 forwarding was enabled without IPv6 pods");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_namespace_whose_interfaces_are_made_without_ipv6_gets_it_for_its_addresses() {
+fn ipv6_is_enabled_in_a_namespace_that_disables_it_by_default() {
     with_agent(|node| {
         let mut pod = node.pod("without")?;
         pod.run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1")?;
@@ -288,7 +290,7 @@ fn a_namespace_whose_interfaces_are_made_without_ipv6_gets_it_for_its_addresses(
 }
 
 #[test]
-fn a_bad_environment_is_refused() {
+fn invalid_environment_is_refused() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -314,7 +316,7 @@ fn a_bad_environment_is_refused() {
 }
 
 #[test]
-fn a_namespace_that_is_none_is_refused() {
+fn invalid_netns_is_refused() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -334,7 +336,7 @@ fn a_namespace_that_is_none_is_refused() {
             refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(path)))
                 .with_context(|| format!("CNI_NETNS={path}"))?;
         }
-        // This process is in the node's own.
+        // The test process is in the node's own network namespace.
         let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
         refused(node, INVALID_NETNS, || with_env(&runtime, &pod, "CNI_NETNS", Some(&own)))?;
         nothing_was_taken(node)
@@ -343,7 +345,7 @@ fn a_namespace_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_bad_configuration_is_refused() {
+fn invalid_configuration_is_refused() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -366,16 +368,16 @@ fn a_bad_configuration_is_refused() {
         })?;
         refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", "big".into()).add(&pod))?;
         refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 9000.into()).add(&pod))
-            .context("over the uplink's")?;
+            .context("MTU above the uplink's")?;
         refused(node, INVALID_CONFIG, || runtime.clone().with("mtu", 1000.into()).add(&pod))
-            .context("under IPv6's")?;
+            .context("MTU below the IPv6 minimum")?;
         nothing_was_taken(node)
     })
     .unwrap();
 }
 
 #[test]
-fn an_interface_name_that_is_taken_is_refused_and_the_owner_unharmed() {
+fn existing_interface_name_is_refused_and_left_unchanged() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -389,26 +391,29 @@ fn an_interface_name_that_is_taken_is_refused_and_the_owner_unharmed() {
 }
 
 #[test]
-fn a_failure_in_the_middle_undoes_everything() {
+fn failed_add_is_rolled_back_completely() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
-        // The default route is taken, which shows only when the pair exists already.
+        // The conflicting default route is detected only after the veth pair exists.
         pod.run("ip link set lo up")?;
         pod.run("ip route add default dev lo")?;
         let before = pod.run("ip -o link show")?;
         refused(node, ROUTE_EXISTS, || runtime.add(&pod))?;
-        ensure!(pod.run("ip -o link show")? == before, "the pod keeps a half-made interface");
+        ensure!(pod.run("ip -o link show")? == before, "the rollback left an interface in the pod");
         pod.run("ip route del default dev lo")?;
         let result = runtime.add(&pod)?;
-        ensure!(result["ips"][0]["address"] == "10.244.0.2/32", "the address was given back: {result}");
+        ensure!(
+            result["ips"][0]["address"] == "10.244.0.2/32",
+            "the rollback did not release the address: {result}"
+        );
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn exhaustion_is_told_and_ends_with_a_del() {
+fn exhausted_range_fails_with_code_11_until_a_del() {
     on_node(|node| {
         node.start_agent(&["10.244.0.0/30"])?;
         let runtime = node.runtime()?;
@@ -416,7 +421,7 @@ fn exhaustion_is_told_and_ends_with_a_del() {
         let next = node.pod("next")?;
         refused(node, TRY_AGAIN_LATER, || runtime.add(&next))?;
         runtime.del(&only)?;
-        // It rests before another pod gets it.
+        // The released address is in cooldown.
         let error = runtime.add(&next).map_or_else(|error| error.to_string(), |result| result.to_string());
         ensure!(error.contains("CNI error 11") && error.contains("1 were released"), "{error}");
         Ok(())
@@ -425,7 +430,7 @@ fn exhaustion_is_told_and_ends_with_a_del() {
 }
 
 #[test]
-fn a_pod_cidr_without_room_or_sense_keeps_the_agent_from_starting() {
+fn agent_refuses_unusable_pod_cidrs() {
     on_node(|node| {
         for (cidrs, expected) in [
             (["10.244.0.0/31", "fd00::/64"], "has no room"),
@@ -434,7 +439,7 @@ fn a_pod_cidr_without_room_or_sense_keeps_the_agent_from_starting() {
         ] {
             let error = node
                 .start_agent(&cidrs)
-                .map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+                .map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
             ensure!(error.contains(expected), "{error}");
         }
         Ok(())
@@ -443,7 +448,7 @@ fn a_pod_cidr_without_room_or_sense_keeps_the_agent_from_starting() {
 }
 
 #[test]
-fn pain_7_an_agent_that_is_away_is_told_at_once() {
+fn calls_without_an_agent_fail_immediately() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         node.kill_agent()?;
@@ -456,14 +461,17 @@ fn pain_7_an_agent_that_is_away_is_told_at_once() {
             let error = runtime.call(verb, &pod)?.into_error()?;
             ensure!(error.code == code && error.msg.contains("/run/ferrule/agent.sock"), "{verb}: {error}");
         }
-        ensure!(start.elapsed() < std::time::Duration::from_secs(3), "a second for each");
+        ensure!(
+            start.elapsed() < std::time::Duration::from_secs(3),
+            "the calls took longer than a second each"
+        );
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_second_agent_is_refused_and_touches_nothing() {
+fn second_agent_is_refused_without_side_effects() {
     with_agent(|node| {
         let pod = node.attach("a")?;
         let before = node.kernel_state()?;
@@ -474,7 +482,7 @@ fn a_second_agent_is_refused_and_touches_nothing() {
             ensure!(output.status.code() == Some(1), "{output:?}");
             Ok(String::from_utf8_lossy(&output.stderr).into_owned())
         };
-        // With everything of its own, it still shares the kernel.
+        // Separate paths do not help: both agents share the kernel.
         let own = [
             "--socket",
             "/run/other/agent.sock",
@@ -484,11 +492,11 @@ fn a_second_agent_is_refused_and_touches_nothing() {
             "/sys/fs/bpf/other",
         ];
         for flags in [&own[..], &[]] {
-            let told = start(flags)?;
-            ensure!(told.contains("another ferrule-agent works in this network namespace"), "{told}");
+            let reported = start(flags)?;
+            ensure!(reported.contains("another ferrule-agent works in this network namespace"), "{reported}");
         }
-        ensure!(!PathBuf::from("/sys/fs/bpf/other").exists(), "it did not get as far as the dataplane");
-        // The state of an interface follows its carrier a moment later.
+        ensure!(!PathBuf::from("/sys/fs/bpf/other").exists(), "the second agent created pins");
+        // An interface's operstate follows its carrier with a delay.
         node.wait_for_kernel_state(&before)?;
         node.runtime()?.check(&pod)
     })
@@ -496,26 +504,29 @@ fn a_second_agent_is_refused_and_touches_nothing() {
 }
 
 #[test]
-fn an_agent_of_another_node_may_not_share_the_state() {
+fn state_directory_of_another_agent_is_refused() {
     with_agent(|node| {
         let outside = PathBuf::from("/run/netns/outside");
         let mut second = sys::command_in(&outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
         let output = second.args(["--standalone", "--pod-cidr", "10.9.0.0/24"]).output()?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
+        let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1) && reported.contains("another ferrule-agent (pid"),
+            "{reported}"
+        );
         node.attach("a").map(drop)
     })
     .unwrap();
 }
 
 #[test]
-fn an_address_of_the_node_is_given_to_no_pod() {
+fn ipam_skips_the_nodes_own_addresses() {
     on_node(|node| {
         sys::run("ip addr add 10.244.0.2/32 dev lo")?;
         node.start_agent(&["10.244.0.0/24"])?;
         let pod = node.attach("a")?;
         ensure!(pod.addresses[0].to_string() == "10.244.0.3", "{:?}", pod.addresses);
-        // One that it gets later, too; and its own end of a link that goes to one other node.
+        // Also addresses added later, and the local end of a point-to-point link.
         sys::run("ip addr add 10.244.0.4/32 dev lo")?;
         sys::run("ip addr add 10.244.0.5 peer 10.244.0.99/32 dev lo")?;
         thread::sleep(Duration::from_millis(500));
@@ -527,11 +538,11 @@ fn an_address_of_the_node_is_given_to_no_pod() {
 }
 
 #[test]
-fn an_address_that_somebody_else_has_a_route_to_costs_no_pod_its_network() {
+fn ipam_skips_addresses_with_a_foreign_host_route() {
     with_agent(|node| {
         let first = node.attach("first")?;
         let clean = node.kernel_state()?;
-        // As another CNI plugin leaves them behind.
+        // Leftovers of another CNI plugin.
         for address in ["10.244.0.3", "10.244.0.5", "fd00:10:244::7"] {
             sys::run(&format!("ip route add {address} dev lo"))?;
         }
@@ -543,24 +554,27 @@ fn an_address_that_somebody_else_has_a_route_to_costs_no_pod_its_network() {
         for address in ["10.244.0.3", "10.244.0.5", "fd00:10:244::7"] {
             sys::run(&format!("ip route del {address} dev lo"))?;
         }
-        sys::wait_until("nothing is left", Duration::from_secs(5), || Ok(node.kernel_state()? == clean))?;
+        sys::wait_until("all kernel state is removed", Duration::from_secs(5), || {
+            Ok(node.kernel_state()? == clean)
+        })?;
         runtime.check(&first)
     })
     .unwrap();
 }
 
 #[test]
-fn a_caller_who_is_not_root_is_refused() {
+fn non_root_caller_is_refused() {
     with_agent(|node| {
         use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
         let socket = ferrule_tests::node::socket();
         let directory = socket.parent().context("no directory")?;
         ensure!(fs::metadata(directory)?.permissions().mode() & 0o777 == 0o700);
         ensure!(fs::metadata(&socket)?.permissions().mode() & 0o777 == 0o600);
-        // Somebody opens both to everybody: still nobody but root is served.
+        // Even with open file permissions, the agent serves root only.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;
-        // The binaries may lie where only root may go. (Not a copy: it would be busy while another test forks.)
+        // A path that other users can reach. Not a copy, which would be busy (ETXTBSY) while another test
+        // forks.
         let reachable = PathBuf::from("/run/ferrulectl");
         fs::write(&reachable, "")?;
         let binary = ferrule_tests::dist::binary("ferrulectl")?;
@@ -580,7 +594,7 @@ fn a_caller_who_is_not_root_is_refused() {
 }
 
 #[test]
-fn gc_removes_what_the_runtime_does_not_name_and_nothing_else() {
+fn gc_removes_exactly_the_attachments_that_are_not_valid() {
     with_agent(|node| {
         let (keep, lose) = (node.attach("keep")?, node.attach("lose")?);
         let other = node.runtime()?.with("name", "other".into());

@@ -1,4 +1,4 @@
-//! Callers with defects or bad intentions: the agent refuses or outlives them, serves others meanwhile, and keeps nothing.
+//! Faulty and hostile callers: the agent refuses or outlives them, keeps serving others, and leaks nothing.
 
 use std::{
     fs,
@@ -24,16 +24,16 @@ use serde_json::json;
 const INVALID_NETNS: u64 = 8;
 const INTERFACE_EXISTS: u64 = 102;
 const ROUTE_EXISTS: u64 = 103;
-/// What a client of HTTP/2 says first (RFC 9113, 3.4), and an empty SETTINGS frame.
+/// The HTTP/2 connection preface (RFC 9113, 3.4) and an empty SETTINGS frame.
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 fn refused(runtime: &Runtime, pod: &Pod, code: u64) -> anyhow::Result<()> {
     let error = runtime.call("ADD", pod)?.into_error()?;
-    ensure!(error.code == code, "it should be code {code}: {error}");
+    ensure!(error.code == code, "expected code {code}, found {error}");
     Ok(())
 }
 
-/// Lets as many processes of ours have files open as the kernel allows.
+/// Raises the limit of open files to the hard limit.
 fn many_files() -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard.min(32 * 1024), hard)?)
@@ -49,27 +49,27 @@ fn resident_kib(node: &Node) -> anyhow::Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// The most that was resident since it was asked for last.
+/// Peak resident memory since the previous call.
 fn peak_kib(node: &Node) -> anyhow::Result<u64> {
     let of_agent = format!("/proc/{}", node.agent_pid().context("no agent")?);
     let status = fs::read_to_string(format!("{of_agent}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    // Resets it (proc(5)).
+    // Resets VmHWM (proc(5)).
     fs::write(format!("{of_agent}/clear_refs"), "5")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// A pod comes and goes as if nothing were.
+/// Attaches and removes a pod; returns the time that took.
 fn is_served(node: &Node, name: &str) -> anyhow::Result<Duration> {
     let start = Instant::now();
-    let pod = node.attach(name).context("an ADD meanwhile")?;
+    let pod = node.attach(name).context("ADD during the attack")?;
     let took = start.elapsed();
     node.runtime()?.del(&pod)?;
     Ok(took)
 }
 
 #[test]
-fn ten_thousand_connections_keep_no_pod_from_its_network() {
+fn ten_thousand_connections_do_not_block_add() {
     with_agent(|node| {
         many_files()?;
         is_served(node, "before")?;
@@ -79,29 +79,29 @@ fn ten_thousand_connections_keep_no_pod_from_its_network() {
         while connections.len() < 10_000 && Instant::now() < end {
             match UnixStream::connect(SOCKET) {
                 Ok(stream) => connections.push(stream),
-                // The agent's queue is full.
+                // The listen queue is full.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     thread::sleep(Duration::from_millis(1))
                 }
                 Err(error) => return Err(error.into()),
             }
             if let (Some(mut last), true) = (connections.last(), connections.len() % 3 == 0) {
-                // A third of them look like clients. Those that had to make room are closed already.
+                // A third of them send a valid preface. Evicted ones are closed already.
                 let _ = last.write_all(GREETING);
             }
             if connections.len() % 2500 == 0 {
                 is_served(node, &format!("at-{}", connections.len()))?;
             }
         }
-        ensure!(connections.len() == 10_000, "only {} in time", connections.len());
+        ensure!(connections.len() == 10_000, "only {} connections opened in time", connections.len());
         ensure!(open_files(node)? < files + 2_200, "{} files are open", open_files(node)?);
         is_served(node, "among-them")?;
-        // Nobody closes them: they are of no use to anyone after a while.
-        sys::wait_until("the idle ones are closed", Duration::from_secs(20), || {
+        // The agent's idle timeout closes them.
+        sys::wait_until("idle connections are closed", Duration::from_secs(20), || {
             Ok(open_files(node)? <= files + 3)
         })?;
         let grown = resident_kib(node)?.saturating_sub(memory);
-        ensure!(grown < 64 * 1024, "it has grown by {grown} KiB");
+        ensure!(grown < 64 * 1024, "the agent's memory grew by {grown} KiB");
         drop(connections);
         is_served(node, "after").map(drop)
     })
@@ -109,7 +109,7 @@ fn ten_thousand_connections_keep_no_pod_from_its_network() {
 }
 
 #[test]
-fn who_speaks_slowly_or_nonsense_is_given_up() {
+fn slow_or_malformed_connections_are_closed() {
     with_agent(|node| {
         many_files()?;
         let files = open_files(node)?;
@@ -117,7 +117,7 @@ fn who_speaks_slowly_or_nonsense_is_given_up() {
             let slow = scope.spawn(|| {
                 let mut connections: Vec<_> =
                     (0..300).map(|_| UnixStream::connect(SOCKET)).collect::<Result<_, _>>()?;
-                // A byte at a time, of all that a client may say: first the greeting, then a header without end.
+                // One byte at a time, within the protocol: the preface, then a HEADERS frame that never ends.
                 for byte in GREETING.iter().copied().chain([0, 0x40, 0, 1, 0, 0, 0, 0, 1]).chain([b'x'; 60]) {
                     connections.retain_mut(|it| it.write_all(&[byte]).is_ok());
                     thread::sleep(Duration::from_millis(120));
@@ -127,17 +127,17 @@ fn who_speaks_slowly_or_nonsense_is_given_up() {
             for number in 0..40_u8 {
                 let mut noise = UnixStream::connect(SOCKET)?;
                 let bytes: Vec<u8> = (0..64 * 1024).map(|i: u32| i.to_le_bytes()[0] ^ number).collect();
-                // It is closed in the middle.
+                // The agent may close the connection before the write completes.
                 let _ = noise.write_all(&bytes);
             }
             for number in 0..5 {
                 is_served(node, &format!("p{number}"))?;
             }
             let left = slow.join().map_err(|_| anyhow!("panicked"))??;
-            ensure!(left == 0, "{left} that never said what they want are still listened to");
+            ensure!(left == 0, "{left} connections without a request are still open");
             Ok(())
         })?;
-        sys::wait_until("their files are closed", Duration::from_secs(10), || {
+        sys::wait_until("the connections' descriptors are closed", Duration::from_secs(10), || {
             Ok(open_files(node)? <= files + 3)
         })
     })
@@ -145,10 +145,10 @@ fn who_speaks_slowly_or_nonsense_is_given_up() {
 }
 
 #[test]
-fn who_asks_without_end_and_reads_no_answer_is_given_up() {
+fn client_that_never_reads_replies_is_disconnected() {
     with_agent(|node| {
         let files = open_files(node)?;
-        // PING (RFC 9113, 6.7): each wants an answer.
+        // PING frames (RFC 9113, 6.7), each of which requires a reply.
         let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
         let flood = ping.repeat(4096);
         let mut peers = (0..8).map(|_| UnixStream::connect(SOCKET)).collect::<Result<Vec<_>, _>>()?;
@@ -162,13 +162,15 @@ fn who_asks_without_end_and_reads_no_answer_is_given_up() {
             }
         }
         is_served(node, "meanwhile")?;
-        sys::wait_until("they are given up", Duration::from_secs(20), || Ok(open_files(node)? <= files + 3))
+        sys::wait_until("the connections are closed", Duration::from_secs(20), || {
+            Ok(open_files(node)? <= files + 3)
+        })
     })
     .unwrap();
 }
 
 #[test]
-fn a_namespace_that_is_anothers_is_refused_and_the_other_unharmed() {
+fn netns_of_another_attachment_is_refused_and_unharmed() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let victim = node.attach("victim")?;
@@ -181,7 +183,7 @@ fn a_namespace_that_is_anothers_is_refused_and_the_other_unharmed() {
         let mut beside = node.runtime()?;
         beside.ifname = "eth1".to_owned();
         refused(&beside, &thief, ROUTE_EXISTS)?;
-        // The node's own, however it is called.
+        // The node's own namespace, through a symbolic link.
         symlink(format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid()), "/run/own")?;
         for path in ["/run/own", "/run/netns/../own", "/proc/self/cwd/run/own"] {
             refused(&runtime, &Pod { netns: PathBuf::from(path), ..thief.clone() }, INVALID_NETNS)?;
@@ -197,7 +199,7 @@ fn a_namespace_that_is_anothers_is_refused_and_the_other_unharmed() {
 }
 
 #[test]
-fn a_namespace_that_disappears_in_the_middle_leaves_nothing() {
+fn netns_deleted_during_add_leaks_nothing() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -207,7 +209,7 @@ fn a_namespace_that_disappears_in_the_middle_leaves_nothing() {
                 let adding = scope.spawn(|| runtime.call("ADD", &pod));
                 thread::sleep(Duration::from_micros(200 * round));
                 pod.clone().remove()?;
-                // Either is right; but it has to be an answer.
+                // Success and a CNI error are both valid.
                 adding.join().map_err(|_| anyhow!("panicked"))?.map(drop)
             })?;
             runtime.del(&pod)?;
@@ -219,7 +221,7 @@ fn a_namespace_that_disappears_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn a_shim_that_is_killed_at_any_moment_leaves_what_a_del_takes_away() {
+fn del_cleans_up_after_a_killed_shim() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -242,7 +244,7 @@ fn a_shim_that_is_killed_at_any_moment_leaves_what_a_del_takes_away() {
             if round % 3 == 0 {
                 runtime
                     .add(&pod)
-                    .with_context(|| format!("a new ADD of the same container, round {round}"))?;
+                    .with_context(|| format!("repeated ADD of the same container, round {round}"))?;
                 runtime.check(&pod)?;
             }
             runtime.del(&pod)?;
@@ -254,7 +256,7 @@ fn a_shim_that_is_killed_at_any_moment_leaves_what_a_del_takes_away() {
 }
 
 #[test]
-fn a_configuration_that_explodes_costs_the_shim_little_time_and_memory() {
+fn oversized_configuration_is_rejected_within_time_and_memory_limits() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -276,12 +278,12 @@ fn a_configuration_that_explodes_costs_the_shim_little_time_and_memory() {
             let begin = bomb.get(..100).unwrap_or_default();
             for verb in ["ADD", "DEL", "CHECK", "GC"] {
                 let mut command = Command::new("prlimit");
-                // What it may map for itself, its stack included.
+                // Limit of private mappings, including the stack.
                 command.arg("--data=8388608").arg(dist::binary("ferrule")?);
                 command.env_clear().envs(runtime.environment(verb, &pod));
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
                 let mut shim = sys::die_with_parent(&mut command).spawn()?;
-                // It need not read on.
+                // The shim may exit without reading all input.
                 let _ = shim.stdin.take().context("no stdin")?.write_all(bomb.as_bytes());
                 let output = shim.wait_with_output()?;
                 let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -302,7 +304,7 @@ fn a_configuration_that_explodes_costs_the_shim_little_time_and_memory() {
 }
 
 #[test]
-fn paths_that_lead_elsewhere_are_refused_in_every_field() {
+fn path_traversal_is_refused_in_every_field() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
@@ -327,22 +329,22 @@ fn paths_that_lead_elsewhere_are_refused_in_every_field() {
             ensure!(error.code == 7, "{key}: {error}");
         }
         ensure!(node.kernel_state()? == before);
-        ensure!(!Path::new("/run/ferrule/deferred").exists(), "no note either");
+        ensure!(!Path::new("/run/ferrule/deferred").exists(), "a deferred DEL was written");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_name_that_somebody_unprivileged_has_taken_keeps_no_agent_from_starting() {
+fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
     on_node(|node| {
-        // Where anybody may run it.
+        // A directory in which any user may execute files.
         fs::copy(env!("CARGO_BIN_EXE_pod"), "/run/holder")?;
         let mut holder = Command::new("/run/holder");
         holder.args(["hold", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
         let mut holder = sys::die_with_parent(&mut holder).spawn()?;
-        let mut said = [0];
-        holder.stdout.as_mut().context("no output")?.read_exact(&mut said)?;
+        let mut ready = [0];
+        holder.stdout.as_mut().context("no output")?.read_exact(&mut ready)?;
         node.start_agent(&[POD_V4])?;
         let log = node.log();
         ensure!(log.contains("uid=65534") && log.contains(&format!("pid={}", holder.id())), "{log}");
@@ -350,8 +352,8 @@ fn a_name_that_somebody_unprivileged_has_taken_keeps_no_agent_from_starting() {
         let mut second = Command::new(dist::binary("ferrule-agent")?);
         second.args(["--standalone", "--pod-cidr", "10.9.0.0/24", "--http", "127.0.0.1:9470"]);
         let output = second.output()?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && told.contains("another ferrule-agent (pid"), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && stderr.contains("another ferrule-agent (pid"), "{stderr}");
         holder.kill()?;
         holder.wait()?;
         node.runtime()?.check(&pod)
@@ -360,27 +362,27 @@ fn a_name_that_somebody_unprivileged_has_taken_keeps_no_agent_from_starting() {
 }
 
 #[test]
-fn a_check_reads_none_of_the_routes_and_neighbours_that_others_have_put_on_the_host() {
+fn check_memory_does_not_grow_with_foreign_routes_and_neighbours() {
     with_agent(|node| {
         let pod = node.attach("a")?;
-        let mut theirs = String::new();
+        let mut routes = String::new();
         for number in 0..100_000 {
             let [_, a, b, c] = u32::to_be_bytes(number);
-            theirs += &format!("route add 20.{a}.{b}.{c} dev uplink\n");
+            routes += &format!("route add 20.{a}.{b}.{c} dev uplink\n");
         }
-        fs::write("/run/routes", theirs)?;
+        fs::write("/run/routes", routes)?;
         sys::run("ip -batch /run/routes")?;
-        // Notifications were lost by that, and all is looked at.
+        // Time for the full resync that follows lost netlink notifications.
         thread::sleep(Duration::from_secs(5));
         peak_kib(node)?;
         let before = resident_kib(node)?;
         for _ in 0..3 {
             node.runtime()?.check(&pod)?;
-            // A repeated one.
+            // A repeated ADD.
             node.runtime()?.add(&pod)?;
         }
         let peak = peak_kib(node)?;
-        ensure!(peak < before + 8 * 1024, "{before} KiB before, and up to {peak} KiB");
+        ensure!(peak < before + 8 * 1024, "memory: {before} KiB before, peak {peak} KiB");
         Ok(())
     })
     .unwrap();

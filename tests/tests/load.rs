@@ -1,4 +1,4 @@
-//! Many pods at the same time.
+//! Many concurrent ADDs.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use ferrule_tests::{
 use serde_json::Value;
 
 #[test]
-fn many_pods_at_once_get_addresses_of_their_own() {
+fn concurrent_adds_get_unique_addresses() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pods =
@@ -32,7 +32,7 @@ fn many_pods_at_once_get_addresses_of_their_own() {
 }
 
 #[test]
-fn pain_10_five_hundred_adds_at_once_are_all_served() {
+fn five_hundred_concurrent_adds_all_succeed() {
     on_node(|node| {
         node.start_agent(&["10.244.0.0/16", POD_V6])?;
         let runtime = node.runtime()?;

@@ -1,4 +1,5 @@
-//! The socket as a client of any make sees it: versions, health, reflection, and requests that no shim of ours sends.
+//! The gRPC interface to arbitrary clients: versions, health, reflection, and requests that our shim never
+//! sends.
 
 use std::{future::Future, io, thread, time::Duration};
 
@@ -55,19 +56,19 @@ fn add_request(pod: &Pod) -> AddRequest {
 fn add(request: AddRequest) -> anyhow::Result<Outcome> {
     with_channel(|channel| async {
         let response = CniClient::new(channel).add(request).await?;
-        response.into_inner().outcome.context("an answer without an outcome")
+        response.into_inner().outcome.context("the answer has no outcome")
     })
 }
 
 fn refused(request: AddRequest) -> anyhow::Result<ferrule_proto::cni::Error> {
     match add(request)? {
         Outcome::Error(error) => Ok(error),
-        Outcome::Result(result) => anyhow::bail!("it should have been refused: {result:?}"),
+        Outcome::Result(result) => anyhow::bail!("the request succeeded: {result:?}"),
     }
 }
 
 #[test]
-fn pain_12_versions_meet_in_a_range_and_a_mismatch_is_told_with_the_agents_own() {
+fn api_versions_are_negotiated_and_a_mismatch_reports_the_agents_range() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         let future =
@@ -79,7 +80,7 @@ fn pain_12_versions_meet_in_a_range_and_a_mismatch_is_told_with_the_agents_own()
             AddRequest { api: Some(ApiRange { min: API.min, max: API.max + 3 }), ..add_request(&pod) };
         ensure!(
             matches!(add(newer)?, Outcome::Result(_)),
-            "a newer shim that still speaks our version is served"
+            "a newer shim that supports our version was refused"
         );
         Ok(())
     })
@@ -87,7 +88,7 @@ fn pain_12_versions_meet_in_a_range_and_a_mismatch_is_told_with_the_agents_own()
 }
 
 #[test]
-fn the_agent_does_not_trust_its_caller() {
+fn agent_validates_every_request_field() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         let before = node.kernel_state()?;
@@ -120,7 +121,7 @@ fn the_agent_does_not_trust_its_caller() {
 }
 
 #[test]
-fn a_message_that_is_too_large_is_refused_and_others_are_served() {
+fn oversized_message_is_refused_and_others_are_served() {
     with_agent(|node| {
         let pod = node.pod("a")?;
         let huge = AddRequest { netns: format!("/{}", "a".repeat(16 << 20)), ..add_request(&pod) };
@@ -131,13 +132,13 @@ fn a_message_that_is_too_large_is_refused_and_others_are_served() {
 }
 
 #[test]
-fn a_caller_who_has_gone_leaves_nothing_half_done() {
+fn cancelled_add_completes_or_rolls_back() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let before = node.kernel_state()?;
         let pod = node.pod("a")?;
         let mut undone = 0;
-        // Many times, as the moment at which the caller goes is not ours to choose.
+        // Repeated, because the time of the cancellation relative to the ADD is random.
         for round in 0..20_u64 {
             let request = add_request(&pod);
             with_channel(|channel| async {
@@ -145,26 +146,26 @@ fn a_caller_who_has_gone_leaves_nothing_half_done() {
                 let call = client.add(request);
                 Ok(tokio::time::timeout(Duration::from_micros(200 * round), call).await.is_err())
             })?;
-            // It is undone; or it was answered just before the caller went, and then it is whole.
+            // Rolled back, or complete if the answer was sent just before the cancellation.
             let is_undone = || Ok(node.attachments()?.is_empty());
-            if sys::wait_until("it is undone", Duration::from_millis(200), is_undone).is_ok() {
+            if sys::wait_until("the ADD is rolled back", Duration::from_millis(200), is_undone).is_ok() {
                 undone += 1;
             } else {
-                // To get the result that CHECK goes by.
+                // Fetches the result that CHECK needs.
                 runtime.add(&pod)?;
                 runtime.check(&pod)?;
                 runtime.del(&pod)?;
             }
             node.wait_for_kernel_state(&before)?;
         }
-        ensure!(undone > 0, "no caller went in the middle");
+        ensure!(undone > 0, "no ADD was cancelled in flight");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn an_agent_that_hangs_serves_again_when_it_goes_on() {
+fn call_to_a_suspended_agent_completes_after_it_resumes() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.pod("a")?;
@@ -196,8 +197,11 @@ fn health_and_reflection_are_served() {
             };
             let mut client = ServerReflectionClient::new(channel);
             let mut answers = client.server_reflection_info(tokio_stream::iter([list])).await?.into_inner();
-            let answer =
-                answers.message().await?.and_then(|answer| answer.message_response).context("no answer")?;
+            let answer = answers
+                .message()
+                .await?
+                .and_then(|answer| answer.message_response)
+                .context("no reflection response")?;
             let MessageResponse::ListServicesResponse(services) = answer else {
                 anyhow::bail!("{answer:?}");
             };
@@ -212,7 +216,7 @@ fn health_and_reflection_are_served() {
 }
 
 #[test]
-fn a_del_of_one_container_does_not_touch_another() {
+fn del_of_one_container_does_not_affect_another() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         with_channel(|channel| async {

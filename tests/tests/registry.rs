@@ -1,4 +1,4 @@
-//! The registry loses nothing: what its store lacks is made anew from what the kernel has.
+//! The registry survives loss and corruption of its store: the agent rebuilds attachments from the kernel.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const META: redb::TableDefinition<'_, &str, u64> = redb::TableDefinition::new("m
 const ATTACHMENTS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("attachments");
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A ping and a connection between two pods that are both there before and after something happens.
+/// A ping and a TCP connection between two pods, to detect interruptions.
 struct Traffic {
     ping: Child,
     client: TcpStream,
@@ -50,12 +50,12 @@ impl Traffic {
     fn talk(&mut self) -> anyhow::Result<()> {
         let mut answer = [0; 4];
         self.client.write_all(b"ping")?;
-        self.server.read_exact(&mut answer).context("nothing arrives")?;
+        self.server.read_exact(&mut answer).context("the server received nothing")?;
         self.server.write_all(&answer)?;
-        self.client.read_exact(&mut answer).context("nothing comes back")
+        self.client.read_exact(&mut answer).context("the client received no reply")
     }
 
-    /// Nothing was lost, and the connection is the same.
+    /// Requires that no ping was lost and that the connection still works.
     fn end(mut self) -> anyhow::Result<()> {
         self.talk()?;
         nix::sys::signal::kill(
@@ -69,7 +69,7 @@ impl Traffic {
     }
 }
 
-/// What a restart should not change of an attachment.
+/// The part of an attachment that must survive a restart.
 fn identity(attachments: &[Value]) -> Vec<Value> {
     let keys = [
         "network",
@@ -92,27 +92,30 @@ fn identity(attachments: &[Value]) -> Vec<Value> {
     all
 }
 
-/// The agent ends, something happens to its store, and it starts again. Nobody but the agent may notice.
-fn nothing_is_lost_by(harm: impl FnOnce() -> anyhow::Result<()> + Send, said: &str) -> anyhow::Result<()> {
+/// Stops the agent, damages its store and restarts the agent; pods and runtime must not notice.
+fn damaged_store_is_rebuilt(
+    damage: impl FnOnce() -> anyhow::Result<()> + Send,
+    logged: &str,
+) -> anyhow::Result<()> {
     with_agent(|node| {
         let clean = node.kernel_state()?;
-        // One that the store has as well when it is damaged: what was released rests.
+        // Makes the store contain a released address in cooldown as well.
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let before = identity(&node.attachments()?);
         let state = node.kernel_state()?;
         let traffic = Traffic::begin(&a, &b)?;
         node.kill_agent()?;
-        harm()?;
+        damage()?;
         node.start_again()?;
-        ensure!(node.log().contains(said), "{said:?} is not said");
+        ensure!(node.log().contains(logged), "{logged:?} is not logged");
         let after = identity(&node.attachments()?);
-        ensure!(after == before, "there is {after:#?}\nand was {before:#?}");
+        ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
         ensure!(node.kernel_state()? == state);
         lives_on(node, &a, &b)?;
         ensure!(node.metric("ferrule_registry_rebuilds_total")? == 1.0);
         node.kill_agent()?;
         node.start_again()?;
-        ensure!(node.metric("ferrule_registry_rebuilds_total")? == 0.0, "it is made anew once");
+        ensure!(node.metric("ferrule_registry_rebuilds_total")? == 0.0, "the registry was rebuilt again");
         traffic.end()?;
         let runtime = node.runtime()?;
         runtime.del(&a)?;
@@ -122,7 +125,7 @@ fn nothing_is_lost_by(harm: impl FnOnce() -> anyhow::Result<()> + Send, said: &s
     })
 }
 
-/// CHECK and a repeated ADD find all as it was, and the next pod gets an address of its own.
+/// CHECK and a repeated ADD find no deviation, and the next pod gets an unused address.
 fn lives_on(node: &Node, a: &Pod, b: &Pod) -> anyhow::Result<()> {
     let runtime = node.runtime()?;
     for pod in [a, b] {
@@ -138,55 +141,56 @@ fn lives_on(node: &Node, a: &Pod, b: &Pod) -> anyhow::Result<()> {
     runtime.del(&new)
 }
 
-/// Starts an agent in another network namespace, as somebody does who deploys it without `hostNetwork`. Gives why it ended.
+/// Starts an agent in another network namespace, as a deployment without `hostNetwork` does. Returns the
+/// reason of its exit.
 fn start_outside(flags: &[&str]) -> anyhow::Result<String> {
     let outside = std::path::Path::new("/run/netns/outside");
     let mut agent = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
     agent.args(["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6]).args(flags);
     let mut agent = sys::die_with_parent(&mut agent).stderr(Stdio::piped()).spawn()?;
     let mut ended = None;
-    let refused = sys::wait_until("it ends", LIMIT, || {
+    let refused = sys::wait_until("the agent exits", LIMIT, || {
         ended = agent.try_wait()?;
         Ok(ended.is_some())
     });
-    // One that goes on has done its harm by now.
+    // An agent that keeps running has done its damage by now.
     agent.kill()?;
-    let told = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
     refused?;
-    ensure!(ended.and_then(|it| it.code()) == Some(1), "{told}");
-    Ok(told)
+    ensure!(ended.and_then(|it| it.code()) == Some(1), "{stderr}");
+    Ok(stderr)
 }
 
 #[test]
-fn pain_1_a_registry_that_was_lost_is_made_anew_and_no_pod_notices() {
-    nothing_is_lost_by(|| Ok(fs::remove_file(STORE)?), "was lost").unwrap();
+fn missing_store_is_rebuilt_without_packet_loss() {
+    damaged_store_is_rebuilt(|| Ok(fs::remove_file(STORE)?), "was lost").unwrap();
 }
 
 #[test]
-fn pain_1_a_registry_that_was_emptied_is_made_anew_and_no_pod_notices() {
-    nothing_is_lost_by(|| Ok(fs::write(STORE, "")?), "was lost").unwrap();
+fn empty_store_is_rebuilt_without_packet_loss() {
+    damaged_store_is_rebuilt(|| Ok(fs::write(STORE, "")?), "was lost").unwrap();
 }
 
 #[test]
-fn pain_1_a_registry_that_was_cut_off_is_set_aside_and_made_anew() {
+fn truncated_store_is_quarantined_and_rebuilt() {
     let cut = || {
         let bytes = fs::read(STORE)?;
-        Ok(fs::write(STORE, bytes.get(..bytes.len() / 2).context("no store")?)?)
+        Ok(fs::write(STORE, bytes.get(..bytes.len() / 2).context("the store is too short")?)?)
     };
-    nothing_is_lost_by(cut, "is damaged").unwrap();
+    damaged_store_is_rebuilt(cut, "is damaged").unwrap();
 }
 
 #[test]
-fn pain_1_a_registry_of_garbage_is_set_aside_and_made_anew() {
+fn corrupt_store_is_quarantined_and_rebuilt() {
     let garble = || {
         fs::write(STORE, "no database")?;
         Ok(())
     };
-    nothing_is_lost_by(garble, "is damaged").unwrap();
+    damaged_store_is_rebuilt(garble, "is damaged").unwrap();
 }
 
 #[test]
-fn pain_1_a_record_that_cannot_be_read_is_made_anew_beside_the_others() {
+fn unreadable_record_is_rebuilt_and_others_are_kept() {
     let spoil = || {
         let database = redb::Database::open(STORE)?;
         let transaction = database.begin_write()?;
@@ -197,22 +201,22 @@ fn pain_1_a_record_that_cannot_be_read_is_made_anew_beside_the_others() {
         }
         Ok(transaction.commit()?)
     };
-    nothing_is_lost_by(spoil, "1 records cannot be read").unwrap();
+    damaged_store_is_rebuilt(spoil, "1 records cannot be read").unwrap();
 }
 
 #[test]
-fn pain_1_a_record_that_is_missing_without_a_trace_is_made_anew_all_the_same() {
+fn missing_record_is_rebuilt() {
     let lose = || {
         let database = redb::Database::open(STORE)?;
         let transaction = database.begin_write()?;
         transaction.open_table(ATTACHMENTS)?.pop_first()?.context("no record")?;
         Ok(transaction.commit()?)
     };
-    nothing_is_lost_by(lose, "had lost attachments").unwrap();
+    damaged_store_is_rebuilt(lose, "had lost attachments").unwrap();
 }
 
 #[test]
-fn a_registry_of_a_newer_agent_is_refused_and_left_as_it_is() {
+fn store_of_a_newer_layout_is_refused_and_kept() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
@@ -227,9 +231,9 @@ fn a_registry_of_a_newer_agent_is_refused_and_left_as_it_is() {
         let before = set(99)?;
         let bytes = fs::read(STORE)?;
         let error =
-            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
         ensure!(error.contains("has layout 99") && error.contains("a newer agent wrote it"), "{error}");
-        ensure!(fs::read(STORE)? == bytes, "it was written to");
+        ensure!(fs::read(STORE)? == bytes, "the store was written to");
         set(before)?;
         node.start_again()?;
         lives_on(node, &a, &b)?;
@@ -273,16 +277,19 @@ fn registry_of_layout_1_migrates_without_packet_loss() {
 }
 
 #[test]
-fn an_agent_in_another_network_namespace_has_no_part_in_the_maps_of_one_that_runs() {
+fn agent_in_another_netns_cannot_share_the_maps_of_a_running_agent() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
         let state = node.kernel_state()?;
-        let told = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
-        ensure!(told.contains("another agent uses the maps") && told.contains("hostNetwork: true"), "{told}");
+        let stderr = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
+        ensure!(
+            stderr.contains("another agent uses the maps") && stderr.contains("hostNetwork: true"),
+            "{stderr}"
+        );
         ensure!(node.kernel_state()? == state, "{:#?}\nwas {state:#?}", node.kernel_state()?);
         lives_on(node, &a, &b)?;
-        // A dead one keeps nobody out.
+        // The maps of a dead agent do not block a new one.
         node.kill_agent()?;
         node.start_again()?;
         lives_on(node, &a, &b)?;
@@ -292,20 +299,16 @@ fn an_agent_in_another_network_namespace_has_no_part_in_the_maps_of_one_that_run
 }
 
 #[test]
-fn pain_1_an_agent_in_another_network_namespace_is_refused_and_touches_nothing() {
+fn agent_in_another_netns_is_refused_without_side_effects() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
         node.stop_agent()?;
         let (state, bytes) = (node.kernel_state()?, fs::read(STORE)?);
         ensure!(state.iter().any(|it| it.starts_with("VIFS")), "{state:#?}");
-        let told = start_outside(&[])?;
-        ensure!(told.contains("hostNetwork: true"), "{told}");
-        ensure!(
-            node.kernel_state()? == state,
-            "it has touched what is the node's: {:#?}",
-            node.kernel_state()?
-        );
+        let stderr = start_outside(&[])?;
+        ensure!(stderr.contains("hostNetwork: true"), "{stderr}");
+        ensure!(node.kernel_state()? == state, "the kernel state was changed: {:#?}", node.kernel_state()?);
         ensure!(fs::read(STORE)? == bytes, "the store was written to");
         node.start_again()?;
         lives_on(node, &a, &b)?;
@@ -315,7 +318,7 @@ fn pain_1_an_agent_in_another_network_namespace_is_refused_and_touches_nothing()
 }
 
 #[test]
-fn what_was_attached_before_a_reboot_is_forgotten_unless_the_kernel_has_it() {
+fn attachments_from_before_a_reboot_are_dropped_unless_the_kernel_has_them() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         node.runtime()?.del(&node.attach("resting")?)?;
@@ -325,14 +328,15 @@ fn what_was_attached_before_a_reboot_is_forgotten_unless_the_kernel_has_it() {
             fs::write("/run/boot_id", id)?;
             sys::run("mount --bind /run/boot_id /proc/sys/kernel/random/boot_id").map(drop)
         };
-        // It only says so.
+        // A changed boot ID alone: the kernel still has everything.
         boot("00000000-0000-0000-0000-000000000001\n")?;
         node.start_again()?;
-        ensure!(node.log().contains("before the reboot attachments=2 resting=2"), "it is not said");
-        ensure!(identity(&node.attachments()?) == before, "what is there is made anew");
+        ensure!(node.log().contains("before the reboot attachments=2 resting=2"), "the reboot is not logged");
+        ensure!(identity(&node.attachments()?) == before, "existing attachments were changed");
         lives_on(node, &a, &b)?;
         node.stop_agent()?;
-        // As a reboot does, but for the namespaces: that their paths lead to the same numbers says nothing.
+        // A reboot deletes the interfaces. The namespaces stay: their inode numbers prove nothing after a
+        // reboot.
         for link in before.iter().filter_map(|it| it.get(11)?.as_str()) {
             sys::run(&format!("ip link del {link}"))?;
         }
@@ -340,19 +344,22 @@ fn what_was_attached_before_a_reboot_is_forgotten_unless_the_kernel_has_it() {
         boot("00000000-0000-0000-0000-000000000002\n")?;
         node.start_again()?;
         ensure!(node.attachments()?.is_empty(), "{:#?}", node.attachments()?);
-        ensure!(node.metric("ferrule_registry_rebuilds_total")? == 0.0, "nothing was lost");
+        ensure!(
+            node.metric("ferrule_registry_rebuilds_total")? == 0.0,
+            "the registry was rebuilt without a loss"
+        );
         node.attach("new").map(drop)
     })
     .unwrap();
 }
 
 #[test]
-fn a_pod_whose_record_went_back_to_an_intent_in_a_damaged_store_is_not_cut_off() {
+fn attached_pod_whose_record_reverted_to_reserved_stays_connected() {
     with_agent(|node| {
         let clean = node.kernel_state()?;
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         node.stop_agent()?;
-        // All is there but the record's last state.
+        // The record lacks only its last transition, to Attached.
         let database = redb::Database::open(STORE)?;
         let transaction = database.begin_write()?;
         {
@@ -379,12 +386,12 @@ fn a_pod_whose_record_went_back_to_an_intent_in_a_damaged_store_is_not_cut_off()
 }
 
 #[test]
-fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
+fn corrupt_store_on_a_full_disk_is_refused_and_kept() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
         node.stop_agent()?;
-        // As large as what is in it, so that there is no room for another one.
+        // Sized to the store's content, which leaves no room for a second store.
         let saved = fs::read(STORE)?;
         fs::create_dir_all("/run/full")?;
         sys::run(&format!("mount -t tmpfs -o size={} tmpfs /run/full", saved.len() + 8192))?;
@@ -399,11 +406,11 @@ fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
                 "--state-dir",
                 "/run/full",
             ])
-            .map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+            .map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
         ensure!(error.contains("is damaged") && error.contains("it is left as it is"), "{error}");
         let left: Vec<_> =
             fs::read_dir("/run/full")?.map(|it| it.map(|it| it.file_name())).collect::<Result<_, _>>()?;
-        ensure!(left.len() == 2, "{left:?}: a registry, and a lock");
+        ensure!(left.len() == 2, "expected a store and a lock, found {left:?}");
         traffic.end()?;
         node.start_agent(&[POD_V4, POD_V6])?;
         lives_on(node, &a, &b)
@@ -412,19 +419,19 @@ fn a_registry_on_a_full_disk_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn an_agent_goes_on_when_the_disk_of_its_registry_has_room_again() {
+fn agent_recovers_when_its_full_disk_has_space_again() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
         node.stop_agent()?;
         fs::create_dir_all("/run/small")?;
         sys::run("mount -t tmpfs -o size=1536k tmpfs /run/small")?;
-        // With holes, for which there may be no room later.
+        // Sparse, so that allocating the holes can fail later.
         sys::run(&format!("cp --sparse=always {STORE} /run/small/"))?;
         node.start_again_with(&["--state-dir", "/run/small"])?;
         let runtime = node.runtime()?;
         let clean = node.kernel_state()?;
-        // All that there is, and then what may be written without.
+        // Fill the disk; the file grows until space runs out.
         let _ = fs::write("/run/small/others", vec![1; 4 << 20]);
         let mut pods = Vec::new();
         let refused = loop {
@@ -434,16 +441,18 @@ fn an_agent_goes_on_when_the_disk_of_its_registry_has_room_again() {
                 break (pod, answer.into_error()?);
             }
             pods.push(pod);
-            ensure!(pods.len() < 200, "a full disk is no trouble");
+            ensure!(pods.len() < 200, "ADD kept succeeding on a full disk");
         };
         let (pod, error) = refused;
         ensure!(error.code == 11 && error.to_string().contains("registry.redb"), "{error}");
         fs::remove_file("/run/small/others")?;
-        sys::wait_until("it is ready again", Duration::from_secs(5), || Ok(node.http("/readyz")?.0 == 200))?;
+        sys::wait_until("the agent is ready again", Duration::from_secs(5), || {
+            Ok(node.http("/readyz")?.0 == 200)
+        })?;
         runtime.add(&pod)?;
         pods.push(pod);
         pods.iter().try_for_each(|pod| runtime.del(pod))?;
-        sys::wait_until("nothing is left of them", Duration::from_secs(5), || {
+        sys::wait_until("the pods' kernel state is removed", Duration::from_secs(5), || {
             Ok(node.kernel_state()? == clean)
         })?;
         lives_on(node, &a, &b)?;
@@ -453,7 +462,7 @@ fn an_agent_goes_on_when_the_disk_of_its_registry_has_room_again() {
 }
 
 #[test]
-fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_registry_was_lost() {
+fn additional_interfaces_are_rebuilt_and_deleted_with_the_first_after_store_loss() {
     const TWO: &str = r#"{"interfaces":[
         {"name":"eth0","addresses":["10.244.0.20","fd00:10:244::20"],"gateways":["10.244.0.1","fd00:10:244::1"],
          "routes":[{"dst":"198.18.0.0/15","gw":"10.244.0.254","mtu":1300}],"mac":"02:00:00:00:00:14","mtu":1400},
@@ -469,11 +478,11 @@ fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_re
         fs::remove_file(STORE)?;
         node.start_again()?;
         let after = identity(&node.attachments()?);
-        ensure!(after == before, "there is {after:#?}\nand was {before:#?}");
+        ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
         runtime.check(&pod)?;
         let again = runtime.add(&pod)?;
-        ensure!(again == answer, "a repeated ADD gives another answer: {again:#}\nand gave {answer:#}");
-        ensure!(identity(&node.attachments()?) == before, "the interfaces were made anew");
+        ensure!(again == answer, "a repeated ADD returns {again:#}\nexpected {answer:#}");
+        ensure!(identity(&node.attachments()?) == before, "the interfaces were recreated");
         runtime.del(&pod)?;
         ensure!(node.attachments()?.is_empty());
         node.wait_for_kernel_state(&clean)
@@ -482,7 +491,7 @@ fn pain_1_further_interfaces_of_a_pod_come_and_go_with_the_first_one_when_the_re
 }
 
 #[test]
-fn pain_3_an_attachment_whose_pod_is_not_known_any_more_is_kept_as_long_as_it_lives_and_no_longer() {
+fn attachment_without_known_pod_is_kept_until_its_namespace_ends() {
     with_cluster(&["--reconcile-period", "1"], |node, cluster| {
         let clean = node.kernel_state()?;
         let pod = cluster.attach(node, "web")?;
@@ -490,24 +499,24 @@ fn pain_3_an_attachment_whose_pod_is_not_known_any_more_is_kept_as_long_as_it_li
         fs::remove_file(STORE)?;
         fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
         node.start_again()?;
-        // To the API server it may even be gone.
+        // The API server may even report the pod as deleted.
         cluster.delete(&pod)?;
         let rounds = node.metric("ferrule_reconcile_rounds_total")?;
-        sys::wait_until("all attachments have been looked at a few times", LIMIT, || {
+        sys::wait_until("the garbage collector has examined all attachments several times", LIMIT, || {
             Ok(node.metric("ferrule_reconcile_rounds_total")? >= rounds + 4.0)
         })?;
         let kept = node.attachments()?;
         ensure!(kept.len() == 1 && kept[0]["pod_name"] == "", "{kept:#?}");
         pod.ping(NODE_V4)?;
         pod.remove()?;
-        sys::wait_until("it is removed", LIMIT, || Ok(node.attachments()?.is_empty()))?;
+        sys::wait_until("the attachment is removed", LIMIT, || Ok(node.attachments()?.is_empty()))?;
         node.wait_for_kernel_state(&clean)
     })
     .unwrap();
 }
 
 #[test]
-fn pain_1_a_pod_of_one_family_keeps_it_when_the_registry_is_lost() {
+fn single_family_pod_is_rebuilt_with_its_family_after_store_loss() {
     on_node(|node| {
         node.start_agent(&[POD_V4])?;
         let a = node.attach("a")?;
@@ -520,14 +529,14 @@ fn pain_1_a_pod_of_one_family_keeps_it_when_the_registry_is_lost() {
         fs::remove_file(STORE)?;
         node.start_again()?;
         let after = identity(&node.attachments()?);
-        ensure!(after == before, "there is {after:#?}\nand was {before:#?}");
+        ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
         lives_on(node, &a, &b)
     })
     .unwrap();
 }
 
 #[test]
-fn what_was_deleted_while_the_agent_was_away_is_gone_though_the_registry_was_lost() {
+fn deferred_del_is_applied_despite_store_loss() {
     with_agent(|node| {
         let clean = node.kernel_state()?;
         let (a, b) = (node.attach("a")?, node.attach("b")?);
@@ -545,7 +554,7 @@ fn what_was_deleted_while_the_agent_was_away_is_gone_though_the_registry_was_los
 }
 
 #[test]
-fn maps_and_registry_that_are_both_lost_are_made_anew_from_routes_and_neighbours() {
+fn lost_maps_and_store_are_rebuilt_from_routes_and_neighbours() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let traffic = Traffic::begin(&a, &b)?;
@@ -566,13 +575,13 @@ fn maps_and_registry_that_are_both_lost_are_made_anew_from_routes_and_neighbours
 }
 
 #[test]
-fn a_namespace_that_no_path_leads_to_is_known_when_its_runtime_names_it() {
+fn unreachable_namespace_is_adopted_when_the_runtime_names_it() {
     with_agent(|node| {
         let a = node.attach("a")?;
         let hidden = a.netns.with_extension("hidden");
         node.kill_agent()?;
         fs::remove_file(STORE)?;
-        // Out of the agent's sight, and of the directories where namespaces are looked for; no process is in it.
+        // Outside the directories that the agent searches for namespaces, and without a process inside.
         fs::create_dir_all("/run/elsewhere")?;
         let elsewhere = std::path::Path::new("/run/elsewhere").join(hidden.file_name().context("no name")?);
         fs::write(&elsewhere, "")?;
@@ -590,7 +599,7 @@ fn a_namespace_that_no_path_leads_to_is_known_when_its_runtime_names_it() {
         ensure!(again.addresses == a.addresses);
         let known = node.attachments()?;
         ensure!(known[0]["netns"] == elsewhere.to_string_lossy().as_ref(), "{known:#?}");
-        ensure!(known[0]["host_ifindex"] == kept[0]["host_ifindex"], "it is the same interface");
+        ensure!(known[0]["host_ifindex"] == kept[0]["host_ifindex"], "the interface was recreated");
         node.runtime()?.check(&a)?;
         node.runtime()?.del(&a)
     })
@@ -598,7 +607,7 @@ fn a_namespace_that_no_path_leads_to_is_known_when_its_runtime_names_it() {
 }
 
 #[test]
-fn an_interface_of_which_nothing_is_known_is_left_alone_and_said_to_be() {
+fn unrecoverable_stamped_interface_is_kept_and_logged() {
     with_agent(|node| {
         let a = node.attach("a")?;
         sys::run("ip link add frunknown type veth peer name frunknown1")?;
@@ -607,7 +616,7 @@ fn an_interface_of_which_nothing_is_known_is_left_alone_and_said_to_be() {
         fs::remove_file(STORE)?;
         for _ in 0..2 {
             node.start_again()?;
-            ensure!(sys::run("ip -o link show")?.contains("frunknown@"), "it is gone");
+            ensure!(sys::run("ip -o link show")?.contains("frunknown@"), "the interface was deleted");
             ensure!(node.log().contains("deadbeef") && node.attachments()?.len() == 1);
             ensure!(node.metric("ferrule_registry_unknown_interfaces")? == 1.0);
             node.runtime()?.check(&a)?;

@@ -1,4 +1,5 @@
-//! Services whose backend is a pod of this node: translated by rules of the host as kube-proxy makes them.
+//! Kubernetes Services whose backend is a pod of this node, translated by kube-proxy-like nftables rules of
+//! the host.
 
 use std::{
     fs,
@@ -15,28 +16,28 @@ use ferrule_tests::{
     sys,
 };
 
-/// Nobody's: rules of the host know them.
+/// Cluster IPs; they exist only in the host's NAT rules.
 const SERVICES: [&str; 2] = ["10.96.0.10", "fd00:96::10"];
 const SERVICE_PORT: u16 = 80;
 const BACKEND_PORT: u16 = 8080;
-const PATIENCE: Duration = Duration::from_secs(20);
-/// More than fits into a packet.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Larger than the MTU.
 const LARGE: usize = 4000;
 
-/// A Service of one family.
+/// A Service of one address family.
 #[derive(Debug, Clone, Copy)]
 struct Service {
     address: SocketAddr,
     backend: SocketAddr,
 }
 
-/// A connection, seen from both ends.
+/// Both ends of a TCP connection.
 struct Connection {
     client: TcpStream,
     server: TcpStream,
 }
 
-/// Does something on a node where pod `a` is the backend of a Service, and pod `b` is to be its client.
+/// Runs `run` on a node where pod `a` is the backend of a Service and pod `b` its client.
 fn with_services(
     run: impl FnOnce(&mut Node, &Pod, &Pod, [Service; 2]) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<()> {
@@ -48,7 +49,7 @@ fn with_services(
              meta l4proto {{ tcp, udp }} ip6 daddr {} th dport {SERVICE_PORT} dnat ip6 to [{v6}]:{BACKEND_PORT}",
             SERVICES[0], SERVICES[1]
         );
-        // Of kube-proxy's rules those that matter here: what connection tracking calls invalid is dropped.
+        // The relevant subset of kube-proxy's rules, which drop packets that conntrack considers invalid.
         let rules = format!(
             "table inet services {{\n\
              chain prerouting {{\ntype nat hook prerouting priority dstnat;\n{translate}\n}}\n\
@@ -57,7 +58,7 @@ fn with_services(
         );
         fs::write("/run/services.nft", rules)?;
         sys::run("nft -f /run/services.nft")?;
-        // The node itself asks its routes before it translates.
+        // The node's own connections are routed before they are translated.
         sys::run(&format!("ip route add {} dev uplink", SERVICES[1]))?;
         let service = |address: &str, backend| -> anyhow::Result<Service> {
             let address = SocketAddr::new(address.parse()?, SERVICE_PORT);
@@ -76,55 +77,60 @@ fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) ->
     let listener = sys::bind_in(server, backend, TcpListener::bind)?;
     listener.set_nonblocking(true)?;
     let client = sys::in_netns(client, || {
-        TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("cannot connect to {to}"))
+        TcpStream::connect_timeout(&to, TIMEOUT).with_context(|| format!("cannot connect to {to}"))
     })?;
     let mut accepted = None;
-    sys::wait_until("the backend accepts", PATIENCE, || {
+    sys::wait_until("the backend accepts", TIMEOUT, || {
         accepted = Some(listener.accept()?.0);
         Ok(true)
     })?;
-    let server = accepted.context("nobody is accepted")?;
+    let server = accepted.context("the backend accepted no connection")?;
     server.set_nonblocking(false)?;
     for stream in [&client, &server] {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
     }
-    ensure!(client.peer_addr()? == to, "the client talks to {}", client.peer_addr()?);
+    ensure!(client.peer_addr()? == to, "wrong peer address {}", client.peer_addr()?);
     Ok(Connection { client, server })
 }
 
 fn udp(at: &Path, address: SocketAddr) -> anyhow::Result<UdpSocket> {
     let socket = sys::bind_in(at, address, UdpSocket::bind)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     Ok(socket)
 }
 
-/// A question and its answer, as large as the question; gives who asked, as the server saw it.
-fn ask(client: &UdpSocket, to: SocketAddr, server: &UdpSocket, len: usize) -> anyhow::Result<SocketAddr> {
+/// Sends a datagram and a reply of the same size; returns the client's address as the server saw it.
+fn exchange(
+    client: &UdpSocket,
+    to: SocketAddr,
+    server: &UdpSocket,
+    len: usize,
+) -> anyhow::Result<SocketAddr> {
     let question = vec![b'q'; len];
     let mut room = vec![0; LARGE + 1];
     client.send_to(&question, to)?;
-    let (got, from) = server.recv_from(&mut room).with_context(|| format!("no question to {to}"))?;
-    ensure!(got == len, "{got} of {len} bytes arrived");
+    let (got, from) = server.recv_from(&mut room).with_context(|| format!("no request to {to} arrived"))?;
+    ensure!(got == len, "received {got} of {len} bytes");
     server.send_to(&question, from)?;
-    let (got, by) = client.recv_from(&mut room).with_context(|| format!("no answer of {to}"))?;
-    ensure!(got == len && by == to, "{got} bytes are answered by {by}, and should be {len} by {to}");
+    let (got, by) = client.recv_from(&mut room).with_context(|| format!("no reply from {to}"))?;
+    ensure!(got == len && by == to, "wrong reply: {got} bytes from {by}, expected {len} from {to}");
     Ok(from)
 }
 
 // === impl Connection ===
 
 impl Connection {
-    fn client_speaks(&mut self) -> anyhow::Result<()> {
-        say(&mut self.client, &mut self.server).context("from client to server")
+    fn client_sends(&mut self) -> anyhow::Result<()> {
+        send(&mut self.client, &mut self.server).context("from client to server")
     }
 
-    fn server_speaks(&mut self) -> anyhow::Result<()> {
-        say(&mut self.server, &mut self.client).context("from server to client")
+    fn server_sends(&mut self) -> anyhow::Result<()> {
+        send(&mut self.server, &mut self.client).context("from server to client")
     }
 }
 
-fn say(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
+fn send(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
     let mut heard = [0; 100];
     from.write_all(&[7; 100])?;
     to.read_exact(&mut heard)?;
@@ -133,7 +139,7 @@ fn say(from: &mut TcpStream, to: &mut TcpStream) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_service_is_reached_from_a_pod_of_its_backends_node_and_from_the_node() {
+fn service_is_reachable_from_a_pod_on_the_backends_node_and_from_the_node() {
     with_services(|_, a, b, services| {
         for Service { address, backend } in services {
             let client: IpAddr =
@@ -141,18 +147,21 @@ fn a_service_is_reached_from_a_pod_of_its_backends_node_and_from_the_node() {
             for from in [b.path(), home()] {
                 let mut connection = connect(from, address, a.path(), backend)?;
                 for _ in 0..3 {
-                    connection.client_speaks()?;
-                    connection.server_speaks()?;
+                    connection.client_sends()?;
+                    connection.server_sends()?;
                 }
             }
             let server = udp(a.path(), backend)?;
             let any = SocketAddr::new(if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() }, 0);
             for from in [b.path(), home()] {
                 let socket = udp(from, any)?;
-                // The larger ones go in fragments.
+                // The larger datagrams are fragmented.
                 for len in [100, LARGE, 100, LARGE] {
-                    let seen = ask(&socket, address, &server, len)?;
-                    ensure!(from == home() || seen.ip() == client, "the backend sees {seen}");
+                    let seen = exchange(&socket, address, &server, len)?;
+                    ensure!(
+                        from == home() || seen.ip() == client,
+                        "the backend saw the wrong client address {seen}"
+                    );
                 }
             }
         }
@@ -162,7 +171,7 @@ fn a_service_is_reached_from_a_pod_of_its_backends_node_and_from_the_node() {
 }
 
 #[test]
-fn a_client_that_calls_a_service_and_its_backend_from_one_port_hears_both() {
+fn client_port_shared_by_service_and_direct_flow_receives_both_replies() {
     with_services(|_, a, b, services| {
         for Service { address, backend } in services {
             let server = udp(a.path(), backend)?;
@@ -170,7 +179,7 @@ fn a_client_that_calls_a_service_and_its_backend_from_one_port_hears_both() {
             for (port, order) in [(40000, [address, backend]), (40001, [backend, address])] {
                 let client = udp(b.path(), SocketAddr::new(ip, port))?;
                 for to in order.into_iter().chain(order) {
-                    ask(&client, to, &server, 100).with_context(|| format!("in the order {order:?}"))?;
+                    exchange(&client, to, &server, 100).with_context(|| format!("in order {order:?}"))?;
                 }
             }
         }
@@ -180,20 +189,20 @@ fn a_client_that_calls_a_service_and_its_backend_from_one_port_hears_both() {
 }
 
 #[test]
-fn an_error_of_the_backend_reaches_the_client() {
+fn icmp_error_from_the_backend_reaches_the_service_client() {
     with_services(|_, a, b, services| {
         for Service { address, backend } in services {
             let ip = b.addresses.iter().copied().find(|it| it.is_ipv4() == address.is_ipv4()).context("b")?;
-            // Nobody listens: the backend says that its port is unreachable.
+            // No socket listens: the backend sends "port unreachable".
             for to in [address, backend] {
                 let client = udp(b.path(), SocketAddr::new(ip, 0))?;
                 client.connect(to)?;
                 client.send(b"anybody?")?;
-                let error = client.recv(&mut [0; 10]).err().context("an answer of nobody")?;
+                let error = client.recv(&mut [0; 10]).err().context("received a reply from a closed port")?;
                 ensure!(error.kind() == ErrorKind::ConnectionRefused, "{to}: {error}");
             }
             let server = udp(a.path(), backend)?;
-            ask(&udp(b.path(), SocketAddr::new(ip, 0))?, address, &server, 100)?;
+            exchange(&udp(b.path(), SocketAddr::new(ip, 0))?, address, &server, 100)?;
         }
         Ok(())
     })
@@ -201,49 +210,49 @@ fn an_error_of_the_backend_reaches_the_client() {
 }
 
 #[test]
-fn a_connection_to_a_service_outlives_the_agent() {
+fn service_connection_survives_agent_restarts() {
     with_services(|node, a, b, services| {
         let connect = |Service { address, backend }| connect(b.path(), address, a.path(), backend);
         let mut connections = [connect(services[0])?, connect(services[1])?];
-        let mut both_speak = |what: &'static str| {
+        let mut both_send = |what: &'static str| {
             connections.iter_mut().try_for_each(|connection| {
-                // The server first: nothing from the client tells that the flow is the stack's.
-                connection.server_speaks().context(what)?;
-                connection.client_speaks().context(what)
+                // Server first: no packet from the client shows again that the flow belongs to the stack.
+                connection.server_sends().context(what)?;
+                connection.client_sends().context(what)
             })
         };
-        both_speak("at first")?;
+        both_send("at first")?;
         node.kill_agent()?;
-        both_speak("while the agent is dead")?;
+        both_send("while no agent runs")?;
         node.start_again()?;
-        both_speak("after it was killed")?;
-        // It has a socket before it can be stopped well: it answers first.
+        both_send("after the agent was killed")?;
+        // Answers only after start-up; SIGTERM before that would not be a graceful shutdown.
         ensure!(node.attachments()?.len() == 2);
         node.stop_agent()?;
         node.start_again()?;
-        both_speak("after it was stopped")?;
+        both_send("after the agent was stopped")?;
         ensure!(node.attachments()?.len() == 2);
-        services.into_iter().try_for_each(|service| connect(service)?.server_speaks())
+        services.into_iter().try_for_each(|service| connect(service)?.server_sends())
     })
     .unwrap();
 }
 
 #[test]
-fn the_pins_of_an_agent_that_knew_no_flows_are_taken_over() {
+fn pins_without_the_flow_map_are_adopted_on_upgrade() {
     with_services(|node, a, b, services| {
         node.stop_agent()?;
         let pin = format!("{PINS}/STACK_FLOWS");
-        fs::remove_file(&pin).context("no flows are pinned")?;
+        fs::remove_file(&pin).context("the flow map is not pinned")?;
         node.start_again()?;
-        ensure!(Path::new(&pin).exists(), "{pin} is not there");
+        ensure!(Path::new(&pin).exists(), "{pin} is missing");
         ensure!(node.attachments()?.len() == 2);
         for Service { address, backend } in services {
-            connect(b.path(), address, a.path(), backend)?.server_speaks()?;
+            connect(b.path(), address, a.path(), backend)?.server_sends()?;
             b.ping(&backend.ip().to_string())?;
         }
         let dump = sys::run(&format!("bpftool map dump pinned {pin}"))?;
         for expected in ["\"low_port\"", "\"high_port\"", "\"protocol\": 6", "8080"] {
-            ensure!(dump.contains(expected), "{expected} is not in {dump}");
+            ensure!(dump.contains(expected), "{expected} is missing in {dump}");
         }
         Ok(())
     })

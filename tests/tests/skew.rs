@@ -1,4 +1,4 @@
-//! Shims of other releases than the agent's, by what was recorded of them byte for byte.
+//! Version skew: recorded requests of shims of other releases, byte for byte.
 
 use std::{future::Future, io};
 
@@ -19,7 +19,7 @@ use tonic::{
     transport::Endpoint,
 };
 
-/// A request as a shim of some release sends it: of the first pod of a node.
+/// A recorded request of a shim release, for the first pod of a node.
 #[derive(Deserialize)]
 struct Recorded {
     shim: String,
@@ -27,25 +27,25 @@ struct Recorded {
     hex: String,
 }
 
-/// Messages as they are.
+/// A codec that passes messages as raw bytes.
 #[derive(Clone, Copy)]
 struct Raw;
 
 // === impl Recorded ===
 
 impl Recorded {
-    /// All that are recorded of a release, in the order of a pod's life.
+    /// All recorded requests of a release, in the order of a pod's life cycle.
     fn of(shim: &str) -> anyhow::Result<Vec<Self>> {
         let lines = include_str!("../../shim/testdata/protocol/shims.jsonl").lines();
         let all = lines.map(serde_json::from_str).collect::<Result<Vec<Self>, _>>()?;
         let of: Vec<_> = all.into_iter().filter(|it| it.shim == shim).collect();
-        ensure!(of.len() == 5, "{} calls of {shim} are recorded", of.len());
+        ensure!(of.len() == 5, "{} recorded calls of {shim}, expected 5", of.len());
         Ok(of)
     }
 
-    /// Sends it, and gives the answer's bytes.
+    /// Sends the request and returns the raw answer.
     fn send(&self) -> anyhow::Result<Vec<u8>> {
-        let digit = |at: usize| self.hex.get(at..at + 2).context("half a byte");
+        let digit = |at: usize| self.hex.get(at..at + 2).context("odd number of hex digits");
         let bytes = (0..self.hex.len()).step_by(2).map(|at| Ok(u8::from_str_radix(digit(at)?, 16)?));
         let bytes = bytes.collect::<anyhow::Result<Vec<u8>>>()?;
         let path = format!("/ferrule.cni.v1.Cni/{}", self.method).parse()?;
@@ -61,18 +61,20 @@ impl Recorded {
         .with_context(|| format!("{} of the shim {:?}", self.method, self.shim))
     }
 
-    /// Sends it, and gives the error in the answer.
+    /// Sends the request and returns the answer's CNI error.
     fn error(&self) -> anyhow::Result<Option<Error>> {
         let answer = self.send()?;
         Ok(match self.method.as_str() {
-            "Add" => match AddResponse::decode(answer.as_slice())?.outcome.context("no outcome")? {
-                Outcome::Error(error) => Some(error),
-                Outcome::Result(result) => {
-                    ensure!(result.interfaces.len() == 2 && result.ips.len() == 2, "{result:?}");
-                    None
+            "Add" => {
+                match AddResponse::decode(answer.as_slice())?.outcome.context("the answer has no outcome")? {
+                    Outcome::Error(error) => Some(error),
+                    Outcome::Result(result) => {
+                        ensure!(result.interfaces.len() == 2 && result.ips.len() == 2, "{result:?}");
+                        None
+                    }
                 }
-            },
-            // The others' answers are alike: an error or none, in the same field.
+            }
+            // All other answers carry an optional error in the same field.
             _ => CheckResponse::decode(answer.as_slice())?.error,
         })
     }
@@ -120,7 +122,7 @@ fn blocking<T>(what: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(what)
 }
 
-/// The pod that the recorded calls are of.
+/// The pod of the recorded requests.
 fn recorded_pod(node: &Node) -> anyhow::Result<ferrule_tests::pod::Pod> {
     let pod = node.pod("old")?;
     ensure!(pod.netns.ends_with("cni-0000") && pod.container_id == "0".repeat(64), "{pod:?}");
@@ -128,7 +130,7 @@ fn recorded_pod(node: &Node) -> anyhow::Result<ferrule_tests::pod::Pod> {
 }
 
 #[test]
-fn pain_12_shims_of_other_releases_are_served() {
+fn shims_of_other_releases_are_served() {
     for shim in ["first", "annotations", "newer"] {
         with_agent(|node| {
             let pod = recorded_pod(node)?;
@@ -141,7 +143,7 @@ fn pain_12_shims_of_other_releases_are_served() {
                         pod.ping(ferrule_tests::node::NODE_V4)?;
                         ensure!(pod.run("ip link show eth0")?.contains("mtu 1400"));
                     }
-                    "Gc" => ensure!(node.attachments()?.len() == 1, "GC keeps what is valid"),
+                    "Gc" => ensure!(node.attachments()?.len() == 1, "GC removed a valid attachment"),
                     "Del" => ensure!(node.attachments()?.is_empty()),
                     _ => {}
                 }
@@ -153,7 +155,7 @@ fn pain_12_shims_of_other_releases_are_served() {
 }
 
 #[test]
-fn pain_12_a_shim_without_a_version_in_common_is_told_so_and_changes_nothing() {
+fn shim_without_a_common_api_version_is_refused_without_side_effects() {
     with_agent(|node| {
         recorded_pod(node)?;
         let before = node.kernel_state()?;

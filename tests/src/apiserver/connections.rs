@@ -1,4 +1,4 @@
-//! The open connections, so that they can be broken.
+//! Open connections, so that faults can break them.
 
 use std::{
     collections::BTreeMap,
@@ -16,20 +16,20 @@ use tokio::{net::TcpStream, sync::mpsc};
 
 use super::{core::Core, faults::lock, http};
 
-/// Breaks one connection.
+/// Handle that closes one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Killer(mpsc::Sender<bool>);
 
-/// All that are open.
+/// All open connections.
 #[derive(Debug, Default)]
 pub(super) struct Connections(Mutex<(u64, BTreeMap<u64, Killer>)>);
 
 // === impl Killer ===
 
 impl Killer {
-    /// Closes the connection, with a reset or in order.
+    /// Closes the connection, with a TCP reset or in order.
     pub fn kill(&self, reset: bool) {
-        // One that is being killed needs no second blow.
+        // A full queue means that the connection is already closing.
         let _full_or_gone = self.0.try_send(reset);
     }
 }
@@ -59,14 +59,14 @@ pub(super) async fn serve(core: Arc<Core>, stream: TcpStream) {
     let (sender, mut killed) = mpsc::channel(1);
     let killer = Killer(sender);
     let id = core.connections.enter(killer.clone());
-    // A second handle on the socket, because the first one goes to hyper.
+    // A second descriptor for the socket, because hyper owns the first one.
     let socket = stream.as_fd().try_clone_to_owned();
     let _as_it_is = stream.set_nodelay(true);
     let service = service_fn(|request| http::serve(Arc::clone(&core), killer.clone(), request));
     let builder = Builder::new(TokioExecutor::new());
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // First, so that what is killed cannot end in order.
+        // Polled first, so that a killed connection cannot end in order.
         biased;
         reset = killed.recv() => {
             if let (Some(true), Ok(socket)) = (reset, &socket) {
@@ -74,7 +74,7 @@ pub(super) async fn serve(core: Arc<Core>, stream: TcpStream) {
                 let _as_it_is = setsockopt(socket, Linger, &at_once);
             }
         }
-        // A client that hangs up is none of our errors.
+        // A client may hang up; that is not an error.
         _ = connection => {}
     }
     core.connections.leave(id);

@@ -1,4 +1,4 @@
-//! The switches, as they are thrown.
+//! Applies switches, called directly or over HTTP.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ use super::{
     watch::error_line,
 };
 
-/// A restart that has been asked for.
+/// A restart that the listener must perform.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Restart {
     pub pause: Duration,
     pub history: History,
 }
 
-/// Throws a switch. A restart is left to the listener: it is given back.
+/// Applies a switch. Returns a restart, which only the listener can perform.
 pub(super) fn throw(core: &Core, switch: Switch) -> Option<Restart> {
     let faults = &core.faults;
     let settings = || lock(&core.settings);
@@ -33,7 +33,7 @@ pub(super) fn throw(core: &Core, switch: Switch) -> Option<Restart> {
             faults.command(which, &Command::Send(garbage.line()));
         }
         Switch::SendError { code, retry_after, which } => {
-            let status = Status::of_code(code, "sent by the test").retry_after(retry_after);
+            let status = Status::of_code(code, "injected by the test").retry_after(retry_after);
             faults.command(which, &Command::End(error_line(&status)));
         }
         Switch::StallWatches {} => faults.set_flow(|flow| flow.is_stalled = true),
@@ -61,10 +61,10 @@ pub(super) fn throw(core: &Core, switch: Switch) -> Option<Restart> {
     None
 }
 
-/// The same over HTTP: `POST /_test/<switch>`, and what can be looked at.
+/// Serves `POST /_test/<switch>` and the read-only inspection paths.
 ///
 /// # Errors
-/// If there is no such switch.
+/// If no such switch exists.
 pub(super) fn over_http(core: &Arc<Core>, method: &Method, name: &str, body: &[u8]) -> Result<Value, Status> {
     match (method, name) {
         (&Method::GET, "requests") => Ok(json!(core.log.requests())),
@@ -82,7 +82,7 @@ pub(super) fn over_http(core: &Arc<Core>, method: &Method, name: &str, body: &[u
             let switch = fields.and_then(|fields| serde_json::from_value(json!({ name: fields })));
             let switch = switch.map_err(|error| Status::bad_request(error.to_string()))?;
             if let Some(restart) = throw(core, switch) {
-                // The answer goes out first.
+                // Send the response before the restart.
                 let core = Arc::clone(core);
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(20)).await;

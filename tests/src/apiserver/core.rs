@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::{
     sync::{Arc, Mutex},
@@ -18,12 +18,12 @@ use super::{
     store::{History, Store},
 };
 
-/// The server, but for its listener.
+/// The server without its listener.
 #[derive(Debug)]
 pub(super) struct Core {
     pub options: Options,
     pub store: Mutex<Store>,
-    /// The version that the history has reached.
+    /// The newest version.
     pub head: watch::Sender<u64>,
     pub settings: Mutex<Settings>,
     pub faults: Arc<Faults>,
@@ -32,7 +32,7 @@ pub(super) struct Core {
     pub orders: mpsc::UnboundedSender<Order>,
 }
 
-/// What can be changed while the server runs, other than faults.
+/// Settings that change at run time, other than faults.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub tokens: Option<Vec<String>>,
@@ -72,14 +72,14 @@ impl Core {
         lock(&self.settings).clone()
     }
 
-    /// What a restart does to the store.
+    /// Applies the effect of a restart to the store.
     pub fn restart(&self, history: History) {
         let mut store = lock(&self.store);
         store.restart(history);
         self.head.send_replace(store.version());
     }
 
-    /// Changes the store, and lets the watches know.
+    /// Changes the store and wakes the watches.
     pub fn write<T>(&self, change: impl FnOnce(&mut Store) -> Result<T, Status>) -> Result<T, Status> {
         let mut store = lock(&self.store);
         let result = change(&mut store);

@@ -1,10 +1,10 @@
-//! What the server tells of itself.
+//! API discovery documents.
 
 use serde_json::{Value, json};
 
 use super::resource::{ENDPOINTS, Endpoint};
 
-/// What is at a path that is about the server itself; nothing if there is none.
+/// The discovery document at a path, if there is one.
 pub(super) fn answer(path: &str, is_served: impl Fn(Endpoint) -> bool) -> Option<Value> {
     let groups: Vec<&str> = ["events.k8s.io", "openstack.org"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The switches that break the server, and the open watches that they act on.
+//! Fault injection: the switches and the open watches that they act on.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,166 +13,140 @@ use tokio::sync::{mpsc, watch};
 
 use super::{object::event_line, resource::Resource, status::Status, store::History};
 
-/// Something to switch: the same in this library and as `POST /_test/<name>`, with the fields as JSON.
+/// A fault or setting to switch. Over HTTP: `POST /_test/<name>`, with the fields as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Switch {
-    /// Cuts open watches, after half of a line.
+    /// Breaks the connections of open watches, in the middle of a line.
     CutWatches {
-        /// Which ones.
         #[serde(flatten)]
         which: Which,
     },
-    /// From now on watches say nothing, and stay open.
+    /// From now on, watches send nothing and stay open.
     StallWatches {},
-    /// Ends the stall; what happened meanwhile is told.
+    /// Ends the stall; the watches send the changes that happened meanwhile.
     ResumeWatches {},
-    /// Watches wait this long before each line. 0 ends it.
-    SlowWatches {
-        /// Milliseconds.
-        delay_ms: u64,
-    },
-    /// Sends something unheard of to open watches, which go on.
+    /// Delays each watch line. 0 ends the delay.
+    SlowWatches { delay_ms: u64 },
+    /// Sends malformed data on open watches, which continue afterwards.
     SendGarbage {
-        /// What it is.
         garbage: Garbage,
-        /// To which ones.
         #[serde(flatten)]
         which: Which,
     },
     /// Ends open watches with an ERROR event.
     SendError {
-        /// The status' code: 410, 500, 504.
+        /// The status code: 410, 500, 504.
         code: u16,
-        /// What `details.retryAfterSeconds` says.
+        /// `details.retryAfterSeconds`.
         #[serde(default)]
         retry_after: Option<u64>,
-        /// Which ones.
         #[serde(flatten)]
         which: Which,
     },
     /// Closes all connections.
     DropConnections {
-        /// With a reset instead of an orderly end.
+        /// With a TCP reset instead of an orderly close.
         #[serde(default)]
         reset: bool,
     },
-    /// Refuses requests to come.
+    /// Refuses future requests.
     Refuse(Refusal),
-    /// Refuses nothing any more.
+    /// Ends all refusals.
     RefuseNothing {},
-    /// Forgets the history. Open watches go on.
+    /// Compacts the history. Open watches continue.
     Compact {},
     /// Stops listening, closes all connections, and listens again.
     Restart {
-        /// Milliseconds in between.
+        /// Milliseconds of downtime.
         #[serde(default)]
         pause_ms: u64,
-        /// What becomes of the history.
         history: History,
     },
-    /// Sets the bearer tokens that are good; `null`: nobody is asked for one.
-    SetTokens {
-        /// The tokens.
-        tokens: Option<Vec<String>>,
-    },
-    /// Answers 403 to who asks for a resource, with this token or with whatever one.
+    /// Sets the accepted bearer tokens; `null`: requests need no token.
+    SetTokens { tokens: Option<Vec<String>> },
+    /// Answers 403 to requests for a resource, for one token or for all.
     Deny {
-        /// The resource.
         resource: Resource,
-        /// The bearer token.
         #[serde(default)]
         token: Option<String>,
     },
-    /// Denies nothing any more.
+    /// Ends all denials.
     DenyNothing {},
-    /// Whether the KuryrPort resource is installed.
-    InstallKuryr {
-        /// If so.
-        installed: bool,
-    },
-    /// Whether `sendInitialEvents` is understood.
-    WatchList {
-        /// If so.
-        enabled: bool,
-    },
-    /// Whether a watch of a version that is too old gets HTTP 410 instead of an ERROR event.
-    GoneAtOpening {
-        /// If so.
-        enabled: bool,
-    },
-    /// How often watches to come get a bookmark.
-    BookmarkInterval {
-        /// Milliseconds.
-        every_ms: u64,
-    },
+    /// Installs or removes the KuryrPort resource.
+    InstallKuryr { installed: bool },
+    /// Enables or disables `sendInitialEvents`.
+    WatchList { enabled: bool },
+    /// Whether a watch from an expired version gets HTTP 410 instead of an ERROR event.
+    GoneAtOpening { enabled: bool },
+    /// Sets the bookmark interval of future watches.
+    BookmarkInterval { every_ms: u64 },
 }
 
-/// Which of the open watches.
+/// Selects open watches.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Which {
-    /// Those of one resource only.
+    /// Only those of this resource.
     #[serde(default)]
     pub resource: Option<Resource>,
-    /// At most so many.
+    /// Maximum number of watches.
     #[serde(default)]
     pub count: Option<usize>,
 }
 
-/// What a stream should never carry.
+/// Malformed data for a watch stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Garbage {
-    /// A line that is no JSON.
+    /// A line that is not JSON.
     NotJson,
     /// An object whose name is a number.
     BadObject,
-    /// A type of event that nobody knows.
+    /// An unknown event type.
     UnknownType,
-    /// A line of so many MiB.
+    /// A line of this many MiB.
     Huge(usize),
 }
 
-/// What is answered instead of an answer.
+/// A failure sent instead of the regular response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The HTTP status.
     pub status: u16,
-    /// For how many requests; all, if it does not say.
+    /// Number of requests to refuse; None: all.
     #[serde(default)]
     pub times: Option<u64>,
-    /// For watches only.
     #[serde(default)]
     pub watches_only: bool,
-    /// For one resource only.
+    /// Only requests for this resource.
     #[serde(default)]
     pub resource: Option<Resource>,
-    /// When to come back: the header, and `details.retryAfterSeconds`.
+    /// Seconds: the `Retry-After` header and `details.retryAfterSeconds`.
     #[serde(default)]
     pub retry_after: Option<u64>,
-    /// In plain text instead of a Status, as the server's own rate limit answers.
+    /// Plain text instead of a Status, as the API server's rate limit sends.
     #[serde(default)]
     pub plain_text: bool,
 }
 
-/// What watches obey.
+/// A command for an open watch.
 #[derive(Debug, Clone)]
 pub(super) enum Command {
-    /// Half of a line, and then the connection breaks.
+    /// Send half a line, then break the connection.
     Cut,
     Send(Bytes),
-    /// A line, and the end.
+    /// Send a line, then end the stream.
     End(Bytes),
 }
 
-/// How watches are disturbed, for all of them.
+/// Disturbance applied to all watches.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Flow {
     pub is_stalled: bool,
     pub delay: Duration,
 }
 
-/// The faults that are on, and the open watches.
+/// The active faults and the open watches.
 #[derive(Debug)]
 pub(super) struct Faults {
     flow: watch::Sender<Flow>,
@@ -186,7 +160,7 @@ struct Watches {
     open: BTreeMap<u64, (Resource, mpsc::Sender<Command>)>,
 }
 
-/// A watch's place among the open ones.
+/// Registration of an open watch; dropping it deregisters the watch.
 #[derive(Debug)]
 pub(super) struct Place(Arc<Faults>, u64);
 
@@ -214,7 +188,7 @@ impl Faults {
         lock(&self.refusals).clear();
     }
 
-    /// What a request gets instead of an answer, if anything.
+    /// The refusal of a request, if one applies.
     pub fn refusal_of(&self, resource: Option<Resource>, is_watch: bool) -> Option<Refusal> {
         let mut refusals = lock(&self.refusals);
         let applies = |refusal: &&mut Refusal| {
@@ -230,7 +204,7 @@ impl Faults {
         Some(answer)
     }
 
-    /// Counts a watch as open while the place is kept.
+    /// Registers a watch as open until the place is dropped.
     pub fn open(self: &Arc<Self>, resource: Resource) -> (Place, mpsc::Receiver<Command>) {
         let (sender, commands) = mpsc::channel(16);
         let mut watches = lock(&self.watches);
@@ -240,7 +214,7 @@ impl Faults {
         (Place(Arc::clone(self), id), commands)
     }
 
-    /// How many watches are open, for each resource that has any.
+    /// The number of open watches of each resource that has any.
     pub fn open_watches(&self) -> HashMap<Resource, usize> {
         let mut counts = HashMap::new();
         for (resource, _) in lock(&self.watches).open.values() {
@@ -249,13 +223,13 @@ impl Faults {
         counts
     }
 
-    /// Tells open watches what to do, the oldest first; gives how many were told.
+    /// Sends a command to open watches, oldest first; returns the number of watches that took it.
     pub fn command(&self, which: Which, command: &Command) -> usize {
         let watches = lock(&self.watches);
         let meant =
             watches.open.values().filter(|(resource, _)| which.resource.is_none_or(|is| is == *resource));
         let meant = meant.take(which.count.unwrap_or(usize::MAX));
-        // One that has not obeyed sixteen commands is stalled: it loses this one.
+        // A stalled watch with sixteen unprocessed commands loses this one.
         meant.filter(|(_, watch)| watch.try_send(command.clone()).is_ok()).count()
     }
 }
@@ -304,7 +278,7 @@ impl Refusal {
 
 // === helpers ===
 
-/// Locks, also after a thread has panicked: what the locks of this server protect is whole at any time.
+/// Locks a mutex, also after a panic: every critical section leaves the state consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

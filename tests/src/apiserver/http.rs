@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! HTTP routing: from a request to its response.
 
 use std::{
     convert::Infallible,
@@ -31,12 +31,12 @@ use super::{
     write::{self, Part, PatchType},
 };
 
-/// What a request may carry, as with the real server.
+/// Body limit of the real API server, in bytes.
 const MAX_BODY: usize = 3 << 20;
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// What a path leads to.
+/// The object or collection that a path names.
 struct Target<'a> {
     endpoint: Endpoint,
     namespace: Option<&'a str>,
@@ -44,7 +44,7 @@ struct Target<'a> {
     subresource: Option<&'a str>,
 }
 
-/// An answer other than a failure.
+/// A successful response.
 enum Answer {
     Json(StatusCode, Bytes),
     Lines(watch::Lines),
@@ -233,7 +233,7 @@ impl<'a> Target<'a> {
             _ => return None,
         };
         let endpoint = Endpoint::find(group, resource)?;
-        // A single object is only found where it lives.
+        // Namespaced objects are served below their namespace only, cluster-scoped ones outside any.
         let fits = match endpoint.resource.is_namespaced() {
             true => namespace.is_some() || name.is_none(),
             false => namespace.is_none(),
@@ -283,7 +283,7 @@ fn response(status: StatusCode, content: &'static str, body: Body) -> Response<B
     let mut response = Response::new(body);
     *response.status_mut() = status;
     if let Some(length) = length {
-        // To count the bytes on their way hides how many they are.
+        // Counting bytes in transit hides the body's length from hyper.
         response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
     }
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content));
@@ -292,7 +292,7 @@ fn response(status: StatusCode, content: &'static str, body: Body) -> Response<B
 
 fn failure(status: &Status) -> Response<Body> {
     let mut response = Answer::json(status.http_status(), &status.to_value()).into_response();
-    // The header goes with the codes that ask for patience.
+    // Retry-After goes with the codes that announce a retry.
     if let (Some(seconds), true) =
         (status.retry_after_seconds(), status.code() == 429 || status.code() >= 500)
     {

@@ -1,4 +1,4 @@
-//! Lists: whole or in pages, of the present or of a known past.
+//! Lists: whole or in pages, at the current or an older version.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -12,9 +12,9 @@ use super::{
     store::Store,
 };
 
-/// Where a list in pages goes on.
+/// A continue token.
 struct Token {
-    /// None if the history has gone, and the list goes on in the present.
+    /// None after the token's version was compacted: the list continues at the current version.
     version: Option<u64>,
     namespace: String,
     name: String,
@@ -23,7 +23,7 @@ struct Token {
 /// Answers a list.
 ///
 /// # Errors
-/// With what the API answers, if the options do not fit or the version is not known.
+/// The API's status, if the options are invalid or the version is unknown.
 pub(super) fn list(
     store: &Store,
     endpoint: Endpoint,
@@ -43,7 +43,7 @@ pub(super) fn list(
         }
         (Some(token), _) => (token.version.unwrap_or(current), limit),
         (None, Version::Unset) => (current, limit),
-        // What any cache can answer is answered whole.
+        // A list that any cache may answer is not paged.
         (None, Version::Any) => (current, None),
         (None, Version::At(version)) if version > current => {
             return Err(Status::too_large_version(version, current));
@@ -105,7 +105,7 @@ impl Token {
         token().map(Some).ok_or_else(|| Status::bad_request("continue key is not valid"))
     }
 
-    /// Opaque enough that nobody builds one.
+    /// Hex, so that clients treat the token as opaque.
     fn text(&self) -> String {
         let text = json!({ "rv": self.version, "ns": self.namespace, "name": self.name }).to_string();
         text.bytes().map(|byte| format!("{byte:02x}")).collect()
@@ -114,7 +114,7 @@ impl Token {
 
 // === helpers ===
 
-/// A version without a word on how it is meant is exact where pages are asked for: so it was before there were words.
+/// With a limit, a version without `resourceVersionMatch` means `Exact`: the legacy behaviour.
 fn is_exact(matching: Match, limit: Option<u64>) -> bool {
     matching == Match::Exact || (matching == Match::Unset && limit.is_some())
 }

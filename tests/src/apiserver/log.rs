@@ -1,4 +1,4 @@
-//! What was asked of the server.
+//! A log of requests, for assertions.
 
 use std::{
     collections::VecDeque,
@@ -13,29 +13,27 @@ use serde::{Deserialize, Serialize};
 
 use super::faults::lock;
 
-/// The oldest requests are forgotten beyond this.
+/// Bound of the log; the oldest requests are dropped.
 const LIMIT: usize = 10_000;
 
-/// One request.
+/// An answered request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// `GET`, ...
     pub method: String,
-    /// The path, without the query.
+    /// Without the query.
     pub path: String,
-    /// The query, as it was sent.
+    /// As sent, undecoded.
     pub query: String,
-    /// The `User-Agent`.
     pub user_agent: String,
-    /// The HTTP status of the answer.
+    /// HTTP status of the response.
     pub status: u16,
-    /// Bytes of the answer's body so far.
+    /// Bytes of the response body sent so far.
     pub bytes: u64,
-    /// When it came, since the server's start.
+    /// Time of arrival since the server's start.
     pub at: Duration,
 }
 
-/// The newest requests.
+/// The most recent requests.
 #[derive(Debug)]
 pub(super) struct Log {
     start: Instant,
@@ -50,12 +48,12 @@ impl Log {
         Self { start: Instant::now(), total_bytes: AtomicU64::new(0), requests: Mutex::default() }
     }
 
-    /// The time on the log's clock.
+    /// Time since the server's start.
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Notes a request that is answered. Its bytes are counted on.
+    /// Appends an answered request. The returned counter counts the bytes of its response body.
     pub fn note(&self, request: Request) -> Arc<AtomicU64> {
         let bytes = Arc::new(AtomicU64::new(0));
         let mut requests = lock(&self.requests);

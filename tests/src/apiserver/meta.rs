@@ -1,17 +1,17 @@
-//! The metadata that the server gives to objects.
+//! Metadata that the server sets on objects.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
 use super::{resource::Resource, status::Status};
 
-/// The letters of generated names: none that make words or are misread.
+/// Kubernetes' alphabet of generated names: no vowels and no ambiguous characters.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// The metadata of an object; made if it has none.
+/// The metadata of an object, created if missing.
 ///
 /// # Errors
-/// If it is not an object.
+/// If the metadata is not a JSON object.
 pub(super) fn metadata(value: &mut Value) -> Result<&mut Map<String, Value>, Status> {
     value
         .as_object_mut()
@@ -20,25 +20,23 @@ pub(super) fn metadata(value: &mut Value) -> Result<&mut Map<String, Value>, Sta
         .ok_or_else(|| Status::bad_request("metadata is not an object"))
 }
 
-/// Whether changes of the spec are counted.
+/// Whether the server counts changes of the spec in `metadata.generation`.
 pub(super) const fn has_generation(resource: Resource) -> bool {
     matches!(resource, Resource::Pods | Resource::KuryrPorts)
 }
 
-/// Whether somebody has to be done with an object before it goes.
+/// Whether finalizers delay the object's deletion.
 pub(super) fn has_finalizers(metadata: &Map<String, Value>) -> bool {
     metadata.get("finalizers").and_then(Value::as_array).is_some_and(|finalizers| !finalizers.is_empty())
 }
 
-/// A name that starts with a prefix.
 pub(super) fn generated_name(prefix: &str) -> String {
     let letters = (0..5).filter_map(|_| fastrand::choice(LETTERS)).map(|byte| char::from(*byte));
     prefix.chars().chain(letters).collect()
 }
 
-/// A new identity.
 pub(super) fn uid() -> String {
-    // Version 4, variant 1.
+    // RFC 9562: version 4, variant 1.
     let bits = fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     format!(
         "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
@@ -50,12 +48,11 @@ pub(super) fn uid() -> String {
     )
 }
 
-/// The time as objects have it.
+/// RFC 3339, in seconds, as objects carry it.
 pub(super) fn now() -> String {
     in_seconds(0)
 }
 
-/// A time to come.
 pub(super) fn in_seconds(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     let now = Timestamp::now();

@@ -1,8 +1,8 @@
-//! An API server for tests: the semantics of Kubernetes' own over etcd, for the few resources that an agent uses,
-//! and switches to break it in every way that a real one breaks.
+//! An API server for tests: the semantics of the Kubernetes API server on etcd, for the resources that the
+//! agent uses, with fault injection.
 //!
-//! It speaks real HTTP, so that real clients can be run against it, `kubectl` too. What is left out: TLS, admission,
-//! field validation beyond names, and all that only controllers do.
+//! The server speaks HTTP, so that real clients, including `kubectl`, work. Left out: TLS, admission, field
+//! validation beyond names, and everything that controllers do.
 
 use std::{
     collections::HashMap,
@@ -50,30 +50,31 @@ use object::Key;
 use server::Order;
 use write::{Part, PatchType};
 
-/// How a server starts.
+/// Configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where it listens; port 0 is any that is free.
+    /// Address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The bearer tokens that are good. None: nobody is asked for one.
+    /// The accepted bearer tokens. None: requests need no token.
     pub tokens: Option<Vec<String>>,
     /// Whether the KuryrPort resource is installed.
     pub kuryr: bool,
-    /// Whether `sendInitialEvents` is understood.
+    /// Whether `sendInitialEvents` is supported.
     pub watch_list: bool,
-    /// How often a watch gets a bookmark.
+    /// Interval of bookmarks on a watch.
     pub bookmark_interval: Duration,
-    /// Changes that are remembered.
+    /// Number of changes in the history.
     pub history_limit: usize,
-    /// How long a watch may take none of its events while a hundred of them wait; then its connection is closed.
+    /// Maximum time for which a watch with a hundred pending events may read none of them, before its
+    /// connection closes.
     pub slow_watch_limit: Duration,
 }
 
-/// A running server. It stops when it is dropped.
+/// A running server; dropping it stops it.
 ///
-/// Its methods do not wait for clients and can be called from any thread; it listens in the network namespace of the
-/// thread that started it. They write as nobody can over HTTP: an object's status together with the rest, and with
-/// the `uid` that it has already.
+/// The methods do not wait for clients and work from any thread. The server listens in the network namespace
+/// of the thread that started it. Unlike HTTP clients, the methods can write an object together with its
+/// status, and choose its `uid`.
 #[derive(Debug)]
 pub struct ApiServer {
     core: Arc<Core>,
@@ -81,7 +82,7 @@ pub struct ApiServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A restart that takes longer has failed.
+/// Timeout of a restart.
 const RESTART_LIMIT: Duration = Duration::from_secs(10);
 
 // === impl Options ===
@@ -103,10 +104,10 @@ impl Default for Options {
 // === impl ApiServer ===
 
 impl ApiServer {
-    /// Starts a server, with the namespaces of a new cluster.
+    /// Starts a server with the namespaces of a new cluster.
     ///
     /// # Errors
-    /// If it cannot listen.
+    /// If the address cannot be bound.
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let listen = options.listen;
         let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
@@ -130,13 +131,12 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// `http://` and the address.
+    /// `http://<address>`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Where it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -148,7 +148,7 @@ impl ApiServer {
     /// If the file cannot be written.
     pub fn kubeconfig(&self, path: &Path, token: Option<&str>) -> anyhow::Result<()> {
         let user = token.map_or_else(|| json!({}), |token| json!({ "token": token }));
-        // JSON is YAML.
+        // JSON is a subset of YAML.
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -160,10 +160,10 @@ impl ApiServer {
         fs::write(path, format!("{config:#}\n")).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Creates an object, in the namespace that it names, or in `default`; gives it as it is stored.
+    /// Creates an object, in the namespace that it names or in `default`, and returns the stored object.
     ///
     /// # Errors
-    /// If it is there already, or has no name.
+    /// If the object exists already or has no name.
     pub fn create(&self, resource: Resource, object: Value) -> Result<Value, Status> {
         let namespace = namespace_of(&object);
         self.core.write(|store| write::create(store, resource.stored(), &namespace, object, Part::Whole))
@@ -172,17 +172,17 @@ impl ApiServer {
     /// Replaces an object.
     ///
     /// # Errors
-    /// If it is not there, or has a `resourceVersion` that is not the current one.
+    /// If the object does not exist, or its `resourceVersion` is stale.
     pub fn update(&self, resource: Resource, object: Value) -> Result<Value, Status> {
         let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
         let key = Key::new(resource, &namespace_of(&object), name);
         self.core.write(|store| write::update(store, resource.stored(), &key, object, Part::Whole))
     }
 
-    /// Merges a patch into an object.
+    /// Applies a merge patch.
     ///
     /// # Errors
-    /// If the object is not there.
+    /// If the object does not exist.
     pub fn patch(
         &self,
         resource: Resource,
@@ -195,39 +195,37 @@ impl ApiServer {
         self.core.write(|store| write::patch(store, endpoint, &key, patch, kind, Part::Whole))
     }
 
-    /// Deletes an object: at once, or, if it has finalizers, when they are gone.
+    /// Deletes an object: at once or, with finalizers, once they are removed.
     ///
     /// # Errors
-    /// If the object is not there.
+    /// If the object does not exist.
     pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> Result<Value, Status> {
         self.delete_with(resource, namespace, name, &json!({}))
     }
 
-    /// Starts to terminate a pod: it is gone when it is deleted again without a grace period.
+    /// Starts to terminate a pod. A second delete without a grace period removes the pod.
     ///
     /// # Errors
-    /// If the pod is not there.
+    /// If the pod does not exist.
     pub fn terminate(&self, namespace: &str, name: &str, grace_seconds: u64) -> Result<Value, Status> {
         self.delete_with(Resource::Pods, namespace, name, &json!({ "gracePeriodSeconds": grace_seconds }))
     }
 
-    /// An object, if it is there.
     #[must_use]
     pub fn get(&self, resource: Resource, namespace: &str, name: &str) -> Option<Value> {
         let key = Key::new(resource, namespace, name);
         lock(&self.core.store).get(&key).map(|object| object.value())
     }
 
-    /// All objects of a resource.
     #[must_use]
     pub fn list(&self, resource: Resource) -> Vec<Value> {
         let store = lock(&self.core.store);
         store.at(store.version(), resource, None).iter().map(|object| object.value()).collect()
     }
 
-    /// Throws a switch.
+    /// Applies a switch.
     ///
-    /// A restart is waited for: until the server is down; or, without a pause, until it is up again.
+    /// A restart blocks until the server is down or, without a pause, until the server is up again.
     pub fn switch(&self, switch: Switch) {
         if let Some(restart) = control::throw(&self.core, switch) {
             let (done, mut is_done) = oneshot::channel();
@@ -241,36 +239,35 @@ impl ApiServer {
         }
     }
 
-    /// The requests that have been answered, the oldest first; the newest ten thousand.
+    /// The most recent 10,000 answered requests, oldest first.
     #[must_use]
     pub fn requests(&self) -> Vec<Request> {
         self.core.log.requests()
     }
 
-    /// Forgets the requests so far.
     pub fn clear_requests(&self) {
         self.core.log.clear();
     }
 
-    /// How many watches are open, for each resource that has any.
+    /// The number of open watches of each resource that has any.
     #[must_use]
     pub fn open_watches(&self) -> HashMap<Resource, usize> {
         self.core.faults.open_watches()
     }
 
-    /// The current version.
+    /// The current resourceVersion.
     #[must_use]
     pub fn resource_version(&self) -> u64 {
         lock(&self.core.store).version()
     }
 
-    /// Bytes of all answers' bodies.
+    /// Total bytes of response bodies.
     #[must_use]
     pub fn bytes_served(&self) -> u64 {
         self.core.log.total_bytes()
     }
 
-    /// Stops the server; all connections are closed when this returns.
+    /// Stops the server; all connections are closed on return.
     pub fn stop(self) {
         drop(self);
     }
@@ -290,7 +287,7 @@ impl ApiServer {
 impl Drop for ApiServer {
     fn drop(&mut self) {
         let _already = self.core.orders.send(Order::Stop);
-        // One that panicked has stopped as well.
+        // A thread that panicked has stopped as well.
         let _stopped = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -1,4 +1,4 @@
-//! Stored objects and their changes, serialised once for all who read them.
+//! Stored objects and their changes. Each is serialised once for all readers.
 
 use std::{
     collections::BTreeMap,
@@ -13,23 +13,23 @@ use super::{
     selector::Selector,
 };
 
-/// The identity of an object in the store, which is also its place in lists.
+/// An object's identity in the store; also its position in lists.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub resource: Resource,
-    /// Empty for what is in no namespace.
+    /// Empty for cluster-scoped objects.
     pub namespace: String,
     pub name: String,
 }
 
-/// One state of an object. It is kept as JSON: that is what nearly everyone wants of it.
+/// One version of an object, kept as JSON because most readers want JSON.
 #[derive(Debug)]
 pub(super) struct Object {
     pub key: Key,
     pub labels: BTreeMap<String, String>,
     fields: Vec<String>,
     json: Bytes,
-    /// Where the JSON goes on after the opening brace, `apiVersion` and `kind`.
+    /// Offset in the JSON behind the opening brace, `apiVersion` and `kind`.
     untyped_at: usize,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Change {
     lines: [OnceLock<Bytes>; 3],
 }
 
-/// What a change is to a watcher.
+/// The event type that a watcher receives for a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventType {
     Added,
@@ -62,7 +62,7 @@ impl Key {
 // === impl Object ===
 
 impl Object {
-    /// The state that a value describes, at a version, which is set in the value too.
+    /// Stores a value as version `version`; also writes the version into `value`.
     pub fn new(key: Key, version: u64, value: &mut Value) -> Self {
         set_version(value, version);
         if let Some(object) = value.as_object_mut() {
@@ -80,7 +80,7 @@ impl Object {
         let mut json =
             format!(r#"{{"apiVersion":"{}","kind":"{}","#, endpoint.api_version(), key.resource.kind());
         let untyped_at = json.len();
-        // There is always metadata.resourceVersion, so the object is not empty.
+        // The object is not empty: metadata.resourceVersion is always set.
         json.push_str(value.to_string().trim_start_matches('{'));
         if let Some(object) = value.as_object_mut() {
             endpoint.name_type(object);
@@ -88,12 +88,12 @@ impl Object {
         Self { key, labels, fields, json: Bytes::from(json), untyped_at }
     }
 
-    /// A selectable field, by its position in [`Resource::fields`].
+    /// A selectable field, by its index in [`Resource::fields`].
     pub fn field(&self, at: usize) -> &str {
         self.fields.get(at).map_or("", String::as_str)
     }
 
-    /// The object as it is stored.
+    /// The stored object.
     pub fn value(&self) -> Value {
         serde_json::from_slice(&self.json).unwrap_or_default()
     }
@@ -103,7 +103,7 @@ impl Object {
         if endpoint.is_stored() { self.json.clone() } else { Bytes::from(self.converted(endpoint, true)) }
     }
 
-    /// Adds the object to a list. Objects of the built-in types are without their type there.
+    /// Appends the object to a list. In lists, objects of built-in types carry no `kind` and `apiVersion`.
     pub fn append_item(&self, endpoint: Endpoint, list: &mut Vec<u8>) {
         if !endpoint.is_stored() {
             list.extend_from_slice(self.converted(endpoint, false).as_bytes());
@@ -115,7 +115,7 @@ impl Object {
         }
     }
 
-    /// The same object as of another version.
+    /// The object with another resourceVersion.
     pub fn json_at(&self, version: u64) -> Bytes {
         let mut value = self.value();
         set_version(&mut value, version);
@@ -142,7 +142,7 @@ impl Change {
         Self { version, old, new, lines: [const { OnceLock::new() }; 3] }
     }
 
-    /// What a watcher sees of it: an object that starts to match is added, one that ceases to is deleted.
+    /// The event for a selector: an object that starts to match is ADDED, one that stops matching is DELETED.
     pub fn seen_by(&self, selector: &Selector) -> Option<EventType> {
         let was = self.old.as_ref().is_some_and(|object| selector.matches(object));
         let is = self.new.as_ref().is_some_and(|object| selector.matches(object));
@@ -154,7 +154,7 @@ impl Change {
         }
     }
 
-    /// The line that tells a watcher: made once, for all of them.
+    /// The watch event line, serialised once for all watchers.
     pub fn line(&self, kind: EventType, endpoint: Endpoint) -> Bytes {
         if !endpoint.is_stored() {
             return self.make_line(kind, endpoint);
@@ -169,7 +169,7 @@ impl Change {
     }
 
     fn make_line(&self, kind: EventType, endpoint: Endpoint) -> Bytes {
-        // What is gone is told by its last state, but at the version of its going.
+        // A DELETED event carries the last state with the resourceVersion of the deletion.
         let object = match (kind, &self.old, &self.new) {
             (EventType::Deleted, Some(old), _) if endpoint.is_stored() => old.json_at(self.version),
             (EventType::Deleted, Some(old), _) => {
@@ -196,7 +196,7 @@ impl EventType {
 
 // === helpers ===
 
-/// A line of a watch.
+/// A line of a watch stream.
 pub(super) fn event_line(kind: &str, object: &[u8]) -> Bytes {
     let mut line = Vec::with_capacity(object.len() + kind.len() + 24);
     for part in [br#"{"type":""#, kind.as_bytes(), br#"","object":"#, object, b"}\n"] {

@@ -1,8 +1,8 @@
-//! Objects as tests need them. Each builder gives a plain value, which can be changed further.
+//! Builders for API objects. Each returns a plain value that tests can modify further.
 
 use serde_json::{Value, json};
 
-/// A pod that is bound to a node, and runs.
+/// A running pod, bound to a node.
 #[must_use]
 pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
     json!({
@@ -19,7 +19,7 @@ pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
     })
 }
 
-/// A node with the address ranges of its pods.
+/// A node with its pod CIDRs.
 #[must_use]
 pub fn node(name: &str, pod_cidrs: &[&str]) -> Value {
     json!({
@@ -31,7 +31,6 @@ pub fn node(name: &str, pod_cidrs: &[&str]) -> Value {
     })
 }
 
-/// A namespace.
 #[must_use]
 pub fn namespace(name: &str) -> Value {
     json!({
@@ -43,8 +42,8 @@ pub fn namespace(name: &str) -> Value {
     })
 }
 
-/// The KuryrPort of a pod, as Kuryr's controller makes it. `vifs` is the map of its status, by interface; an empty
-/// one says that they are not there yet.
+/// A pod's KuryrPort as Kuryr's controller creates it. `vifs` maps interface names to VIFs in its status;
+/// empty means that the VIFs are not decided yet.
 #[must_use]
 pub fn kuryr_port(namespace: &str, name: &str, node: &str, pod_uid: &str, vifs: Value) -> Value {
     json!({
@@ -62,19 +61,16 @@ pub fn kuryr_port(namespace: &str, name: &str, node: &str, pod_uid: &str, vifs: 
     })
 }
 
-/// Adds an annotation.
 #[must_use]
 pub fn with_annotation(object: Value, name: &str, value: &str) -> Value {
     merged(object, &annotation(name, value))
 }
 
-/// Adds a label.
 #[must_use]
 pub fn with_label(object: Value, name: &str, value: &str) -> Value {
     merged(object, &json!({ "metadata": { "labels": { name: value } } }))
 }
 
-/// Sets the finalizers.
 #[must_use]
 pub fn with_finalizers(object: Value, finalizers: &[&str]) -> Value {
     merged(object, &json!({ "metadata": { "finalizers": finalizers } }))
@@ -86,13 +82,13 @@ pub fn annotation(name: &str, value: &str) -> Value {
     json!({ "metadata": { "annotations": { name: value } } })
 }
 
-/// The merge patch that sets a pod's phase: `Succeeded` and `Failed` end it.
+/// The merge patch that sets a pod's phase; `Succeeded` and `Failed` end the pod.
 #[must_use]
 pub fn phase(phase: &str) -> Value {
     json!({ "status": { "phase": phase } })
 }
 
-/// The merge patch that fills a KuryrPort's VIFs.
+/// The merge patch that sets a KuryrPort's VIFs.
 #[must_use]
 pub fn vifs(vifs: Value) -> Value {
     json!({ "status": { "vifs": vifs } })

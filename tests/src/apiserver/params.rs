@@ -1,24 +1,24 @@
-//! The options in the query of a request.
+//! Query parameters of a request.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::status::Status;
 
-/// A query, taken apart. An option that is given twice counts once.
+/// A parsed query. The last value of a repeated parameter wins.
 #[derive(Debug, Default)]
 pub(super) struct Params(BTreeMap<String, String>);
 
-/// From when on a list or a watch is asked for.
+/// The `resourceVersion` of a list or a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
-    /// The newest.
+    /// The most recent version.
     Unset,
-    /// Any will do.
+    /// `0`: any version.
     Any,
     At(u64),
 }
 
-/// How a list's version is meant.
+/// `resourceVersionMatch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Match {
     Unset,
@@ -33,20 +33,19 @@ impl Params {
         Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
     }
 
-    /// The text of an option; empty if it is not given.
+    /// The value of a parameter; empty if missing.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// Whether an option is given and true.
+    /// Whether a boolean parameter is true.
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.text(name), "true" | "1")
     }
 
-    /// A number.
     ///
     /// # Errors
-    /// If it is given and is none.
+    /// If the value is not a number.
     pub fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.text(name) {
             "" => Ok(None),
@@ -57,10 +56,10 @@ impl Params {
         }
     }
 
-    /// A time in seconds; none if it is 0 or not given.
+    /// A time in seconds; none if 0 or missing.
     ///
     /// # Errors
-    /// If it is no number.
+    /// If the value is not a number.
     pub fn seconds(&self, name: &str) -> Result<Option<Duration>, Status> {
         Ok(self.number(name)?.filter(|seconds| *seconds > 0).map(Duration::from_secs))
     }
@@ -68,7 +67,7 @@ impl Params {
     /// `resourceVersion`.
     ///
     /// # Errors
-    /// If it is no number.
+    /// If the value is not a number.
     pub fn version(&self) -> Result<Version, Status> {
         Ok(match self.number("resourceVersion")? {
             None => Version::Unset,
@@ -77,10 +76,10 @@ impl Params {
         })
     }
 
-    /// `resourceVersionMatch`, where it may be given as it is.
+    /// `resourceVersionMatch`, validated as the real server does.
     ///
     /// # Errors
-    /// If it does not go with the other options.
+    /// If the value is not allowed together with the other parameters.
     pub fn version_match(&self, is_watch_list_on: bool) -> Result<Match, Status> {
         let text = self.text("resourceVersionMatch");
         let initial = !self.text("sendInitialEvents").is_empty();

@@ -1,34 +1,30 @@
-//! The resources that are served, and the groups that they are served in.
+//! The served resources and their API groups.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A kind of objects.
+/// A type of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resource {
-    /// core/v1 Pods.
     Pods,
-    /// core/v1 Nodes.
     Nodes,
-    /// core/v1 Namespaces.
     Namespaces,
-    /// Events: stored as core/v1 has them, served as events.k8s.io/v1 has them too.
+    /// Stored as core/v1 and also served as events.k8s.io/v1.
     Events,
-    /// openstack.org/v1 KuryrPorts, which a cluster may not have.
+    /// openstack.org/v1, optional in a cluster.
     KuryrPorts,
 }
 
-/// A resource as one API group serves it.
+/// A resource as served by one API group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub resource: Resource,
     pub group: &'static str,
 }
 
-/// All that is served.
 pub(super) const ENDPOINTS: [Endpoint; 6] = [
     Endpoint { resource: Resource::Pods, group: "" },
     Endpoint { resource: Resource::Nodes, group: "" },
@@ -38,7 +34,7 @@ pub(super) const ENDPOINTS: [Endpoint; 6] = [
     Endpoint { resource: Resource::KuryrPorts, group: "openstack.org" },
 ];
 
-/// What the fields of an event are called: in core/v1, and in events.k8s.io/v1.
+/// An event's field names in core/v1 and in events.k8s.io/v1.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -52,7 +48,7 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
 // === impl Resource ===
 
 impl Resource {
-    /// The name in paths, plural.
+    /// The plural name in paths.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,7 +60,6 @@ impl Resource {
         }
     }
 
-    /// The `kind` of its objects.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         match self {
@@ -76,29 +71,28 @@ impl Resource {
         }
     }
 
-    /// Whether its objects live in namespaces.
     #[must_use]
     pub const fn is_namespaced(self) -> bool {
         !matches!(self, Self::Nodes | Self::Namespaces)
     }
 
-    /// How its objects are stored.
+    /// The endpoint whose form the store uses.
     pub(super) const fn stored(self) -> Endpoint {
         let group = if self.is_custom() { "openstack.org" } else { "" };
         Endpoint { resource: self, group }
     }
 
-    /// Whether it is a custom resource, to which other rules apply.
+    /// Custom resources follow other rules than built-in ones.
     pub(super) const fn is_custom(self) -> bool {
         matches!(self, Self::KuryrPorts)
     }
 
-    /// Whether `status` is a subresource, so that a write to the object itself leaves it alone.
+    /// Whether `status` is a subresource, so that a write to the main resource ignores it.
     pub(super) const fn has_status(self) -> bool {
         matches!(self, Self::Pods | Self::Nodes | Self::Namespaces)
     }
 
-    /// The fields that a field selector may name, besides name and namespace: label, and JSON pointer.
+    /// Fields that a field selector may name besides name and namespace: label and JSON pointer.
     pub(super) const fn fields(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Pods => &[
@@ -129,12 +123,11 @@ impl fmt::Display for Resource {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Who serves a path `/apis/<group>/v1/<name>`, or `/api/v1/<name>` where the group is empty.
+    /// The endpoint of a path `/apis/<group>/v1/<name>`, or `/api/v1/<name>` for the empty group.
     pub fn find(group: &str, name: &str) -> Option<Self> {
         ENDPOINTS.into_iter().find(|endpoint| endpoint.group == group && endpoint.resource.name() == name)
     }
 
-    /// The `apiVersion` of its objects.
     pub const fn api_version(self) -> &'static str {
         match self.group.as_bytes() {
             b"events.k8s.io" => "events.k8s.io/v1",
@@ -143,17 +136,17 @@ impl Endpoint {
         }
     }
 
-    /// Whether objects are served as they are stored.
+    /// Whether the served form equals the stored form.
     pub fn is_stored(self) -> bool {
         self == self.resource.stored()
     }
 
-    /// An object as it is stored, made what this endpoint serves.
+    /// Converts a stored object to this endpoint's form.
     pub fn serving(self, value: Value) -> Value {
         self.renamed(value, |(core, own)| (core, own))
     }
 
-    /// An object as this endpoint serves it, made what is stored.
+    /// Converts an object of this endpoint to the stored form.
     pub fn storing(self, value: Value) -> Value {
         self.renamed(value, |(core, own)| (own, core))
     }

@@ -6,7 +6,7 @@ use super::{
     status::Status,
 };
 
-/// What a list or a watch is about.
+/// The label and field selectors of a list or a watch.
 #[derive(Debug, Clone)]
 pub(super) struct Selector {
     pub resource: Resource,
@@ -26,7 +26,7 @@ struct FieldTerm {
 enum Field {
     Name,
     Namespace,
-    /// The position in [`Resource::fields`].
+    /// The index in [`Resource::fields`].
     Other(usize),
 }
 
@@ -41,10 +41,10 @@ enum LabelTerm {
 // === impl Selector ===
 
 impl Selector {
-    /// Reads the two selectors of a request.
+    /// Parses the two selectors of a request.
     ///
     /// # Errors
-    /// With what the API answers, if one cannot be read or names a field that cannot be selected by.
+    /// The API's status, if a selector is malformed or names an unsupported field.
     pub fn parse(
         endpoint: Endpoint,
         namespace: Option<&str>,
@@ -58,7 +58,6 @@ impl Selector {
         Ok(Self { resource, namespace: namespace.map(str::to_owned), fields, labels })
     }
 
-    /// Whether an object is meant.
     pub fn matches(&self, object: &Object) -> bool {
         self.resource == object.key.resource
             && self.namespace.as_ref().is_none_or(|namespace| *namespace == object.key.namespace)
@@ -66,7 +65,7 @@ impl Selector {
             && self.labels.iter().all(|term| term.matches(object))
     }
 
-    /// Whether it is about all objects of the resource, or of the namespace.
+    /// Whether the selector matches all objects of the resource or namespace.
     pub const fn is_plain(&self) -> bool {
         self.fields.is_empty() && self.labels.is_empty()
     }
@@ -145,7 +144,7 @@ impl LabelTerm {
     fn matches(&self, object: &Object) -> bool {
         match self {
             Self::In(key, values) => object.labels.get(key).is_some_and(|value| values.contains(value)),
-            // Also what does not have the label at all.
+            // `notin` also matches objects without the label.
             Self::NotIn(key, values) => object.labels.get(key).is_none_or(|value| !values.contains(value)),
             Self::Exists(key) => object.labels.contains_key(key),
             Self::Absent(key) => !object.labels.contains_key(key),
@@ -160,7 +159,7 @@ fn checked_key(key: &str) -> Option<String> {
     (!key.is_empty() && key.bytes().all(allowed)).then(|| key.to_owned())
 }
 
-/// The terms of a label selector: at commas, but not at those between parentheses.
+/// Splits a label selector at commas outside parentheses.
 fn split_terms(selector: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_usize;
     let at_comma = move |c: char| {
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_selector_compares_what_may_be_compared() {
+    fn a_field_selector_compares_supported_fields_only() {
         assert!(matches("spec.nodeName=a,metadata.name==web,metadata.namespace!=other", ""));
         assert!(!matches("spec.nodeName!=a", ""));
         assert!(matches("status.phase=", ""));
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_selector_knows_sets_and_presence() {
+    fn a_label_selector_supports_sets_and_existence() {
         for selector in
             ["app=web", "app==web", "app!=db", "app in (db, web)", "app notin (db,cache)", "app", "!db"]
         {

@@ -1,4 +1,4 @@
-//! The listener: takes connections, and goes away and comes back when it is told to.
+//! The listener: accepts connections and performs restarts.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,18 +11,18 @@ use tokio::{
 
 use super::{connections, control::Restart, core::Core};
 
-/// A port that is not free is tried again after this.
+/// Pause before another attempt to bind a port that is in use.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// What the listener is told.
+/// A command for the listener.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// The sender hears when the server is down; or, if there is no pause, when it is up again.
+    /// The sender is notified when the server is down or, without a pause, when the server is up again.
     Restart(Restart, Option<oneshot::Sender<()>>),
     Stop,
 }
 
-/// Serves until it is told to stop.
+/// Serves until ordered to stop.
 pub(super) async fn run(
     core: Arc<Core>,
     listener: TcpListener,
@@ -53,7 +53,7 @@ pub(super) async fn run(
                         listener = TcpListener::bind(address).await.ok();
                     }
                     up_at = Instant::now() + restart.pause;
-                    // Who does not wait does not hear it.
+                    // The caller may have stopped waiting.
                     let _not_waiting = done.map(|done| done.send(()));
                 }
             },

@@ -1,4 +1,4 @@
-//! `Status` objects: what the API answers instead of what was asked for.
+//! `Status` objects: the API's failure responses.
 
 use std::fmt;
 
@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 
 use super::resource::Endpoint;
 
-/// A failure as the API tells it.
+/// A failure response.
 #[derive(Debug, Clone)]
 pub struct Status {
     code: u16,
     reason: &'static str,
     message: String,
     details: Value,
-    /// Where a list whose token has expired can go on, inconsistently.
+    /// The continue token for an inconsistent list, after the request's token expired.
     next: Option<String>,
 }
 
-/// Which object a failure is about.
+/// The object that a failure is about.
 pub(super) struct About<'a>(pub Endpoint, pub &'a str);
 
 impl Status {
-    /// A failure with the reason that belongs to its code.
+    /// A failure with the code's usual reason.
     #[must_use]
     pub fn of_code(code: u16, message: impl Into<String>) -> Self {
         let reason = match code {
@@ -45,7 +45,7 @@ impl Status {
         Self { code, reason, message: message.into(), details: json!({}), next: None }
     }
 
-    /// Asks the caller to come back later.
+    /// Sets `details.retryAfterSeconds` and the `Retry-After` header.
     #[must_use]
     pub fn retry_after(mut self, seconds: Option<u64>) -> Self {
         if let (Some(seconds), Some(details)) = (seconds, self.details.as_object_mut()) {
@@ -54,19 +54,18 @@ impl Status {
         self
     }
 
-    /// The HTTP status.
     #[must_use]
     pub const fn code(&self) -> u16 {
         self.code
     }
 
-    /// The machine's word for why.
+    /// The machine-readable reason.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         self.reason
     }
 
-    /// The object that goes over the wire.
+    /// The `Status` object as sent to clients.
     #[must_use]
     pub fn to_value(&self) -> Value {
         let mut metadata = json!({});
@@ -133,7 +132,7 @@ impl Status {
         Self::of_code(405, "the server does not allow this method on the requested resource")
     }
 
-    /// A field of an object, or of the options of a list (`about` is none), cannot be accepted.
+    /// An invalid field of an object or, without `about`, of list options.
     pub(super) fn invalid(about: Option<&About<'_>>, field: &str, cause: &str, message: &str) -> Self {
         let (subject, mut details) = about.map_or_else(
             || {
@@ -151,12 +150,12 @@ impl Status {
         Self { details, ..Self::of_code(422, format!("{subject} is invalid: {field}: {message}")) }
     }
 
-    /// A version that the history does not have any more.
+    /// The history no longer has the version.
     pub(super) fn expired(message: impl Into<String>) -> Self {
         Self::of_code(410, message)
     }
 
-    /// A continue token that the history does not have any more; `next` goes on inconsistently.
+    /// The history no longer has the token's version; `next` continues the list inconsistently.
     pub(super) fn expired_token(next: String) -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result. You can start \
                        a new list without the continue parameter, or use the continue token in this response to \
@@ -166,7 +165,7 @@ impl Status {
         Self { next: Some(next), ..Self::expired(message) }
     }
 
-    /// A version that the history has not reached.
+    /// The history has not reached the version yet.
     pub(super) fn too_large_version(wanted: u64, current: u64) -> Self {
         let details = json!({
             "retryAfterSeconds": 1,

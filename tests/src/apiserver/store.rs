@@ -1,4 +1,4 @@
-//! All objects, under one version that only grows, and the history of their changes: what etcd is to the real one.
+//! All objects under one monotonic version, and the history of changes: the role of etcd.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,34 +14,34 @@ use super::{
     resource::Resource,
 };
 
-/// What becomes of the history when the server is started again.
+/// The effect of a restart on the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {
-    /// Watches go on where they were.
+    /// Watches can resume.
     Kept,
-    /// Only the present is known: all older versions are gone.
+    /// Only the current state is known; all older versions are compacted.
     Compacted,
-    /// As from a backup that is older than all clients: versions start low again, for the same objects.
+    /// Restored from a backup: versions restart below those that clients have seen, with the same objects.
     New,
-    /// As of a new cluster: versions start low again, and there are no objects.
+    /// A new cluster: versions restart low, without objects.
     Emptied,
 }
 
-/// The objects and their history.
+/// Objects and history.
 #[derive(Debug)]
 pub(super) struct Store {
     objects: BTreeMap<Key, Arc<Object>>,
     version: u64,
     history: VecDeque<Arc<Change>>,
     history_limit: usize,
-    /// Lists and new watches from before this version are refused.
+    /// Lists and new watches below this version are refused.
     compacted: u64,
-    /// The history is whole from here. Watches that were open when it was compacted may still read it.
+    /// First version with complete history. Watches that were open during a compaction may still read it.
     known: u64,
 }
 
-/// The first version of a server, high enough that those of a new history are lower.
+/// The first version of a server, high enough that a new history can start below it.
 const FIRST_VERSION: u64 = 1000;
 
 // === impl Store ===
@@ -70,7 +70,7 @@ impl Store {
         self.objects.get(key)
     }
 
-    /// Stores a state as the newest one; gives it with its version.
+    /// Stores a state as the newest version; returns it with its resourceVersion.
     pub fn put(&mut self, key: Key, mut value: Value) -> Value {
         self.version += 1;
         let object = Arc::new(Object::new(key.clone(), self.version, &mut value));
@@ -79,7 +79,7 @@ impl Store {
         value
     }
 
-    /// Removes an object; gives its last state.
+    /// Removes an object and returns its last state.
     pub fn remove(&mut self, key: &Key) -> Option<Arc<Object>> {
         let old = self.objects.remove(key)?;
         self.version += 1;
@@ -87,14 +87,14 @@ impl Store {
         Some(old)
     }
 
-    /// The objects of a resource behind a key, in order, as they were at a version that is not compacted.
+    /// The objects of a resource after a key, in order, at a version that is not compacted.
     pub fn at(&self, version: u64, resource: Resource, behind: Option<&Key>) -> Vec<Arc<Object>> {
         let first = Key::new(resource, "", "");
         let from = behind.map_or(Bound::Included(&first), Bound::Excluded);
         let now = self.objects.range((from, Bound::Unbounded));
         let mut state: BTreeMap<&Key, &Arc<Object>> =
             now.take_while(|(key, _)| key.resource == resource).collect();
-        // Back in time, from change to change.
+        // Undoes the changes since that version, newest first.
         for change in self.history.iter().rev().take_while(|change| change.version > version) {
             let Some(object) = change.old.as_ref().or(change.new.as_ref()) else { continue };
             if object.key.resource != resource || behind.is_some_and(|behind| object.key <= *behind) {
@@ -108,7 +108,7 @@ impl Store {
         state.into_values().map(Arc::clone).collect()
     }
 
-    /// At most `limit` changes behind a version; nothing if they are not known any more.
+    /// At most `limit` changes after a version; None if the history no longer has them.
     pub fn behind(&self, version: u64, limit: usize) -> Option<Vec<Arc<Change>>> {
         if version < self.known {
             return None;
@@ -117,12 +117,12 @@ impl Store {
         Some(self.history.range(from..).take(limit).map(Arc::clone).collect())
     }
 
-    /// Forgets how it came to be as it is now.
+    /// Compacts the history up to the current version.
     pub const fn compact(&mut self) {
         self.compacted = self.version;
     }
 
-    /// What a restart does to the history.
+    /// Applies a restart's effect.
     pub fn restart(&mut self, history: History) {
         match history {
             History::Kept => return,
@@ -138,7 +138,7 @@ impl Store {
             }
         }
         self.compact();
-        // No watch outlives a restart.
+        // No watch survives a restart.
         self.history.clear();
         self.known = self.compacted;
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn any_known_version_can_be_looked_at_again() {
+    fn any_version_in_the_history_can_be_read() {
         let mut store = Store::new(100);
         let key = |name: &str| Key::new(Resource::Pods, "default", name);
         store.put(key("a"), json!({}));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_history_has_a_bound() {
+    fn the_history_is_bounded() {
         let mut store = Store::new(2);
         for _ in 0..4 {
             store.put(Key::new(Resource::Nodes, "", "n"), json!({}));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_watch_survives_compaction() {
+    fn an_open_watch_survives_a_compaction() {
         let mut store = Store::new(10);
         store.put(Key::new(Resource::Nodes, "", "n"), json!({}));
         store.compact();

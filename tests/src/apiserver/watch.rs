@@ -20,23 +20,23 @@ use super::{
     status::Status,
 };
 
-/// Lines that wait for a slow client.
+/// Lines buffered for a slow client.
 const QUEUE: usize = 100;
-/// Changes that are read at once.
+/// Changes read from the store at once.
 const BATCH: usize = 256;
-/// A watch without a limit of its own ends after this.
+/// Limit of a watch without `timeoutSeconds`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The last bookmark comes so long before the end.
+/// The last bookmark is sent this long before the watch ends.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 
-/// The answer to a watch: its lines, as they come.
+/// The lines of a watch response.
 pub(super) type Lines = mpsc::Receiver<Bytes>;
 
 struct Watch {
     core: Arc<Core>,
     endpoint: Endpoint,
     selector: Selector,
-    /// All changes up to this version are told, or are not wanted.
+    /// All changes up to this version have been sent or do not match.
     position: u64,
     has_bookmarks: bool,
     end: Instant,
@@ -47,13 +47,13 @@ struct Watch {
     _place: Place,
 }
 
-/// Why there is nothing more to say.
+/// The watch has ended.
 struct Ended;
 
 /// Opens a watch.
 ///
 /// # Errors
-/// With what the API answers, if the options do not fit.
+/// The API's status, if the options are invalid.
 pub(super) fn open(
     core: &Arc<Core>,
     endpoint: Endpoint,
@@ -98,7 +98,7 @@ pub(super) fn open(
     if let (Some(gone), true) = (&gone, settings.gone_at_opening) {
         return Err(gone.clone());
     }
-    // Counted before the client sees an answer.
+    // Registered before the client receives the response header.
     let (place, commands) = core.faults.open(endpoint.resource);
     let watch = Watch {
         core: Arc::clone(core),
@@ -121,7 +121,7 @@ pub(super) fn open(
 
 impl Watch {
     async fn run(mut self, first: Vec<Bytes>, gone: Option<Status>, limit: Duration, interval: Duration) {
-        // However it ended, what is left in the queue still goes out.
+        // The queued lines are still sent.
         let _ended = match gone {
             Some(gone) => self.send(error_line(&gone)).await,
             None => self.follow(first, limit, interval).await,
@@ -145,7 +145,7 @@ impl Watch {
                 Some(command) = self.commands.recv() => self.obey(command).await?,
                 () = sleep_until(self.end) => return self.send_nothing().await,
                 () = sleep_until(due), if self.has_bookmarks => {
-                    // A watch that waits for the future has nothing to mark.
+                    // No bookmark for a watch whose version lies in the future.
                     if lock(&self.core.store).version() >= self.position {
                         self.send(bookmark(self.endpoint, self.position, false)).await?;
                     }
@@ -158,8 +158,8 @@ impl Watch {
         }
     }
 
-    /// Tells some of what has changed; gives whether there may be more. `current` is a version that the history has
-    /// reached.
+    /// Sends a batch of changes; returns whether there may be more. `current` is a version that the history
+    /// has reached.
     async fn tell_changes(&mut self, current: u64) -> Result<bool, Ended> {
         let changes = lock(&self.core.store).behind(self.position, BATCH);
         let Some(changes) = changes else {
@@ -190,7 +190,7 @@ impl Watch {
                 while self.out.capacity() < QUEUE {
                     sleep(Duration::from_millis(1)).await;
                 }
-                // What is in the connection's hands goes to the socket when it is next polled.
+                // hyper writes buffered data to the socket at its next poll.
                 sleep(Duration::from_millis(5)).await;
                 self.connection.kill(false);
                 Err(Ended)
@@ -214,7 +214,7 @@ impl Watch {
         }
     }
 
-    /// What goes before each line: the stall, and the delay.
+    /// Waits out a stall or a delay before a line.
     async fn send_nothing(&mut self) -> Result<(), Ended> {
         let flow = tokio::select! {
             flow = self.flow.wait_for(|flow| !flow.is_stalled) => *flow.map_err(|_| Ended)?,
@@ -226,7 +226,7 @@ impl Watch {
         Ok(())
     }
 
-    /// An object that the watch is about; or one that could be.
+    /// An existing object that matches the watch, or an invented one.
     fn any_object(&self) -> Bytes {
         let store = lock(&self.core.store);
         let objects = store.at(store.version(), self.endpoint.resource, None);
@@ -255,7 +255,7 @@ fn bookmark(endpoint: Endpoint, version: u64, ends_initial: bool) -> Bytes {
     event_line("BOOKMARK", typed(endpoint, &metadata).to_string().as_bytes())
 }
 
-/// An object that has only metadata. The real server writes a pod's required field even here, as `null`.
+/// An object with metadata only. The real server writes a pod's required field even here, as `null`.
 fn typed(endpoint: Endpoint, metadata: &Value) -> Value {
     let (kind, version) = (endpoint.resource.kind(), endpoint.api_version());
     match endpoint.resource {

@@ -1,4 +1,4 @@
-//! Writes: what the server adds to objects, what it refuses, and when an object is really gone.
+//! Writes: defaulted metadata, validation, conflicts and finalizers.
 
 use serde_json::{Map, Value, json};
 
@@ -10,30 +10,30 @@ use super::{
     store::Store,
 };
 
-/// Which part of an object a write may change.
+/// The part of an object that a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All but the status, where that is a subresource.
+    /// Everything except the status, if that is a subresource.
     Main,
-    /// The status and the metadata.
+    /// Status and metadata.
     Status,
-    /// All of it: tests may do what no client may.
+    /// Everything; only tests may write it, not HTTP clients.
     Whole,
 }
 
-/// How a patch is written.
+/// The patch's content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PatchType {
     Merge,
     Json,
-    /// Merged as well, and creates what is missing.
+    /// Merged like a merge patch; creates a missing object.
     Apply,
 }
 
-/// Creates an object; gives it as the endpoint serves it.
+/// Creates an object and returns it as the endpoint serves it.
 ///
 /// # Errors
-/// With what the API answers, if it cannot be accepted or is there already.
+/// The API's status, if the object is invalid or already exists.
 pub(super) fn create(
     store: &mut Store,
     endpoint: Endpoint,
@@ -66,7 +66,7 @@ pub(super) fn create(
     if endpoint.resource.is_namespaced() {
         metadata.insert("namespace".to_owned(), namespace.into());
     }
-    // Other objects of a test may already refer to this one.
+    // A test's other objects may already refer to this UID.
     let uid = if part == Part::Whole && !uid.is_empty() { uid } else { meta::uid() };
     metadata.insert("uid".to_owned(), uid.into());
     metadata.insert("creationTimestamp".to_owned(), meta::now().into());
@@ -84,7 +84,7 @@ pub(super) fn create(
 /// Replaces an object.
 ///
 /// # Errors
-/// With what the API answers, if it is not there, has changed meanwhile, or cannot be accepted.
+/// The API's status, if the object is missing, invalid or modified concurrently.
 pub(super) fn update(
     store: &mut Store,
     endpoint: Endpoint,
@@ -113,7 +113,7 @@ pub(super) fn update(
 /// Patches an object.
 ///
 /// # Errors
-/// With what the API answers, if it is not there, or the patch does not fit.
+/// The API's status, if the object is missing or the patch is invalid.
 pub(super) fn patch(
     store: &mut Store,
     endpoint: Endpoint,
@@ -147,10 +147,10 @@ pub(super) fn patch(
     replace(store, endpoint, key, old, value, part)
 }
 
-/// Deletes an object; gives its last state.
+/// Deletes an object and returns its last state.
 ///
 /// # Errors
-/// With what the API answers, if it is not there, or not the one that is meant.
+/// The API's status, if the object is missing or a precondition fails.
 pub(super) fn delete(
     store: &mut Store,
     endpoint: Endpoint,
@@ -177,7 +177,7 @@ pub(super) fn delete(
         return Ok(endpoint.serving(last.value()));
     }
     let current = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_u64);
-    // A grace period can only be shortened.
+    // A later delete can only shorten the grace period.
     if current.is_none_or(|current| grace < current) {
         metadata.insert("deletionTimestamp".to_owned(), meta::in_seconds(grace).into());
         metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
@@ -189,7 +189,7 @@ pub(super) fn delete(
 /// Binds a pod to the node that a Binding names.
 ///
 /// # Errors
-/// With what the API answers, if there is no such pod, or it has a node.
+/// The API's status, if the pod does not exist or is already bound.
 pub(super) fn bind(
     store: &mut Store,
     endpoint: Endpoint,
@@ -214,7 +214,7 @@ pub(super) fn bind(
 
 // === helpers ===
 
-/// Stores a state in place of another, with what clients cannot change taken from that.
+/// Replaces the stored state; fields that clients cannot change keep their old value.
 fn replace(
     store: &mut Store,
     endpoint: Endpoint,
@@ -266,7 +266,7 @@ fn replace(
     if is_deleted && meta::has_finalizers(before) {
         store.remove(key);
     } else if new != old {
-        // What changes nothing is no change: no version, no event.
+        // A no-op write creates no version and no event.
         new = store.put(key.clone(), new);
     }
     Ok(endpoint.serving(new))
@@ -279,7 +279,7 @@ fn keep(object: &mut Map<String, Value>, field: &str, value: Option<&Value>) {
     };
 }
 
-/// An object that a client sent, as it is stored.
+/// A client's object in its stored form.
 fn typed(endpoint: Endpoint, value: Value) -> Result<Value, Status> {
     let kind = endpoint.resource.kind();
     for (field, expected) in [("kind", kind), ("apiVersion", endpoint.api_version())] {

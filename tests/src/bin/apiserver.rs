@@ -1,4 +1,4 @@
-//! The test API server as a program: runs until it is told to end.
+//! The test API server as a program that runs until a signal ends it.
 
 #![forbid(unsafe_code)]
 
@@ -11,29 +11,29 @@ use nix::sys::signal::{SigSet, Signal};
 /// An API server for tests. Its switches are under `/_test/`.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where to listen.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:6443")]
     listen: SocketAddr,
-    /// A bearer token to ask for; may be given more than once.
+    /// A bearer token to accept; repeatable. Without one, requests need no token.
     #[arg(long)]
     token: Vec<String>,
-    /// Writes a kubeconfig file, with the first token.
+    /// Writes a kubeconfig file with the first token.
     #[arg(long)]
     kubeconfig_out: Option<PathBuf>,
-    /// Does not understand `sendInitialEvents`.
+    /// Rejects `sendInitialEvents`.
     #[arg(long)]
     no_watch_list: bool,
-    /// Does not have the KuryrPort resource.
+    /// Leaves out the KuryrPort resource.
     #[arg(long)]
     no_kuryr: bool,
-    /// Seconds from one bookmark to the next.
+    /// Interval of bookmarks, in seconds.
     #[arg(long, default_value_t = 60)]
     bookmark_interval: u64,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // Before there are other threads, so that none of them takes the signal.
+    // Blocked before other threads start, so that none of them receives the signal.
     let mut ends = SigSet::empty();
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);

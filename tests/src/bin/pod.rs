@@ -1,8 +1,8 @@
-//! What runs in the containers of the tests with real runtimes: answers whoever connects, until it is killed. With
-//! `ask ADDRESS`, it connects to another and prints the answer; with `rest`, it does nothing until it is killed; with `hold NAME`, it has
-//! the abstract name of a socket until then, and says so.
+//! Program in the containers of tests with real runtimes. Without arguments, an echo server that runs until
+//! killed; `ask ADDRESS` connects to a server and prints its answer; `rest` sleeps until killed; `hold NAME`
+//! binds an abstract socket until killed, and prints a line once bound.
 //!
-//! The answer is the address that the server sees the client by, so that a packet that came another way is noticed.
+//! The server answers with the client's address as it sees it, which reveals NAT and wrong paths.
 
 #![forbid(unsafe_code)]
 
@@ -20,25 +20,25 @@ use std::{
 };
 
 const PORT: u16 = 7007;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     match args.next().as_deref() {
-        Some("ask") => ask(args.next().ok_or("ask whom?")?.parse()?)?,
+        Some("ask") => ask(args.next().ok_or("`ask` needs an address")?.parse()?)?,
         Some("rest") => rest(),
-        Some("hold") => hold(&args.next().ok_or("hold what?")?)?,
+        Some("hold") => hold(&args.next().ok_or("`hold` needs a name")?)?,
         _ => serve()?,
     }
     Ok(())
 }
 
 fn serve() -> io::Result<()> {
-    // Of both families.
+    // Dual-stack.
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
     loop {
         let (mut client, from) = listener.accept()?;
-        // One that has gone already is no reason to end.
+        // The client may have disconnected already.
         let _ = client.write_all(from.ip().to_canonical().to_string().as_bytes());
     }
 }
@@ -56,8 +56,8 @@ fn rest() -> ! {
 }
 
 fn ask(address: IpAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, PORT), PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, PORT), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     println!("{answer}");

@@ -1,4 +1,4 @@
-//! A small HTTP client, and the servers that it talks to.
+//! A minimal HTTP client, and servers for it.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write as _},
@@ -18,10 +18,10 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
-/// The body of a watch, line by line.
+/// A watch response, read line by line.
 pub struct Watch(pub BufReader<Chunks>);
 
-/// A chunked body, taken apart.
+/// Decoder of a chunked body.
 pub struct Chunks {
     stream: BufReader<TcpStream>,
     left: usize,
@@ -54,7 +54,7 @@ impl Watch {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    /// The type, the name and the version of the next event.
+    /// Type, name and version of the next event.
     pub fn next(&mut self) -> (String, String, u64) {
         let event = self.event();
         let metadata = &event["object"]["metadata"];
@@ -161,7 +161,7 @@ pub fn pod(name: &str, node: &str) -> Value {
     objects::pod("shop", name, node)
 }
 
-/// A server with the pods a, b, c, d, e.
+/// A server with the pods a to e.
 pub fn start_with_pods() -> ApiServer {
     let server = start();
     for name in ["a", "b", "c", "d", "e"] {

@@ -1,4 +1,4 @@
-//! The switches, and what can be looked at.
+//! Fault injection of the test API server.
 
 use std::{
     io::{self, Read as _},
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::client::{ALL, PODS, get, pod, request, request_with, start, start_with_pods, text, watch};
 
 #[test]
-fn tokens_expire_and_rights_are_taken_away() {
+fn tokens_and_permissions_can_be_revoked() {
     let tokens = Some(vec!["old".to_owned()]);
     let server = ApiServer::start(Options { tokens, ..Options::default() }).unwrap();
     let ask =
@@ -33,11 +33,11 @@ fn tokens_expire_and_rights_are_taken_away() {
 }
 
 #[test]
-fn a_refusal_says_when_to_come_back() {
+fn refusal_carries_retry_after() {
     let server = start();
     let refusal = Refusal { status: 429, times: Some(2), retry_after: Some(7), ..Refusal::default() };
     server.switch(Switch::Refuse(Refusal { watches_only: true, resource: Some(Pods), ..refusal.clone() }));
-    assert_eq!(get(&server, PODS).status, 200, "only watches");
+    assert_eq!(get(&server, PODS).status, 200, "a list was refused");
     let target = format!("{PODS}?watch=true&timeoutSeconds=1");
     let refused = get(&server, &target);
     assert_eq!((refused.status, &refused.json()["details"]["retryAfterSeconds"]), (429, &json!(7)));
@@ -51,7 +51,7 @@ fn a_refusal_says_when_to_come_back() {
 }
 
 #[test]
-fn watches_are_cut_in_the_middle_of_a_line() {
+fn cut_watch_ends_in_the_middle_of_a_line() {
     let server = start_with_pods();
     let (mut first, mut second) = (watch(&server, PODS, ""), watch(&server, PODS, ""));
     for watch in [&mut first, &mut second] {
@@ -68,7 +68,7 @@ fn watches_are_cut_in_the_middle_of_a_line() {
 }
 
 #[test]
-fn stalled_watches_tell_it_all_later() {
+fn stalled_watch_sends_all_changes_after_resuming() {
     let server = start();
     let mut watch = watch(&server, PODS, "");
     server.switch(Switch::StallWatches {});
@@ -84,7 +84,7 @@ fn stalled_watches_tell_it_all_later() {
 }
 
 #[test]
-fn garbage_goes_by_and_errors_end_a_watch() {
+fn malformed_events_keep_a_watch_open_and_errors_end_it() {
     let server = start();
     let mut watch = watch(&server, PODS, "");
     for garbage in [Garbage::NotJson, Garbage::BadObject, Garbage::UnknownType, Garbage::Huge(2)] {
@@ -104,7 +104,7 @@ fn garbage_goes_by_and_errors_end_a_watch() {
 }
 
 #[test]
-fn dropped_connections_are_gone() {
+fn dropped_connections_are_closed() {
     let server = start();
     for (reset, kind) in [(true, io::ErrorKind::ConnectionReset), (false, io::ErrorKind::UnexpectedEof)] {
         let mut watch = watch(&server, PODS, "");
@@ -116,7 +116,7 @@ fn dropped_connections_are_gone() {
 }
 
 #[test]
-fn a_slow_client_loses_its_connection() {
+fn slow_client_is_disconnected() {
     let options = Options { slow_watch_limit: Duration::from_millis(50), ..Options::default() };
     let server = ApiServer::start(options).unwrap();
     let _unread = watch(&server, PODS, "");
@@ -130,14 +130,14 @@ fn a_slow_client_loses_its_connection() {
 }
 
 #[test]
-fn a_restart_keeps_the_history_or_forgets_it() {
+fn restart_keeps_or_compacts_the_history() {
     let server = start_with_pods();
     let past = server.resource_version() - 1;
     let mut open = watch(&server, PODS, &format!("resourceVersion={past}"));
     assert_eq!(open.next().1, "e");
     server.switch(Switch::Restart { pause_ms: 100, history: History::Kept });
     assert!(open.line().is_err());
-    assert!(TcpStream::connect(server.address()).is_err(), "it is down");
+    assert!(TcpStream::connect(server.address()).is_err(), "the server is still listening");
     thread::sleep(Duration::from_millis(200));
     assert_eq!(watch(&server, PODS, &format!("resourceVersion={past}")).next().1, "e");
     server.switch(Switch::Restart { pause_ms: 0, history: History::Compacted });
@@ -146,7 +146,7 @@ fn a_restart_keeps_the_history_or_forgets_it() {
 }
 
 #[test]
-fn a_new_history_starts_low_again() {
+fn new_history_restarts_versions_below_old_ones() {
     let server = start_with_pods();
     let old = server.resource_version();
     let uid = server.get(Pods, "shop", "a").unwrap()["metadata"]["uid"].clone();
@@ -157,7 +157,7 @@ fn a_new_history_starts_low_again() {
     assert_eq!(list.json()["items"][0]["metadata"]["uid"], uid);
     let mut lost = watch(&server, PODS, &format!("resourceVersion={old}"));
     server.delete(Pods, "shop", "a").unwrap();
-    assert!(lost.is_silent(), "it waits for a version of another history");
+    assert!(lost.is_silent(), "a watch from another history received an event");
     assert_eq!(watch(&server, PODS, "resourceVersion=2").next_type(), "ERROR");
     server.switch(Switch::Restart { pause_ms: 0, history: History::Emptied });
     assert_eq!(get(&server, PODS).names().len(), 0);
@@ -177,7 +177,7 @@ fn requests_are_logged() {
 }
 
 #[test]
-fn all_switches_are_there_over_http_too() {
+fn all_switches_are_available_over_http() {
     let server = start_with_pods();
     let mut watch = watch(&server, PODS, "");
     (0..5).for_each(|_| assert_eq!(watch.next_type(), "ADDED"));
@@ -197,7 +197,7 @@ fn all_switches_are_there_over_http_too() {
     switch("restart", json!({ "history": "emptied" }));
     assert!(watch.line().is_err());
     let is_up = || Ok(TcpStream::connect(server.address()).is_ok());
-    wait_until("it is up again", Duration::from_secs(5), is_up).unwrap();
+    wait_until("the server is listening again", Duration::from_secs(5), is_up).unwrap();
     assert_eq!(request(&server, "POST", "/_test/nonsense", &json!({})).status, 400);
     assert!(get(&server, "/_test/requests").json().as_array().unwrap().len() > 2);
 }

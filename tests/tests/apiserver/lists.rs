@@ -1,17 +1,17 @@
-//! Lists and pages.
+//! Lists and pages of the test API server.
 
 use ferrule_tests::apiserver::{Resource::Pods, Switch, objects};
 
 use crate::client::{PODS, get, pod, start, start_with_pods, text};
 
 #[test]
-fn a_list_in_pages_is_of_one_moment() {
+fn paged_list_is_consistent() {
     let server = start_with_pods();
     let first = get(&server, &format!("{PODS}?limit=2"));
     assert_eq!(first.names(), ["a", "b"]);
     assert_eq!(first.json()["kind"], "PodList");
     assert_eq!(first.json()["metadata"]["remainingItemCount"], 3);
-    assert!(first.json()["items"][0].get("kind").is_none(), "items of built-in types have no type");
+    assert!(first.json()["items"][0].get("kind").is_none(), "a list item has a kind");
 
     server.delete(Pods, "shop", "c").unwrap();
     server.create(Pods, pod("bb", "n1")).unwrap();
@@ -29,7 +29,7 @@ fn a_list_in_pages_is_of_one_moment() {
 }
 
 #[test]
-fn a_continue_token_expires_with_the_history() {
+fn continue_token_expires_with_compaction() {
     let server = start_with_pods();
     let first = get(&server, &format!("{PODS}?limit=2"));
     server.create(Pods, pod("bb", "n1")).unwrap();
@@ -43,7 +43,7 @@ fn a_continue_token_expires_with_the_history() {
 }
 
 #[test]
-fn a_list_can_ask_for_a_version() {
+fn list_honours_resource_version_and_match() {
     let server = start_with_pods();
     let before = server.resource_version();
     server.delete(Pods, "shop", "e").unwrap();
@@ -52,7 +52,7 @@ fn a_list_can_ask_for_a_version() {
     assert_eq!((exact.names().len(), exact.version()), (5, before));
     let newer = list(&format!("resourceVersion={before}&resourceVersionMatch=NotOlderThan&limit=2"));
     assert_eq!(newer.version(), before + 1);
-    assert_eq!(list("resourceVersion=0&limit=2").names().len(), 4, "a cache answers whole");
+    assert_eq!(list("resourceVersion=0&limit=2").names().len(), 4, "a list from any version was paged");
 
     let future = list(&format!("resourceVersion={}", before + 100));
     assert_eq!((future.status, text(&future.json()["reason"]).as_str()), (504, "Timeout"));
@@ -66,7 +66,7 @@ fn a_list_can_ask_for_a_version() {
 }
 
 #[test]
-fn a_selected_list_has_what_is_selected() {
+fn list_applies_selectors() {
     let server = start();
     server.create(Pods, pod("here", "n1")).unwrap();
     server.create(Pods, pod("there", "n2")).unwrap();

@@ -1,4 +1,4 @@
-//! Watches.
+//! Watches of the test API server.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::client::{PODS, get, pod, request, start, start_with_pods, text, watch};
 
 #[test]
-fn a_watch_tells_of_changes_in_their_order() {
+fn watch_sends_changes_in_order() {
     let server = start();
     let before = server.resource_version();
     server.create(Pods, pod("a", "n1")).unwrap();
@@ -27,13 +27,13 @@ fn a_watch_tells_of_changes_in_their_order() {
         ("MODIFIED", "Pod")
     );
     let deleted = watch.event();
-    assert_eq!(deleted["object"]["status"]["phase"], "Failed", "the last state");
+    assert_eq!(deleted["object"]["status"]["phase"], "Failed", "DELETED without the last state");
     assert_eq!(deleted["object"]["metadata"]["resourceVersion"], (before + 5).to_string());
     assert!(watch.is_silent());
 }
 
 #[test]
-fn a_selected_watch_sees_objects_come_and_go() {
+fn watch_with_selector_maps_transitions_to_added_and_deleted() {
     let server = start();
     let mut watch = watch(&server, "/api/v1/pods", "fieldSelector=spec.nodeName=n1,status.phase=Running");
     let mut unbound = pod("a", "");
@@ -47,14 +47,14 @@ fn a_selected_watch_sees_objects_come_and_go() {
     server.patch(Pods, "shop", "a", objects::phase("Succeeded")).unwrap();
     let left = watch.event();
     assert_eq!(left["type"], "DELETED");
-    assert_eq!(left["object"]["status"]["phase"], "Running", "as it was while it matched");
+    assert_eq!(left["object"]["status"]["phase"], "Running", "DELETED without the last matching state");
     assert_eq!(left["object"]["metadata"]["resourceVersion"], (bound + 1).to_string());
     server.patch(Pods, "shop", "a", objects::phase("Running")).unwrap();
     assert_eq!(watch.next(), ("ADDED".into(), "a".into(), bound + 2));
 }
 
 #[test]
-fn a_watch_from_nowhere_starts_with_what_is_there() {
+fn watch_without_version_starts_with_existing_objects() {
     let server = start_with_pods();
     for query in ["", "resourceVersion=0"] {
         let mut watch = watch(&server, PODS, query);
@@ -68,7 +68,7 @@ fn a_watch_from_nowhere_starts_with_what_is_there() {
 }
 
 #[test]
-fn a_watch_of_the_future_waits_for_it() {
+fn watch_from_a_future_version_waits() {
     let server = start();
     let start = server.resource_version();
     let mut watch = watch(&server, PODS, &format!("resourceVersion={}&allowWatchBookmarks=true", start + 2));
@@ -107,14 +107,14 @@ fn initial_events_end_with_a_bookmark() {
 }
 
 #[test]
-fn bookmarks_come_at_intervals_and_before_the_end() {
+fn bookmarks_are_periodic_and_precede_the_timeout() {
     let server = start();
     let version = server.resource_version();
     let query = format!("resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=1");
     let started = Instant::now();
     let mut long = watch(&server, PODS, &query);
     let bookmark = long.event();
-    assert!(started.elapsed() >= Duration::from_millis(490), "before the end, not at the start");
+    assert!(started.elapsed() >= Duration::from_millis(490), "the bookmark came too early");
     assert_eq!(bookmark["object"]["kind"], "Pod");
     assert_eq!(bookmark["object"]["metadata"], json!({ "resourceVersion": version.to_string() }));
     assert!(long.has_ended_cleanly());
@@ -125,11 +125,11 @@ fn bookmarks_come_at_intervals_and_before_the_end() {
     server.create(Nodes, objects::node("n", &[])).unwrap();
     assert_eq!(often.event()["type"], "BOOKMARK");
     assert_eq!(often.event()["object"]["metadata"]["resourceVersion"], (version + 1).to_string());
-    assert!(watch(&server, PODS, "timeoutSeconds=60").is_silent(), "only for who asked");
+    assert!(watch(&server, PODS, "timeoutSeconds=60").is_silent(), "a bookmark without allowWatchBookmarks");
 }
 
 #[test]
-fn a_watch_of_the_past_is_told_410_in_the_stream_or_at_the_opening() {
+fn watch_from_an_expired_version_gets_410_in_the_stream_or_as_response() {
     let server = start_with_pods();
     let past = server.resource_version() - 1;
     server.switch(Switch::Compact {});
@@ -146,7 +146,7 @@ fn a_watch_of_the_past_is_told_410_in_the_stream_or_at_the_opening() {
 }
 
 #[test]
-fn an_open_watch_goes_on_over_a_compaction() {
+fn open_watch_survives_a_compaction() {
     let server = start();
     let mut watch = watch(&server, PODS, "");
     server.create(Pods, pod("a", "n1")).unwrap();

@@ -1,4 +1,4 @@
-//! Writes, and what is served.
+//! Writes to the test API server.
 
 use ferrule_tests::apiserver::{
     ApiServer, Options,
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::client::{PODS, get, patch, pod, request, request_with, start, text, watch};
 
 #[test]
-fn objects_get_what_the_server_gives() {
+fn create_sets_server_side_metadata() {
     let server = start();
     let mut new = pod("", "n1");
     new["metadata"]["generateName"] = json!("web-");
@@ -21,7 +21,7 @@ fn objects_get_what_the_server_gives() {
     assert!(name.starts_with("web-") && name.len() == 9, "{name}");
     assert_eq!(text(&object["metadata"]["uid"]).len(), 36);
     assert_eq!(object["metadata"]["generation"], 1);
-    assert_eq!(object["status"]["phase"], "Pending", "a client does not write the status");
+    assert_eq!(object["status"]["phase"], "Pending", "create accepted a status");
     assert!(text(&object["metadata"]["creationTimestamp"]).ends_with('Z'));
     assert_eq!(get(&server, &format!("{PODS}/{name}")).json(), object);
 
@@ -37,7 +37,7 @@ fn objects_get_what_the_server_gives() {
 }
 
 #[test]
-fn a_stale_update_is_a_conflict() {
+fn stale_update_is_a_conflict() {
     let server = start();
     let stale = server.create(Pods, pod("a", "n1")).unwrap();
     server.patch(Pods, "shop", "a", objects::annotation("x", "1")).unwrap();
@@ -46,14 +46,14 @@ fn a_stale_update_is_a_conflict() {
     let fresh = get(&server, &format!("{PODS}/a")).json();
     let version = server.resource_version();
     assert_eq!(request(&server, "PUT", &format!("{PODS}/a"), &fresh).status, 200);
-    assert_eq!(server.resource_version(), version, "what changes nothing is no change");
+    assert_eq!(server.resource_version(), version, "a no-op update created a version");
     let mut forced = stale;
     forced["metadata"].as_object_mut().unwrap().remove("resourceVersion");
     assert_eq!(request(&server, "PUT", &format!("{PODS}/a"), &forced).version(), version + 1);
 }
 
 #[test]
-fn patches_come_in_three_types_and_two_parts() {
+fn patch_supports_three_types_and_the_status_subresource() {
     let server = start();
     server.create(Pods, pod("a", "n1")).unwrap();
     let target = format!("{PODS}/a");
@@ -74,7 +74,7 @@ fn patches_come_in_three_types_and_two_parts() {
 }
 
 #[test]
-fn a_finalizer_holds_an_object() {
+fn finalizer_delays_deletion() {
     let server = start();
     let port = objects::kuryr_port("shop", "a", "n1", "uid", json!({}));
     server.create(KuryrPorts, port).unwrap();
@@ -86,7 +86,7 @@ fn a_finalizer_holds_an_object() {
     assert_eq!(watch.next().0, "MODIFIED");
     let version = server.resource_version();
     request(&server, "DELETE", target, &json!({}));
-    assert_eq!(server.resource_version(), version, "it is being deleted already");
+    assert_eq!(server.resource_version(), version, "a repeated delete created a version");
     let released = patch(&server, "merge-patch+json", target, &json!({ "metadata": { "finalizers": null } }));
     assert_eq!(released.status, 200);
     assert_eq!(watch.next(), ("DELETED".into(), "a".into(), version + 1));
@@ -94,7 +94,7 @@ fn a_finalizer_holds_an_object() {
 }
 
 #[test]
-fn a_pod_terminates_in_two_steps_if_it_is_given_time() {
+fn pod_with_grace_period_terminates_in_two_steps() {
     let server = start();
     server.create(Pods, pod("a", "n1")).unwrap();
     let terminating =
@@ -108,7 +108,7 @@ fn a_pod_terminates_in_two_steps_if_it_is_given_time() {
 }
 
 #[test]
-fn an_event_is_the_same_in_both_of_its_groups() {
+fn event_is_converted_between_its_api_groups() {
     let server = start();
     let event = json!({
         "metadata": { "name": "a.1" }, "regarding": { "kind": "Pod", "name": "a" }, "note": "hello", "reason": "R",
@@ -128,7 +128,7 @@ fn an_event_is_the_same_in_both_of_its_groups() {
 }
 
 #[test]
-fn a_resource_that_is_not_installed_is_not_found() {
+fn uninstalled_resource_is_not_found() {
     let server = ApiServer::start(Options { kuryr: false, ..Options::default() }).unwrap();
     let target = "/apis/openstack.org/v1/kuryrports";
     assert_eq!(get(&server, target).status, 404);

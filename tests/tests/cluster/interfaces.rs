@@ -1,4 +1,4 @@
-//! What a decided VIF becomes in the kernel: several interfaces, routes, gateways, MTU.
+//! A decided VIF in the kernel: several interfaces, routes, gateways, MTU.
 
 use anyhow::ensure;
 use ferrule_tests::cluster::with_cluster;
@@ -11,7 +11,7 @@ const TWO: &str = r#"{"interfaces":[
     {"name":"eth1","addresses":["10.244.0.21"],"routes":[{"dst":"203.0.113.0/24"}]}]}"#;
 
 #[test]
-fn pain_5_without_an_agent_a_del_takes_all_interfaces_in_the_end() {
+fn del_without_an_agent_eventually_deletes_all_interfaces() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
@@ -26,7 +26,7 @@ fn pain_5_without_an_agent_a_del_takes_all_interfaces_in_the_end() {
 }
 
 #[test]
-fn an_interface_that_was_lost_while_no_agent_ran_is_made_anew_whichever_it_was() {
+fn any_interface_deleted_while_no_agent_ran_is_recreated() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
@@ -49,7 +49,7 @@ fn an_interface_that_was_lost_while_no_agent_ran_is_made_anew_whichever_it_was()
 }
 
 #[test]
-fn fix_all_interfaces_and_addresses_are_made_and_are_in_the_result() {
+fn all_interfaces_and_addresses_are_created_and_returned() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;
         let runtime = node.runtime()?;
@@ -73,17 +73,17 @@ fn fix_all_interfaces_and_addresses_are_made_and_are_in_the_result() {
             "198.18.0.0/15 via 10.244.0.254 dev eth0",
             "203.0.113.0/24 via 169.254.1.1 dev eth1",
         ] {
-            ensure!(routes.contains(route), "{route} in {routes}");
+            ensure!(routes.contains(route), "{route} is missing in {routes}");
         }
         ensure!(pod.run("ip -6 route")?.contains("default via fd00:10:244::1 dev eth0"));
         let link = pod.run("ip link show eth0")?;
         ensure!(link.contains("mtu 1400") && link.contains("02:00:00:00:00:14"), "{link}");
         runtime.check(&pod)?;
-        ensure!(runtime.add(&pod)? == result, "a repeated ADD gives the same answer");
+        ensure!(runtime.add(&pod)? == result, "a repeated ADD returned another result");
 
         let other = cluster.attach(node, "other")?;
         for address in ["10.244.0.20", "fd00:10:244::20", "10.244.0.21"] {
-            // What arrives at eth1 leaves by eth0, as its routes have it: but an echo to it arrives.
+            // Packets to eth1's address enter there, but replies leave through eth0, as the routes direct.
             if address != "10.244.0.21" {
                 other.ping(address)?;
             }
@@ -96,14 +96,14 @@ fn fix_all_interfaces_and_addresses_are_made_and_are_in_the_result() {
         ensure!(node.attachments()?.len() == 3);
         runtime.del(&pod)?;
         runtime.del(&other)?;
-        ensure!(node.attachments()?.is_empty(), "both interfaces go with the one that the runtime knows");
+        ensure!(node.attachments()?.is_empty(), "DEL left an interface of the attachment");
         node.wait_for_kernel_state(&before)
     })
     .unwrap();
 }
 
 #[test]
-fn a_garbage_collection_keeps_the_further_interfaces_of_what_is_valid() {
+fn gc_keeps_additional_interfaces_of_valid_attachments() {
     with_cluster(&[], |node, cluster| {
         let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
         let runtime = node.runtime()?;
@@ -123,7 +123,7 @@ fn a_garbage_collection_keeps_the_further_interfaces_of_what_is_valid() {
 }
 
 #[test]
-fn when_a_further_interface_cannot_be_made_nothing_is_left() {
+fn failure_to_create_an_additional_interface_rolls_back_all() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
@@ -139,7 +139,7 @@ fn when_a_further_interface_cannot_be_made_nothing_is_left() {
 }
 
 #[test]
-fn what_a_vif_says_of_a_route_is_in_the_kernel_in_the_result_and_in_check() {
+fn route_attributes_are_applied_returned_and_checked() {
     let vif = |route: &str| {
         format!(
             r#"{{"interfaces":[{{"addresses":["10.244.0.30","fd00:10:244::30"],"mtu":1400,"routes":[
@@ -158,13 +158,13 @@ fn what_a_vif_says_of_a_route_is_in_the_kernel_in_the_result_and_in_check() {
         ensure!(result["routes"][0].get("mtu").is_none() && result["routes"][0]["dst"] == "0.0.0.0/0");
         let route = pod.run("ip route show 198.18.0.0/15")?;
         for part in ["metric 7", "mtu 1300", "advmss 1200"] {
-            ensure!(route.contains(part), "{part} in {route}");
+            ensure!(route.contains(part), "{part} is missing in {route}");
         }
         let route = pod.run("ip -6 route show fd01::/64")?;
         ensure!(route.contains("metric 9") && route.contains("mtu 1300"), "{route}");
         runtime.check(&pod)?;
-        ensure!(runtime.add(&pod)? == result, "a repeated ADD gives the same answer");
-        // A result of an older version has no room for them.
+        ensure!(runtime.add(&pod)? == result, "a repeated ADD returned another result");
+        // Results of older CNI versions have no fields for route attributes.
         let older = runtime.clone().with("cniVersion", "1.0.0".into());
         let older = older.add(&pod)?;
         let route = older["routes"].as_array().into_iter().flatten().find(|it| it["dst"] == "198.18.0.0/15");

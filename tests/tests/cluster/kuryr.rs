@@ -1,4 +1,4 @@
-//! Nodes of a cluster that Kuryr's controller decides for.
+//! Nodes whose pods' VIFs are decided by Kuryr's controller.
 
 use std::{thread, time::Duration};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const FLAGS: [&str; 4] = ["--vif-source", "kuryr", "--vif-timeout", "10"];
 
-/// A VIF as Kuryr's controller writes it into a KuryrPort: what is only a veth has os_vif's class `VIFGeneric`.
+/// A VIF as Kuryr's controller writes it into a KuryrPort. os_vif's class for a plain veth is `VIFGeneric`.
 fn vif(class: &str, address: &str, active: bool) -> Value {
     let object = |name: &str, data: Value| {
         json!({
@@ -45,7 +45,6 @@ fn vifs(class: &str, active: bool) -> Value {
     json!({ "eth0": { "default": true, "vif": vif(class, "10.11.9.5", active) } })
 }
 
-/// Makes the pod's KuryrPort.
 fn port(cluster: &Cluster, pod: &Pod, vifs: Value) -> anyhow::Result<()> {
     let port = objects::kuryr_port(NAMESPACE, &pod.name, NODE, &pod.uid, vifs);
     cluster.api.create(Resource::KuryrPorts, port)?;
@@ -53,14 +52,17 @@ fn port(cluster: &Cluster, pod: &Pod, vifs: Value) -> anyhow::Result<()> {
 }
 
 #[test]
-fn an_add_goes_through_all_that_kuryrs_controller_does() {
+fn add_follows_a_kuryrport_from_empty_to_active() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
         let adding = thread::spawn(move || runtime.add(&waiting));
         port(cluster, &pod, json!({}))?;
         thread::sleep(Duration::from_millis(300));
-        ensure!(!adding.is_finished() && node.attachments()?.is_empty(), "`{{}}` means: not yet");
+        ensure!(
+            !adding.is_finished() && node.attachments()?.is_empty(),
+            "ADD did not wait for an empty KuryrPort"
+        );
         let patch =
             |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
         patch(vifs("VIFGeneric", false))?;
@@ -68,7 +70,7 @@ fn an_add_goes_through_all_that_kuryrs_controller_does() {
             Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
         })?;
         thread::sleep(Duration::from_millis(300));
-        ensure!(!adding.is_finished(), "it is not active yet");
+        ensure!(!adding.is_finished(), "ADD did not wait for the VIF to become active");
         patch(vifs("VIFGeneric", true))?;
         let result = adding.join().map_err(|_| anyhow!("panicked"))??;
         ensure!(result["ips"][0]["address"] == "10.11.9.5/32" && result["ips"][0]["gateway"] == "10.11.9.1");
@@ -81,7 +83,7 @@ fn an_add_goes_through_all_that_kuryrs_controller_does() {
 }
 
 #[test]
-fn fix_an_address_that_changes_while_its_add_waits_is_not_answered_as_it_was() {
+fn waiting_add_does_not_return_an_outdated_address() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         port(cluster, &pod, vifs("VIFGeneric", false))?;
@@ -102,7 +104,7 @@ fn fix_an_address_that_changes_while_its_add_waits_is_not_answered_as_it_was() {
 }
 
 #[test]
-fn what_was_damaged_while_its_add_waited_is_not_answered_as_plugged() {
+fn waiting_add_fails_if_its_interface_was_damaged() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         port(cluster, &pod, vifs("VIFGeneric", false))?;
@@ -125,7 +127,7 @@ fn what_was_damaged_while_its_add_waited_is_not_answered_as_plugged() {
 }
 
 #[test]
-fn what_never_becomes_active_is_undone_and_the_pod_is_told() {
+fn vif_that_never_becomes_active_is_rolled_back_with_an_event() {
     with_cluster(&["--vif-source", "kuryr", "--vif-timeout", "2"], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "a", &[])?;
@@ -134,7 +136,7 @@ fn what_never_becomes_active_is_undone_and_the_pod_is_told() {
         ensure!(refused.code == 11 && refused.msg.contains("active"), "{refused}");
         node.wait_for_kernel_state(&before)?;
         ensure!(node.attachments()?.is_empty());
-        wait_until("the pod is told", Duration::from_secs(5), || {
+        wait_until("the pod has an event", Duration::from_secs(5), || {
             let events = cluster.api.list(Resource::Events);
             Ok(events.iter().any(|it| it["reason"] == "CNITimedOutWaitingForActiveVIFs"))
         })
@@ -143,14 +145,14 @@ fn what_never_becomes_active_is_undone_and_the_pod_is_told() {
 }
 
 #[test]
-fn a_kind_that_cannot_be_plugged_is_refused_by_name() {
+fn unsupported_vif_class_is_refused_by_name() {
     with_cluster(&FLAGS, |node, cluster| {
         for class in ["VIFVlanNested", "VIFOpenVSwitch", "VIFMacvlanNested", "VIFSriov"] {
             let pod = cluster.pod(node, &class.to_lowercase(), &[])?;
             port(cluster, &pod, vifs(class, true))?;
             let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
-            let said = refused.msg.contains(class) && refused.msg.contains("not supported yet");
-            ensure!(refused.code == 104 && said, "{refused}");
+            let is_named = refused.msg.contains(class) && refused.msg.contains("not supported yet");
+            ensure!(refused.code == 104 && is_named, "{refused}");
         }
         ensure!(node.attachments()?.is_empty());
         Ok(())
@@ -159,7 +161,7 @@ fn a_kind_that_cannot_be_plugged_is_refused_by_name() {
 }
 
 #[test]
-fn an_annotation_of_kuryrs_is_read_too_but_may_not_take_any_address() {
+fn kuryr_annotation_is_supported_within_the_pod_ranges() {
     with_cluster(&FLAGS, |node, cluster| {
         let text = vif("VIFGeneric", "10.244.0.60", true).to_string();
         let pod = cluster.pod(node, "a", &[("openstack.org/kuryr-vif", &text)])?;
@@ -175,7 +177,7 @@ fn an_annotation_of_kuryrs_is_read_too_but_may_not_take_any_address() {
 }
 
 #[test]
-fn pain_6_the_port_of_a_pods_predecessor_is_not_its_own() {
+fn kuryrport_of_a_previous_pod_uid_is_ignored() {
     with_cluster(&FLAGS, |node, cluster| {
         let old = cluster.pod(node, "web-0", &[])?;
         port(cluster, &old, vifs("VIFGeneric", true))?;
@@ -184,7 +186,7 @@ fn pain_6_the_port_of_a_pods_predecessor_is_not_its_own() {
         let (runtime, waiting) = (node.runtime()?, new.clone());
         let adding = thread::spawn(move || runtime.add(&waiting));
         thread::sleep(Duration::from_millis(500));
-        ensure!(!adding.is_finished(), "its port is not there yet");
+        ensure!(!adding.is_finished(), "ADD used the previous pod's KuryrPort");
         let spec = json!({ "spec": { "podUid": new.uid } });
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "web-0", spec)?;
         adding.join().map_err(|_| anyhow!("panicked"))??;
@@ -194,12 +196,12 @@ fn pain_6_the_port_of_a_pods_predecessor_is_not_its_own() {
 }
 
 #[test]
-fn without_the_resource_the_agent_says_what_it_waits_for() {
+fn missing_kuryrport_resource_is_reported_in_status() {
     on_node(|node| {
         let cluster = Cluster::start(Options { kuryr: false, ..Options::default() })?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4]))?;
         cluster.start_agent(node, &FLAGS)?;
-        wait_until("status tells", Duration::from_secs(5), || {
+        wait_until("status reports the missing resource", Duration::from_secs(5), || {
             let status = node.ctl(&["status"]).unwrap_or_else(|error| error.to_string());
             ensure!(status.contains("no such resource"), "{status}");
             Ok(true)

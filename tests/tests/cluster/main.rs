@@ -1,6 +1,6 @@
-//! An agent that follows an API server: what it knows, what it keeps, and what pods get by it.
+//! An agent that watches an API server: resuming watches, VIF decisions, and failures.
 
-mod broken;
+mod faults;
 mod interfaces;
 mod kuryr;
 mod operator;

@@ -1,4 +1,4 @@
-//! What an operator sees of an agent, and what it cleans up by itself.
+//! The operator's view of an agent, and garbage collection.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use anyhow::ensure;
 use ferrule_tests::{cluster::with_cluster, sys::wait_until};
 
 #[test]
-fn fix_readiness_does_not_depend_on_the_api_server() {
+fn readiness_does_not_depend_on_the_api_server() {
     with_cluster(&["--watch-retry-timeout", "1", "--watch-max-backoff", "1"], |node, cluster| {
-        wait_until("it is ready", Duration::from_secs(10), || Ok(node.http("/readyz")?.0 == 200))?;
+        wait_until("the agent is ready", Duration::from_secs(10), || Ok(node.http("/readyz")?.0 == 200))?;
         let history = ferrule_tests::apiserver::History::Kept;
         cluster.api.switch(ferrule_tests::apiserver::Switch::Restart { pause_ms: 3_600_000, history });
         wait_until("the watch is unhealthy", Duration::from_secs(10), || {
@@ -23,7 +23,7 @@ fn fix_readiness_does_not_depend_on_the_api_server() {
 }
 
 #[test]
-fn pain_2_an_attachment_whose_namespace_and_pod_are_gone_is_removed() {
+fn orphaned_attachment_is_garbage_collected() {
     with_cluster(&["--reconcile-period", "2"], |node, cluster| {
         let before = node.kernel_state()?;
         let (lost, kept, running) =
@@ -32,14 +32,14 @@ fn pain_2_an_attachment_whose_namespace_and_pod_are_gone_is_removed() {
         lost.clone().remove()?;
         kept.clone().remove()?;
         cluster.delete(&running)?;
-        wait_until("it is explained", Duration::from_secs(10), || {
+        wait_until("gc --dry-run explains the removal", Duration::from_secs(10), || {
             let explained = node.ctl(&["gc", "--dry-run"])?;
             Ok(["lost", "kept", "running"].iter().all(|name| explained.contains(name)))
         })?;
-        wait_until("it is removed", Duration::from_secs(20), || Ok(node.attachments()?.len() == 2))?;
+        wait_until("the orphan is removed", Duration::from_secs(20), || Ok(node.attachments()?.len() == 2))?;
         std::thread::sleep(Duration::from_secs(5));
         let names: Vec<_> = node.attachments()?.iter().map(|it| it["pod_name"].clone()).collect();
-        ensure!(names == ["kept", "running"], "the kubelet, or the runtime, has still to say so: {names:?}");
+        ensure!(names == ["kept", "running"], "attachments of a live pod or namespace must stay: {names:?}");
         node.runtime()?.check(&running)?;
         for pod in [&kept, &running] {
             node.runtime()?.del(pod)?;

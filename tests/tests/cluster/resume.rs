@@ -1,4 +1,4 @@
-//! The watch goes on where it was, and what the agent knows outlives agent and API server.
+//! Watches resume at their position; the checkpoint survives restarts of agent and API server.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use ferrule_tests::{
     sys::wait_until,
 };
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The requests for pods, as their queries.
+/// Query strings of the requests for pods.
 fn pod_requests(cluster: &Cluster) -> Vec<String> {
     let of_pods = |it: &Request| it.path.starts_with("/api/v1/pods");
     cluster.api.requests().into_iter().filter(of_pods).map(|it| it.query).collect()
@@ -23,11 +23,11 @@ fn watches_pods(cluster: &Cluster) -> anyhow::Result<bool> {
 }
 
 #[test]
-fn fix_a_restarted_agent_resumes_at_its_position_without_a_list() {
+fn restarted_agent_resumes_at_its_position_without_a_list() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let late = cluster.pod(node, "late", &[])?;
         let gone = cluster.pod(node, "gone", &[])?;
-        wait_until("both pods are known", SOON, || {
+        wait_until("both pods are known", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 2.0)
         })?;
         node.stop_agent()?;
@@ -36,11 +36,14 @@ fn fix_a_restarted_agent_resumes_at_its_position_without_a_list() {
         cluster.api.clear_requests();
         node.start_again()?;
         let result = node.runtime()?.add(&late)?;
-        ensure!(result["ips"][0]["address"] == "10.244.0.50/32", "what happened meanwhile is told: {result}");
+        ensure!(
+            result["ips"][0]["address"] == "10.244.0.50/32",
+            "the change during the downtime was missed: {result}"
+        );
         let refused = node.runtime()?.call("ADD", &gone)?.into_error()?;
-        ensure!(refused.code == 3, "the other one is gone: {refused}");
+        ensure!(refused.code == 3, "the deletion during the downtime was missed: {refused}");
         let requests = pod_requests(cluster);
-        let [only] = requests.as_slice() else { anyhow::bail!("more than one request: {requests:?}") };
+        let [only] = requests.as_slice() else { anyhow::bail!("expected one request, found {requests:?}") };
         ensure!(
             only.contains("watch=true")
                 && only.contains("resourceVersion=")
@@ -52,11 +55,11 @@ fn fix_a_restarted_agent_resumes_at_its_position_without_a_list() {
 }
 
 #[test]
-fn fix_the_position_survives_a_crash_too() {
+fn position_survives_a_crash() {
     with_cluster(&[], |node, cluster| {
         cluster.pod(node, "a", &[])?;
-        // Changes become durable within a second.
-        wait_until("the position is durable", SOON, || {
+        // The agent writes its checkpoint within a second.
+        wait_until("the position is durable", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1.0
                 && node.metric(r#"ferrule_watch_unsaved{source="pods"}"#)? == 0.0)
         })?;
@@ -64,7 +67,7 @@ fn fix_the_position_survives_a_crash_too() {
         node.kill_agent()?;
         cluster.api.clear_requests();
         node.start_again()?;
-        wait_until("it watches", SOON, || watches_pods(cluster))?;
+        wait_until("the agent watches", TIMEOUT, || watches_pods(cluster))?;
         let requests = pod_requests(cluster);
         ensure!(requests.iter().all(|it| it.contains("resourceVersion=1")), "{requests:?}");
         Ok(())
@@ -73,11 +76,11 @@ fn fix_the_position_survives_a_crash_too() {
 }
 
 #[test]
-fn fix_a_deletion_that_was_lost_with_the_history_is_found() {
+fn deletion_lost_in_a_compaction_is_found_by_relist() {
     for gone_at_opening in [false, true] {
         with_cluster(&["--vif-source", "annotation"], |node, cluster| {
             let gone = cluster.pod(node, "gone", &[])?;
-            wait_until("the pod is known", SOON, || {
+            wait_until("the pod is known", TIMEOUT, || {
                 Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1.0)
             })?;
             node.stop_agent()?;
@@ -86,7 +89,7 @@ fn fix_a_deletion_that_was_lost_with_the_history_is_found() {
             cluster.api.switch(Switch::GoneAtOpening { enabled: gone_at_opening });
             cluster.api.switch(Switch::Compact {});
             node.start_again()?;
-            wait_until("the expired position is listed anew", SOON, || {
+            wait_until("the expired position leads to a relist", TIMEOUT, || {
                 let refused = node.runtime()?.call("ADD", &gone)?.into_error()?;
                 ensure!(refused.code == 3, "{refused}");
                 Ok(true)
@@ -99,14 +102,14 @@ fn fix_a_deletion_that_was_lost_with_the_history_is_found() {
 }
 
 #[test]
-fn pain_4_pods_come_and_go_while_the_api_server_is_away_and_the_agent_restarts() {
+fn add_and_del_work_during_an_api_server_outage_and_agent_restart() {
     with_cluster(&["--watch-retry-timeout", "2"], |node, cluster| {
         let runtime = node.runtime()?;
         let annotations = serde_json::json!({ "io.kubernetes.cri.pod-annotations": {} });
         let runtime = runtime.with("runtimeConfig", annotations);
         let before = cluster.pod(node, "before", &[])?;
         runtime.add(&before)?;
-        // The ranges are durable within a second.
+        // Time to persist the pod CIDRs; the agent writes its checkpoint within a second.
         std::thread::sleep(Duration::from_millis(2500));
         cluster.api.switch(Switch::Restart { pause_ms: 3_600_000, history: History::Kept });
         let during = node.pod("during")?;
@@ -117,23 +120,23 @@ fn pain_4_pods_come_and_go_while_the_api_server_is_away_and_the_agent_restarts()
         let after = node.pod("after")?;
         runtime.add(&after)?;
         runtime.del(&during)?;
-        wait_until("the watch is unhealthy", SOON, || {
+        wait_until("the watch is unhealthy", TIMEOUT, || {
             let status = node.ctl(&["status", "-o", "json"])?;
             Ok(status.contains("unhealthy"))
         })?;
         let (code, body) = node.http("/readyz")?;
-        ensure!(code == 200, "it can serve ADD: {body}");
+        ensure!(code == 200, "not ready without the API server: {body}");
         Ok(())
     })
     .unwrap();
 }
 
-/// For how long the API server is away, in seconds; an hour, if one has the time.
+/// Environment variable: seconds of API server outage; 3600 for a long run.
 const AWAY: &str = "FERRULE_API_AWAY_SECONDS";
 
 #[test]
-fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_is_missed_after() {
-    // What an agent may still resume at, and what it has to compare with a list.
+fn long_api_server_outage_blocks_no_pod_and_misses_no_change() {
+    // With the history kept, the agent may resume; with the history lost, it must compare with a list.
     for is_lost in [false, true] {
         with_cluster(&["--vif-source", "auto", "--watch-retry-timeout", "2"], |node, cluster| {
             let runtime = node.runtime()?;
@@ -143,13 +146,13 @@ fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_
             let vif = |number: u8| format!(r#"{{"interfaces":[{{"addresses":["10.244.0.{number}"]}}]}}"#);
             let known = cluster.pod(node, "known", &[("vif.ferrule.dev/v1", &vif(101))])?;
             let gone = cluster.pod(node, "gone", &[("vif.ferrule.dev/v1", &vif(102))])?;
-            wait_until("both are known", SOON, || {
+            wait_until("both are known", TIMEOUT, || {
                 Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 2.0)
             })?;
             let seconds = std::env::var(AWAY).map_or(Ok(4), |text| text.parse::<u64>().context(AWAY))?;
             let back = Instant::now() + Duration::from_secs(seconds);
             cluster.api.switch(Switch::Restart { pause_ms: seconds * 1000, history: History::Kept });
-            // What is decided meanwhile, nobody can tell the agent.
+            // Changes that the agent cannot learn of during the outage.
             cluster.delete(&gone)?;
             let new = cluster.pod(node, "new", &[("vif.ferrule.dev/v1", &vif(103))])?;
             if is_lost {
@@ -160,21 +163,21 @@ fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_
                 number += 1;
                 let other = node.pod(&format!("other-{number}"))?;
                 for (runtime, pod) in [(&runtime, &known), (&ipam, &other)] {
-                    runtime.add(pod).context("while the API server is away")?;
+                    runtime.add(pod).context("ADD during the outage")?;
                     runtime.check(pod)?;
                     runtime.del(pod)?;
                 }
                 other.remove()?;
-                // There are 253 addresses, and each rests for half a minute.
+                // Limits the rate: 253 addresses with a cooldown of 30 s each.
                 std::thread::sleep(Duration::from_millis(250));
             }
-            ensure!(number > 0, "there was no time");
-            // Its backoff may have grown to a minute.
-            wait_until("what was decided meanwhile is known", Duration::from_secs(90), || {
+            ensure!(number > 0, "no pod was attached during the outage");
+            // The backoff may have grown to a minute.
+            wait_until("the changes during the outage are known", Duration::from_secs(90), || {
                 Ok(runtime.add(&new).is_ok())
             })?;
             let refused = runtime.call("ADD", &gone)?.into_error()?;
-            ensure!(refused.code == 3, "it is known to be gone: {refused}");
+            ensure!(refused.code == 3, "the deletion was missed: {refused}");
             let listed_again = node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 2.0;
             ensure!(listed_again == is_lost);
             Ok(())
@@ -184,7 +187,7 @@ fn pain_4_an_hour_without_the_api_server_costs_no_pod_its_network_and_no_change_
 }
 
 #[test]
-fn the_watch_goes_on_when_the_api_server_is_back() {
+fn watch_recovers_after_each_kind_of_api_server_restart() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         for (history, name, number) in [(History::Kept, "kept", 1), (History::Compacted, "compacted", 2)] {
             cluster.api.switch(Switch::Restart { pause_ms: 300, history });
@@ -195,7 +198,7 @@ fn the_watch_goes_on_when_the_api_server_is_back() {
         }
         ensure!(
             node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0,
-            "its position was the newest"
+            "the agent listed although its position was current"
         );
         Ok(())
     })
@@ -203,7 +206,7 @@ fn the_watch_goes_on_when_the_api_server_is_back() {
 }
 
 #[test]
-fn pods_wait_for_the_nodes_ranges() {
+fn add_waits_for_the_nodes_pod_cidrs() {
     on_node(|node| {
         let cluster = Cluster::start(Options::default())?;
         cluster.start_agent(node, &[])?;
@@ -218,7 +221,7 @@ fn pods_wait_for_the_nodes_ranges() {
         let (runtime, waiting) = (node.runtime()?, pod.clone());
         let early = std::thread::spawn(move || runtime.add(&waiting));
         std::thread::sleep(Duration::from_millis(300));
-        ensure!(!early.is_finished(), "there is no address to give");
+        ensure!(!early.is_finished(), "ADD returned before the node had pod CIDRs");
         let given = serde_json::json!({ "spec": { "podCIDR": POD_V4, "podCIDRs": [POD_V4, POD_V6] } });
         cluster.api.patch(Resource::Nodes, "", NODE, given)?;
         let result = early.join().map_err(|_| anyhow::anyhow!("panicked"))??;

@@ -1,4 +1,4 @@
-//! Who decides a pod's VIF, and how long a pod waits for it.
+//! VIF sources: who decides a pod's VIF, and how long ADD waits for the decision.
 
 use std::{
     thread,
@@ -18,13 +18,13 @@ use serde_json::json;
 const VIF: &str = "vif.ferrule.dev/v1";
 const DECIDED: &str = r#"{"interfaces":[{"addresses":["10.244.0.77"]}]}"#;
 
-/// A runtime that hands over the pod's annotations.
-fn telling(runtime: Runtime, annotations: serde_json::Value) -> Runtime {
+/// A runtime that passes the pod's annotations.
+fn with_pod_annotations(runtime: Runtime, annotations: serde_json::Value) -> Runtime {
     runtime.with("runtimeConfig", json!({ "io.kubernetes.cri.pod-annotations": annotations }))
 }
 
 #[test]
-fn pain_10_an_add_is_woken_by_the_annotation_that_it_waits_for() {
+fn waiting_add_completes_on_the_annotation_event() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
@@ -36,14 +36,14 @@ fn pain_10_an_add_is_woken_by_the_annotation_that_it_waits_for() {
         let (result, answered) = adding.join().map_err(|_| anyhow!("panicked"))??;
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
         let took = answered - annotated;
-        ensure!(took < Duration::from_millis(500), "nothing is polled each second: {took:?}");
+        ensure!(took < Duration::from_millis(500), "ADD took {took:?} after the annotation, as if it polled");
         node.runtime()?.check(&pod)
     })
     .unwrap();
 }
 
 #[test]
-fn a_del_ends_an_add_that_waits_for_its_vif() {
+fn del_cancels_an_add_that_waits_for_its_vif() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "a", &[])?;
@@ -56,24 +56,27 @@ fn a_del_ends_an_add_that_waits_for_its_vif() {
         ensure!(error.code == 11 && error.msg.contains("deleted meanwhile"), "{error}");
         cluster.annotate(&pod, VIF, DECIDED)?;
         ensure!(node.attachments()?.is_empty() && node.kernel_state()? == before);
-        // A new ADD of the same container is another one.
+        // A later ADD of the same container is not cancelled.
         node.runtime()?.add(&pod).map(drop)
     })
     .unwrap();
 }
 
 #[test]
-fn pain_24_a_sandbox_that_was_never_deleted_does_not_keep_its_pods_address_for_ever() {
+fn address_of_a_sandbox_without_del_is_freed_once_its_interface_is_gone() {
     with_cluster(&[], |node, cluster| {
         let runtime = node.runtime()?;
         let old = cluster.pod(node, "web-0", &[(VIF, DECIDED)])?;
         runtime.add(&old)?;
         let new = old.new_sandbox(900)?;
         let refused = runtime.call("ADD", &new)?.into_error()?;
-        ensure!(refused.code == 11 && refused.msg.contains("in use"), "the old one lives: {refused}");
-        // Its runtime loses its memory, and the namespace goes without a DEL.
+        ensure!(
+            refused.code == 11 && refused.msg.contains("in use"),
+            "wrong error while the old sandbox lives: {refused}"
+        );
+        // The runtime loses the old sandbox: its namespace ends without a DEL.
         old.clone().remove()?;
-        sys::wait_until("the kernel has taken its interface down", Duration::from_secs(5), || {
+        sys::wait_until("the kernel has deleted the old interface", Duration::from_secs(5), || {
             Ok(!sys::run("ip -o link show")?.contains(&old.container_id))
         })?;
         let result = runtime.add(&new)?;
@@ -85,10 +88,11 @@ fn pain_24_a_sandbox_that_was_never_deleted_does_not_keep_its_pods_address_for_e
 }
 
 #[test]
-fn an_annotation_in_the_runtimes_call_needs_no_api_server() {
+fn annotation_in_the_call_needs_no_api_server() {
     with_cluster(&["--vif-source", "annotation"], |node, _| {
         let pod = node.pod("never-seen")?;
-        let result = telling(node.runtime()?, json!({ VIF: DECIDED, "other": "x" })).add(&pod)?;
+        let result =
+            with_pod_annotations(node.runtime()?, json!({ VIF: DECIDED, "other": "x" })).add(&pod)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
         Ok(())
     })
@@ -96,7 +100,7 @@ fn an_annotation_in_the_runtimes_call_needs_no_api_server() {
 }
 
 #[test]
-fn auto_is_the_annotation_where_there_is_one_and_else_the_nodes_ipam() {
+fn source_auto_prefers_the_annotation_and_falls_back_to_ipam() {
     with_cluster(&[], |node, cluster| {
         let annotated = cluster.pod(node, "annotated", &[(VIF, DECIDED)])?;
         let result = node.runtime()?.add(&annotated)?;
@@ -107,16 +111,16 @@ fn auto_is_the_annotation_where_there_is_one_and_else_the_nodes_ipam() {
             result["ips"][0]["address"] == "10.244.0.2/32"
                 && result["ips"].as_array().map(Vec::len) == Some(2)
         );
-        let told = node.pod("told")?;
-        let result = telling(node.runtime()?, json!({})).add(&told)?;
-        ensure!(result["ips"][0]["address"] == "10.244.0.3/32", "no need to see the pod: {result}");
+        let reported = node.pod("reported")?;
+        let result = with_pod_annotations(node.runtime()?, json!({})).add(&reported)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.3/32", "wrong address: {result}");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn pain_22_an_annotated_address_is_not_given_to_another_pod_by_the_ipam() {
+fn ipam_does_not_allocate_an_annotated_address_in_use() {
     with_cluster(&[], |node, cluster| {
         let vif = r#"{"interfaces":[{"addresses":["10.244.0.2"]}]}"#;
         let first = cluster.pod(node, "first", &[(VIF, vif)])?;
@@ -133,7 +137,7 @@ fn pain_22_an_annotated_address_is_not_given_to_another_pod_by_the_ipam() {
 }
 
 #[test]
-fn addresses_that_are_not_for_pods_are_refused_and_nothing_is_left() {
+fn addresses_outside_the_pod_ranges_are_refused_and_rolled_back() {
     with_cluster(&["--vif-cidr", "10.244.0.0/24", "--vif-cidr", "192.0.2.0/24"], |node, cluster| {
         let before = node.kernel_state()?;
         for (number, (addresses, why)) in [
@@ -156,7 +160,7 @@ fn addresses_that_are_not_for_pods_are_refused_and_nothing_is_left() {
 }
 
 #[test]
-fn a_pod_that_is_gone_fails_at_once() {
+fn add_of_a_deleted_pod_fails_immediately() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
@@ -178,7 +182,7 @@ fn a_pod_that_is_gone_fails_at_once() {
 }
 
 #[test]
-fn pain_6_a_pod_made_again_under_its_name_is_another_one() {
+fn recreated_pod_of_the_same_name_is_distinguished_by_uid() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let old = cluster.pod(node, "web-0", &[(VIF, DECIDED)])?;
         node.runtime()?.add(&old)?;
@@ -194,7 +198,7 @@ fn pain_6_a_pod_made_again_under_its_name_is_another_one() {
 }
 
 #[test]
-fn a_static_pod_has_another_uid_at_the_kubelet_than_in_the_api() {
+fn static_pod_with_a_different_uid_in_the_api_is_attached() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let mirror = cluster.pod(node, "etcd", &[(VIF, DECIDED), ("kubernetes.io/config.source", "file")])?;
         let at_kubelet =
@@ -205,7 +209,7 @@ fn a_static_pod_has_another_uid_at_the_kubelet_than_in_the_api() {
 }
 
 #[test]
-fn an_add_that_waits_in_vain_says_so_in_time_and_on_the_pod() {
+fn add_without_a_vif_decision_times_out_and_emits_an_event() {
     with_cluster(&["--vif-source", "annotation", "--vif-timeout", "4"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let start = Instant::now();
@@ -213,7 +217,7 @@ fn an_add_that_waits_in_vain_says_so_in_time_and_on_the_pod() {
         let took = start.elapsed();
         ensure!(refused.code == 11 && refused.msg.contains(VIF), "{refused}");
         ensure!(took > Duration::from_secs(4) && took < Duration::from_secs(6), "{took:?}");
-        ferrule_tests::sys::wait_until("both are told", Duration::from_secs(10), || {
+        ferrule_tests::sys::wait_until("both events are recorded", Duration::from_secs(10), || {
             let events = cluster.api.list(Resource::Events);
             let has = |reason: &str| {
                 events.iter().any(|it| {
@@ -231,7 +235,7 @@ fn an_add_that_waits_in_vain_says_so_in_time_and_on_the_pod() {
 }
 
 #[test]
-fn a_del_does_not_wait_for_an_add_that_waits() {
+fn del_is_not_blocked_by_a_waiting_add() {
     with_cluster(&["--vif-source", "annotation", "--vif-timeout", "20"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
@@ -248,7 +252,7 @@ fn a_del_does_not_wait_for_an_add_that_waits() {
 }
 
 #[test]
-fn who_waits_when_the_agent_stops_is_sent_away_and_is_served_by_the_next() {
+fn waiting_add_is_cancelled_at_shutdown_and_succeeds_on_retry() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
@@ -256,7 +260,7 @@ fn who_waits_when_the_agent_stops_is_sent_away_and_is_served_by_the_next() {
         thread::sleep(Duration::from_millis(500));
         let start = Instant::now();
         node.stop_agent()?;
-        ensure!(start.elapsed() < Duration::from_secs(3), "it took {:?} to stop", start.elapsed());
+        ensure!(start.elapsed() < Duration::from_secs(3), "shutdown took {:?}", start.elapsed());
         let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
         ensure!(refused.code == 11 && refused.msg.contains("stopping"), "{refused}");
         cluster.annotate(&pod, VIF, DECIDED)?;

@@ -1,6 +1,5 @@
-//! Kills at random moments of a load of everything: rounds in which calls are made at once, or the agent starts, and is
-//! killed meanwhile. After each round another agent has to bring all in order, and every call has to succeed when it is
-//! tried again.
+//! Kills at random times: in each round, the agent is killed during concurrent calls or during its start.
+//! Afterwards a new agent must restore all invariants, and every call must succeed when retried.
 
 use std::{
     collections::BTreeSet,
@@ -12,9 +11,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use fastrand::Rng;
 use ferrule_tests::{node::on_node, pod::Pod, runtime::Runtime};
 
-use crate::{scenario::PLAIN, world::World};
+use crate::{fixture::Fixture, scenario::DEFAULT};
 
-/// A call of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Add,
@@ -25,87 +23,87 @@ enum Call {
 
 /// Pods that are added and deleted.
 const SLOTS: usize = 4;
-/// An ADD of the agent for tests takes a fifth of it.
+/// Range of the time to the kill, in milliseconds. An ADD of the test build takes a fifth.
 const MOMENTS: u64 = 60;
-/// A start takes this long, on a machine that has nothing else to do.
+/// Duration of a start on an idle machine, in milliseconds.
 const START: u64 = 400;
 
-/// Kills the agent as often as that.
+/// Kills the agent `kills` times.
 ///
 /// # Errors
-/// What was not as it should be, and in which round.
+/// The round and what was wrong.
 pub fn kill_often(kills: u64, seed: u64) -> anyhow::Result<()> {
     let began = Instant::now();
     on_node(|node| {
-        let mut world = World::new(node, &PLAIN)?;
+        let mut fixture = Fixture::new(node, &DEFAULT)?;
         for number in 0..SLOTS {
-            let pod = world.node.pod(&format!("p{number}"))?;
-            world.pods.push(pod);
+            let pod = fixture.node.pod(&format!("p{number}"))?;
+            fixture.pods.push(pod);
         }
         for number in 0..kills {
-            // Of its own, so that a round that failed can be seen again: it begins with what is attached, no more.
+            // Seeded per round, so that a failed round can be repeated alone.
             let mut rng = Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
-            round(&mut world, &mut rng).with_context(|| format!("round {number} of seed {seed}"))?;
+            round(&mut fixture, &mut rng).with_context(|| format!("round {number} of seed {seed}"))?;
         }
-        for pod in world.pods.clone() {
-            world.del(&pod)?;
+        for pod in fixture.pods.clone() {
+            fixture.del(&pod)?;
         }
-        world.clear()?;
-        world.check()?;
-        world.end()
+        fixture.clear()?;
+        fixture.check()?;
+        fixture.end()
     })?;
     println!("{kills} kills in {:.0?}", began.elapsed());
     Ok(())
 }
 
-fn round(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
+fn round(fixture: &mut Fixture<'_>, rng: &mut Rng) -> anyhow::Result<()> {
     if rng.u8(..3) == 0 {
-        killed_at_start(world, rng)?;
+        kill_during_start(fixture, rng)?;
     } else {
-        killed_at_work(world, rng)?;
+        kill_during_calls(fixture, rng)?;
     }
-    world.packets_flow().context("with a dead agent")?;
-    world.node.start_again()?;
-    world.find_out()?;
-    world.check().context("with a new agent")?;
-    for pod in &mut world.pods.clone() {
-        let is_unsure = world.unsure.contains(&pod.container_id);
+    fixture.ping_bystanders().context("without an agent")?;
+    fixture.node.start_again()?;
+    fixture.resolve_unknown()?;
+    fixture.check().context("with a new agent")?;
+    for pod in &mut fixture.pods.clone() {
+        let is_unsure = fixture.unknown.contains(&pod.container_id);
         if !is_unsure {
             continue;
         }
-        // What the runtime does not know, it does again.
+        // The runtime retries calls of unknown outcome.
         match rng.u8(..3) {
-            0 => world.add(pod)?,
-            1 => world.del(pod)?,
+            0 => fixture.add(pod)?,
+            1 => fixture.del(pod)?,
             _ => {
-                world.del(pod)?;
-                world.add(pod)?;
+                fixture.del(pod)?;
+                fixture.add(pod)?;
             }
         }
     }
-    world.unsure.clear();
-    world.check().context("at the end")
+    fixture.unknown.clear();
+    fixture.check().context("after the round")
 }
 
-fn killed_at_start(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
-    world.node.kill_agent()?;
-    let pod = world.pods.get(rng.usize(..SLOTS)).cloned().context("no such pod")?;
-    // Something for it to find, or nothing.
-    world.del(&pod)?;
+fn kill_during_start(fixture: &mut Fixture<'_>, rng: &mut Rng) -> anyhow::Result<()> {
+    fixture.node.kill_agent()?;
+    let pod = fixture.pods.get(rng.usize(..SLOTS)).cloned().context("no such pod")?;
+    // Leaves the start something to find, or nothing.
+    fixture.del(&pod)?;
     if rng.u8(..3) == 0 {
         fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
     }
-    world.node.begin_start()?;
+    fixture.node.begin_start()?;
     thread::sleep(Duration::from_millis(rng.u64(..START)));
-    world.node.kill_agent()
+    fixture.node.kill_agent()
 }
 
-fn killed_at_work(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
-    let calls: Vec<(Pod, Call)> = world.pods.iter().map(|pod| (pod.clone(), choose(rng))).collect();
+fn kill_during_calls(fixture: &mut Fixture<'_>, rng: &mut Rng) -> anyhow::Result<()> {
+    let calls: Vec<(Pod, Call)> = fixture.pods.iter().map(|pod| (pod.clone(), choose(rng))).collect();
     let moment = Duration::from_micros(rng.u64(..MOMENTS * 1000));
-    let (runtime, valid) = (&world.runtime, world.valid());
+    let (runtime, valid) = (&fixture.runtime, fixture.valid());
     let gc = runtime.clone().with("cni.dev/valid-attachments", valid);
-    let node = &mut world.node;
+    let node = &mut fixture.node;
     let answers: Vec<anyhow::Result<bool>> = thread::scope(|scope| {
         let made: Vec<_> = calls
             .iter()
@@ -120,20 +118,20 @@ fn killed_at_work(world: &mut World<'_>, rng: &mut Rng) -> anyhow::Result<()> {
         answers.chain([killed.map(|()| true)]).collect()
     });
     let has_gc = calls.iter().any(|(_, call)| *call == Call::Gc);
-    let mut unsure = BTreeSet::new();
+    let mut unknown = BTreeSet::new();
     for ((pod, call), answer) in calls.iter().zip(answers) {
         let done = answer.with_context(|| format!("{call:?} of {}", pod.name))?;
-        let attached = &mut world.attached;
+        let attached = &mut fixture.attached;
         match (call, done) {
-            _ if has_gc => drop(unsure.insert(pod.container_id.clone())),
+            _ if has_gc => drop(unknown.insert(pod.container_id.clone())),
             (Call::Add, true) => drop(attached.insert(pod.container_id.clone())),
             (Call::Del, true) => drop(attached.remove(&pod.container_id)),
-            (Call::Del, false) => ensure!(false, "a DEL failed, and the runtime could only wait"),
+            (Call::Del, false) => ensure!(false, "DEL failed without an agent"),
             (Call::Check, _) => {}
-            (Call::Add | Call::Gc, _) => drop(unsure.insert(pod.container_id.clone())),
+            (Call::Add | Call::Gc, _) => drop(unknown.insert(pod.container_id.clone())),
         }
     }
-    world.unsure.extend(unsure);
+    fixture.unknown.extend(unknown);
     Ok(())
 }
 
@@ -146,7 +144,7 @@ fn choose(rng: &mut Rng) -> Call {
     }
 }
 
-/// Says whether it succeeded.
+/// Makes a call; returns whether it succeeded.
 fn make(call: Call, runtime: &Runtime, pod: &Pod) -> anyhow::Result<bool> {
     let verb = match call {
         Call::Add => "ADD",
@@ -158,6 +156,6 @@ fn make(call: Call, runtime: &Runtime, pod: &Pod) -> anyhow::Result<bool> {
     if answer.status.success() {
         return Ok(true);
     }
-    // An error has to be one by the specification.
+    // A failure must be a valid CNI error.
     answer.into_error().map(|_| false)
 }

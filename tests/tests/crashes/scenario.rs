@@ -1,4 +1,4 @@
-//! What happens on a node when the agent dies, and what the runtime does about it afterwards.
+//! Scenarios: what the agent does when it crashes, and what the runtime does afterwards.
 
 use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
 
@@ -7,45 +7,52 @@ use ferrule_tests::{node::PINS, pod::Pod, sys};
 use serde_json::json;
 
 use crate::{
-    orders::{self, ABI, AGENT, DIRECTORY, Place, VARIABLE},
-    world::World,
+    crash_points::{self, ABI, AGENT, DIRECTORY, Place, VARIABLE},
+    fixture::Fixture,
 };
 
-/// A way of the agent.
+/// An operation of the agent during which it crashes.
 pub struct Scenario {
     pub name: &'static str,
-    /// Of the agent.
+    /// Flags of the agent.
     pub flags: &'static [&'static str],
     pub has_bystanders: bool,
-    /// Whether it follows an API server, which decides nothing by itself.
+    /// Whether the agent watches an API server (which makes no VIF decisions).
     pub has_cluster: bool,
-    /// At which of the steps it is to die that it comes by.
-    pub counts: fn(&str) -> bool,
-    /// Makes what it takes. An agent runs before.
-    pub prepare: fn(&mut World<'_>) -> anyhow::Result<()>,
-    /// What the agent does, and whether it is to die of it.
-    pub act: fn(&mut World<'_>, bool) -> anyhow::Result<()>,
-    /// What the runtime does before another agent runs.
-    pub meanwhile: Again,
-    /// What it does when one runs. Nothing of it is attached in the end.
-    pub retry: Again,
+    /// Which of the passed steps are crash points of this scenario.
+    pub is_crash_point: fn(&str) -> bool,
+    /// Set-up, with a running agent.
+    pub prepare: fn(&mut Fixture<'_>) -> anyhow::Result<()>,
+    /// The operation; the flag says whether the agent will die during it.
+    pub act: fn(&mut Fixture<'_>, bool) -> anyhow::Result<()>,
+    /// What the runtime does before another agent starts.
+    pub meanwhile: Hook,
+    /// What the runtime does once another agent runs. Detaches all pods of the scenario in the end.
+    pub retry: Hook,
 }
 
-/// Runtimes differ; so what they do depends on how many deaths there were before.
-type Again = fn(&mut World<'_>, usize) -> anyhow::Result<()>;
+/// The number of earlier deaths selects between behaviours of different runtimes.
+type Hook = fn(&mut Fixture<'_>, usize) -> anyhow::Result<()>;
 
-/// The scenarios, the longest first.
+/// All scenarios, the longest first.
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "start", prepare: half_done_world, act: start, retry: all_three_again, ..PLAIN },
-    Scenario { name: "start-after-up", prepare: nearly_added, act: start, retry: add_again, ..PLAIN },
-    Scenario { name: "add", prepare: new_pod, act: add, meanwhile: sometimes_del, retry: add_again, ..PLAIN },
+    Scenario { name: "start", prepare: inconsistent_state, act: start, retry: retry_all, ..DEFAULT },
+    Scenario { name: "start-after-up", prepare: uncommitted_add, act: start, retry: add_again, ..DEFAULT },
     Scenario {
-        name: "add-anew",
+        name: "add",
+        prepare: new_pod,
+        act: add,
+        meanwhile: sometimes_del,
+        retry: add_again,
+        ..DEFAULT
+    },
+    Scenario {
+        name: "add-repair",
         prepare: damaged_pod,
         act: add,
         meanwhile: sometimes_del,
         retry: add_again,
-        ..PLAIN
+        ..DEFAULT
     },
     Scenario {
         name: "add-two",
@@ -54,50 +61,57 @@ pub const SCENARIOS: &[Scenario] = &[
         act: add,
         meanwhile: sometimes_del,
         retry: add_again,
-        ..PLAIN
+        ..DEFAULT
     },
     Scenario {
         name: "add-fails",
-        prepare: stubborn_pod,
+        prepare: pod_with_default_route,
         act: add,
-        meanwhile: relent,
+        meanwhile: remove_conflicting_route,
         retry: add_again,
-        ..PLAIN
+        ..DEFAULT
     },
-    Scenario { name: "upgrade", prepare: another_abi, act: start, ..PLAIN },
-    Scenario { name: "capacity", prepare: other_capacities, act: start, ..PLAIN },
-    Scenario { name: "lost-store", prepare: lost_store, act: start, ..PLAIN },
-    Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..PLAIN },
-    Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..PLAIN },
+    Scenario { name: "upgrade", prepare: other_abi_version, act: start, ..DEFAULT },
+    Scenario { name: "capacity", prepare: other_capacities, act: start, ..DEFAULT },
+    Scenario { name: "lost-store", prepare: lost_store, act: start, ..DEFAULT },
+    Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..DEFAULT },
+    Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..DEFAULT },
     Scenario {
         name: "first-start",
-        prepare: bare_node,
+        prepare: unconfigured_node,
         act: start,
         retry: one_pod,
         has_bystanders: false,
-        ..PLAIN
+        ..DEFAULT
     },
-    Scenario { name: "del", prepare: old_pod, act: del, meanwhile: sometimes_del, retry: del_again, ..PLAIN },
-    Scenario { name: "gc", prepare: two_pods, act: gc, retry: gc_again, ..PLAIN },
-    Scenario { name: "stop", prepare: dead_link, act: stop, ..PLAIN },
     Scenario {
-        name: "dangling",
+        name: "del",
+        prepare: attached_pod,
+        act: del,
+        meanwhile: sometimes_del,
+        retry: del_again,
+        ..DEFAULT
+    },
+    Scenario { name: "gc", prepare: two_pods, act: gc, retry: gc_again, ..DEFAULT },
+    Scenario { name: "stop", prepare: retired_link, act: stop, ..DEFAULT },
+    Scenario {
+        name: "orphan",
         flags: &["--reconcile-period", "1"],
-        // What follows is as in a DEL, and each time takes seconds.
-        counts: |step| step.starts_with("reconcile."),
-        prepare: old_pod,
+        // The rest is covered by the DEL scenario, and each death here takes seconds.
+        is_crash_point: |step| step.starts_with("reconcile."),
+        prepare: attached_pod,
         act: lose_netns,
-        ..PLAIN
+        ..DEFAULT
     },
 ];
 
-/// One in which nothing happens, on a node as others have it.
-pub const PLAIN: Scenario = Scenario {
+/// A default node on which nothing happens.
+pub const DEFAULT: Scenario = Scenario {
     name: "",
     flags: &[],
     has_bystanders: true,
     has_cluster: false,
-    counts: |_| true,
+    is_crash_point: |_| true,
     prepare: |_| Ok(()),
     act: |_, _| Ok(()),
     meanwhile: |_, _| Ok(()),
@@ -105,181 +119,184 @@ pub const PLAIN: Scenario = Scenario {
 };
 
 const STATE: &str = "/run/ferrule";
-/// CNI's "try again later".
 const TRY_AGAIN: u64 = 11;
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === ADD ===
 
-fn new_pod(world: &mut World<'_>) -> anyhow::Result<()> {
-    let pod = world.node.pod("new")?;
-    world.pods.push(pod);
+fn new_pod(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    let pod = fixture.node.pod("new")?;
+    fixture.pods.push(pod);
     Ok(())
 }
 
-/// One whose VIF has two interfaces.
-fn new_pod_of_two(world: &mut World<'_>) -> anyhow::Result<()> {
+/// A pod whose VIF has two interfaces.
+fn new_pod_of_two(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     let vif = json!({ "interfaces": [
         { "name": "eth0", "addresses": ["10.244.31.1", "fd00:10:244::ffff:1"] },
         { "name": "eth1", "addresses": ["10.244.31.2"] },
     ]});
     let annotations = json!({ "vif.ferrule.dev/v1": vif.to_string() });
     let call = json!({ "io.kubernetes.cri.pod-annotations": annotations });
-    world.runtime = world.runtime.clone().with("runtimeConfig", call);
-    new_pod(world)
+    fixture.runtime = fixture.runtime.clone().with("runtimeConfig", call);
+    new_pod(fixture)
 }
 
-/// One whose entry in a map is gone, so that a repeated ADD makes it anew.
-fn damaged_pod(world: &mut World<'_>) -> anyhow::Result<()> {
-    let pod = world.attach("damaged")?;
-    let attachments = world.node.attachments()?;
+/// A pod whose VIFS entry is missing, so that a repeated ADD recreates the interface.
+fn damaged_pod(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    let pod = fixture.attach("damaged")?;
+    let attachments = fixture.node.attachments()?;
     let is_it = |it: &&serde_json::Value| it.get("container_id") == Some(&pod.container_id.as_str().into());
     let ifindex = attachments.iter().find(is_it).and_then(|it| it.get("host_ifindex")?.as_u64());
     let key = u32::try_from(ifindex.context("no interface")?)?.to_ne_bytes().map(|byte| byte.to_string());
     sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {}", key.join(" ")))?;
-    world.pods.push(pod);
+    fixture.pods.push(pod);
     Ok(())
 }
 
-/// One that has a default route already: an ADD finds it when the pair is made, and undoes it.
-fn stubborn_pod(world: &mut World<'_>) -> anyhow::Result<()> {
-    let pod = world.node.pod("stubborn")?;
+/// A pod with a conflicting default route: ADD detects the conflict after creating the veth pair, and rolls
+/// back.
+fn pod_with_default_route(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    let pod = fixture.node.pod("stubborn")?;
     pod.run("ip link set lo up")?;
     pod.run("ip route add default dev lo")?;
-    world.pods.push(pod);
+    fixture.pods.push(pod);
     Ok(())
 }
 
-fn relent(world: &mut World<'_>, _: usize) -> anyhow::Result<()> {
-    the_pod(world)?.run("ip route del default dev lo").map(drop)
+fn remove_conflicting_route(fixture: &mut Fixture<'_>, _: usize) -> anyhow::Result<()> {
+    the_pod(fixture)?.run("ip route del default dev lo").map(drop)
 }
 
-fn add(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
-    let pod = the_pod(world)?;
-    let answer = world.runtime.call("ADD", &pod)?;
-    world.unsure.insert(pod.container_id.clone());
-    if !answer.status.success() && dies {
+fn add(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    let pod = the_pod(fixture)?;
+    let answer = fixture.runtime.call("ADD", &pod)?;
+    fixture.unknown.insert(pod.container_id.clone());
+    if !answer.status.success() && crashes {
         let error = answer.into_error()?;
         let expected = pod.name == "stubborn" || error.code == TRY_AGAIN;
-        ensure!(expected, "an ADD whose agent dies is answered by {error}");
+        ensure!(expected, "unexpected error of ADD: {error}");
     }
     Ok(())
 }
 
-/// Some runtimes give a sandbox up at once.
-fn sometimes_del(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
+/// Some runtimes delete a failed sandbox at once.
+fn sometimes_del(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
     if number % 3 != 2 {
         return Ok(());
     }
-    let pod = the_pod(world)?;
-    world.del(&pod)
+    let pod = the_pod(fixture)?;
+    fixture.del(&pod)
 }
 
-/// The kubelet tries again with another sandbox, others with the same container.
-fn add_again(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
-    let mut pod = world.pods.pop().context("no pod")?;
-    // If nobody has died, nobody has removed it.
+/// The kubelet retries with another sandbox, other runtimes with the same container.
+fn add_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
+    let mut pod = fixture.pods.pop().context("no pod")?;
+    // The route is still there if no crash happened.
     let _ = pod.run("ip route del default dev lo");
     if number % 3 == 1 {
-        world.del(&pod)?;
-        pod = world.next_sandbox(pod)?;
+        fixture.del(&pod)?;
+        pod = fixture.next_sandbox(pod)?;
     }
-    world.add(&mut pod)?;
-    world.check()?;
-    world.del(&pod)?;
-    world.pods.push(pod);
+    fixture.add(&mut pod)?;
+    fixture.check()?;
+    fixture.del(&pod)?;
+    fixture.pods.push(pod);
     Ok(())
 }
 
 // === DEL and GC ===
 
-fn old_pod(world: &mut World<'_>) -> anyhow::Result<()> {
-    let pod = world.attach("old")?;
-    world.pods.push(pod);
+fn attached_pod(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    let pod = fixture.attach("old")?;
+    fixture.pods.push(pod);
     Ok(())
 }
 
-/// It succeeds whatever happens to the agent.
-fn del(world: &mut World<'_>, _: bool) -> anyhow::Result<()> {
-    let pod = the_pod(world)?;
-    world.del(&pod)
+/// DEL succeeds whether or not an agent runs.
+fn del(fixture: &mut Fixture<'_>, _: bool) -> anyhow::Result<()> {
+    let pod = the_pod(fixture)?;
+    fixture.del(&pod)
 }
 
-fn del_again(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
-    let mut pod = world.pods.pop().context("no pod")?;
+fn del_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
+    let mut pod = fixture.pods.pop().context("no pod")?;
     if number % 2 == 1 {
-        world.del(&pod)?;
-        pod = world.next_sandbox(pod)?;
-        world.add(&mut pod)?;
+        fixture.del(&pod)?;
+        pod = fixture.next_sandbox(pod)?;
+        fixture.add(&mut pod)?;
     }
-    world.del(&pod)?;
-    world.pods.push(pod);
+    fixture.del(&pod)?;
+    fixture.pods.push(pod);
     Ok(())
 }
 
-fn two_pods(world: &mut World<'_>) -> anyhow::Result<()> {
+fn two_pods(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     for name in ["forgotten", "lost"] {
-        let pod = world.attach(name)?;
-        world.pods.push(pod);
+        let pod = fixture.attach(name)?;
+        fixture.pods.push(pod);
     }
     Ok(())
 }
 
-fn gc(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
-    let pod = the_pod(world)?;
-    let runtime = world.runtime.clone().with("cni.dev/valid-attachments", world.valid());
+fn gc(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    let pod = the_pod(fixture)?;
+    let runtime = fixture.runtime.clone().with("cni.dev/valid-attachments", fixture.valid());
     let answer = runtime.call("GC", &pod)?;
-    world.unsure.extend(world.pods.iter().map(|it| it.container_id.clone()));
-    if dies { Ok(()) } else { answer.into_result().map(drop) }
+    fixture.unknown.extend(fixture.pods.iter().map(|it| it.container_id.clone()));
+    if crashes { Ok(()) } else { answer.into_result().map(drop) }
 }
 
-fn gc_again(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
+fn gc_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
     if number.is_multiple_of(2) {
-        gc(world, false)?;
-        world.find_out()?;
-        ensure!(world.pods.iter().all(|it| !world.attached.contains(&it.container_id)), "a GC leaves them");
+        gc(fixture, false)?;
+        fixture.resolve_unknown()?;
+        ensure!(
+            fixture.pods.iter().all(|it| !fixture.attached.contains(&it.container_id)),
+            "GC left invalid attachments"
+        );
     }
-    world.pods.clone().iter().try_for_each(|pod| world.del(pod))
+    fixture.pods.clone().iter().try_for_each(|pod| fixture.del(pod))
 }
 
-fn lose_netns(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
-    let pod = world.pods.pop().context("no pod")?;
-    world.unsure.insert(pod.container_id.clone());
+fn lose_netns(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    let pod = fixture.pods.pop().context("no pod")?;
+    fixture.unknown.insert(pod.container_id.clone());
     pod.remove()?;
-    if dies {
+    if crashes {
         return Ok(());
     }
-    sys::wait_until("it is collected", SOON, || {
-        world.find_out()?;
-        Ok(world.unsure.iter().all(|it| !world.attached.contains(it)))
+    sys::wait_until("the attachment is garbage-collected", TIMEOUT, || {
+        fixture.resolve_unknown()?;
+        Ok(fixture.unknown.iter().all(|it| !fixture.attached.contains(it)))
     })
 }
 
 // === start and stop ===
 
-/// A pod whose ADD has made everything, and is not durable: the runtime was told that it failed.
-fn nearly_added(world: &mut World<'_>) -> anyhow::Result<()> {
-    new_pod(world)?;
-    orders::give(Some(&"add.up:1".parse::<Place>()?))?;
-    ensure!(!world.runtime.call("ADD", &the_pod(world)?)?.status.success(), "the agent should have died");
-    world.node.wait_for_crash(SOON)?;
-    orders::give(None)
+/// A pod whose ADD failed before its commit, with everything created in kernel and maps.
+fn uncommitted_add(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    new_pod(fixture)?;
+    crash_points::arm(Some(&"add.up:1".parse::<Place>()?))?;
+    ensure!(!fixture.runtime.call("ADD", &the_pod(fixture)?)?.status.success(), "the agent did not die");
+    fixture.node.wait_for_crash(TIMEOUT)?;
+    crash_points::arm(None)
 }
 
-/// Of everything that a start has to see to, one.
-fn half_done_world(world: &mut World<'_>) -> anyhow::Result<()> {
+/// One of each kind of inconsistency that a start must repair.
+fn inconsistent_state(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     for name in ["noted", "cut", "half"] {
-        let pod = if name == "half" { world.node.pod(name)? } else { world.attach(name)? };
-        world.pods.push(pod);
+        let pod = if name == "half" { fixture.node.pod(name)? } else { fixture.attach(name)? };
+        fixture.pods.push(pod);
     }
     let [noted, cut, half] =
-        <[Pod; 3]>::try_from(world.pods.clone()).map_err(|_| anyhow::anyhow!("not three"))?;
-    let cut_link = world.node.host_ifname(&cut)?;
-    orders::give(Some(&"add.reserved:1".parse::<Place>()?))?;
-    ensure!(!world.runtime.call("ADD", &half)?.status.success(), "the agent should have died");
-    world.node.wait_for_crash(SOON)?;
-    orders::give(None)?;
-    world.del(&noted)?;
+        <[Pod; 3]>::try_from(fixture.pods.clone()).map_err(|_| anyhow::anyhow!("expected three pods"))?;
+    let cut_link = fixture.node.host_ifname(&cut)?;
+    crash_points::arm(Some(&"add.reserved:1".parse::<Place>()?))?;
+    ensure!(!fixture.runtime.call("ADD", &half)?.status.success(), "the agent did not die");
+    fixture.node.wait_for_crash(TIMEOUT)?;
+    crash_points::arm(None)?;
+    fixture.del(&noted)?;
     sys::run(&format!("ip link del {cut_link}"))?;
     for (name, group) in [("frstray", 0), ("frunborn", 0x6665_7273), ("frdead", 0x6665_7272)] {
         sys::run(&format!("ip link add {name} group {group} type veth peer name {name}1"))?;
@@ -291,64 +308,64 @@ fn half_done_world(world: &mut World<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
-    let started = world.node.start_again();
-    // It may die when it serves already.
-    if dies { Ok(()) } else { started }
+fn start(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    let started = fixture.node.start_again();
+    // The agent may die after it has started to serve.
+    if crashes { Ok(()) } else { started }
 }
 
-fn all_three_again(world: &mut World<'_>, number: usize) -> anyhow::Result<()> {
-    let mut half = world.pods.pop().context("no pod")?;
+fn retry_all(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
+    let mut half = fixture.pods.pop().context("no pod")?;
     if number.is_multiple_of(2) {
-        world.add(&mut half)?;
+        fixture.add(&mut half)?;
     }
-    world.pods.push(half);
-    world.pods.clone().iter().try_for_each(|pod| world.del(pod))
+    fixture.pods.push(half);
+    fixture.pods.clone().iter().try_for_each(|pod| fixture.del(pod))
 }
 
-/// An agent that has maps of another version has run last.
-fn another_abi(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.stop_agent()?;
-    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), (ABI, "7")]);
-    world.node.start_again()?;
-    world.node.stop_agent()?;
-    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
+/// The previous agent used maps of another ABI version.
+fn other_abi_version(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
+    fixture.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), (ABI, "7")]);
+    fixture.node.start_again()?;
+    fixture.node.stop_agent()?;
+    fixture.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
     Ok(())
 }
 
-/// The last agent had other map capacities.
-fn other_capacities(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.stop_agent()?;
-    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), ("FERRULE_MAX_VIFS", "100")]);
-    world.node.start_again()?;
-    world.node.stop_agent()?;
-    world.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
+/// The previous agent had other map capacities.
+fn other_capacities(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
+    fixture.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY), ("FERRULE_MAX_VIFS", "100")]);
+    fixture.node.start_again()?;
+    fixture.node.stop_agent()?;
+    fixture.node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
     Ok(())
 }
 
-/// The filters hold the old ones, and the new ones are empty.
-fn lost_maps(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.stop_agent()?;
+/// The filters still hold the old maps; the new maps are empty.
+fn lost_maps(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
     Ok(fs::remove_dir_all("/sys/fs/bpf/ferrule")?)
 }
 
-fn lost_store(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.kill_agent()?;
+fn lost_store(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.kill_agent()?;
     Ok(fs::remove_file(format!("{STATE}/registry.redb"))?)
 }
 
-/// As a power cut can leave it, where the store is on a disk. It is not the first time.
-fn damaged_store(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.stop_agent()?;
+/// A corrupt store, as after a power failure, beside an earlier quarantined one.
+fn damaged_store(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
     for number in 1..=3 {
         fs::write(format!("{STATE}/registry.redb.corrupt-{number}"), "")?;
     }
     Ok(fs::write(format!("{STATE}/registry.redb"), "no database ".repeat(1000))?)
 }
 
-/// As if there never had been an agent.
-fn bare_node(world: &mut World<'_>) -> anyhow::Result<()> {
-    world.node.stop_agent()?;
+/// As on a node that never ran an agent.
+fn unconfigured_node(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
     fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
     fs::remove_dir_all("/run/ferrule")?;
     fs::DirBuilder::new().mode(0o755).create("/run/ferrule")?;
@@ -361,23 +378,23 @@ fn bare_node(world: &mut World<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn one_pod(world: &mut World<'_>, _: usize) -> anyhow::Result<()> {
-    let pod = world.attach("first")?;
-    world.del(&pod)?;
+fn one_pod(fixture: &mut Fixture<'_>, _: usize) -> anyhow::Result<()> {
+    let pod = fixture.attach("first")?;
+    fixture.del(&pod)?;
     pod.remove()
 }
 
-fn dead_link(world: &mut World<'_>) -> anyhow::Result<()> {
-    old_pod(world)?;
-    let pod = the_pod(world)?;
-    world.del(&pod)
+fn retired_link(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    attached_pod(fixture)?;
+    let pod = the_pod(fixture)?;
+    fixture.del(&pod)
 }
 
-fn stop(world: &mut World<'_>, dies: bool) -> anyhow::Result<()> {
-    let stopped = world.node.stop_agent();
-    if dies { Ok(()) } else { stopped }
+fn stop(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    let stopped = fixture.node.stop_agent();
+    if crashes { Ok(()) } else { stopped }
 }
 
-fn the_pod(world: &World<'_>) -> anyhow::Result<Pod> {
-    world.pods.last().cloned().context("no pod")
+fn the_pod(fixture: &Fixture<'_>) -> anyhow::Result<Pod> {
+    fixture.pods.last().cloned().context("no pod")
 }

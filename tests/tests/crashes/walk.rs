@@ -1,5 +1,5 @@
-//! The walk: each scenario once as it should be, and then once for each step that the agent has passed, up to which it
-//! lives.
+//! Runs each scenario once without a crash, and then once for each step that the agent passed, with a crash
+//! at that step.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,40 +12,40 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::node::on_node;
 
 use crate::{
-    orders::{self, AGENT, DIRECTORY, Place, VARIABLE},
+    crash_points::{self, AGENT, DIRECTORY, Place, VARIABLE},
+    fixture::Fixture,
     scenario::{SCENARIOS, Scenario},
-    world::World,
 };
 
-/// What was seen.
+/// Results of a scenario.
 #[derive(Debug, Default)]
-struct Walked {
+struct Coverage {
     steps: BTreeSet<String>,
-    /// At which the agent has died, and how often.
+    /// Number of deaths by step.
     died: BTreeMap<String, usize>,
-    /// At which it was to die, and which it did not come by a second time.
+    /// Steps that the agent did not reach a second time.
     missed: Vec<String>,
 }
 
-/// Scenarios at once, each on a node of its own.
-const AT_ONCE: usize = 3;
-/// From an order to the agent's death: the reaper and the collector take their time.
+/// Concurrent scenarios, each on a node of its own.
+const CONCURRENCY: usize = 3;
+/// Time limit from arming a crash to the agent's death; covers the reaper and the garbage collector.
 const DEATH: Duration = Duration::from_secs(15);
-/// Of an agent that was told to stop.
+/// The last step of a graceful shutdown.
 const LAST: &str = "stop.reaped";
-/// In which the reaper comes by once more, and finds nothing.
+/// Time for another round of the reaper, which finds nothing.
 const REAPER: Duration = Duration::from_millis(200);
 
-/// Walks through all scenarios, or one, and dies at all steps, or at one place.
+/// Runs all scenarios, or one, with a crash at every step, or at one.
 ///
 /// # Errors
-/// What was not as it should be, and after which step; and if there is a step that no scenario comes by.
+/// A violated invariant and the step that led to it, or a step that no scenario reaches.
 pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> {
     let is_meant = |it: &&Scenario| only.as_ref().is_none_or(|only| it.name == only);
     let scenarios = Mutex::new(SCENARIOS.iter().filter(is_meant).collect::<VecDeque<_>>());
-    let walked = Mutex::new(Walked::default());
+    let walked = Mutex::new(Coverage::default());
     let at = at.map(|at| at.parse::<Place>()).transpose()?;
-    // All that there are, so that each scenario says what it has found.
+    // Collects all failures, so that each scenario reports its own.
     let failed = Mutex::new(Vec::new());
     let work = || {
         loop {
@@ -54,10 +54,10 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
             let began = Instant::now();
             let it = on_node(|node| {
                 node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
-                orders::give(None)?;
-                let mut world = World::new(node, scenario)?;
-                let walked = walk(&mut world, scenario, at.as_ref())?;
-                world.end().map(|()| walked)
+                crash_points::arm(None)?;
+                let mut fixture = Fixture::new(node, scenario)?;
+                let walked = walk(&mut fixture, scenario, at.as_ref())?;
+                fixture.end().map(|()| walked)
             });
             match it {
                 Ok(it) => {
@@ -66,14 +66,14 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
                     walked.lock().unwrap_or_else(PoisonError::into_inner).take(it);
                 }
                 Err(error) => {
-                    let text = format!("in the scenario `{}`: {error:?}", scenario.name);
+                    let text = format!("scenario `{}`: {error:?}", scenario.name);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).push(text);
                 }
             }
         }
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..CONCURRENCY).map(|_| scope.spawn(work)).collect();
         workers.into_iter().for_each(|it| it.join().unwrap_or_else(|it| std::panic::resume_unwind(it)));
     });
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -82,22 +82,22 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
     let never: Vec<_> = walked.steps.iter().filter(|step| !walked.died.contains_key(*step)).collect();
     ensure!(
         only.is_some() || at.is_some() || never.is_empty(),
-        "the agent never died at {never:?}: let a scenario of tests/tests/crashes/scenario.rs come by"
+        "the agent never died at {never:?}; add a scenario to tests/tests/crashes/scenario.rs"
     );
     Ok(())
 }
 
-fn walk(world: &mut World<'_>, scenario: &Scenario, only: Option<&Place>) -> anyhow::Result<Walked> {
-    let mut walked = Walked::default();
-    let way = live(world, scenario).context("while nobody died")?;
-    walked.steps.extend(orders::steps()?);
-    let counts = |it: &&Place| (scenario.counts)(&it.step) && only.is_none_or(|only| only == *it);
-    for (number, place) in way.iter().filter(counts).enumerate() {
+fn walk(fixture: &mut Fixture<'_>, scenario: &Scenario, only: Option<&Place>) -> anyhow::Result<Coverage> {
+    let mut walked = Coverage::default();
+    let steps = run_without_crash(fixture, scenario).context("without a crash")?;
+    walked.steps.extend(crash_points::steps()?);
+    let counts = |it: &&Place| (scenario.is_crash_point)(&it.step) && only.is_none_or(|only| only == *it);
+    for (number, place) in steps.iter().filter(counts).enumerate() {
         let what = || {
-            let way: Vec<_> = way.iter().map(Place::to_string).collect();
-            format!("death {number}, at {place} (the way is {})", way.join(" "))
+            let steps: Vec<_> = steps.iter().map(Place::to_string).collect();
+            format!("death {number}, at {place} (steps: {})", steps.join(" "))
         };
-        if die(world, scenario, place, number).with_context(what)? {
+        if run_with_crash(fixture, scenario, place, number).with_context(what)? {
             *walked.died.entry(place.step.clone()).or_default() += 1;
         } else {
             walked.missed.push(place.to_string());
@@ -106,57 +106,62 @@ fn walk(world: &mut World<'_>, scenario: &Scenario, only: Option<&Place>) -> any
     Ok(walked)
 }
 
-/// Once through a scenario, and the way that the agent takes.
-fn live(world: &mut World<'_>, scenario: &Scenario) -> anyhow::Result<Vec<Place>> {
-    (scenario.prepare)(world).context("preparing it")?;
-    orders::give(None)?;
-    (scenario.act)(world, false)?;
-    if world.node.agent_pid().is_some() {
-        world.find_out()?;
-        world.check()?;
+/// Runs a scenario without a crash; returns the steps that the agent passed.
+fn run_without_crash(fixture: &mut Fixture<'_>, scenario: &Scenario) -> anyhow::Result<Vec<Place>> {
+    (scenario.prepare)(fixture).context("set-up")?;
+    crash_points::arm(None)?;
+    (scenario.act)(fixture, false)?;
+    if fixture.node.agent_pid().is_some() {
+        fixture.resolve_unknown()?;
+        fixture.check()?;
         thread::sleep(REAPER);
     }
-    let way = orders::passed()?;
-    go_on(world, scenario, 0)?;
-    Ok(way)
+    let steps = crash_points::passed()?;
+    recover(fixture, scenario, 0)?;
+    Ok(steps)
 }
 
-/// Lets the agent die at a place; says whether it came by.
-fn die(world: &mut World<'_>, scenario: &Scenario, place: &Place, number: usize) -> anyhow::Result<bool> {
-    (scenario.prepare)(world).context("preparing it")?;
-    orders::give(Some(place))?;
-    (scenario.act)(world, true)?;
-    let ended = world.node.wait_for_crash(DEATH).is_ok();
-    let (passed, died) = (orders::passed()?, ended && orders::passed()?.last() == Some(place));
-    // Told to stop, it may have come to its end without coming by that place again.
+/// Runs a scenario with a crash at a place; returns whether the agent reached the place.
+fn run_with_crash(
+    fixture: &mut Fixture<'_>,
+    scenario: &Scenario,
+    place: &Place,
+    number: usize,
+) -> anyhow::Result<bool> {
+    (scenario.prepare)(fixture).context("set-up")?;
+    crash_points::arm(Some(place))?;
+    (scenario.act)(fixture, true)?;
+    let ended = fixture.node.wait_for_crash(DEATH).is_ok();
+    let (passed, died) = (crash_points::passed()?, ended && crash_points::passed()?.last() == Some(place));
+    // An agent that shuts down may end before it reaches the place again.
     let has_stopped = passed.last().is_some_and(|last| last.step == LAST);
-    ensure!(died || !ended || has_stopped, "it ended elsewhere: {passed:?}");
-    orders::give(None)?;
+    ensure!(died || !ended || has_stopped, "the agent ended at another step: {passed:?}");
+    crash_points::arm(None)?;
     if died {
-        world.packets_flow().context("with a dead agent")?;
-        (scenario.meanwhile)(world, number).context("with a dead agent")?;
+        fixture.ping_bystanders().context("without an agent")?;
+        (scenario.meanwhile)(fixture, number).context("without an agent")?;
     }
-    go_on(world, scenario, number)?;
+    recover(fixture, scenario, number)?;
     Ok(died)
 }
 
-/// What another agent finds is made whole, and the runtime tries again.
-fn go_on(world: &mut World<'_>, scenario: &Scenario, number: usize) -> anyhow::Result<()> {
-    if world.node.agent_pid().is_none() {
-        world.node.start_again()?;
+/// Starts another agent, checks the invariants, and lets the runtime retry.
+fn recover(fixture: &mut Fixture<'_>, scenario: &Scenario, number: usize) -> anyhow::Result<()> {
+    if fixture.node.agent_pid().is_none() {
+        fixture.node.start_again()?;
     }
-    world.find_out()?;
-    world.unsure.clear();
-    world.check().context("with a new agent")?;
-    world.packets_flow().context("with a new agent")?;
-    (scenario.retry)(world, number).context("trying again")?;
-    world.clear()?;
-    world.check().context("at the end")
+    fixture.resolve_unknown()?;
+    fixture.unknown.clear();
+    fixture.check().context("with a new agent")?;
+    fixture.ping_bystanders().context("with a new agent")?;
+    (scenario.retry)(fixture, number).context("retry by the runtime")?;
+    fixture.clear()?;
+    fixture.check().context("after the retry")
 }
 
-// === impl Walked ===
+// === impl Coverage ===
 
-impl Walked {
+impl Coverage {
     fn take(&mut self, other: Self) {
         self.steps.extend(other.steps);
         self.missed.extend(other.missed);

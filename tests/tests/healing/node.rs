@@ -1,16 +1,16 @@
-//! What is the whole node's: forwarding, and the pins of the maps.
+//! Node-wide settings: forwarding and map pins.
 
 use std::{fs, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, PINS, with_agent, with_agent_that_leaves_damage},
+    node::{Node, PINS, with_agent, with_agent_without_healing},
     sys,
 };
 
-use super::{SOON, kinds, verify, wait_until_healed, with_short_period};
+use super::{TIMEOUT, kinds, verify, wait_until_healed, with_short_period};
 
-/// Sooner than the period: the kernel tells of it.
+/// Shorter than the period: the kernel notifies the agent.
 const AT_ONCE: Duration = Duration::from_secs(8);
 const V4: &str = "net/ipv4/ip_forward";
 const V6: &str = "net/ipv6/conf/all/forwarding";
@@ -23,43 +23,45 @@ fn set(name: &str, value: &str) -> anyhow::Result<()> {
     sys::run(&format!("sysctl -qw {name}={value}")).map(drop)
 }
 
-fn told(node: &Node, kind: &str) -> anyhow::Result<f64> {
+fn deviations(node: &Node, kind: &str) -> anyhow::Result<f64> {
     node.metric(&format!("ferrule_deviations_total{{kind=\"{kind}\"}}"))
 }
 
 #[test]
-fn forwarding_that_somebody_switches_off_is_switched_on_again_at_once() {
+fn disabled_forwarding_is_repaired_on_notification() {
     with_agent(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let host = node.host_ifname(&pod)?;
         for (number, name) in [(1.0, V4), (2.0, V6)] {
             wait_until_healed(node, &pod, &peer)?;
             set(name, "0")?;
-            sys::wait_until("it is on again", AT_ONCE, || Ok(get(name)? == "1"))?;
+            sys::wait_until("forwarding is enabled again", AT_ONCE, || Ok(get(name)? == "1"))?;
             wait_until_healed(node, &pod, &peer)?;
-            ensure!(told(node, "node-forwarding")? == number, "{name}");
+            ensure!(deviations(node, "node-forwarding")? == number, "{name}");
             let repaired =
                 node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"repaired\"}")?;
             ensure!(repaired == number, "{repaired} repairs after {name}");
         }
         ensure!(get(&format!("net/ipv4/conf/{host}/forwarding"))? == "1");
-        ensure!(told(node, "link-forwarding")? == 0.0, "the node's is told once, and not by each interface");
-        ensure!(node.log().contains("net.ipv4.ip_forward"), "it is said");
+        ensure!(deviations(node, "link-forwarding")? == 0.0, "an interface reports the node's deviation");
+        ensure!(node.log().contains("net.ipv4.ip_forward"), "the repair is not logged");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn forwarding_that_is_off_is_told_where_nothing_is_put_right() {
-    with_agent_that_leaves_damage(|node| {
+fn disabled_forwarding_is_only_reported_with_healing_off() {
+    with_agent_without_healing(|node| {
         let pod = node.attach("a")?;
         let host = node.host_ifname(&pod)?;
         set(V4, "0")?;
-        sys::wait_until("it is told", SOON, || Ok(told(node, "node-forwarding")? == 1.0))?;
+        sys::wait_until("the deviation is reported", TIMEOUT, || {
+            Ok(deviations(node, "node-forwarding")? == 1.0)
+        })?;
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["node-forwarding"], "{found:#}");
-        ensure!(get(V4)? == "0", "it was touched");
+        ensure!(get(V4)? == "0", "forwarding was repaired");
         set(V4, "1")?;
         let (code, found) = verify()?;
         ensure!(code == Some(0), "{found:#}");
@@ -72,7 +74,7 @@ fn forwarding_that_is_off_is_told_where_nothing_is_put_right() {
 }
 
 #[test]
-fn a_fight_about_forwarding_is_bounded_and_told_once() {
+fn repairs_of_contested_forwarding_are_rate_limited_and_reported_once() {
     with_agent(|node| {
         node.attach("a")?;
         let start = std::time::Instant::now();
@@ -86,12 +88,12 @@ fn a_fight_about_forwarding_is_bounded_and_told_once() {
         let log = node.log();
         ensure!(log.matches("not as it should be").count() <= 7, "{log}");
         ensure!(log.matches("is there another program").count() <= 1, "{log}");
-        sys::wait_until("the agent has the last word", Duration::from_secs(60), || Ok(get(V4)? == "1"))
+        sys::wait_until("forwarding is enabled in the end", Duration::from_secs(60), || Ok(get(V4)? == "1"))
     })
     .unwrap();
 }
 
-/// The kernel's IDs of the maps that are pinned, by name.
+/// Kernel IDs of the pinned maps, by name.
 fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
     let mut all = Vec::new();
     for pin in fs::read_dir(PINS)? {
@@ -107,7 +109,7 @@ fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
 }
 
 #[test]
-fn pins_that_somebody_removes_or_hides_are_there_again_with_the_same_maps() {
+fn removed_or_hidden_pins_are_restored_with_the_same_maps() {
     with_short_period(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let before = pinned()?;
@@ -118,12 +120,12 @@ fn pins_that_somebody_removes_or_hides_are_there_again_with_the_same_maps() {
             (9.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
         ] {
             sys::run(&damage)?;
-            sys::wait_until("it is told", SOON, || Ok(told(node, "pin")? == number))
+            sys::wait_until("the deviation is reported", TIMEOUT, || Ok(deviations(node, "pin")? == number))
                 .context(damage.clone())?;
             wait_until_healed(node, &pod, &peer).context(damage.clone())?;
             ensure!(pinned()? == before, "after {damage}: {:?}", pinned()?);
         }
-        // The next agent goes on with them.
+        // The next agent adopts the pins.
         node.kill_agent()?;
         node.start_again()?;
         wait_until_healed(node, &pod, &peer)?;
@@ -134,13 +136,13 @@ fn pins_that_somebody_removes_or_hides_are_there_again_with_the_same_maps() {
 }
 
 #[test]
-fn pins_that_are_gone_are_told_where_nothing_is_put_right() {
-    with_agent_that_leaves_damage(|node| {
+fn missing_pins_are_only_reported_with_healing_off() {
+    with_agent_without_healing(|node| {
         node.attach("a")?;
         sys::run(&format!("rm -r {PINS}"))?;
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["pin"], "{found:#}");
-        ensure!(!fs::exists(PINS)?, "it only looks");
+        ensure!(!fs::exists(PINS)?, "the pins were restored");
         Ok(())
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! The place of the filters' qdisc, taken by somebody else's.
+//! A foreign qdisc in place of the filters' clsact.
 
 use std::{fs, thread, time::Duration};
 
@@ -8,9 +8,9 @@ use ferrule_tests::{
     sys,
 };
 
-use super::{SOON, kinds, verify, wait_until_healed};
+use super::{TIMEOUT, kinds, verify, wait_until_healed};
 
-/// Both in one go, so that nobody gets in between.
+/// Replaces the qdisc in one batch, so that the agent cannot act in between.
 fn put_ingress(host: &str) -> anyhow::Result<()> {
     fs::write("/run/swap", format!("qdisc del dev {host} clsact\nqdisc add dev {host} ingress\n"))?;
     sys::run("tc -batch /run/swap").map(drop)
@@ -21,25 +21,25 @@ fn filters_at(host: &str, parent: &str) -> anyhow::Result<String> {
 }
 
 #[test]
-fn somebody_elses_qdisc_in_the_place_of_the_filters_gets_none_of_them_and_they_come_back_when_it_has_gone() {
+fn foreign_ingress_qdisc_gets_no_filters_and_filters_return_after_its_removal() {
     with_agent(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let host = node.host_ifname(&pod)?;
         put_ingress(&host)?;
-        sys::wait_until("it is told", SOON, || {
+        sys::wait_until("the deviation is reported", TIMEOUT, || {
             Ok(node.metric("ferrule_deviations_total{kind=\"qdisc\"}")? >= 1.0)
         })?;
-        // For as long as a repair that fails would be tried again a few times.
+        // Long enough for several retries of a failing repair.
         thread::sleep(Duration::from_secs(3));
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["qdisc"], "{found:#}");
         let advice = format!("tc qdisc del dev {host} ingress");
         ensure!(found.to_string().contains(&advice), "{found:#}");
-        ensure!(node.log().matches(&advice).count() == 1, "it is said once");
+        ensure!(node.log().matches(&advice).count() == 1, "the advice is not logged exactly once");
         let filters = filters_at(&host, "ffff:fff2")?;
-        ensure!(filters.is_empty(), "the hook that it has is for what the pod sends, and has: {filters}");
+        ensure!(filters.is_empty(), "the ingress qdisc has filters: {filters}");
         pod.ping(NODE_V4)?;
-        let Err(check) = node.runtime()?.check(&pod) else { anyhow::bail!("a CHECK succeeds") };
+        let Err(check) = node.runtime()?.check(&pod) else { anyhow::bail!("CHECK succeeded") };
         ensure!(format!("{check:#}").contains(&advice), "{check:#}");
         sys::run(&advice)?;
         wait_until_healed(node, &pod, &peer)?;
@@ -52,7 +52,7 @@ fn somebody_elses_qdisc_in_the_place_of_the_filters_gets_none_of_them_and_they_c
 }
 
 #[test]
-fn a_start_passes_over_somebody_elses_qdisc_says_so_and_serves_the_others() {
+fn start_with_a_foreign_qdisc_reports_it_and_serves_other_pods() {
     with_agent(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let host = node.host_ifname(&pod)?;
@@ -61,7 +61,7 @@ fn a_start_passes_over_somebody_elses_qdisc_says_so_and_serves_the_others() {
         node.start_again()?;
         node.runtime()?.check(&peer)?;
         pod.ping(NODE_V4)?;
-        ensure!(filters_at(&host, "ffff:fff2")?.is_empty(), "it got a filter");
+        ensure!(filters_at(&host, "ffff:fff2")?.is_empty(), "the foreign qdisc has a filter");
         ensure!(node.log().contains("has not got this agent's filters"), "{}", node.log());
         let advice = format!("tc qdisc del dev {host} ingress");
         ensure!(node.log().contains(&advice), "{}", node.log());

@@ -1,4 +1,4 @@
-//! Calls that are made at once: from the numbers of an operation to a runtime's calls, and to their answers.
+//! Concurrent calls: from an operation's numbers to a runtime's calls and their answers.
 
 use std::{
     collections::BTreeSet,
@@ -13,14 +13,14 @@ use ferrule_tests::{pod::Pod, runtime::Runtime};
 use serde_json::{Value, json};
 
 use crate::{
+    fixture::{Fixture, VIF},
     model::{Add, Api, Id, vif_text},
-    ops::{Call, End, Event, NO_VIF, Op, Uid},
-    world::{VIF, World},
+    operations::{Call, End, Event, NO_VIF, Op, Uid},
 };
 
-/// A call with its objects.
+/// A call with the sandboxes it refers to.
 #[derive(Debug, Clone)]
-pub enum Issued {
+pub enum BoundCall {
     Add(Add),
     Del(Id),
     Check(Id),
@@ -28,17 +28,17 @@ pub enum Issued {
     Status,
 }
 
-/// A call, and what came of it.
+/// A call and its outcome.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    pub call: Issued,
-    /// The result, or the code of the error and its text.
+    pub call: BoundCall,
+    /// The result, or the error's code and message.
     pub outcome: Result<Value, (u64, String)>,
     pub from: Instant,
     pub to: Instant,
 }
 
-/// How the agent ended, if it did.
+/// How the agent ended during the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     No,
@@ -46,23 +46,23 @@ pub enum Ended {
     ByKill,
 }
 
-/// Calls that were made at once.
+/// Concurrent calls and what happened meanwhile.
 #[derive(Debug)]
 pub struct Batch {
     pub answers: Vec<Answer>,
-    /// What the API server had before and after.
+    /// The API state before and after the batch.
     pub apis: Vec<Api>,
-    /// After which it was started again.
+    /// If the agent ended, it was restarted afterwards.
     pub ended: Ended,
-    /// Whether the calls were made while it started.
+    /// Whether the calls were made while the agent started.
     pub starts: bool,
     pub from: Instant,
     pub to: Instant,
 }
 
-// === impl Issued ===
+// === impl BoundCall ===
 
-impl Issued {
+impl BoundCall {
     pub fn id(&self) -> Option<Id> {
         match self {
             Self::Add(add) => Some(add.id),
@@ -71,7 +71,6 @@ impl Issued {
         }
     }
 
-    /// The verb, as a runtime has it.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Add(_) => "ADD",
@@ -83,36 +82,36 @@ impl Issued {
     }
 }
 
-// === impl World ===
+// === impl Fixture ===
 
-impl World<'_> {
+impl Fixture<'_> {
     pub fn calls(&mut self, calls: &[Call], events: &[Event], end: Option<End>) -> anyhow::Result<()> {
         let end = end.filter(|_| self.model.agent_runs);
         let mut batch = self.batch();
-        batch.answers = self.make_calls(calls, |world| {
-            events.iter().try_for_each(|event| world.happen(*event))?;
+        batch.answers = self.make_calls(calls, |fixture| {
+            events.iter().try_for_each(|event| fixture.apply_event(*event))?;
             let Some(end) = end else { return Ok(()) };
             thread::sleep(Duration::from_micros(end.after_us.into()));
-            world.count(format!("ended in the middle, kill {}", end.kill));
-            if end.kill { world.node.kill_agent() } else { world.node.stop_agent() }
+            fixture.count(format!("agent ended during calls, kill {}", end.kill));
+            if end.kill { fixture.node.kill_agent() } else { fixture.node.stop_agent() }
         })?;
         if !events.is_empty() {
             batch.apis.push(self.model.api.clone());
         }
         if let Some(end) = end {
-            self.say(format!("the agent was ended meanwhile, {end:?}"));
+            self.log(format!("the agent ended during the calls, {end:?}"));
             batch.ended = if end.kill { Ended::ByKill } else { Ended::ByTerm };
             self.node.start_again()?;
         }
         if end.is_some() || !events.is_empty() {
-            self.settle()?;
+            self.sync()?;
         }
-        self.look_and_judge(batch)
+        self.verify(batch)
     }
 
-    pub fn away(&mut self, kill: bool, meanwhile: &[Op], at_start: &[Call]) -> anyhow::Result<()> {
-        self.count(format!("away, kill {kill}"));
-        self.say(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
+    pub fn agent_down(&mut self, kill: bool, meanwhile: &[Op], at_start: &[Call]) -> anyhow::Result<()> {
+        self.count(format!("agent down, kill {kill}"));
+        self.log(format!("the agent is {}", if kill { "killed" } else { "stopped" }));
         if kill {
             self.node.kill_agent()?
         } else {
@@ -122,34 +121,34 @@ impl World<'_> {
         for op in meanwhile {
             self.apply(op)?;
         }
-        self.say("the agent is started".to_owned());
-        // Who calls too early is told so, as by one that stops.
+        self.log("the agent is started".to_owned());
+        // A call that comes too early fails as one to an agent that shuts down.
         let mut batch = Batch { ended: Ended::ByTerm, starts: true, ..self.batch() };
-        batch.answers = self.make_calls(at_start, |world| world.node.start_again())?;
+        batch.answers = self.make_calls(at_start, |fixture| fixture.node.start_again())?;
         self.model.agent_runs = true;
-        self.settle()?;
-        self.look_and_judge(batch)
+        self.sync()?;
+        self.verify(batch)
     }
 
-    /// Makes calls at once, and something else at the same time.
+    /// Makes calls concurrently, and something else at the same time.
     fn make_calls(
         &mut self,
         calls: &[Call],
         meanwhile: impl FnOnce(&mut Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<Answer>> {
-        let made = calls.iter().filter_map(|call| Some((self.issue(*call)?, self.call_of(*call)?)));
-        let made: Vec<_> = made.collect();
-        let together = Barrier::new(made.len() + 1);
+        let calls_made = calls.iter().filter_map(|call| Some((self.bind(*call)?, self.call_of(*call)?)));
+        let calls_made: Vec<_> = calls_made.collect();
+        let barrier = Barrier::new(calls_made.len() + 1);
         let answers = thread::scope(|scope| {
-            let together = &together;
-            let spawn = |(issued, (runtime, verb, pod)): (Issued, (Runtime, &'static str, Pod))| {
+            let barrier = &barrier;
+            let spawn = |(bound, (runtime, verb, pod)): (BoundCall, (Runtime, &'static str, Pod))| {
                 scope.spawn(move || {
-                    together.wait();
-                    call(issued, &runtime, verb, &pod)
+                    barrier.wait();
+                    call(bound, &runtime, verb, &pod)
                 })
             };
-            let threads: Vec<_> = made.into_iter().map(spawn).collect();
-            together.wait();
+            let threads: Vec<_> = calls_made.into_iter().map(spawn).collect();
+            barrier.wait();
             let happened = meanwhile(self);
             let join =
                 |it: thread::ScopedJoinHandle<'_, _>| it.join().map_err(|_| anyhow!("a call panicked"))?;
@@ -162,15 +161,15 @@ impl World<'_> {
                 Err((code, text)) => (code.to_string(), text.clone()),
             };
             self.count(format!("{} {code}", call.verb()));
-            self.say(format!("{call:?} → {code} {shown}"));
+            self.log(format!("{call:?} → {code} {shown}"));
         }
         Ok(answers)
     }
 
-    /// What a call is about, if it makes sense now.
-    fn issue(&self, call: Call) -> Option<Issued> {
+    /// Resolves a call's numbers to sandboxes; None if there is no such sandbox.
+    fn bind(&self, call: Call) -> Option<BoundCall> {
         Some(match call {
-            Call::Add { pick, told, uid } => {
+            Call::Add { pick, annotated, uid } => {
                 let id = self.pick(pick)?;
                 let sandbox = self.model.sandboxes.get(id)?;
                 let uid = match uid {
@@ -181,63 +180,62 @@ impl World<'_> {
                     Uid::Invented => format!("eeeeeeee-0000-4000-8000-{id:012}"),
                 };
                 let pod = self.model.api.pods.get(&sandbox.name).filter(|pod| pod.uid == uid);
-                let told = told.then(|| pod.map_or(NO_VIF, |pod| pod.vif));
-                Issued::Add(Add { id, uid, told })
+                let annotated = annotated.then(|| pod.map_or(NO_VIF, |pod| pod.vif));
+                BoundCall::Add(Add { id, uid, annotated })
             }
-            Call::Del { pick, .. } => Issued::Del(self.pick(pick)?),
-            Call::Check { pick } => Issued::Check(self.pick(pick)?),
+            Call::Del { pick, .. } => BoundCall::Del(self.pick(pick)?),
+            Call::Check { pick } => BoundCall::Check(self.pick(pick)?),
             Call::Gc { keep } => {
                 let all = self.pickable().into_iter().enumerate();
-                Issued::Gc(all.filter(|(bit, _)| keep >> (bit % 64) & 1 == 1).map(|(_, id)| id).collect())
+                BoundCall::Gc(all.filter(|(bit, _)| keep >> (bit % 64) & 1 == 1).map(|(_, id)| id).collect())
             }
-            Call::Status => Issued::Status,
+            Call::Status => BoundCall::Status,
         })
     }
 
-    /// The same as a runtime makes it.
+    /// The runtime, verb and pod of a call.
     fn call_of(&self, call: Call) -> Option<(Runtime, &'static str, Pod)> {
-        let issued = self.issue(call)?;
+        let bound = self.bind(call)?;
         let mut runtime = self.runtime.clone();
         let pod = |id: Id| self.pods.get(id).cloned();
-        let (verb, pod) = match issued {
-            Issued::Add(Add { id, uid, told }) => {
-                if let Some(vif) = told {
+        let (verb, pod) = match bound {
+            BoundCall::Add(Add { id, uid, annotated }) => {
+                if let Some(vif) = annotated {
                     let annotations = vif_text(vif).map_or_else(|| json!({}), |text| json!({ VIF: text }));
                     runtime = runtime
                         .with("runtimeConfig", json!({ "io.kubernetes.cri.pod-annotations": annotations }));
                 }
                 ("ADD", Pod { uid, ..pod(id)? })
             }
-            Issued::Del(id) => {
+            BoundCall::Del(id) => {
                 let mut pod = pod(id)?;
                 if matches!(call, Call::Del { empty_netns: true, .. }) {
                     pod.netns = PathBuf::new();
                 }
                 ("DEL", pod)
             }
-            Issued::Check(id) => {
+            BoundCall::Check(id) => {
                 let kept = self.model.attached.get(&id).and_then(|it| it.result.clone());
                 let nothing = || json!({ "cniVersion": "1.1.0", "interfaces": [] });
                 runtime = runtime.with("prevResult", kept.unwrap_or_else(nothing));
                 ("CHECK", pod(id)?)
             }
-            Issued::Gc(valid) => {
+            BoundCall::Gc(valid) => {
                 let containers = valid.iter().filter_map(|id| self.model.sandboxes.get(*id));
                 let valid = containers.map(|it| json!({ "containerID": it.container, "ifname": "eth0" }));
                 runtime = runtime.with("cni.dev/valid-attachments", valid.collect());
                 ("GC", self.pods.first().cloned()?)
             }
-            Issued::Status => ("STATUS", self.pods.first().cloned()?),
+            BoundCall::Status => ("STATUS", self.pods.first().cloned()?),
         };
         Some((runtime, verb, pod))
     }
 }
 
-/// Makes one call.
 ///
 /// # Errors
-/// If the plugin does not behave as one.
-pub fn call(call: Issued, runtime: &Runtime, verb: &str, pod: &Pod) -> anyhow::Result<Answer> {
+/// If the plugin's output violates the specification.
+pub fn call(call: BoundCall, runtime: &Runtime, verb: &str, pod: &Pod) -> anyhow::Result<Answer> {
     let from = Instant::now();
     let answer = runtime.call(verb, pod)?;
     let to = Instant::now();

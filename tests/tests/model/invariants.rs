@@ -1,4 +1,4 @@
-//! The invariants: registry, kernel and maps have what the attachments of the model need, all of it, and nothing else.
+//! The invariants: registry, kernel and maps contain exactly what the model's attachments need.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,11 +8,12 @@ use std::{
 
 use crate::{
     model::{Addresses, Attached, Id, Model},
-    observe::{DEAD, Link, Observed, Vif},
-    ops::Damage,
+    observe::{Link, Observed, RETIRED_GROUP, Vif},
+    operations::Damage,
 };
 
-/// What there should be. What is `optional` is of interfaces that go with their namespaces, at the kernel's leisure.
+/// Expected kernel and map state. `optional` names interfaces that the kernel deletes asynchronously with
+/// their namespace.
 #[derive(Debug, Default)]
 struct Expected {
     links: BTreeMap<u32, (String, String)>,
@@ -25,41 +26,40 @@ struct Expected {
     optional: BTreeSet<String>,
 }
 
-/// Several rounds of reconciliation, and a busy machine.
-const DANGLES: Duration = Duration::from_secs(90);
+/// Several reconcile rounds on a loaded machine.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(90);
 
-/// All that is not as it should be, in words. `strangers` are the interfaces that were there before the agent.
-pub fn differences(model: &Model, seen: &Observed, strangers: &BTreeMap<u32, Link>) -> Vec<String> {
+/// All differences, in words. `foreign_links` are interfaces that existed before the agent.
+pub fn differences(model: &Model, seen: &Observed, foreign_links: &BTreeMap<u32, Link>) -> Vec<String> {
     let mut found = one_owner_each(model);
     registry(model, seen, &mut found);
     let expected = expected(model, seen);
     let is_going = |name: &str| {
         let link = seen.links.values().find(|link| link.name == name);
-        expected.optional.contains(name) || link.is_none_or(|link| link.group == DEAD)
+        expected.optional.contains(name) || link.is_none_or(|link| link.group == RETIRED_GROUP)
     };
-    for (set, there, should) in [
+    for (set, actual, wanted) in [
         ("route", &seen.routes, &expected.routes),
         ("neighbour entry", &seen.neighbours, &expected.neighbours),
     ] {
-        found
-            .extend(should.difference(there).map(|(to, dev)| format!("there is no {set} for {to} on {dev}")));
-        let extra = there.difference(should).filter(|(_, dev)| {
-            // Routes are deleted before a DEL answers; the rest goes with the interface.
+        found.extend(wanted.difference(actual).map(|(to, dev)| format!("missing {set} for {to} on {dev}")));
+        let extra = actual.difference(wanted).filter(|(_, dev)| {
+            // DEL deletes routes before it answers; neighbour entries go with the interface.
             if set == "route" { !expected.optional.contains(dev) } else { !is_going(dev) }
         });
-        found.extend(extra.map(|(to, dev)| format!("there is a {set} for {to} on {dev}, of no attachment")));
+        found.extend(extra.map(|(to, dev)| format!("orphaned {set} for {to} on {dev}")));
     }
     compare("VIFS", &seen.vifs, &expected.vifs, &mut found);
     compare("ENDPOINTS", &seen.endpoints, &expected.endpoints, &mut found);
     let counters = |set: &BTreeSet<u32>| set.iter().map(|index| (*index, ())).collect::<BTreeMap<_, _>>();
     compare("VIF_COUNTERS", &counters(&seen.counters), &counters(&expected.counters), &mut found);
-    links(seen, &expected, strangers, &mut found);
+    links(seen, &expected, foreign_links, &mut found);
     found
 }
 
-/// The damages of an attachment that a start of the agent has healed.
+/// The damage of an attachment that the agent's start has repaired.
 pub fn healed(attached: &Attached, seen: &Observed) -> BTreeSet<Damage> {
-    let Some((ifindex, _)) = attached.seen else { return BTreeSet::new() };
+    let Some((ifindex, _)) = attached.host_link else { return BTreeSet::new() };
     let has_filter = |name: &str| seen.filters.get(&ifindex).is_some_and(|filters| filters.contains(name));
     let is_healed = |damage: &Damage| match damage {
         Damage::HostRoute => {
@@ -83,8 +83,10 @@ fn one_owner_each(model: &Model) -> Vec<String> {
                 found.push(format!("{address} belongs to two live attachments, #{other} and #{id}"));
             }
         }
-        if attached.dangles_since.is_some_and(|since| since.elapsed() > DANGLES) {
-            found.push(format!("#{id} is still there {DANGLES:?} after its namespace and its pod have gone"));
+        if attached.orphan_since.is_some_and(|since| since.elapsed() > ORPHAN_LIMIT) {
+            found.push(format!(
+                "orphan #{id} still exists {ORPHAN_LIMIT:?} after the end of its namespace and pod"
+            ));
         }
     }
     found
@@ -95,20 +97,20 @@ fn registry(model: &Model, seen: &Observed, found: &mut Vec<String>) {
     let container = |id: &Id| model.sandboxes.get(*id).map(|it| it.container.as_str()).unwrap_or_default();
     let known: BTreeSet<&str> = model.attached.keys().map(container).collect();
     let strange = registry.keys().filter(|it| !known.contains(it.as_str()));
-    found.extend(strange.map(|it| format!("the registry has {it}, which is not attached")));
+    found.extend(strange.map(|it| format!("the registry has an unexpected attachment {it}")));
     for (id, attached) in &model.attached {
         let Some(it) = registry.get(container(id)) else {
-            found.push(format!("the registry has not #{id}, which is attached"));
+            found.push(format!("the registry lacks the attachment #{id}"));
             continue;
         };
         let is_it = it.addresses == attached.addresses
             && it.mac == attached.mac
             && it.host_ifname == attached.host_ifname
             && attached.uids.contains(&it.pod_uid)
-            && attached.seen == Some((it.host_ifindex, it.created_at_ms))
+            && attached.host_link == Some((it.host_ifindex, it.created_at_ms))
             && it.state == "attached";
         if !is_it {
-            found.push(format!("the registry has #{id} as {it:?}, and it is {attached:?}"));
+            found.push(format!("the registry has #{id} as {it:?}, expected {attached:?}"));
         }
     }
 }
@@ -116,7 +118,7 @@ fn registry(model: &Model, seen: &Observed, found: &mut Vec<String>) {
 fn expected(model: &Model, seen: &Observed) -> Expected {
     let mut expected = Expected::default();
     for (id, attached) in &model.attached {
-        let Some((ifindex, _)) = attached.seen else { continue };
+        let Some((ifindex, _)) = attached.host_link else { continue };
         let Some(sandbox) = model.sandboxes.get(*id) else { continue };
         let has = |damage: Damage| attached.damage.contains(&damage);
         let Attached { addresses, mac, host_ifname, .. } = attached;
@@ -150,45 +152,46 @@ fn expected(model: &Model, seen: &Observed) -> Expected {
     expected
 }
 
-fn links(seen: &Observed, expected: &Expected, strangers: &BTreeMap<u32, Link>, found: &mut Vec<String>) {
-    for (index, stranger) in strangers {
-        if seen.links.get(index) != Some(stranger) {
-            found.push(format!("the foreign {stranger:?} is now {:?}", seen.links.get(index)));
+fn links(seen: &Observed, expected: &Expected, foreign_links: &BTreeMap<u32, Link>, found: &mut Vec<String>) {
+    for (index, link) in foreign_links {
+        if seen.links.get(index) != Some(link) {
+            found.push(format!("the foreign interface {link:?} was changed to {:?}", seen.links.get(index)));
         }
     }
     for (index, (name, alias)) in &expected.links {
         let is_it =
             |link: &Link| link.name == *name && link.alias == *alias && link.group == "default" && link.up;
         if !seen.links.get(index).is_some_and(is_it) {
-            found.push(format!("the interface {index} of {alias} is {:?}", seen.links.get(index)));
+            found.push(format!("wrong interface {index} of {alias}: {:?}", seen.links.get(index)));
         }
         let none = BTreeSet::new();
-        let (there, should) = (seen.filters.get(index).unwrap_or(&none), expected.filters.get(index));
-        if Some(there) != should {
-            found.push(format!("the interface {name} has the filters {there:?}, and should have {should:?}"));
+        let (actual, wanted) = (seen.filters.get(index).unwrap_or(&none), expected.filters.get(index));
+        if Some(actual) != wanted {
+            found.push(format!("wrong filters of {name}: {actual:?}, expected {wanted:?}"));
         }
     }
     for (index, link) in &seen.links {
-        let is_known = strangers.contains_key(index) || expected.links.contains_key(index);
-        if !is_known && link.group != DEAD && !expected.optional.contains(&link.name) {
-            found.push(format!("there is an interface of no attachment: {index} {link:?}"));
+        let is_known = foreign_links.contains_key(index) || expected.links.contains_key(index);
+        if !is_known && link.group != RETIRED_GROUP && !expected.optional.contains(&link.name) {
+            found.push(format!("orphaned interface {index}: {link:?}"));
         }
     }
 }
 
 fn compare<K: Ord + std::fmt::Debug, V: PartialEq + std::fmt::Debug>(
     what: &str,
-    there: &BTreeMap<K, V>,
-    should: &BTreeMap<K, V>,
+    actual: &BTreeMap<K, V>,
+    wanted: &BTreeMap<K, V>,
     found: &mut Vec<String>,
 ) {
-    for (key, value) in should {
-        if there.get(key) != Some(value) {
-            found.push(format!("{what} has {:?} for {key:?}, and should have {value:?}", there.get(key)));
+    for (key, value) in wanted {
+        if actual.get(key) != Some(value) {
+            found
+                .push(format!("wrong entry {:?} for {key:?} in {what}, expected {value:?}", actual.get(key)));
         }
     }
-    let extra = there.iter().filter(|(key, _)| !should.contains_key(key));
-    found.extend(extra.map(|(key, value)| format!("{what} has {value:?} for {key:?}, of no attachment")));
+    let extra = actual.iter().filter(|(key, _)| !wanted.contains_key(key));
+    found.extend(extra.map(|(key, value)| format!("orphaned entry {value:?} for {key:?} in {what}")));
 }
 
 fn v4(addresses: &Addresses) -> impl Iterator<Item = IpAddr> {

@@ -1,4 +1,5 @@
-//! The reference model: what the CNI specification and our invariants say of a node, and nothing of how it is done.
+//! The reference model: what the CNI specification and our invariants require of a node, independent of
+//! implementation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,29 +9,29 @@ use std::{
 
 use serde_json::Value;
 
-use crate::ops::{Damage, NO_VIF, OUT_OF_RANGE, UNREADABLE};
+use crate::operations::{Damage, NO_VIF, OUT_OF_RANGE, UNREADABLE};
 
-/// A sandbox, by its number in [`Model::sandboxes`]: a container's ID is never used twice.
+/// A sandbox's index in [`Model::sandboxes`]; container IDs are never reused.
 pub type Id = usize;
 pub type Addresses = BTreeSet<IpAddr>;
 
-/// The node as it should be.
+/// The expected state of the node.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub api: Api,
     pub sandboxes: Vec<Sandbox>,
     pub attached: BTreeMap<Id, Attached>,
-    pub rest: Rest,
+    pub cooldown: Cooldown,
     pub agent_runs: bool,
-    /// The agent's own IPv4 range, from its first to its last address for pods.
+    /// The first and last pod address of the agent's IPv4 range.
     pub pool: (Ipv4Addr, Ipv4Addr),
 }
 
-/// What the API server has.
+/// The state of the API server.
 #[derive(Debug, Clone, Default)]
 pub struct Api {
     pub pods: BTreeMap<String, ApiPod>,
-    /// The UIDs of pods that were deleted, and whether the agent that runs must know it.
+    /// UIDs of deleted pods, and whether the running agent must know of the deletion.
     pub gone: BTreeMap<String, bool>,
 }
 
@@ -41,73 +42,74 @@ pub struct ApiPod {
     pub vif: u8,
 }
 
-/// A container that a runtime made.
+/// A container of the runtime.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     pub name: String,
     pub uid: String,
     pub container: String,
-    /// Whether its path leads to a namespace.
+    /// Whether a namespace exists at its path.
     pub alive: bool,
-    /// Counts the namespaces that its path has led to.
+    /// Number of namespaces that were at its path before.
     pub generation: u32,
 }
 
-/// A sandbox that has an interface.
+/// A sandbox with an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
-    /// Those that the runtime may have named.
+    /// All pod UIDs that the runtime may have passed.
     pub uids: BTreeSet<String>,
     pub addresses: Addresses,
     pub mac: String,
     pub host_ifname: String,
-    /// What the first ADD answered; a repeated one gives it again. `None` if the agent crashed before it could.
+    /// The first ADD's result, which a repeated ADD returns again. `None` if the agent crashed before
+    /// answering.
     pub result: Option<Value>,
-    /// The namespace that it was made in.
+    /// The namespace that contains the interface.
     pub generation: u32,
     pub damage: BTreeSet<Damage>,
-    /// Index of the host's interface, and when it was made: known once it is seen, and the same from then on.
-    pub seen: Option<(u32, u64)>,
-    /// When it was deleted without the agent: its interface is gone, and the rest goes when the agent starts.
-    pub noted: Option<Instant>,
-    /// Since when nobody uses it: its namespace and its pod are gone.
-    pub dangles_since: Option<Instant>,
+    /// Index and creation time of the host interface; constant once known.
+    pub host_link: Option<(u32, u64)>,
+    /// Time of a DEL without an agent: the interface is deleted, the rest follows when the agent starts.
+    pub deferred_del_at: Option<Instant>,
+    /// Since when the attachment is an orphan: its namespace and pod are gone.
+    pub orphan_since: Option<Instant>,
 }
 
-/// The addresses that no other pod may have yet.
+/// Released addresses in cooldown.
 #[derive(Debug, Clone, Default)]
-pub struct Rest {
-    /// Released between these times.
+pub struct Cooldown {
+    /// Earliest and latest time of the release.
     released: BTreeMap<IpAddr, (Instant, Instant)>,
-    /// Taken by an ADD of which nobody knows how far it came.
+    /// Addresses that an ADD of unknown outcome may have taken.
     unknown: Vec<Instant>,
 }
 
-/// An ADD, with all that matters for its answer.
+/// An ADD and its relevant arguments.
 #[derive(Debug, Clone)]
 pub struct Add {
     pub id: Id,
     pub uid: String,
-    /// The VIF in the annotations that come with the call, if they do.
-    pub told: Option<u8>,
+    /// The VIF in the call's annotations, if the call carries any.
+    pub annotated: Option<u8>,
 }
 
-/// What an ADD of something that is not attached may end with.
+/// The allowed outcomes of an ADD of an unattached sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Admissible {
+pub struct Allowed {
     pub errors: BTreeSet<u64>,
-    pub wanted: Vec<Wanted>,
+    pub addresses: Vec<Assigned>,
 }
 
-/// The addresses that an ADD gives.
+/// The addresses that an ADD assigns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
-    /// Any of the pools, one of each family.
-    Next,
-    These(Addresses),
+pub enum Assigned {
+    /// A free address of each family.
+    FromIpam,
+    Fixed(Addresses),
 }
 
-/// Codes of the CNI specification, and ours from 100.
+/// CNI error codes; ours start at 100.
 pub const UNKNOWN_CONTAINER: u64 = 3;
 pub const INVALID_NETNS: u64 = 8;
 pub const TRY_AGAIN_LATER: u64 = 11;
@@ -115,12 +117,12 @@ pub const NOT_AVAILABLE: u64 = 50;
 pub const CHECK_FAILED: u64 = 101;
 pub const VIF_REFUSED: u64 = 104;
 
-/// How long a released address rests, by the documentation.
-const COOLDOWN: Duration = Duration::from_secs(30);
-/// The agent reads its clock a little before or after us.
+/// The documented cooldown of a released address.
+const COOLDOWN_TIME: Duration = Duration::from_secs(30);
+/// Difference between the agent's clock readings and ours.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// The annotation of a pod, by its number in an operation.
+/// The annotation of a VIF number.
 pub fn vif_text(vif: u8) -> Option<String> {
     let quoted = |addresses: Addresses| {
         let quoted: Vec<_> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
@@ -134,7 +136,7 @@ pub fn vif_text(vif: u8) -> Option<String> {
     }
 }
 
-/// The addresses of a decided VIF, in the agent's own range, where others may have them already.
+/// A decided VIF's addresses lie in the agent's own range, where IPAM may have allocated them already.
 fn vif_addresses(vif: u8) -> Addresses {
     let v4 = IpAddr::from([10, 244, 0, vif * 3]);
     let v6 = IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, u16::from(vif) * 3]);
@@ -145,35 +147,34 @@ fn vif_addresses(vif: u8) -> Addresses {
 
 impl Model {
     pub fn new(pool: (Ipv4Addr, Ipv4Addr)) -> Self {
-        let (api, rest) = (Api::default(), Rest::default());
-        Self { api, sandboxes: Vec::new(), attached: BTreeMap::new(), rest, agent_runs: true, pool }
+        let (api, cooldown) = (Api::default(), Cooldown::default());
+        Self { api, sandboxes: Vec::new(), attached: BTreeMap::new(), cooldown, agent_runs: true, pool }
     }
 
-    /// What an ADD of something that is not attached may end with, whichever of these the API server has told.
-    /// `others` is how many other ADDs are in work.
-    pub fn admits(&self, add: &Add, apis: &[Api], others: usize) -> Admissible {
-        let mut admissible = Admissible::default();
-        let Some(sandbox) = self.sandboxes.get(add.id) else { return admissible };
+    /// The allowed outcomes of an ADD of an unattached sandbox, given the API states that the agent may have
+    /// seen. `others` is the number of concurrent ADDs.
+    pub fn allowed_outcomes(&self, add: &Add, apis: &[Api], others: usize) -> Allowed {
+        let mut allowed = Allowed::default();
+        let Some(sandbox) = self.sandboxes.get(add.id) else { return allowed };
         for api in apis {
-            api.decide(&sandbox.name, add, &mut admissible);
+            api.decide(&sandbox.name, add, &mut allowed);
         }
-        for wanted in &admissible.wanted {
-            let is_taken = match wanted {
-                Wanted::Next => self.free_addresses() <= others,
-                Wanted::These(addresses) => others > 0 || self.holds_any(addresses, add.id),
+        for addresses in &allowed.addresses {
+            let is_taken = match addresses {
+                Assigned::FromIpam => self.free_addresses() <= others,
+                Assigned::Fixed(addresses) => others > 0 || self.holds_any(addresses, add.id),
             };
             if is_taken {
-                admissible.errors.insert(TRY_AGAIN_LATER);
+                allowed.errors.insert(TRY_AGAIN_LATER);
             }
         }
         if !sandbox.alive {
-            admissible.errors.insert(INVALID_NETNS);
-            admissible.wanted.clear();
+            allowed.errors.insert(INVALID_NETNS);
+            allowed.addresses.clear();
         }
-        admissible
+        allowed
     }
 
-    /// Whether an address is of one of the agent's own ranges.
     pub fn is_in_pools(&self, address: &IpAddr) -> bool {
         match address {
             IpAddr::V4(v4) => (self.pool.0..=self.pool.1).contains(v4),
@@ -181,34 +182,34 @@ impl Model {
         }
     }
 
-    /// All addresses that pods have.
+    /// All addresses of attachments.
     pub fn addresses(&self) -> Addresses {
         self.attached.values().flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
-    /// Whether an attachment's interface goes, because its namespace has ended.
+    /// Whether the attachment's namespace has ended, which deletes its interface.
     pub fn has_ended(&self, id: Id, attached: &Attached) -> bool {
         self.sandboxes.get(id).is_none_or(|it| !it.alive || it.generation != attached.generation)
     }
 
-    /// Whether an attachment is as ADD left it.
+    /// Whether an attachment has no deviation.
     pub fn is_whole(&self, id: Id, attached: &Attached) -> bool {
         attached.damage.is_empty() && !self.has_ended(id, attached)
     }
 
-    /// Whether reconciliation may remove an attachment: its namespace is gone, and its pod may be.
-    pub fn may_dangle(&self, id: Id, attached: &Attached) -> bool {
+    /// Whether garbage collection may remove an attachment: its namespace is gone, and its pod may be.
+    pub fn may_be_orphan(&self, id: Id, attached: &Attached) -> bool {
         self.has_ended(id, attached) && !self.pod_is_there(id, attached)
     }
 
-    /// Whether the API server has one of the pods that an attachment may be of.
+    /// Whether a pod that the attachment may belong to exists in the API.
     fn pod_is_there(&self, id: Id, attached: &Attached) -> bool {
         let pod = self.sandboxes.get(id).and_then(|it| self.api.pods.get(&it.name));
         pod.is_some_and(|pod| attached.uids.len() == 1 && attached.uids.contains(&pod.uid))
     }
 
-    /// Notes since when attachments dangle for sure.
-    pub fn note_dangling(&mut self) {
+    /// Records since when attachments have certainly been orphans.
+    pub fn record_orphans(&mut self) {
         let sure: BTreeSet<Id> = self
             .attached
             .iter()
@@ -217,8 +218,8 @@ impl Model {
             .map(|(id, _)| *id)
             .collect();
         for (id, attached) in &mut self.attached {
-            let since = attached.dangles_since.unwrap_or_else(Instant::now);
-            attached.dangles_since = sure.contains(id).then_some(since);
+            let since = attached.orphan_since.unwrap_or_else(Instant::now);
+            attached.orphan_since = sure.contains(id).then_some(since);
         }
     }
 
@@ -226,14 +227,14 @@ impl Model {
         self.attached.iter().any(|(id, it)| *id != but && !it.addresses.is_disjoint(addresses))
     }
 
-    /// How many IPv4 addresses are free for sure.
+    /// Lower bound of free IPv4 addresses.
     fn free_addresses(&self) -> usize {
         let (first, last) = self.pool;
         let is_ours = |address: &IpAddr| address.is_ipv4() && self.is_in_pools(address);
         let mut taken = self.addresses();
-        taken.extend(self.rest.perhaps());
+        taken.extend(self.cooldown.addresses());
         let all = (last.to_bits() - first.to_bits()) as usize + 1;
-        let taken = taken.iter().filter(|it| is_ours(it)).count() + self.rest.unknown.len();
+        let taken = taken.iter().filter(|it| is_ours(it)).count() + self.cooldown.unknown.len();
         all.saturating_sub(taken)
     }
 }
@@ -247,44 +248,44 @@ impl Api {
         }
     }
 
-    /// An agent that starts knows no more than the API server what was deleted before.
-    pub fn forget(&mut self) {
+    /// A restarted agent may not know of deletions before its start.
+    pub fn forget_deletions(&mut self) {
         self.gone.values_mut().for_each(|is_known| *is_known = false);
     }
 
-    fn decide(&self, name: &str, add: &Add, admissible: &mut Admissible) {
+    fn decide(&self, name: &str, add: &Add, allowed: &mut Allowed) {
         let pod = self.pods.get(name).filter(|pod| pod.uid == add.uid);
         match (pod, self.gone.get(&add.uid)) {
             (None, Some(true)) => {
-                admissible.errors.insert(UNKNOWN_CONTAINER);
+                allowed.errors.insert(UNKNOWN_CONTAINER);
                 return;
             }
             (None, Some(false)) => {
-                admissible.errors.insert(UNKNOWN_CONTAINER);
+                allowed.errors.insert(UNKNOWN_CONTAINER);
             }
             _ => {}
         }
-        let told = add.told.filter(|vif| *vif != NO_VIF);
-        let vif = match (told, pod) {
+        let annotated = add.annotated.filter(|vif| *vif != NO_VIF);
+        let vif = match (annotated, pod) {
             (Some(vif), _) => vif,
             (None, Some(pod)) => pod.vif,
-            (None, None) if add.told.is_some() => NO_VIF,
-            // It waits for the pod, in vain.
+            (None, None) if add.annotated.is_some() => NO_VIF,
+            // ADD waits for the pod until its timeout.
             (None, None) => {
-                admissible.errors.insert(TRY_AGAIN_LATER);
+                allowed.errors.insert(TRY_AGAIN_LATER);
                 return;
             }
         };
-        let wanted = match vif {
-            NO_VIF => Wanted::Next,
+        let addresses = match vif {
+            NO_VIF => Assigned::FromIpam,
             OUT_OF_RANGE | UNREADABLE => {
-                admissible.errors.insert(VIF_REFUSED);
+                allowed.errors.insert(VIF_REFUSED);
                 return;
             }
-            vif => Wanted::These(vif_addresses(vif)),
+            vif => Assigned::Fixed(vif_addresses(vif)),
         };
-        if !admissible.wanted.contains(&wanted) {
-            admissible.wanted.push(wanted);
+        if !allowed.addresses.contains(&addresses) {
+            allowed.addresses.push(addresses);
         }
     }
 }
@@ -292,8 +293,8 @@ impl Api {
 // === impl Attached ===
 
 impl Attached {
-    /// By the answer to an ADD.
-    pub fn by_result(result: &Value, uid: &str, generation: u32) -> Option<Self> {
+    /// From an ADD's result.
+    pub fn from_result(result: &Value, uid: &str, generation: u32) -> Option<Self> {
         let text = |at: &str| result.pointer(at).and_then(Value::as_str).map(str::to_owned);
         let addresses = result.get("ips")?.as_array()?.iter().filter_map(|ip| {
             let (address, _) = ip.get("address")?.as_str()?.split_once('/')?;
@@ -307,38 +308,38 @@ impl Attached {
             result: Some(result.clone()),
             generation,
             damage: BTreeSet::new(),
-            seen: None,
-            noted: None,
-            dangles_since: None,
+            host_link: None,
+            deferred_del_at: None,
+            orphan_since: None,
         })
     }
 }
 
-// === impl Rest ===
+// === impl Cooldown ===
 
-impl Rest {
-    /// These addresses were released between two times.
+impl Cooldown {
+    /// Records addresses that were released between two times.
     pub fn release(&mut self, addresses: &Addresses, from: Instant, to: Instant) {
         self.released.extend(addresses.iter().map(|address| (*address, (from, to))));
     }
 
-    /// Somebody may have taken an address, and given it back by now.
+    /// Records an address that may have been allocated and released.
     pub fn release_unknown(&mut self) {
         self.unknown.push(Instant::now());
     }
 
-    /// Forgets what has rested for sure.
-    pub fn tidy(&mut self) {
-        self.released.retain(|_, (_, to)| to.elapsed() < COOLDOWN + SLACK);
-        self.unknown.retain(|at| at.elapsed() < COOLDOWN + SLACK);
+    /// Drops addresses whose cooldown has certainly ended.
+    pub fn expire(&mut self) {
+        self.released.retain(|_, (_, to)| to.elapsed() < COOLDOWN_TIME + SLACK);
+        self.unknown.retain(|at| at.elapsed() < COOLDOWN_TIME + SLACK);
     }
 
-    /// Whether an address that was given out at a time rested then for sure.
-    pub fn is_at_rest(&self, address: &IpAddr, at: Instant) -> bool {
-        self.released.get(address).is_some_and(|(from, _)| at + SLACK < *from + COOLDOWN)
+    /// Whether an address was certainly in cooldown at a time.
+    pub fn contains_certainly(&self, address: &IpAddr, at: Instant) -> bool {
+        self.released.get(address).is_some_and(|(from, _)| at + SLACK < *from + COOLDOWN_TIME)
     }
 
-    fn perhaps(&self) -> impl Iterator<Item = IpAddr> {
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.released.keys().copied()
     }
 }

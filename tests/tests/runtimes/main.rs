@@ -1,40 +1,40 @@
 //! Real container runtimes with the real shim and agent: containerd through its CRI and by `ctr`, and podman.
 //!
-//! The agent installs plugin and network itself, where the runtimes look for them.
+//! The agent itself installs plugin and network configuration in the runtimes' default directories.
 
-mod away;
 mod ctr;
 mod podman;
 mod pods;
 mod restarts;
+mod without_agent;
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    cage::{BIN_DIR, CONF_DIR},
     containerd::{self, Containerd},
     cri::Sandbox,
     image::POD,
     node::{Node, POD_V4, POD_V6, on_node},
+    pid_namespace::{BIN_DIR, CONF_DIR},
     sys,
 };
 use serde_json::Value;
 
-/// The program in the containers.
+/// The program in the containers, `src/bin/pod.rs`.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pod");
-/// By these flags the agent installs plugin and network.
+/// Flags that make the agent install plugin and network configuration.
 const INSTALL: [&str; 4] = ["--cni-bin-dir", BIN_DIR, "--cni-conf-dir", CONF_DIR];
-/// The network, as the agent calls it.
+/// Name of the installed network.
 const NETWORK: &str = "ferrule";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A node with a containerd and an agent.
+/// Runs `run` on a node with containerd and an agent.
 fn with_containerd<T: Send>(
     run: impl FnOnce(&mut Node, &mut Containerd) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     on_node(|node| {
-        node.cage()?;
+        node.pid_namespace()?;
         start_agent(node)?;
         let mut containerd = Containerd::start(node, Path::new(PROGRAM))?;
         wait_for_network(&containerd)?;
@@ -49,20 +49,20 @@ fn start_agent(node: &mut Node) -> anyhow::Result<()> {
 }
 
 fn wait_for_network(containerd: &Containerd) -> anyhow::Result<()> {
-    sys::wait_until("containerd says that its network is ready", PATIENCE, || {
+    sys::wait_until("containerd's network is ready", TIMEOUT, || {
         containerd.cri().network_ready()?.map_err(anyhow::Error::msg)?;
         Ok(true)
     })
 }
 
-/// What the agent has of a container.
+/// The agent's record of a container.
 fn attachment(node: &Node, container_id: &str) -> anyhow::Result<Value> {
     let found =
         node.attachments()?.into_iter().find(|it| it.get("container_id") == Some(&container_id.into()));
     found.with_context(|| format!("{container_id} is not attached"))
 }
 
-/// The addresses that the agent gave a container, IPv4 first.
+/// A container's addresses as recorded by the agent, IPv4 first.
 fn addresses(node: &Node, container_id: &str) -> anyhow::Result<Vec<IpAddr>> {
     let attachment = attachment(node, container_id)?;
     let addresses = attachment.get("addresses").and_then(Value::as_array).context("no addresses")?;
@@ -75,17 +75,17 @@ fn addresses(node: &Node, container_id: &str) -> anyhow::Result<Vec<IpAddr>> {
         .collect()
 }
 
-/// From a container of one pod to the container of another, by all its addresses: who it is seen as there.
+/// Connects from one container to all addresses of another pod, and verifies the client address seen there.
 fn reaches(containerd: &Containerd, container: &str, from: &[IpAddr], to: &[IpAddr]) -> anyhow::Result<()> {
     ensure!(!to.is_empty() && from.len() == to.len(), "{from:?} to {to:?}");
     for (from, to) in from.iter().zip(to) {
         let seen = containerd.cri().exec(container, &[POD, "ask", &to.to_string()])?;
-        ensure!(seen == from.to_string(), "{to} was asked by {from}, and saw {seen}");
+        ensure!(seen == from.to_string(), "{to} saw the client address {seen}, expected {from}");
     }
     Ok(())
 }
 
-/// Stops and removes pods, and asserts that nothing is left of them.
+/// Stops and removes pods, and requires that nothing is left.
 fn remove(node: &Node, containerd: &Containerd, pods: &[Sandbox], empty: &[String]) -> anyhow::Result<()> {
     for pod in pods {
         containerd.cri().stop(pod)?;
@@ -98,6 +98,6 @@ fn nothing_is_left(node: &Node, empty: &[String]) -> anyhow::Result<()> {
     ensure!(node.attachments()?.is_empty(), "{:#?}", node.attachments()?);
     node.wait_for_kernel_state(empty)?;
     let netns: Vec<_> = std::fs::read_dir("/run/netns")?.collect::<Result<_, _>>()?;
-    ensure!(netns.len() == 1, "namespaces of pods are left, besides the uplink's: {netns:?}");
+    ensure!(netns.len() == 1, "leftover namespaces, besides the uplink's: {netns:?}");
     Ok(())
 }

@@ -5,27 +5,27 @@ use std::path::Path;
 use anyhow::ensure;
 use ferrule_tests::{image::POD, node::on_node, podman::Podman, sys};
 
-use crate::{NETWORK, PATIENCE, PROGRAM, addresses, attachment, nothing_is_left, start_agent};
+use crate::{NETWORK, PROGRAM, TIMEOUT, addresses, attachment, nothing_is_left, start_agent};
 
 #[test]
-fn containers_of_podman_reach_each_other_and_leave_nothing() {
+fn podman_containers_reach_each_other_and_leak_nothing() {
     on_node(|node| {
-        node.cage()?;
+        node.pid_namespace()?;
         start_agent(node)?;
         let podman = Podman::new(node, Path::new(PROGRAM))?;
-        sys::wait_until("the agent installs the network", PATIENCE, || {
+        sys::wait_until("the agent installs the network", TIMEOUT, || {
             Ok(podman.call(&["network", "ls", "--quiet"])?.lines().any(|name| name == NETWORK))
         })?;
         let empty = node.kernel_state()?;
         let (one, two) = (podman.run("one", NETWORK)?, podman.run("two", NETWORK)?);
         let (of_one, of_two) = (addresses(node, &one)?, addresses(node, &two)?);
         let format = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
-        let told = podman.call(&["inspect", "--format", format, "one"])?;
-        ensure!(told == of_one[0].to_string(), "podman says {told}, the agent {of_one:?}");
+        let reported = podman.call(&["inspect", "--format", format, "one"])?;
+        ensure!(reported == of_one[0].to_string(), "podman reports {reported}, the agent {of_one:?}");
         ensure!(attachment(node, &one)?["pod_name"] == "one");
         for (from, to) in of_one.iter().zip(&of_two) {
             let seen = podman.call(&["exec", "one", POD, "ask", &to.to_string()])?;
-            ensure!(seen == from.to_string(), "{to} saw {seen}");
+            ensure!(seen == from.to_string(), "{to} saw the client address {seen}");
         }
         node.kill_agent()?;
         node.start_again()?;

@@ -1,15 +1,14 @@
-//! Pods as a kubelet has containerd make them.
+//! Pods through containerd's CRI, as a kubelet creates them.
 
 use std::{collections::BTreeSet, path::Path, thread};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use ferrule_tests::{
     apiserver::{Options, Resource, objects},
-    cage,
     cluster::{Cluster, NODE},
     containerd::Containerd,
     node::{NODE_V4, NODE_V6, POD_V4, POD_V6, on_node},
-    sys,
+    pid_namespace, sys,
 };
 
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
 const VIF: &str = "vif.ferrule.dev/v1";
 
 #[test]
-fn the_network_is_ready_when_the_agent_has_installed_plugin_and_configuration() {
+fn network_is_ready_once_the_agent_has_installed_plugin_and_configuration() {
     on_node(|node| {
         let containerd = Containerd::start(node, Path::new(PROGRAM))?;
         let Err(why) = containerd.cri().network_ready()? else { bail!("ready without a network") };
@@ -34,7 +33,7 @@ fn the_network_is_ready_when_the_agent_has_installed_plugin_and_configuration() 
 }
 
 #[test]
-fn a_pod_has_the_addresses_that_the_agent_recorded_and_leaves_nothing() {
+fn pod_has_its_recorded_addresses_and_leaks_nothing() {
     with_containerd(|node, containerd| {
         let empty = node.kernel_state()?;
         let pod = containerd.cri().run("web-0", &[])?;
@@ -53,14 +52,14 @@ fn a_pod_has_the_addresses_that_the_agent_recorded_and_leaves_nothing() {
         }
         containerd.cri().stop(&pod)?;
         ensure!(node.attachments()?.is_empty() && !containerd.cri().status(&pod)?.is_ready);
-        containerd.cri().stop(&pod).context("stopped again, as a kubelet does")?;
+        containerd.cri().stop(&pod).context("second StopPodSandbox")?;
         remove(node, containerd, &[pod], &empty)
     })
     .unwrap();
 }
 
 #[test]
-fn pods_reach_each_other_and_the_node_and_the_node_reaches_them() {
+fn pods_and_node_reach_each_other() {
     with_containerd(|node, containerd| {
         let cri = containerd.cri();
         let (a, b) = (cri.run("a", &[])?, cri.run("b", &[])?);
@@ -82,7 +81,7 @@ fn pods_reach_each_other_and_the_node_and_the_node_reaches_them() {
 }
 
 #[test]
-fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
+fn concurrent_pods_have_unique_addresses_and_leak_nothing() {
     const PODS: usize = 20;
     with_containerd(|node, containerd| {
         let (empty, cri) = (node.kernel_state()?, containerd.cri());
@@ -101,9 +100,9 @@ fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
         })?;
         let pods = pods.into_inner()?;
         let mut unique: BTreeSet<std::net::IpAddr> = BTreeSet::new();
-        for (pod, told) in &pods {
-            ensure!(addresses(node, &pod.id)? == *told, "{told:?}");
-            unique.extend(told);
+        for (pod, reported) in &pods {
+            ensure!(addresses(node, &pod.id)? == *reported, "{reported:?}");
+            unique.extend(reported);
         }
         ensure!(unique.len() == 2 * PODS && node.attachments()?.len() == PODS, "{unique:?}");
         at_once(&|number| {
@@ -116,9 +115,9 @@ fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
 }
 
 #[test]
-fn an_annotation_of_the_pod_comes_with_containerds_call_and_decides_on_the_address() {
+fn annotation_in_containerds_call_decides_the_vif() {
     on_node(|node| {
-        node.cage()?;
+        node.pid_namespace()?;
         let cluster = Cluster::start(Options::default())?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
         let flags =
@@ -126,7 +125,7 @@ fn an_annotation_of_the_pod_comes_with_containerds_call_and_decides_on_the_addre
         cluster.start_agent(node, &flags.concat())?;
         let containerd = Containerd::start(node, Path::new(PROGRAM))?;
         wait_for_network(&containerd)?;
-        // The API server does not know the pod: only the call can have told.
+        // The API server does not know the pod: only the call can carry the annotation.
         let vif = r#"{"interfaces":[{"addresses":["10.99.0.7","fd00:99::7"],"mtu":1400}]}"#;
         let pod = containerd.cri().run("annotated", &[(VIF, vif), ("other", "x")])?;
         let expected: Vec<std::net::IpAddr> = vec!["10.99.0.7".parse()?, "fd00:99::7".parse()?];
@@ -134,7 +133,7 @@ fn an_annotation_of_the_pod_comes_with_containerds_call_and_decides_on_the_addre
         ensure!(addresses(node, &pod.id)? == expected && attachment(node, &pod.id)?["mtu"] == 1400);
         let outside = r#"{"interfaces":[{"addresses":["10.98.0.7"]}]}"#;
         let Err(refused) = containerd.cri().run("outside", &[(VIF, outside)]) else {
-            bail!("an address outside of --vif-cidr")
+            bail!("ADD succeeded with an address outside --vif-cidr")
         };
         ensure!(format!("{refused:#}").contains("10.98.0.7"), "{refused:#}");
         ensure!(node.attachments()?.len() == 1);
@@ -144,14 +143,14 @@ fn an_annotation_of_the_pod_comes_with_containerds_call_and_decides_on_the_addre
 }
 
 #[test]
-fn what_a_runtime_started_ends_with_the_node_also_when_a_test_fails() {
+fn processes_of_a_runtime_end_with_the_node_after_a_test_failure() {
     let mut cgroup = String::new();
     let failed: anyhow::Result<()> = with_containerd(|_, containerd| {
         containerd.cri().run("left-behind", &[])?;
         cgroup = containerd.cgroup();
-        ensure!(!cage::cgroup_directories(&cgroup)?.is_empty(), "the pod is not in it");
+        ensure!(!pid_namespace::cgroup_directories(&cgroup)?.is_empty(), "the pod's cgroup is missing");
         bail!("on purpose")
     });
     assert!(failed.unwrap_err().root_cause().to_string().contains("on purpose"));
-    assert_eq!(cage::cgroup_directories(&cgroup).unwrap(), [] as [&Path; 0]);
+    assert_eq!(pid_namespace::cgroup_directories(&cgroup).unwrap(), [] as [&Path; 0]);
 }

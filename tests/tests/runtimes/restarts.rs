@@ -1,4 +1,4 @@
-//! containerd and the agent come and go, and the pods run on.
+//! Pods survive restarts of containerd and of the agent.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -11,7 +11,7 @@ use anyhow::{anyhow, ensure};
 use crate::{addresses, reaches, remove, with_containerd};
 
 #[test]
-fn pods_outlive_containerd_and_are_removed_by_the_next_one() {
+fn pods_survive_a_containerd_restart() {
     with_containerd(|node, containerd| {
         let empty = node.kernel_state()?;
         for (round, crash) in [("stopped", false), ("killed", true)] {
@@ -27,7 +27,7 @@ fn pods_outlive_containerd_and_are_removed_by_the_next_one() {
             };
             ensure!(node.attachments()?.len() == 2);
             containerd.start_again()?;
-            ensure!(containerd.cri().status(&a)?.addresses == of_a, "after it was {round}");
+            ensure!(containerd.cri().status(&a)?.addresses == of_a, "after containerd was {round}");
             reaches(containerd, &in_a, &of_a, &of_b)?;
             remove(node, containerd, &[a, b], &empty)?;
         }
@@ -37,7 +37,7 @@ fn pods_outlive_containerd_and_are_removed_by_the_next_one() {
 }
 
 #[test]
-fn pods_outlive_the_agent_and_are_removed_through_the_next_one() {
+fn pods_survive_an_agent_restart() {
     with_containerd(|node, containerd| {
         let empty = node.kernel_state()?;
         let (a, b) = (containerd.cri().run("a", &[])?, containerd.cri().run("b", &[])?);
@@ -58,14 +58,14 @@ fn pods_outlive_the_agent_and_are_removed_through_the_next_one() {
 }
 
 #[test]
-fn pods_outlive_a_crash_of_both() {
+fn pods_survive_a_crash_of_containerd_and_agent() {
     with_containerd(|node, containerd| {
         let empty = node.kernel_state()?;
         let pod = containerd.cri().run("a", &[])?;
         let recorded = addresses(node, &pod.id)?;
         containerd.kill()?;
         node.kill_agent()?;
-        // A runtime is often there before the agent.
+        // containerd often starts before the agent.
         containerd.start_again()?;
         node.start_again()?;
         ensure!(addresses(node, &pod.id)? == recorded);
@@ -76,14 +76,14 @@ fn pods_outlive_a_crash_of_both() {
 }
 
 #[test]
-fn pain_1_pods_that_come_and_go_while_the_agent_crashes_leave_nothing() {
+fn pods_created_and_removed_during_agent_crashes_leak_nothing() {
     const CRASHES: usize = 5;
     with_containerd(|node, containerd| {
         let (empty, cri) = (node.kernel_state()?, containerd.cri().clone());
         let (done, ran) = (AtomicBool::new(false), AtomicU32::new(0));
         let come_and_go = |name: &str| -> anyhow::Result<()> {
             while !done.load(Ordering::Relaxed) {
-                // It may fail, as may the removal: a kubelet would try again.
+                // Creation and removal may fail; a kubelet would retry.
                 if let Ok(pod) = cri.run(name, &[]) {
                     ensure!(cri.status(&pod)?.addresses.len() == 2, "a pod without its addresses");
                     ran.fetch_add(1, Ordering::Relaxed);
@@ -106,8 +106,8 @@ fn pain_1_pods_that_come_and_go_while_the_agent_crashes_leave_nothing() {
             }
             crashed
         })?;
-        ensure!(ran.load(Ordering::Relaxed) > 0, "no pod came at all");
-        // Some are stopped by half, and known to containerd still.
+        ensure!(ran.load(Ordering::Relaxed) > 0, "no pod was created");
+        // containerd still knows partially stopped pods.
         remove(node, containerd, &cri.list()?, &empty)
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! A collector that keeps what it is told.
+//! An OTLP collector that stores what it receives.
 
 use std::{
     collections::BTreeMap,
@@ -21,13 +21,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-/// A collector, until it is dropped.
+/// A running collector; dropping it stops it.
 pub struct Collector {
-    told: Arc<Mutex<Vec<ResourceSpans>>>,
+    received: Arc<Mutex<Vec<ResourceSpans>>>,
     _runtime: Runtime,
 }
 
-/// A call as the collector has it: its own span, and its phases in order.
+/// A call's trace: its own span and its phases in order.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub own: Span,
@@ -36,11 +36,11 @@ pub struct Call {
 
 struct Service(Arc<Mutex<Vec<ResourceSpans>>>);
 
-/// Every node has a loopback of its own.
+/// Each node has its own loopback.
 pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 4317);
 pub const FLAGS: [&str; 2] = ["--otlp-endpoint", "http://127.0.0.1:4317"];
 
-const TOLD: Duration = Duration::from_secs(30);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tonic::async_trait]
 impl TraceService for Service {
@@ -56,41 +56,41 @@ impl TraceService for Service {
 // === impl Collector ===
 
 impl Collector {
-    /// Listens in the network namespace of the caller.
+    /// Listens in the caller's network namespace.
     ///
     /// # Errors
-    /// If the port is taken.
+    /// If the port is in use.
     pub fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind(ADDRESS).context("cannot listen as a collector")?;
         listener.set_nonblocking(true)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let told = Arc::<Mutex<Vec<ResourceSpans>>>::default();
-        let service = TraceServiceServer::new(Service(Arc::clone(&told)));
+        let received = Arc::<Mutex<Vec<ResourceSpans>>>::default();
+        let service = TraceServiceServer::new(Service(Arc::clone(&received)));
         let inside = runtime.enter();
         let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener)?);
         drop(inside);
         runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        Ok(Self { told, _runtime: runtime })
+        Ok(Self { received, _runtime: runtime })
     }
 
-    /// All that has been told so far.
-    pub fn told(&self) -> Vec<ResourceSpans> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Everything received so far.
+    pub fn received(&self) -> Vec<ResourceSpans> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All spans so far.
+    /// All spans received so far.
     pub fn spans(&self) -> Vec<Span> {
-        let scopes = self.told().into_iter().flat_map(|it| it.scope_spans);
+        let scopes = self.received().into_iter().flat_map(|it| it.scope_spans);
         scopes.flat_map(|it| it.spans).collect()
     }
 
-    /// The call of a verb in a trace, once it has been told.
+    /// Waits for a verb's span in a trace.
     ///
     /// # Errors
-    /// If it is not told in time.
+    /// If the span does not arrive in time.
     pub fn call(&self, trace_id: &str, verb: &str) -> anyhow::Result<Call> {
         let mut found = None;
-        sys::wait_until("the collector is told of the call", TOLD, || {
+        sys::wait_until("the collector has received the call's span", EXPORT_TIMEOUT, || {
             let spans = self.spans();
             let of_trace =
                 |span: &&Span| hex(&span.trace_id) == trace_id && span.name == format!("CNI {verb}");
@@ -98,28 +98,24 @@ impl Collector {
                 let is_phase = |span: &&Span| span.parent_span_id == own.span_id;
                 Call { own: own.clone(), phases: spans.iter().filter(is_phase).cloned().collect() }
             });
-            ensure!(
-                found.is_some(),
-                "it was told of {:?}",
-                spans.iter().map(|it| &it.name).collect::<Vec<_>>()
-            );
+            ensure!(found.is_some(), "received {:?}", spans.iter().map(|it| &it.name).collect::<Vec<_>>());
             Ok(true)
         })?;
-        found.context("no such call")
+        found.context("the call's span is missing")
     }
 }
 
 // === impl Call ===
 
 impl Call {
-    /// The names of its phases, which follow each other without a gap or an overlap, all in the time of the call.
+    /// The names of the phases; verifies that they are contiguous and lie within the call.
     ///
     /// # Errors
-    /// If they do not.
+    /// If the phases have gaps, overlap or exceed the call.
     pub fn phases(&self) -> anyhow::Result<Vec<&str>> {
         let mut at = self.own.start_time_unix_nano;
         for (number, phase) in self.phases.iter().enumerate() {
-            ensure!(phase.trace_id == self.own.trace_id, "{} is of another trace", phase.name);
+            ensure!(phase.trace_id == self.own.trace_id, "{} has another trace ID", phase.name);
             ensure!(
                 phase.end_time_unix_nano >= phase.start_time_unix_nano,
                 "{} ends before it begins",
@@ -127,20 +123,19 @@ impl Call {
             );
             let is_next =
                 if number == 0 { phase.start_time_unix_nano >= at } else { phase.start_time_unix_nano == at };
-            ensure!(is_next, "{} does not follow: {:#?}", phase.name, self.phases);
+            ensure!(is_next, "{} does not start at the previous phase's end: {:#?}", phase.name, self.phases);
             at = phase.end_time_unix_nano;
         }
         ensure!(at <= self.own.end_time_unix_nano, "the last phase ends after the call: {:#?}", self.phases);
         Ok(self.phases.iter().map(|phase| phase.name.as_str()).collect())
     }
 
-    /// The call's attributes as text.
+    /// The call span's attributes as text.
     pub fn attributes(&self) -> BTreeMap<String, String> {
         texts(&self.own.attributes)
     }
 }
 
-/// Attributes as text.
 pub fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |it: &KeyValue| match it.value.as_ref().and_then(|value| value.value.clone()) {
         Some(any_value::Value::StringValue(text)) => text,

@@ -1,4 +1,4 @@
-//! Where the time of a call goes, as a collector of traces and a monitoring system see it.
+//! Tracing and duration metrics, as a collector and a monitoring system see them.
 
 mod collector;
 
@@ -22,14 +22,14 @@ use crate::collector::{ADDRESS, Collector, FLAGS, hex, texts};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
-/// What nobody waits for takes as long at the most, on a machine that has much else to do.
-const SOON: Duration = Duration::from_secs(10);
+/// Upper bound for operations that must not block, on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn traced(flags: &str) -> Vec<(&'static str, String)> {
     vec![("TRACEPARENT", format!("00-{TRACE}-{SPAN}-{flags}")), ("TRACESTATE", "rojo=1".to_owned())]
 }
 
-/// A call as a part of a trace.
+/// Calls a verb with a trace context.
 fn call(node: &Node, verb: &str, pod: &Pod, trace: Vec<(&'static str, String)>) -> anyhow::Result<Answer> {
     let runtime = node.runtime()?.after_add(pod);
     let mut environment = runtime.environment(verb, pod);
@@ -42,13 +42,13 @@ fn start_standalone(node: &mut Node) -> anyhow::Result<()> {
     node.start_agent_with(&[&ranges[..], &FLAGS].concat())
 }
 
-/// A metric of telling the collector.
+/// Number of spans dropped for a reason.
 fn dropped(node: &Node, reason: &str) -> anyhow::Result<f64> {
     node.metric(&format!(r#"ferrule_trace_spans_dropped_total{{reason="{reason}"}}"#))
 }
 
 #[test]
-fn add_and_del_are_spans_of_the_runtimes_trace_and_their_phases_are_children() {
+fn add_and_del_export_spans_with_phase_children_in_the_runtimes_trace() {
     with_cluster(&FLAGS, |node, cluster| {
         let collector = Collector::start()?;
         let pod = cluster.pod(node, "web-0", &[])?;
@@ -75,11 +75,11 @@ fn add_and_del_are_spans_of_the_runtimes_trace_and_their_phases_are_children() {
         let del = collector.call(TRACE, "DEL")?;
         ensure!(hex(&del.own.parent_span_id) == SPAN && del.own.span_id != add.own.span_id);
         ensure!(del.phases()? == ["queue", "dataplane", "plug", "commit"], "{:?}", del.phases());
-        ensure!(del.attributes() == attributes, "DEL knows the pod too: {:?}", del.attributes());
+        ensure!(del.attributes() == attributes, "wrong attributes of DEL: {:?}", del.attributes());
         ensure!(del.own.start_time_unix_nano >= add.own.end_time_unix_nano);
 
-        let told = collector.told();
-        let resource = texts(&told[0].resource.clone().unwrap_or_default().attributes);
+        let received = collector.received();
+        let resource = texts(&received[0].resource.clone().unwrap_or_default().attributes);
         let of = |key: &str| resource.get(key).map(String::as_str);
         ensure!(
             of("service.name") == Some("ferrule-agent") && of("k8s.node.name") == Some(NODE),
@@ -92,7 +92,7 @@ fn add_and_del_are_spans_of_the_runtimes_trace_and_their_phases_are_children() {
 }
 
 #[test]
-fn a_failed_add_carries_its_code_and_one_without_a_trace_begins_one() {
+fn failed_add_span_has_error_code_and_add_without_context_starts_a_trace() {
     on_node(|node| {
         start_standalone(node)?;
         let collector = Collector::start()?;
@@ -106,7 +106,7 @@ fn a_failed_add_carries_its_code_and_one_without_a_trace_begins_one() {
         ensure!(failed.phases()?.last() == Some(&"intent"), "{:?}", failed.phases());
 
         let pod = node.attach("b")?;
-        wait_until("the collector is told of the root", SOON, || {
+        wait_until("the collector has received the root span", TIMEOUT, || {
             let spans = collector.spans();
             Ok(spans
                 .iter()
@@ -120,7 +120,7 @@ fn a_failed_add_carries_its_code_and_one_without_a_trace_begins_one() {
 }
 
 #[test]
-fn what_the_caller_does_not_record_is_not_exported_and_the_last_calls_are_before_the_agent_stops() {
+fn unsampled_calls_are_not_exported_and_shutdown_flushes_spans() {
     on_node(|node| {
         start_standalone(node)?;
         let collector = Collector::start()?;
@@ -137,7 +137,7 @@ fn what_the_caller_does_not_record_is_not_exported_and_the_last_calls_are_before
 }
 
 #[test]
-fn a_collector_that_is_away_costs_no_call_anything_and_one_line_of_the_log() {
+fn unreachable_collector_does_not_delay_calls_and_is_logged_once() {
     on_node(|node| {
         start_standalone(node)?;
         let start = Instant::now();
@@ -145,16 +145,20 @@ fn a_collector_that_is_away_costs_no_call_anything_and_one_line_of_the_log() {
             let pod = node.pod(&format!("pod-{number}"))?;
             call(node, "ADD", &pod, traced("01"))?.into_result()?;
         }
-        ensure!(start.elapsed() < SOON, "five ADDs took {:?}", start.elapsed());
-        wait_until("what cannot be told is dropped", Duration::from_secs(30), || {
+        ensure!(start.elapsed() < TIMEOUT, "five ADDs took {:?}", start.elapsed());
+        wait_until("undeliverable spans are dropped", Duration::from_secs(30), || {
             Ok(dropped(node, "failed")? >= 5.0)
         })?;
-        // Another batch that fails.
+        // Wait for another failed batch.
         let before = dropped(node, "failed")?;
-        ensure!(node.runtime()?.status()?.status.success(), "an ADD could be served");
-        wait_until("it goes on trying", Duration::from_secs(30), || Ok(dropped(node, "failed")? > before))?;
-        let said = node.log().lines().filter(|line| line.contains("traces")).count();
-        ensure!(said == 1, "{said} lines:\n{}", node.log());
+        ensure!(node.runtime()?.status()?.status.success(), "STATUS failed");
+        wait_until(
+            "the exporter retries",
+            Duration::from_secs(30),
+            || Ok(dropped(node, "failed")? > before),
+        )?;
+        let lines = node.log().lines().filter(|line| line.contains("traces")).count();
+        ensure!(lines == 1, "{lines} lines:\n{}", node.log());
         let status = node.ctl(&["status"])?;
         ensure!(status.contains("traces") && status.contains("unhealthy"), "{status}");
 
@@ -162,16 +166,18 @@ fn a_collector_that_is_away_costs_no_call_anything_and_one_line_of_the_log() {
         let pod = node.pod("late")?;
         call(node, "ADD", &pod, traced("01"))?.into_result()?;
         collector.call(TRACE, "ADD")?;
-        wait_until("it is well again", SOON, || Ok(!node.ctl(&["status"])?.contains("unhealthy")))?;
+        wait_until("the exporter is healthy again", TIMEOUT, || {
+            Ok(!node.ctl(&["status"])?.contains("unhealthy"))
+        })?;
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_collector_that_never_answers_keeps_neither_calls_nor_the_agents_end() {
+fn unresponsive_collector_blocks_neither_calls_nor_shutdown() {
     on_node(|node| {
-        // The kernel takes the connections, and nobody ever reads from them.
+        // The kernel accepts connections into the backlog, but nothing reads from them.
         let _listener = TcpListener::bind(ADDRESS)?;
         start_standalone(node)?;
         let pod = node.pod("a")?;
@@ -183,10 +189,10 @@ fn a_collector_that_never_answers_keeps_neither_calls_nor_the_agents_end() {
 }
 
 #[test]
-fn metrics_tell_how_long_each_phase_of_each_verb_took() {
+fn duration_histogram_covers_each_phase_of_each_verb() {
     with_agent(|node| {
         let (_, before) = node.http("/metrics")?;
-        ensure!(!before.contains("ferrule_cni_duration_seconds_bucket"), "no call, no series:\n{before}");
+        ensure!(!before.contains("ferrule_cni_duration_seconds_bucket"), "series without a call:\n{before}");
         let runtime = node.runtime()?;
         let pod = node.attach("a")?;
         runtime.check(&pod)?;
@@ -213,9 +219,9 @@ fn metrics_tell_how_long_each_phase_of_each_verb_took() {
         }
         ensure!(series("ADD", "verify", 0)? == 0.0 && series("ADD", "undo", 0)? == 0.0);
         for phase in ["intent", "total"] {
-            ensure!(series("ADD", phase, 8)? == 1.0, "{phase} of the ADD that failed");
+            ensure!(series("ADD", phase, 8)? == 1.0, "wrong count of phase {phase} for the failed ADD");
         }
-        ensure!(series("ADD", "plug", 8)? == 0.0, "it never came to that");
+        ensure!(series("ADD", "plug", 8)? == 0.0, "the failed ADD reached the phase plug");
         let total = r#"ferrule_cni_duration_seconds_bucket{le="90.0",verb="ADD",phase="total",code="0"}"#;
         ensure!(node.metric(total)? == 1.0, "{}", node.http("/metrics")?.1);
         Ok(())

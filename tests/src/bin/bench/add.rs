@@ -1,7 +1,7 @@
-//! The cost of ADD and DEL.
+//! Cost of ADD and DEL.
 //!
-//! All targets run on one node and take turns, pod by pod, so that whatever else the machine does meets all of them.
-//! Each call gets a sandbox of its own, which is made before it and removed after.
+//! All targets share one node and take turns, pod by pod, so that other load of the machine affects all of
+//! them. Each call has its own sandbox, created before and removed after it.
 
 use ferrule_tests::node::{self, Node};
 
@@ -12,31 +12,31 @@ use crate::{
     wave::{self, Measured, Shape},
 };
 
-/// What to measure, and how often.
+/// Sizes and repetitions of the measurements.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Pods for each plugin, one after another; as many come in groups afterwards.
+    /// Pods per plugin, one after another; the same number in groups afterwards.
     #[arg(long, default_value_t = 200)]
     pub(crate) iterations: usize,
-    /// Pods that each plugin has attached beforehand, and that stay.
+    /// Pods that each plugin has attached beforehand and that stay attached.
     #[arg(long, default_value_t = 0)]
     pub(crate) existing: usize,
-    /// Pods that come at the same time; 0 leaves this part out.
+    /// Concurrent pods; 0 skips this part.
     #[arg(long, default_value_t = 8)]
     pub(crate) parallel: usize,
-    /// Pods in a burst; 0 leaves this part out.
+    /// Pods per burst; 0 skips this part.
     #[arg(long, default_value_t = 110)]
     pub(crate) burst: usize,
-    /// Pods of a burst that come at the same time.
+    /// Concurrent calls within a burst.
     #[arg(long, default_value_t = 10)]
     pub(crate) workers: usize,
-    /// Bursts for each plugin.
+    /// Bursts per plugin.
     #[arg(long, default_value_t = 5)]
     pub(crate) rounds: usize,
-    /// Pods that fill the node at the end, to see what one more costs then; 0 leaves this part out.
+    /// Pods that fill the node at the end, to measure ADD on a full node; 0 skips this part.
     #[arg(long, default_value_t = 500)]
     pub(crate) full: usize,
-    /// Let Ferrule give its pods IPv4 addresses only, as the others do, instead of both families.
+    /// Assign IPv4 addresses only, as the other plugins do, instead of both families.
     #[arg(long)]
     pub(crate) ipv4_only: bool,
     /// Print JSON instead of tables.
@@ -44,14 +44,14 @@ pub(crate) struct Options {
     pub(crate) json: bool,
 }
 
-/// Room for all pods of a run: an address that was used is not given out again for a while.
+/// Large enough for all pods of a run: released addresses stay in cooldown.
 const POD_V4: &str = "10.244.0.0/16";
-/// Not counted: the first calls find files that were not read yet, and make the bridge.
+/// Not counted: the first calls read files from disk and create the bridge.
 const WARM_UP: usize = 5;
-/// How often one more pod comes to a full node.
+/// Samples on the full node.
 const ONE_MORE: usize = 100;
 
-/// Measures, and prints what was measured.
+/// Runs the measurements and prints the results.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let report = node::on_node(|node| {
         let ranges: &[&str] = if options.ipv4_only { &[POD_V4] } else { &[POD_V4, node::POD_V6] };
@@ -87,14 +87,14 @@ fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
         let burst = Shape { pods: options.burst, workers: options.workers.max(1) };
         parts.push(Part::Burst(burst, rounds(node, &targets, burst, options.rounds)?));
     }
-    // The bridge's own interface stays, and is not ours.
+    // The bridge interface stays; the plugin `bridge` owns it.
     let left: Vec<_> = node.kernel_state()?.into_iter().filter(|it| !existing.contains(it)).collect();
-    anyhow::ensure!(left.iter().all(|it| it.contains(BRIDGE)), "this is left in the kernel: {left:#?}");
+    anyhow::ensure!(left.iter().all(|it| it.contains(BRIDGE)), "leftovers in the kernel: {left:#?}");
     let full = if options.full > 0 { Some(fill(node, &targets, options.full)?) } else { None };
     Ok(Report { options: options.clone(), parts, phases, full })
 }
 
-/// Fills the node with pods of Ferrule's, and measures one more before and after, in the same way.
+/// Measures ADD before and after filling the node with Ferrule's pods.
 fn fill(node: &Node, targets: &[Target], count: usize) -> anyhow::Result<Filled> {
     let mut filled = Filled::default();
     if let Some(ferrule) = targets.first() {
@@ -108,7 +108,7 @@ fn fill(node: &Node, targets: &[Target], count: usize) -> anyhow::Result<Filled>
     Ok(filled)
 }
 
-/// Waves of all targets in turn. Another one is first each time, so that no one always comes after the same.
+/// Waves of all targets in turn, rotating the first target to cancel order effects.
 fn rounds(node: &Node, targets: &[Target], shape: Shape, count: usize) -> anyhow::Result<[Measured; 3]> {
     let mut measured: [Measured; 3] = Default::default();
     for round in 0..count {

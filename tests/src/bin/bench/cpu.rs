@@ -1,4 +1,4 @@
-//! CPU time, of plugins and of the agent.
+//! CPU time of the plugins and the agent.
 
 use std::{os::unix::net::UnixStream, time::Duration};
 
@@ -13,7 +13,6 @@ use nix::{
     unistd::Pid,
 };
 
-/// The CPU time of the node's agent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Agent {
     pid: Pid,
@@ -23,30 +22,29 @@ pub(crate) struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// Finds out who listens on the node's socket.
+    /// Identifies the process that listens on the node's socket.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let peer = getsockopt(&UnixStream::connect(node::SOCKET)?, PeerCredentials)?;
         let pid = Pid::from_raw(peer.pid());
         Ok(Self { pid, clock: clock_getcpuclockid(pid)? })
     }
 
-    /// Its process.
     pub(crate) fn pid(self) -> Pid {
         self.pid
     }
 
-    /// What it has used up to now.
+    /// The agent's CPU time so far.
     pub(crate) fn used(self) -> anyhow::Result<Duration> {
         Ok(Duration::from(clock_gettime(self.clock)?))
     }
 
-    /// What it has used up to now, and the processes that we have waited for with it.
+    /// The CPU time so far of the agent and of this process's waited-for children.
     pub(crate) fn and_children(self) -> anyhow::Result<Duration> {
         Ok(self.used()? + children()?)
     }
 }
 
-/// What all processes that we have waited for, and those that they have waited for, have used up to now.
+/// The CPU time so far of this process's waited-for children and their descendants.
 pub(crate) fn children() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     Ok(duration(usage.user_time()) + duration(usage.system_time()))

@@ -1,7 +1,7 @@
-//! `bench`: what Ferrule costs, beside what others cost, measured in one run on one node.
+//! `bench`: the cost of Ferrule and of reference plugins, measured in one run on one node.
 //!
-//! It is started by `cargo xtask bench`, which builds what is measured. Nothing here fails for a time that passed: what
-//! a machine needs is its own. Goals are told beside what was measured; for ADD, they are ratios.
+//! Started by `cargo xtask bench`, which builds the binaries. No measured time fails the run, because
+//! absolute times depend on the machine; the goals are printed beside the results, for ADD as ratios.
 
 mod add;
 mod cpu;
@@ -24,11 +24,11 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// The cost of ADD and DEL, beside the reference plugins `bridge` and `ptp`.
+    /// Cost of ADD and DEL, compared with the reference plugins `bridge` and `ptp`.
     Add(add::Options),
-    /// How long it takes from a crash until an agent serves again.
+    /// Downtime of the agent after a crash.
     Start(start::Options),
-    /// The cost of following the API server: events, memory, lists, ADDs that wait.
+    /// Cost of watching the API server: events, memory, lists, waiting ADDs.
     Watch(watch::Options),
 }
 

@@ -1,20 +1,20 @@
-//! Where the time of an ADD goes inside the agent, as the agent itself counts it.
+//! Duration of an ADD's phases, from the agent's own metrics.
 
 use std::{collections::BTreeMap, fmt};
 
 use ferrule_tests::node::Node;
 
-/// Of the ADDs that succeeded up to now: seconds, and how many, by phase.
+/// Successful ADDs so far: seconds and count, by phase.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Phases(BTreeMap<String, (f64, f64)>);
 
-/// The phase of the whole call.
+/// The pseudo-phase that covers the whole call.
 const TOTAL: &str = "total";
 
 // === impl Phases ===
 
 impl Phases {
-    /// Asks the node's agent.
+    /// Reads the metrics of the node's agent.
     pub(crate) fn of(node: &Node) -> anyhow::Result<Self> {
         let (_, body) = node.http("/metrics")?;
         let mut phases = BTreeMap::<String, (f64, f64)>::new();
@@ -32,7 +32,7 @@ impl Phases {
         Ok(Self(phases))
     }
 
-    /// What came since.
+    /// The difference to an earlier reading.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let earlier = |phase: &str| before.0.get(phase).copied().unwrap_or_default();
         let less = |(phase, now): (&String, &(f64, f64))| {
@@ -42,7 +42,7 @@ impl Phases {
         Self(self.0.iter().map(less).collect())
     }
 
-    /// Microseconds of a call in each phase, the longest first.
+    /// Mean duration of each phase in microseconds, longest first.
     pub(crate) fn means(&self) -> Vec<(&str, f64)> {
         let calls = self.0.get(TOTAL).map_or(1.0, |(_, count)| count.max(1.0));
         let mut means: Vec<_> =

@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! The results, as tables and as JSON.
 
 use std::fmt;
 
@@ -11,35 +11,34 @@ use crate::{
     wave::{Measured, Shape},
 };
 
-/// All of a run.
 pub(crate) struct Report {
     pub(crate) options: Options,
     pub(crate) parts: Vec<Part>,
-    /// Of one pod at a time.
+    /// Of the serial part.
     pub(crate) phases: Phases,
-    /// What filling the node makes of one pod at a time, of Ferrule's.
+    /// Ferrule's serial part before and after the node was filled.
     pub(crate) full: Option<Filled>,
 }
 
-/// One pod at a time, before and after many others came to stay.
+/// Serial ADDs before and after many other pods were attached.
 #[derive(Default)]
 pub(crate) struct Filled {
     pub(crate) before: Measured,
     pub(crate) after: Measured,
 }
 
-/// A part of a run, in the order of [`Name::ALL`].
+/// A part of a run; measurements in the order of [`Name::ALL`].
 pub(crate) enum Part {
     Serial([Measured; 3]),
     Parallel(Shape, [Measured; 3]),
     Burst(Shape, [Measured; 3]),
 }
 
-/// A ratio that we want to reach.
+/// A target for Ferrule's ratio to another plugin.
 struct Goal {
     what: String,
     of: fn(&Measured) -> f64,
-    /// What must hold, and what we are after.
+    /// `bar` must hold; `aim` is the target.
     bar: f64,
     aim: f64,
     better: Better,
@@ -52,20 +51,20 @@ enum Better {
 }
 
 const PERCENTILES: [usize; 3] = [50, 90, 99];
-/// From here on, the goals for a full node hold.
+/// With at least this many existing pods, the goals for a full node apply.
 const FULL: usize = 500;
 
-/// What an ADD on a full node may cost, by one on a node that is not: what must hold, and what we are after.
+/// Bar and aim for ADD on a full node, relative to an empty node.
 const GROWTH: (f64, f64) = (1.30, 1.20);
 
 const LEGEND: &str = "\
-Times are wall time from the start of the plugin's process to its end, on this machine while it did this; only the
-ratios can be compared with those of another run. CPU is the plugin's processes, and for Ferrule also the agent while
-it was called; what the kernel does in the background is nobody's.
-DEL is not the same work: bridge and ptp return when the interface is gone. Ferrule returns when nothing can reach the
-pod or leave it any more; the agent deletes the interfaces of many pods together shortly after (\"gone after\": from the
-answer to the last DEL until no interface is left, seen every 5 ms). Its CPU time for that is in the table only as far
-as other calls run meanwhile, as in a burst.
+Times are wall-clock times from the start of the plugin's process to its end, on this machine; only the ratios can be
+compared with other runs. CPU is that of the plugin's processes and, for Ferrule, of the agent during the calls;
+background work of the kernel is not attributed.
+DEL does different work: bridge and ptp return after the interface is deleted. Ferrule returns once no packet can reach
+or leave the pod; the agent deletes the retired interfaces of many pods together shortly after (\"gone after\": from the
+answer to the last DEL until no interface is left, polled every 5 ms). The CPU time of this deletion is included only as
+far as other calls run meanwhile, as in a burst.
 ";
 
 // === impl Part ===
@@ -82,7 +81,7 @@ impl Part {
     fn title(&self) -> String {
         match self {
             Self::Serial(_) => "One pod at a time".to_owned(),
-            Self::Parallel(Shape { pods, .. }, _) => format!("{pods} pods at the same time"),
+            Self::Parallel(Shape { pods, .. }, _) => format!("{pods} pods concurrently"),
             Self::Burst(Shape { pods, workers }, _) => format!("Bursts of {pods} pods, {workers} at a time"),
         }
     }
@@ -123,7 +122,7 @@ impl Part {
 // === impl Goal ===
 
 impl Goal {
-    /// Ferrule's value by each of the others'.
+    /// Ferrule's value divided by each of the others'.
     fn ratios(&self, [ferrule, bridge, ptp]: &[Measured; 3]) -> [f64; 2] {
         [bridge, ptp].map(|other| (self.of)(ferrule) / (self.of)(other))
     }
@@ -180,16 +179,19 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (families, existing) = (self.families(), self.options.existing);
-        writeln!(f, "ADD and DEL beside the reference plugins, each with {existing} pods attached before.")?;
         writeln!(
             f,
-            "ferrule gives its pods {families}; bridge and ptp give IPv4 by host-local, without ipMasq.\n"
+            "ADD and DEL compared with the reference plugins, each with {existing} pods already attached."
+        )?;
+        writeln!(
+            f,
+            "ferrule assigns {families}; bridge and ptp assign IPv4 through host-local, without ipMasq.\n"
         )?;
         for part in &self.parts {
             table(f, part)?;
             writeln!(f)?;
         }
-        writeln!(f, "{:34} {:>9} {:>9} {:>6} {:>6}", "Ferrule by", "bridge", "ptp", "bar", "aim")?;
+        writeln!(f, "{:34} {:>9} {:>9} {:>6} {:>6}", "Ferrule relative to", "bridge", "ptp", "bar", "aim")?;
         for part in &self.parts {
             for goal in part.goals(existing) {
                 let what = format!("{}: {}", part.key(), goal.what);
@@ -199,14 +201,14 @@ impl fmt::Display for Report {
                 writeln!(f, "{what:34} {bridge:9.3} {ptp:9.3} {bar:6.2} {aim:6.2}  {verdict}")?;
             }
         }
-        writeln!(f, "\nAn ADD of one pod at a time inside the agent, mean, us: {}", self.phases)?;
+        writeln!(f, "\nPhases of a serial ADD inside the agent, mean, us: {}", self.phases)?;
         if let (Some(full), (bar, aim)) = (&self.full, GROWTH) {
             let (pods, growth) = (self.options.full, full.growth());
             let [before, after] = [&full.before, &full.after].map(|it| it.add.took.p50());
             writeln!(
                 f,
-                "\nADD of Ferrule's, p50, before and after {pods} more pods came: {before:.2} ms and {after:.2} ms, \
-                 {growth:.3} times (bar {bar}, aim {aim})"
+                "\nFerrule's ADD, p50, before and after {pods} more pods: {before:.2} ms and {after:.2} ms, \
+                 ratio {growth:.3} (bar {bar}, aim {aim})"
             )?;
         }
         writeln!(f, "\n{LEGEND}")
@@ -216,7 +218,7 @@ impl fmt::Display for Report {
 // === impl Filled ===
 
 impl Filled {
-    /// ADD after by ADD before.
+    /// ADD after, relative to ADD before.
     fn growth(&self) -> f64 {
         self.after.add.took.p50() / self.before.add.took.p50()
     }
@@ -224,7 +226,7 @@ impl Filled {
 
 fn table(f: &mut fmt::Formatter<'_>, part: &Part) -> fmt::Result {
     let samples = part.measured().first().map_or(0, |it| it.add.took.len());
-    writeln!(f, "{} ({samples} pods for each), ms", part.title())?;
+    writeln!(f, "{} ({samples} pods per plugin), ms", part.title())?;
     writeln!(f, "{:8} {:^26} {:^26} {:^15} {:^15}", "", "ADD", "DEL", "CPU per pod", "pods/s")?;
     write!(f, "{:8}", "")?;
     for head in ["p50", "p90", "p99"].iter().cycle().take(6) {
@@ -263,7 +265,6 @@ fn target(Measured { add, del, gone }: &Measured) -> Value {
     json!({ "add": verb(add), "del": verb(del), "gone_after_ms": gone.p50() })
 }
 
-/// Of milliseconds for each.
 fn per_second(ms: f64) -> f64 {
     1e3 / ms
 }

@@ -1,4 +1,4 @@
-//! How long a node is without an agent that serves, when one crashes and the next one takes over.
+//! Downtime of the agent after a crash: from the new process's start until it serves.
 
 use std::time::Instant;
 
@@ -6,18 +6,18 @@ use ferrule_tests::node::{self, Node};
 
 use crate::stats::Series;
 
-/// What to measure, and how often.
+/// Sizes and repetitions of the measurements.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Pods that are attached.
+    /// Attached pods.
     #[arg(long, default_value_t = 250)]
     pods: usize,
-    /// Crashes, for each number of pods.
+    /// Crashes per number of pods.
     #[arg(long, default_value_t = 20)]
     rounds: usize,
 }
 
-/// Measures, and prints what was measured.
+/// Runs the measurements and prints the results.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let [empty, full] = node::on_node(|node| {
         node.start_agent(&["10.244.0.0/16", node::POD_V6])?;
@@ -36,13 +36,13 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             (0..options.pods).map(|it| node.attach(&format!("p{it}"))).collect::<Result<Vec<_>, _>>()?;
         Ok([empty, measure(node)?])
     })?;
-    println!("From the start of an agent's process after a crash until it serves (seen every 5 ms), ms");
+    println!("From process start after a crash until the agent serves (polled every 5 ms), ms");
     println!("{:>8} {:>8} {:>8} {:>8}", "pods", "p50", "p90", "p99");
     for (pods, took) in [(0, empty), (options.pods, full)] {
         println!("{pods:>8} {:8.1} {:8.1} {:8.1}", took.p50(), took.percentile(90), took.percentile(99));
     }
     println!(
-        "\nEverything is brought together before: registry, kernel and maps. Pods' packets flow on meanwhile."
+        "\nBefore serving, the agent reconciles registry, kernel and maps. Pods' packets flow meanwhile."
     );
     Ok(())
 }

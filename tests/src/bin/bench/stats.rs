@@ -1,8 +1,8 @@
-//! What is told of many samples: how long most took, and how long the slowest.
+//! Percentiles of samples.
 
 use std::time::Duration;
 
-/// Samples of one thing.
+/// Samples of one measurement.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Series(Vec<Duration>);
 
@@ -21,7 +21,8 @@ impl Series {
         self.0.len()
     }
 
-    /// The smallest sample that is not exceeded by `percent` of all (nearest rank), in milliseconds.
+    /// The smallest sample that at least `percent` of all samples do not exceed (nearest rank), in
+    /// milliseconds.
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! What is measured: Ferrule's plugin and two reference plugins, executed as a container runtime does.
+//! The measured plugins: Ferrule's and two reference plugins, executed as a container runtime does.
 
 use std::{
     fmt,
@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use crate::cpu;
 
-/// One of those that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
     Ferrule,
@@ -22,26 +21,26 @@ pub(crate) enum Name {
     Ptp,
 }
 
-/// A plugin with a configuration.
+/// A plugin and its configuration.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) name: Name,
     plugin: PathBuf,
     runtime: Runtime,
     stdin: Vec<u8>,
-    /// Who does the work of the plugin, if not itself.
+    /// The agent, for a plugin that delegates its work.
     agent: Option<cpu::Agent>,
 }
 
-/// What a call took, and what it printed.
+/// Duration and output of a call.
 pub(crate) struct Call {
     pub(crate) took: Duration,
     pub(crate) printed: Value,
 }
 
-/// Where Debian puts the reference plugins.
+/// Debian's directory of the reference plugins.
 const REFERENCE: &str = "/usr/lib/cni";
-/// The interface that the first ADD of `bridge` makes, and that stays.
+/// The interface that the first ADD of `bridge` creates and that stays.
 pub(crate) const BRIDGE: &str = "bench0";
 
 // === impl Name ===
@@ -67,7 +66,7 @@ impl fmt::Display for Name {
 // === impl Target ===
 
 impl Target {
-    /// Has to be called on the node: the reference plugins keep what they gave out in its `/run`.
+    /// Must be called on the node's thread: the reference plugins store their state in its `/run`.
     pub(crate) fn new(name: Name) -> anyhow::Result<Self> {
         let reference = |subnet: &str| {
             json!({
@@ -104,26 +103,25 @@ impl Target {
         Ok(Self { name, runtime: Runtime::with_plugin(plugin.clone(), config), plugin, stdin, agent })
     }
 
-    /// The CPU time that all calls up to now took, of other targets too.
+    /// CPU time of all calls so far, including those of other targets.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         self.agent.map_or_else(cpu::children, cpu::Agent::and_children)
     }
 
-    /// ADD, and a look at its answer.
+    /// Calls ADD and checks its result.
     pub(crate) fn add(&self, pod: &mut Pod) -> anyhow::Result<Duration> {
         let Call { took, printed } = self.call("ADD", pod)?;
         pod.attached(&printed).with_context(|| format!("ADD of {}", self.name))?;
         Ok(took)
     }
 
-    /// DEL.
     pub(crate) fn del(&self, pod: &Pod) -> anyhow::Result<Duration> {
         Ok(self.call("DEL", pod)?.took)
     }
 
-    /// Measures from the start of the plugin's process to its end. All else is made before or read afterwards: its
-    /// standard input waits in a pipe, and what it prints fits into one. Nothing is set that would keep the
-    /// standard library from starting it without a fork.
+    /// Measures from the start of the plugin's process to its end. Everything else happens before or after:
+    /// the input waits in a pipe, and the output fits into one. No option is set that would keep the standard
+    /// library from starting the process without a fork.
     fn call(&self, verb: &str, pod: &Pod) -> anyhow::Result<Call> {
         let (stdin, mut write) = io::pipe()?;
         write.write_all(&self.stdin)?;

@@ -1,4 +1,4 @@
-//! Pods that come and go together: one, a few at the same time, or a burst.
+//! Waves: a number of pods that are attached and then detached, with limited concurrency.
 
 use std::{
     fs,
@@ -18,38 +18,38 @@ use crate::{
     target::{BRIDGE, Name, Target},
 };
 
-/// How many pods come together, and how many of them at a time.
+/// Number of pods of a wave, and number of concurrent calls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) pods: usize,
     pub(crate) workers: usize,
 }
 
-/// What the waves of one target took.
+/// Measurements of one target's waves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Measured {
     pub(crate) add: Verb,
     pub(crate) del: Verb,
-    /// From the answer to the last DEL until all interfaces are gone.
+    /// From the answer to the last DEL until the kernel has deleted all interfaces.
     pub(crate) gone: Series,
 }
 
-/// One of the two verbs.
+/// Measurements of ADD or DEL.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Verb {
-    /// Of each call.
+    /// Per call.
     pub(crate) took: Series,
-    /// Of each wave, by pod.
+    /// Per wave, divided by its pods.
     pub(crate) cpu: Series,
-    /// Of each wave, by pod.
+    /// Per wave, divided by its pods.
     pub(crate) pace: Series,
 }
 
-/// After a wave, the kernel takes namespaces down in the background: what is measured next shall not pay for it.
+/// The kernel removes namespaces in the background; the pause keeps this out of the next sample.
 const PAUSE: Duration = Duration::from_millis(60);
 const GONE: Duration = Duration::from_secs(10);
 
-/// Lets a wave come and go, and measures it.
+/// Runs and measures one wave.
 pub(crate) fn run(node: &Node, target: &Target, shape: Shape, into: &mut Measured) -> anyhow::Result<()> {
     let before = links()?;
     let mut pods = make(node, target.name, shape.pods)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(node: &Node, target: &Target, shape: Shape, into: &mut Measure
     let answered = Instant::now();
     sys::wait_until("the interfaces are gone", GONE, || {
         let now = links()?;
-        ensure!(now <= before, "there are {now} of them, and {before} before");
+        ensure!(now <= before, "{now} interfaces, expected at most {before}");
         Ok(true)
     })?;
     into.gone.push(answered.elapsed());
@@ -67,7 +67,7 @@ pub(crate) fn run(node: &Node, target: &Target, shape: Shape, into: &mut Measure
     Ok(())
 }
 
-/// Pods that come and stay.
+/// Attaches pods that stay attached.
 pub(crate) fn stay(node: &Node, target: &Target, count: usize) -> anyhow::Result<Vec<Pod>> {
     let mut pods = make(node, target.name, count)?;
     for pod in &mut pods {
@@ -80,7 +80,7 @@ fn make(node: &Node, name: Name, count: usize) -> anyhow::Result<Vec<Pod>> {
     (0..count).map(|number| node.pod(&format!("{name}-{number}"))).collect()
 }
 
-/// Does the same with each of the pods, some at a time.
+/// Calls `one` for each pod, with limited concurrency, and measures the calls.
 fn measure(
     target: &Target,
     pods: &mut [Pod],
@@ -118,7 +118,7 @@ fn measure(
     Ok(())
 }
 
-/// How many interfaces the node has, but for the one that stays.
+/// The node's number of interfaces, without the permanent one.
 fn links() -> anyhow::Result<usize> {
     let links = fs::read_to_string("/proc/thread-self/net/dev")?;
     Ok(links.lines().filter(|line| !line.trim_start().starts_with(BRIDGE)).count())

@@ -1,6 +1,6 @@
-//! The API server of the story: a process of its own, so that it can be killed, and what the story asks of it.
+//! The demo's API server, a separate process that can be killed, and a client for it.
 //!
-//! What etcd is to a real one is a file here: the objects as they are when the server is killed, and their version.
+//! A file takes the role of etcd: the objects and the version at the time of the kill.
 
 use std::{
     env, fs,
@@ -21,21 +21,21 @@ use ferrule_tests::{
 };
 use serde_json::{Value, json};
 
-/// The server's process.
+/// The API server's process.
 pub(crate) struct Api {
     process: Child,
 }
 
-/// The annotation that tells a pod's VIF.
+/// The annotation with a pod's VIF.
 const VIF: &str = "vif.ferrule.dev/v1";
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443);
 const KEPT: &str = "/run/etcd.json";
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Is the server, until it is killed. What was kept is there again, but nobody knows any more how it came to be so.
+/// Runs the API server until it is killed. Saved objects are restored; their history is compacted.
 ///
 /// # Errors
-/// If it cannot listen, or what was kept cannot be read.
+/// If the server cannot listen, or the saved state cannot be read.
 pub(crate) fn serve(kept: &Path) -> anyhow::Result<()> {
     let server = ApiServer::start(Options { listen: LISTEN, ..Options::default() })?;
     server.kubeconfig(Path::new(KUBECONFIG), None)?;
@@ -51,7 +51,7 @@ pub(crate) fn serve(kept: &Path) -> anyhow::Result<()> {
             let label = json!({ "metadata": { "labels": { "turn": turn.to_string() } } });
             server.patch(Resource::Namespaces, "", "default", label)?;
         }
-        // Whoever was faster than we are has seen nothing of it.
+        // A client that connected before the restore sees nothing of it.
         server.switch(Switch::Restart { pause_ms: 0, history: History::Compacted });
     }
     println!("{}", server.url());
@@ -63,10 +63,10 @@ pub(crate) fn serve(kept: &Path) -> anyhow::Result<()> {
 // === impl Api ===
 
 impl Api {
-    /// Starts the process, and waits until it serves what was kept.
+    /// Starts the process and waits until it serves the saved state.
     ///
     /// # Errors
-    /// If it ends instead.
+    /// If the process exits.
     pub(crate) fn start() -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe()?);
         command.arg("--api-server").arg(KEPT).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -76,14 +76,15 @@ impl Api {
         if let Some(stdout) = process.stdout.take() {
             BufReader::new(stdout).read_line(&mut url)?;
         }
-        ensure!(!url.is_empty(), "the API server has ended");
+        ensure!(!url.is_empty(), "the API server exited");
         Ok(Self { process })
     }
 
-    /// `kill -9`. What it has is kept, but for what is deleted before anybody looks again.
+    /// Kills the process by SIGKILL. Saves its objects, except one pod, which thereby counts as deleted
+    /// meanwhile.
     ///
     /// # Errors
-    /// If it did not run any more.
+    /// If the process was not running.
     pub(crate) fn kill(mut self, deleted: &Pod) -> anyhow::Result<()> {
         let list = |path: &str| -> anyhow::Result<Value> { request("GET", path, None) };
         let (mut pods, mut nodes) = (list("/api/v1/pods")?, list("/api/v1/nodes")?);
@@ -100,48 +101,49 @@ impl Api {
         Ok(fs::write(PathBuf::from(KEPT), kept.to_string())?)
     }
 
-    /// Creates a node that nobody has given ranges yet.
+    /// Creates a Node without pod CIDRs.
     ///
     /// # Errors
-    /// If the server does not take it.
+    /// If the server refuses.
     pub(crate) fn create_node(&self) -> anyhow::Result<()> {
         let mut node = objects::node(NODE, &[]);
-        node.as_object_mut().context("a node is an object")?.remove("spec");
+        node.as_object_mut().context("the node is not an object")?.remove("spec");
         request("POST", "/api/v1/nodes", Some(&node)).map(drop)
     }
 
-    /// Gives it some.
+    /// Sets the Node's pod CIDRs.
     ///
     /// # Errors
-    /// If the server does not take it.
+    /// If the server refuses.
     pub(crate) fn give_ranges(&self, ranges: &[&str]) -> anyhow::Result<()> {
         let spec = json!({ "spec": { "podCIDR": ranges.first(), "podCIDRs": ranges } });
         request("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&spec)).map(drop)
     }
 
-    /// Creates a pod of the node, with a VIF or without; it takes the UID that it gets.
+    /// Creates a pod on the node, optionally annotated with a VIF, and stores the assigned UID in `pod`.
     ///
     /// # Errors
-    /// If the server does not take it.
+    /// If the server refuses.
     pub(crate) fn create(&self, pod: &mut Pod, vif: Option<&str>) -> anyhow::Result<()> {
         let object = objects::pod(NAMESPACE, &pod.name, NODE);
         let object = vif.map_or(object.clone(), |vif| objects::with_annotation(object, VIF, vif));
         let made = request("POST", &format!("/api/v1/namespaces/{NAMESPACE}/pods"), Some(&object))?;
-        let uid = made.pointer("/metadata/uid").and_then(Value::as_str).context("a pod without a UID")?;
+        let uid =
+            made.pointer("/metadata/uid").and_then(Value::as_str).context("the created pod has no UID")?;
         uid.clone_into(&mut pod.uid);
         Ok(())
     }
 
-    /// Writes a pod's VIF.
+    /// Annotates a pod with a VIF.
     ///
     /// # Errors
-    /// If the server does not take it.
+    /// If the server refuses.
     pub(crate) fn annotate(&self, pod: &Pod, vif: &str) -> anyhow::Result<()> {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod.name);
         request("PATCH", &path, Some(&objects::annotation(VIF, vif))).map(drop)
     }
 
-    /// What was told about pods: the reason and the note of each.
+    /// Reason and note of each pod event.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -153,12 +155,12 @@ impl Api {
     }
 }
 
-/// One request, on a connection of its own.
+/// Sends one request, on a connection of its own.
 fn request(method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut stream =
-        TcpStream::connect_timeout(&LISTEN, PATIENCE).context("the API server does not listen")?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+        TcpStream::connect_timeout(&LISTEN, TIMEOUT).context("cannot connect to the API server")?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: api\r\nConnection: close\r\n\
@@ -168,7 +170,7 @@ fn request(method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Val
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a head")?;
-    ensure!(head.starts_with("HTTP/1.1 2"), "{method} {path} was refused: {body}");
+    let (head, body) = answer.split_once("\r\n\r\n").context("the response has no header")?;
+    ensure!(head.starts_with("HTTP/1.1 2"), "{method} {path} failed: {body}");
     Ok(serde_json::from_str(body)?)
 }

@@ -1,25 +1,25 @@
-//! Shows the whole of it on this machine, and takes it down again: a node in a cluster, its agent, a runtime that
-//! executes the shim, pods, their packets, an API server that dies, and what an operator sees of it all.
+//! A demonstration on this machine, removed completely afterwards: a node in a cluster, its agent, a runtime
+//! that executes the shim, pods and their traffic, an API server outage, and the operator's tools.
 
 #![forbid(unsafe_code)]
 
 mod api;
-mod show;
-mod story;
+mod report;
+mod walkthrough;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use ferrule_tests::{host::Footprint, node};
-use show::Show;
+use report::Report;
 
-/// Shows Ferrule at work, on this machine, and leaves nothing behind.
+/// Demonstrates Ferrule on this machine and leaves nothing behind.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Show a node without Kubernetes instead.
+    /// Demonstrate a node without Kubernetes instead.
     #[arg(long)]
     standalone: bool,
-    /// Be the API server of the story.
+    /// Internal: run as the demo's API server.
     #[arg(long, hide = true, value_name = "FILE")]
     api_server: Option<PathBuf>,
 }
@@ -35,19 +35,21 @@ fn main() -> ExitCode {
             }
         };
     }
-    let mut show = Show::default();
-    let told = tell(&mut show, args.standalone);
-    if let Err(error) = &told {
+    let mut report = Report::default();
+    let outcome = run(&mut report, args.standalone);
+    if let Err(error) = &outcome {
         eprintln!("\n{error:?}");
     }
-    show.summary(told.is_ok());
-    if told.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    report.summary(outcome.is_ok());
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn tell(show: &mut Show, standalone: bool) -> anyhow::Result<()> {
+fn run(report: &mut Report, standalone: bool) -> anyhow::Result<()> {
     let before = Footprint::take()?;
-    let story = if standalone { story::standalone::tell } else { story::cluster::tell };
-    node::on_node(|node| story(node, show))?;
-    show.chapter("Afterwards, on the machine itself");
-    show.fact("no link, namespace, pin, program or map is left", || before.wait_until_restored())
+    let walkthrough = if standalone { walkthrough::standalone::run } else { walkthrough::cluster::run };
+    node::on_node(|node| walkthrough(node, report))?;
+    report.chapter("Clean-up");
+    report.fact("no link, namespace, pin, program or map remains on the machine", || {
+        before.wait_until_restored()
+    })
 }

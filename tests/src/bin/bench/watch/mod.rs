@@ -1,41 +1,41 @@
-//! What following the API server costs: events, memory, waiting ADDs, lists, and doing nothing.
+//! Cost of watching the API server: events, memory, waiting ADDs, relists and idle load.
 //!
-//! The API server runs in this process, on the same machine: it is measured along with the agent wherever time passes
-//! until the agent has something, and never in the agent's CPU time or memory.
+//! The API server runs in this process, on the same machine. Latencies include the server's work; the agent's
+//! CPU time and memory do not.
 
-mod bed;
-mod quiet;
-mod release;
+mod add_wait;
+mod burst;
+mod idle;
 mod relist;
-mod storm;
 mod table;
+mod testbed;
 
 use anyhow::Context as _;
 use ferrule_tests::{apiserver::Switch, node::on_node};
 
-use bed::Bed;
-use relist::Way;
+use relist::ListMode;
 use table::{Goal, Table};
+use testbed::Testbed;
 
-/// What to measure, and how often. 0 leaves a part out.
+/// Sizes and repetitions of the measurements; 0 skips a part.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Changes of pods that come at once.
+    /// Pod changes in a burst of events.
     #[arg(long, default_value_t = 100_000)]
     events: usize,
-    /// Pods of a full node.
+    /// Pods on a full node.
     #[arg(long, default_value_t = 500)]
     pods: usize,
-    /// Pods of a node that has more than any.
+    /// Pods of an extreme node, as many as a whole cluster has.
     #[arg(long, default_value_t = 30_000)]
     many: usize,
-    /// Pods whose ADD waits for its VIF; as many whose ADD does not.
+    /// Pods whose ADD waits for its VIF; as many again whose ADD does not.
     #[arg(long, default_value_t = 200)]
     waits: usize,
-    /// Times that all pods are listed, in each way.
+    /// Lists of all pods, per list mode.
     #[arg(long, default_value_t = 5)]
     lists: usize,
-    /// Seconds in which nothing happens.
+    /// Seconds of idle time to measure.
     #[arg(long, default_value_t = 130)]
     idle: u64,
     /// Print JSON instead of a table.
@@ -43,16 +43,16 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Measures, and prints what was measured.
+/// Runs the measurements and prints the results.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let mut table = Table::default();
-    on_node(|node| full_node(&mut Bed::new(node, &[], options.events)?, options, &mut table))?;
+    on_node(|node| full_node(&mut Testbed::new(node, &[], options.events)?, options, &mut table))?;
     if options.many > 0 {
-        on_node(|node| many_pods(&mut Bed::new(node, &[], options.many)?, options, &mut table))?;
+        on_node(|node| many_pods(&mut Testbed::new(node, &[], options.many)?, options, &mut table))?;
     }
     if options.waits > 0 {
         on_node(|node| {
-            release::measure(&mut Bed::new(node, &release::FLAGS, 0)?, options.waits, &mut table)
+            add_wait::measure(&mut Testbed::new(node, &add_wait::FLAGS, 0)?, options.waits, &mut table)
         })?;
     }
     if options.json {
@@ -63,38 +63,42 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From none to all pods that a node may have.
-fn full_node(bed: &mut Bed<'_>, options: &Options, table: &mut Table) -> anyhow::Result<()> {
+/// From an empty node to a full one.
+fn full_node(testbed: &mut Testbed<'_>, options: &Options, table: &mut Table) -> anyhow::Result<()> {
     let pods = options.pods;
-    bed.start()?;
+    testbed.start()?;
     if options.idle > 0 {
-        quiet::measure(bed, options.idle, table)?;
+        idle::measure(testbed, options.idle, table)?;
     }
-    bed.weigh("no pods", Goal::at_most(12.0, 8.0), table)?;
+    testbed.measure_memory("no pods", Goal::at_most(12.0, 8.0), table)?;
 
-    bed.create(pods)?;
-    bed.weigh(&format!("{pods} pods of the node in the API"), Goal::at_most(18.0, 12.0), table)?;
-    relist::measure(bed, Way::Streamed, options.lists, Goal::at_most(20.0, 20.0), table)?;
+    testbed.create(pods)?;
+    testbed.measure_memory(
+        &format!("{pods} pods of the node in the API"),
+        Goal::at_most(18.0, 12.0),
+        table,
+    )?;
+    relist::measure(testbed, ListMode::Streamed, options.lists, Goal::at_most(20.0, 20.0), table)?;
     if options.events > 0 {
-        storm::measure(bed, options.events, table)?;
-        bed.weigh(&format!("after {} events", 4 * options.events), None, table)?;
+        burst::measure(testbed, options.events, table)?;
+        testbed.measure_memory(&format!("after {} events", 4 * options.events), None, table)?;
     }
-    bed.cluster.api.switch(Switch::WatchList { enabled: false });
-    relist::measure(bed, Way::Pages, options.lists, Goal::at_most(20.0, 20.0), table)?;
+    testbed.cluster.api.switch(Switch::WatchList { enabled: false });
+    relist::measure(testbed, ListMode::Pages, options.lists, Goal::at_most(20.0, 20.0), table)?;
 
-    bed.attach(pods)?;
-    bed.weigh(&format!("{pods} pods attached as well"), None, table)?;
+    testbed.attach(pods)?;
+    testbed.measure_memory(&format!("{pods} pods in the API and attached"), None, table)?;
     Ok(())
 }
 
-/// More pods than any node has, as of a whole cluster.
-fn many_pods(bed: &mut Bed<'_>, options: &Options, table: &mut Table) -> anyhow::Result<()> {
+/// More pods than a node has, as many as a whole cluster.
+fn many_pods(testbed: &mut Testbed<'_>, options: &Options, table: &mut Table) -> anyhow::Result<()> {
     let many = options.many;
-    bed.create(many)?;
-    bed.start().context("with many pods")?;
-    bed.weigh(&format!("{many} pods"), Goal::at_most(60.0, 45.0), table)?;
-    relist::measure(bed, Way::Streamed, options.lists, Goal::at_most(500.0, 500.0), table)?;
-    bed.weigh(&format!("{many} pods, listed again"), Goal::at_most(60.0, 45.0), table)?;
-    bed.cluster.api.switch(Switch::WatchList { enabled: false });
-    relist::measure(bed, Way::Pages, options.lists, Goal::at_most(500.0, 500.0), table)
+    testbed.create(many)?;
+    testbed.start().context("with many pods")?;
+    testbed.measure_memory(&format!("{many} pods"), Goal::at_most(60.0, 45.0), table)?;
+    relist::measure(testbed, ListMode::Streamed, options.lists, Goal::at_most(500.0, 500.0), table)?;
+    testbed.measure_memory(&format!("{many} pods, after relists"), Goal::at_most(60.0, 45.0), table)?;
+    testbed.cluster.api.switch(Switch::WatchList { enabled: false });
+    relist::measure(testbed, ListMode::Pages, options.lists, Goal::at_most(500.0, 500.0), table)
 }

@@ -1,4 +1,4 @@
-//! How long it takes to list all pods.
+//! Measures the time to list all pods.
 
 use std::{
     io::{Read as _, Write as _},
@@ -14,27 +14,27 @@ use ferrule_tests::{
 };
 
 use super::{
-    bed::{Bed, PATIENCE},
     table::{Goal, Table},
+    testbed::{TIMEOUT, Testbed},
 };
 use crate::stats::Series;
 
-/// How the server gives the list.
+/// How the server sends a list.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Way {
+pub(super) enum ListMode {
     Streamed,
     Pages,
 }
 
-/// When the clock of the server's log of requests began, by the clock of the agent's log.
+/// Start of the API server's request log, in time since the epoch.
 struct Clock(Duration);
 
 const WATCHED: Which = Which { resource: Some(Resource::Pods), count: None };
 
-/// Lets positions expire, and agents start that have kept nothing.
+/// Measures relists after an expired position, and initial lists of agents without a checkpoint.
 pub(super) fn measure(
-    bed: &mut Bed<'_>,
-    way: Way,
+    testbed: &mut Testbed<'_>,
+    mode: ListMode,
     times: usize,
     goal: Goal,
     table: &mut Table,
@@ -42,51 +42,51 @@ pub(super) fn measure(
     if times == 0 {
         return Ok(());
     }
-    let clock = Clock::read(&bed.cluster.api)?;
+    let clock = Clock::read(&testbed.cluster.api)?;
     let (mut again, mut cpu, mut first, mut start) =
         (Series::default(), Series::default(), Series::default(), Series::default());
     for _ in 0..times {
-        let before = lists(bed).len();
-        bed.node.stop_agent()?;
-        bed.cluster.api.clear_requests();
+        let before = lists(testbed).len();
+        testbed.node.stop_agent()?;
+        testbed.cluster.api.clear_requests();
         let begun = SystemTime::now();
-        bed.start()?;
-        let listed = until_listed(bed, before)?;
-        first.push(listed.saturating_sub(asked(bed, &clock)?));
+        testbed.start()?;
+        let listed = until_listed(testbed, before)?;
+        first.push(listed.saturating_sub(asked(testbed, &clock)?));
         start.push(listed.saturating_sub(begun.duration_since(UNIX_EPOCH)?));
     }
     for _ in 0..times {
-        // What was listed is written down by then.
+        // By then, the checkpoint of the previous list is durable.
         thread::sleep(Duration::from_secs(3));
-        let before = lists(bed).len();
-        let (api, agent) = (&bed.cluster.api, bed.agent()?);
+        let before = lists(testbed).len();
+        let (api, agent) = (&testbed.cluster.api, testbed.agent()?);
         api.clear_requests();
         api.switch(Switch::Compact {});
         let used = agent.used()?;
         api.switch(Switch::SendError { code: 410, retry_after: None, which: WATCHED });
-        let listed = until_listed(bed, before)?;
+        let listed = until_listed(testbed, before)?;
         cpu.push(agent.used()?.saturating_sub(used));
-        again.push(listed.saturating_sub(asked(bed, &clock)?));
+        again.push(listed.saturating_sub(asked(testbed, &clock)?));
     }
-    let how = if way == Way::Streamed { "streamed" } else { "in pages of 500" };
-    let pods = bed.pods;
-    table.add(format!("list of {pods} pods again, {how}, p50 of {times}"), again.p50(), "ms", goal);
-    table.add("  the slowest", again.percentile(100), "ms", None);
-    table.add("  the agent's CPU time, p50", cpu.p50(), "ms", None);
-    table.add("  the first list of an agent, p50", first.p50(), "ms", None);
-    table.add("  from its start, p50", start.p50(), "ms", None);
+    let how = if mode == ListMode::Streamed { "as a stream" } else { "in pages of 500" };
+    let pods = testbed.pods;
+    table.add(format!("relist of {pods} pods {how}, p50 of {times}"), again.p50(), "ms", goal);
+    table.add("  maximum", again.percentile(100), "ms", None);
+    table.add("  agent CPU time, p50", cpu.p50(), "ms", None);
+    table.add("  initial list without a checkpoint, p50", first.p50(), "ms", None);
+    table.add("  agent start to end of initial list, p50", start.p50(), "ms", None);
     Ok(())
 }
 
-/// Waits for one more list than there were, and gives its end, since the epoch.
-fn until_listed(bed: &Bed<'_>, before: usize) -> anyhow::Result<Duration> {
-    wait_until("the agent has listed", PATIENCE, || Ok(lists(bed).len() > before))?;
-    lists(bed).last().copied().context("no list")
+/// Waits for one more list than `before`, and returns the time of its end since the epoch.
+fn until_listed(testbed: &Testbed<'_>, before: usize) -> anyhow::Result<Duration> {
+    wait_until("the agent has relisted", TIMEOUT, || Ok(lists(testbed).len() > before))?;
+    lists(testbed).last().copied().context("no list in the agent's log")
 }
 
-/// The ends of all lists of pods in the log of this node's agents, since the epoch.
-fn lists(bed: &Bed<'_>) -> Vec<Duration> {
-    let log = bed.node.log();
+/// The end of each pod list in the agent's log, since the epoch.
+fn lists(testbed: &Testbed<'_>) -> Vec<Duration> {
+    let log = testbed.node.log();
     let lines = log.lines().filter(|line| line.contains(": listed source=\"pods\""));
     let time = |line: &str| line.split_whitespace().next()?.parse::<jiff::Timestamp>().ok();
     lines
@@ -95,26 +95,26 @@ fn lists(bed: &Bed<'_>) -> Vec<Duration> {
         .collect()
 }
 
-/// When the request came that the last list began with, since the epoch.
-fn asked(bed: &Bed<'_>, Clock(start): &Clock) -> anyhow::Result<Duration> {
+/// Arrival of the last list's first request, since the epoch.
+fn asked(testbed: &Testbed<'_>, Clock(start): &Clock) -> anyhow::Result<Duration> {
     let is_first = |it: &&Request| {
         let begins = it.query.contains("sendInitialEvents=true") || it.query.contains("limit=500");
         it.path == "/api/v1/pods" && it.status == 200 && begins && !it.query.contains("continue=")
     };
-    let requests = bed.cluster.api.requests();
-    let first = requests.iter().find(is_first).context("nobody has listed")?;
+    let requests = testbed.cluster.api.requests();
+    let first = requests.iter().find(is_first).context("no list request")?;
     Ok(*start + first.at)
 }
 
 // === impl Clock ===
 
 impl Clock {
-    /// By the fastest of some requests.
+    /// Takes the fastest of 20 requests, for the smallest error.
     fn read(api: &ApiServer) -> anyhow::Result<Self> {
         let mut best: Option<(Duration, Self)> = None;
         for _ in 0..20 {
             let mut stream = TcpStream::connect(api.address())?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             let (start, now) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
             stream.write_all(b"GET /livez HTTP/1.1\r\nHost: api\r\nConnection: close\r\n\r\n")?;
             stream.read_to_end(&mut Vec::new())?;

@@ -1,10 +1,10 @@
-//! What was measured, for people and for programs.
+//! The results, as a table and as JSON.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-/// Rows, in the order in which they were measured.
+/// Rows in the order of measurement.
 #[derive(Debug, Default)]
 pub(super) struct Table(Vec<Row>);
 
@@ -16,7 +16,7 @@ struct Row {
     goal: Option<Goal>,
 }
 
-/// What must hold, and what we are after.
+/// `bar` must hold; `aim` is the target.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Goal {
     bar: f64,
@@ -24,19 +24,19 @@ pub(super) struct Goal {
 }
 
 const LEGEND: &str = "\
-The goals are absolute, so that the verdict is on this machine, and on whatever else it did meanwhile. API server and
-agent share it: times include the server's part. A pod is 4.5 kB of JSON, as the API server tells it. RSS is VmRSS of
-the agent a few seconds after the last change.
-30000 pods are more than any node has: their `spec.nodeName` is this one's, as if one agent followed a whole cluster.
-Events: all are written while the watch is stalled; the time is from its end to the agent's own count of what it has
-applied, the CPU time is the agent's, kernel included. \"server alone\" is the same watch read by a client that does
-nothing with it.
-Lists: from the arrival of the request at the server to the line `listed` in the agent's log, when registry and server
-agree. The random wait before a list (up to 2 s) is before that. \"start\" is that of an agent that has kept nothing,
-from exec on.
-ADDs: from the moment at which the server has taken the annotation until the plugin's process has ended. A VIF that is
-refused is one that is not plugged: what is left is the way of the event, and of the answer. Who asks once a second
-instead, as Ferrule's ancestor, adds 500 ms at the median and 990 ms at p99, whatever the rest takes.
+The goals are absolute, so a verdict depends on this machine and its other load. API server and agent share the machine:
+latencies include the server's part. A pod is 4.5 kB of JSON. RSS is VmRSS of the agent a few seconds after the last
+change.
+30000 pods exceed any real node: every pod's `spec.nodeName` is this node, as if one agent watched a whole cluster.
+Events: all changes are written while the watch is stalled. The time runs from the end of the stall until the agent has
+counted all events as applied; the CPU time is the agent's, including the kernel. \"API server alone\" is the same watch,
+read by a client that discards the events.
+Lists: from the arrival of the request at the server to the line `listed` in the agent's log, when the registry agrees
+with the server. The random wait before a relist (up to 2 s) is not included. The agent start is the exec of an agent
+without a checkpoint.
+ADDs: from the server's response to the annotation until the exit of the plugin's process. A refused VIF is not plugged,
+so only the latency of the event and of the answer remains. Polling once per second would add 500 ms at the median and
+990 ms at p99.
 ";
 
 // === impl Table ===
@@ -68,7 +68,7 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "What following the API server costs\n")?;
+        writeln!(f, "Cost of watching the API server\n")?;
         writeln!(f, "{:60} {:>10} {:9} {:>8} {:>8}", "", "", "", "bar", "aim")?;
         self.0.iter().try_for_each(|row| writeln!(f, "{row}"))?;
         writeln!(f, "\n{LEGEND}")
@@ -94,7 +94,7 @@ impl Goal {
         Self { bar, aim }
     }
 
-    /// The other way round: what is better is more.
+    /// As [`Self::at_most`], for values where more is better.
     pub(super) fn at_least(bar: f64, aim: f64) -> Self {
         Self { bar, aim }
     }

@@ -1,4 +1,4 @@
-//! Many events at once.
+//! Measures the throughput of a burst of events.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,22 +17,22 @@ use ferrule_tests::{
 use serde_json::json;
 
 use super::{
-    bed::{Bed, PATIENCE, name},
     table::{Goal, Table},
+    testbed::{TIMEOUT, Testbed, name},
 };
 use crate::stats::Series;
 
 const ROUNDS: usize = 3;
 const APPLIED: &str = r#"ferrule_watch_events_total{source="pods",kind="applied"}"#;
 
-/// Changes pods while the watch is stalled, and lets it go.
-pub(super) fn measure(bed: &Bed<'_>, events: usize, table: &mut Table) -> anyhow::Result<()> {
+/// Changes pods while the watch is stalled, then resumes the watch.
+pub(super) fn measure(testbed: &Testbed<'_>, events: usize, table: &mut Table) -> anyhow::Result<()> {
     let (mut took, mut cpu) = (Series::default(), Series::default());
-    let mut version = bed.cluster.api.resource_version();
+    let mut version = testbed.cluster.api.resource_version();
     for round in 0..=ROUNDS {
-        version = bed.cluster.api.resource_version();
-        let (time, used) = one(bed, round, events)?;
-        // The first meets an agent that has not done it before.
+        version = testbed.cluster.api.resource_version();
+        let (time, used) = one(testbed, round, events)?;
+        // The first round warms the agent up.
         if round > 0 {
             took.push(time);
             cpu.push(used);
@@ -40,43 +40,43 @@ pub(super) fn measure(bed: &Bed<'_>, events: usize, table: &mut Table) -> anyhow
     }
     let per_second = |ms: f64| events as f64 / ms * 1e3;
     table.add(
-        format!("{events} events, by CPU time of the agent"),
+        format!("burst of {events} events, per agent CPU time"),
         per_second(cpu.p50()),
         "events/s",
         Goal::at_least(50_000.0, 150_000.0),
     );
-    table.add("  its CPU time for one", cpu.p50() * 1e3 / events as f64, "µs", None);
+    table.add("  agent CPU time per event", cpu.p50() * 1e3 / events as f64, "µs", None);
     table.add("  from server to registry", per_second(took.p50()), "events/s", None);
-    let alone = read_alone(bed, version, events)?;
-    table.add("  server alone", per_second(alone.as_secs_f64() * 1e3), "events/s", None);
+    let alone = read_alone(testbed, version, events)?;
+    table.add("  API server alone", per_second(alone.as_secs_f64() * 1e3), "events/s", None);
     Ok(())
 }
 
-fn one(bed: &Bed<'_>, round: usize, events: usize) -> anyhow::Result<(Duration, Duration)> {
-    let (api, agent) = (&bed.cluster.api, bed.agent()?);
+fn one(testbed: &Testbed<'_>, round: usize, events: usize) -> anyhow::Result<(Duration, Duration)> {
+    let (api, agent) = (&testbed.cluster.api, testbed.agent()?);
     api.switch(Switch::StallWatches {});
     for number in 0..events {
         let label = json!({ "metadata": { "labels": { "turn": format!("{round}-{number}") } } });
-        api.patch(Resource::Pods, NAMESPACE, &name(number % bed.pods.max(1)), label)?;
+        api.patch(Resource::Pods, NAMESPACE, &name(number % testbed.pods.max(1)), label)?;
     }
     thread::sleep(Duration::from_millis(200));
-    let goal = bed.node.metric(APPLIED)? + events as f64;
+    let goal = testbed.node.metric(APPLIED)? + events as f64;
     let (start, used) = (Instant::now(), agent.used()?);
     api.switch(Switch::ResumeWatches {});
-    wait_until("the agent has applied all events", PATIENCE, || {
-        // Often enough for the time, and not so often that it would count itself.
+    wait_until("the agent has applied all events", TIMEOUT, || {
+        // Short enough for the precision, long enough to keep the polling cost low.
         thread::sleep(Duration::from_millis(10));
-        Ok(bed.node.metric(APPLIED)? >= goal)
+        Ok(testbed.node.metric(APPLIED)? >= goal)
     })?;
     let took = start.elapsed();
-    ensure!(bed.node.metric(APPLIED)? == goal, "each event is told once");
+    ensure!(testbed.node.metric(APPLIED)? == goal, "events were delivered more than once");
     Ok((took, agent.used()?.saturating_sub(used)))
 }
 
-/// Reads the same events, and looks for nothing but their ends.
-fn read_alone(bed: &Bed<'_>, version: u64, events: usize) -> anyhow::Result<Duration> {
-    let mut stream = TcpStream::connect(bed.cluster.api.address())?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+/// Reads the same events without processing them.
+fn read_alone(testbed: &Testbed<'_>, version: u64, events: usize) -> anyhow::Result<Duration> {
+    let mut stream = TcpStream::connect(testbed.cluster.api.address())?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let start = Instant::now();
     write!(
         stream,

@@ -1,37 +1,37 @@
-//! What the demo prints: chapters of facts, each of which was checked, and a summary.
+//! The demo's output: chapters of verified facts, and a summary.
 
 use std::time::{Duration, Instant};
 
-/// The demo's output.
-pub(crate) struct Show {
+/// Prints facts and collects them for the summary.
+pub(crate) struct Report {
     start: Instant,
     facts: Vec<Fact>,
 }
 
 struct Fact {
     what: String,
-    is_so: bool,
+    holds: bool,
     took: Duration,
 }
 
 // === impl Show ===
 
-impl Default for Show {
+impl Default for Report {
     fn default() -> Self {
         Self { start: Instant::now(), facts: Vec::new() }
     }
 }
 
-impl Show {
-    /// Begins a chapter.
+impl Report {
+    /// Starts a chapter.
     pub(crate) fn chapter(&self, title: &str) {
         println!("\n── {title} {}", "─".repeat(96_usize.saturating_sub(title.chars().count())));
     }
 
-    /// Checks a fact and prints it.
+    /// Verifies a fact and prints the outcome.
     ///
     /// # Errors
-    /// If it is not so.
+    /// If the fact does not hold.
     pub(crate) fn fact<T>(
         &mut self,
         what: &str,
@@ -39,13 +39,13 @@ impl Show {
     ) -> anyhow::Result<T> {
         let start = Instant::now();
         let result = check();
-        let fact = Fact { what: what.to_owned(), is_so: result.is_ok(), took: start.elapsed() };
+        let fact = Fact { what: what.to_owned(), holds: result.is_ok(), took: start.elapsed() };
         println!("{}", fact.line());
         self.facts.push(fact);
-        result.map_err(|error| error.context(format!("this is not so: {what}")))
+        result.map_err(|error| error.context(format!("failed: {what}")))
     }
 
-    /// Prints what a command answered, below the command.
+    /// Prints a command and its output.
     pub(crate) fn output(&self, command: &str, output: &str) {
         println!("   # {command}");
         for line in output.trim_end().lines() {
@@ -53,17 +53,20 @@ impl Show {
         }
     }
 
-    /// Prints all facts once more, on one screen.
-    pub(crate) fn summary(&self, all_told: bool) {
+    /// Prints all facts and the verdict. `is_complete`: no fact failed.
+    pub(crate) fn summary(&self, is_complete: bool) {
         self.chapter("Summary");
         for fact in &self.facts {
             println!("{}", fact.line());
         }
-        let so = self.facts.iter().filter(|fact| fact.is_so).count();
-        let verdict =
-            if all_told { "All of it works, and nothing is left." } else { "It does not work; see above." };
+        let holding = self.facts.iter().filter(|fact| fact.holds).count();
+        let verdict = if is_complete {
+            "Everything works, and nothing is left behind."
+        } else {
+            "A fact does not hold; see above."
+        };
         println!(
-            "\n{verdict} {so} of {} facts hold, in {:.1} s.",
+            "\n{verdict} {holding} of {} facts hold, in {:.1} s.",
             self.facts.len(),
             self.start.elapsed().as_secs_f64()
         );
@@ -72,7 +75,7 @@ impl Show {
 
 impl Fact {
     fn line(&self) -> String {
-        let mark = if self.is_so { "✓" } else { "✗" };
+        let mark = if self.holds { "✓" } else { "✗" };
         let millis = self.took.as_secs_f64() * 1e3;
         format!(" {mark} {:<82}{millis:>9.1} ms", self.what)
     }

@@ -1,38 +1,38 @@
-//! What a test tells the agent, and what that tells the test: the other side of `agent/src/crash.rs`.
+//! Control of the agent's crash points: the counterpart of `agent/src/crash.rs`.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, str::FromStr};
 
 use anyhow::{Context as _, ensure};
 
-/// Below `target/dist`: built with crash points.
+/// The build with crash points, below `target/dist`.
 pub const AGENT: &str = "test/ferrule-agent";
-/// Names the directory of the orders to it.
+/// Environment variable with the control directory.
 pub const VARIABLE: &str = "FERRULE_CRASH_POINTS";
-/// Tells it which version of the maps it is to be of.
+/// Environment variable that overrides the maps' ABI version.
 pub const ABI: &str = "FERRULE_ABI_VERSION";
 pub const DIRECTORY: &str = "/run/crash";
 
-/// Where the agent is to die: a step, and the how manieth time that it is passed.
+/// A step and the occurrence at which the agent crashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub step: String,
     times: usize,
 }
 
-/// Lets the agent start over with its list of passed steps, and die at a place or nowhere.
+/// Resets the list of passed steps and arms a crash at a place, or none.
 ///
 /// # Errors
 /// If the files cannot be written.
-pub fn give(place: Option<&Place>) -> anyhow::Result<()> {
+pub fn arm(place: Option<&Place>) -> anyhow::Result<()> {
     fs::create_dir_all(DIRECTORY)?;
     write("at", &place.map(Place::to_string).unwrap_or_default())?;
     write("passed", "")
 }
 
-/// The steps that were passed since, in their order.
+/// The steps passed since the last [`arm`], in order.
 ///
 /// # Errors
-/// If there is no list.
+/// If the agent has written no list.
 pub fn passed() -> anyhow::Result<Vec<Place>> {
     let mut times = BTreeMap::<String, usize>::new();
     let place = |step: &str| {
@@ -43,27 +43,26 @@ pub fn passed() -> anyhow::Result<Vec<Place>> {
     Ok(read("passed")?.lines().map(place).collect())
 }
 
-/// All steps that there are.
+/// All crash points of the agent.
 ///
 /// # Errors
-/// If the agent has told none: it is not the one with crash points.
+/// If the agent was built without crash points.
 pub fn steps() -> anyhow::Result<Vec<String>> {
     let steps: Vec<String> = read("steps")?.lines().map(str::to_owned).collect();
-    ensure!(!steps.is_empty(), "the agent has no steps");
+    ensure!(!steps.is_empty(), "the agent has no crash points");
     Ok(steps)
 }
 
 fn read(name: &str) -> anyhow::Result<String> {
     fs::read_to_string(Path::new(DIRECTORY).join(name)).with_context(|| {
         format!(
-            "no list `{name}` of {AGENT}: was it built with the feature crash-points, by `cargo xtask test`?"
+            "no list `{name}` of {AGENT}; build it with the feature crash-points through `cargo xtask test`"
         )
     })
 }
 
 fn write(name: &str, text: &str) -> anyhow::Result<()> {
-    fs::write(Path::new(DIRECTORY).join(name), text)
-        .with_context(|| format!("cannot write the order `{name}`"))
+    fs::write(Path::new(DIRECTORY).join(name), text).with_context(|| format!("cannot write `{name}`"))
 }
 
 // === impl Place ===

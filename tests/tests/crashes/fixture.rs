@@ -1,4 +1,4 @@
-//! A node on which an agent dies, again and again, while others' packets flow.
+//! The fixture: a node whose agent crashes repeatedly while bystanders' packets flow.
 
 use std::{
     collections::BTreeSet,
@@ -20,40 +20,40 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{scenario::Scenario, truth::Bare};
+use crate::{invariants::Baseline, scenario::Scenario};
 
-/// The node, and who is on it.
-pub struct World<'a> {
+/// The node, its pods and the runtime's view of them.
+pub struct Fixture<'a> {
     pub node: &'a mut Node,
     pub runtime: Runtime,
-    /// Attached all the time, and not to notice anything.
+    /// Attached throughout; must not lose a packet.
     bystanders: Vec<Pod>,
-    /// Those that the runtime works with.
+    /// Pods of the scenario.
     pub pods: Vec<Pod>,
-    /// The containers that it has attached.
+    /// Containers that the runtime knows to be attached.
     pub attached: BTreeSet<String>,
-    /// Those of which it does not know it, since the agent died.
-    pub unsure: BTreeSet<String>,
-    bare: Bare,
+    /// Containers with an unknown state, because the agent died during a call.
+    pub unknown: BTreeSet<String>,
+    bare: Baseline,
     sandboxes: u32,
     ping: Option<Child>,
-    /// There as long as the node.
+    /// Lives as long as the node.
     _cluster: Option<Cluster>,
 }
 
-/// Enough that no address has to be used again: they rest for half a minute.
+/// Large enough that no address has to be reused during the cooldown of 30 s.
 const RANGES: [&str; 2] = ["10.244.0.0/19", POD_V6];
 
-/// More than there are pods.
+/// Exceeds the number of pods.
 const SANDBOXES: u32 = 50_000;
 
-// === impl World ===
+// === impl Fixture ===
 
-impl<'a> World<'a> {
-    /// Starts an agent, and lets one bystander ping another, if there are any.
+impl<'a> Fixture<'a> {
+    /// Starts an agent, and a continuous ping between two bystanders if the scenario has any.
     ///
     /// # Errors
-    /// If they cannot be made.
+    /// If the set-up fails.
     pub fn new(node: &'a mut Node, scenario: &Scenario) -> anyhow::Result<Self> {
         let cluster = scenario.has_cluster.then(|| Cluster::start(Options::default())).transpose()?;
         let follow: &[&str] = match &cluster {
@@ -64,46 +64,46 @@ impl<'a> World<'a> {
             None => &["--standalone"],
         };
         let ranges: Vec<_> = RANGES.iter().flat_map(|range| ["--pod-cidr", range]).collect();
-        // What a start leaves is to be seen, and not what is mended right after it.
+        // With self-healing off, the checks see the state that the start itself leaves.
         let unhealed = &["--self-heal", "off"];
         node.start_agent_with(&[follow, &ranges, unhealed, scenario.flags].concat())?;
-        // A pod without annotations, of which no API server has to be waited for.
+        // Empty annotations from the runtime: ADD does not wait for the API server.
         let call = json!({ "io.kubernetes.cri.pod-annotations": {} });
-        let (runtime, bare) = (node.runtime()?.with("runtimeConfig", call), Bare::look(node)?);
-        let mut world = Self {
+        let (runtime, bare) = (node.runtime()?.with("runtimeConfig", call), Baseline::take(node)?);
+        let mut fixture = Self {
             node,
             runtime,
             bystanders: Vec::new(),
             pods: Vec::new(),
             attached: BTreeSet::new(),
-            unsure: BTreeSet::new(),
+            unknown: BTreeSet::new(),
             bare,
             sandboxes: 0,
             ping: None,
             _cluster: cluster,
         };
         for name in ["bystander", "peer"].iter().filter(|_| scenario.has_bystanders) {
-            let pod = world.attach(name)?;
-            world.bystanders.push(pod);
+            let pod = fixture.attach(name)?;
+            fixture.bystanders.push(pod);
         }
-        world.begin_ping()?;
-        Ok(world)
+        fixture.begin_ping()?;
+        Ok(fixture)
     }
 
-    /// A pod that is attached.
+    /// Creates a pod and attaches it.
     ///
     /// # Errors
-    /// If it is not to be.
+    /// If ADD fails.
     pub fn attach(&mut self, name: &str) -> anyhow::Result<Pod> {
         let mut pod = self.node.pod(name)?;
         self.add(&mut pod)?;
         Ok(pod)
     }
 
-    /// An ADD that must succeed, and after which packets flow.
+    /// An ADD that must succeed and provide connectivity.
     ///
     /// # Errors
-    /// If they do not.
+    /// If ADD fails or packets do not flow.
     pub fn add(&mut self, pod: &mut Pod) -> anyhow::Result<()> {
         let result = self.runtime.add(pod).with_context(|| format!("ADD of {}", pod.name))?;
         pod.attached(&result)?;
@@ -115,33 +115,33 @@ impl<'a> World<'a> {
     /// A DEL that must succeed.
     ///
     /// # Errors
-    /// If it does not.
+    /// If DEL fails.
     pub fn del(&mut self, pod: &Pod) -> anyhow::Result<()> {
         self.runtime.del(pod).with_context(|| format!("DEL of {}", pod.name))?;
         self.attached.remove(&pod.container_id);
-        self.unsure.remove(&pod.container_id);
+        self.unknown.remove(&pod.container_id);
         Ok(())
     }
 
-    /// Sees of which containers that the runtime is unsure of the agent knows.
+    /// Resolves unknown container states by querying the agent.
     ///
     /// # Errors
-    /// If it does not answer.
-    pub fn find_out(&mut self) -> anyhow::Result<()> {
-        self.attached = &self.attached - &self.unsure;
+    /// If the agent does not answer.
+    pub fn resolve_unknown(&mut self) -> anyhow::Result<()> {
+        self.attached = &self.attached - &self.unknown;
         for it in self.node.attachments()? {
             let container = it.get("container_id").and_then(Value::as_str).unwrap_or_default();
-            if self.unsure.contains(container) {
+            if self.unknown.contains(container) {
                 self.attached.insert(container.to_owned());
             }
         }
         Ok(())
     }
 
-    /// The sandbox that follows a pod's, which a runtime has deleted and taken down.
+    /// Replaces a deleted pod's sandbox by a new one.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the namespaces cannot be replaced.
     pub fn next_sandbox(&mut self, pod: Pod) -> anyhow::Result<Pod> {
         self.sandboxes += 1;
         let next = pod.new_sandbox(SANDBOXES + self.sandboxes)?;
@@ -149,17 +149,17 @@ impl<'a> World<'a> {
         Ok(next)
     }
 
-    /// What the runtime is to name in a GC: the bystanders.
+    /// The attachments that a GC names as valid: the bystanders'.
     pub fn valid(&self) -> Value {
         let name = |it: &Pod| json!({ "containerID": it.container_id, "ifname": "eth0" });
         self.bystanders.iter().map(name).collect()
     }
 
-    /// The bystanders reach each other and the node.
+    /// Pings between the bystanders and from the node.
     ///
     /// # Errors
-    /// If they do not.
-    pub fn packets_flow(&self) -> anyhow::Result<()> {
+    /// If a ping fails.
+    pub fn ping_bystanders(&self) -> anyhow::Result<()> {
         let [one, other] = self.bystanders.as_slice() else { return Ok(()) };
         for to in &other.addresses {
             one.ping(&to.to_string())?;
@@ -167,26 +167,26 @@ impl<'a> World<'a> {
         other.ping(NODE_V4).map(drop)
     }
 
-    /// All there is, is what should be.
+    /// Checks registry, kernel and maps against the attached containers.
     ///
     /// # Errors
-    /// What is not.
+    /// The differences.
     pub fn check(&self) -> anyhow::Result<()> {
         self.bare.check(self.node, &self.attached)
     }
 
-    /// Takes the pods' namespaces down; they have been deleted.
+    /// Removes the namespaces of the deleted pods.
     ///
     /// # Errors
-    /// If one cannot be.
+    /// If a namespace cannot be removed.
     pub fn clear(&mut self) -> anyhow::Result<()> {
         self.pods.drain(..).try_for_each(Pod::remove)
     }
 
-    /// DELs the bystanders, after which nothing is left. None of their packets was lost.
+    /// Deletes the bystanders, checks for leaks, and requires that none of their packets was lost.
     ///
     /// # Errors
-    /// If something is left, or was lost.
+    /// If something leaked or a packet was lost.
     pub fn end(mut self) -> anyhow::Result<()> {
         let lost = self.end_ping();
         for pod in std::mem::take(&mut self.bystanders) {

@@ -1,8 +1,8 @@
-//! What calls answered that were made at once, held against the model: for each attachment there must be an order of
-//! them in which every answer is right, and that ends with what is there.
+//! Linearizability check of concurrent calls against the model: for each attachment, some order of the calls
+//! must explain all answers and lead to the attachment's final state.
 //!
-//! An order for each attachment by itself is enough, as calls of one do not read another's state. What they share is the
-//! addresses: that these have one owner each, and rest, is checked for all of them together.
+//! Attachments are checked separately, because calls on one do not depend on another's state. They share only
+//! the addresses: unique ownership and cooldown are checked across all attachments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,72 +13,69 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    batch::{Answer, Batch, Ended, Issued},
+    batch::{Answer, Batch, BoundCall, Ended},
     invariants,
     model::{
-        Add, Addresses, Admissible, Attached, CHECK_FAILED, INVALID_NETNS, Id, Model, NOT_AVAILABLE,
-        TRY_AGAIN_LATER, UNKNOWN_CONTAINER, Wanted,
+        Add, Addresses, Allowed, Assigned, Attached, CHECK_FAILED, INVALID_NETNS, Id, Model, NOT_AVAILABLE,
+        TRY_AGAIN_LATER, UNKNOWN_CONTAINER,
     },
     observe::{Observed, Registered},
-    ops::Damage,
+    operations::Damage,
 };
 
-/// What happens to one attachment.
+/// An event in the history of one attachment.
 #[derive(Debug, Clone, Copy)]
 enum Step<'a> {
     Call(&'a Answer),
-    /// It is removed by a GC, or may be.
+    /// Removed by GC or garbage collection: certainly (`must`) or possibly.
     Collected {
         by: Option<&'a Answer>,
         must: bool,
     },
-    /// A start mends what is broken on the host; and all of it, if the interface is made anew.
-    Mended,
+    /// A start repairs damage on the host, or everything if it recreates the interface.
+    Repaired,
 }
 
-/// One attachment, on the way through an order.
+/// State of one attachment at a point of an order.
 #[derive(Debug, Clone, Default)]
-struct Now {
+struct State {
     attached: Option<Attached>,
-    /// And since when they may rest, if that is before the calls.
+    /// Released addresses, and the time of release if that precedes the batch.
     released: Vec<(Addresses, Option<Instant>)>,
-    /// ADDs that may have given addresses back.
+    /// Number of ADDs that may have allocated and released addresses.
     unknown: usize,
 }
 
-/// Whether the shim deletes by itself when there is no agent, and leaves it a note.
-const DEL_NEEDS_NO_AGENT: bool = true;
-
-struct Judge<'a> {
+struct Checker<'a> {
     model: &'a Model,
     batch: &'a Batch,
     id: Id,
     registered: Option<&'a Registered>,
 }
 
-/// Judges a batch, and makes the model what it is afterwards.
+/// Checks a batch against the model and updates the model to the state after it.
 ///
 /// # Errors
-/// What cannot be explained.
-pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), String> {
+/// The answer or attachment that no order explains.
+pub fn check_batch(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), String> {
     for Answer { call, outcome, .. } in &batch.answers {
-        let away = match call {
-            Issued::Status => NOT_AVAILABLE,
-            Issued::Gc(_) => TRY_AGAIN_LATER,
+        let agent_down = match call {
+            BoundCall::Status => NOT_AVAILABLE,
+            BoundCall::Gc(_) => TRY_AGAIN_LATER,
             _ => continue,
         };
         let is_right = match outcome {
             Ok(_) => model.agent_runs,
-            Err((code, _)) => *code == away && (!model.agent_runs || batch.ended != Ended::No),
+            Err((code, _)) => *code == agent_down && (!model.agent_runs || batch.ended != Ended::No),
         };
         if !is_right {
-            return Err(format!("{call:?} must not answer {outcome:?}"));
+            return Err(format!("unexpected answer to {call:?}: {outcome:?}"));
         }
     }
     if !model.agent_runs && batch.ended == Ended::No {
-        return model.away(&batch.answers);
+        return model.agent_down(&batch.answers);
     }
-    let Some(registry) = &seen.registry else { return Err("the agent was not asked".to_owned()) };
+    let Some(registry) = &seen.registry else { return Err("the snapshot has no registry".to_owned()) };
     own_addresses(model, batch)?;
     let mut ids: BTreeSet<Id> = model.attached.keys().copied().collect();
     ids.extend(batch.answers.iter().filter_map(|it| it.call.id()));
@@ -86,11 +83,11 @@ pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), St
     for id in ids {
         let container = model.sandboxes.get(id).map(|it| it.container.as_str()).unwrap_or_default();
         let registered = registry.get(container);
-        let judge = Judge { model, batch, id, registered };
-        let steps = judge.steps();
-        let start = Now { attached: model.attached.get(&id).cloned(), ..Now::default() };
-        let Some(now) = judge.search(start, &steps) else {
-            return Err(judge.unexplained(&steps));
+        let checker = Checker { model, batch, id, registered };
+        let steps = checker.steps();
+        let start = State { attached: model.attached.get(&id).cloned(), ..State::default() };
+        let Some(now) = checker.search(start, &steps) else {
+            return Err(checker.unexplained(&steps));
         };
         becomes.insert(id, now);
     }
@@ -102,31 +99,33 @@ pub fn judge(model: &mut Model, batch: &Batch, seen: &Observed) -> Result<(), St
             let healed = invariants::healed(attached, seen);
             attached.damage.retain(|damage| !healed.contains(damage));
         }
-        model.api.forget();
+        model.api.forget_deletions();
     }
-    model.rest.tidy();
-    model.note_dangling();
+    model.cooldown.expire();
+    model.record_orphans();
     Ok(())
 }
 
-/// That no address of the agent's own was given out which somebody got at the same time.
+/// Checks that no address allocated by IPAM was given to two attachments in this batch.
 fn own_addresses(model: &Model, batch: &Batch) -> Result<(), String> {
     let mut given: BTreeMap<String, (Addresses, bool)> = BTreeMap::new();
     for answer in &batch.answers {
-        let (Issued::Add(add), Ok(result)) = (&answer.call, &answer.outcome) else { continue };
-        let Some(fresh) = Attached::by_result(result, &add.uid, 0) else {
-            return Err(format!("an ADD answered what is no result: {result}"));
+        let (BoundCall::Add(add), Ok(result)) = (&answer.call, &answer.outcome) else { continue };
+        let Some(fresh) = Attached::from_result(result, &add.uid, 0) else {
+            return Err(format!("ADD returned an invalid result: {result}"));
         };
-        // A repeated ADD gets what was decided for an earlier one.
+        // A repeated ADD returns an earlier decision.
         let is_new = model.attached.get(&add.id).is_none_or(|it| it.host_ifname != fresh.host_ifname);
-        let is_own = is_new && model.admits(add, &batch.apis, batch.answers.len()).wanted == [Wanted::Next];
+        let is_own = is_new
+            && model.allowed_outcomes(add, &batch.apis, batch.answers.len()).addresses
+                == [Assigned::FromIpam];
         let (_, all_own) = given.entry(fresh.host_ifname).or_insert((fresh.addresses, is_own));
         *all_own &= is_own;
     }
     for (at, (this, (addresses, is_own))) in given.iter().enumerate() {
         for (other, (others, other_is_own)) in given.iter().skip(at + 1) {
             if (*is_own || *other_is_own) && !addresses.is_disjoint(others) {
-                return Err(format!("{addresses:?} of {this} were given to {other} too, at the same time"));
+                return Err(format!("{addresses:?} of {this} were also given to {other}"));
             }
         }
     }
@@ -136,42 +135,42 @@ fn own_addresses(model: &Model, batch: &Batch) -> Result<(), String> {
 // === impl Model ===
 
 impl Model {
-    /// What is said while there is no agent: a DEL succeeds all the same, and takes the interface away.
-    fn away(&mut self, answers: &[Answer]) -> Result<(), String> {
+    /// Checks answers without a running agent: DEL succeeds and deletes the interface.
+    fn agent_down(&mut self, answers: &[Answer]) -> Result<(), String> {
         for Answer { call, outcome, from, .. } in answers {
             match (call, outcome) {
-                (Issued::Status, _) => {}
-                (Issued::Del(id), Ok(_)) if DEL_NEEDS_NO_AGENT => {
+                (BoundCall::Status, _) => {}
+                (BoundCall::Del(id), Ok(_)) => {
                     if let Some(attached) = self.attached.get_mut(id) {
-                        attached.noted.get_or_insert(*from);
+                        attached.deferred_del_at.get_or_insert(*from);
                         attached.damage.insert(Damage::Link);
                     }
                 }
-                (Issued::Del(_), Err(_)) if DEL_NEEDS_NO_AGENT => {
-                    return Err(format!("without an agent, {call:?} must not fail: {outcome:?}"));
+                (BoundCall::Del(_), Err(_)) => {
+                    return Err(format!("{call:?} failed without an agent: {outcome:?}"));
                 }
                 (_, Err((TRY_AGAIN_LATER, _))) => {}
-                _ => return Err(format!("without an agent, {call:?} must not answer {outcome:?}")),
+                _ => return Err(format!("unexpected answer to {call:?} without an agent: {outcome:?}")),
             }
         }
         Ok(())
     }
 
-    fn adopt(&mut self, id: Id, now: Now, batch: &Batch, registry: &BTreeMap<String, Registered>) {
+    fn adopt(&mut self, id: Id, now: State, batch: &Batch, registry: &BTreeMap<String, Registered>) {
         for (addresses, since) in &now.released {
-            self.rest.release(addresses, since.unwrap_or(batch.from), batch.to);
+            self.cooldown.release(addresses, since.unwrap_or(batch.from), batch.to);
         }
-        (0..now.unknown).for_each(|_| self.rest.release_unknown());
+        (0..now.unknown).for_each(|_| self.cooldown.release_unknown());
         let Some(mut attached) = now.attached else {
             self.attached.remove(&id);
             return;
         };
         let registered = self.sandboxes.get(id).and_then(|it| registry.get(&it.container));
-        match (attached.seen, registered) {
-            (None, Some(it)) => attached.seen = Some((it.host_ifindex, it.created_at_ms)),
-            // A start has made its interface anew, and with it all of the pod's end.
+        match (attached.host_link, registered) {
+            (None, Some(it)) => attached.host_link = Some((it.host_ifindex, it.created_at_ms)),
+            // A start has recreated the interface and thereby repaired the pod's end.
             (Some((before, created)), Some(it)) if batch.ended != Ended::No && it.host_ifindex != before => {
-                attached.seen = Some((it.host_ifindex, created));
+                attached.host_link = Some((it.host_ifindex, created));
                 attached.damage.clear();
             }
             _ => {}
@@ -180,16 +179,16 @@ impl Model {
     }
 }
 
-// === impl Judge ===
+// === impl Checker ===
 
-impl<'a> Judge<'a> {
-    /// All that may have happened to the attachment.
+impl<'a> Checker<'a> {
+    /// Everything that may have happened to the attachment.
     fn steps(&self) -> Vec<Step<'a>> {
         let mut steps = Vec::new();
         let was_there = self.model.attached.get(&self.id);
         for answer in &self.batch.answers {
             match &answer.call {
-                Issued::Gc(valid) if !valid.contains(&self.id) => {
+                BoundCall::Gc(valid) if !valid.contains(&self.id) => {
                     let must = answer.outcome.is_ok() && was_there.is_some();
                     steps.push(Step::Collected { by: Some(answer), must });
                 }
@@ -197,31 +196,33 @@ impl<'a> Judge<'a> {
                 _ => {}
             }
         }
-        // By reconciliation; or at a start, or for its successor, because the interface has gone.
-        let may_go = |it: &Attached| {
+        // By garbage collection; by a start or for its successor, because the interface is gone.
+        let may_be_removed = |it: &Attached| {
             let has_ended = self.model.has_ended(self.id, it);
-            // At a start, a pod that lives gets its interface again.
-            let is_missed = self.is_succeeded(it) && (has_ended || it.damage.contains(&Damage::Link));
-            self.model.may_dangle(self.id, it) || is_missed || (has_ended && self.batch.ended != Ended::No)
+            // A start recreates the interface of a live namespace.
+            let is_unneeded = self.is_superseded(it) && (has_ended || it.damage.contains(&Damage::Link));
+            self.model.may_be_orphan(self.id, it)
+                || is_unneeded
+                || (has_ended && self.batch.ended != Ended::No)
         };
-        if was_there.is_some_and(|it| it.noted.is_some()) && self.batch.starts {
+        if was_there.is_some_and(|it| it.deferred_del_at.is_some()) && self.batch.starts {
             steps.push(Step::Collected { by: None, must: true });
-        } else if was_there.is_some_and(may_go) {
+        } else if was_there.is_some_and(may_be_removed) {
             steps.push(Step::Collected { by: None, must: false });
         }
         if self.batch.starts && was_there.is_some_and(|it| it.damage.iter().any(|it| it.is_on_host())) {
-            steps.push(Step::Mended);
+            steps.push(Step::Repaired);
         }
         steps
     }
 
-    /// Looks for an order.
-    fn search(&self, now: Now, left: &[Step<'a>]) -> Option<Now> {
+    /// Searches for an order of the remaining steps that ends in the observed state.
+    fn search(&self, now: State, left: &[Step<'a>]) -> Option<State> {
         if left.is_empty() {
             return self.is_there(&now).then_some(now);
         }
         for (at, step) in left.iter().enumerate() {
-            // What was answered before another call began comes first.
+            // Respect real time: a call that returned before another began comes first.
             if left.iter().any(|other| other.is_before(step)) {
                 continue;
             }
@@ -236,7 +237,7 @@ impl<'a> Judge<'a> {
         None
     }
 
-    fn is_there(&self, now: &Now) -> bool {
+    fn is_there(&self, now: &State) -> bool {
         match (&now.attached, self.registered) {
             (None, None) => true,
             (Some(attached), Some(it)) => {
@@ -248,48 +249,48 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What a step can make of the attachment, if its answer is right.
-    fn after(&self, now: &Now, step: Step<'_>) -> Vec<Now> {
+    /// The possible states after a step; empty if the step's answer is wrong.
+    fn after(&self, now: &State, step: Step<'_>) -> Vec<State> {
         let same = || vec![now.clone()];
         let answer = match step {
             Step::Collected { must: true, .. } => return vec![now.removed()],
             Step::Collected { must: false, .. } => return vec![now.clone(), now.removed()],
-            Step::Mended => return vec![now.clone(), now.mended(), now.restored()],
+            Step::Repaired => return vec![now.clone(), now.repaired(), now.restored()],
             Step::Call(answer) => answer,
         };
         let is_lost = matches!(answer.outcome, Err((TRY_AGAIN_LATER, _))) && self.batch.ended != Ended::No;
         let may_be_done = is_lost && self.batch.ended == Ended::ByKill;
         let is_whole = now.attached.as_ref().is_some_and(|it| self.model.is_whole(self.id, it));
         match (&answer.call, &answer.outcome) {
-            (Issued::Add(add), Ok(result)) => match &now.attached {
+            (BoundCall::Add(add), Ok(result)) => match &now.attached {
                 Some(it) if is_whole => now.repeated(it, result),
                 _ => self.added(now, add, result, answer.to),
             },
-            (Issued::Add(add), Err(_)) if is_lost => {
+            (BoundCall::Add(add), Err(_)) if is_lost => {
                 let unknown = now.unknown + 1;
-                let mut all = vec![Now { unknown, ..now.clone() }];
+                let mut all = vec![State { unknown, ..now.clone() }];
                 if may_be_done && !is_whole {
-                    // What was broken goes first.
-                    all.push(Now { unknown, ..now.removed() });
-                    all.extend(self.perhaps_added(now, add));
+                    // ADD removes a damaged attachment first.
+                    all.push(State { unknown, ..now.removed() });
+                    all.extend(self.possibly_added(now, add));
                 }
                 all
             }
-            (Issued::Add(add), Err((code, _))) => self.refused(now, add, *code, is_whole),
-            (Issued::Del(_), Ok(_)) => vec![now.removed()],
-            (Issued::Del(_), Err(_)) if may_be_done => vec![now.clone(), now.removed()],
-            (Issued::Del(_) | Issued::Check(_), Err(_)) if is_lost => same(),
-            (Issued::Check(_), outcome) => {
+            (BoundCall::Add(add), Err((code, _))) => self.refused(now, add, *code, is_whole),
+            (BoundCall::Del(_), Ok(_)) => vec![now.removed()],
+            (BoundCall::Del(_), Err(_)) if may_be_done => vec![now.clone(), now.removed()],
+            (BoundCall::Del(_) | BoundCall::Check(_), Err(_)) if is_lost => same(),
+            (BoundCall::Check(_), outcome) => {
                 let alive = self.model.sandboxes.get(self.id).is_some_and(|it| it.alive);
-                // It was told the result that the runtime had then.
+                // CHECK received the result that the runtime had at that time.
                 let result = |it: Option<&Attached>| it.and_then(|it| it.result.clone());
-                let told = result(self.model.attached.get(&self.id));
-                let is_told = told.is_some() && told == result(now.attached.as_ref());
+                let annotated = result(self.model.attached.get(&self.id));
+                let is_current = annotated.is_some() && annotated == result(now.attached.as_ref());
                 let is_right = match (outcome, &now.attached) {
-                    (Ok(_), _) => is_whole && is_told,
+                    (Ok(_), _) => is_whole && is_current,
                     (Err((UNKNOWN_CONTAINER, _)), None) => true,
                     (Err((INVALID_NETNS, _)), _) => !alive,
-                    (Err((CHECK_FAILED, _)), Some(_)) => !(is_whole && is_told) && alive,
+                    (Err((CHECK_FAILED, _)), Some(_)) => !(is_whole && is_current) && alive,
                     _ => false,
                 };
                 if is_right { same() } else { Vec::new() }
@@ -298,34 +299,35 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn admits(&self, add: &Add) -> Admissible {
-        let adds = self.batch.answers.iter().filter(|it| matches!(it.call, Issued::Add(_))).count();
-        self.model.admits(add, &self.batch.apis, adds.saturating_sub(1))
+    fn allowed_outcomes(&self, add: &Add) -> Allowed {
+        let adds = self.batch.answers.iter().filter(|it| matches!(it.call, BoundCall::Add(_))).count();
+        self.model.allowed_outcomes(add, &self.batch.apis, adds.saturating_sub(1))
     }
 
-    /// An ADD that made the interface, perhaps anew.
-    fn added(&self, now: &Now, add: &Add, result: &Value, at: Instant) -> Vec<Now> {
+    /// An ADD that created or recreated the interface.
+    fn added(&self, now: &State, add: &Add, result: &Value, at: Instant) -> Vec<State> {
         let Some(sandbox) = self.model.sandboxes.get(self.id) else { return Vec::new() };
-        let Some(fresh) = Attached::by_result(result, &add.uid, sandbox.generation) else {
+        let Some(fresh) = Attached::from_result(result, &add.uid, sandbox.generation) else {
             return Vec::new();
         };
         let before = self.model.addresses();
-        let is_right = |wanted: &Wanted| match wanted {
-            Wanted::These(addresses) => fresh.addresses == *addresses,
-            Wanted::Next => {
-                let is_free = |it: &IpAddr| !before.contains(it) && !self.model.rest.is_at_rest(it, at);
+        let is_right = |addresses: &Assigned| match addresses {
+            Assigned::Fixed(addresses) => fresh.addresses == *addresses,
+            Assigned::FromIpam => {
+                let is_free =
+                    |it: &IpAddr| !before.contains(it) && !self.model.cooldown.contains_certainly(it, at);
                 fresh.addresses.len() == 2
                     && fresh.addresses.iter().all(|it| is_free(it) && self.model.is_in_pools(it))
             }
         };
-        if !self.admits(add).wanted.iter().any(is_right) {
+        if !self.allowed_outcomes(add).addresses.iter().any(is_right) {
             return Vec::new();
         }
-        vec![Now { attached: Some(fresh), ..now.removed() }]
+        vec![State { attached: Some(fresh), ..now.removed() }]
     }
 
-    /// An ADD whose caller does not know that it succeeded.
-    fn perhaps_added(&self, now: &Now, add: &Add) -> Option<Now> {
+    /// An ADD that may have succeeded although its caller received no answer.
+    fn possibly_added(&self, now: &State, add: &Add) -> Option<State> {
         let (it, sandbox) = (self.registered?, self.model.sandboxes.get(self.id)?);
         let attached = Attached {
             uids: BTreeSet::from([add.uid.clone()]),
@@ -335,37 +337,37 @@ impl<'a> Judge<'a> {
             result: None,
             generation: sandbox.generation,
             damage: BTreeSet::new(),
-            seen: None,
-            noted: None,
-            dangles_since: None,
+            host_link: None,
+            deferred_del_at: None,
+            orphan_since: None,
         };
-        Some(Now { attached: Some(attached), ..now.removed() })
+        Some(State { attached: Some(attached), ..now.removed() })
     }
 
-    /// An ADD that failed: everything is as it was; or, of what was broken, nothing is left. It may be told to try again
-    /// because of a DEL at the same time.
-    fn refused(&self, now: &Now, add: &Add, code: u64, is_whole: bool) -> Vec<Now> {
-        let is_overtaken = code == TRY_AGAIN_LATER && self.is_deleted();
-        if is_whole || !(is_overtaken || self.admits(add).errors.contains(&code)) {
+    /// A failed ADD: nothing changed, or a damaged attachment was removed. A concurrent DEL may cause code
+    /// 11.
+    fn refused(&self, now: &State, add: &Add, code: u64, is_whole: bool) -> Vec<State> {
+        let is_interrupted = code == TRY_AGAIN_LATER && self.is_deleted();
+        if is_whole || !(is_interrupted || self.allowed_outcomes(add).errors.contains(&code)) {
             return Vec::new();
         }
         if now.attached.is_some() { vec![now.clone(), now.removed()] } else { vec![now.clone()] }
     }
 
-    /// Whether somebody deletes it.
+    /// Whether a concurrent call deletes the attachment.
     fn is_deleted(&self) -> bool {
         self.batch.answers.iter().any(|it| match &it.call {
-            Issued::Del(id) => *id == self.id,
-            Issued::Gc(valid) => !valid.contains(&self.id),
+            BoundCall::Del(id) => *id == self.id,
+            BoundCall::Gc(valid) => !valid.contains(&self.id),
             _ => false,
         })
     }
 
-    /// Whether a newer sandbox of the same pod has taken the addresses that were decided for both.
-    fn is_succeeded(&self, attached: &Attached) -> bool {
+    /// Whether a newer sandbox of the same pod has taken over the addresses.
+    fn is_superseded(&self, attached: &Attached) -> bool {
         self.batch.answers.iter().any(|it| match (&it.call, &it.outcome) {
-            (Issued::Add(add), Ok(result)) if add.id != self.id && attached.uids.contains(&add.uid) => {
-                Attached::by_result(result, &add.uid, 0)
+            (BoundCall::Add(add), Ok(result)) if add.id != self.id && attached.uids.contains(&add.uid) => {
+                Attached::from_result(result, &add.uid, 0)
                     .is_some_and(|newer| !newer.addresses.is_disjoint(&attached.addresses))
             }
             _ => false,
@@ -375,12 +377,12 @@ impl<'a> Judge<'a> {
     fn unexplained(&self, steps: &[Step<'_>]) -> String {
         let sandbox = self.model.sandboxes.get(self.id);
         let adds = self.batch.answers.iter().filter_map(|it| match &it.call {
-            Issued::Add(add) if add.id == self.id => Some(self.admits(add)),
+            BoundCall::Add(add) if add.id == self.id => Some(self.allowed_outcomes(add)),
             _ => None,
         });
         format!(
-            "what happened to #{} cannot be explained by any order.\nIt is {sandbox:?}\nBefore: {:?}\nThe calls: {}\n\
-             A new ADD may end with: {:?}\nNow the registry has: {:?}",
+            "no order of the calls explains the state of #{}.\nSandbox: {sandbox:?}\nBefore: {:?}\nCalls: {}\n\
+             Allowed outcomes of a new ADD: {:?}\nRegistry: {:?}",
             self.id,
             self.model.attached.get(&self.id),
             steps.iter().map(|step| format!("\n  {step:?}")).collect::<String>(),
@@ -402,21 +404,21 @@ impl Step<'_> {
         match self {
             Self::Call(answer) => Some(answer),
             Self::Collected { by, .. } => *by,
-            Self::Mended => None,
+            Self::Repaired => None,
         }
     }
 }
 
-// === impl Now ===
+// === impl State ===
 
-impl Now {
+impl State {
     fn removed(&self) -> Self {
         let mut now = self.clone();
-        now.released.extend(now.attached.take().map(|it| (it.addresses, it.noted)));
+        now.released.extend(now.attached.take().map(|it| (it.addresses, it.deferred_del_at)));
         now
     }
 
-    fn mended(&self) -> Self {
+    fn repaired(&self) -> Self {
         let mut now = self.clone();
         if let Some(attached) = &mut now.attached {
             attached.damage.retain(|it| !it.is_on_host() || *it == Damage::Link);
@@ -424,16 +426,16 @@ impl Now {
         now
     }
 
-    /// As [`Self::mended`], with an interface that was made anew if it was gone.
+    /// As [`Self::repaired`]; also recreates a deleted interface.
     fn restored(&self) -> Self {
-        let mut now = self.mended();
+        let mut now = self.repaired();
         if let Some(attached) = now.attached.as_mut().filter(|it| it.damage.contains(&Damage::Link)) {
             attached.damage.clear();
         }
         now
     }
 
-    /// An ADD of what is attached gives the same answer again.
+    /// A repeated ADD must return the first ADD's result.
     fn repeated(&self, attached: &Attached, result: &Value) -> Vec<Self> {
         match &attached.result {
             Some(first) if first == result => vec![self.clone()],

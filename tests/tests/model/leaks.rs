@@ -1,4 +1,4 @@
-//! What is left on a node when everything is deleted: what it had at the beginning.
+//! Leak check: after everything is deleted, the node has nothing that it did not have at the start.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -7,51 +7,56 @@ use ferrule_tests::{node::Node, sys};
 
 use crate::observe::Observed;
 
-/// All that could grow.
+/// Resources that could leak.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
-    /// Without the registry, which an agent that is just started has too.
+pub struct Baseline {
+    /// Includes the registry.
     observed: Observed,
     namespaces: Vec<String>,
     pins: Vec<String>,
-    /// Of the agent: how many of each kind.
+    /// The agent's open files, counted by kind.
     files: BTreeMap<String, usize>,
 }
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-// === impl Left ===
+// === impl Baseline ===
 
-impl Left {
+impl Baseline {
     /// # Errors
-    /// If it cannot be looked at.
-    pub fn look(node: &Node) -> anyhow::Result<Self> {
+    /// If a tool fails.
+    pub fn take(node: &Node) -> anyhow::Result<Self> {
         Ok(Self {
-            observed: Observed::look(node, true)?,
+            observed: Observed::collect(node, true)?,
             namespaces: names("/run/netns")?,
             pins: names(ferrule_tests::node::PINS)?,
             files: files(node.agent_pid().context("there is no agent")?)?,
         })
     }
 
-    /// Waits until there is no more than at the beginning: the kernel takes interfaces down at its leisure, and
-    /// connections for events end when they are not used.
+    /// Waits until nothing exceeds the baseline: the kernel deletes interfaces asynchronously, and idle
+    /// connections for Events close after a while.
     ///
     /// # Errors
-    /// If there is more.
+    /// If resources have leaked.
     pub fn wait_until_restored(&self, node: &Node) -> anyhow::Result<()> {
-        sys::wait_until("nothing is left", SOON, || {
-            let now = Self::look(node)?;
+        sys::wait_until("the node is back at its baseline", TIMEOUT, || {
+            let now = Self::take(node)?;
             ensure!(
                 now.observed == self.observed,
-                "there was {:#?}\nand is {:#?}",
+                "expected {:#?}\nfound {:#?}",
                 self.observed,
                 now.observed
             );
             ensure!(now.namespaces == self.namespaces, "namespaces: {:?}", now.namespaces);
             ensure!(now.pins == self.pins, "pins: {:?}", now.pins);
             let more = |(kind, count): (&String, &usize)| self.files.get(kind).unwrap_or(&0) < count;
-            ensure!(!now.files.iter().any(more), "open files were {:?}, and are {:?}", self.files, now.files);
+            ensure!(
+                !now.files.iter().any(more),
+                "open files: {:?} at the start, {:?} now",
+                self.files,
+                now.files
+            );
             Ok(true)
         })
     }
@@ -65,11 +70,11 @@ fn names(directory: &str) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The open files of a process, by what they are: `socket:[1234]` is a `socket`.
+/// The open files of a process by kind; `socket:[1234]` is a `socket`.
 fn files(pid: u32) -> anyhow::Result<BTreeMap<String, usize>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd"))? {
-        // The one by which we list them is gone by now.
+        // The descriptor of this directory listing is closed by now.
         let Ok(target) = fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy();
         let kind = target.split(":[").next().unwrap_or_default();

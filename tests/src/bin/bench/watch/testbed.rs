@@ -1,4 +1,4 @@
-//! What is measured on: a node, an API server in this process, and an agent between them.
+//! The test bed: a node, an API server in this process, and an agent that watches it.
 
 use std::{fs, thread, time::Duration};
 
@@ -15,28 +15,26 @@ use serde_json::{Value, json};
 use super::table::{Goal, Table};
 use crate::cpu;
 
-/// A node in a cluster.
-pub(super) struct Bed<'a> {
+pub(super) struct Testbed<'a> {
     pub(super) node: &'a mut Node,
     pub(super) cluster: Cluster,
     flags: Vec<&'static str>,
-    /// How many pods there are in the API.
+    /// Number of pods in the API.
     pub(super) pods: usize,
 }
 
-/// How many pods the agent knows.
-const KNOWN: &str = r#"ferrule_watch_objects{source="pods"}"#;
-/// Room for all pods of a run: an address that was used is not given out again for a while.
+/// Metric: number of pods that the agent knows.
+const PODS_METRIC: &str = r#"ferrule_watch_objects{source="pods"}"#;
+/// Large enough for all pods of a run: released addresses stay in cooldown.
 const POD_V4: &str = "10.244.0.0/16";
-/// What an agent has not done by then, it does not do.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// What was changed last is durable by then, and the allocator has given back what it gives back.
-const SETTLED: Duration = Duration::from_secs(4);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+/// By then, the checkpoint is durable and the allocator has returned its free memory.
+const SETTLE_TIME: Duration = Duration::from_secs(4);
 
 // === impl Bed ===
 
-impl<'a> Bed<'a> {
-    /// The API server remembers as many changes as are to come at once, and some more.
+impl<'a> Testbed<'a> {
+    /// The API server's history holds `changes` and some more.
     pub(super) fn new(node: &'a mut Node, flags: &[&'static str], changes: usize) -> anyhow::Result<Self> {
         let cluster = Cluster::start(Options { history_limit: changes + 10_000, ..Options::default() })?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
@@ -44,25 +42,24 @@ impl<'a> Bed<'a> {
         Ok(Self { node, cluster, flags, pods: 0 })
     }
 
-    /// Starts an agent that has kept nothing of the API server, and waits until it knows all pods.
+    /// Starts an agent without a checkpoint and waits until it knows all pods.
     pub(super) fn start(&mut self) -> anyhow::Result<()> {
         self.node.stop_agent()?;
-        // There is none before the first start.
+        // The checkpoint does not exist before the first start.
         let _ = fs::remove_file("/run/ferrule/watch.redb");
         self.cluster.start_agent(self.node, &self.flags)?;
-        self.until_known()
+        self.wait_for_sync()
     }
 
-    /// Creates pods in the API.
     pub(super) fn create(&mut self, count: usize) -> anyhow::Result<()> {
         for number in self.pods..self.pods + count {
             self.cluster.api.create(Resource::Pods, pod(&name(number)))?;
         }
         self.pods += count;
-        if self.node.http("/readyz").is_ok() { self.until_known() } else { Ok(()) }
+        if self.node.http("/readyz").is_ok() { self.wait_for_sync() } else { Ok(()) }
     }
 
-    /// Attaches that many of them.
+    /// Attaches the first `count` pods.
     pub(super) fn attach(&self, count: usize) -> anyhow::Result<Vec<Pod>> {
         let runtime = self.node.runtime()?;
         let attach = |number| {
@@ -83,14 +80,14 @@ impl<'a> Bed<'a> {
         cpu::Agent::find()
     }
 
-    /// Adds the agent's memory, when it has settled, to what was measured.
-    pub(super) fn weigh(
+    /// Adds the agent's memory to the table, once it has settled.
+    pub(super) fn measure_memory(
         &self,
         what: &str,
         goal: impl Into<Option<Goal>>,
         table: &mut Table,
     ) -> anyhow::Result<()> {
-        thread::sleep(SETTLED);
+        thread::sleep(SETTLE_TIME);
         let status = fs::read_to_string(format!("/proc/{}/status", self.agent()?.pid()))?;
         let mebibytes = |field: &str| -> anyhow::Result<f64> {
             let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -98,23 +95,22 @@ impl<'a> Bed<'a> {
             Ok(kibibytes.with_context(|| format!("no {field}"))?.parse::<f64>()? / 1024.0)
         };
         table.add(format!("RSS, {what}"), mebibytes("VmRSS")?, "MiB", goal);
-        table.add("  of it anonymous: the rest is the binary's pages", mebibytes("RssAnon")?, "MiB", None);
-        table.add("  the most up to now", mebibytes("VmHWM")?, "MiB", None);
+        table.add("  anonymous (the rest is file-backed)", mebibytes("RssAnon")?, "MiB", None);
+        table.add("  peak so far", mebibytes("VmHWM")?, "MiB", None);
         Ok(())
     }
 
-    fn until_known(&self) -> anyhow::Result<()> {
+    fn wait_for_sync(&self) -> anyhow::Result<()> {
         let pods = self.pods as f64;
-        wait_until("the agent knows all pods", PATIENCE, || Ok(self.node.metric(KNOWN)? == pods))
+        wait_until("the agent knows all pods", TIMEOUT, || Ok(self.node.metric(PODS_METRIC)? == pods))
     }
 }
 
-/// The name of one of them.
 pub(super) fn name(number: usize) -> String {
     format!("web-6b7f6db5c9-{number:05}")
 }
 
-/// A pod of this node, as large as most are: what nobody reads of it has to be read over.
+/// A pod of this node, as large as typical pods; the agent must skip most of its fields.
 pub(super) fn pod(name: &str) -> Value {
     let env = |number: usize| json!({ "name": format!("SETTING_{number:02}"), "value": format!("value-of-{number}") });
     let fields = |number: usize| {

@@ -1,4 +1,4 @@
-//! An API server, and a network to it, that break in every way.
+//! Faults of the API server and of the connection to it.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,11 @@ use ferrule_tests::{
     sys::wait_until,
 };
 
-const SOON: Duration = Duration::from_secs(10);
-/// The interface of a pod's annotation.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const VIF: &str = "vif.ferrule.dev/v1";
 const PODS: Which = Which { resource: Some(Resource::Pods), count: None };
 
-/// Schedules an annotated pod, and waits for its ADD: the watch has told of it then.
+/// Schedules an annotated pod and attaches it; ADD succeeds once the watch has delivered the pod.
 fn follows(node: &Node, cluster: &Cluster, number: u8) -> anyhow::Result<Duration> {
     let vif = format!(r#"{{"interfaces":[{{"addresses":["10.244.0.{number}"]}}]}}"#);
     let pod = cluster.pod(node, &format!("pod-{number}"), &[(VIF, &vif)])?;
@@ -25,35 +24,32 @@ fn follows(node: &Node, cluster: &Cluster, number: u8) -> anyhow::Result<Duratio
 }
 
 #[test]
-fn a_stream_that_is_cut_in_the_middle_of_an_object_is_resumed() {
+fn watch_cut_in_the_middle_of_an_event_is_resumed_immediately() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         follows(node, cluster, 10)?;
         for number in 11..14 {
             std::thread::sleep(Duration::from_millis(1200));
             cluster.api.switch(Switch::CutWatches { which: PODS });
             let took = follows(node, cluster, number)?;
-            ensure!(took < Duration::from_millis(700), "without a pause, not after {took:?}");
+            ensure!(took < Duration::from_millis(700), "the watch resumed only after {took:?}");
         }
         std::thread::sleep(Duration::from_millis(1200));
         cluster.api.switch(Switch::DropConnections { reset: true });
         follows(node, cluster, 20)?;
-        ensure!(
-            node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0,
-            "nothing was listed again"
-        );
+        ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0, "the agent listed again");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_connection_that_is_half_open_is_noticed() {
+fn half_open_connection_is_detected() {
     with_cluster(&["--vif-source", "annotation", "--watch-read-timeout", "2"], |node, cluster| {
         cluster.api.switch(Switch::StallWatches {});
         let pod = cluster.pod(node, "a", &[(VIF, r#"{"interfaces":[{"addresses":["10.244.0.9"]}]}"#)])?;
         let (runtime, waiting) = (node.runtime()?, pod.clone());
         let adding = std::thread::spawn(move || runtime.add(&waiting));
-        wait_until("the stream is given up", SOON, || {
+        wait_until("the silent stream is closed", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_failures_total{source="pods",reason="idle"}"#)? > 0.0)
         })?;
         cluster.api.switch(Switch::ResumeWatches {});
@@ -64,7 +60,7 @@ fn a_connection_that_is_half_open_is_noticed() {
 }
 
 #[test]
-fn a_server_with_another_history_is_noticed_though_its_watches_are_silent() {
+fn restored_api_server_is_detected_although_its_watches_are_silent() {
     let flags = ["--vif-source", "annotation", "--watch-read-timeout", "2", "--vif-timeout", "30"];
     with_cluster(&flags, |node, cluster| {
         follows(node, cluster, 10)?;
@@ -77,7 +73,7 @@ fn a_server_with_another_history_is_noticed_though_its_watches_are_silent() {
 }
 
 #[test]
-fn garbage_is_passed_over_and_counted() {
+fn malformed_events_are_skipped_and_counted() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         follows(node, cluster, 10)?;
         let garbage = [Garbage::NotJson, Garbage::BadObject, Garbage::UnknownType, Garbage::Huge(20)];
@@ -85,7 +81,7 @@ fn garbage_is_passed_over_and_counted() {
             cluster.api.switch(Switch::SendGarbage { garbage, which: PODS });
         }
         follows(node, cluster, 11)?;
-        wait_until("each was counted", SOON, || {
+        wait_until("each malformed event is counted", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_undecodable_total{source="pods"}"#)? >= 4.0)
         })?;
         ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
@@ -95,7 +91,7 @@ fn garbage_is_passed_over_and_counted() {
 }
 
 #[test]
-fn pain_25_a_server_that_has_too_much_to_do_is_left_alone_for_as_long_as_it_asks() {
+fn retry_after_of_an_overloaded_server_is_honoured() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         follows(node, cluster, 10)?;
         std::thread::sleep(Duration::from_millis(1200));
@@ -110,17 +106,17 @@ fn pain_25_a_server_that_has_too_much_to_do_is_left_alone_for_as_long_as_it_asks
         cluster.api.clear_requests();
         cluster.api.switch(Switch::CutWatches { which: PODS });
         let took = follows(node, cluster, 11)?;
-        ensure!(took > Duration::from_millis(1900), "it came back after {took:?}");
+        ensure!(took > Duration::from_millis(1900), "the agent retried after {took:?}");
         let requests = cluster.api.requests();
         let of_pods = requests.iter().filter(|it| it.path.starts_with("/api/v1/pods")).count();
-        ensure!(of_pods == 2, "one that was refused, and one that was not: {requests:#?}");
+        ensure!(of_pods == 2, "expected one refused and one successful request, found {requests:#?}");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn pain_4_a_token_that_has_expired_is_read_again() {
+fn expired_token_is_read_again() {
     on_node(|node| {
         let cluster =
             Cluster::start(Options { tokens: Some(vec!["first".to_owned()]), ..Options::default() })?;
@@ -132,7 +128,7 @@ fn pain_4_a_token_that_has_expired_is_read_again() {
         cluster.api.switch(Switch::SetTokens { tokens: Some(vec!["second".to_owned()]) });
         cluster.api.switch(Switch::CutWatches { which: Which::default() });
         follows(node, &cluster, 11)?;
-        // Whoever was first has read the new one for both.
+        // Both sources share the token that either has read.
         let (_, metrics) = node.http("/metrics")?;
         ensure!(metrics.contains(r#"reason="unauthorized""#), "{metrics}");
         ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
@@ -142,23 +138,23 @@ fn pain_4_a_token_that_has_expired_is_read_again() {
 }
 
 #[test]
-fn what_the_agent_may_not_do_it_says() {
+fn missing_permission_is_reported_in_status() {
     with_cluster(&["--watch-retry-timeout", "1", "--watch-max-backoff", "1"], |node, cluster| {
         cluster.api.switch(Switch::Deny { resource: Resource::Pods, token: None });
         cluster.api.switch(Switch::CutWatches { which: PODS });
-        wait_until("status tells", SOON, || {
+        wait_until("status reports the missing permission", TIMEOUT, || {
             let status = node.ctl(&["status"])?;
             ensure!(status.contains("403") && status.contains("role"), "{status}");
             Ok(true)
         })?;
         cluster.api.switch(Switch::DenyNothing {});
-        wait_until("it follows again", SOON, || Ok(!node.ctl(&["status"])?.contains("403")))
+        wait_until("the source is healthy again", TIMEOUT, || Ok(!node.ctl(&["status"])?.contains("403")))
     })
     .unwrap();
 }
 
 #[test]
-fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
+fn server_without_streaming_lists_is_listed_in_pages() {
     on_node(|node| {
         let cluster = Cluster::start(Options { watch_list: false, ..Options::default() })?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4]))?;

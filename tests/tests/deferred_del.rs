@@ -1,4 +1,4 @@
-//! A runtime that deletes pods while no agent runs: before it, between two of them, and after a reboot.
+//! DEL without a running agent, and how the next agent applies the deferred DEL.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use ferrule_tests::{
     sys,
 };
 
-const NOTES: &str = "/run/ferrule/deferred";
+const DEFERRED: &str = "/run/ferrule/deferred";
 
-fn notes() -> anyhow::Result<Vec<String>> {
-    let Ok(entries) = fs::read_dir(NOTES) else { return Ok(Vec::new()) };
+fn deferred_dels() -> anyhow::Result<Vec<String>> {
+    let Ok(entries) = fs::read_dir(DEFERRED) else { return Ok(Vec::new()) };
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
@@ -27,7 +27,7 @@ fn container_ids(node: &Node) -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
-fn pain_5_a_del_needs_no_agent_and_the_next_one_knows_of_it() {
+fn del_without_an_agent_succeeds_and_is_applied_by_the_next_agent() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -37,21 +37,24 @@ fn pain_5_a_del_needs_no_agent_and_the_next_one_knows_of_it() {
         runtime.del(&gone)?;
         let links = sys::run("ip -o link show")?;
         ensure!(!links.contains(&ifname) && !links.contains(&gone.container_id), "{links}");
-        ensure!(!gone.run("ip -o link show")?.contains("eth0"), "the pod's end is gone too");
+        ensure!(!gone.run("ip -o link show")?.contains("eth0"), "the pod's end still exists");
         ensure!(!sys::run("ip route")?.contains(&gone.addresses[0].to_string()));
-        // As containerd does: once more, with less.
+        // containerd repeats DEL without a netns.
         gone.netns = std::path::PathBuf::new();
         runtime.del(&gone).context("the second DEL")?;
-        ensure!(notes()?.len() == 1, "{:?}", notes()?);
-        stays.ping(&peer.addresses[0].to_string()).context("nobody else was harmed")?;
+        ensure!(deferred_dels()?.len() == 1, "{:?}", deferred_dels()?);
+        stays.ping(&peer.addresses[0].to_string()).context("connectivity of other pods")?;
 
         node.start_again()?;
         ensure!(container_ids(node)? == [stays.container_id.as_str(), &peer.container_id]);
-        ensure!(notes()?.is_empty(), "{:?}", notes()?);
+        ensure!(deferred_dels()?.is_empty(), "{:?}", deferred_dels()?);
         let state = node.kernel_state()?.join("\n");
         ensure!(!state.contains(&gone.container_id), "{state}");
         let next = node.attach("next")?;
-        ensure!(!gone.addresses.contains(&next.addresses[0]), "its address rests");
+        ensure!(
+            !gone.addresses.contains(&next.addresses[0]),
+            "a released address was allocated during its cooldown"
+        );
         for pod in [&stays, &peer, &next] {
             runtime.check(pod)?;
             runtime.del(pod)?;
@@ -62,34 +65,34 @@ fn pain_5_a_del_needs_no_agent_and_the_next_one_knows_of_it() {
 }
 
 #[test]
-fn pain_6_a_note_never_hits_what_came_after_it() {
+fn deferred_del_does_not_affect_a_newer_attachment() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let mut pod = node.attach("restarted")?;
-        let note = Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id));
+        let record = Path::new(DEFERRED).join(format!("cluster:{}:eth0", pod.container_id));
         node.kill_agent()?;
         runtime.del(&pod)?;
-        let text = fs::read(&note)?;
+        let text = fs::read(&record)?;
         node.start_again()?;
-        // Podman restarts a container under its ID.
+        // podman restarts a container under the same ID.
         pod.attached(&runtime.add(&pod)?)?;
         node.kill_agent()?;
-        fs::write(&note, text)?;
+        fs::write(&record, text)?;
         node.start_again()?;
         runtime.check(&pod)?;
         pod.ping(ferrule_tests::node::NODE_V4)?;
-        ensure!(notes()?.is_empty(), "it is of no use any more");
+        ensure!(deferred_dels()?.is_empty(), "the stale deferred DEL was kept");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn a_note_finishes_what_the_shim_could_not_know_of() {
+fn deferred_del_deletes_an_interface_that_the_shim_did_not_find() {
     with_agent(|node| {
         let pod = node.attach("a")?;
         node.kill_agent()?;
-        // The host's interface is not recognised by its stamp any more: so the shim finds nothing to delete.
+        // Hides the stamp, so that the shim finds no interface to delete.
         let links = sys::run("ip -o link show")?;
         let line = links.lines().find(|line| line.contains(&pod.container_id)).context("no interface")?;
         let ifname = line.split([' ', '@']).nth(1).context("no name")?.to_owned();
@@ -108,7 +111,7 @@ fn a_note_finishes_what_the_shim_could_not_know_of() {
 }
 
 #[test]
-fn interfaces_that_are_not_ours_are_not_deleted_by_the_shim() {
+fn shim_does_not_delete_foreign_interfaces() {
     on_node(|node| {
         let pod = node.pod("a")?;
         let near = [
@@ -130,29 +133,30 @@ fn interfaces_that_are_not_ours_are_not_deleted_by_the_shim() {
 }
 
 #[test]
-fn pain_2_a_del_after_a_reboot_finds_nothing_and_succeeds() {
+fn del_after_a_reboot_succeeds() {
     on_node(|node| {
         let pod = node.pod("of-before")?;
         ensure!(!Path::new("/run/ferrule").exists());
         node.runtime()?.del(&pod)?;
-        let note = fs::read_to_string(Path::new(NOTES).join(format!("cluster:{}:eth0", pod.container_id)))?;
-        // A note of before another reboot, on a disk that outlives it.
-        let old = note.replacen(
+        let record =
+            fs::read_to_string(Path::new(DEFERRED).join(format!("cluster:{}:eth0", pod.container_id)))?;
+        // A deferred DEL from before the reboot, on a persistent disk.
+        let old = record.replacen(
             fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end(),
             "00000000-0000-4000-8000-000000000000",
             1,
         );
-        ensure!(old != note);
-        fs::write(Path::new(NOTES).join("cluster:old:eth0"), old)?;
+        ensure!(old != record);
+        fs::write(Path::new(DEFERRED).join("cluster:old:eth0"), old)?;
         node.start_agent(&[POD_V4, POD_V6])?;
-        ensure!(notes()?.is_empty());
+        ensure!(deferred_dels()?.is_empty());
         node.attach("first").map(drop)
     })
     .unwrap();
 }
 
 #[test]
-fn pain_7_dels_succeed_while_agents_come_and_go() {
+fn del_succeeds_during_agent_restarts() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let empty = node.kernel_state()?;
@@ -187,26 +191,26 @@ fn pain_7_dels_succeed_while_agents_come_and_go() {
             deleting.join().map_err(|_| anyhow!("panicked"))??;
             replaced
         })?;
-        // A DEL whose agent was killed at the very end of its work may have left a note to the one after it.
+        // An agent killed at the end of a DEL may leave a deferred DEL to its successor.
         node.kill_agent()?;
         node.start_again()?;
-        ensure!(node.attachments()?.is_empty() && notes()?.is_empty());
+        ensure!(node.attachments()?.is_empty() && deferred_dels()?.is_empty());
         node.wait_for_kernel_state(&empty)
     })
     .unwrap();
 }
 
 #[test]
-fn notes_that_cannot_be_read_keep_no_agent_from_starting() {
+fn unreadable_deferred_dels_do_not_prevent_agent_start() {
     on_node(|node| {
-        fs::create_dir_all(NOTES)?;
+        fs::create_dir_all(DEFERRED)?;
         for (name, text) in [("garbage", "{"), ("cluster:a:eth0", "{}"), (".half", "")] {
-            fs::write(Path::new(NOTES).join(name), text)?;
+            fs::write(Path::new(DEFERRED).join(name), text)?;
         }
-        fs::create_dir(Path::new(NOTES).join("directory"))?;
+        fs::create_dir(Path::new(DEFERRED).join("directory"))?;
         node.start_agent(&[POD_V4])?;
         ensure!(node.log().contains("a note of a deleted container is passed over"), "{}", node.log());
-        ensure!(notes()? == ["directory"]);
+        ensure!(deferred_dels()? == ["directory"]);
         Ok(())
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! An agent that is told to stop says so first, leaves nothing half done, and ends with a code that means something.
+//! Graceful shutdown: readiness, calls in flight, the socket and exit codes.
 
 use std::{
     fs,
@@ -18,17 +18,17 @@ use ferrule_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// The beginning of a gRPC call over HTTP/2, whose message never comes: the client's greeting, empty settings, and the
-/// headers (RFC 9113, 6.2; RFC 7541, 6).
-fn half_a_call() -> Vec<u8> {
+/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, and HEADERS (RFC 9113,
+/// 6.2; RFC 7541, 6).
+fn unfinished_call() -> Vec<u8> {
     let text = |name: u8, value: &str| [&[name, value.len() as u8], value.as_bytes()].concat();
     let (path, authority, content) = (0x44, 0x41, 0x5f);
-    // POST, http.
+    // Indexed `:method: POST` and `:scheme: http`.
     let mut headers = vec![0x83, 0x86];
     headers.extend(text(path, "/ferrule.cni.v1.Cni/Status"));
     headers.extend(text(authority, "agent"));
     headers.extend(text(content, "application/grpc"));
-    // One whose name is spelled out, too.
+    // A literal header field with a literal name.
     headers.push(0x40);
     headers.extend(b"\x02te\x08trailers");
     let frame = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1], headers.as_slice()].concat();
@@ -36,33 +36,29 @@ fn half_a_call() -> Vec<u8> {
 }
 
 #[test]
-fn readiness_goes_before_the_calls_do() {
+fn readiness_fails_before_in_flight_calls_end() {
     with_agent(|node| {
         ensure!(node.http("/readyz")?.0 == 200);
         let mut caller = UnixStream::connect(socket())?;
-        caller.write_all(&half_a_call())?;
+        caller.write_all(&unfinished_call())?;
         thread::sleep(Duration::from_millis(200));
         node.signal_agent(Signal::SIGTERM)?;
-        sys::wait_until(
-            "it is not ready, while somebody is still being served",
-            Duration::from_secs(3),
-            || {
-                let (code, text) = node.http("/readyz")?;
-                ensure!(code == 503 && text.contains("stopping"), "{code} {text}");
-                Ok(true)
-            },
-        )?;
+        sys::wait_until("the agent is not ready while a call is in flight", Duration::from_secs(3), || {
+            let (code, text) = node.http("/readyz")?;
+            ensure!(code == 503 && text.contains("stopping"), "{code} {text}");
+            Ok(true)
+        })?;
         drop(caller);
         let start = Instant::now();
         node.stop_agent()?;
-        ensure!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+        ensure!(start.elapsed() < Duration::from_secs(10), "shutdown took {:?}", start.elapsed());
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn an_agent_whose_socket_was_removed_gives_way_to_another() {
+fn agent_without_its_socket_file_releases_the_node_on_shutdown() {
     with_agent(|node| {
         let pod = node.attach("a")?;
         fs::remove_file(socket())?;
@@ -75,7 +71,7 @@ fn an_agent_whose_socket_was_removed_gives_way_to_another() {
 }
 
 #[test]
-fn calls_that_a_stop_meets_are_finished_or_leave_nothing() {
+fn calls_in_flight_at_shutdown_complete_or_roll_back() {
     with_agent(|node| {
         let empty = node.kernel_state()?;
         for round in 0..3 {
@@ -102,7 +98,7 @@ fn calls_that_a_stop_meets_are_finished_or_leave_nothing() {
             let runtime = node.runtime()?;
             ensure!(node.attachments()?.len() == added.iter().filter(|added| **added).count(), "{added:?}");
             for pod in &pods {
-                runtime.add(pod).context("the runtime's retry")?;
+                runtime.add(pod).context("the runtime's retry of ADD")?;
                 runtime.check(pod)?;
             }
             pods.iter().try_for_each(|pod| runtime.del(pod))?;
@@ -115,25 +111,25 @@ fn calls_that_a_stop_meets_are_finished_or_leave_nothing() {
 }
 
 #[test]
-fn exit_codes_mean_something() {
+fn exit_code_distinguishes_shutdown_usage_error_and_failure() {
     let ends = |flags: &[&str]| -> anyhow::Result<(Option<i32>, String)> {
         let output = Command::new(dist::binary("ferrule-agent")?).args(flags).output()?;
         Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
     };
-    // Told to stop: `stop_agent` asks for 0.
+    // Graceful shutdown: `stop_agent` requires 0.
     with_agent(|node| node.stop_agent()).unwrap();
-    // Wrong flags, which another start does not mend.
+    // Invalid flags: a restart cannot help.
     for flags in [&["--no-such-flag"][..], &["--standalone"], &["--standalone", "--pod-cidr", "10.0.0.0/33"]]
     {
-        let (code, said) = ends(flags).unwrap();
-        assert_eq!(code, Some(64), "{flags:?}: {said}");
+        let (code, stderr) = ends(flags).unwrap();
+        assert_eq!(code, Some(64), "{flags:?}: {stderr}");
     }
     assert_eq!(ends(&["--version"]).unwrap().0, Some(0));
-    // Something that it cannot work without.
+    // Another failure: an agent is already running.
     with_agent(|node| {
         let _node = node;
-        let (code, said) = ends(&["--standalone", "--pod-cidr", "10.9.0.0/24"])?;
-        ensure!(code == Some(1) && said.contains("another ferrule-agent"), "{code:?} {said}");
+        let (code, stderr) = ends(&["--standalone", "--pod-cidr", "10.9.0.0/24"])?;
+        ensure!(code == Some(1) && stderr.contains("another ferrule-agent"), "{code:?} {stderr}");
         Ok(())
     })
     .unwrap();

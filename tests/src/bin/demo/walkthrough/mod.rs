@@ -1,4 +1,4 @@
-//! The stories that the demo tells, on a node, and the chapters that they share.
+//! The demo's two walkthroughs and their common chapters.
 
 pub(crate) mod cluster;
 pub(crate) mod standalone;
@@ -14,22 +14,28 @@ use ferrule_tests::{
 };
 use serde_json::Value;
 
-use crate::show::Show;
+use crate::report::Report;
 
 const STREAM: u64 = 512 << 20;
-/// Documentation's own (RFC 5737), so nobody's.
+/// From TEST-NET-2 (RFC 5737): no pod owns this address.
 const FOREIGN: &str = "198.51.100.66";
 
-fn introduce(show: &Show) {
-    show.chapter("A node, and its agent");
+fn introduce(report: &Report) {
+    report.chapter("A node and its agent");
     println!(
-        "   The node is a network namespace and a mount namespace: it has its own /run and its own BPF file system."
+        "   The node consists of a network and a mount namespace, with its own /run and BPF file system."
     );
 }
 
-/// Attaches a pod. `aloud`: the call and its answer are printed.
-fn add(runtime: &Runtime, show: &mut Show, pod: &mut Pod, what: &str, aloud: bool) -> anyhow::Result<()> {
-    if aloud {
+/// Attaches a pod. `verbose` prints the call and its result.
+fn add(
+    runtime: &Runtime,
+    report: &mut Report,
+    pod: &mut Pod,
+    what: &str,
+    verbose: bool,
+) -> anyhow::Result<()> {
+    if verbose {
         println!(
             "   # CNI_COMMAND=ADD CNI_CONTAINERID={:.12}… CNI_NETNS={} CNI_IFNAME=eth0 \\",
             pod.container_id,
@@ -37,49 +43,50 @@ fn add(runtime: &Runtime, show: &mut Show, pod: &mut Pod, what: &str, aloud: boo
         );
         println!("     ferrule <<< '{}'", runtime.config());
     }
-    let result = show.fact(&format!("ADD {}{what}", pod.name), || runtime.add(pod))?;
+    let result = report.fact(&format!("ADD {}{what}", pod.name), || runtime.add(pod))?;
     pod.attached(&result)?;
-    if aloud {
-        show.output("its answer", &serde_json::to_string(&result)?);
+    if verbose {
+        report.output("CNI result", &serde_json::to_string(&result)?);
     }
     Ok(())
 }
 
-fn connect(pods: &[Pod], show: &mut Show) -> anyhow::Result<()> {
-    show.chapter("Their packets");
+fn connect(pods: &[Pod], report: &mut Report) -> anyhow::Result<()> {
+    report.chapter("Connectivity");
     for from in pods {
         for to in pods.iter().filter(|to| to.name != from.name) {
             let both = [from, to].iter().all(|pod| pod.addresses.iter().any(|it| it.is_ipv6()));
             let what = if both { "IPv4 and IPv6" } else { "IPv4" };
-            show.fact(&format!("{} pings {} over {what}", from.name, to.name), || {
-                // The first address of each family is eth0's.
+            report.fact(&format!("{} reaches {} by ping over {what}", from.name, to.name), || {
+                // The first address of each family belongs to eth0.
                 let v4 = to.addresses.iter().find(|it| it.is_ipv4());
                 let v6 = to.addresses.iter().find(|it| it.is_ipv6() && both);
                 v4.into_iter().chain(v6).try_for_each(|address| from.ping(&address.to_string()).map(drop))
             })?;
         }
     }
-    let (Some(web), Some(db)) = (pods.first(), pods.get(2)) else { anyhow::bail!("there are too few pods") };
-    show.fact(&format!("{} pings the node over IPv4 and IPv6", web.name), || {
+    let (Some(web), Some(db)) = (pods.first(), pods.get(2)) else { anyhow::bail!("too few pods") };
+    report.fact(&format!("{} reaches the node by ping over IPv4 and IPv6", web.name), || {
         [NODE_V4, NODE_V6].iter().try_for_each(|address| web.ping(address).map(drop))
     })?;
     for address in &db.addresses {
-        let what = format!("{} streams {} MiB by TCP to {}, {address}", web.name, STREAM >> 20, db.name);
-        let streamed = show.fact(&what, || traffic::stream(web.path(), db.path(), *address, STREAM))?;
-        println!("   {:.1} Gbit/s, every byte checked", streamed.gbit_per_second());
+        let what =
+            format!("{} sends {} MiB over TCP to {}, {address}, intact", web.name, STREAM >> 20, db.name);
+        let streamed = report.fact(&what, || traffic::stream(web.path(), db.path(), *address, STREAM))?;
+        println!("   {:.1} Gbit/s, every byte verified", streamed.gbit_per_second());
     }
     let home = PathBuf::from("/proc/thread-self/ns/net");
     for address in [NODE_V4, NODE_V6] {
-        let what = format!("{} streams {} MiB by TCP to the node, {address}", web.name, STREAM >> 22);
-        show.fact(&what, || traffic::stream(web.path(), &home, address.parse()?, STREAM >> 2))?;
+        let what = format!("{} sends {} MiB over TCP to the node, {address}, intact", web.name, STREAM >> 22);
+        report.fact(&what, || traffic::stream(web.path(), &home, address.parse()?, STREAM >> 2))?;
     }
     Ok(())
 }
 
-/// What `ferrulectl attachments` and bpftool show.
-fn operate(node: &Node, pods: &[&Pod], show: &mut Show) -> anyhow::Result<()> {
-    show.output("ferrulectl attachments", &node.ctl(&["attachments"])?);
-    show.fact("the counters have counted", || {
+/// Shows `ferrulectl attachments` and the pinned maps.
+fn operator_tools(node: &Node, pods: &[&Pod], report: &mut Report) -> anyhow::Result<()> {
+    report.output("ferrulectl attachments", &node.ctl(&["attachments"])?);
+    report.fact("the counters of every pod show traffic", || {
         let counted = |attachment: &&Value, of: &str| {
             let counted = attachment.pointer(&format!("/counters/{of}")).and_then(Value::as_u64);
             counted.unwrap_or_default() > 0
@@ -89,20 +96,20 @@ fn operate(node: &Node, pods: &[&Pod], show: &mut Show) -> anyhow::Result<()> {
             let of_pod = |it: &&Value| it.get("pod_name").and_then(Value::as_str) == Some(&pod.name);
             let all = attachments.iter().filter(of_pod);
             let mut busy = all.filter(|it| counted(it, "egress_packets") && counted(it, "ingress_packets"));
-            ensure!(busy.next().is_some(), "{} in {attachments:#?}", pod.name);
+            ensure!(busy.next().is_some(), "no traffic of {} in {attachments:#?}", pod.name);
         }
         Ok(())
     })?;
     for (map, key) in
-        [("VIFS", "an interface"), ("ENDPOINTS", "an address"), ("VIF_COUNTERS", "what happened")]
+        [("VIFS", "by interface"), ("ENDPOINTS", "by address"), ("VIF_COUNTERS", "packets and drops")]
     {
         let line = format!("bpftool map dump pinned {PINS}/{map}");
         let dump = sys::run(&line)?;
-        // One entry shows what there is; all of them would hide it.
+        // Only the first entry, to keep the output readable.
         let first: Vec<&str> = dump.lines().take_while(|line| !line.starts_with("    },{")).collect();
-        show.output(&format!("{line}    ({key}; the first entry)"), &first.join("\n"));
+        report.output(&format!("{line}    ({key}; first entry)"), &first.join("\n"));
         if map == "VIFS" {
-            show.fact("it names every pod", || {
+            report.fact("VIFS names every pod", || {
                 for pod in pods {
                     let name = format!("\"default/{}\"", pod.name);
                     ensure!(dump.contains(&name), "{} is not in {dump}", pod.name);
@@ -114,60 +121,61 @@ fn operate(node: &Node, pods: &[&Pod], show: &mut Show) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn guard(node: &Node, from: &Pod, to: &Pod, show: &mut Show) -> anyhow::Result<()> {
+fn anti_spoofing(node: &Node, from: &Pod, to: &Pod, report: &mut Report) -> anyhow::Result<()> {
     let address = to.addresses.first().context("the pod has no address")?.to_string();
-    show.chapter("What is stopped, and what is not");
-    show.fact(&format!("{} with an address that is not its own reaches nobody", from.name), || {
+    report.chapter("Anti-spoofing");
+    report.fact(&format!("packets of {} with a foreign source address are dropped", from.name), || {
         from.run(&format!("ip addr add {FOREIGN}/32 dev eth0"))?;
         ensure!(
             from.run(&format!("ping -n -c 1 -W 1 -I {FOREIGN} {address}")).is_err(),
-            "it reached {}",
+            "the spoofed ping reached {}",
             to.name
         );
         from.run(&format!("ip addr del {FOREIGN}/32 dev eth0")).map(drop)
     })?;
-    show.fact("its drops are counted by their reason, on its own interface", || {
+    report.fact("the drops are counted by reason, for the interface that sent them", || {
         let attachments = node.attachments()?;
         let own = |it: &&Value| it.get("pod_name").and_then(Value::as_str) == Some(&from.name);
         let dropped = attachments.iter().find(own).and_then(|it| it.pointer("/counters/drops/spoofed_ipv4"));
         ensure!(dropped.and_then(Value::as_u64).unwrap_or_default() > 0, "{attachments:#?}");
         Ok(())
     })?;
-    show.fact("with its own address, it does", || from.ping(&address)).map(drop)
+    report.fact("packets with the pod's own address still pass", || from.ping(&address)).map(drop)
 }
 
-fn crash(node: &mut Node, from: &Pod, to: &Pod, show: &mut Show) -> anyhow::Result<()> {
+fn crash(node: &mut Node, from: &Pod, to: &Pod, report: &mut Report) -> anyhow::Result<()> {
     let address = to.addresses.first().context("the pod has no address")?.to_string();
-    show.fact("the agent is killed, and packets flow", || {
+    report.fact("packets flow after the agent is killed by SIGKILL", || {
         node.kill_agent()?;
         from.ping(&address)
     })?;
-    println!("   {SOCKET} is stale now");
+    println!("   {SOCKET} is now a stale socket");
     Ok(())
 }
 
-/// Detaches all, and sees to it that nothing is left.
+/// Detaches all pods and verifies that nothing is left.
 fn end(
     node: &mut Node,
     runtime: &Runtime,
     pods: impl IntoIterator<Item = Pod>,
     empty: &[String],
-    show: &mut Show,
+    report: &mut Report,
 ) -> anyhow::Result<()> {
-    show.chapter("CHECK and DEL");
+    report.chapter("CHECK and DEL");
     for pod in pods {
-        let what = format!("CHECK {}: the kernel has it as it was made; and DEL", pod.name);
-        show.fact(&what, || {
+        let what = format!("CHECK {} finds no deviation; DEL succeeds", pod.name);
+        report.fact(&what, || {
             runtime.check(&pod)?;
             runtime.del(&pod)
         })?;
         pod.remove()?;
     }
-    show.fact("no interface, route or map entry of the pods is left", || node.wait_for_kernel_state(empty))?;
-    show.fact("the agent knows of no attachment", || {
+    report
+        .fact("no interface, route or map entry of the pods remains", || node.wait_for_kernel_state(empty))?;
+    report.fact("the agent lists no attachment", || {
         let left = node.attachments()?;
         ensure!(left.is_empty(), "{left:#?}");
         Ok(())
     })?;
-    show.fact("the agent stops when it is told to", || node.stop_agent())
+    report.fact("the agent shuts down gracefully on SIGTERM", || node.stop_agent())
 }

@@ -1,40 +1,62 @@
-//! What happens to a node: operations, made from a seed, told in words, and written as JSON for a replay.
+//! Operations on a node: generated from a seed, and written as JSON for a replay.
 //!
-//! They name their objects by numbers that are taken modulo what there is, so that any part of a list makes sense.
+//! Operations refer to objects by numbers modulo the current count, so that every sublist is a valid test.
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-/// One thing that happens. What makes no sense at its time does nothing.
+/// One operation; a no-op if it does not apply to the current state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
-    /// A pod comes at the API, and gets a sandbox. If there is one of its name, only the sandbox is new.
-    MakePod { slot: u8, vif: u8 },
-    /// The pod is deleted from the API, and made again under its name, with a sandbox.
-    Recreate { slot: u8, vif: u8 },
-    /// Something happens at the API.
+    /// Creates a pod in the API and a sandbox. If the pod exists, creates only the sandbox.
+    MakePod {
+        slot: u8,
+        vif: u8,
+    },
+    /// Deletes a pod from the API and recreates it under the same name, with a sandbox.
+    Recreate {
+        slot: u8,
+        vif: u8,
+    },
     Event(Event),
-    /// The calls at once, with events between them; perhaps the agent ends meanwhile, and is started again.
-    Calls { calls: Vec<Call>, events: Vec<Event>, end: Option<End> },
-    /// A sandbox's namespace ends without a DEL.
-    EndNetns { pick: u16 },
-    /// A namespace ends, and another takes its path.
-    ReplaceNetns { pick: u16 },
-    /// Somebody breaks an attachment by hand.
-    Damage { pick: u16, how: Damage },
-    /// The agent goes, by SIGKILL or else by SIGTERM; things happen; and it comes back, while there are calls.
-    Away { kill: bool, meanwhile: Vec<Op>, at_start: Vec<Call> },
-    /// Packets flow between two pods, and to the node.
-    Ping { from: u16, to: u16 },
+    /// Concurrent calls and API events; optionally, the agent ends meanwhile and is restarted afterwards.
+    Calls {
+        calls: Vec<Call>,
+        events: Vec<Event>,
+        end: Option<End>,
+    },
+    /// Ends a sandbox's namespace without a DEL.
+    EndNetns {
+        pick: u16,
+    },
+    /// Replaces a namespace by another one at the same path.
+    ReplaceNetns {
+        pick: u16,
+    },
+    /// Damages an attachment in the kernel or the maps.
+    Damage {
+        pick: u16,
+        how: Damage,
+    },
+    /// Ends the agent by SIGKILL or SIGTERM, applies operations, and restarts the agent during calls.
+    AgentDown {
+        kill: bool,
+        meanwhile: Vec<Op>,
+        at_start: Vec<Call>,
+    },
+    /// Pings from one pod to another and to the node.
+    Ping {
+        from: u16,
+        to: u16,
+    },
 }
 
-/// One call of the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
-    /// `told`: with the pod's annotations, as runtimes hand them over.
+    /// `annotated`: the call carries the pod's annotations, as containerd passes them.
     Add {
         pick: u16,
-        told: bool,
+        annotated: bool,
         uid: Uid,
     },
     Del {
@@ -44,38 +66,38 @@ pub enum Call {
     Check {
         pick: u16,
     },
-    /// Each bit of `keep` is an attachment that stays valid.
+    /// Each bit of `keep` marks an attachment as valid.
     Gc {
         keep: u64,
     },
     Status,
 }
 
-/// Whose the runtime says a sandbox is.
+/// The pod UID that the runtime passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Uid {
     Own,
-    /// That of the oldest pod that had the name.
+    /// UID of the oldest pod with this name.
     Oldest,
-    /// Of a pod that never was.
+    /// UID of a pod that never existed.
     Invented,
 }
 
-/// A change at the API.
+/// An API event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     Delete { slot: u8 },
     Annotate { slot: u8, vif: u8 },
 }
 
-/// How the agent ends in the middle of calls.
+/// How the agent ends during calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     pub kill: bool,
     pub after_us: u32,
 }
 
-/// What is broken.
+/// A single deviation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Damage {
     HostRoute,
@@ -88,23 +110,22 @@ pub enum Damage {
     PodAddress,
 }
 
-/// What kind of list is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// One call at a time.
-    InTurn,
-    /// Most calls several at once.
-    AtOnce,
+    Sequential,
+    /// Mostly several concurrent calls.
+    Concurrent,
 }
 
-/// How many names pods have.
+/// Number of pod names.
 pub const SLOTS: u8 = 7;
-/// The numbers of decided VIFs that are not in the range: none, one out of it, and one that cannot be read.
+/// Special VIF numbers: no VIF, an address outside the range, and an unreadable annotation.
 pub const NO_VIF: u8 = 0;
 pub const OUT_OF_RANGE: u8 = 9;
 pub const UNREADABLE: u8 = 10;
 
-/// A list of operations.
+/// Generates operations from a seed.
 pub fn make(seed: u64, mode: Mode, count: usize) -> Vec<Op> {
     let mut rng = Rng::with_seed(seed);
     (0..count).map(|_| op(&mut rng, mode)).collect()
@@ -123,15 +144,15 @@ fn op(rng: &mut Rng, mode: Mode) -> Op {
         37..39 => {
             let meanwhile = (0..rng.usize(..5)).map(|_| without_agent(rng));
             let meanwhile = meanwhile.collect();
-            let calls = if mode == Mode::InTurn { 0 } else { rng.u16(..4) };
+            let calls = if mode == Mode::Sequential { 0 } else { rng.u16(..4) };
             let at_start = (0..calls).map(|number| call(rng, pick.wrapping_add(number % 2)));
             let at_start = at_start.collect();
-            Op::Away { kill: rng.bool(), meanwhile, at_start }
+            Op::AgentDown { kill: rng.bool(), meanwhile, at_start }
         }
-        _ if mode == Mode::InTurn => {
+        _ if mode == Mode::Sequential => {
             Op::Calls { calls: vec![call(rng, pick)], events: Vec::new(), end: None }
         }
-        _ => at_once(rng),
+        _ => concurrent_calls(rng),
     }
 }
 
@@ -147,8 +168,8 @@ fn without_agent(rng: &mut Rng) -> Op {
     }
 }
 
-/// Several calls, most of them of one sandbox or its neighbours.
-fn at_once(rng: &mut Rng) -> Op {
+/// Several calls, mostly on one sandbox or its neighbours.
+fn concurrent_calls(rng: &mut Rng) -> Op {
     let focus = rng.u16(..);
     let calls = (0..rng.usize(2..=6)).map(|_| {
         let pick = match rng.u8(..10) {
@@ -172,11 +193,11 @@ fn call(rng: &mut Rng, pick: u16) -> Call {
                 1 => Uid::Invented,
                 _ => Uid::Own,
             };
-            Call::Add { pick, told: rng.u8(..4) > 0, uid }
+            Call::Add { pick, annotated: rng.u8(..4) > 0, uid }
         }
         52..82 => Call::Del { pick, empty_netns: rng.u8(..3) == 0 },
         82..95 => Call::Check { pick },
-        // Most of them stay valid.
+        // Three draws: most attachments stay valid.
         95..98 => Call::Gc { keep: rng.u64(..) | rng.u64(..) | rng.u64(..) },
         _ => Call::Status,
     }
@@ -191,7 +212,7 @@ fn event(rng: &mut Rng) -> Event {
     }
 }
 
-/// Most pods are left to the agent's own IPAM.
+/// Most pods get their address from the agent's IPAM.
 fn vif(rng: &mut Rng) -> u8 {
     if rng.u8(..3) > 0 { NO_VIF } else { rng.u8(..=UNREADABLE) }
 }
@@ -214,7 +235,7 @@ impl Damage {
         Self::PodAddress,
     ];
 
-    /// Whether it is on the host, where a start of the agent may heal it.
+    /// Whether the damage is on the host, where a start of the agent may repair it.
     pub fn is_on_host(self) -> bool {
         !matches!(self, Self::PodRoute | Self::PodAddress)
     }

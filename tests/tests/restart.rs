@@ -1,15 +1,15 @@
-//! Pods' packets, addresses and answers survive the agent.
+//! Pods' packets, addresses and results survive crashes and restarts of the agent.
 
 use std::{fs, process::Stdio};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{PINS, with_agent, with_agent_that_leaves_damage},
+    node::{PINS, with_agent, with_agent_without_healing},
     sys,
 };
 
 #[test]
-fn pain_14_packets_flow_while_the_agent_is_dead_and_while_it_is_replaced() {
+fn packets_flow_while_the_agent_is_dead_and_replaced() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let to = b.addresses[0].to_string();
@@ -18,7 +18,7 @@ fn pain_14_packets_flow_while_the_agent_is_dead_and_while_it_is_replaced() {
         let ping = sys::die_with_parent(&mut command).spawn()?;
         for _ in 0..3 {
             node.kill_agent()?;
-            a.ping(&to).context("while the agent is dead")?;
+            a.ping(&to).context("while no agent runs")?;
             node.start_again()?;
         }
         let output = ping.wait_with_output()?;
@@ -30,7 +30,7 @@ fn pain_14_packets_flow_while_the_agent_is_dead_and_while_it_is_replaced() {
 }
 
 #[test]
-fn pain_1_a_crash_forgets_nothing_and_gives_no_address_twice() {
+fn crash_loses_no_attachment_and_duplicates_no_address() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let a = node.attach("a")?;
@@ -45,18 +45,21 @@ fn pain_1_a_crash_forgets_nothing_and_gives_no_address_twice() {
         runtime.check(&a)?;
         ensure!(
             runtime.add(&a)?["ips"][0]["address"] == "10.244.0.2/32",
-            "a repeated ADD gives the same answer"
+            "a repeated ADD returned another result"
         );
         let b = node.attach("b")?;
         ensure!(!a.addresses.contains(&b.addresses[0]));
-        ensure!(!gone.addresses.contains(&b.addresses[0]), "what was released just before still rests");
+        ensure!(
+            !gone.addresses.contains(&b.addresses[0]),
+            "a released address was allocated during its cooldown"
+        );
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn counters_go_on_after_a_restart() {
+fn counters_continue_after_a_restart() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let egress = || node_egress(node.attachments()?.first());
@@ -79,16 +82,17 @@ fn node_egress(attachment: Option<&serde_json::Value>) -> anyhow::Result<u64> {
 }
 
 #[test]
-fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alone() {
+fn start_releases_vanished_attachments_and_ignores_foreign_interfaces() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         sys::run("ip link add stranger type veth peer name stranger1")?;
         sys::run("ip link set stranger alias somebody:else")?;
-        // Half an ADD: an interface with a stamp, which no attachment has.
+        // Remains of an interrupted ADD: a stamped interface without an attachment.
         sys::run("ip link add frorphan type veth peer name frorphan1")?;
         sys::run("ip link set frorphan alias ferrule:cluster:deadbeef:eth0")?;
-        // Less than that, and half a DEL: interfaces that are in the making, and out of service.
+        // Remains of an ADD before the stamp, and of an interrupted DEL: interfaces in the groups UNSTAMPED
+        // and RETIRED.
         for (name, group) in [("frunborn", 0x6665_7273), ("frdead", 0x6665_7272)] {
             sys::run(&format!("ip link add {name} group {group} type veth peer name {name}1"))?;
         }
@@ -97,7 +101,7 @@ fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alo
         let line = name.lines().find(|line| line.contains(&a.container_id)).context("no interface of a")?;
         let ifname = line.split([' ', '@']).nth(1).context("no name")?;
         sys::run(&format!("ip link del {ifname}"))?;
-        // And its namespace: a pod that lives gets its interface again.
+        // Its namespace ends too; a live pod would get its interface back.
         a.clone().remove()?;
         node.start_again()?;
         let links = sys::run("ip -o link show")?;
@@ -114,16 +118,16 @@ fn what_vanished_while_the_agent_was_dead_is_released_and_strangers_are_left_alo
 }
 
 #[test]
-fn a_stale_socket_is_replaced_and_a_pin_of_another_layout_is_not_used() {
+fn stale_socket_is_replaced_and_pin_of_another_layout_is_refused() {
     with_agent(|node| {
         node.kill_agent()?;
-        ensure!(ferrule_tests::node::socket().exists(), "a crash leaves the socket");
+        ensure!(ferrule_tests::node::socket().exists(), "the crash removed the socket");
         node.start_again()?;
         node.stop_agent()?;
         fs::remove_file(format!("{PINS}/VIFS"))?;
         sys::run(&format!("bpftool map create {PINS}/VIFS type hash key 4 value 64 entries 16 name VIFS"))?;
         let error =
-            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "it started".to_owned());
+            node.start_again().map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
         ensure!(error.contains("values of 64") && error.contains("values of 216"), "{error}");
         Ok(())
     })
@@ -131,14 +135,14 @@ fn a_stale_socket_is_replaced_and_a_pin_of_another_layout_is_not_used() {
 }
 
 #[test]
-fn bpftool_tells_which_pod_an_interface_belongs_to() {
+fn bpftool_shows_the_pod_of_an_interface() {
     with_agent(|node| {
         let a = node.attach("web-0")?;
         let dump = sys::run(&format!("bpftool map dump pinned {PINS}/VIFS"))?;
         for expected in
             ["\"ifindex\"", "\"pod\": \"default/web-0\"", "\"ifname\": \"eth0\"", "\"ipv4\": [10,244,0,2"]
         {
-            ensure!(dump.contains(expected), "{expected} is not in {dump}");
+            ensure!(dump.contains(expected), "{expected} is missing in {dump}");
         }
         ensure!(dump.contains(&a.uid), "{dump}");
         let net = sys::run("bpftool net")?;
@@ -149,12 +153,12 @@ fn bpftool_tells_which_pod_an_interface_belongs_to() {
 }
 
 #[test]
-fn a_spoofer_is_stopped_and_counted_and_its_neighbours_are_not() {
+fn spoofed_packets_are_dropped_and_counted_for_the_sender_only() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let to = b.addresses[0].to_string();
         a.run("ip link set eth0 address 02:00:00:00:00:66")?;
-        ensure!(a.ping(&to).is_err(), "a foreign MAC passes");
+        ensure!(a.ping(&to).is_err(), "a packet with a foreign MAC passed");
         let drops = |node: &ferrule_tests::node::Node| {
             anyhow::Ok(
                 node.attachments()?[0]["counters"]["drops"]["spoofed_mac"].as_u64().unwrap_or_default(),
@@ -168,22 +172,22 @@ fn a_spoofer_is_stopped_and_counted_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn pain_13_an_interface_without_an_entry_passes_nothing() {
-    with_agent_that_leaves_damage(|node| {
+fn interface_without_a_vifs_entry_passes_nothing() {
+    with_agent_without_healing(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let ifindex = node.attachments()?[0]["host_ifindex"].as_u64().context("no ifindex")?;
         let bytes = u32::try_from(ifindex)?.to_ne_bytes().map(|byte| byte.to_string()).join(" ");
         sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {bytes}"))?;
         ensure!(a.ping(&b.addresses[0].to_string()).is_err());
         ensure!(a.ping(ferrule_tests::node::NODE_V4).is_err());
-        // And nothing is delivered to it, by a pod no more than by the host.
+        // Delivery to the pod is blocked too, from the host and from other pods.
         let ingress = |node: &ferrule_tests::node::Node| {
             anyhow::Ok(node.attachments()?[0]["counters"]["ingress_packets"].as_u64().unwrap_or_default())
         };
         let before = ingress(node)?;
         ensure!(b.ping(&a.addresses[0].to_string()).is_err());
         ensure!(sys::run(&format!("ping -n -c 1 -W 1 {}", a.addresses[0])).is_err());
-        ensure!(ingress(node)? == before, "something was delivered");
+        ensure!(ingress(node)? == before, "a packet was delivered");
         let check = node.runtime()?.check(&a).map_or_else(|error| error.to_string(), |()| String::new());
         ensure!(check.contains("VIFS"), "{check}");
         Ok(())
@@ -192,17 +196,20 @@ fn pain_13_an_interface_without_an_entry_passes_nothing() {
 }
 
 #[test]
-fn the_programs_log_to_the_agents_log_when_they_are_told_to() {
+fn ebpf_programs_log_to_the_agents_log_if_enabled() {
     with_agent(|node| {
         let a = node.attach("a")?;
         a.run("ip link set eth0 address 02:00:00:00:00:66")?;
         let try_to_pass = || a.ping(ferrule_tests::node::NODE_V4);
-        ensure!(try_to_pass().is_err() && !node.log().contains("spoofed_mac"), "it is off by default");
+        ensure!(
+            try_to_pass().is_err() && !node.log().contains("spoofed_mac"),
+            "eBPF logging is on by default"
+        );
         node.stop_agent()?;
         node.start_again_with(&["--ebpf-log", "debug"])?;
         sys::wait_until("the drop is in the log", std::time::Duration::from_secs(10), || {
-            // The pod's kernel does not ask for its gateway's MAC at every try.
-            ensure!(try_to_pass().is_err(), "a foreign MAC passes");
+            // The pod's kernel does not resolve its gateway again on every attempt.
+            ensure!(try_to_pass().is_err(), "a packet with a foreign MAC passed");
             Ok(node.log().contains("egress dropped, spoofed_mac"))
         })
     })
@@ -210,7 +217,7 @@ fn the_programs_log_to_the_agents_log_when_they_are_told_to() {
 }
 
 #[test]
-fn pain_14_lost_maps_are_filled_before_the_programs_are_replaced() {
+fn lost_maps_are_filled_before_the_programs_are_replaced() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let mut command = a.command("ping")?;
@@ -219,7 +226,7 @@ fn pain_14_lost_maps_are_filled_before_the_programs_are_replaced() {
             .stdout(Stdio::piped());
         let ping = sys::die_with_parent(&mut command).spawn()?;
         node.stop_agent()?;
-        // As after a change of the maps' layout: the filters still hold the old maps, and the new ones are empty.
+        // As after a layout change: the filters still hold the old maps, and the new maps are empty.
         fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
         node.start_again()?;
         let output = ping.wait_with_output()?;

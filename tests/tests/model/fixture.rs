@@ -1,4 +1,4 @@
-//! A node, a cluster and a runtime to which operations happen, side by side with the model.
+//! The fixture: a node, a cluster and a runtime that operations are applied to, side by side with the model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,53 +20,50 @@ use ferrule_tests::{
 use serde_json::json;
 
 use crate::{
-    batch::{Batch, Ended, Issued, call},
+    batch::{Batch, BoundCall, Ended, call},
     invariants,
-    judge::judge,
+    linearize::check_batch,
     model::{ApiPod, Attached, Id, Model, Sandbox, VIF_REFUSED, vif_text},
     observe::{Link, Observed},
-    ops::{Damage, Event, Op},
+    operations::{Damage, Event, Op},
 };
 
-/// What operations happen to.
-pub struct World<'a> {
+/// A node, a cluster, and the model of their state.
+pub struct Fixture<'a> {
     pub node: &'a mut Node,
     cluster: &'a Cluster,
     pub runtime: Runtime,
     pub model: Model,
-    /// By their sandboxes' numbers.
+    /// By sandbox number.
     pub pods: Vec<Pod>,
-    pub strangers: BTreeMap<u32, Link>,
+    pub foreign_links: BTreeMap<u32, Link>,
     synced: u32,
-    /// What has happened, in words.
+    /// Log of what happened, for failure messages.
     pub history: Vec<String>,
-    /// How often each kind of it has.
+    /// Number of occurrences by kind, printed at the end.
     pub tally: BTreeMap<String, usize>,
 }
 
-/// The annotation.
 pub const VIF: &str = "vif.ferrule.dev/v1";
-/// How many of the newest sandboxes are worked with, besides those that are attached.
+/// Number of newest sandboxes that operations pick from, besides attached ones.
 const RECENT: usize = 8;
-/// The kernel begins to send from the pod's end when it gets to it, which an ADD does not wait for yet.
-const FIRST_PACKET_MAY_BE_LOST: bool = false;
-const CATCH_UP: Duration = Duration::from_secs(30);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
-// === impl World ===
+// === impl Fixture ===
 
-impl<'a> World<'a> {
-    /// On a node that has an agent, and no attachments.
+impl<'a> Fixture<'a> {
+    /// A fixture on a node with an agent and without attachments.
     ///
     /// # Errors
-    /// If the strangers cannot be made.
+    /// If the unrelated interfaces cannot be created.
     pub fn new(node: &'a mut Node, cluster: &'a Cluster, pool: (Ipv4Addr, Ipv4Addr)) -> anyhow::Result<Self> {
-        // Interfaces that look like ours, but are not.
+        // Interfaces that resemble ours but belong to somebody else.
         for (name, alias) in [("stranger", "somebody:else"), ("frstranger", "ferrules:are:not:ours")] {
             sys::run(&format!("ip link add {name} type veth peer name {name}1"))?;
             sys::run(&format!("ip link set {name} alias {alias} up"))?;
         }
         let runtime = node.runtime()?;
-        let strangers = Observed::look(node, true)?.links;
+        let foreign_links = Observed::collect(node, true)?.links;
         let model = Model::new(pool);
         Ok(Self {
             node,
@@ -74,44 +71,44 @@ impl<'a> World<'a> {
             runtime,
             model,
             pods: Vec::new(),
-            strangers,
+            foreign_links,
             synced: 0,
             history: Vec::new(),
             tally: BTreeMap::new(),
         })
     }
 
-    /// Lets an operation happen, and compares all there is with all there should be.
+    /// Applies an operation and compares the node's state with the model.
     ///
     /// # Errors
-    /// What is not as it should be.
+    /// The differences.
     pub fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
         match op {
             Op::MakePod { slot, vif } => self.make_pod(*slot, *vif, false)?,
             Op::Recreate { slot, vif } => self.make_pod(*slot, *vif, true)?,
             Op::Event(event) => {
-                self.happen(*event)?;
-                self.settle()?;
+                self.apply_event(*event)?;
+                self.sync()?;
             }
             Op::Calls { calls, events, end } => return self.calls(calls, events, *end),
             Op::EndNetns { pick } => self.end_netns(*pick, false)?,
             Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
             Op::Damage { pick, how } => self.damage(*pick, *how)?,
             Op::Ping { from, to } => self.ping(*from, *to)?,
-            Op::Away { kill, meanwhile, at_start } if self.model.agent_runs => {
-                return self.away(*kill, meanwhile, at_start);
+            Op::AgentDown { kill, meanwhile, at_start } if self.model.agent_runs => {
+                return self.agent_down(*kill, meanwhile, at_start);
             }
-            Op::Away { .. } => {}
+            Op::AgentDown { .. } => {}
         }
-        self.look_and_judge(self.batch())
+        self.verify(self.batch())
     }
 
-    /// Waits until the agent has seen all that happened at the API: events come in order, and a pod whose VIF cannot be
-    /// read is refused as soon as it is seen.
+    /// Waits until the agent has processed all API events. Events arrive in order, and a pod with an
+    /// unreadable VIF is refused as soon as the agent sees the pod.
     ///
     /// # Errors
-    /// If it does not.
-    pub fn settle(&mut self) -> anyhow::Result<()> {
+    /// If the agent does not catch up.
+    pub fn sync(&mut self) -> anyhow::Result<()> {
         if !self.model.agent_runs {
             return Ok(());
         }
@@ -125,7 +122,7 @@ impl<'a> World<'a> {
             name,
         };
         self.cluster.schedule(&pod, &[(VIF, "{")])?;
-        sys::wait_until("the agent follows the API", CATCH_UP, || {
+        sys::wait_until("the agent has processed all API events", SYNC_TIMEOUT, || {
             Ok(self.runtime.call("ADD", &pod)?.into_error()?.code == VIF_REFUSED)
         })?;
         self.cluster.delete(&pod)
@@ -134,7 +131,7 @@ impl<'a> World<'a> {
     fn make_pod(&mut self, slot: u8, vif: u8, again: bool) -> anyhow::Result<()> {
         let name = format!("p{slot}");
         if again && self.model.api.pods.contains_key(&name) {
-            self.happen(Event::Delete { slot })?;
+            self.apply_event(Event::Delete { slot })?;
         }
         let mut pod = self.node.pod(&name)?;
         let existing = self.model.api.pods.get(&name).map(|it| it.uid.clone());
@@ -147,7 +144,7 @@ impl<'a> World<'a> {
                 self.model.api.pods.insert(name.clone(), ApiPod { uid: pod.uid.clone(), vif });
             }
         }
-        self.say(format!("pod {name} ({}) with VIF {vif} gets sandbox #{}", pod.uid, self.pods.len()));
+        self.log(format!("pod {name} ({}) with VIF {vif} gets sandbox #{}", pod.uid, self.pods.len()));
         self.model.sandboxes.push(Sandbox {
             name,
             uid: pod.uid.clone(),
@@ -156,12 +153,12 @@ impl<'a> World<'a> {
             generation: 0,
         });
         self.pods.push(pod);
-        self.sweep()?;
-        if existing.is_none() { self.settle() } else { Ok(()) }
+        self.remove_unused_namespaces()?;
+        if existing.is_none() { self.sync() } else { Ok(()) }
     }
 
-    /// Takes the namespaces of sandboxes down that nobody works with any more.
-    fn sweep(&mut self) -> anyhow::Result<()> {
+    /// Removes the namespaces of sandboxes that operations no longer pick.
+    fn remove_unused_namespaces(&mut self) -> anyhow::Result<()> {
         let used: BTreeSet<Id> = self.pickable().into_iter().collect();
         for (id, sandbox) in self.model.sandboxes.iter_mut().enumerate() {
             if sandbox.alive && !used.contains(&id) {
@@ -172,12 +169,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    pub fn happen(&mut self, event: Event) -> anyhow::Result<()> {
+    pub fn apply_event(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Delete { slot } => {
                 let name = format!("p{slot}");
                 if self.model.api.pods.contains_key(&name) {
-                    self.say(format!("pod {name} is deleted from the API"));
+                    self.log(format!("pod {name} is deleted from the API"));
                     self.model.api.delete(&name);
                     self.cluster.api.delete(Resource::Pods, NAMESPACE, &name)?;
                 }
@@ -186,7 +183,7 @@ impl<'a> World<'a> {
                 let name = format!("p{slot}");
                 if let Some(pod) = self.model.api.pods.get_mut(&name) {
                     pod.vif = vif;
-                    self.say(format!("pod {name} is annotated with VIF {vif}"));
+                    self.log(format!("pod {name} is annotated with VIF {vif}"));
                     let patch = match vif_text(vif) {
                         Some(text) => objects::annotation(VIF, &text),
                         None => json!({ "metadata": { "annotations": { VIF: null } } }),
@@ -211,7 +208,7 @@ impl<'a> World<'a> {
             sandbox.alive = true;
             sandbox.generation += 1;
         }
-        self.say(format!("the namespace of #{id} is {}", if replace { "another one" } else { "gone" }));
+        self.log(format!("the namespace of #{id} is {}", if replace { "replaced" } else { "removed" }));
         Ok(())
     }
 
@@ -221,7 +218,7 @@ impl<'a> World<'a> {
         let attached = self.model.attached.get_mut(&id).context("not attached")?;
         let host = &attached.host_ifname;
         let v4 = attached.addresses.iter().find(|it| it.is_ipv4()).context("no IPv4 address")?;
-        let (ifindex, _) = attached.seen.context("never seen")?;
+        let (ifindex, _) = attached.host_link.context("the host interface is unknown")?;
         let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it}")).collect::<Vec<_>>().join(" ");
         let delete =
             |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
@@ -245,7 +242,7 @@ impl<'a> World<'a> {
         };
         attached.damage.insert(how);
         self.count(format!("damaged {how:?}"));
-        self.say(format!("#{id} is damaged: {line}"));
+        self.log(format!("#{id} is damaged: {line}"));
         Ok(())
     }
 
@@ -255,30 +252,28 @@ impl<'a> World<'a> {
             return Ok(());
         };
         self.count("ping".to_owned());
-        self.say(format!("#{from} pings the node and #{to}"));
+        self.log(format!("#{from} pings the node and #{to}"));
         let pod = self.pods.get(from).context("no such pod")?;
         let addresses = |id: Id| self.model.attached.get(&id).map(|it| &it.addresses);
         let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
         let others =
             others.iter().filter(|other| from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4()));
         for to in others.map(IpAddr::to_string).chain([NODE_V4.to_owned()]) {
-            let first = pod.ping(&to);
-            let pinged = if FIRST_PACKET_MAY_BE_LOST { first.or_else(|_| pod.ping(&to)) } else { first };
-            pinged.with_context(|| self.why_no_ping(pod, &to))?;
+            pod.ping(&to).with_context(|| self.diagnose_ping(pod, &to))?;
         }
         Ok(())
     }
 
-    /// What there is to see when packets do not flow.
-    fn why_no_ping(&self, pod: &Pod, to: &str) -> String {
+    /// Diagnostics for a failed ping.
+    fn diagnose_ping(&self, pod: &Pod, to: &str) -> String {
         let in_pod = ["ip -s addr", "ip route", "ip -6 route", "ip neigh"].map(|line| pod.run(line));
         let checked = self.runtime.check(pod);
         let again = pod.ping(to);
         let attachments = self.node.ctl(&["attachments"]);
-        format!("in the pod: {in_pod:#?}\nCHECK: {checked:?}\nagain: {again:?}\n{attachments:?}")
+        format!("in the pod: {in_pod:#?}\nCHECK: {checked:?}\nsecond ping: {again:?}\n{attachments:?}")
     }
 
-    /// The sandboxes that are worked with.
+    /// Sandboxes that operations pick from.
     pub fn pickable(&self) -> Vec<Id> {
         let recent = self.pods.len().saturating_sub(RECENT)..self.pods.len();
         let all: BTreeSet<Id> = self.model.attached.keys().copied().chain(recent).collect();
@@ -301,20 +296,20 @@ impl<'a> World<'a> {
         Batch { answers: Vec::new(), apis, ended: Ended::No, starts: false, from: now, to: now }
     }
 
-    /// Compares all there is with all there should be.
-    pub fn look_and_judge(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+    /// Checks a batch against the model and compares the node's state with the model.
+    pub fn verify(&mut self, mut batch: Batch) -> anyhow::Result<()> {
         batch.to = Instant::now();
         let agent_runs = self.model.agent_runs;
-        // What reconciliation removes while we look is seen in one place and not in the other.
-        let dangles = self.model.attached.iter().any(|(id, it)| self.model.may_dangle(*id, it));
-        let mut tries = if dangles { 3 } else { 1 };
+        // Garbage collection during the snapshot appears in one place and not in the other.
+        let may_be_collected = self.model.attached.iter().any(|(id, it)| self.model.may_be_orphan(*id, it));
+        let mut tries = if may_be_collected { 3 } else { 1 };
         loop {
-            let seen = Observed::look(self.node, agent_runs)?;
+            let seen = Observed::collect(self.node, agent_runs)?;
             let mut model = self.model.clone();
-            let judged = judge(&mut model, &batch, &seen);
-            let mut found: Vec<String> = judged.err().into_iter().collect();
+            let checked = check_batch(&mut model, &batch, &seen);
+            let mut found: Vec<String> = checked.err().into_iter().collect();
             if found.is_empty() {
-                found = invariants::differences(&model, &seen, &self.strangers);
+                found = invariants::differences(&model, &seen, &self.foreign_links);
             }
             tries -= 1;
             if found.is_empty() {
@@ -323,14 +318,14 @@ impl<'a> World<'a> {
             }
             ensure!(
                 tries > 0,
-                "{}\n\nThe model: {:#?}\n\nThere is: {seen:#?}",
+                "{}\n\nExpected: {:#?}\n\nFound: {seen:#?}",
                 found.join("\n"),
                 self.model.attached
             );
         }
     }
 
-    pub fn say(&mut self, what: String) {
+    pub fn log(&mut self, what: String) {
         self.history.push(what);
     }
 
@@ -338,12 +333,12 @@ impl<'a> World<'a> {
         *self.tally.entry(what).or_default() += 1;
     }
 
-    /// DELs all there is, and takes the cluster's pods and all namespaces down.
+    /// Deletes all attachments, pods and namespaces.
     ///
     /// # Errors
-    /// If one of them fails.
+    /// If a step fails or leaves a difference.
     pub fn clear(&mut self) -> anyhow::Result<()> {
-        self.say("everything is deleted".to_owned());
+        self.log("everything is deleted from node and API".to_owned());
         for (sandbox, pod) in self.model.sandboxes.iter_mut().zip(&self.pods) {
             if sandbox.alive {
                 sandbox.alive = false;
@@ -354,17 +349,17 @@ impl<'a> World<'a> {
         let mut batch = self.batch();
         for id in all {
             let pod = self.pods.get(id).context("no such pod")?;
-            batch.answers.push(call(Issued::Del(id), &self.runtime, "DEL", pod)?);
+            batch.answers.push(call(BoundCall::Del(id), &self.runtime, "DEL", pod)?);
         }
-        for slot in 0..crate::ops::SLOTS {
-            self.happen(Event::Delete { slot })?;
+        for slot in 0..crate::operations::SLOTS {
+            self.apply_event(Event::Delete { slot })?;
         }
-        self.look_and_judge(batch)?;
-        self.settle()?;
+        self.verify(batch)?;
+        self.sync()?;
         self.model.sandboxes.clear();
         self.pods.clear();
         self.history.clear();
-        // It is opened for appending.
+        // The agent appends to this file.
         fs::write("/run/ferrule-agent.log", "").context("cannot empty the agent's log")
     }
 }
