@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod btf;
+mod cargo_tool;
 mod deploy;
 mod dist;
 mod ebpf;
