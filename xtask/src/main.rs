@@ -19,6 +19,7 @@ mod manifests;
 mod oci;
 mod remap;
 mod report;
+mod rooms;
 mod run;
 mod show;
 mod test;
