@@ -26,6 +26,7 @@ mod test;
 mod tidy;
 mod toolchain;
 mod tools;
+mod words;
 mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};
