@@ -17,7 +17,7 @@ use ferrule_proto::deferred;
 use tokio::net::UnixListener;
 use tonic::{Request, Status};
 
-pub use connections::{Caller, Incoming};
+pub use connections::{Connection, Peer, incoming, limit};
 pub use lock::NodeLock;
 
 use crate::crash::{self, Step};
@@ -134,23 +134,24 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
     Ok(())
 }
 
-/// Lets a call pass if its caller is root, or who the agent runs as.
-///
-/// The socket's mode says the same; this holds when somebody has changed it.
+/// Accepts a request of root, or of the agent's own user, by SO_PEERCRED: a second barrier behind the socket's mode.
 ///
 /// # Errors
-/// `PERMISSION_DENIED` for everybody else.
+/// `PERMISSION_DENIED` for every other user.
 pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
-    let peer = request.extensions().get::<Caller>().and_then(|caller| caller.uid);
-    match peer {
-        Some(uid) if is_trusted(uid) => Ok(request),
-        Some(uid) => {
-            tracing::warn!(uid, "refused a call from a user who is not root");
-            Err(Status::permission_denied(format!("only root may call the agent, not the user {uid}")))
+    let peer = request.extensions().get::<Peer>();
+    match peer.and_then(|peer| peer.uid) {
+        Some(uid) if is_trusted(uid) => {
+            peer.inspect(|peer| peer.record_request());
+            Ok(request)
         }
-        None => Err(Status::permission_denied(
-            "only root may call the agent, and the kernel does not say who calls",
-        )),
+        Some(uid) => {
+            tracing::warn!(uid, "refused a call: only root may call the agent");
+            Err(Status::permission_denied(format!("only root may call the agent, not user {uid}")))
+        }
+        None => {
+            Err(Status::permission_denied("only root may call the agent, and the peer's user is unknown"))
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use anyhow::Result;
 
 use crate::{
     btf,
+    cargo_tool::CargoTool,
     failure::{Failure, OrFail as _},
     files::{self, Written},
     remap, report,
@@ -22,10 +23,9 @@ use crate::{
     workspace::Workspace,
 };
 
-const LINKER: &str = "bpf-linker";
-/// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer ones bring another.
-const LINKER_VERSION: &str = "0.10.4";
-/// Names another bpf-linker.
+/// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer versions ship another LLVM.
+const LINKER: CargoTool = CargoTool { name: "bpf-linker", version: "0.10.4", options: &[] };
+/// The environment variable that overrides the path of bpf-linker.
 const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
 
 const TARGET: &str = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
@@ -131,39 +131,17 @@ fn name_text(ws: &Workspace, built: &Path, linked: Vec<u8>) -> Result<Vec<u8>> {
     }
 }
 
-/// The path of bpf-linker, which is installed if it is missing.
+/// Returns the path of bpf-linker; installs it if it is missing.
 fn linker(ws: &Workspace) -> Result<PathBuf> {
-    if let Some(given) = env::var_os(LINKER_VARIABLE) {
-        let given = ws.root.join(given);
-        if given.is_file() {
-            return Ok(given);
-        }
-        return Err(Failure {
-            attempted: format!("taking the linker that {LINKER_VARIABLE} names"),
-            why: format!("there is no file {}", given.display()),
-            remedy: format!("correct the path, or unset {LINKER_VARIABLE} to have {LINKER} installed"),
-        }
-        .into());
+    let Some(given) = env::var_os(LINKER_VARIABLE) else { return LINKER.need(ws) };
+    let given = ws.root.join(given);
+    if given.is_file() {
+        return Ok(given);
     }
-    let path = ws.tools().join("bin").join(LINKER);
-    if !is_ours(&path) {
-        ws.cargo(
-            "install",
-            format!("installing {LINKER} {LINKER_VERSION} into {} (minutes, once)", ws.show(&ws.tools())),
-            format!("check the network, or set {LINKER_VARIABLE} to a {LINKER} that you have"),
-        )
-        .args([LINKER, "--version", LINKER_VERSION, "--locked", "--force", "--root"])
-        .arg(ws.tools())
-        .run()?;
+    Err(Failure {
+        attempted: format!("using the linker that {LINKER_VARIABLE} names"),
+        why: format!("there is no file {}", given.display()),
+        remedy: format!("correct the path, or unset {LINKER_VARIABLE} to install {}", LINKER.name),
     }
-    Ok(path)
-}
-
-/// Whether the linker is there, runs, and has the right version.
-fn is_ours(path: &Path) -> bool {
-    path.is_file()
-        && Step::new(path, "asking the linker for its version", "install it anew")
-            .arg("--version")
-            .ask()
-            .is_ok_and(|version| version.split_whitespace().last() == Some(LINKER_VERSION))
+    .into())
 }

@@ -3,21 +3,31 @@
 use anyhow::Result;
 
 use crate::{
+    cargo_tool::CargoTool,
     ebpf,
     failure::Failure,
-    run::say,
+    rooms,
+    run::{Step, say},
     tidy,
     toolchain::{self, Part},
     workspace::Workspace,
 };
 
-/// Checks the house rules, formatting, and clippy on both sides of the kernel boundary.
+/// Without the default features, which fetch advisories; unoptimised, which halves the time of the build.
+const DENY: CargoTool = CargoTool {
+    name: "cargo-deny",
+    version: "0.20.2",
+    options: &["--no-default-features", "--debug", "--config", "profile.dev.debug=false"],
+};
+
+/// Checks the house rules, dependencies, formatting, and clippy on both sides of the kernel boundary.
 ///
 /// # Errors
 /// At the first check that finds something.
 pub(crate) fn lint(ws: &Workspace) -> Result<()> {
-    tidy(ws)?;
+    house_rules(ws)?;
     thin_shim(ws)?;
+    dependencies(ws)?;
     toolchain::need(ws, &[Part::Rustfmt, Part::Clippy])?;
     ws.cargo("fmt", "checking the formatting", "run `cargo fmt --all`").args(["--all", "--check"]).run()?;
     // The agent's binary embeds the object, so that there is no checking it without.
@@ -45,17 +55,29 @@ fn thin_shim(ws: &Workspace) -> Result<()> {
         .into())
 }
 
-fn tidy(ws: &Workspace) -> Result<()> {
-    say("checking the house rules (xtask/src/tidy.rs)");
-    let findings = tidy::check(&ws.root)?;
+/// Checks the text of the workspace's files, and the imports between the agent's rooms.
+fn house_rules(ws: &Workspace) -> Result<()> {
+    say("checking the house rules (xtask/src/tidy.rs) and the rooms of the agent (docs/architecture.md)");
+    let mut findings: Vec<String> = tidy::check(&ws.root)?.iter().map(ToString::to_string).collect();
+    findings.extend(rooms::check(&ws.root)?.iter().map(ToString::to_string));
     if findings.is_empty() {
         return Ok(());
     }
-    let lines: Vec<String> = findings.iter().map(|finding| format!("\n    {finding}")).collect();
+    let lines: String = findings.iter().map(|finding| format!("\n    {finding}")).collect();
     Err(Failure {
-        attempted: "checking the house rules".to_owned(),
-        why: format!("{} broken:{}", lines.len(), lines.concat()),
-        remedy: "change those places; or, if a rule is wrong, the rule in xtask/src/tidy.rs".to_owned(),
+        attempted: "checking the house rules and the rooms".to_owned(),
+        why: format!("{} findings:{lines}", findings.len()),
+        remedy: "change those places; or, if a rule is wrong, xtask/src/tidy.rs or the table of rooms"
+            .to_owned(),
     }
     .into())
+}
+
+/// Checks the dependencies' licenses, sources and duplicate versions.
+fn dependencies(ws: &Workspace) -> Result<()> {
+    let deny = DENY.need(ws)?;
+    Step::new(deny, "checking licenses, sources and versions of dependencies", "see deny.toml")
+        .current_dir(&ws.root)
+        .args(["--locked", "--log-level", "error", "check", "bans", "licenses", "sources"])
+        .run()
 }

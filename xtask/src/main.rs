@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod btf;
+mod cargo_tool;
 mod deploy;
 mod dist;
 mod ebpf;
@@ -18,12 +19,14 @@ mod manifests;
 mod oci;
 mod remap;
 mod report;
+mod rooms;
 mod run;
 mod show;
 mod test;
 mod tidy;
 mod toolchain;
 mod tools;
+mod words;
 mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};

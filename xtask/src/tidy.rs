@@ -1,4 +1,4 @@
-//! The house rules that neither rustfmt nor clippy knows.
+//! The house rules that neither rustfmt nor clippy checks.
 
 use std::{
     fmt, fs,
@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::failure::OrFail as _;
+use crate::{failure::OrFail as _, words};
 
 /// A place that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,18 +17,21 @@ pub(crate) struct Finding {
     what: String,
 }
 
-/// A file that is longer is about more than one thing.
+/// A longer file holds more than one idea.
 const MAX_LINES: usize = 600;
 
-/// Words that say: not finished. In two parts, so that this file may be checked too.
+/// Markers of unfinished work; each in two parts, so that this file can be checked too.
 const UNFINISHED: [&str; 4] =
     [concat!("FIX", "ME"), concat!("X", "XX"), concat!("to", "do!"), concat!("db", "g!")];
 
-/// Where somebody's own files are: no path in there means anything to anybody else.
+/// Directories that differ between machines, so that no source may name a path below them.
 const HOMES: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
 
-/// Checks every Rust file below `root`.
+/// Kinds of files whose language is checked.
+const TEXTS: [&str; 5] = ["md", "proto", "rs", "toml", "yaml"];
+
+/// Checks every text file below `root`.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -36,14 +39,18 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut files = Vec::new();
     collect(root, &mut files).or_fail(
-        format!("listing the Rust files of {}", root.display()),
-        "see that all of the workspace can be read",
+        format!("listing the files of {}", root.display()),
+        "check the permissions of the workspace's files",
     )?;
     files.sort();
     for path in files {
         let text = fs::read_to_string(&path)
-            .or_fail(format!("reading {}", path.display()), "see that it is there, and UTF-8")?;
-        findings.extend(check_file(path.strip_prefix(root).unwrap_or(&path), &text));
+            .or_fail(format!("reading {}", path.display()), "make the file readable, and UTF-8")?;
+        let file = path.strip_prefix(root).unwrap_or(&path);
+        if file.extension().is_some_and(|it| it == "rs") {
+            findings.extend(check_file(file, &text));
+        }
+        findings.extend(words::check(file, &text));
     }
     Ok(findings)
 }
@@ -56,7 +63,9 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
         let kind = entry.file_type()?;
         if kind.is_dir() && name != "target" && !name.starts_with('.') {
             collect(&entry.path(), files)?;
-        } else if kind.is_file() && name.ends_with(".rs") {
+        } else if kind.is_file()
+            && entry.path().extension().is_some_and(|it| TEXTS.iter().any(|text| it == *text))
+        {
             files.push(entry.path());
         }
     }
@@ -65,42 +74,42 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
 
 fn check_file(file: &Path, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut found = |line, what| findings.push(Finding { file: file.to_owned(), line, what });
+    let mut found = |line, what| findings.push(Finding::new(file, line, what));
 
     if !text.starts_with("//!") {
-        found(1, "does not start with `//!` and what the module is for".to_owned());
+        found(1, "must start with `//!` and the purpose of the module".to_owned());
     }
     let lines = text.lines().count();
     if lines > MAX_LINES {
-        found(lines, format!("{lines} lines, and {MAX_LINES} are the most: split it by what it is about"));
+        found(lines, format!("{lines} lines, and {MAX_LINES} are the most: split the file by idea"));
     }
     for (number, line) in (1..).zip(text.lines()) {
         for word in UNFINISHED.into_iter().filter(|word| contains_word(line, word)) {
-            found(number, format!("`{word}`: finish it"));
+            found(number, format!("`{word}`: finish the work"));
         }
         for home in HOMES.into_iter().filter(|home| contains_path(line, home)) {
-            found(number, format!("a path in {home}, which is on one machine only"));
+            found(number, format!("a path below {home}, which differs between machines"));
         }
     }
     for number in unexplained(text) {
-        found(number, "a lint is switched off without `reason = \"…\"`".to_owned());
+        found(number, "a lint is disabled without `reason = \"…\"`".to_owned());
     }
     findings
 }
 
-/// Whether `word` is in `line`, and not as the end of a longer one (`assert_…!`, `XXXL`).
+/// Whether `line` has `word`, and not as part of a longer one (`assert_…!`, `XXXL`).
 fn contains_word(line: &str, word: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
         let before = line.get(..at).and_then(|before| before.chars().next_back());
         let after = line.get(at + word.len()..).and_then(|after| after.chars().next());
-        // Behind `!`, anything may follow.
+        // Anything may follow a `!`.
         let goes_on = word.ends_with(char::is_alphabetic) && after.is_some_and(part_of_word);
         !goes_on && !before.is_some_and(part_of_word)
     })
 }
 
-/// Whether a path that starts with `home` is in `line`; not `/proc/1/root/`, not `{base}/home/`.
+/// Whether `line` has a path below `home`; not `/proc/1/root/`, not `{base}/home/`.
 fn contains_path(line: &str, home: &str) -> bool {
     line.match_indices(home).any(|(at, _)| {
         let before = line.get(..at).and_then(|before| before.chars().next_back());
@@ -108,13 +117,13 @@ fn contains_path(line: &str, home: &str) -> bool {
     })
 }
 
-/// The lines at which an `allow` or `expect` starts that gives no reason.
+/// The lines of `allow` and `expect` attributes without a reason.
 fn unexplained(text: &str) -> Vec<usize> {
     let mut lines = Vec::new();
     for start in ["#[allow(", "#![allow(", "#[expect(", "#![expect("] {
         for (at, _) in text.match_indices(start) {
             let (before, rest) = text.split_at(at);
-            // An attribute starts its line; anything else is talk about attributes.
+            // An attribute starts its line; elsewhere the text only mentions one.
             let indent = before.rsplit('\n').next().unwrap_or_default();
             let attribute = rest.split(")]").next().unwrap_or_default();
             if indent.trim().is_empty() && !attribute.contains("reason = \"") {
@@ -126,6 +135,12 @@ fn unexplained(text: &str) -> Vec<usize> {
 }
 
 // === impl Finding ===
+
+impl Finding {
+    pub(crate) fn new(file: &Path, line: usize, what: String) -> Self {
+        Self { file: file.to_owned(), line, what }
+    }
+}
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,10 +154,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tidy_file_has_no_findings() {
-        // In parts, as an attribute that starts its line is one for the rules, be it in a string.
+    fn a_file_that_keeps_the_rules_has_no_findings() {
+        // In parts: an attribute that starts its line counts, even inside a string.
         let text = concat!(
-            "//! What for.\n\n",
+            "//! Purpose.\n\n",
             "#[expect(dead_code, reason = \"read by the kernel\")]\n",
             "#[expect(\n    clippy::panic,\n    reason = \"why\"\n)]\n",
             "fn f() {}\n"
@@ -151,31 +166,31 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_kept() {
+    fn a_violation_of_each_rule_is_found() {
         assert_eq!(
             findings("use std::fs;\n"),
-            ["x.rs:1: does not start with `//!` and what the module is for"]
+            ["x.rs:1: must start with `//!` and the purpose of the module"]
         );
         let [unfinished, ..] = UNFINISHED;
         assert_eq!(
             findings(&format!("//! x\n\n// {unfinished}\n")),
-            [format!("x.rs:3: `{unfinished}`: finish it")]
+            [format!("x.rs:3: `{unfinished}`: finish the work")]
         );
         let [home, ..] = HOMES;
         assert_eq!(
             findings(&format!("//! x\nconst A: &str = \"{home}me\";\n")),
-            [format!("x.rs:2: a path in {home}, which is on one machine only")]
+            [format!("x.rs:2: a path below {home}, which differs between machines")]
         );
         assert_eq!(
             findings("//! x\n\n    #[allow(dead_code)]\nfn f() {}\n"),
-            ["x.rs:3: a lint is switched off without `reason = \"…\"`"]
+            ["x.rs:3: a lint is disabled without `reason = \"…\"`"]
         );
         let long = format!("//! x\n{}", "\n".repeat(MAX_LINES));
         assert_eq!(findings(&long).len(), 1);
     }
 
     #[test]
-    fn look_alikes_are_left_alone() {
+    fn text_that_resembles_a_violation_is_accepted() {
         let [_, threes, ..] = UNFINISHED;
         let [_, root, ..] = HOMES;
         assert!(!contains_word(&format!("S{threes}L"), threes));

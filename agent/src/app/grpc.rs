@@ -12,12 +12,7 @@ use tonic::{
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::tasks::Tasks;
-use crate::{
-    cni::CniService,
-    health::Health,
-    observe::AgentService,
-    server::{self, Incoming},
-};
+use crate::{cni::CniService, health::Health, observe::AgentService, server};
 
 /// The services, while they are served.
 pub(super) struct Grpc {
@@ -58,7 +53,7 @@ impl Grpc {
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = server::listen(socket)?;
         tracing::info!(socket = %socket.display(), "serving");
-        let serving = Server::builder()
+        let serving = server::limit(Server::builder())
             .timeout(CALL_DEADLINE)
             .max_concurrent_streams(MAX_STREAMS)
             .http2_max_header_list_size(MAX_HEADERS)
@@ -67,7 +62,7 @@ impl Grpc {
             .add_service(AgentServer::new(agent))
             .add_service(grpc_health)
             .add_service(reflection)
-            .serve_with_incoming_shutdown(Incoming::new(listener), async {
+            .serve_with_incoming_shutdown(server::incoming(listener), async {
                 // Either way it is time to stop.
                 let _ = stopped.await;
             });

@@ -19,7 +19,6 @@ use crate::{
     crash::{self, Step},
     health::Health,
     registry::{Key, Registry},
-    server::Caller,
 };
 use call::Call;
 pub use call::Calls;
@@ -37,7 +36,6 @@ pub struct CniService {
 #[tonic::async_trait]
 impl Cni for CniService {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
-        let _active = Caller::begin(&request);
         let mut call = self.calls.begin("ADD", request.metadata());
         let request = request.into_inner();
         let what = describe("ADD", request.key.as_ref());
@@ -58,7 +56,6 @@ impl Cni for CniService {
     }
 
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {
-        let _active = Caller::begin(&request);
         let mut call = self.calls.begin("DEL", request.metadata());
         let request = request.into_inner();
         let what = describe("DEL", request.key.as_ref());
@@ -75,7 +72,6 @@ impl Cni for CniService {
     }
 
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
-        let _active = Caller::begin(&request);
         let mut call = self.calls.begin("CHECK", request.metadata());
         let request = request.into_inner();
         let what = describe("CHECK", request.key.as_ref());
@@ -90,7 +86,6 @@ impl Cni for CniService {
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
-        let _active = Caller::begin(&request);
         let mut call = self.calls.begin("GC", request.metadata());
         let request = request.into_inner();
         let gc = async {
@@ -104,7 +99,6 @@ impl Cni for CniService {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let _active = Caller::begin(&request);
         let call = self.calls.begin("STATUS", request.metadata());
         let error = match request::api(request.into_inner().api) {
             Ok(()) => status::error(&self.health.troubles()),

@@ -22,7 +22,6 @@ use crate::{
     health::Health,
     reconcile::Collector,
     registry::{Attachment, Registry, State},
-    server::Caller,
 };
 
 pub use verify::Verifier;
@@ -42,9 +41,8 @@ pub struct AgentService {
 impl Agent for AgentService {
     async fn list_attachments(
         &self,
-        request: Request<ListAttachmentsRequest>,
+        _: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
-        let _active = Caller::begin(&request);
         let attachments = self.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
@@ -53,16 +51,11 @@ impl Agent for AgentService {
         Ok(Response::new(status::show(&self.health, &self.node_name)))
     }
 
-    async fn explain_gc(
-        &self,
-        request: Request<ExplainGcRequest>,
-    ) -> Result<Response<ExplainGcResponse>, Status> {
-        let _active = Caller::begin(&request);
+    async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {
         gc::explain(&self.collector).await
     }
 
-    async fn verify(&self, request: Request<VerifyRequest>) -> Result<Response<VerifyResponse>, Status> {
-        let _active = Caller::begin(&request);
+    async fn verify(&self, _: Request<VerifyRequest>) -> Result<Response<VerifyResponse>, Status> {
         self.verifier.verify().await
     }
 }

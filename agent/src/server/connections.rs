@@ -1,219 +1,177 @@
-//! The connections to the socket: so many and no more, and each only while it has something to do.
+//! The connections to the socket: a bounded number, and none that stays without a call.
 //!
-//! Only root gets in; but root's programs have defects too, and one that opens connections without end, or says nothing on
-//! them, must not keep a pod from its network. So a connection without a call in work is closed after a while, and when there
-//! are too many, the one that has been idle for longest makes room for a new one. A plugin calls at once, and is never
-//! among those.
+//! Only root can connect, but a program of root's can leak connections or stall, and must not keep the shims out.
+//!
+//! * A connection that sends no request is closed after [`FIRST_REQUEST`], or as soon as a new connection needs its
+//!   slot. A shim sends its request at once, so that neither hits a shim.
+//! * Later, tonic's limits hold: a connection stops taking calls after [`MAX_AGE`] and closes once its calls are
+//!   answered, and a peer that answers no HTTP/2 ping is cut off (see [`limit`]).
 
 use std::{
-    collections::HashMap,
+    collections::VecDeque,
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use futures_util::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
-    sync::oneshot,
-    time::{Instant, Sleep, sleep, sleep_until},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::{Timeout, sleep, timeout},
 };
-use tokio_stream::Stream;
-use tonic::{Request, transport::server::Connected};
+use tonic::transport::{Server, server::Connected};
 
-/// New connections, for ever.
-pub struct Incoming {
-    listener: UnixListener,
-    open: Arc<Open>,
-    /// After the kernel has refused one.
-    pause: Option<Pin<Box<Sleep>>>,
-    is_refused: bool,
-}
-
-/// A connection. It is at its end for us before its peer says so, if it is idle for too long.
+/// A connection and its slot.
 pub struct Connection {
     stream: UnixStream,
-    caller: Caller,
-    idle: Pin<Box<Sleep>>,
-    evicted: oneshot::Receiver<()>,
-    _listed: Listed,
+    peer: Peer,
+    /// Ends the connection unless it has sent a request: by eviction or after [`FIRST_REQUEST`].
+    end: Pin<Box<Timeout<oneshot::Receiver<()>>>>,
+    is_over: bool,
+    _slot: OwnedSemaphorePermit,
 }
 
-/// Who is at the other end. Each of its requests has this among its extensions.
+/// The process at the other end of a connection. An extension of each of its requests.
 #[derive(Debug, Clone)]
-pub struct Caller {
-    /// `None` if the kernel does not say.
+pub struct Peer {
+    /// By SO_PEERCRED; `None` if the kernel does not know it.
     pub uid: Option<u32>,
-    at_work: Arc<Mutex<AtWork>>,
+    has_called: Arc<AtomicBool>,
 }
 
-/// A call in work, until it is dropped.
-#[derive(Debug)]
-pub struct InWork(Caller);
-
-#[derive(Debug)]
-struct AtWork {
-    calls: u32,
-    /// When the last one ended, or the connection began.
-    since: Instant,
+/// The slots for connections.
+struct Slots {
+    free: Arc<Semaphore>,
+    /// The connections that have not sent a request, oldest first, and some that have.
+    silent: Mutex<VecDeque<Silent>>,
 }
 
-/// All connections.
-#[derive(Default)]
-struct Open {
-    next: AtomicU64,
-    connections: Mutex<HashMap<u64, (Caller, oneshot::Sender<()>)>>,
+struct Silent {
+    peer: Peer,
+    /// Evicts the connection when dropped.
+    evict: oneshot::Sender<()>,
 }
 
-/// A place among all connections.
-struct Listed {
-    open: Arc<Open>,
-    number: u64,
-}
-
-/// As many as the verbs take calls at once (see `attach::Engine`), each of which comes on a connection of its own.
+/// Twice the calls that `attach::Engine` accepts at a time, each of which has a connection of its own.
 const MAX_CONNECTIONS: usize = 2048;
-/// How long a connection may be without a call in work.
-const IDLE: Duration = Duration::from_secs(5);
-/// How long to wait when the kernel has no descriptor or memory for another one.
-const PAUSE: Duration = Duration::from_millis(50);
+const FIRST_REQUEST: Duration = Duration::from_secs(5);
+const MAX_AGE: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Long enough for a shim that gets no CPU on an overloaded node.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// The wait after the kernel had no file descriptor or memory for a connection.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-// === impl Incoming ===
-
-impl Incoming {
-    pub fn new(listener: UnixListener) -> Self {
-        Self { listener, open: Arc::default(), pause: None, is_refused: false }
-    }
+/// Sets the limits of connections that have sent a request.
+pub fn limit<L>(server: Server<L>) -> Server<L> {
+    server
+        .max_connection_age(MAX_AGE)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
 }
 
-impl Stream for Incoming {
-    type Item = io::Result<Connection>;
+/// Accepts connections without end.
+pub fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<Connection>> {
+    stream::unfold((listener, Slots::new(MAX_CONNECTIONS)), async |(listener, slots)| {
+        let stream = accept(&listener).await;
+        let connection = slots.admit(stream).await;
+        Some((connection, (listener, slots)))
+    })
+}
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
-            match ready!(self.listener.poll_accept(cx)) {
-                Ok((stream, _)) => {
-                    self.is_refused = false;
-                    return Poll::Ready(Some(Ok(self.open.admit(stream))));
+async fn accept(listener: &UnixListener) -> UnixStream {
+    let mut is_reported = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!(%error, "cannot accept a connection; retrying");
                 }
-                Err(error) => {
-                    if !std::mem::replace(&mut self.is_refused, true) {
-                        tracing::warn!(%error, "no connection can be accepted; trying again");
-                    }
-                    self.pause = Some(Box::pin(sleep(PAUSE)));
-                }
+                sleep(ACCEPT_RETRY).await;
             }
         }
     }
 }
 
-// === impl Caller ===
+// === impl Peer ===
 
-impl Caller {
-    fn new(uid: Option<u32>) -> Self {
-        Self { uid, at_work: Arc::new(Mutex::new(AtWork { calls: 0, since: Instant::now() })) }
+impl Peer {
+    /// Records that the peer has sent a request, so that its connection is neither evicted nor closed as silent.
+    pub fn record_request(&self) {
+        self.has_called.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that a request has been read and is in work. Before, it is only somebody who may never say what he wants.
-    pub fn begin<T>(request: &Request<T>) -> Option<InWork> {
-        let caller = request.extensions().get::<Self>()?.clone();
-        caller.at_work().calls += 1;
-        Some(InWork(caller))
-    }
-
-    /// Since when there is no call in work; `None` if there is one.
-    fn idle_since(&self) -> Option<Instant> {
-        let at_work = self.at_work();
-        (at_work.calls == 0).then_some(at_work.since)
-    }
-
-    fn at_work(&self) -> MutexGuard<'_, AtWork> {
-        self.at_work.lock().unwrap_or_else(PoisonError::into_inner)
+    fn has_called(&self) -> bool {
+        self.has_called.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for InWork {
-    fn drop(&mut self) {
-        let mut at_work = self.0.at_work();
-        at_work.calls = at_work.calls.saturating_sub(1);
-        at_work.since = Instant::now();
+// === impl Slots ===
+
+impl Slots {
+    fn new(slots: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(slots)), silent: Mutex::default() }
     }
-}
 
-// === impl Open ===
-
-impl Open {
-    fn admit(self: &Arc<Self>, stream: UnixStream) -> Connection {
-        let caller = Caller::new(stream.peer_cred().ok().map(|peer| peer.uid()));
+    /// Gives a connection a slot. If all are taken, the oldest silent connection is evicted; if none is silent, the
+    /// new one waits, and later ones stay in the kernel's queue.
+    async fn admit(&self, stream: UnixStream) -> io::Result<Connection> {
+        if self.free.available_permits() == 0 {
+            self.evict();
+        }
+        let slot = Arc::clone(&self.free).acquire_owned().await.map_err(io::Error::other)?;
+        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+        let peer = Peer { uid, has_called: Arc::default() };
         let (evict, evicted) = oneshot::channel();
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut connections = self.connections();
-        if connections.len() >= MAX_CONNECTIONS {
-            let idle = connections.iter().filter_map(|(number, (it, _))| Some((it.idle_since()?, *number)));
-            // If all are at work, there are more calls than are taken, and it is told so.
-            if let Some((_, longest)) = idle.min() {
-                // To drop the sender is to evict.
-                connections.remove(&longest);
-            }
+        self.with_silent(|silent| silent.push_back(Silent { peer: peer.clone(), evict }));
+        Ok(Connection {
+            stream,
+            peer,
+            end: Box::pin(timeout(FIRST_REQUEST, evicted)),
+            is_over: false,
+            _slot: slot,
+        })
+    }
+
+    fn evict(&self) {
+        drop(self.with_silent(VecDeque::pop_front));
+    }
+
+    /// Changes the queue once closed connections and those that have called are gone from its front.
+    fn with_silent<T>(&self, change: impl FnOnce(&mut VecDeque<Silent>) -> T) -> T {
+        let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        while silent.front().is_some_and(|it| it.evict.is_closed() || it.peer.has_called()) {
+            silent.pop_front();
         }
-        connections.insert(number, (caller.clone(), evict));
-        drop(connections);
-        let idle = Box::pin(sleep(IDLE));
-        Connection { stream, caller, idle, evicted, _listed: Listed { open: Arc::clone(self), number } }
-    }
-
-    fn connections(&self) -> MutexGuard<'_, HashMap<u64, (Caller, oneshot::Sender<()>)>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        self.open.connections().remove(&self.number);
+        change(&mut silent)
     }
 }
 
 // === impl Connection ===
 
 impl Connection {
-    /// Whether it is of no use any more. To be asked whenever something may come.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if Pin::new(&mut self.evicted).poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        while self.idle.as_mut().poll(cx).is_ready() {
-            let end = self.caller.idle_since().unwrap_or_else(Instant::now) + IDLE;
-            if end <= Instant::now() {
-                return Poll::Ready(());
-            }
-            self.idle = Box::pin(sleep_until(end));
-        }
-        Poll::Pending
-    }
-
-    /// The same for writing: a peer that does not read what it asks for keeps us from reading, too.
-    fn poll_usable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(match self.poll_end(cx) {
-            Poll::Ready(()) => Err(io::ErrorKind::BrokenPipe.into()),
-            Poll::Pending => Ok(()),
-        })
+    /// Fails once the connection is evicted or has been silent for too long. Checked for writes too: a peer that
+    /// floods without reading replies would keep the server from reading.
+    fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A future must not be polled after it is ready.
+        self.is_over = self.is_over || !self.peer.has_called() && self.end.as_mut().poll(cx).is_ready();
+        Poll::Ready(if self.is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) })
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Caller;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
@@ -223,16 +181,14 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.poll_end(cx).is_ready() {
-            return Poll::Ready(Ok(()));
-        }
+        ready!(self.poll_open(cx))?;
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(self.poll_usable(cx))?;
+        ready!(self.poll_open(cx))?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -241,7 +197,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_usable(cx))?;
+        ready!(self.poll_open(cx))?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, buffers)
     }
 
@@ -250,7 +206,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_usable(cx))?;
+        ready!(self.poll_open(cx))?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -261,74 +217,89 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::time::timeout;
+    use hyper_util::rt::TokioIo;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::Instant,
+    };
+    use tonic::transport::Endpoint;
+    use tonic_health::pb::{
+        HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+    };
 
     use super::*;
 
-    fn admit(open: &Arc<Open>) -> (Connection, UnixStream) {
+    async fn admit(slots: &Slots) -> (Connection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (open.admit(ours), theirs)
+        (slots.admit(ours).await.unwrap(), theirs)
     }
 
-    fn request(of: &Connection) -> Request<()> {
-        let mut request = Request::new(());
-        request.extensions_mut().insert(of.connect_info());
-        request
-    }
-
-    /// How long until a connection ends.
-    async fn end(connection: &mut Connection) -> Duration {
-        let start = Instant::now();
-        assert_eq!(connection.read(&mut [0; 16]).await.unwrap(), 0);
-        start.elapsed()
+    async fn is_open(connection: &mut Connection) -> bool {
+        timeout(Duration::from_millis(1), connection.read(&mut [0; 16])).await.is_err()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_or_little_is_given_up_and_who_is_at_work_is_not() {
-        let open = Arc::<Open>::default();
-        let (mut silent, _silent) = admit(&open);
-        assert!(end(&mut silent).await <= IDLE + PAUSE);
-
-        let (mut slow, mut theirs) = admit(&open);
+    async fn a_connection_without_a_request_is_closed_even_if_it_sends_bytes() {
+        let slots = Slots::new(1);
+        let (mut slow, mut theirs) = admit(&slots).await;
         let dripping = tokio::spawn(async move {
-            for _ in 0..100 {
-                sleep(IDLE / 5).await;
-                if theirs.write_all(b"P").await.is_err() {
-                    break;
-                }
+            while theirs.write_all(b"P").await.is_ok() {
+                sleep(FIRST_REQUEST / 5).await;
             }
         });
         let start = Instant::now();
-        while slow.read(&mut [0; 16]).await.unwrap() > 0 {}
-        assert!(start.elapsed() <= 2 * IDLE, "bytes are no call");
+        while slow.read(&mut [0; 16]).await.is_ok() {}
+        assert!(start.elapsed() <= FIRST_REQUEST + FIRST_REQUEST / 5);
         drop(slow);
         dripping.await.unwrap();
-
-        let (mut working, _working) = admit(&open);
-        let call = Caller::begin(&request(&working));
-        let read = timeout(10 * IDLE, working.read(&mut [0; 16])).await;
-        assert!(read.is_err(), "it waits for its answer");
-        drop(call);
-        let took = end(&mut working).await;
-        assert!(took >= IDLE - PAUSE && took <= 2 * IDLE, "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_idle_makes_room_and_nothing_is_kept_of_those_that_are_gone() {
-        let open = Arc::<Open>::default();
-        let mut all = Vec::new();
-        for _ in 0..MAX_CONNECTIONS {
-            all.push(admit(&open));
-            tokio::time::advance(Duration::from_micros(1)).await;
+    async fn a_connection_with_a_request_stays_open() {
+        let slots = Slots::new(1);
+        let (mut calling, _theirs) = admit(&slots).await;
+        calling.connect_info().record_request();
+        sleep(10 * FIRST_REQUEST).await;
+        assert!(is_open(&mut calling).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_connection_evicts_the_oldest_silent_one_and_waits_if_there_is_none() {
+        let slots = Slots::new(3);
+        let (mut calling, _calling) = admit(&slots).await;
+        calling.connect_info().record_request();
+        let (mut oldest, _oldest) = admit(&slots).await;
+        let (mut second, _second) = admit(&slots).await;
+        let newest = tokio::join!(admit(&slots), async move {
+            assert!(!is_open(&mut oldest).await);
+        });
+        assert!(is_open(&mut calling).await && is_open(&mut second).await);
+        for connection in [&second, &newest.0.0] {
+            connection.connect_info().record_request();
         }
-        let busy = Caller::begin(&request(&all[0].0));
-        let one_more = admit(&open);
-        assert_eq!(open.connections().len(), MAX_CONNECTIONS);
-        assert_eq!(end(&mut all[1].0).await, Duration::ZERO, "the first is at work");
-        let read = timeout(Duration::from_secs(1), all[2].0.read(&mut [0; 16])).await;
-        assert!(read.is_err(), "one was enough");
-        drop((all, one_more, busy));
-        assert!(open.connections().is_empty());
+        assert!(timeout(Duration::from_secs(60), admit(&slots)).await.is_err(), "all slots have calls");
+        drop(calling);
+        admit(&slots).await;
+    }
+
+    #[tokio::test]
+    async fn a_call_in_flight_outlives_the_maximum_age_of_its_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let mut server = limit(Server::builder()).max_connection_age(Duration::from_millis(50));
+        tokio::spawn(server.add_service(health).serve_with_incoming(incoming(listener)));
+        let connect = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://agent").connect_with_connector(connect).await.unwrap();
+        let watch = HealthClient::new(channel).watch(HealthCheckRequest::default()).await;
+        let mut watch = watch.unwrap().into_inner();
+        assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+        sleep(Duration::from_millis(300)).await;
+        reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     }
 }

@@ -1,0 +1,49 @@
+//! Tools that cargo builds from source, at a pinned version, into `target/tools`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::{run::Step, workspace::Workspace};
+
+/// A binary crate on crates.io.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CargoTool {
+    pub(crate) name: &'static str,
+    pub(crate) version: &'static str,
+    /// More options for `cargo install`.
+    pub(crate) options: &'static [&'static str],
+}
+
+// === impl CargoTool ===
+
+impl CargoTool {
+    /// Returns the path of the binary; installs the pinned version first if it is missing.
+    ///
+    /// # Errors
+    /// If `cargo install` fails.
+    pub(crate) fn need(&self, ws: &Workspace) -> Result<PathBuf> {
+        let Self { name, version, options } = *self;
+        let path = ws.tools().join("bin").join(name);
+        if !self.is_installed(&path) {
+            ws.cargo(
+                "install",
+                format!("installing {name} {version} into {} (minutes, once)", ws.show(&ws.tools())),
+                "check the network and free disk space",
+            )
+            .args([name, "--version", version, "--locked", "--force", "--root"])
+            .arg(ws.tools())
+            .args(options)
+            .run()?;
+        }
+        Ok(path)
+    }
+
+    fn is_installed(&self, path: &Path) -> bool {
+        path.is_file()
+            && Step::new(path, format!("reading the version of {}", self.name), "install it again")
+                .arg("--version")
+                .ask()
+                .is_ok_and(|version| version.split_whitespace().last() == Some(self.version))
+    }
+}
