@@ -46,8 +46,8 @@ enum Outcome {
 // === impl Engine ===
 
 impl Engine {
-    /// Attaches a container. Idempotent: an attachment without drift is returned as it is. The requested interface
-    /// comes first, then the further interfaces of its VIF.
+    /// Attaches a container. Idempotent: an attachment without drift is returned as it is. The requested
+    /// interface comes first, then the further interfaces of its VIF.
     ///
     /// # Errors
     /// See [`AttachError`]; the attempt is rolled back.
@@ -62,8 +62,8 @@ impl Engine {
         if let Some(unchanged) = self.attached_before(&request, phases).await? {
             return Ok(unchanged);
         }
-        // The wait holds no key lock, so that a DEL of the same key proceeds and cancels the wait. One deadline covers
-        // both waits, because the caller has one.
+        // The wait holds no key lock, so that a DEL of the same key proceeds and cancels the wait. One
+        // deadline covers both waits, because the caller has one.
         let deadline = Instant::now() + self.decider.timeout;
         phases.enter(Phase::WaitForVif);
         let pod = Request { pod: &request.pod, annotations: request.annotations.as_ref() };
@@ -90,7 +90,8 @@ impl Engine {
         }
     }
 
-    /// The attachments of an earlier ADD of the same key, if they show no drift. A repeated ADD waits for no decision.
+    /// The attachments of an earlier ADD of the same key, if they show no drift. A repeated ADD waits for no
+    /// decision.
     async fn attached_before(
         self: &Arc<Self>,
         request: &AttachRequest,

@@ -1,4 +1,5 @@
-//! Completes attachments that were rebuilt from the kernel without a path to their namespace, once a caller names it.
+//! Completes attachments that were rebuilt from the kernel without a path to their namespace, once a caller
+//! names it.
 
 use super::{engine::Engine, error::AttachError};
 use crate::{
@@ -7,7 +8,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Records the caller's namespace in each attachment of `group` that lacks a path, if the interface is in it.
+    /// Records the caller's namespace in each attachment of `group` that lacks a path, if the interface is in
+    /// it.
     ///
     /// # Errors
     /// If the kernel or the store refuses.

@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Makes plugged attachments durable, the requested interface last: after a crash in between, recovery finds the
-    /// requested one uncommitted, and rolls back all of them.
+    /// Makes plugged attachments durable, the requested interface last: after a crash in between, recovery
+    /// finds the requested one uncommitted, and rolls back all of them.
     ///
     /// # Errors
     /// If the store fails; all of them are rolled back.
@@ -37,7 +37,8 @@ impl Engine {
         Ok(attached)
     }
 
-    /// Detaches what a failed or abandoned ADD made. A failure is logged: recovery at the next start, or a DEL, retries.
+    /// Detaches what a failed or abandoned ADD made. A failure is logged: recovery at the next start, or a
+    /// DEL, retries.
     pub(super) fn roll_back(&self, attachments: &[Attachment], phases: &Phases) {
         phases.enter(Phase::Undo);
         if let Err(error) = self.detach_all(attachments, &Phases::untracked()) {

@@ -16,7 +16,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Detaches a container; succeeds for one that is not attached. Cancels ADDs of the same key that still wait.
+    /// Detaches a container; succeeds for one that is not attached. Cancels ADDs of the same key that still
+    /// wait.
     ///
     /// # Errors
     /// If the kernel or the store refuses; a repeated DEL continues from there.
@@ -27,8 +28,8 @@ impl Engine {
         self.detach_if(&key, phases, |_| true).await.map(drop)
     }
 
-    /// Detaches the container if `condition` holds once the key is locked, and returns whether it held. The condition
-    /// gets all attachments of the container, and may block.
+    /// Detaches the container if `condition` holds once the key is locked, and returns whether it held. The
+    /// condition gets all attachments of the container, and may block.
     ///
     /// # Errors
     /// As for [`Self::detach`].
@@ -72,8 +73,8 @@ impl Engine {
         outcome
     }
 
-    /// Detaches all attachments of a container, the requested interface last: as long as it is recorded, a repeated DEL
-    /// finds the group. The caller holds the key's lock.
+    /// Detaches all attachments of a container, the requested interface last: as long as it is recorded, a
+    /// repeated DEL finds the group. The caller holds the key's lock.
     pub(super) fn detach_all(&self, attachments: &[Attachment], phases: &Phases) -> Result<(), AttachError> {
         attachments.iter().rev().try_for_each(|attachment| self.detach_one(attachment, phases))
     }

@@ -57,7 +57,8 @@ impl Engine {
         }
     }
 
-    /// Begins the graceful shutdown: fails every ADD that waits for a VIF, now and later. Running work continues.
+    /// Begins the graceful shutdown: fails every ADD that waits for a VIF, now and later. Running work
+    /// continues.
     pub fn stop(&self) {
         self.stopping.send_replace(true);
     }
@@ -72,9 +73,11 @@ impl Engine {
         self.limits.drained().await;
     }
 
-    /// Runs `work` with the key locked, on a blocking thread, at most [`limits::MAX_WORKING`](super::limits) at once.
+    /// Runs `work` with the key locked, on a blocking thread, at most [`limits::MAX_WORKING`](super::limits)
+    /// at once.
     ///
-    /// The work completes even if the caller is dropped; `on_abandon` then gets its result, still under the lock.
+    /// The work completes even if the caller is dropped; `on_abandon` then gets its result, still under the
+    /// lock.
     ///
     /// # Errors
     /// The error of `work`, or [`AttachError::Lost`] if it panicked.

@@ -1,7 +1,7 @@
 //! The ADDs in flight, so that a DEL of the same container cancels them.
 //!
-//! An ADD that waits for its VIF holds no key lock. Without cancellation, a DEL would find no attachment and succeed, and the
-//! ADD would later attach a container that the runtime has already deleted.
+//! An ADD that waits for its VIF holds no key lock. Without cancellation, a DEL would find no attachment and
+//! succeed, and the ADD would later attach a container that the runtime has already deleted.
 
 use std::{
     collections::HashMap,
@@ -78,7 +78,8 @@ impl InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let mut flags = self.in_flight.flags();
-        // The flag of a cancelled ADD is already removed; the flag now stored under its key belongs to a later ADD.
+        // The flag of a cancelled ADD is already removed; the flag now stored under its key belongs to a
+        // later ADD.
         let is_last = |flag: &watch::Sender<bool>| flag.receiver_count() == 1;
         if self.check().is_ok() && flags.get(&self.key).is_some_and(is_last) {
             flags.remove(&self.key);

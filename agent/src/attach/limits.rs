@@ -22,8 +22,8 @@ pub(super) type Admission = OwnedSemaphorePermit;
 
 /// Calls admitted at once, for ADDs and for others each; more than a node has pods.
 const MAX_CALLS: u32 = 1024;
-/// Calls on a blocking thread at once. The kernel serializes network changes under RTNL, so that more threads would
-/// only wait there.
+/// Calls on a blocking thread at once. The kernel serializes network changes under RTNL, so that more threads
+/// would only wait there.
 const MAX_WORKING: u32 = 8;
 
 // === impl Limits ===

@@ -1,7 +1,7 @@
 //! The engine: attaches, detaches, verifies and restores attachments.
 //!
-//! The CNI service, healing and reconciliation all drive this one engine. `docs/architecture.md` gives the order of
-//! the steps of ADD and DEL and the reasons for it.
+//! The CNI service, healing and reconciliation all drive this one engine. `docs/architecture.md` gives the
+//! order of the steps of ADD and DEL and the reasons for it.
 
 mod add;
 mod adopt_netns;

@@ -116,7 +116,8 @@ impl Phases {
         self.change(|clock| clock.turn(Some(phase)));
     }
 
-    /// Stops the clock; work that continues after the answer is not recorded. `None` if already stopped or untracked.
+    /// Stops the clock; work that continues after the answer is not recorded. `None` if already stopped or
+    /// untracked.
     pub(crate) fn end(&self) -> Option<Timeline> {
         self.change(|clock| {
             clock.turn(None);

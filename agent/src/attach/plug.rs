@@ -1,4 +1,5 @@
-//! From a decision to plugged interfaces: plan them, reserve their addresses durably, plug each or roll it back.
+//! From a decision to plugged interfaces: plan them, reserve their addresses durably, plug each or roll it
+//! back.
 
 use std::time::Duration;
 
@@ -28,7 +29,8 @@ use crate::{
 
 /// Addresses from the IPAM that one ADD tries.
 const ATTEMPTS: u32 = 4;
-/// How long an ADD waits for the lock of an older sandbox of its pod. Most likely the healer holds it, for milliseconds.
+/// How long an ADD waits for the lock of an older sandbox of its pod. Most likely the healer holds it, for
+/// milliseconds.
 const STALE_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Engine {
@@ -76,8 +78,9 @@ impl Engine {
         Ok(planned)
     }
 
-    /// Reserves and plugs one interface, or leaves nothing of it. An IPAM address to which the node already has a foreign
-    /// route enters cooldown, so that the next ADD does not get it again, and the next free address is tried.
+    /// Reserves and plugs one interface, or leaves nothing of it. An IPAM address to which the node already
+    /// has a foreign route enters cooldown, so that the next ADD does not get it again, and the next free
+    /// address is tried.
     pub(super) fn reserve_and_plug(
         &self,
         netns: &Netns,
@@ -125,9 +128,9 @@ impl Engine {
         }
     }
 
-    /// Detaches the holder of an address if it is an older sandbox of the same pod (by UID) whose interfaces are gone from
-    /// the kernel, and returns whether the address may be free now. A runtime that lost its state never sends the DEL, and a
-    /// pod that keeps its UID would never get its address again.
+    /// Detaches the holder of an address if it is an older sandbox of the same pod (by UID) whose interfaces
+    /// are gone from the kernel, and returns whether the address may be free now. A runtime that lost its
+    /// state never sends the DEL, and a pod that keeps its UID would never get its address again.
     fn detach_stale(&self, holder: &Key, pod: &PodRef, phases: &Phases) -> Result<bool, AttachError> {
         let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
         let Some(_lock) = self.registry.lock_within(&key, STALE_LOCK_TIMEOUT) else { return Ok(false) };

@@ -1,5 +1,5 @@
-//! What CHECK is told of the chain's result, held against what we attached: plugins after ours may have added to it, and
-//! may have changed some of it.
+//! What CHECK is told of the chain's result, held against what we attached: plugins after ours may have added
+//! to it, and may have changed some of it.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,8 @@ use crate::{
 };
 use ferrule_vif::{Mac, PodRoute};
 
-/// How far the kernel may differ from an attachment, going by the chain's result. `netns` is the path that CHECK was given.
+/// How far the kernel may differ from an attachment, going by the chain's result. `netns` is the path that
+/// CHECK was given.
 ///
 /// # Errors
 /// What of ours is not in the result, or has been changed in a way that breaks the pod: in words.

@@ -38,8 +38,8 @@ impl Attachment {
 // === impl Engine ===
 
 impl Engine {
-    /// Plugs the same VIF under the same names into the same namespace, with all of its routes. The interface index and the
-    /// counters are new. Blocks; the caller holds the key's lock, or nothing is served yet.
+    /// Plugs the same VIF under the same names into the same namespace, with all of its routes. The interface
+    /// index and the counters are new. Blocks; the caller holds the key's lock, or nothing is served yet.
     ///
     /// # Errors
     /// If the namespace is another one, or the kernel or the store refuses; the attempt is rolled back.
@@ -68,7 +68,8 @@ impl Engine {
         };
         self.dataplane.insert(ifindex, &restored)?;
         link.bring_up().inspect_err(|_| remove_entries())?;
-        // Recorded last: after a crash before this line, the next start finds a stray interface, and restores again.
+        // Recorded last: after a crash before this line, the next start finds a stray interface, and restores
+        // again.
         let recorded = self.registry.advance(restored, State::Attached);
         if recorded.is_err() {
             remove_entries();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{engine::Engine, error::AttachError, phases::Phases};
 use crate::registry::{Attachment, Key};
 
-/// A plugged but uncommitted ADD, waiting for its VIF to become active. Rolled back on drop: the caller went away, or the
-/// deadline passed.
+/// A plugged but uncommitted ADD, waiting for its VIF to become active. Rolled back on drop: the caller went
+/// away, or the deadline passed.
 pub(super) struct Uncommitted<'a> {
     engine: &'a Arc<Engine>,
     plugged: Option<Vec<Attachment>>,
@@ -19,8 +19,8 @@ impl<'a> Uncommitted<'a> {
         Self { engine, plugged: Some(plugged) }
     }
 
-    /// Commits the ADD. The caller may still go away while the commit queues for the key's lock; the attachments stay
-    /// subject to rollback until then.
+    /// Commits the ADD. The caller may still go away while the commit queues for the key's lock; the
+    /// attachments stay subject to rollback until then.
     ///
     /// # Errors
     /// If a DEL removed the attachments meanwhile, they drifted, or the store fails; they are rolled back.

@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Compares the attachments of a container with kernel and maps, and with `prevResult`, the result of the whole
-    /// chain's ADD, if the caller has it.
+    /// Compares the attachments of a container with kernel and maps, and with `prevResult`, the result of the
+    /// whole chain's ADD, if the caller has it.
     ///
     /// # Errors
     /// If the container is not attached, or drifted.
@@ -74,9 +74,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The attachments of an earlier ADD, if a repeated ADD in this namespace would make the same: committed, in the same
-    /// namespace, and without drift. The kernel reuses a namespace's number only after the namespace and with it the
-    /// interface are gone.
+    /// The attachments of an earlier ADD, if a repeated ADD in this namespace would make the same: committed,
+    /// in the same namespace, and without drift. The kernel reuses a namespace's number only after the
+    /// namespace and with it the interface are gone.
     pub(super) fn unchanged(
         &self,
         key: &Key,

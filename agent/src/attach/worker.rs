@@ -21,8 +21,8 @@ struct Caller<C: Send + Sync + 'static, T: Send + 'static, H: Send + 'static> {
 
 /// Runs work on a blocking thread, and returns its result, or `None` if the work panicked.
 ///
-/// The work is never cancelled, so that no change stays half made. If the caller is dropped, `on_abandon` gets the
-/// result. `hold` (locks, permits) is dropped only after either side has taken the result.
+/// The work is never cancelled, so that no change stays half made. If the caller is dropped, `on_abandon`
+/// gets the result. `hold` (locks, permits) is dropped only after either side has taken the result.
 pub(super) async fn run<C, T, H>(
     context: Arc<C>,
     hold: H,

@@ -24,9 +24,9 @@ struct Shown<'a> {
     affects: &'static str,
 }
 
-/// The error of a STATUS, or `None` if an ADD can be served, as the CNI specification demands. A lost default route alone does
-/// not fail STATUS: the node would turn NotReady and its pods would be evicted, although perhaps only one IP family or a
-/// temporary route change is affected.
+/// The error of a STATUS, or `None` if an ADD can be served, as the CNI specification demands. A lost default
+/// route alone does not fail STATUS: the node would turn NotReady and its pods would be evicted, although
+/// perhaps only one IP family or a temporary route change is affected.
 ///
 /// Code 51 (limited connectivity) means that no ADD can be served and that running pods may be cut off too.
 pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Error> {

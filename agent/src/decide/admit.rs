@@ -1,6 +1,7 @@
 //! The rules that a VIF must satisfy on this node, whatever its source.
 //!
-//! Every user who can write pods can write annotations. A VIF with another pod's address would receive that pod's packets.
+//! Every user who can write pods can write annotations. A VIF with another pod's address would receive that
+//! pod's packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -48,7 +49,8 @@ pub enum Refused {
 // === impl Rules ===
 
 impl Rules<'_> {
-    /// Validates a requested interface and fills in the fields that its source left open; `mtu` (bytes) is the default.
+    /// Validates a requested interface and fills in the fields that its source left open; `mtu` (bytes) is
+    /// the default.
     ///
     /// # Errors
     /// If the interface breaks a rule.

@@ -1,7 +1,9 @@
-//! Decides which VIF a pod gets: from the runtime's call, from the watched API objects, or from the agent's own IPAM.
+//! Decides which VIF a pod gets: from the runtime's call, from the watched API objects, or from the agent's
+//! own IPAM.
 //!
-//! [`source`] has the precedence of the sources, [`admit`] the rules that a VIF must satisfy on this node. A decision never
-//! queries the API server: an ADD waits until the watch delivers the missing object, and the watch wakes the ADD.
+//! [`source`] has the precedence of the sources, [`admit`] the rules that a VIF must satisfy on this node. A
+//! decision never queries the API server: an ADD waits until the watch delivers the missing object, and the
+//! watch wakes the ADD.
 
 mod admit;
 mod source;
@@ -25,7 +27,8 @@ use source::{Facts, Outcome};
 /// Decides VIFs by the node's configuration.
 pub struct Decider {
     pub source: VifSource,
-    /// How long an ADD waits for its VIF to be decided and to become active, together: the caller has one deadline.
+    /// How long an ADD waits for its VIF to be decided and to become active, together: the caller has one
+    /// deadline.
     pub timeout: Duration,
     /// Ranges that a decided address must be in; empty for the node's pod CIDRs.
     pub vif_cidrs: Vec<IpNet>,

@@ -1,7 +1,7 @@
 //! `/metrics`, `/readyz` and `/healthz` over HTTP, for monitoring systems and the kubelet.
 //!
-//! Every local user can connect. The number of connections, their lifetime and the size of a request are bounded; each
-//! connection carries one request.
+//! Every local user can connect. The number of connections, their lifetime and the size of a request are
+//! bounded; each connection carries one request.
 
 use std::{fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 

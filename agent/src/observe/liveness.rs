@@ -1,4 +1,5 @@
-//! Liveness: the agent's tasks run, and the kernel answers netlink requests. A failed probe restarts the agent.
+//! Liveness: the agent's tasks run, and the kernel answers netlink requests. A failed probe restarts the
+//! agent.
 
 use std::{
     sync::{Arc, OnceLock},

@@ -9,8 +9,8 @@ use crate::health::Reporter;
 /// The retry interval. No call retries meanwhile: the agent is not ready.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs until the agent ends. `trouble` is the reason why the last write failed; `retry` writes once, updates `trouble`, and
-/// may block.
+/// Runs until the agent ends. `trouble` is the reason why the last write failed; `retry` writes once, updates
+/// `trouble`, and may block.
 pub async fn follow(
     mut trouble: watch::Receiver<Option<String>>,
     retry: impl Fn() + Send + Sync + 'static,

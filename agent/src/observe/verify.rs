@@ -32,7 +32,8 @@ impl Verifier {
     /// `DEADLINE_EXCEEDED`, or `UNAVAILABLE` if the kernel refuses a dump.
     pub(super) async fn verify(&self) -> Result<Response<VerifyResponse>, Status> {
         let verification = async {
-            // The semaphore is never closed. The permit moves into the work, which continues if the caller leaves.
+            // The semaphore is never closed. The permit moves into the work, which continues if the caller
+            // leaves.
             let permit = Arc::clone(&self.turn).acquire_owned().await.ok();
             let healer = Arc::clone(&self.healer);
             spawn_blocking(move || {
