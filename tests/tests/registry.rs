@@ -197,7 +197,7 @@ fn pain_1_a_record_that_cannot_be_read_is_made_anew_beside_the_others() {
         }
         Ok(transaction.commit()?)
     };
-    nothing_is_lost_by(spoil, "1 records cannot be read").unwrap();
+    nothing_is_lost_by(spoil, "1 unreadable records").unwrap();
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn what_was_attached_before_a_reboot_is_forgotten_unless_the_kernel_has_it() {
         // It only says so.
         boot("00000000-0000-0000-0000-000000000001\n")?;
         node.start_again()?;
-        ensure!(node.log().contains("before the reboot attachments=2 resting=2"), "it is not said");
+        ensure!(node.log().contains("before the reboot attachments=2 cooldown=2"), "it is not said");
         ensure!(identity(&node.attachments()?) == before, "what is there is made anew");
         lives_on(node, &a, &b)?;
         node.stop_agent()?;
