@@ -396,6 +396,8 @@ impl Node {
                 .filter(|key| key.get("ifindex") != Some(&0.into()));
             state.extend(ours.map(|key| format!("{map} {key}")));
         }
+        // The kernel dumps its hash tables in any order.
+        state.sort_unstable();
         Ok(state)
     }
 

@@ -77,7 +77,7 @@ impl Evidence {
             },
             link_gone,
             pod_gone: witness.pod_gone(&first.pod, age(group)),
-            not_in_work: if registry.is_worked_on(key) {
+            not_in_work: if registry.is_locked(key) {
                 Proof::no("a call works on it, or waits to")
             } else {
                 Proof::yes("no call works on it")

@@ -142,9 +142,9 @@ pub(super) fn rebuild(
 /// Once, and so that nobody overlooks it.
 fn say(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
     match condition {
-        Condition::Damaged { why, aside } => tracing::error!(
+        Condition::Damaged { why, quarantined } => tracing::error!(
             why,
-            ?aside,
+            ?quarantined,
             interfaces,
             "the registry's store is damaged. It is set aside, and what it lacks is made anew from what the kernel has"
         ),

@@ -2,24 +2,14 @@
 
 use std::{fmt, path::PathBuf};
 
-use ferrule_proto::names::{ContainerId, IfName, InvalidName, NetworkName};
+use ferrule_vif::Vif;
 use serde::{Deserialize, Serialize};
 
-use super::host_side::HostSide;
+use super::{host_side::HostSide, key::Key};
 use crate::cluster::PodRef;
-use ferrule_vif::Vif;
 
-/// What identifies an attachment, as in the CNI specification.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Key {
-    pub network: NetworkName,
-    pub container_id: ContainerId,
-    pub ifname: IfName,
-}
-
-/// What tells two network namespaces apart, whatever paths lead to them. It is unique among those that live; the
-/// kernel uses a number again once its namespace is gone.
+/// The identity of a network namespace, independent of paths. Unique among live namespaces; the kernel reuses the inode
+/// number after the namespace is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// `st_dev` of the namespace's file.
@@ -28,31 +18,30 @@ pub struct NetnsId {
     pub ino: u64,
 }
 
-/// How far an attachment has come.
+/// The lifecycle of an attachment.
 ///
 /// ```text
-///            ADD                    plugged                 durable
+///            ADD                    plugged                 committed
 ///   (none) ───────▶ Reserved ───────────────▶ Plugged ───────────────▶ Attached
 ///                      │                         │                         │
-///                      │ failure, or found at    │ failure, or             │ DEL, GC
-///                      │ start: undone           │ found at start: undone  ▼
+///                      │ failure, or found at    │ failure, or found at    │ DEL, GC
+///                      │ start: rollback         │ start: rollback         ▼
 ///                      ▼                         ▼                     Unplugging
 ///                   (none) ◀─────────────────────────────────────────────  │
-///                          gone from kernel and maps, address at rest
+///                      removed from kernel and maps, address in cooldown
 /// ```
 ///
-/// Reserved and Attached are durable. A crash leaves one of them, and start-up takes it on from there: an attachment
-/// whose interface is as it should be goes on, one of a pod that lives and has lost it gets a new one, all else is undone.
+/// Only Reserved and Attached are durable, so a crash leaves one of them. Recovery at the next start keeps an attachment
+/// without drift, restores the lost interface of a live pod, and rolls back everything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Entered by ADD: an address is set aside and the intent is durable. The kernel may have anything from nothing
-    /// to all of it.
+    /// ADD has allocated addresses and the intent is durable. The kernel may hold anything from nothing to the whole plug.
     Reserved,
-    /// Entered from Reserved: kernel and maps have all of it, but that is not durable yet.
+    /// Kernel and maps hold the whole plug, but the record is not committed.
     Plugged,
-    /// Entered from Plugged: ADD has answered, or will.
+    /// Committed: ADD has answered, or is about to.
     Attached,
-    /// Entered from Attached by DEL and GC: going, and some of it may be gone.
+    /// DEL or GC is removing the attachment; parts of it may be gone.
     Unplugging,
 }
 
@@ -62,40 +51,32 @@ pub struct Attachment {
     pub key: Key,
     pub state: State,
     pub pod: PodRef,
-    /// The path as the runtime gave it. Empty if the attachment was made anew from what the kernel has, and none was found.
+    /// The path from the runtime. Empty if the attachment was rebuilt from the kernel and no path was found.
     pub netns: PathBuf,
-    /// [`NetnsId::UNKNOWN`] if the namespace was not found then.
+    /// [`NetnsId::UNKNOWN`] if the attachment was rebuilt and its namespace was not found.
     pub netns_id: NetnsId,
     pub vif: Vif,
-    /// For a further interface that the pod's VIF has: the one that the runtime asked for, with which it comes and goes.
+    /// For an additional interface of a pod's VIF: the key of the interface that the runtime requested. Both are attached
+    /// and detached together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<Key>,
     pub host: HostSide,
     /// Milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// The same by the clock that nobody sets (`CLOCK_BOOTTIME`), which tells it from what was there before.
+    /// Nanoseconds by `CLOCK_BOOTTIME`, which is never set, so that deferred DELs can be ordered against the creation.
     #[serde(default)]
     pub created_since_boot_ns: u64,
-}
-
-/// A text that is no key.
-#[derive(Debug, thiserror::Error)]
-pub enum InvalidKey {
-    #[error("{0:?} is not network/container/interface")]
-    Parts(String),
-    #[error(transparent)]
-    Name(#[from] InvalidName),
 }
 
 // === impl Attachment ===
 
 impl Attachment {
-    /// The key that the runtime knows: its own, or that of the interface with which it comes and goes.
+    /// The key under which the runtime attached the group: the attachment's own, or the one in `with`.
     pub fn runtime_key(&self) -> Key {
         self.with.as_ref().unwrap_or(&self.key).clone()
     }
 
-    /// Whether a path to its namespace is known.
+    /// Whether a path to the namespace is recorded.
     pub fn has_path(&self) -> bool {
         !self.netns.as_os_str().is_empty()
     }
@@ -104,45 +85,12 @@ impl Attachment {
 // === impl NetnsId ===
 
 impl NetnsId {
-    /// No namespace has it: inode numbers begin with 1.
+    /// No namespace has this identity: inode numbers begin with 1.
     pub const UNKNOWN: Self = Self { dev: 0, ino: 0 };
 }
 
 impl fmt::Display for NetnsId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.dev, self.ino)
-    }
-}
-
-// === impl Key ===
-
-impl From<Key> for String {
-    fn from(key: Key) -> Self {
-        key.to_string()
-    }
-}
-
-impl TryFrom<String> for Key {
-    type Error = InvalidKey;
-
-    /// Reads what [`Key`] prints: none of the three names can have a slash.
-    fn try_from(text: String) -> Result<Self, InvalidKey> {
-        let mut parts = text.split('/');
-        let (Some(network), Some(container_id), Some(ifname), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(InvalidKey::Parts(text));
-        };
-        Ok(Self {
-            network: NetworkName::new(network)?,
-            container_id: ContainerId::new(container_id)?,
-            ifname: IfName::new(ifname)?,
-        })
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.network, self.container_id, self.ifname)
     }
 }

@@ -1,4 +1,4 @@
-//! One lock per key: what concerns one attachment happens in order, and nothing else waits for it.
+//! One lock per key: operations on a key run in order, and operations on different keys do not wait for each other.
 
 use std::{
     collections::HashMap,
@@ -7,13 +7,13 @@ use std::{
 
 use tokio::sync::OwnedMutexGuard;
 
-use super::attachment::Key;
+use super::key::Key;
 
-/// The locks of the keys that somebody works on.
+/// The keys that are locked or waited for. Clones share the same locks.
 #[derive(Debug, Clone, Default)]
 pub struct Locks(Arc<Mutex<HashMap<Key, Arc<tokio::sync::Mutex<()>>>>>);
 
-/// A key that nobody else works on while this lives. It may move between threads.
+/// A locked key. Dropping the guard unlocks it, on any thread.
 #[derive(Debug)]
 pub struct KeyGuard {
     locks: Locks,
@@ -24,7 +24,7 @@ pub struct KeyGuard {
 // === impl Locks ===
 
 impl Locks {
-    /// Waits until nobody else works on a key. Those who wait are served in order.
+    /// Waits for the lock of a key, in first-come order.
     pub async fn lock(&self, key: &Key) -> KeyGuard {
         let lock = Arc::clone(self.entries().entry(key.clone()).or_default());
         let mut held = KeyGuard { locks: self.clone(), key: key.clone(), guard: None };
@@ -32,7 +32,7 @@ impl Locks {
         held
     }
 
-    /// Locks a key that nobody works on, nor waits to.
+    /// Locks a key that is neither locked nor waited for.
     pub fn try_lock(&self, key: &Key) -> Option<KeyGuard> {
         let mut entries = self.entries();
         if entries.contains_key(key) {
@@ -43,8 +43,8 @@ impl Locks {
         Some(KeyGuard { locks: self.clone(), key: key.clone(), guard: Some(guard) })
     }
 
-    /// Whether somebody works on a key, or waits to.
-    pub fn is_taken(&self, key: &Key) -> bool {
+    /// Whether a key is locked or waited for.
+    pub fn is_locked(&self, key: &Key) -> bool {
         self.entries().contains_key(key)
     }
 
@@ -53,11 +53,13 @@ impl Locks {
     }
 }
 
+// === impl KeyGuard ===
+
 impl Drop for KeyGuard {
     fn drop(&mut self) {
         let mut entries = self.locks.entries();
         self.guard = None;
-        // Whoever waits for it has a share of it, taken while the entries were locked.
+        // Every waiter holds a clone, taken while the entries were locked: a count of one means no waiter.
         if entries.get(&self.key).is_some_and(|lock| Arc::strong_count(lock) == 1) {
             entries.remove(&self.key);
         }
@@ -68,33 +70,28 @@ impl Drop for KeyGuard {
 mod tests {
     use std::time::Duration;
 
-    use ferrule_proto::names::{ContainerId, IfName, NetworkName};
     use tokio::time::timeout;
 
     use super::*;
 
     fn key(id: &str) -> Key {
-        Key {
-            network: NetworkName::new("net").unwrap(),
-            container_id: ContainerId::new(id).unwrap(),
-            ifname: IfName::new("eth0").unwrap(),
-        }
+        Key::try_from(format!("net/{id}/eth0")).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_key_is_served_in_order_and_others_do_not_wait() {
+    async fn one_key_is_exclusive_and_other_keys_do_not_wait() {
         let locks = Locks::default();
         let first = locks.lock(&key("a")).await;
-        assert!(locks.is_taken(&key("a")) && !locks.is_taken(&key("b")));
+        assert!(locks.is_locked(&key("a")) && !locks.is_locked(&key("b")));
         let blocked = timeout(Duration::from_secs(1), locks.lock(&key("a"))).await;
-        assert!(blocked.is_err(), "the key is taken");
+        assert!(blocked.is_err(), "the key is locked");
         let _other = timeout(Duration::from_secs(1), locks.lock(&key("b"))).await.unwrap();
         drop(first);
         timeout(Duration::from_secs(1), locks.lock(&key("a"))).await.unwrap();
     }
 
     #[tokio::test]
-    async fn who_does_not_wait_gets_only_what_nobody_works_on() {
+    async fn try_lock_fails_on_a_key_that_is_locked_or_waited_for() {
         let locks = Locks::default();
         let first = locks.try_lock(&key("a")).unwrap();
         assert!(locks.try_lock(&key("a")).is_none());
@@ -104,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_of_keys_that_nobody_works_on() {
+    async fn unlocked_keys_are_not_kept() {
         let locks = Locks::default();
         let first = locks.lock(&key("a")).await;
         drop(timeout(Duration::from_millis(1), locks.lock(&key("a"))).await);

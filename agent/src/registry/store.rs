@@ -1,147 +1,82 @@
-//! What the registry keeps across a crash.
+//! The durable half of the registry: a redb file in the state directory.
 //!
-//! It lies on a tmpfs by default: a reboot empties it, as it empties the kernel. How a file is opened that may be damaged, is in
-//! [`open`]; how one of an earlier layout is brought to this one, in [`schema`].
+//! The state directory is a tmpfs by default: a reboot empties it together with the kernel. [`open`] handles damaged files,
+//! [`schema`] earlier layouts, [`identity`] other boots and network namespaces.
 
+mod contents;
+mod error;
+mod examine;
 mod identity;
 mod open;
+mod quarantine;
 mod schema;
 #[cfg(test)]
 pub(super) mod tests;
 
 use std::{
-    io,
-    net::IpAddr,
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use redb::{ReadTransaction, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
+use ferrule_vif::Addresses;
+use redb::WriteTransaction;
 use tokio::sync::watch;
 
-use super::attachment::Attachment;
+use super::{attachment::Attachment, key::Key};
 use crate::{
     chain::chain,
     crash::{self, Step},
     durable::DurableDb,
 };
-use ferrule_vif::Addresses;
+use contents::{ATTACHMENTS, COOLDOWN, Contents, INCOMPLETE, LAYOUT, META, millis};
+pub use error::StoreError;
 pub use identity::Identity;
 pub use open::{Condition, Opened};
 
-/// The durable half of the registry.
+/// The attachments and the addresses in cooldown, durably.
 pub struct Store {
     database: DurableDb,
-    /// When addresses that had rested were last forgotten, in milliseconds since boot.
-    swept: AtomicU64,
+    /// When expired cooldowns were last pruned, in milliseconds since boot.
+    pruned: AtomicU64,
     trouble: watch::Sender<Option<String>>,
 }
 
-/// What a store holds.
-#[derive(Debug, Default)]
-pub struct Contents {
-    pub attachments: Vec<Attachment>,
-    /// Addresses at rest, and since when they are, the first to be released first; times are since boot.
-    pub resting: Vec<(IpAddr, Duration)>,
-    /// Records that cannot be understood, in words.
-    pub unreadable: Vec<String>,
-    /// Attachments may be missing that the kernel still has.
-    pub is_incomplete: bool,
-    /// Where they are; not known of a store of an agent that did not record it.
-    pub identity: Option<Identity>,
-}
-
-/// The store could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The file is not to be opened.
-    #[error("cannot open the registry's store {path:?}")]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
-    /// Reading or writing failed: a full or a read-only disk, most likely.
-    #[error("cannot {what} the registry's store {path:?}")]
-    Access {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
-    /// A record that cannot be written as JSON.
-    #[error("an attachment cannot be put into the registry's store {path:?}: {key}")]
-    Record {
-        path: PathBuf,
-        key: String,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// It was written by an agent with a layout that is younger than this one, or that never was.
-    #[error(
-        "the registry's store {path:?} has layout {found}, and this agent knows the layouts 1 to {known}: a newer agent wrote it. It \
-         is left as it is. Start that agent again; or move the file away, and this one makes the attachments anew from what the \
-         kernel has"
-    )]
-    Schema { path: PathBuf, found: u64, known: u64 },
-    /// What it has is in another network namespace, where it lives on.
-    #[error(
-        "the registry's store {path:?} is that of an agent in another network namespace ({recorded}; this agent's is {own}), where the \
-         interfaces of its pods are: all pods would be taken for gone. Nothing was touched. Start the agent in the node's own network \
-         namespace, as a pod with `hostNetwork: true`; or if that other namespace has ended, move the file away"
-    )]
-    Elsewhere { path: PathBuf, recorded: String, own: String },
-    /// It is damaged, and there cannot be another one in its place.
-    #[error(
-        "the registry's store {path:?} is damaged ({why}), and there is no way to set it aside and begin a new one: it is left as it is"
-    )]
-    SetAside {
-        path: PathBuf,
-        why: String,
-        #[source]
-        source: Box<redb::Error>,
-    },
-}
-
-const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
-/// In [`META`]: the layout of the tables.
-const LAYOUT: &str = "schema";
-/// In [`META`]: that attachments may be missing. It stays until all that the kernel has is accounted for, also by a later agent.
-const INCOMPLETE: &str = "unsettled";
-/// Key as text → [`Attachment`] as JSON.
-const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
-/// Address as text → when it was released, in milliseconds since boot.
-const RESTING: TableDefinition<'_, &str, u64> = TableDefinition::new("resting");
-/// Between two looks for addresses that have rested.
-const SWEEP: Duration = Duration::from_secs(1);
+/// Between two prunings of expired cooldowns.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Store ===
 
 impl Store {
-    /// Opens the store at a path, or makes one. One that is damaged is set aside, and what can be read of it is in the new one. What it
-    /// has of another boot is forgotten.
+    /// Opens or creates the store at a path. A damaged store is quarantined, and its readable records are salvaged.
+    /// Records of an earlier boot are discarded.
     ///
     /// # Errors
-    /// If it cannot be opened or written, or is of a later layout or of another network namespace; then the file is as it was.
+    /// If the store cannot be opened or written, or belongs to a newer layout or another network namespace; the file then
+    /// stays as it was.
     pub fn open_as(path: &Path, own: &Identity) -> Result<Opened, StoreError> {
         open::open(path, schema::MIGRATIONS, own)
     }
 
-    /// Reads all of it.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    pub fn load(&self) -> Result<Contents, StoreError> {
-        self.database.read(read).map_err(|source| self.failed("read", source))
+    fn new(database: redb::Database, path: &Path) -> Self {
+        let database = DurableDb::new(database, path);
+        Self { database, pruned: AtomicU64::new(0), trouble: watch::Sender::default() }
     }
 
-    /// Why it could not be written to the last time that somebody tried; `None` if it could.
+    /// Reads all records.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn load(&self) -> Result<Contents, StoreError> {
+        self.database.read(contents::read).map_err(|source| self.failed("read", source))
+    }
+
+    /// The error of the last write; `None` if the write succeeded.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.subscribe()
     }
 
-    /// Writes what is there already. Whether it could, [`Self::trouble`] tells.
+    /// Probes whether the store is writable, by a write that changes nothing, and updates [`Self::trouble`].
     pub fn try_write(&self) {
         let _ = self.write(|transaction| {
             transaction.open_table(META)?.insert(LAYOUT, schema::newest(schema::MIGRATIONS))?;
@@ -149,10 +84,10 @@ impl Store {
         });
     }
 
-    /// Writes an attachment as it is now.
+    /// Writes the record of an attachment.
     ///
     /// # Errors
-    /// If it could not be written; then the store is as it was.
+    /// If the write fails; the store stays as it was.
     pub fn put(&self, attachment: &Attachment) -> Result<(), StoreError> {
         let (key, json) = self.encode(attachment)?;
         self.write(|transaction| {
@@ -161,15 +96,16 @@ impl Store {
         })
     }
 
-    /// Writes attachments that were made anew, all or none, removes those that they supersede, and notes whether this is all that there is.
+    /// Writes rebuilt attachments and removes the superseded ones, atomically. With `complete`, the store no longer counts
+    /// as incomplete.
     ///
     /// # Errors
-    /// If it could not be written; then the store is as it was.
+    /// If the write fails; the store stays as it was.
     pub fn adopt(
         &self,
         attachments: &[Attachment],
         superseded: &[Attachment],
-        is_all: bool,
+        complete: bool,
     ) -> Result<(), StoreError> {
         let records = attachments.iter().map(|it| self.encode(it)).collect::<Result<Vec<_>, _>>()?;
         self.write(|transaction| {
@@ -180,34 +116,35 @@ impl Store {
             for (key, json) in &records {
                 table.insert(key.as_str(), json.as_slice())?;
             }
-            if is_all {
+            if complete {
                 transaction.open_table(META)?.remove(INCOMPLETE)?;
             }
             Ok(())
         })
     }
 
-    /// Removes an attachment, and lets addresses rest that had been in use. Those that were released by `rested` are forgotten, from
-    /// time to time: all of them are looked at for that, and nobody who comes and goes is to pay for each one before.
+    /// Removes the record of an attachment, and records the release of its addresses at `now`. Releases up to `expired`
+    /// are pruned at most once per [`PRUNE_INTERVAL`], because pruning scans the whole table.
     ///
     /// # Errors
-    /// If it could not be written; then the store is as it was.
+    /// If the write fails; the store stays as it was.
     pub fn remove(
         &self,
-        key: &super::Key,
-        resting: Addresses,
+        key: &Key,
+        released: Addresses,
         now: Duration,
-        rested: Duration,
+        expired: Duration,
     ) -> Result<(), StoreError> {
-        let is_due = millis(rested) >= self.swept.load(Ordering::Relaxed).saturating_add(millis(SWEEP));
+        let due = self.pruned.load(Ordering::Relaxed).saturating_add(millis(PRUNE_INTERVAL));
+        let is_due = millis(expired) >= due;
         self.write(|transaction| {
             transaction.open_table(ATTACHMENTS)?.remove(key.to_string().as_str())?;
-            let mut table = transaction.open_table(RESTING)?;
+            let mut table = transaction.open_table(COOLDOWN)?;
             if is_due {
-                table.retain(|_, since| since > millis(rested))?;
-                self.swept.store(millis(rested), Ordering::Relaxed);
+                table.retain(|_, released| released > millis(expired))?;
+                self.pruned.store(millis(expired), Ordering::Relaxed);
             }
-            for address in resting.iter() {
+            for address in released.iter() {
                 table.insert(address.to_string().as_str(), millis(now))?;
             }
             Ok(())
@@ -229,76 +166,13 @@ impl Store {
         let key = attachment.key.to_string();
         match serde_json::to_vec(attachment) {
             Ok(json) => Ok((key, json)),
-            Err(source) => Err(StoreError::Record { path: self.database.path().to_owned(), key, source }),
+            Err(source) => Err(StoreError::Encode { path: self.database.path().to_owned(), key, source }),
         }
     }
 
-    fn failed(&self, what: &'static str, source: redb::Error) -> StoreError {
-        StoreError::Access { what, path: self.database.path().to_owned(), source: Box::new(source) }
+    fn failed(&self, operation: &'static str, source: redb::Error) -> StoreError {
+        StoreError::Access { operation, path: self.database.path().to_owned(), source: Box::new(source) }
     }
-}
-
-/// All that a store of this layout holds.
-fn read(transaction: &ReadTransaction) -> Result<Contents, redb::Error> {
-    let mut contents = Contents {
-        is_incomplete: transaction.open_table(META)?.get(INCOMPLETE)?.is_some(),
-        identity: identity::read(transaction)?,
-        ..Contents::default()
-    };
-    for record in transaction.open_table(ATTACHMENTS)?.iter()? {
-        let (key, json) = record?;
-        match decode(key.value(), json.value()) {
-            Ok(attachment) => contents.attachments.push(attachment),
-            Err(why) => contents.unreadable.push(format!("{:?}: {why}", key.value())),
-        }
-    }
-    for record in transaction.open_table(RESTING)?.iter()? {
-        let (address, since) = record?;
-        if let Ok(address) = address.value().parse() {
-            contents.resting.push((address, Duration::from_millis(since.value())));
-        }
-    }
-    contents.resting.sort_by_key(|(_, since)| *since);
-    Ok(contents)
-}
-
-fn decode(key: &str, json: &[u8]) -> Result<Attachment, serde_json::Error> {
-    let attachment: Attachment = serde_json::from_slice(json)?;
-    if attachment.key.to_string() == key {
-        Ok(attachment)
-    } else {
-        Err(serde::de::Error::custom(format_args!("it is that of {}", attachment.key)))
-    }
-}
-
-/// The layout of a store; `None` if it has no tables at all.
-fn layout(transaction: &ReadTransaction) -> Result<Option<u64>, redb::Error> {
-    match transaction.open_table(META) {
-        Ok(meta) => match meta.get(LAYOUT)? {
-            Some(layout) => Ok(Some(layout.value())),
-            None => Err(redb::Error::Corrupted("it does not say which layout it has".to_owned())),
-        },
-        Err(TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Writes all that a store of a layout begins with.
-fn begin(transaction: &WriteTransaction, layout: u64, contents: &Contents) -> Result<(), redb::Error> {
-    let mut meta = transaction.open_table(META)?;
-    meta.insert(LAYOUT, layout)?;
-    meta.insert(INCOMPLETE, 1)?;
-    let mut attachments = transaction.open_table(ATTACHMENTS)?;
-    for attachment in &contents.attachments {
-        let json = serde_json::to_vec(attachment).map_err(io::Error::from)?;
-        attachments.insert(attachment.key.to_string().as_str(), json.as_slice())?;
-    }
-    let mut resting = transaction.open_table(RESTING)?;
-    for (address, since) in &contents.resting {
-        resting.insert(address.to_string().as_str(), millis(*since))?;
-    }
-    // What was kept of a damaged store is where that was.
-    contents.identity.iter().try_for_each(|it| identity::write(transaction, it))
 }
 
 fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
@@ -306,8 +180,4 @@ fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
     transaction.commit()?;
     crash::point(Step::StoreCommitted);
     Ok(())
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

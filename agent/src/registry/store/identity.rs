@@ -1,13 +1,14 @@
-//! Where a store belongs: to a boot of the machine, and to a network namespace.
+//! The identity of a store: the boot and the network namespace to which its records belong.
 //!
-//! What is recorded of attachments is of the kernel that was running, and of the namespace in which their host's ends are. An agent in
-//! another one sees none of them, and would take all pods for gone: it is refused before it has touched anything. After a reboot there are
-//! none at all, and the paths, numbers and times that are recorded may be those of somebody else by now: they are forgotten. That matters
-//! where the state directory is on a disk.
+//! Another namespace of the same boot: the host interfaces of the pods are not visible, and an agent would take all pods
+//! for gone. The store is refused before anything is changed.
 //!
-//! The record is a table of its own, and no new layout: an agent that does not know it leaves it as it is and does what it always did, and
-//! this one believes a store without it once. If such an agent has worked with the store after a reboot, what it has attached is forgotten
-//! too, but only here: the store is unsettled then, and what the kernel has is made anew, as it is if the boot's ID should ever lie.
+//! Another boot: the kernel holds none of the recorded attachments, and the recorded paths, inode numbers and times may
+//! belong to others. The records are discarded. Relevant only for a state directory on a disk.
+//!
+//! The identity is a table of its own and needed no new layout: an early agent ignores the table, and this agent trusts a
+//! store without it once. Records that an early agent wrote after a reboot are discarded as well, but the store is then
+//! incomplete and the attachments are rebuilt from the kernel, as they are should the boot ID ever be wrong.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _};
 
@@ -16,24 +17,25 @@ use redb::{
     TableError, WriteTransaction,
 };
 
-use super::{super::NetnsId, ATTACHMENTS, INCOMPLETE, META, RESTING};
+use super::contents::{ATTACHMENTS, COOLDOWN, INCOMPLETE, META};
+use crate::registry::NetnsId;
 
-/// What tells a boot and a network namespace apart. A namespace's numbers may be used again, but hardly the host's, which lives as long as
-/// the boot.
+/// A boot and a network namespace. A namespace's inode number can be reused, but the host's namespace lives as long as the
+/// boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub boot: String,
     pub netns: String,
 }
 
-/// What was of another boot.
+/// Counts of the records of another boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct Discarded {
     pub attachments: u64,
-    pub resting: u64,
+    pub cooldown: u64,
 }
 
-/// One record each: [`BOOT`] and [`NETNS`].
+/// One record each for [`BOOT`] and [`NETNS`].
 const IDENTITY: TableDefinition<'_, &str, &str> = TableDefinition::new("identity");
 const BOOT: &str = "boot";
 const NETNS: &str = "netns";
@@ -43,7 +45,7 @@ const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 // === impl Identity ===
 
 impl Identity {
-    /// That of the calling thread.
+    /// The identity of the calling thread.
     ///
     /// # Errors
     /// If `/proc` is not mounted.
@@ -53,13 +55,13 @@ impl Identity {
         Ok(Self { boot: fs::read_to_string(BOOT_ID)?.trim_end().to_owned(), netns })
     }
 
-    /// Whether what another one has recorded is out of this one's sight, and lives.
+    /// Whether the recorded attachments live in another network namespace of the same boot.
     pub fn is_elsewhere(&self, recorded: &Self) -> bool {
         self.boot == recorded.boot && self.netns != recorded.netns
     }
 }
 
-/// What is recorded; `None` if an agent wrote the store that did not.
+/// The recorded identity; `None` if an early agent wrote the store.
 pub fn read(transaction: &ReadTransaction) -> Result<Option<Identity>, redb::Error> {
     let table = match transaction.open_table(IDENTITY) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(None),
@@ -70,7 +72,7 @@ pub fn read(transaction: &ReadTransaction) -> Result<Option<Identity>, redb::Err
     Ok(value(BOOT)?.zip(value(NETNS)?).map(|(boot, netns)| Identity { boot, netns }))
 }
 
-/// Records whose a store is.
+/// Records an identity.
 pub fn write(transaction: &WriteTransaction, own: &Identity) -> Result<(), redb::Error> {
     let mut table = transaction.open_table(IDENTITY)?;
     table.insert(BOOT, own.boot.as_str())?;
@@ -78,18 +80,18 @@ pub fn write(transaction: &WriteTransaction, own: &Identity) -> Result<(), redb:
     Ok(())
 }
 
-/// Makes a store one's own, and forgets what it has of another boot.
-pub fn adopt(transaction: &WriteTransaction, own: &Identity) -> Result<Option<Forgotten>, redb::Error> {
+/// Records the own identity, and discards the records of another boot.
+pub fn adopt(transaction: &WriteTransaction, own: &Identity) -> Result<Option<Discarded>, redb::Error> {
     let recorded = transaction.open_table(IDENTITY)?.get(BOOT)?.map(|it| it.value().to_owned());
     write(transaction, own)?;
     if recorded.is_none_or(|boot| boot == own.boot) {
         return Ok(None);
     }
     let mut attachments = transaction.open_table(ATTACHMENTS)?;
-    let mut resting = transaction.open_table(RESTING)?;
-    let forgotten = Forgotten { attachments: attachments.len()?, resting: resting.len()? };
+    let mut cooldown = transaction.open_table(COOLDOWN)?;
+    let discarded = Discarded { attachments: attachments.len()?, cooldown: cooldown.len()? };
     attachments.retain(|_, _| false)?;
-    resting.retain(|_, _| false)?;
+    cooldown.retain(|_, _| false)?;
     transaction.open_table(META)?.insert(INCOMPLETE, 1)?;
-    Ok(Some(forgotten))
+    Ok(Some(discarded))
 }

@@ -1,4 +1,4 @@
-//! Stores of other layouts, and damaged ones.
+//! Damaged stores, other layouts, other boots and namespaces.
 
 mod power;
 
@@ -9,10 +9,13 @@ use super::{
     schema::{MIGRATIONS, Migration, rewrite},
     *,
 };
-use crate::cluster::PodRef;
-use crate::durable::tests::in_memory;
-use crate::registry::{HostLink, HostSide, NetnsId, State};
+use crate::{
+    cluster::PodRef,
+    durable::tests::in_memory,
+    registry::{HostLink, HostSide, NetnsId, State},
+};
 use ferrule_vif::{Vif, VifKind};
+use redb::TableDefinition;
 
 fn attachment(number: u8) -> Attachment {
     let addresses = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
@@ -43,7 +46,7 @@ fn attachment(number: u8) -> Attachment {
     }
 }
 
-/// A store of a few pods, as a crash leaves it (`closed` is false) or a good end; and what it may be taken to hold.
+/// The bytes of a store after a crash or a clean end (`closed`), and the contents that it may open with.
 fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
     let path = directory.join("made.redb");
     let Opened { store, .. } = Store::open(&path).unwrap();
@@ -62,7 +65,7 @@ fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
     let crashed = fs::read(&path).unwrap();
     drop(store);
     let bytes = if closed { fs::read(&path).unwrap() } else { crashed };
-    // A last transaction that is damaged is taken for one that a crash has cut short.
+    // redb takes a damaged last transaction for one that a crash interrupted.
     (bytes, if closed { vec![last] } else { vec![last, before] })
 }
 
@@ -84,7 +87,7 @@ fn identity(boot: &str, netns: &str) -> Identity {
     Identity { boot: boot.to_owned(), netns: netns.to_owned() }
 }
 
-/// Opens a file with these bytes as the registry's store.
+/// Opens a store with these bytes.
 fn opened(bytes: &[u8]) -> (tempfile::TempDir, Opened) {
     let directory = in_memory();
     fs::write(path(directory.path()), bytes).unwrap();
@@ -92,8 +95,9 @@ fn opened(bytes: &[u8]) -> (tempfile::TempDir, Opened) {
     (directory, opened)
 }
 
-/// Whatever is done to a store: it opens, what it gives was written, and if it gives less than was written last, it says so.
-fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]) -> bool {
+/// A corrupted store opens, with records that were written, and is not `Intact` if it lacks some. Returns whether the
+/// corruption was noticed.
+fn no_silent_loss(what: &str, bytes: &[u8], held: &[Vec<Attachment>]) -> bool {
     let (_directory, Opened { contents, condition, store }) = opened(bytes);
     for it in &contents.attachments {
         let number = it.vif.addresses.v4.unwrap().octets()[3];
@@ -102,8 +106,8 @@ fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]
     if condition == Condition::Intact {
         assert!(held.contains(&contents.attachments), "{what}");
     }
-    if let Condition::Damaged { aside, .. } = &condition {
-        assert!(fs::read(aside).unwrap() == bytes, "{what}: it is kept as it was");
+    if let Condition::Damaged { quarantined, .. } = &condition {
+        assert!(fs::read(quarantined).unwrap() == bytes, "{what}: the quarantined file differs");
     }
     store.put(&attachment(50)).unwrap();
     assert_eq!(store.load().unwrap().attachments.len(), contents.attachments.len() + 1, "{what}");
@@ -111,16 +115,16 @@ fn nothing_is_lost_in_silence(what: &str, bytes: &[u8], held: &[Vec<Attachment>]
 }
 
 #[test]
-fn a_store_that_is_cut_off_or_has_holes_or_wrong_bits_is_found_out() {
+fn truncated_zeroed_and_bit_flipped_stores_are_noticed() {
     for closed in [true, false] {
         let made = in_memory();
         let (bytes, held) = pods(made.path(), closed);
-        assert!(!nothing_is_lost_in_silence("as it was", &bytes, &held), "closed: {closed}");
+        assert!(!no_silent_loss("intact", &bytes, &held), "closed: {closed}");
         let mut damaged = 0;
         for part in 0..12 {
             let length = bytes.len() * part / 12 + part % 3;
-            damaged += u32::from(nothing_is_lost_in_silence(
-                &format!("cut off at {length}, closed: {closed}"),
+            damaged += u32::from(no_silent_loss(
+                &format!("truncated at {length}, closed: {closed}"),
                 bytes.get(..length).unwrap(),
                 &held,
             ));
@@ -130,18 +134,18 @@ fn a_store_that_is_cut_off_or_has_holes_or_wrong_bits_is_found_out() {
         for start in (0..used).step_by(16 * 4096) {
             let mut holed = bytes.clone();
             holed[start..(start + 4096).min(bytes.len())].fill(0);
-            nothing_is_lost_in_silence(&format!("no page at {start}, closed: {closed}"), &holed, &held);
+            no_silent_loss(&format!("zeroed page at {start}, closed: {closed}"), &holed, &held);
         }
         for at in (0..320).step_by(23).chain((512..used).step_by(49_999)) {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << (at % 8);
-            nothing_is_lost_in_silence(&format!("a wrong bit at {at}, closed: {closed}"), &flipped, &held);
+            no_silent_loss(&format!("flipped bit at {at}, closed: {closed}"), &flipped, &held);
         }
     }
 }
 
 #[test]
-fn a_record_that_cannot_be_read_costs_no_other_one() {
+fn unreadable_record_does_not_affect_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     let Opened { store, .. } = Store::open(&path).unwrap();
@@ -158,21 +162,21 @@ fn a_record_that_cannot_be_read_costs_no_other_one() {
     drop(store);
     let Opened { contents, condition, store } = Store::open(&path).unwrap();
     assert_eq!(contents.attachments, [attachment(2), attachment(4)]);
-    assert_eq!(contents.resting, [([10, 0, 0, 5].into(), Duration::from_secs(9))]);
+    assert_eq!(contents.cooldown, [([10, 0, 0, 5].into(), Duration::from_secs(9))]);
     assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains(&key)));
     drop(store);
-    assert_eq!(Store::open(&path).unwrap().condition, Condition::Incomplete, "until it was made anew");
+    assert_eq!(Store::open(&path).unwrap().condition, Condition::Incomplete, "until a rebuild");
 }
 
 #[test]
-fn a_record_under_anothers_key_is_not_believed() {
+fn record_under_another_key_is_unreadable() {
     let json = serde_json::to_vec(&attachment(2)).unwrap();
-    assert!(decode(&attachment(2).key.to_string(), &json).is_ok());
-    assert!(decode(&attachment(3).key.to_string(), &json).is_err());
+    assert!(contents::decode(&attachment(2).key.to_string(), &json).is_ok());
+    assert!(contents::decode(&attachment(3).key.to_string(), &json).is_err());
 }
 
 #[test]
-fn addresses_that_have_rested_are_forgotten() {
+fn expired_cooldowns_are_pruned() {
     let directory = in_memory();
     let Opened { store, .. } = Store::open(&path(directory.path())).unwrap();
     let (step, rest) = (Duration::from_millis(100), Duration::from_secs(3));
@@ -180,21 +184,21 @@ fn addresses_that_have_rested_are_forgotten() {
         let now = Duration::from_secs(100) + step * number.into();
         let address = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
         store.remove(&attachment(2).key, address, now, now - rest).unwrap();
-        let resting = store.load().unwrap().resting;
+        let cooldown = store.load().unwrap().cooldown;
         let must = usize::from(number.min(29)) + 1;
-        assert!((must..=must + 10).contains(&resting.len()), "{number}: {}", resting.len());
-        assert_eq!(resting.last(), Some(&([10, 0, 0, number].into(), now)));
+        assert!((must..=must + 10).contains(&cooldown.len()), "{number}: {}", cooldown.len());
+        assert_eq!(cooldown.last(), Some(&([10, 0, 0, number].into(), now)));
     }
 }
 
 #[test]
-fn only_the_youngest_damaged_files_are_kept() {
+fn only_the_newest_quarantined_files_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     for number in 1..=5 {
         fs::write(&path, format!("garbage {number}")).unwrap();
-        let Condition::Damaged { aside, .. } = Store::open(&path).unwrap().condition else { panic!() };
-        assert_eq!(fs::read_to_string(aside).unwrap(), format!("garbage {number}"));
+        let Condition::Damaged { quarantined, .. } = Store::open(&path).unwrap().condition else { panic!() };
+        assert_eq!(fs::read_to_string(quarantined).unwrap(), format!("garbage {number}"));
     }
     let mut names: Vec<_> = fs::read_dir(&directory).unwrap().map(|it| it.unwrap().file_name()).collect();
     names.sort_unstable();
@@ -204,21 +208,21 @@ fn only_the_youngest_damaged_files_are_kept() {
 }
 
 #[test]
-fn a_store_of_a_newer_agent_is_refused_and_left_as_it_is() {
+fn newer_layout_is_refused_and_the_file_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     let later: &[Migration] = &[MIGRATIONS[0], |_| Ok(())];
     let Opened { store, .. } = open_with(&path, later).unwrap();
     store.put(&attachment(2)).unwrap();
-    // As a crash leaves it too, which redb would repair.
+    // Also after a crash, which redb would repair.
     let crashed = fs::read(&path).unwrap();
     drop(store);
     for bytes in [fs::read(&path).unwrap(), crashed] {
         fs::write(&path, &bytes).unwrap();
         let error = Store::open(&path).err().unwrap();
-        assert!(matches!(error, StoreError::Schema { found: 3, known: 2, .. }), "{error}");
-        assert!(fs::read(&path).unwrap() == bytes, "it was written to");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
+        assert!(matches!(error, StoreError::Layout { found: 3, newest: 2, .. }), "{error}");
+        assert!(fs::read(&path).unwrap() == bytes, "the file changed");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "a file beside the store");
     }
 }
 
@@ -226,7 +230,7 @@ fn of_boot(directory: &Path, boot: &str, netns: &str) -> Result<Opened, StoreErr
     Store::open_as(&path(directory), &identity(boot, netns))
 }
 
-/// Two attachments, and an address at rest.
+/// A store with two attachments, and an address in cooldown.
 fn filled(directory: &Path, boot: &str, netns: &str) {
     let Opened { store, .. } = of_boot(directory, boot, netns).unwrap();
     store.adopt(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
@@ -235,7 +239,7 @@ fn filled(directory: &Path, boot: &str, netns: &str) {
 }
 
 #[test]
-fn a_store_of_another_network_namespace_is_refused_and_left_as_it_is() {
+fn store_of_another_netns_is_refused_and_the_file_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), "boot", "4:1");
     let path = path(directory.path());
@@ -247,27 +251,27 @@ fn a_store_of_another_network_namespace_is_refused_and_left_as_it_is() {
     for bytes in [bytes, damaged] {
         fs::write(&path, &bytes).unwrap();
         let error = of_boot(directory.path(), "boot", "4:2").err().unwrap();
-        assert!(matches!(error, StoreError::Elsewhere { .. }), "{error}");
+        assert!(matches!(error, StoreError::OtherNetns { .. }), "{error}");
         assert!(error.to_string().contains("(4:1; this agent's is 4:2)"), "{error}");
-        assert!(fs::read(&path).unwrap() == bytes, "it was written to");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is beside it");
+        assert!(fs::read(&path).unwrap() == bytes, "the file changed");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "a file beside the store");
     }
     let there = of_boot(directory.path(), "boot", "4:1").unwrap();
     assert_eq!(there.contents.attachments, [attachment(2), attachment(3)]);
     drop(there);
-    // And what was salvaged is where the damaged one was.
+    // The salvaged store keeps the identity of the damaged one.
     assert!(of_boot(directory.path(), "boot", "4:2").is_err());
 }
 
 #[test]
-fn what_was_before_a_reboot_is_forgotten_and_stays_so() {
+fn records_of_an_earlier_boot_are_discarded() {
     for netns in ["4:1", "4:2"] {
         let directory = tempfile::tempdir().unwrap();
         filled(directory.path(), "boot", "4:1");
         for _ in 0..2 {
             let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
-            assert_eq!((contents.attachments, contents.resting), (vec![], vec![]));
-            assert_eq!(condition, Condition::Incomplete, "until somebody has looked at what the kernel has");
+            assert_eq!((contents.attachments, contents.cooldown), (vec![], vec![]));
+            assert_eq!(condition, Condition::Incomplete, "until a rebuild");
             assert_eq!(contents.identity, Some(identity("next", netns)));
         }
         let Opened { store, .. } = of_boot(directory.path(), "next", netns).unwrap();
@@ -279,19 +283,19 @@ fn what_was_before_a_reboot_is_forgotten_and_stays_so() {
 }
 
 #[test]
-fn what_is_salvaged_of_before_a_reboot_is_forgotten_too() {
+fn salvaged_records_of_an_earlier_boot_are_discarded() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), "boot", "4:1");
     let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
     transaction.open_table(ATTACHMENTS).unwrap().insert("spoilt", b"{}".as_slice()).unwrap();
     transaction.commit().unwrap();
     let Opened { contents, condition, .. } = of_boot(directory.path(), "next", "4:1").unwrap();
-    assert_eq!((contents.attachments, contents.resting), (vec![], vec![]));
+    assert_eq!((contents.attachments, contents.cooldown), (vec![], vec![]));
     assert!(matches!(condition, Condition::Damaged { .. }), "{condition:?}");
 }
 
 #[test]
-fn a_store_that_does_not_say_where_it_belongs_is_believed_once() {
+fn store_without_identity_is_trusted_once() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), "boot", "4:1");
     let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
@@ -304,12 +308,12 @@ fn a_store_that_does_not_say_where_it_belongs_is_believed_once() {
         (vec![attachment(2), attachment(3)], Condition::Intact),
         "as an earlier build left it"
     );
-    assert!(matches!(of_boot(directory.path(), "another", "4:1"), Err(StoreError::Elsewhere { .. })));
+    assert!(matches!(of_boot(directory.path(), "another", "4:1"), Err(StoreError::OtherNetns { .. })));
     assert!(of_boot(directory.path(), "boot", "4:1").unwrap().contents.attachments.is_empty());
 }
 
 #[test]
-fn what_a_disk_refuses_is_no_damage() {
+fn io_error_is_not_damage() {
     let directory = tempfile::tempdir().unwrap();
     let in_the_way = path(directory.path());
     fs::create_dir(&in_the_way).unwrap();
@@ -318,8 +322,8 @@ fn what_a_disk_refuses_is_no_damage() {
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
 }
 
-/// Layout 1 of a store of old had the name of the pod at the top, and layout 2 times in seconds.
-const OLD: &[Migration] = &[
+/// Made-up migrations: layout 1 had the pod's name at the top, and layout 2 times in seconds.
+const TWO_STEPS: &[Migration] = &[
     |transaction| {
         rewrite(transaction, |record| {
             let pod = record.remove("pod_name").unwrap();
@@ -359,35 +363,37 @@ fn old_store(path: &Path, layout: u64) {
 }
 
 #[test]
-fn a_store_of_an_older_layout_is_brought_to_the_newest_one() {
+fn earlier_layouts_migrate_step_by_step() {
     for layout in [1, 2] {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path());
         old_store(&path, layout);
-        let Opened { contents, condition, store } = open_with(&path, OLD).unwrap();
+        let Opened { contents, condition, store } = open_with(&path, TWO_STEPS).unwrap();
         assert_eq!(
             (contents.attachments, condition),
             (vec![attachment(2)], Condition::Intact),
             "from {layout}"
         );
-        assert_eq!(store.database.read(super::layout).unwrap(), Some(3));
+        assert_eq!(store.database.read(contents::layout).unwrap(), Some(3));
         drop(store);
-        let again = open_with(&path, OLD).unwrap();
+        let again = open_with(&path, TWO_STEPS).unwrap();
         assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Intact));
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing was set aside");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "no file was quarantined");
     }
 }
 
 #[test]
-fn a_migration_that_fails_half_way_leaves_the_store_as_it_was() {
+fn failed_migration_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = path(directory.path());
     old_store(&path, 1);
     let bytes = fs::read(&path).unwrap();
-    let fails: &[Migration] = &[OLD[0], |_| Err(redb::Error::Corrupted("a record of old".to_owned()))];
-    let Condition::Damaged { aside, why } = open_with(&path, fails).unwrap().condition else { panic!() };
-    assert!(why.contains("a record of old"), "{why}");
-    assert!(fs::read(&aside).unwrap() == bytes, "all of it or nothing");
+    let fails: &[Migration] = &[TWO_STEPS[0], |_| Err(redb::Error::Corrupted("an old record".to_owned()))];
+    let Condition::Damaged { quarantined, why } = open_with(&path, fails).unwrap().condition else {
+        panic!()
+    };
+    assert!(why.contains("an old record"), "{why}");
+    assert!(fs::read(&quarantined).unwrap() == bytes, "partly migrated");
 }
 
 /// Records of layout 1 as agents wrote them: key → record.
@@ -423,7 +429,7 @@ fn layout_1_migrates_to_records_with_kind_and_host_side() {
     for round in ["migrating", "reopening"] {
         let Opened { contents, condition, store } = Store::open(&path).unwrap();
         assert_eq!((condition, contents.attachments.len()), (Condition::Intact, 4), "{round}");
-        assert_eq!(store.database.read(super::layout).unwrap(), Some(2), "{round}");
+        assert_eq!(store.database.read(contents::layout).unwrap(), Some(2), "{round}");
         assert!(contents.attachments.iter().all(|it| it.vif.kind == VifKind::Veth));
         let link = |ifname: &str, ifindex| HostSide::Link(HostLink { ifname: ifname.to_owned(), ifindex });
         assert_eq!(*host_of(&contents, "cluster/0123/eth0"), link("fr8c1d5b0e", 41));

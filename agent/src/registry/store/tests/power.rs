@@ -1,5 +1,4 @@
-//! A power cut, where the store is on a disk: of what was written since it was last made durable, any part may be there, each sector of
-//! a write by itself.
+//! Power cuts with the store on a disk: of the writes since the last fsync, any subset of the sectors may have survived.
 
 use std::{
     io,
@@ -10,12 +9,12 @@ use redb::{Database, StorageBackend};
 
 use super::*;
 
-/// What a disk writes whole or not at all, in bytes.
+/// The unit that a disk writes atomically, in bytes.
 const SECTOR: usize = 512;
 /// Power cuts of each kind.
 const CUTS: usize = 120;
 
-/// A disk that remembers what was done to it.
+/// A disk that records its history.
 #[derive(Debug, Clone, Default)]
 struct Disk(Arc<Mutex<History>>);
 
@@ -32,7 +31,7 @@ enum Act {
     Sync,
 }
 
-/// Which of the acts that were not made durable are on the disk.
+/// Which of the acts after the last fsync survive.
 #[derive(Debug, Clone, Copy)]
 enum Survives {
     None,
@@ -41,50 +40,45 @@ enum Survives {
 }
 
 #[test]
-fn a_power_cut_at_any_moment_loses_nothing_that_was_promised() {
+fn power_cut_at_any_moment_loses_no_committed_record() {
     let disk = Disk::default();
     let database = Database::builder().create_with_backend(disk.clone()).unwrap();
     let transaction = database.begin_write().unwrap();
-    begin(&transaction, schema::newest(schema::MIGRATIONS), &Contents::default()).unwrap();
+    contents::initialize(&transaction, schema::newest(schema::MIGRATIONS), &Contents::default()).unwrap();
     commit(transaction).unwrap();
-    let store = Store {
-        database: DurableDb::new(database, Path::new("on a disk")),
-        swept: AtomicU64::new(0),
-        trouble: Default::default(),
-    };
+    let store = Store::new(database, Path::new("on a disk"));
     store.adopt(&[], &[], true).unwrap();
-    // What was promised, and how much had been done by then.
-    let mut promises = vec![(disk.history().done.len(), store.load().unwrap().attachments)];
+    // The committed contents, and the length of the history at that moment.
+    let mut commits = vec![(disk.history().done.len(), store.load().unwrap().attachments)];
     for number in 2..20 {
         store.put(&attachment(number)).unwrap();
-        promises.push((disk.history().done.len(), store.load().unwrap().attachments));
+        commits.push((disk.history().done.len(), store.load().unwrap().attachments));
         if number % 3 == 0 {
             let gone = attachment(number - 1);
             store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
-            promises.push((disk.history().done.len(), store.load().unwrap().attachments));
+            commits.push((disk.history().done.len(), store.load().unwrap().attachments));
         }
     }
     let history = disk.history();
-    let (first, _) = promises[0];
-    let mut lost_something = 0;
+    let (first, _) = commits[0];
+    let mut interrupted = 0;
     let mut random = fastrand::Rng::with_seed(7);
     for cut in 0..CUTS {
         let at = first + (history.done.len() - first) * cut / CUTS;
-        let promised = promises.iter().rposition(|(by, _)| *by <= at).unwrap();
+        let committed = commits.iter().rposition(|(by, _)| *by <= at).unwrap();
         let held: Vec<_> =
-            promises[promised..].iter().take(2).map(|(_, attachments)| attachments.clone()).collect();
+            commits[committed..].iter().take(2).map(|(_, attachments)| attachments.clone()).collect();
         for survives in [Survives::None, Survives::All, Survives::Any, Survives::Any] {
             let bytes = history.after_a_cut(at, survives, &mut random);
             let what =
-                format!("cut after {at} of {} acts, of the last ones: {survives:?}", history.done.len());
+                format!("cut after {at} of {} acts, of the unsynced ones: {survives:?}", history.done.len());
             let (_directory, Opened { contents, condition, .. }) = opened(&bytes);
             assert_eq!(condition, Condition::Intact, "{what}");
             assert!(held.contains(&contents.attachments), "{what}: {:?}", contents.attachments.len());
-            lost_something +=
-                u32::from(contents.attachments == held[0] && held.len() > 1 && held[0] != held[1]);
+            interrupted += u32::from(contents.attachments == held[0] && held.len() > 1 && held[0] != held[1]);
         }
     }
-    assert!(lost_something > 0, "no cut was in the middle of a transaction");
+    assert!(interrupted > 0, "no cut interrupted a transaction");
 }
 
 // === impl Disk ===
@@ -118,7 +112,7 @@ impl StorageBackend for Disk {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let offset = usize::try_from(offset).unwrap();
-        assert_eq!(offset % SECTOR, 0, "or a write could leave half of a sector");
+        assert_eq!(offset % SECTOR, 0, "a write must begin at a sector");
         let mut history = self.history();
         for (number, sector) in data.chunks(SECTOR).enumerate() {
             history.act(Act::Write { offset: offset + number * SECTOR, sector: sector.to_vec() });
@@ -135,7 +129,7 @@ impl History {
         self.done.push(act);
     }
 
-    /// What is on the disk if the power went after so many acts.
+    /// The disk's content after a power cut that follows `at` acts.
     fn after_a_cut(&self, at: usize, survives: Survives, random: &mut fastrand::Rng) -> Vec<u8> {
         let done = &self.done[..at];
         let durable = done.iter().rposition(|act| matches!(act, Act::Sync)).map_or(0, |sync| sync + 1);

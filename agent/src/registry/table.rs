@@ -1,0 +1,89 @@
+//! The attachments in memory, and the addresses that are allocated for them. No I/O.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ferrule_vif::{Addresses, Vif, VifKind};
+
+use super::{
+    attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, reservation::Allocation,
+};
+use crate::ipam::Ipam;
+
+/// The in-memory half of the registry.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) attachments: BTreeMap<Key, Attachment>,
+    /// Addresses of attachments whose record is being made durable.
+    pub(super) allocated: BTreeMap<Key, Addresses>,
+    /// Counts releases, so that a concurrent read of the store can notice one.
+    pub(super) releases: u64,
+    pub(super) ipam: Ipam,
+}
+
+// === impl Table ===
+
+impl Table {
+    pub(super) fn new(attachments: Vec<Attachment>) -> Self {
+        let attachments = attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
+        Self { attachments, ..Self::default() }
+    }
+
+    /// Allocates the addresses of a new attachment.
+    ///
+    /// # Errors
+    /// If the key or an address is in use, or the IPAM is exhausted.
+    pub(super) fn allocate(&mut self, key: &Key, allocation: Allocation) -> Result<Vif, RegistryError> {
+        if self.attachments.contains_key(key) || self.allocated.contains_key(key) {
+            return Err(RegistryError::KeyTaken(key.ifname.clone()));
+        }
+        let vif = match allocation {
+            Allocation::FromIpam { mtu } => {
+                let addresses = self.ipam.allocate(since_boot())?;
+                Vif {
+                    kind: VifKind::Veth,
+                    mac: addresses.mac(),
+                    mtu,
+                    addresses,
+                    gateways: Addresses::default(),
+                    is_default: true,
+                    routes: Vec::new(),
+                }
+            }
+            Allocation::Fixed(vif) => {
+                for address in vif.addresses.iter() {
+                    let has =
+                        |(_, addresses): &(&Key, Addresses)| addresses.iter().any(|other| other == address);
+                    if let Some((by, _)) = self.addresses().find(has) {
+                        return Err(RegistryError::InUse { address, by: by.clone() });
+                    }
+                }
+                self.ipam.claim(vif.addresses);
+                vif
+            }
+        };
+        self.allocated.insert(key.clone(), vif.addresses);
+        Ok(vif)
+    }
+
+    /// Puts rebuilt attachments in the place of the records under their keys, and removes the superseded ones.
+    pub(super) fn adopt(&mut self, attachments: Vec<Attachment>, superseded: &[Attachment], now: Duration) {
+        for Attachment { key, vif, .. } in superseded {
+            self.attachments.remove(key);
+            self.ipam.release(vif.addresses, now);
+        }
+        // Every release before any claim: a rebuilt attachment may own an address that another record had.
+        let claimed: Vec<_> = attachments.iter().map(|it| it.vif.addresses).collect();
+        for attachment in attachments {
+            if let Some(before) = self.attachments.insert(attachment.key.clone(), attachment) {
+                self.ipam.release(before.vif.addresses, now);
+            }
+        }
+        claimed.into_iter().for_each(|addresses| self.ipam.claim(addresses));
+    }
+
+    /// All addresses in use, with their attachments.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (&Key, Addresses)> {
+        let attached = self.attachments.iter().map(|(key, it)| (key, it.vif.addresses));
+        attached.chain(self.allocated.iter().map(|(key, addresses)| (key, *addresses)))
+    }
+}
