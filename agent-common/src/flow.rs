@@ -2,34 +2,32 @@
 
 use crate::EndpointKey;
 
-/// Key of `STACK_FLOWS`: a flow between two pods of this node, by the pods' own addresses. It is one for both directions:
-/// the end with the lower address comes first, and of the same address that with the lower port.
+/// Key of `STACK_FLOWS`: a flow between two pods of this node, by the pods' own addresses. Both directions have the same key:
+/// the end with the lower address is first; with equal addresses, the end with the lower port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
-    /// The address of one end.
     pub low: EndpointKey,
-    /// The address of the other.
     pub high: EndpointKey,
-    /// The port at `low`. For an echo of ICMP, both ports are its identifier.
+    /// The port at `low`, in host order. For an ICMP echo, both ports are its identifier.
     pub low_port: u16,
     /// The port at `high`.
     pub high_port: u16,
-    /// IPv4's protocol, or IPv6's next header.
+    /// IPv4 protocol or IPv6 next header.
     pub protocol: u8,
     /// Zero.
     pub reserved: [u8; 3],
 }
 
-/// Value of `STACK_FLOWS`. The entry is what counts: this is for people.
+/// Value of `STACK_FLOWS`, for readers only: the programs test the presence of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// Index of the host interface by which the stack delivered the flow's first packet.
+    /// Index of the host interface through which the stack delivered the flow's first packet.
     pub ifindex: u32,
 }
 
-// A change here is a change of the ABI.
+// A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<FlowKey>() == 40);
 const _: () = assert!(size_of::<Flow>() == 4);
 
@@ -38,19 +36,18 @@ mod user {
     use super::{Flow, FlowKey};
     use crate::EndpointKey;
 
-    #[expect(unsafe_code, reason = "aya asks for a promise about the bytes of a type")]
+    #[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
     mod pod {
         use super::{Flow, FlowKey};
 
-        // SAFETY: both are `repr(C)` of integers only, without padding (their sizes are asserted above), so that
-        // every pattern of bytes is a valid value.
+        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern is valid.
         unsafe impl aya::Pod for FlowKey {}
         // SAFETY: as for `FlowKey`.
         unsafe impl aya::Pod for Flow {}
     }
 
     impl FlowKey {
-        /// The flow between two ends, in whatever order they are told.
+        /// The flow between two ends, in any order.
         pub fn between(protocol: u8, one: (EndpointKey, u16), other: (EndpointKey, u16)) -> Self {
             let order = |(end, port): (EndpointKey, u16)| (end.address, port);
             let ((low, low_port), (high, high_port)) =
@@ -64,7 +61,7 @@ mod user {
         use super::*;
 
         #[test]
-        fn a_flow_is_the_same_from_both_ends() {
+        fn both_directions_of_a_flow_have_the_same_key() {
             let (a, b) = (EndpointKey::ipv4([10, 0, 0, 1]), EndpointKey::ipv4([10, 0, 0, 2]));
             let key = FlowKey::between(6, (b, 1), (a, 65535));
             assert_eq!(key, FlowKey::between(6, (a, 65535), (b, 1)));

@@ -1,6 +1,6 @@
 //! Keys and values of `VIFS` and `ENDPOINTS`.
 
-/// Key of `VIFS` and `VIF_COUNTERS`: the pod's interface, as the host sees it.
+/// Key of `VIFS` and `VIF_COUNTERS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct VifKey {
@@ -8,29 +8,29 @@ pub struct VifKey {
     pub ifindex: u32,
 }
 
-/// Value of `VIFS`: what the pod behind an interface may call itself.
+/// Value of `VIFS`: the addresses and the MAC that the pod behind an interface may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct VifEntry {
-    /// Meaningful only with [`VifEntry::HAS_IPV4`].
+    /// Valid only with [`VifEntry::HAS_IPV4`].
     pub ipv4: [u8; 4],
     /// A set of the `HAS_` flags.
     pub flags: u32,
-    /// Meaningful only with [`VifEntry::HAS_IPV6`].
+    /// Valid only with [`VifEntry::HAS_IPV6`].
     pub ipv6: [u8; 16],
-    /// The pod's end.
+    /// Of the interface in the pod.
     pub mac: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
-    /// Text: `namespace/name` of the pod, or the container's ID where the runtime named no pod; cut to fit.
+    /// Text: `namespace/name` of the pod, or the container ID if the runtime named no pod; truncated.
     pub pod: [i8; 128],
-    /// Text: the pod's UID; empty where the runtime told none.
+    /// Text: the pod's UID; empty if the runtime passed none.
     pub pod_uid: [i8; 40],
-    /// Text: the interface's name in the pod.
+    /// Text: name of the interface in the pod.
     pub ifname: [i8; 16],
 }
 
-/// Key of `ENDPOINTS`: an address.
+/// Key of `ENDPOINTS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct EndpointKey {
@@ -38,25 +38,25 @@ pub struct EndpointKey {
     pub address: [u8; 16],
 }
 
-/// Value of `ENDPOINTS`: where this node delivers an address.
+/// Value of `ENDPOINTS`: the interface behind an address that this node delivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Endpoint {
     /// Index of the pod's host interface.
     pub ifindex: u32,
-    /// The pod's end.
+    /// Of the interface in the pod.
     pub mac: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
 }
 
-// A change here is a change of the ABI.
+// A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<VifKey>() == 4);
 const _: () = assert!(size_of::<VifEntry>() == 216);
 const _: () = assert!(size_of::<EndpointKey>() == 16);
 const _: () = assert!(size_of::<Endpoint>() == 12);
 
-// === impl Vif ===
+// === impl VifEntry ===
 
 impl VifEntry {
     /// The pod has the address in `ipv4`.
@@ -104,12 +104,11 @@ impl EndpointKey {
 mod user {
     use super::{Endpoint, EndpointKey, VifEntry, VifKey};
 
-    #[expect(unsafe_code, reason = "aya asks for a promise about the bytes of a type")]
+    #[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
     mod pod {
         use super::{Endpoint, EndpointKey, VifEntry, VifKey};
 
-        // SAFETY: all four are `repr(C)` of integers only, without padding (their sizes are asserted above), so
-        // that every pattern of bytes is a valid value.
+        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern is valid.
         unsafe impl aya::Pod for VifKey {}
         // SAFETY: as for `VifKey`.
         unsafe impl aya::Pod for VifEntry {}
@@ -120,8 +119,8 @@ mod user {
     }
 
     impl VifEntry {
-        /// Text for one of the `[i8; N]` fields, cut to fit with its NUL. What is not printable ASCII becomes `?`,
-        /// because `bpftool` prints no string that has such a byte.
+        /// Text for one of the `[i8; N]` fields, truncated to fit with its NUL. A byte that is not printable ASCII becomes
+        /// `?`, because `bpftool` does not print such bytes as a string.
         pub fn text<const N: usize>(text: &str) -> [i8; N] {
             let mut field = [0; N];
             let room = N.saturating_sub(1);
@@ -138,7 +137,7 @@ mod user {
         use super::*;
 
         #[test]
-        fn text_is_cut_and_ended_by_a_nul() {
+        fn text_is_truncated_and_nul_terminated() {
             assert_eq!(VifEntry::text::<4>("ab"), [97, 98, 0, 0]);
             assert_eq!(VifEntry::text::<4>("abcdef"), [97, 98, 99, 0]);
             assert_eq!(VifEntry::text::<4>("a\n"), [97, 63, 0, 0]);
