@@ -23,9 +23,10 @@ pub struct Meta {
     fragment: u16,
     /// Offset of the transport header.
     pub payload: usize,
+    /// Meaningful only where [`Meta::transport`] returns it.
+    transport: Transport,
     /// Length of the frame.
     len: usize,
-    transport: Transport,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -170,7 +171,11 @@ impl Meta {
 impl Transport {
     #[inline(always)]
     fn read(packet: &Packet<'_>, offset: usize) -> Self {
-        Self::new(packet.header::<[u8; 8]>(offset).map_or([0; 8], |bytes| *bytes))
+        let bytes = match packet.header::<[u8; 8]>(offset) {
+            Ok(bytes) => Some(*bytes),
+            Err(_) => packet.copy(offset),
+        };
+        Self::new(bytes.unwrap_or_default())
     }
 }
 
