@@ -62,9 +62,8 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta) -> bool {
 /// extension headers other than a fragment header are not recorded.
 #[inline(always)]
 pub fn note(packet: &Packet<'_>, meta: &Meta) {
-    let Some(key) = meta
-        .transport()
-        .and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
+    let Some(key) =
+        meta.transport().and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
     else {
         return;
     };

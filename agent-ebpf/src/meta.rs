@@ -35,6 +35,14 @@ pub enum Family {
     Ipv6,
 }
 
+/// Where a packet comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Sender {
+    Pod,
+    /// The host's stack, whose packets need no check.
+    Stack,
+}
+
 /// Where a destination address leads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -48,24 +56,22 @@ pub enum Scope {
 // === impl Meta ===
 
 impl Meta {
-    /// Parses a packet, and checks version and lengths if the sender is not `TRUSTED`.
-    ///
     /// # Errors
     /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if version or
-    /// lengths contradict each other or the frame.
+    /// lengths of a pod's packet contradict each other or the frame.
     #[inline(always)]
-    pub fn parse<const TRUSTED: bool>(packet: &Packet<'_>, ethertype: u16) -> Result<Self, DropReason> {
+    pub fn parse(packet: &Packet<'_>, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
         match ethertype {
             ETHERTYPE_IPV4 => {
                 let ip = packet.header::<Ipv4>(L3)?;
-                if !TRUSTED {
+                if sender == Sender::Pod {
                     ip.check(packet)?;
                 }
                 Ok(Self::ipv4(packet, ip))
             }
             ETHERTYPE_IPV6 => {
                 let ip = packet.header::<Ipv6>(L3)?;
-                if !TRUSTED {
+                if sender == Sender::Pod {
                     ip.check(packet)?;
                 }
                 Ok(Self::ipv6(packet, ip))
