@@ -7,7 +7,7 @@ use agent_common::EndpointKey;
 /// An IPv6 address, or an IPv4 address mapped into IPv6 (RFC 4291, 2.5.5.2), in network order.
 ///
 /// Two words instead of 16 bytes: the verifier walks a comparison of byte arrays byte by byte.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Address([u64; 2]);
 
@@ -45,15 +45,16 @@ impl Address {
     }
 
     #[inline(always)]
-    pub fn octets(&self) -> [u8; 16] {
+    pub fn to_v6(self) -> [u8; 16] {
         // SAFETY: as for `v6`.
-        unsafe { transmute::<Self, [u8; 16]>(*self) }
+        unsafe { transmute::<Self, [u8; 16]>(self) }
     }
 
     #[inline(always)]
-    pub fn is(&self, other: &Self) -> bool {
-        let ([a, b], [c, d]) = (self.0, other.0);
-        a == c && b == d
+    pub fn to_v4(self) -> [u8; 4] {
+        let [_, low] = self.0;
+        let [_, _, _, _, bytes @ ..] = low.to_ne_bytes();
+        bytes
     }
 
     /// The first byte of an IPv6 address.
@@ -66,8 +67,8 @@ impl Address {
     /// The first byte of an IPv4 address.
     #[inline(always)]
     pub fn first_of_v4(&self) -> u8 {
-        let [_, low] = self.0;
-        (u64::from_be(low) >> 24) as u8
+        let [first, ..] = self.to_v4();
+        first
     }
 
     /// Whether the address is link-local unicast, `fe80::/10`.

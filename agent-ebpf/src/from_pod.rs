@@ -5,7 +5,7 @@ use agent_common::{DropReason, GATEWAY_MAC};
 use crate::{
     arp, delivery, endpoints, flows,
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
-    meta::{Meta, Scope},
+    meta::{Meta, Scope, Sender},
     nd,
     packet::Packet,
     spoofing, vifs,
@@ -38,7 +38,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     if ethertype == ETHERTYPE_ARP {
         return arp::judge(packet, vif);
     }
-    let meta = Meta::parse::<false>(packet, ethertype)?;
+    let meta = Meta::parse(packet, ethertype, Sender::Pod)?;
     if let Some(icmpv6_type) = meta.icmpv6_type(packet)?
         && nd::is_nd(icmpv6_type)
     {

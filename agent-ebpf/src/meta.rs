@@ -23,15 +23,24 @@ pub struct Meta {
     fragment: u16,
     /// Offset of the transport header.
     pub payload: usize,
+    /// Meaningful only where [`Meta::transport`] returns it.
+    transport: Transport,
     /// Length of the frame.
     len: usize,
-    transport: Transport,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     Ipv4,
     Ipv6,
+}
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Sender {
+    Pod,
+    /// The host's stack, whose packets need no check.
+    Stack,
 }
 
 /// Where a destination address leads.
@@ -47,24 +56,22 @@ pub enum Scope {
 // === impl Meta ===
 
 impl Meta {
-    /// Parses a packet, and checks version and lengths if the sender is not `TRUSTED`.
-    ///
     /// # Errors
     /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if version or
-    /// lengths contradict each other or the frame.
+    /// lengths of a pod's packet contradict each other or the frame.
     #[inline(always)]
-    pub fn parse<const TRUSTED: bool>(packet: &Packet<'_>, ethertype: u16) -> Result<Self, DropReason> {
+    pub fn parse(packet: &Packet<'_>, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
         match ethertype {
             ETHERTYPE_IPV4 => {
                 let ip = packet.header::<Ipv4>(L3)?;
-                if !TRUSTED {
+                if sender == Sender::Pod {
                     ip.check(packet)?;
                 }
                 Ok(Self::ipv4(packet, ip))
             }
             ETHERTYPE_IPV6 => {
                 let ip = packet.header::<Ipv6>(L3)?;
-                if !TRUSTED {
+                if sender == Sender::Pod {
                     ip.check(packet)?;
                 }
                 Ok(Self::ipv6(packet, ip))
@@ -170,7 +177,11 @@ impl Meta {
 impl Transport {
     #[inline(always)]
     fn read(packet: &Packet<'_>, offset: usize) -> Self {
-        Self::new(packet.header::<[u8; 8]>(offset).map_or([0; 8], |bytes| *bytes))
+        let bytes = match packet.header::<[u8; 8]>(offset) {
+            Ok(bytes) => Some(*bytes),
+            Err(_) => packet.copy(offset),
+        };
+        Self::new(bytes.unwrap_or_default())
     }
 }
 

@@ -8,9 +8,9 @@ use crate::{
     checksum::Sum,
     from_pod::Outcome,
     headers::{Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, L3, MacOption, NeighbourMessage},
-    meta::{Family, Meta},
+    meta::Meta,
     packet::Packet,
-    spoofing,
+    vifs,
 };
 
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
@@ -40,10 +40,8 @@ pub fn judge(
     vif: &VifEntry,
     icmpv6_type: u8,
 ) -> Result<Outcome, DropReason> {
-    let own = |address: &Address| {
-        spoofing::owns(vif, Family::Ipv6, address) || spoofing::owns_link_local(vif, address)
-    };
-    let own_source = own(&meta.source);
+    let own = |address: Address| vif.owns_ipv6(address.to_v6()) || vifs::owns_link_local(vif, address);
+    let own_source = own(meta.source);
     // Messages for routers to send are not parsed further, and can be shorter.
     match icmpv6_type {
         NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => {}
@@ -54,16 +52,16 @@ pub fn judge(
     let solicits = icmpv6_type == NEIGHBOUR_SOLICITATION;
     let allowed = if solicits {
         // RFC 4862, 5.4: an address that is being probed is not used as source yet.
-        own_source || meta.source.is(&Address::UNSPECIFIED)
+        own_source || meta.source == Address::UNSPECIFIED
     } else {
-        own_source && own(&target)
+        own_source && own(target)
     };
     // RFC 4861, 7.1: a routed message has a lower hop limit.
     if !allowed || meta.hops != 255 {
         return Err(DropReason::SpoofedNd);
     }
     check_options(packet, vif)?;
-    if solicits && own_source && target.is(&Address::v6(GATEWAY_IPV6)) {
+    if solicits && own_source && target == Address::v6(GATEWAY_IPV6) {
         answer(packet, meta, vif)?;
         return Ok(Outcome::Answered);
     }
@@ -99,7 +97,7 @@ fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<(), Dr
     const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;
     const WITH_OPTION: u16 = MESSAGE + size_of::<MacOption>() as u16;
 
-    let pod = meta.source.octets();
+    let pod = meta.source.to_v6();
     let ip = packet.header_mut::<Ipv6>(L3)?;
     let has_room = u16::from_be_bytes(ip.payload_len) >= WITH_OPTION;
     let payload_len = if has_room { WITH_OPTION } else { MESSAGE };

@@ -3,37 +3,22 @@
 use agent_common::{DropReason, VifEntry};
 
 use crate::{
-    address::Address,
     headers::{ICMPV6, TCP, UDP},
     meta::{Family, Meta, Scope},
+    vifs,
 };
 
 /// # Errors
 /// If the source address is not the pod's.
 #[inline(always)]
 pub fn check(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
-    if owns(vif, meta.family, &meta.source) {
+    if vifs::owns(vif, meta.family, meta.source) {
         return Ok(());
     }
     match meta.family {
         Family::Ipv4 => Err(DropReason::SpoofedIpv4),
         Family::Ipv6 => link_local(meta, vif),
     }
-}
-
-/// Whether an address is the pod's own, other than link-local.
-#[inline(always)]
-pub fn owns(vif: &VifEntry, family: Family, address: &Address) -> bool {
-    match family {
-        Family::Ipv4 => vif.flags & VifEntry::HAS_IPV4 != 0 && address.is(&Address::v4(vif.ipv4)),
-        Family::Ipv6 => vif.flags & VifEntry::HAS_IPV6 != 0 && address.is(&Address::v6(vif.ipv6)),
-    }
-}
-
-/// Whether an address is the link-local address that the pod's kernel derives from its MAC.
-#[inline(always)]
-pub fn owns_link_local(vif: &VifEntry, address: &Address) -> bool {
-    address.is(&Address::v6(vif.link_local()))
 }
 
 /// From its link-local address, a pod reaches its link, where only the gateway is.
@@ -45,7 +30,7 @@ fn link_local(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
     // MLD reports and the like, also before the pod has an address: counted by what they are.
     if meta.destination_scope() == Scope::Multicast {
         Err(DropReason::Multicast)
-    } else if !owns_link_local(vif, &meta.source) || !meta.destination.is_link_local() {
+    } else if !vifs::owns_link_local(vif, meta.source) || !meta.destination.is_link_local() {
         Err(DropReason::SpoofedIpv6)
     } else if !meta.is_fragment() && matches!(meta.protocol, ICMPV6 | TCP | UDP) {
         Ok(())

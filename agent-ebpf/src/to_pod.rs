@@ -5,10 +5,10 @@ use agent_common::{DropReason, VifEntry};
 use crate::{
     endpoints, flows,
     headers::{Arp, ETHERTYPE_ARP, Ethernet, L3},
-    meta::{Family, Meta, Scope},
+    meta::{Family, Meta, Scope, Sender},
     nd,
     packet::Packet,
-    spoofing, vifs,
+    vifs,
 };
 
 /// # Errors
@@ -23,8 +23,8 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     if ethertype == ETHERTYPE_ARP {
         return arp(packet, vif);
     }
-    let meta = Meta::parse::<true>(packet, ethertype)?;
-    if spoofing::owns(vif, meta.family, &meta.destination) {
+    let meta = Meta::parse(packet, ethertype, Sender::Stack)?;
+    if vifs::owns(vif, meta.family, meta.destination) {
         // The stack has this flow in hand if the sender is a pod of this node.
         if endpoints::contains(meta.source) {
             flows::note(packet, &meta);

@@ -3,6 +3,8 @@
 use agent_common::{DropReason, MAX_VIFS, VifEntry, VifKey};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 
+use crate::{address::Address, meta::Family};
+
 #[btf_map]
 static VIFS: HashMap<VifKey, VifEntry, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
@@ -13,4 +15,19 @@ pub fn find(ifindex: u32) -> Result<&'static VifEntry, DropReason> {
     // SAFETY: the entry stays readable until the program returns, which is within an RCU read-side section. The
     // agent inserts an entry before the interface is up, and deletes it only when the interface is being removed.
     unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)
+}
+
+/// Whether an address is the pod's, other than link-local.
+#[inline(always)]
+pub fn owns(vif: &VifEntry, family: Family, address: Address) -> bool {
+    match family {
+        Family::Ipv4 => vif.owns_ipv4(address.to_v4()),
+        Family::Ipv6 => vif.owns_ipv6(address.to_v6()),
+    }
+}
+
+/// Whether an address is the link-local address that the pod's kernel derives from its MAC.
+#[inline(always)]
+pub fn owns_link_local(vif: &VifEntry, address: Address) -> bool {
+    address == Address::v6(vif.link_local())
 }
