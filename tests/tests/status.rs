@@ -76,7 +76,7 @@ fn a_node_that_loses_its_way_out_goes_on_plugging_and_tells_the_operator() {
             sys::run(loses)?;
             egress_says(node, "unhealthy").context(loses)?;
             let told = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-            ensure!(told.contains("pods on this node may be cut off: egress"), "{told}");
+            ensure!(told.contains("pods on this node may lack connectivity: egress"), "{told}");
             // The specification: STATUS succeeds if an ADD can be served.
             ensure!(is_well(node)?);
             let meanwhile = node.attach("meanwhile")?;
