@@ -1,19 +1,16 @@
-//! What the runtime says in the environment.
+//! The CNI environment variables: command and target.
 
 use std::ffi::OsString;
 
 use ferrule_proto::{
     cni::{Pod, error::Code},
     names::{ContainerId, IfName},
+    quoted::Quoted,
 };
 
-use crate::{
-    args,
-    error::{CniError, Shown},
-    version::CniVersion,
-};
+use crate::{cni_args, error::CniError, version::CniVersion};
 
-/// What the runtime wants done, and to what.
+/// `CNI_COMMAND` with its parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Command {
     Add(Target, Pod),
@@ -24,7 +21,7 @@ pub(crate) enum Command {
     Version,
 }
 
-/// The verb by itself: `CNI_COMMAND`.
+/// `CNI_COMMAND`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Add,
@@ -35,16 +32,16 @@ pub(crate) enum Verb {
     Version,
 }
 
-/// The container's interface.
+/// The interface that a command is about.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Target {
     pub(crate) container_id: ContainerId,
     pub(crate) ifname: IfName,
-    /// An absolute path; empty only for DEL.
+    /// An absolute path; may be empty for DEL.
     pub(crate) netns: String,
 }
 
-/// The environment: gives the value of a variable.
+/// The environment: returns the value of a variable.
 pub(crate) trait Env: Fn(&str) -> Option<OsString> {}
 impl<F: Fn(&str) -> Option<OsString>> Env for F {}
 
@@ -54,11 +51,11 @@ const MAX_PATH: usize = 4095;
 // === impl Command ===
 
 impl Command {
-    /// The command in the environment; nothing if there is none, which is how a person starts a plugin.
+    /// Parses the command. Returns `None` without `CNI_COMMAND`: a person started the plugin.
     ///
     /// # Errors
-    /// If there is one that the specification does not have, or if variables that it needs are missing (all of
-    /// them are named at once) or break their rules.
+    /// If the command is unknown, or if a variable of the command is missing or invalid. The error names all missing
+    /// variables.
     pub(crate) fn from_env(env: &impl Env) -> Result<Option<Self>, CniError> {
         let Some(verb) = Verb::from_env(env)? else { return Ok(None) };
         Ok(Some(match verb {
@@ -86,7 +83,7 @@ impl Command {
 // === impl Verb ===
 
 impl Verb {
-    /// The verb as in the specification.
+    /// The name in the specification.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -98,7 +95,7 @@ impl Verb {
         }
     }
 
-    /// The oldest version of the specification that has the verb.
+    /// The version of the specification that introduced the verb.
     pub(crate) fn since(self) -> CniVersion {
         match self {
             Self::Add | Self::Del | Self::Version => CniVersion::V0_3_0,
@@ -118,8 +115,8 @@ impl Verb {
             "VERSION" => Ok(Some(Self::Version)),
             other => Err(CniError::new(
                 Code::InvalidEnvironment,
-                format!("reading CNI_COMMAND: there is no command {}", Shown(other)),
-                "the runtime must set it to ADD, DEL, CHECK, GC, STATUS or VERSION",
+                format!("reading CNI_COMMAND: unknown command {}", Quoted(other)),
+                "the runtime must set CNI_COMMAND to ADD, DEL, CHECK, GC, STATUS or VERSION",
             )),
         }
     }
@@ -152,29 +149,29 @@ impl Target {
     }
 }
 
-/// The pod, which only ADD has to know: after an ADD that was refused for its pod comes a DEL with the same
-/// arguments, and a DEL that fails is repeated for ever.
+/// The pod. Only ADD parses it: after an ADD that failed for invalid arguments, the runtime sends a DEL with the same
+/// arguments and retries it until it succeeds.
 fn pod(env: &impl Env) -> Result<Pod, CniError> {
-    args::parse(&variable(env, "CNI_ARGS")?.unwrap_or_default())
+    cni_args::parse(&variable(env, "CNI_ARGS")?.unwrap_or_default())
 }
 
-/// The value of a variable; an empty one is as good as none.
+/// The value of a variable. An empty variable counts as unset.
 fn variable(env: &impl Env, name: &str) -> Result<Option<String>, CniError> {
     let value = env(name).map(OsString::into_string).transpose();
-    let value = value.map_err(|_| refuse(name, "it is not UTF-8"))?;
+    let value = value.map_err(|_| refuse(name, "value is not UTF-8"))?;
     Ok(value.filter(|value| !value.is_empty()))
 }
 
 fn checked_netns(path: String) -> Result<String, CniError> {
-    let shown = Shown(&path);
+    let quoted = Quoted(&path);
     if !path.is_empty() && !path.starts_with('/') {
-        return Err(refuse("CNI_NETNS", format_args!("{shown} is not an absolute path")));
+        return Err(refuse("CNI_NETNS", format_args!("{quoted} is not an absolute path")));
     }
     if path.len() > MAX_PATH {
-        return Err(refuse("CNI_NETNS", format_args!("{shown} is longer than {MAX_PATH} bytes")));
+        return Err(refuse("CNI_NETNS", format_args!("{quoted} is longer than {MAX_PATH} bytes")));
     }
     if path.contains(char::is_control) {
-        return Err(refuse("CNI_NETNS", format_args!("{shown} has control characters")));
+        return Err(refuse("CNI_NETNS", format_args!("{quoted} has control characters")));
     }
     Ok(path)
 }
@@ -183,14 +180,18 @@ fn missing(verb: Verb, variables: [(&str, bool); 3]) -> CniError {
     let names: Vec<_> = variables.iter().filter(|(_, missing)| *missing).map(|(name, _)| *name).collect();
     CniError::new(
         Code::InvalidEnvironment,
-        format!("{} needs {} in the environment", verb.as_str(), names.join(", ")),
-        "the runtime must set what is missing",
+        format!("{}: environment variables not set: {}", verb.as_str(), names.join(", ")),
+        "the runtime must set the missing variables",
     )
 }
 
-fn refuse(name: &str, why: impl std::fmt::Display) -> CniError {
-    let msg = format!("reading {name}: {why}");
-    CniError::new(Code::InvalidEnvironment, msg, "the runtime must set it as the CNI specification says")
+fn refuse(name: &str, reason: impl std::fmt::Display) -> CniError {
+    let msg = format!("reading {name}: {reason}");
+    CniError::new(
+        Code::InvalidEnvironment,
+        msg,
+        "the runtime must set the variable as the CNI specification requires",
+    )
 }
 
 #[cfg(test)]

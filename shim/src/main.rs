@@ -1,14 +1,14 @@
-//! `ferrule`, the CNI plugin: a thin shim that a container runtime starts for every sandbox.
+//! `ferrule`, the CNI plugin: a thin shim between the container runtime and the agent.
 //!
-//! It checks what the runtime says, in the [environment](env) and on [standard input](netconf), hands it to the
-//! agent over a unix socket, and prints the [answer](result) in the CNI version that was asked for. All else is
-//! the agent's. A node starts it for every pod, so its size and the work that it does before the call count.
+//! The shim validates the runtime's input (the [environment](env) and the [network configuration](netconf) on standard
+//! input), sends the request to the agent over a unix socket, and prints the [result](result) in the requested CNI version.
+//! A runtime starts the shim for every call, so binary size and work before the call are start-up time.
 
 #![forbid(unsafe_code)]
 
-mod args;
-mod away;
-mod call;
+mod agentless;
+mod client;
+mod cni_args;
 mod env;
 mod error;
 mod netconf;
@@ -32,12 +32,12 @@ use ferrule_proto::cni::error::Code;
 
 use crate::{error::CniError, run::Outcome, trace::Trace, version::CniVersion};
 
-/// In place of musl's, which asks the kernel for most of what it hands out.
+/// Replaces musl's allocator, which makes a system call for most allocations.
 #[global_allocator]
 static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    // A runtime that gets no JSON has nothing to show to the user.
+    // Without JSON on standard output, a runtime has no message for the user.
     panic::set_hook(Box::new(|info| {
         let details = "this is a bug in ferrule: please report it";
         let error = CniError::new(Code::Internal, format!("the plugin panicked: {info}"), details);
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         exit(1);
     }));
 
-    // Rust's own standard input has a buffer, behind which a poll cannot look.
+    // poll(2) does not see data in the buffer of `io::Stdin`.
     let input = match io::stdin().as_fd().try_clone_to_owned() {
         Ok(fd) => File::from(fd),
         Err(e) => {
@@ -55,13 +55,13 @@ fn main() -> ExitCode {
         }
     };
     let env = |name: &str| std::env::var_os(name);
-    let agent = |socket: &str, request| call::call(socket, request, Trace::from_env(&env));
+    let agent = |socket: &str, request| client::call(socket, request, Trace::from_env(&env));
     let printed = match run::run(&env, input, agent) {
         Outcome::About => {
             let name = concat!("ferrule ", env!("CARGO_PKG_VERSION"));
             let _ = writeln!(
                 io::stderr(),
-                "{name}: the CNI plugin of Ferrule, started by container runtimes\nCNI versions: {}",
+                "{name}: the CNI plugin of Ferrule, to be started by a container runtime\nCNI versions: {}",
                 version::Supported
             );
             Ok(())
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Outcome::Done(Some(json)) => print(&json),
         Outcome::Failed(json) => print(&json).and(Err(io::ErrorKind::Other.into())),
     };
-    // A result that could not be printed is lost to the runtime, which has to know it.
+    // A result that could not be printed is a failure: the runtime did not receive it.
     if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -1,26 +1,26 @@
-//! What the runtime says on standard input: the network configuration.
+//! The network configuration on standard input.
 //!
-//! It is decoded in two steps, so that an answer can say precisely what is wrong: first the JSON's syntax with
-//! each known field left as it stands, then one field after the other. Unknown fields are skipped without
-//! being built, so neither their size nor their depth matters.
+//! Decoded in two steps, for precise errors: first the JSON syntax with all known fields raw, then one field at a time.
+//! Unknown fields are skipped without being built, so neither their size nor their depth matters.
 
 mod annotations;
 mod capabilities;
-mod previous;
+mod prev_result;
 
 use ferrule_proto::{
     cni::{AddResult, Annotations, error::Code},
     names::{ContainerId, IfName, NetworkName},
+    quoted::Quoted,
 };
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use crate::{
-    error::{CniError, Shown},
+    error::CniError,
     version::{CniVersion, Supported},
 };
 
-/// A network configuration: well-formed, its known fields not yet looked into.
+/// A network configuration of valid syntax, with raw fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a JSON object")]
 pub(crate) struct Document<'a> {
@@ -44,20 +44,20 @@ pub(crate) struct Document<'a> {
     valid_attachments: Option<&'a RawValue>,
 }
 
-/// The network configuration, checked.
+/// The validated fields that every verb needs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Netconf {
     pub(crate) name: NetworkName,
-    /// Where the agent listens.
+    /// The agent's socket.
     pub(crate) socket: String,
-    /// In bytes; 0 leaves it to the agent.
+    /// Bytes; 0 means the agent's choice.
     pub(crate) mtu: u32,
     pub(crate) dns: Dns,
-    /// Whether another plugin of a chain, or an earlier ADD, left a result.
+    /// Whether there is the result of an earlier plugin or of an earlier ADD.
     pub(crate) has_prev_result: bool,
 }
 
-/// Name resolution for the pod, which is handed to the runtime in the result.
+/// DNS settings of the pod, which the result of ADD returns to the runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Dns {
@@ -71,7 +71,7 @@ pub(crate) struct Dns {
     options: Vec<String>,
 }
 
-/// An attachment that a runtime still knows, in a GC.
+/// An attachment that GC keeps.
 #[derive(Debug, Deserialize)]
 struct ValidAttachment {
     #[serde(rename = "containerID")]
@@ -79,65 +79,64 @@ struct ValidAttachment {
     ifname: String,
 }
 
-/// The smallest MTU that the kernel accepts for a device with IPv4 (`ETH_MIN_MTU`), and the largest.
+/// The kernel's limits for a device with IPv4: `ETH_MIN_MTU` and `ETH_MAX_MTU`, in bytes.
 const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
 /// `UNIX_PATH_MAX` in `linux/un.h`, less the terminating NUL.
 const MAX_SOCKET: usize = 107;
-/// The longest `dns`, in bytes of JSON: a list of empty names would take many times its length in memory.
+/// Longest `dns`, in bytes of JSON: in memory, a list of empty names is many times larger than its JSON.
 const MAX_DNS: usize = 64 * 1024;
 
 // === impl Document ===
 
 impl<'a> Document<'a> {
-    /// Checks the JSON's syntax.
+    /// Parses the JSON syntax.
     ///
     /// # Errors
-    /// If it is not one JSON object, or a known field is there twice.
+    /// If the input is not a single JSON object, or if a known field is duplicated.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, CniError> {
-        let refuse = |why: &dyn std::fmt::Display| {
-            let msg = format!("decoding the network configuration on standard input: {why}");
+        let refuse = |reason: &dyn std::fmt::Display| {
+            let msg = format!("decoding the network configuration on standard input: {reason}");
             CniError::new(Code::DecodingFailure, msg, "the runtime must write one JSON object in UTF-8")
         };
         let text = std::str::from_utf8(bytes).map_err(|e| refuse(&e))?;
-        // An array would be taken for the fields in their order.
+        // Serde accepts an array in place of a struct.
         if text.trim_start().starts_with('[') {
-            return Err(refuse(&"it is an array"));
+            return Err(refuse(&"found an array, expected an object"));
         }
         serde_json::from_str(text).map_err(|e| refuse(&e))
     }
 
-    /// The version that is asked for, whether or not it is supported. None at all means the oldest one: the
-    /// field came with 0.2.0.
+    /// The requested version, which may be unsupported. The default is 0.1.0, because 0.2.0 introduced the field.
     ///
     /// # Errors
-    /// If it is not a text.
+    /// If the field is not a string.
     pub(crate) fn cni_version(&self) -> Result<String, CniError> {
         let version = field::<String>(self.cni_version, "cniVersion", "a string")?.unwrap_or_default();
         Ok(if version.is_empty() { "0.1.0".to_owned() } else { version })
     }
 
-    /// The version that is asked for.
+    /// The requested version.
     ///
     /// # Errors
-    /// If it is not supported.
+    /// If the version is not supported.
     pub(crate) fn supported_version(&self) -> Result<CniVersion, CniError> {
-        let asked = self.cni_version()?;
-        CniVersion::parse(&asked).ok_or_else(|| {
+        let requested = self.cni_version()?;
+        CniVersion::parse(&requested).ok_or_else(|| {
             CniError::new(
                 Code::IncompatibleCniVersion,
                 format!(
-                    "the network configuration asks for CNI version {}, and this plugin speaks {Supported}",
-                    Shown(&asked)
+                    "the network configuration requests CNI version {}, but this plugin supports {Supported}",
+                    Quoted(&requested)
                 ),
-                "set \"cniVersion\" in the network configuration to one of these",
+                "set \"cniVersion\" in the network configuration to a supported version",
             )
         })
     }
 
-    /// Checks the fields that every verb needs.
+    /// Validates the fields that every verb needs.
     ///
     /// # Errors
-    /// If one is missing or wrong.
+    /// If a field is missing or invalid.
     pub(crate) fn netconf(&self) -> Result<Netconf, CniError> {
         let name = field::<String>(self.name, "name", "a string")?.unwrap_or_default();
         let name = NetworkName::new(&name).map_err(|e| refuse("name", e))?;
@@ -145,10 +144,11 @@ impl<'a> Document<'a> {
         let socket = field::<String>(self.socket, "socket", "a string")?.unwrap_or_default();
         let mtu = field::<u32>(self.mtu, "mtu", "a whole number of bytes")?.unwrap_or_default();
         if mtu != 0 && !MTU.contains(&mtu) {
-            return Err(refuse("mtu", format_args!("{mtu} is not from {} to {}", MTU.start(), MTU.end())));
+            let expected = format_args!("expected {} to {} bytes", MTU.start(), MTU.end());
+            return Err(refuse("mtu", format_args!("{mtu} is out of range, {expected}")));
         }
         if self.dns.is_some_and(|raw| raw.get().len() > MAX_DNS) {
-            return Err(refuse("dns", format_args!("it is longer than {MAX_DNS} bytes")));
+            return Err(refuse("dns", format_args!("longer than {MAX_DNS} bytes")));
         }
         let dns = "an object with \"nameservers\", \"domain\", \"search\", \"options\"";
         Ok(Netconf {
@@ -160,40 +160,39 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Those annotations of the pod that tell of its VIF; none at all if the runtime does not hand them over. Only ADD
-    /// needs them.
+    /// The pod annotations that the agent reads, or `None` if the runtime does not pass annotations. For ADD.
     ///
     /// # Errors
-    /// If they are not texts, or too long.
+    /// If an annotation is not a string or is too long.
     pub(crate) fn annotations(&self) -> Result<Option<Annotations>, CniError> {
         annotations::parse(self.runtime_config)
     }
 
-    /// Name resolution for the pod: as configured, completed by what the runtime says of the pod. Only ADD needs it.
+    /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.
     ///
     /// # Errors
-    /// If the runtime's is malformed, or if it asks for something else that this plugin does not do.
+    /// If the runtime's settings are malformed, or if the runtime requests a capability that this plugin does not support.
     pub(crate) fn dns_for_pod(&self, configured: &Dns) -> Result<Dns, CniError> {
-        capabilities::complete(self.runtime_config, configured)
+        capabilities::merge_dns(self.runtime_config, configured)
     }
 
-    /// The result of the chain's ADD. Only CHECK needs it.
+    /// The result of the whole plugin chain. For CHECK.
     ///
     /// # Errors
-    /// If there is none, or if it is malformed or of another version than the one `asked` for.
-    pub(crate) fn previous(&self, asked: CniVersion) -> Result<AddResult, CniError> {
-        previous::parse(self.prev_result, asked)
+    /// If the result is missing, malformed or of another version than the `requested` one.
+    pub(crate) fn prev_result(&self, requested: CniVersion) -> Result<AddResult, CniError> {
+        prev_result::parse(self.prev_result, requested)
     }
 
-    /// The attachments that a GC is to keep. There must be a list, if only `null` (which is how a runtime in Go
-    /// writes an empty one): if none at all meant to keep none, a typing error would detach every pod.
+    /// The attachments that GC keeps. The list is required: if a missing list meant an empty one, a typing error would
+    /// detach every pod. `null` is an empty list, as Go runtimes write it.
     ///
     /// # Errors
-    /// If there is no list, or something in it is not an attachment.
+    /// If the list is missing or has an invalid attachment.
     pub(crate) fn valid_attachments(&self) -> Result<Vec<(ContainerId, IfName)>, CniError> {
         const FIELD: &str = "cni.dev/valid-attachments";
         let Some(raw) = self.valid_attachments else {
-            return Err(refuse(FIELD, "it is missing, and GC would detach every container"));
+            return Err(refuse(FIELD, "missing; without the list, GC would detach every container"));
         };
         let expected = "an array of objects with \"containerID\" and \"ifname\"";
         let listed: Vec<ValidAttachment> = field(Some(raw), FIELD, expected)?.unwrap_or_default();
@@ -214,7 +213,7 @@ impl Dns {
     }
 }
 
-/// Decodes one field; `null` is as good as none.
+/// Decodes one field. `null` counts as missing.
 fn field<T: DeserializeOwned>(
     raw: Option<&RawValue>,
     name: &str,
@@ -222,34 +221,39 @@ fn field<T: DeserializeOwned>(
 ) -> Result<Option<T>, CniError> {
     let Some(raw) = raw else { return Ok(None) };
     serde_json::from_str(raw.get())
-        .map_err(|_| refuse(name, format_args!("{} is not {expected}", Shown(raw.get()))))
+        .map_err(|_| refuse(name, format_args!("found {}, expected {expected}", Quoted(raw.get()))))
 }
 
-/// Keeps a `null`, which [`Option`] by itself would take for a field that is not there.
+/// Decodes `null` to `Some`, to tell `null` from a missing field.
 fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
 fn checked_socket(path: String) -> Result<String, CniError> {
-    let shown = Shown(&path);
+    let quoted = Quoted(&path);
     if path.is_empty() {
         return Ok(ferrule_proto::DEFAULT_SOCKET.to_owned());
     }
     if !path.starts_with('/') || path.contains(char::is_control) {
         return Err(refuse(
             "socket",
-            format_args!("{shown} is not an absolute path of printable characters"),
+            format_args!("{quoted} is not an absolute path of printable characters"),
         ));
     }
     if path.len() > MAX_SOCKET {
-        return Err(refuse("socket", format_args!("{shown} is longer than {MAX_SOCKET} bytes")));
+        return Err(refuse("socket", format_args!("{quoted} is longer than {MAX_SOCKET} bytes")));
     }
     Ok(path)
 }
 
-fn refuse(name: &str, why: impl std::fmt::Display) -> CniError {
-    let msg = format!("reading \"{name}\" of the network configuration: {why}");
-    CniError::new(Code::InvalidNetworkConfig, msg, "correct the file in /etc/cni/net.d")
+fn refuse(name: &str, reason: impl std::fmt::Display) -> CniError {
+    refuse_with(name, reason, "correct the network configuration in /etc/cni/net.d")
+}
+
+/// The error for a field, with a remedy.
+fn refuse_with(name: &str, reason: impl std::fmt::Display, details: &str) -> CniError {
+    let msg = format!("reading \"{name}\" of the network configuration: {reason}");
+    CniError::new(Code::InvalidNetworkConfig, msg, details)
 }
 
 #[cfg(test)]

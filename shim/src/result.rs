@@ -1,11 +1,11 @@
-//! What ADD prints: the agent's answer in the CNI version that was asked for.
+//! The output of ADD: the agent's result in the requested CNI version.
 
 use ferrule_proto::cni::{self, AddResult, error::Code};
 use serde::Serialize;
 
 use crate::{error::CniError, netconf::Dns, version::CniVersion};
 
-/// The result as every version has it; what a version lacks is left out.
+/// The success result of all versions; fields that a version lacks are omitted.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Success<'a> {
@@ -34,7 +34,7 @@ struct Interface<'a> {
 
 #[derive(Serialize)]
 struct Ip<'a> {
-    /// Until 0.4.0.
+    /// Up to 0.4.0.
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<&'static str>,
     address: &'a str,
@@ -48,7 +48,7 @@ struct Route<'a> {
     dst: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     gw: &'a str,
-    /// Since 1.1.0, as are the next two.
+    /// Since 1.1.0, like `advmss` and `priority`.
     #[serde(skip_serializing_if = "Option::is_none")]
     mtu: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,14 +57,14 @@ struct Route<'a> {
     priority: Option<u32>,
 }
 
-/// Renders the agent's answer.
+/// Renders the agent's result.
 ///
 /// # Errors
-/// If the answer makes no sense as a result.
+/// If an address refers to an interface that the result does not have.
 pub(crate) fn render(result: &AddResult, dns: &Dns, version: CniVersion) -> Result<String, CniError> {
     if let Some(ip) = result.ips.iter().find(|ip| ip.interface as usize >= result.interfaces.len()) {
-        let why = format!("{} is on interface {} of {}", ip.address, ip.interface, result.interfaces.len());
-        return Err(refuse(why));
+        let (index, count) = (ip.interface, result.interfaces.len());
+        return Err(refuse(format!("{} is on interface index {index}, but there are {count}", ip.address)));
     }
     let success = Success {
         cni_version: version.as_str(),
@@ -114,14 +114,14 @@ impl<'a> Route<'a> {
     }
 }
 
-/// A number that only results of 1.1.0 and later have, and those only if it says something.
+/// A number that results have since 1.1.0, and only if it is not 0.
 fn since_1_1(number: u32, version: CniVersion) -> Option<u32> {
     Some(number).filter(|number| version >= CniVersion::V1_1_0 && *number != 0)
 }
 
-fn refuse(why: String) -> CniError {
-    let msg = format!("rendering the agent's result of ADD: {why}");
-    CniError::new(Code::Internal, msg, "plugin and agent must come from the same release")
+fn refuse(reason: String) -> CniError {
+    let msg = format!("rendering the agent's result of ADD: {reason}");
+    CniError::new(Code::Internal, msg, "install plugin and agent from one release")
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_is_rendered_as_its_specification_has_it() {
+    fn each_version_is_rendered_as_specified() {
         let dns: Dns =
             serde_json::from_str(r#"{"nameservers":["10.96.0.10"],"search":["svc.cluster.local"]}"#).unwrap();
         for (version, golden) in [
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_is_left_out() {
+    fn empty_fields_are_omitted() {
         let rendered = render(&AddResult::default(), &Dns::default(), CniVersion::V1_1_0).unwrap();
         assert_eq!(rendered, r#"{"cniVersion":"1.1.0"}"#);
 
@@ -196,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_on_an_interface_that_is_not_there_is_refused() {
+    fn address_with_an_interface_index_out_of_range_is_refused() {
         let mut wrong = dual_stack();
         wrong.ips[1].interface = 2;
         let error = render(&wrong, &Dns::default(), CniVersion::V1_1_0).unwrap_err();
         assert_eq!(error.code, 999);
-        assert!(error.msg.contains("fd00::3/128 is on interface 2 of 2"), "{}", error.msg);
+        assert!(error.msg.contains("fd00::3/128 is on interface index 2, but there are 2"), "{}", error.msg);
     }
 }

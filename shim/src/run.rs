@@ -1,4 +1,4 @@
-//! From what the runtime gave to what it gets: the order of the checks, and the call.
+//! One invocation of the plugin: validate the input, call the agent, render the output.
 
 use std::{io::Read, os::fd::AsFd};
 
@@ -9,34 +9,34 @@ use ferrule_proto::{
         error::Code,
     },
     names::{ContainerId, IfName, NetworkName},
+    quoted::Quoted,
 };
 use serde::Serialize;
 
 use crate::{
-    call::Request,
+    client::Request,
     env::{Command, Env, Target, Verb},
-    error::{CniError, Shown},
+    error::CniError,
     netconf::{Document, Netconf},
     result, stdin,
     version::{CniVersion, Supported},
 };
 
-/// What the process leaves behind.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A person started it: say what it is.
+    /// Without a command, the plugin describes itself.
     About,
-    /// What was asked for is done. ADD and VERSION print something.
+    /// Success, with the JSON to print for ADD and VERSION.
     Done(Option<String>),
-    /// It is not, and this is printed.
+    /// Failure, with the JSON to print.
     Failed(String),
 }
 
-/// The agent: takes the path of its socket and a request.
+/// Calls the agent: takes the path of its socket and a request.
 pub(crate) trait Agent: FnOnce(&str, Request) -> Result<Option<AddResult>, CniError> {}
 impl<F: FnOnce(&str, Request) -> Result<Option<AddResult>, CniError>> Agent for F {}
 
-/// What `VERSION` prints.
+/// The output of `VERSION`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions<'a> {
@@ -44,7 +44,7 @@ struct Versions<'a> {
     supported_versions: [&'static str; CniVersion::ALL.len()],
 }
 
-/// The longest `cniVersion` that is told back, in bytes.
+/// Longest `cniVersion` that VERSION echoes, in bytes.
 const MAX_VERSION: usize = 32;
 
 /// Serves one invocation.
@@ -54,7 +54,7 @@ pub(crate) fn run(env: &impl Env, input: impl Read + AsFd, agent: impl Agent) ->
     served.unwrap_or_else(|error| Outcome::Failed(error.to_json(version.as_str())))
 }
 
-/// Sets `version` as soon as it is known in which one to answer.
+/// Sets `version`, the version of errors, as soon as the requested version is known.
 fn serve(
     env: &impl Env,
     input: impl Read + AsFd,
@@ -67,14 +67,14 @@ fn serve(
         return Ok(Outcome::Done(Some(versions(&bytes?)?)));
     }
 
-    // The environment's errors come first, but also they are told in the version that was asked for.
+    // Errors of the environment take precedence, but the requested version is parsed first to render them.
     let document = bytes.as_deref().map_err(CniError::clone).and_then(Document::parse);
-    let asked = document.as_ref().map_err(CniError::clone).and_then(Document::supported_version);
-    if let Ok(asked) = asked {
-        *version = asked;
+    let requested = document.as_ref().map_err(CniError::clone).and_then(Document::supported_version);
+    if let Ok(requested) = requested {
+        *version = requested;
     }
-    let (command, document, asked) = (command?, document?, asked?);
-    check_verb(command.verb(), asked)?;
+    let (command, document, requested) = (command?, document?, requested?);
+    check_verb(command.verb(), requested)?;
 
     let mut netconf = document.netconf()?;
     let request = match command {
@@ -89,23 +89,23 @@ fn serve(
         }
         Command::Check(target) => {
             let key = Some(key(&target, &netconf.name));
-            let previous = Some(document.previous(asked)?);
+            let previous = Some(document.prev_result(requested)?);
             Request::Check(CheckRequest { api: Some(API), key, netns: target.netns, previous })
         }
         Command::Gc => gc(&document, &netconf)?,
         Command::Status | Command::Version => Request::Status(StatusRequest { api: Some(API) }),
     };
-    let added = agent(&netconf.socket, request)?;
-    let printed = added.map(|added| result::render(&added, &netconf.dns, asked)).transpose()?;
-    Ok(Outcome::Done(printed))
+    let result = agent(&netconf.socket, request)?;
+    let json = result.map(|result| result::render(&result, &netconf.dns, requested)).transpose()?;
+    Ok(Outcome::Done(json))
 }
 
 fn add(target: Target, pod: Pod, document: &Document<'_>, netconf: &Netconf) -> Result<Request, CniError> {
     if netconf.has_prev_result {
         return Err(CniError::new(
             Code::InvalidNetworkConfig,
-            "ADD: the network configuration has a \"prevResult\", but this plugin makes the interface and so has \
-             to be the first of its chain",
+            "ADD: the network configuration has a \"prevResult\", but this plugin creates the interface and must be \
+             the first plugin of its chain",
             "put \"ferrule\" first in \"plugins\" in /etc/cni/net.d",
         ));
     }
@@ -136,32 +136,32 @@ fn key(target: &Target, network: &NetworkName) -> AttachmentKey {
     }
 }
 
-fn check_verb(verb: Verb, asked: CniVersion) -> Result<(), CniError> {
-    if asked >= verb.since() {
+fn check_verb(verb: Verb, requested: CniVersion) -> Result<(), CniError> {
+    if requested >= verb.since() {
         return Ok(());
     }
-    let (verb, since, asked) = (verb.as_str(), verb.since().as_str(), asked.as_str());
+    let (verb, since, requested) = (verb.as_str(), verb.since().as_str(), requested.as_str());
     Err(CniError::new(
         Code::IncompatibleCniVersion,
-        format!("{verb}: CNI has it since {since}, and the network configuration asks for {asked}"),
+        format!("{verb} needs CNI version {since}, but the network configuration requests {requested}"),
         format!("set \"cniVersion\" in the network configuration to {since} or later"),
     ))
 }
 
-/// The answer to `VERSION`, which says the version asked for even if it is not among the supported ones. Runtimes
-/// that predate the rule send nothing.
+/// The output of `VERSION`, which echoes the requested version even if it is not supported. Runtimes that predate that rule
+/// send no network configuration.
 fn versions(bytes: &[u8]) -> Result<String, CniError> {
-    let asked = match bytes.trim_ascii() {
+    let requested = match bytes.trim_ascii() {
         [] => CniVersion::NEWEST.as_str().to_owned(),
         bytes => Document::parse(bytes)?.cni_version()?,
     };
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'+');
-    if asked.len() > MAX_VERSION || !asked.bytes().all(allowed) {
-        let msg = format!("VERSION: \"cniVersion\" is {}, which is no version", Shown(&asked));
-        return Err(CniError::new(Code::InvalidNetworkConfig, msg, format!("ask for one of {Supported}")));
+    if requested.len() > MAX_VERSION || !requested.bytes().all(allowed) {
+        let msg = format!("VERSION: invalid \"cniVersion\" {}, expected a version", Quoted(&requested));
+        return Err(CniError::new(Code::InvalidNetworkConfig, msg, format!("request one of {Supported}")));
     }
     let versions =
-        Versions { cni_version: &asked, supported_versions: CniVersion::ALL.map(CniVersion::as_str) };
+        Versions { cni_version: &requested, supported_versions: CniVersion::ALL.map(CniVersion::as_str) };
     serde_json::to_string(&versions).map_err(|e| CniError::new(Code::Internal, format!("VERSION: {e}"), ""))
 }
 

@@ -1,4 +1,4 @@
-//! Reading what the runtime writes to standard input: all of it, but not for ever and not without end.
+//! Reading standard input up to its end, with a deadline and a size limit.
 
 use std::{
     io::{ErrorKind, Read},
@@ -14,24 +14,23 @@ use nix::{
 
 use crate::error::CniError;
 
-/// The most that is read. The largest part of a configuration is a pod's annotations, and Kubernetes bounds
-/// those to 256 KiB.
+/// The largest part of a network configuration is the pod's annotations, which Kubernetes limits to 256 KiB.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// How long a runtime may take to write its configuration and to close the pipe.
+/// Time for the runtime to write the network configuration and to close the pipe.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Reads up to the end of input.
 ///
 /// # Errors
-/// If the end has not come by the deadline or after [`MAX_BYTES`], or if the input cannot be read.
-pub(crate) fn read(mut input: impl Read + AsFd, within: Duration) -> Result<Vec<u8>, CniError> {
-    let end = Instant::now() + within;
+/// If the input does not end within `timeout` or [`MAX_BYTES`], or if reading fails.
+pub(crate) fn read(mut input: impl Read + AsFd, timeout: Duration) -> Result<Vec<u8>, CniError> {
+    let deadline = Instant::now() + timeout;
     let mut bytes = Vec::new();
-    // A configuration is rarely longer; and each page of it costs a page fault at every start.
+    // Configurations are rarely longer, and each page of a larger buffer costs a page fault at every start.
     let mut chunk = [0; 4 * 1024];
     loop {
-        await_input(&input, end, within)?;
+        await_input(&input, deadline, timeout)?;
         match input.read(&mut chunk) {
             Ok(0) => return Ok(bytes),
             Ok(n) => bytes.extend_from_slice(chunk.get(..n).unwrap_or_default()),
@@ -41,27 +40,27 @@ pub(crate) fn read(mut input: impl Read + AsFd, within: Duration) -> Result<Vec<
         if bytes.len() > MAX_BYTES {
             return Err(CniError::new(
                 Code::DecodingFailure,
-                format!("reading the network configuration: it is longer than {MAX_BYTES} bytes"),
-                "make the configuration, or the pod's annotations in it, smaller",
+                format!("reading the network configuration: longer than {MAX_BYTES} bytes"),
+                "shorten the network configuration or the pod's annotations in it",
             ));
         }
     }
 }
 
-/// Blocks until a read would not.
-fn await_input(input: &impl AsFd, end: Instant, within: Duration) -> Result<(), CniError> {
+/// Waits until input is readable.
+fn await_input(input: &impl AsFd, deadline: Instant, timeout: Duration) -> Result<(), CniError> {
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(input.as_fd(), PollFlags::POLLIN)], timeout) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let poll_timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(input.as_fd(), PollFlags::POLLIN)], poll_timeout) {
             Ok(0) if left.is_zero() => {
                 return Err(CniError::new(
                     Code::IoFailure,
-                    format!("reading the network configuration: standard input has no end after {within:?}"),
+                    format!("reading the network configuration: standard input not closed after {timeout:?}"),
                     "the runtime must write the configuration and then close standard input",
                 ));
             }
-            // A timeout is in whole milliseconds: what is left of the last one is waited for anew.
+            // poll(2) has whole milliseconds: the loop waits for the remaining fraction.
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),
             Err(e) => return Err(unreadable(e.desc())),
@@ -69,8 +68,8 @@ fn await_input(input: &impl AsFd, end: Instant, within: Duration) -> Result<(), 
     }
 }
 
-fn unreadable(why: &str) -> CniError {
-    let msg = format!("reading the network configuration from standard input: {why}");
+fn unreadable(reason: &str) -> CniError {
+    let msg = format!("reading the network configuration from standard input: {reason}");
     CniError::new(Code::IoFailure, msg, "the runtime must write the configuration to standard input")
 }
 
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_is_read_that_comes_before_the_end() {
+    fn input_is_read_up_to_its_end() {
         let (reader, mut writer) = pipe().unwrap();
         let sent: Vec<u8> = (0..MAX_BYTES).map(|i| i.to_le_bytes()[0]).collect();
         let expected = sent.clone();
@@ -95,32 +94,32 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_nothing_at_all_are_read_as_well() {
+    fn files_and_empty_input_are_read() {
         assert_eq!(read(File::open("/dev/null").unwrap(), DEADLINE).unwrap(), b"");
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         assert!(!read(File::open(manifest).unwrap(), DEADLINE).unwrap().is_empty());
     }
 
     #[test]
-    fn input_without_end_is_given_up() {
+    fn open_input_fails_at_the_deadline() {
         let (reader, mut writer) = pipe().unwrap();
         writer.write_all(b"{").unwrap();
         let start = Instant::now();
         let error = read(reader, Duration::from_millis(30)).unwrap_err();
         assert_eq!(error.code, 5);
-        assert!(error.msg.contains("no end after 30ms"), "{}", error.msg);
+        assert!(error.msg.contains("not closed after 30ms"), "{}", error.msg);
         assert!(start.elapsed() >= Duration::from_millis(30));
         drop(writer);
     }
 
     #[test]
-    fn input_that_is_too_long_is_not_read_to_its_end() {
+    fn oversized_input_is_refused() {
         let error = read(File::open("/dev/zero").unwrap(), DEADLINE).unwrap_err();
         assert_eq!(error.code, 6);
     }
 
     #[test]
-    fn input_that_cannot_be_read_is_an_error() {
+    fn unreadable_input_is_an_error() {
         assert_eq!(read(File::open("/").unwrap(), DEADLINE).unwrap_err().code, 5);
     }
 }

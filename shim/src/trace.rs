@@ -1,15 +1,15 @@
-//! The trace that the runtime's call is part of, handed on to the agent.
+//! Propagation of the runtime's trace context to the agent.
 //!
-//! Runtimes whose libcni is of November 2025 or later export it to plugins as OpenTelemetry does in environments: `TRACEPARENT` and
-//! `TRACESTATE`. (There is `BAGGAGE` too: that is for applications, and the agent has no use for it.) What is not well-formed
-//! is left out, silently: a trace never fails a call.
+//! Runtimes with a libcni of November 2025 or later export the trace context to plugins in the environment variables of
+//! OpenTelemetry, `TRACEPARENT` and `TRACESTATE`. (They also export `BAGGAGE`, which the agent does not use.) A malformed
+//! trace context is ignored silently: tracing never fails a call.
 
 use ferrule_proto::trace::{TRACEPARENT, TRACESTATE, TraceParent, is_trace_state};
 use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::env::Env;
 
-/// The trace as it goes with the request.
+/// The trace context as request metadata.
 #[derive(Debug, Clone)]
 pub(crate) struct Trace {
     parent: HeaderValue,
@@ -19,7 +19,7 @@ pub(crate) struct Trace {
 // === impl Trace ===
 
 impl Trace {
-    /// The trace in the environment. Without one, nothing is allocated.
+    /// The trace context in the environment.
     pub(crate) fn from_env(env: &impl Env) -> Option<Self> {
         let parent = TraceParent::parse(env("TRACEPARENT")?.to_str()?)?;
         let state = env("TRACESTATE").and_then(|state| state.into_string().ok());
@@ -30,7 +30,7 @@ impl Trace {
         })
     }
 
-    /// Puts it among the metadata of a call.
+    /// Adds the trace context to the metadata of a call.
     pub(crate) fn write(self, metadata: &mut HeaderMap) {
         metadata.insert(HeaderName::from_static(TRACEPARENT), self.parent);
         if let Some(state) = self.state {
@@ -47,7 +47,7 @@ mod tests {
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-    /// What is sent with an environment.
+    /// The metadata that an environment results in.
     fn sent(parent: Option<&str>, state: Option<OsString>) -> Vec<(String, String)> {
         let env = |name: &str| match name {
             "TRACEPARENT" => parent.map(OsString::from),
@@ -73,12 +73,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_left_out() {
+    fn malformed_trace_context_is_ignored() {
         for parent in ["", "00", &PARENT.to_uppercase(), &PARENT.repeat(1000)] {
             assert_eq!(
                 sent(Some(parent), Some("rojo=1".into())),
                 [],
-                "{parent:?}: and a state goes with a parent"
+                "{parent:?}: no tracestate without traceparent"
             );
         }
         assert_eq!(sent(None, Some("rojo=1".into())), []);

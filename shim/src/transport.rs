@@ -1,7 +1,7 @@
-//! One HTTP/2 connection over a unix socket, for one call.
+//! An HTTP/2 connection over a unix socket, for a single call.
 //!
-//! Tonic's own channel brings reconnection, balancing, buffering and DNS, none of which a process that makes a
-//! single call can use, and all of which it would pay for at each start.
+//! Tonic's channel adds reconnection, load balancing, buffering and DNS: start-up time without use in a process that makes
+//! one call.
 
 use std::{
     error::Error,
@@ -26,52 +26,51 @@ use tonic::{
 
 use crate::trace::Trace;
 
-/// A connection to the agent, as the generated client wants it.
+/// A connection to the agent: the service behind the generated client.
 #[derive(Debug)]
 pub(crate) struct Transport {
     sender: SendRequest<Bytes>,
-    /// Goes with the first request, which is the only one.
+    /// For the first and only request.
     trace: Option<Trace>,
 }
 
-/// The body of the agent's answer.
 #[derive(Debug)]
-pub(crate) struct Answer(RecvStream);
+pub(crate) struct ResponseBody(RecvStream);
 
-/// How long to wait before trying again to get into the agent's queue of connections.
-const RETRY: Duration = Duration::from_millis(10);
+/// Between connection attempts while the agent's accept queue is full.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 // === impl Transport ===
 
 impl Transport {
-    /// Connects, and leaves the connection to a task of its own.
+    /// Connects, and spawns a task that drives the connection. Waits without a deadline while the agent's accept queue is
+    /// full.
     ///
     /// # Errors
-    /// If nobody listens on the socket, or it may not be opened. While the agent's queue of connections is full
-    /// it waits; so the caller sets the deadline.
+    /// If no process listens on the socket, or if opening it is not permitted.
     pub(crate) async fn connect(socket: &str, trace: Option<Trace>) -> io::Result<Self> {
         let stream = loop {
             match UnixStream::connect(socket).await {
-                // A unix socket is not awaited by the kernel: a full queue is an error at once. A node that
-                // starts hundreds of pods fills it.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(RETRY).await,
+                // A non-blocking connect to a unix socket fails at once if the accept queue is full, which happens
+                // when a node starts hundreds of pods.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(RETRY_INTERVAL).await,
                 connected => break connected?,
             }
         };
-        // Buffered until h2 has nothing more to write: the greeting and the request wake the agent once.
+        // Buffered, so that preface and request reach the agent in one write and wake it once.
         let (sender, connection) = Builder::new()
             .enable_push(false)
             .handshake(BufWriter::new(stream))
             .await
             .map_err(io::Error::other)?;
-        // Its error is also the call's.
+        // The call reports the connection's error too.
         tokio::spawn(async { drop(connection.await) });
         Ok(Self { sender, trace })
     }
 }
 
 impl Service<http::Request<Body>> for Transport {
-    type Response = http::Response<Answer>;
+    type Response = http::Response<ResponseBody>;
     type Error = Status;
     type Future = BoxFuture<Self::Response, Self::Error>;
 
@@ -89,23 +88,23 @@ impl Service<http::Request<Body>> for Transport {
             let (response, mut stream) = started.map_err(|e| lost(&e))?;
             let mut body = pin!(body);
             while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-                // A client has no trailers. The message is in memory as it is, so h2 may hold what the agent has
-                // no room for yet; waiting for the room would part the message from its headers.
+                // Requests have no trailers. The message is in memory anyway, so h2 may buffer beyond the flow-control
+                // window; waiting for the window would separate the message from its headers.
                 let data = frame?.into_data().unwrap_or_default();
                 if stream.send_data(data, false).is_err() {
                     break;
                 }
             }
-            // If the stream is broken, the response tells why.
+            // If the stream is broken, the response has the cause.
             let _ = stream.send_data(Bytes::new(), true);
-            Ok(response.await.map_err(|e| lost(&e))?.map(Answer))
+            Ok(response.await.map_err(|e| lost(&e))?.map(ResponseBody))
         })
     }
 }
 
-// === impl Answer ===
+// === impl ResponseBody ===
 
-impl http_body::Body for Answer {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -114,7 +113,7 @@ impl http_body::Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = match ready!(self.0.poll_data(cx)) {
-            // What is taken makes room for more.
+            // Consumed data reopens the flow-control window.
             Some(data) => data.and_then(|data| {
                 self.0.flow_control().release_capacity(data.len())?;
                 Ok(Some(Frame::data(data)))
@@ -125,7 +124,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A connection that broke: the agent stopped, or what listens there does not speak HTTP/2.
+/// A broken connection: the agent stopped, or the listener does not speak HTTP/2. The client relies on `Unavailable`.
 fn lost(error: &dyn Error) -> Status {
     let mut text = error.to_string();
     let mut cause = error.source();

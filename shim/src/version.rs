@@ -1,8 +1,8 @@
-//! The versions of the CNI specification that this plugin speaks.
+//! The supported versions of the CNI specification.
 
 use std::fmt;
 
-/// A version of the CNI specification; a later one is greater.
+/// A version of the CNI specification, ordered by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CniVersion {
     V0_3_0,
@@ -12,21 +12,21 @@ pub(crate) enum CniVersion {
     V1_1_0,
 }
 
-/// The supported versions as one phrase, for messages.
+/// Displays all supported versions.
 pub(crate) struct Supported;
 
 impl CniVersion {
-    /// Every version, the oldest first.
+    /// Oldest first.
     pub(crate) const ALL: [Self; 5] = [Self::V0_3_0, Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
-    /// What an answer is written in when no supported version was asked for.
+    /// The version of errors if the requested version is unknown or unsupported.
     pub(crate) const NEWEST: Self = Self::V1_1_0;
 
-    /// The version that `text` names, if it is supported.
+    /// Parses a supported version.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// The version as it stands in `cniVersion`.
+    /// The value of `cniVersion`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_0 => "0.3.0",
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_parsed_as_they_are_printed() {
+    fn versions_round_trip() {
         for version in CniVersion::ALL {
             assert_eq!(CniVersion::parse(version.as_str()), Some(version));
         }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_ordered_and_the_newest_is_the_last() {
+    fn versions_are_ordered_by_age() {
         assert!(CniVersion::ALL.is_sorted());
         assert_eq!(CniVersion::ALL.last(), Some(&CniVersion::NEWEST));
     }

@@ -1,10 +1,6 @@
-//! The real binary, started as a runtime starts it, against an agent inside the test.
+//! The shim binary, started like a runtime does, with a mock agent.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test's helpers are part of the test, which is to panic where it finds something wrong"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers panic on failure, as tests do")]
 
 mod agent;
 
@@ -21,21 +17,21 @@ use serde_json::{Value, json};
 
 use crate::agent::{Behaviour, MockAgent};
 
-/// What a runtime sees of a call.
-struct Answer {
+/// The output of a call.
+struct Output {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl Answer {
+impl Output {
     fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout))
     }
 }
 
-/// Starts the shim with a good environment, in which `env` may change something.
-fn call(command: &str, env: &[(&str, &str)], stdin: &str) -> Answer {
+/// Runs the shim in a valid environment, changed by `env`.
+fn call(command: &str, env: &[(&str, &str)], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferrule"))
         .env_clear()
         .env("CNI_COMMAND", command)
@@ -50,13 +46,13 @@ fn call(command: &str, env: &[(&str, &str)], stdin: &str) -> Answer {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A shim that refuses need not have read everything.
+    // The shim may exit before it has read all input.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    Answer {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
+    let finished = child.wait_with_output().unwrap();
+    Output {
+        code: finished.status.code(),
+        stdout: String::from_utf8(finished.stdout).unwrap(),
+        stderr: String::from_utf8(finished.stderr).unwrap(),
     }
 }
 
@@ -73,7 +69,7 @@ fn netconf(version: &str, socket: &Path) -> String {
     .to_string()
 }
 
-/// The same for CHECK, which needs the result of the ADD.
+/// A network configuration for CHECK, which needs the result of the ADD.
 fn netconf_after_add(version: &str, socket: &Path) -> String {
     let mut netconf: Value = serde_json::from_str(&netconf(version, socket)).unwrap();
     let result = json!({"cniVersion": version, "interfaces": [{"name": "eth0"}]});
@@ -81,12 +77,12 @@ fn netconf_after_add(version: &str, socket: &Path) -> String {
     netconf.to_string()
 }
 
-/// As a runtime does for a command: an ADD has no result before it.
+/// The network configuration that a runtime passes with a command.
 fn netconf_for(command: &str, version: &str, socket: &Path) -> String {
     if command == "CHECK" { netconf_after_add(version, socket) } else { netconf(version, socket) }
 }
 
-/// Listens where the agent should, and does not speak its language.
+/// Listens on the agent's socket with another protocol.
 fn serve_something_else(socket: &Path) {
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
@@ -97,12 +93,12 @@ fn serve_something_else(socket: &Path) {
 }
 
 #[test]
-fn an_add_reaches_the_agent_and_its_result_the_runtime() {
+fn add_calls_the_agent_and_prints_its_result() {
     let agent = MockAgent::start(Behaviour::Serve);
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
-        let answer = call("ADD", &[], &netconf(version, agent.socket()));
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""));
-        let result = answer.json();
+        let output = call("ADD", &[], &netconf(version, agent.socket()));
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
+        let result = output.json();
         assert_eq!(result["cniVersion"], version);
         assert_eq!(result["interfaces"][1]["sandbox"], "/var/run/netns/cni-1d51d10d");
         assert_eq!(result["ips"][0]["version"].is_string(), version < "1.0.0");
@@ -117,24 +113,24 @@ fn an_add_reaches_the_agent_and_its_result_the_runtime() {
     assert_eq!((key.ifname.as_str(), request.mtu), ("eth0", 1450));
     assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("default", "web-0", "ec27"));
     assert_eq!(request.api, Some(ferrule_proto::API));
-    assert_eq!(timeout.as_deref(), Some("90000000u"), "the agent is told the deadline");
+    assert_eq!(timeout.as_deref(), Some("90000000u"), "the agent receives the deadline");
 }
 
 #[test]
-fn the_other_verbs_reach_the_agent_and_print_nothing() {
+fn other_verbs_call_the_agent_and_print_nothing() {
     let agent = MockAgent::start(Behaviour::Serve);
     let stdin = netconf("1.1.0", agent.socket());
     for command in ["DEL", "CHECK", "GC", "STATUS"] {
-        let answer = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
-        assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "", ""));
+        let output = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
+        assert_eq!((output.code, output.stdout.as_str(), output.stderr.as_str()), (Some(0), "", ""));
     }
-    let answer = call("DEL", &[("CNI_NETNS", "")], &stdin);
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
+    let output = call("DEL", &[("CNI_NETNS", "")], &stdin);
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""));
     assert_eq!(agent.others(), ["DEL /var/run/netns/cni-1d51d10d", "CHECK", "GC 1", "STATUS", "DEL "]);
 }
 
 #[test]
-fn the_trace_in_the_environment_goes_with_every_call_and_a_malformed_one_is_left_out() {
+fn trace_context_is_propagated_and_a_malformed_one_is_ignored() {
     let agent = MockAgent::start(Behaviour::Serve);
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let env = [("TRACEPARENT", parent), ("TRACESTATE", "rojo=1,congo=2"), ("BAGGAGE", "user=alice")];
@@ -150,8 +146,8 @@ fn the_trace_in_the_environment_goes_with_every_call_and_a_malformed_one_is_left
     let stdin = netconf("1.1.0", agent.socket());
     let long = "x".repeat(100_000);
     for (parent, state) in [("00-0-0-01", "rojo=1"), (parent, "\u{1b}[2J"), (&long, &long), ("", "")] {
-        let answer = call("ADD", &[("TRACEPARENT", parent), ("TRACESTATE", state)], &stdin);
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "a trace fails no call");
+        let output = call("ADD", &[("TRACEPARENT", parent), ("TRACESTATE", state)], &stdin);
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "tracing never fails a call");
     }
     let parents: Vec<_> =
         agent.traces().into_iter().map(|[parent, state]| (parent.is_some(), state)).collect();
@@ -159,7 +155,7 @@ fn the_trace_in_the_environment_goes_with_every_call_and_a_malformed_one_is_left
 }
 
 #[test]
-fn what_is_larger_than_a_window_of_http2_passes_both_ways() {
+fn messages_larger_than_the_http2_window_pass_both_ways() {
     let many: Vec<_> =
         (0..8000).map(|i| json!({"containerID": format!("container{i}"), "ifname": "eth0"})).collect();
     let details = "x".repeat(300_000);
@@ -167,14 +163,14 @@ fn what_is_larger_than_a_window_of_http2_passes_both_ways() {
     let agent = MockAgent::start(Behaviour::Refuse(error));
     let netconf = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "ferrule", "socket": agent.socket(),
                          "cni.dev/valid-attachments": many});
-    let answer = call("GC", &[], &netconf.to_string());
-    assert_eq!((answer.code, answer.stderr.as_str()), (Some(1), ""));
-    assert_eq!(answer.json()["details"], details);
+    let output = call("GC", &[], &netconf.to_string());
+    assert_eq!((output.code, output.stderr.as_str()), (Some(1), ""));
+    assert_eq!(output.json()["details"], details);
     assert_eq!(agent.others(), ["GC 8000"]);
 }
 
 #[test]
-fn an_agent_without_a_common_api_is_told_as_it_says_it() {
+fn incompatible_agents_error_is_printed_unchanged() {
     let error = Error {
         code: Code::ApiIncompatible.into(),
         message: "ADD of ddcf67f32bbc: the plugin speaks API v1".into(),
@@ -183,126 +179,126 @@ fn an_agent_without_a_common_api_is_told_as_it_says_it() {
     };
     let agent = MockAgent::start(Behaviour::Refuse(error));
     for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
-        let answer = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
-        assert_eq!(answer.code, Some(1), "{command}");
+        let output = call(command, &[], &netconf_for(command, "1.1.0", agent.socket()));
+        assert_eq!(output.code, Some(1), "{command}");
         let expected = json!({
             "cniVersion": "1.1.0",
             "code": 100,
             "msg": "ADD of ddcf67f32bbc: the plugin speaks API v1",
             "details": "install the plugin of this release",
         });
-        assert_eq!(answer.json(), expected);
+        assert_eq!(output.json(), expected);
     }
 }
 
 #[test]
-fn an_agent_that_stops_in_the_middle_of_a_call_is_one_to_try_again() {
+fn agent_that_stops_during_an_add_is_try_again_later() {
     let agent = MockAgent::start(Behaviour::Hang);
     let socket = agent.socket().to_owned();
     let calling = std::thread::spawn(move || call("ADD", &[], &netconf("1.0.0", &socket)));
     agent.stop_when_called();
-    let answer = calling.join().unwrap();
-    assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(11)), "{}", answer.stdout);
+    let output = calling.join().unwrap();
+    assert_eq!((output.code, &output.json()["code"]), (Some(1), &json!(11)), "{}", output.stdout);
 }
 
 #[test]
-fn an_agent_that_is_away_is_named_within_a_second() {
+fn missing_agent_fails_all_verbs_but_del_within_a_second() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
     for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
         let start = Instant::now();
-        let answer = call(command, &[], &netconf_for(command, "1.1.0", &socket));
+        let output = call(command, &[], &netconf_for(command, "1.1.0", &socket));
         assert!(start.elapsed() < Duration::from_secs(1));
-        assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)), "{command}");
-        assert!(answer.json()["msg"].as_str().unwrap().contains(socket.to_str().unwrap()));
+        assert_eq!((output.code, &output.json()["code"]), (Some(1), &json!(code)), "{command}");
+        assert!(output.json()["msg"].as_str().unwrap().contains(socket.to_str().unwrap()));
     }
 }
 
 #[test]
-fn pain_5_a_del_succeeds_without_an_agent_and_leaves_a_note() {
+fn del_without_an_agent_succeeds_and_is_deferred() {
     let dir = tempfile::tempdir().unwrap();
-    // As after a reboot: not even the directory is there.
+    // As after a reboot, without the directory.
     let socket = dir.path().join("run/agent.sock");
     for env in [&[][..], &[("CNI_NETNS", "")]] {
         let start = Instant::now();
-        let answer = call("DEL", env, &netconf("1.1.0", &socket));
-        assert_eq!((answer.code, answer.stdout.as_str(), answer.stderr.as_str()), (Some(0), "", ""));
+        let output = call("DEL", env, &netconf("1.1.0", &socket));
+        assert_eq!((output.code, output.stdout.as_str(), output.stderr.as_str()), (Some(0), "", ""));
         assert!(start.elapsed() < Duration::from_secs(1));
     }
-    let notes: Vec<_> = std::fs::read_dir(dir.path().join("run/deferred")).unwrap().collect();
-    assert_eq!(notes.len(), 1, "one for each attachment");
-    let note = std::fs::read(dir.path().join("run/deferred/cluster:ddcf67f32bbc:eth0")).unwrap();
-    let note: Value = serde_json::from_slice(&note).unwrap();
-    assert_eq!((&note["network"], &note["container_id"]), (&json!("cluster"), &json!("ddcf67f32bbc")));
+    let files: Vec<_> = std::fs::read_dir(dir.path().join("run/deferred")).unwrap().collect();
+    assert_eq!(files.len(), 1, "one for each attachment");
+    let del = std::fs::read(dir.path().join("run/deferred/cluster:ddcf67f32bbc:eth0")).unwrap();
+    let del: Value = serde_json::from_slice(&del).unwrap();
+    assert_eq!((&del["network"], &del["container_id"]), (&json!("cluster"), &json!("ddcf67f32bbc")));
     assert_eq!(std::fs::metadata(dir.path().join("run")).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
 #[test]
-fn a_del_for_which_there_is_no_room_for_a_note_succeeds_and_says_so() {
+fn del_that_cannot_be_recorded_succeeds_with_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("deferred"), "not a directory").unwrap();
-    let answer = call("DEL", &[], &netconf("1.1.0", &dir.path().join("agent.sock")));
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
-    assert!(answer.stderr.contains("no note for the agent"), "{}", answer.stderr);
+    let output = call("DEL", &[], &netconf("1.1.0", &dir.path().join("agent.sock")));
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""));
+    assert!(output.stderr.contains("not recorded for the agent"), "{}", output.stderr);
 }
 
 #[test]
-fn a_del_whose_agent_stops_in_the_middle_goes_on_without_it() {
+fn del_whose_agent_stops_completes_without_it() {
     let agent = MockAgent::start(Behaviour::Hang);
     let socket = agent.socket().to_owned();
     let calling = std::thread::spawn(move || call("DEL", &[], &netconf("1.0.0", &socket)));
     let directory = agent.stop_when_called();
-    let answer = calling.join().unwrap();
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""), "{}", answer.stderr);
+    let output = calling.join().unwrap();
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""), "{}", output.stderr);
     assert_eq!(std::fs::read_dir(directory.path().join("deferred")).unwrap().count(), 1);
 }
 
 #[test]
-fn a_del_does_nothing_by_itself_where_something_else_answers() {
+fn del_is_not_completed_locally_if_another_server_listens() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
     serve_something_else(&socket);
-    let answer = call("DEL", &[], &netconf("1.0.0", &socket));
-    assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(11)), "{}", answer.stdout);
+    let output = call("DEL", &[], &netconf("1.0.0", &socket));
+    assert_eq!((output.code, &output.json()["code"]), (Some(1), &json!(11)), "{}", output.stdout);
     assert!(!dir.path().join("deferred").exists());
 }
 
 #[test]
-fn a_server_that_is_no_agent_is_an_error() {
+fn add_to_another_server_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
     serve_something_else(&socket);
-    let answer = call("ADD", &[], &netconf("1.0.0", &socket));
-    assert_eq!((answer.code, &answer.json()["cniVersion"]), (Some(1), &json!("1.0.0")));
+    let output = call("ADD", &[], &netconf("1.0.0", &socket));
+    assert_eq!((output.code, &output.json()["cniVersion"]), (Some(1), &json!("1.0.0")));
 }
 
 #[test]
-fn versions_need_nothing_of_the_environment() {
+fn version_needs_no_other_variables() {
     for env in [&[("CNI_CONTAINERID", "dummy"), ("CNI_NETNS", "dummy"), ("CNI_IFNAME", "dummy")][..], &[]] {
-        let answer = call("VERSION", env, r#"{"cniVersion":"0.4.0"}"#);
-        assert_eq!(answer.code, Some(0));
+        let output = call("VERSION", env, r#"{"cniVersion":"0.4.0"}"#);
+        assert_eq!(output.code, Some(0));
         let supported = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-        assert_eq!(answer.json(), json!({"cniVersion": "0.4.0", "supportedVersions": supported}));
+        assert_eq!(output.json(), json!({"cniVersion": "0.4.0", "supportedVersions": supported}));
     }
 }
 
 #[test]
-fn a_person_is_told_what_it_is() {
-    let answer = call("", &[], "");
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), ""));
-    assert!(answer.stderr.starts_with(concat!("ferrule ", env!("CARGO_PKG_VERSION"))));
-    assert!(answer.stderr.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"));
+fn without_a_command_the_plugin_describes_itself() {
+    let output = call("", &[], "");
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""));
+    assert!(output.stderr.starts_with(concat!("ferrule ", env!("CARGO_PKG_VERSION"))));
+    assert!(output.stderr.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"));
 }
 
 #[test]
-fn hostile_input_is_refused_in_bounded_time() {
+fn hostile_input_is_refused_within_a_second() {
     let huge = format!(r#"{{"cniVersion":"1.0.0","name":"{}"}}"#, "x".repeat(100 << 20));
     let deep = format!(r#"{{"cniVersion":"1.0.0","name":{}"#, "[".repeat(100_000));
     for (stdin, code) in [(huge.as_str(), 6), (deep.as_str(), 6), ("", 6), ("{\"cniVersion\":\"1.0", 6)] {
         let start = Instant::now();
-        let answer = call("ADD", &[], stdin);
+        let output = call("ADD", &[], stdin);
         assert!(start.elapsed() < Duration::from_secs(1));
-        assert_eq!((answer.code, &answer.json()["code"]), (Some(1), &json!(code)));
-        assert!(answer.stdout.len() < 1000);
+        assert_eq!((output.code, &output.json()["code"]), (Some(1), &json!(code)));
+        assert!(output.stdout.len() < 1000);
     }
 }

@@ -1,9 +1,9 @@
-//! A shim and an agent of different releases: what was recorded of older agents, and what newer ones will say.
+//! Version skew: this shim with recorded responses of older agents and with responses of future ones.
 
 #![expect(
     clippy::indexing_slicing,
     clippy::unwrap_used,
-    reason = "a test's helpers are part of the test, which is to panic where it finds something wrong"
+    reason = "test helpers panic on failure, as tests do"
 )]
 
 #[path = "agent/raw.rs"]
@@ -28,7 +28,7 @@ fn container_id() -> String {
     "0".repeat(64)
 }
 
-/// Exit code, and what was printed.
+/// Exit code and output.
 fn call(command: &str, version: &str, socket: &Path) -> (Option<i32>, Value) {
     let prev_result = json!({
         "cniVersion": version,
@@ -76,7 +76,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// What an agent of some release answers: success, or its error.
+/// Responses of an agent of some release: success, or its errors.
 fn recorded(agent: &str, fails: bool) -> Answers {
     let mut answers = HashMap::new();
     for line in lines(include_str!("../testdata/protocol/agents.jsonl")) {
@@ -88,9 +88,9 @@ fn recorded(agent: &str, fails: bool) -> Answers {
     answers
 }
 
-/// Were it otherwise, what is recorded as this release's would be another's: add to it, then, a recording of what was.
+/// If this fails because requests changed, keep the old recording under the name of its release and record `current` anew.
 #[test]
-fn what_this_shim_sends_is_what_is_recorded_of_it() {
+fn requests_of_this_shim_match_the_recording_of_the_current_release() {
     let agent = RawAgent::start(recorded("current", false));
     for (command, _) in COMMANDS {
         let (code, printed) = call(command, "1.1.0", agent.socket());
@@ -101,11 +101,11 @@ fn what_this_shim_sends_is_what_is_recorded_of_it() {
         .filter(|line| line["shim"] == "current")
         .map(|line| (line["method"].as_str().unwrap().to_owned(), bytes(&line["hex"])))
         .collect();
-    assert_eq!(agent.seen(), expected);
+    assert_eq!(agent.received(), expected);
 }
 
 #[test]
-fn pain_12_older_and_newer_agents_are_understood() {
+fn results_of_older_and_newer_agents_are_understood() {
     for agent in ["first", "current", "newer"] {
         let answering = RawAgent::start(recorded(agent, false));
         for (command, _) in COMMANDS {
@@ -126,7 +126,7 @@ fn pain_12_older_and_newer_agents_are_understood() {
 }
 
 #[test]
-fn pain_12_errors_of_any_release_are_told_as_they_are() {
+fn errors_of_any_release_are_printed_unchanged() {
     for (agent, code, msg, details) in [
         ("first", 11, "later", "wait"),
         ("current", 104, "refused", "correct it"),
@@ -148,7 +148,7 @@ fn pain_12_errors_of_any_release_are_told_as_they_are() {
 }
 
 #[test]
-fn pain_12_an_agent_that_has_not_heard_of_a_verb_is_named_as_too_old() {
+fn agent_without_a_verb_is_reported_as_too_old() {
     let mut answers = recorded("first", false);
     for method in ["Gc", "Status"] {
         answers.remove(method);
@@ -161,10 +161,7 @@ fn pain_12_an_agent_that_has_not_heard_of_a_verb_is_named_as_too_old() {
         if !known {
             assert_eq!(printed["code"], 100, "{printed}");
             let details = printed["details"].as_str().unwrap();
-            assert!(
-                details.contains("older than this plugin: install both from the same release"),
-                "{details}"
-            );
+            assert!(details.contains("older than this plugin: install both from one release"), "{details}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The environment as runtimes give it, and as they should not.
+//! Valid and invalid CNI environments.
 
 use std::{collections::HashMap, os::unix::ffi::OsStringExt};
 
@@ -17,14 +17,14 @@ fn env(changes: &[(&str, &str)]) -> impl Env + use<> {
     move |name: &str| variables.get(name).cloned()
 }
 
-/// Reads a command from an environment that only lacks the command.
+/// Parses `env` with `CNI_COMMAND` added.
 fn command(verb: &str, env: impl Env) -> Result<Command, CniError> {
     let env = |name: &str| if name == "CNI_COMMAND" { Some(verb.into()) } else { env(name) };
     Ok(Command::from_env(&env)?.unwrap())
 }
 
 #[test]
-fn every_verb_is_known_by_its_name() {
+fn verbs_round_trip() {
     for verb in [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status, Verb::Version] {
         let env = env(&[("CNI_COMMAND", verb.as_str())]);
         assert_eq!(Verb::from_env(&env).unwrap(), Some(verb));
@@ -35,7 +35,7 @@ fn every_verb_is_known_by_its_name() {
 }
 
 #[test]
-fn an_add_is_read() {
+fn add_is_parsed() {
     let (target, pod) = match command("ADD", env(&[])).unwrap() {
         Command::Add(target, pod) => (target, pod),
         other => panic!("{other:?}"),
@@ -47,7 +47,7 @@ fn an_add_is_read() {
 }
 
 #[test]
-fn only_del_does_without_a_namespace() {
+fn only_del_needs_no_netns() {
     let env = || env(&[("CNI_NETNS", "")]);
     assert!(matches!(command("DEL", env()).unwrap(), Command::Del(target) if target.netns.is_empty()));
     for verb in ["ADD", "CHECK"] {
@@ -56,16 +56,17 @@ fn only_del_does_without_a_namespace() {
 }
 
 #[test]
-fn all_that_is_missing_is_named_at_once() {
+fn error_names_all_missing_variables() {
     let error = command("ADD", |_: &str| None).unwrap_err();
     assert_eq!(error.code, 4);
-    assert_eq!(error.msg, "ADD needs CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME in the environment");
+    let expected = "ADD: environment variables not set: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME";
+    assert_eq!(error.msg, expected);
     let error = command("DEL", |_: &str| None).unwrap_err();
-    assert_eq!(error.msg, "DEL needs CNI_CONTAINERID, CNI_IFNAME in the environment");
+    assert_eq!(error.msg, "DEL: environment variables not set: CNI_CONTAINERID, CNI_IFNAME");
 }
 
 #[test]
-fn bad_values_are_refused_and_named() {
+fn invalid_values_are_refused_and_named() {
     let long = "x".repeat(100_000);
     for (name, value) in [
         ("CNI_CONTAINERID", "../x"),
@@ -88,17 +89,17 @@ fn bad_values_are_refused_and_named() {
 }
 
 #[test]
-fn a_variable_that_is_not_utf8_is_an_error() {
+fn non_utf8_variable_is_an_error() {
     for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"] {
         let good = env(&[]);
         let env = |n: &str| if n == name { Some(OsString::from_vec(b"/\xff".to_vec())) } else { good(n) };
         let error = command("ADD", env).unwrap_err();
-        assert_eq!((error.code, error.msg), (4, format!("reading {name}: it is not UTF-8")));
+        assert_eq!((error.code, error.msg), (4, format!("reading {name}: value is not UTF-8")));
     }
 }
 
 #[test]
-fn recorded_calls_are_read() {
+fn recorded_calls_are_parsed() {
     for call in include_str!("../../testdata/calls.jsonl").lines() {
         let call: serde_json::Value = serde_json::from_str(call).unwrap();
         let env = |name: &str| call["env"][name].as_str().map(OsString::from);
@@ -120,7 +121,7 @@ fn recorded_calls_are_read() {
 }
 
 #[test]
-fn arguments_matter_only_to_add() {
+fn only_add_parses_cni_args() {
     let env = || env(&[("CNI_ARGS", "K8S_POD_NAME=../..")]);
     assert_eq!(command("ADD", env()).unwrap_err().code, 4);
     for verb in ["DEL", "CHECK"] {

@@ -1,19 +1,21 @@
-//! The pod's annotations, which a runtime hands over where the configuration declares the capability.
+//! The pod's annotations, which the runtime passes if the network configuration declares the capability.
 //!
-//! They are all of the pod's; those that tell nothing of its VIF are passed over.
+//! The runtime passes all annotations of the pod; the shim forwards only those that the agent reads.
 
 use std::collections::HashMap;
 
 use ferrule_proto::{
     annotations::{CONFIG_SOURCE, KURYR_VIF, VIF},
-    cni::{Annotations, error::Code},
+    cni::Annotations,
+    quoted::Quoted,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::{CniError, Shown};
+use super::refuse_with;
+use crate::error::CniError;
 
-/// The longest value that is handed on, in bytes: Kubernetes takes no more for all annotations of an object.
+/// Bytes: Kubernetes' limit for all annotations of an object.
 const MAX_VALUE: usize = 256 * 1024;
 
 const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
@@ -24,14 +26,15 @@ struct RuntimeConfig<'a> {
     annotations: Option<&'a RawValue>,
 }
 
-/// Takes the annotations from `runtimeConfig`. None at all means that the runtime does not hand them over, rather
-/// than that the pod has none.
+/// Parses the annotations in `runtimeConfig`. `None` means that the runtime does not pass annotations, not that the pod has
+/// none.
 ///
 /// # Errors
-/// If it is not an object, the annotations are not texts, or one of those that are handed on is too long.
+/// If `runtimeConfig` or the annotations are not an object, if an annotation is not a string, or if a forwarded one is too
+/// long.
 pub(super) fn parse(runtime_config: Option<&RawValue>) -> Result<Option<Annotations>, CniError> {
     let Some(raw) = runtime_config else { return Ok(None) };
-    // An array would be taken for the fields in their order.
+    // Serde accepts an array in place of a struct.
     let object = Some(raw.get()).filter(|text| text.starts_with('{'));
     let config = object.and_then(|text| serde_json::from_str::<RuntimeConfig<'_>>(text).ok());
     let config = config.ok_or_else(|| wrong_type("runtimeConfig", raw))?;
@@ -48,9 +51,9 @@ pub(super) fn parse(runtime_config: Option<&RawValue>) -> Result<Option<Annotati
     Ok(Some(Annotations { values }))
 }
 
-/// The value of an annotation, if it is to be handed on.
+/// The value of an annotation, if the agent reads that annotation.
 fn value(key: &str, raw: &RawValue) -> Result<Option<String>, CniError> {
-    let refuse = |why| refuse(CAPABILITY, format_args!("the annotation {} {why}", Shown(key)));
+    let refuse = |problem| refuse(CAPABILITY, format_args!("annotation {} {problem}", Quoted(key)));
     if !raw.get().starts_with('"') {
         return Err(refuse("is not a string".to_owned()));
     }
@@ -65,14 +68,9 @@ fn value(key: &str, raw: &RawValue) -> Result<Option<String>, CniError> {
 }
 
 fn wrong_type(name: &str, raw: &RawValue) -> CniError {
-    refuse(name, format_args!("{} is not an object", Shown(raw.get())))
+    refuse(name, format_args!("found {}, expected an object", Quoted(raw.get())))
 }
 
-fn refuse(name: &str, why: impl std::fmt::Display) -> CniError {
-    let msg = format!("reading \"{name}\" of the network configuration: {why}");
-    CniError::new(
-        Code::InvalidNetworkConfig,
-        msg,
-        "the runtime must hand over the pod's annotations, each a string",
-    )
+fn refuse(name: &str, reason: impl std::fmt::Display) -> CniError {
+    refuse_with(name, reason, "the runtime must pass the pod's annotations as an object of strings")
 }

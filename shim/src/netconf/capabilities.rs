@@ -1,33 +1,32 @@
-//! What the runtime hands over in `runtimeConfig` beside the annotations.
+//! Capabilities in `runtimeConfig` other than annotations: DNS settings, and requests that this plugin refuses.
 //!
-//! A runtime fills in only what the configuration declares as a capability of this plugin, and a plugin is "expected to act
-//! on the configuration or return an error if it can't" (the CNI conventions, "Dynamic Plugin specific fields"). So what
-//! is asked of us and not done by us is refused: a pod without the port, the limit or the address that somebody asked for
-//! is worse than none. What asks for nothing (none, empty, a rate of 0), what only informs (`cgroupPath`) and what nobody
-//! has heard of is passed over.
+//! A runtime passes only what the network configuration declares as a capability, and a plugin is "expected to act on the
+//! configuration or return an error if it can't" (the CNI conventions, "Dynamic Plugin specific fields"). So ADD refuses an
+//! unsupported request: a pod without the requested port, limit or address is worse than no pod. Empty requests (`null`,
+//! empty, a rate of 0), information (`cgroupPath`) and unknown capabilities are ignored.
 
 use std::collections::HashMap;
 
-use ferrule_proto::cni::error::Code;
+use ferrule_proto::{cni::error::Code, quoted::Quoted};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::{Dns, MAX_DNS};
-use crate::error::{CniError, Shown};
+use super::{Dns, MAX_DNS, refuse_with};
+use crate::error::CniError;
 
-/// What a runtime may ask for and we do not do, and what to do about it.
+/// Capabilities of the CNI conventions that this plugin does not support, each with a remedy.
 const UNSUPPORTED: [(&str, &str); 8] = [
     ("portMappings", "declare the capability for the plugin \"portmap\" instead, after this one"),
     ("bandwidth", "declare the capability for the plugin \"bandwidth\" instead, after this one"),
-    ("ips", "do not declare the capability: the pod's annotation vif.ferrule.dev/v1 decides on addresses"),
-    ("ipRanges", "do not declare the capability: the agent's --pod-cidr decides on ranges"),
-    ("mac", "do not declare the capability: the pod's annotation vif.ferrule.dev/v1 decides on the MAC"),
-    ("infinibandGUID", "do not declare the capability: this plugin makes veth interfaces only"),
-    ("deviceID", "do not declare the capability: this plugin makes veth interfaces only"),
-    ("aliases", "do not declare the capability: this plugin resolves no names"),
+    ("ips", "remove the capability: set addresses in the pod's annotation vif.ferrule.dev/v1"),
+    ("ipRanges", "remove the capability: set ranges with the agent's --pod-cidr"),
+    ("mac", "remove the capability: set the MAC in the pod's annotation vif.ferrule.dev/v1"),
+    ("infinibandGUID", "remove the capability: this plugin creates veth interfaces only"),
+    ("deviceID", "remove the capability: this plugin creates veth interfaces only"),
+    ("aliases", "remove the capability: this plugin does not resolve names"),
 ];
 
-/// Fields as the runtimes write them: containerd's are those of Go, in capitals.
+/// `runtimeConfig.dns`. containerd writes Go's field names, capitalized.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with \"servers\", \"searches\", \"options\"")]
 struct RuntimeDns {
@@ -39,92 +38,92 @@ struct RuntimeDns {
     options: Option<Vec<String>>,
 }
 
-/// Completes the configured name resolution by what the runtime says, field by field, as the reference plugins do
-/// (`win-bridge` and `win-overlay`): what the runtime says wins.
+/// Overrides the configured DNS settings by the runtime's, field by field, as the reference plugins `win-bridge` and
+/// `win-overlay` do.
 ///
 /// # Errors
-/// If the runtime asks for what this plugin does not do, or its `dns` is malformed or too long.
-pub(super) fn complete(runtime_config: Option<&RawValue>, configured: &Dns) -> Result<Dns, CniError> {
+/// If the runtime requests an unsupported capability, or if its `dns` is malformed or too long.
+pub(super) fn merge_dns(runtime_config: Option<&RawValue>, configured: &Dns) -> Result<Dns, CniError> {
     let mut dns = configured.clone();
     let Some(raw) = runtime_config.filter(|raw| raw.get().starts_with('{')) else { return Ok(dns) };
-    // That it is an object is known already: whoever looks for annotations says what else it may be.
-    let asked: HashMap<String, &RawValue> = serde_json::from_str(raw.get())
-        .map_err(|_| invalid("runtimeConfig", format_args!("{} is not an object", Shown(raw.get()))))?;
+    // A value that is not an object was refused with the annotations.
+    let requested: HashMap<String, &RawValue> = serde_json::from_str(raw.get()).map_err(|_| {
+        refuse("runtimeConfig", format_args!("found {}, expected an object", Quoted(raw.get())))
+    })?;
     for (capability, remedy) in UNSUPPORTED {
-        if let Some(raw) = asked.get(capability).filter(|raw| is_wanted(capability, raw)) {
+        if let Some(raw) = requested.get(capability).filter(|raw| !is_empty(capability, raw)) {
             let msg = format!(
-                "ADD: the runtime asks for \"{capability}\": {}, which this plugin does not support",
-                Shown(raw.get())
+                "ADD: the runtime requests the capability \"{capability}\": {}, which this plugin does not support",
+                Quoted(raw.get())
             );
             return Err(CniError::new(Code::UnsupportedField, msg, remedy));
         }
     }
-    let Some(raw) = asked.get("dns").filter(|raw| raw.get() != "null") else { return Ok(dns) };
+    let Some(raw) = requested.get("dns").filter(|raw| raw.get() != "null") else { return Ok(dns) };
     if raw.get().len() > MAX_DNS {
-        return Err(invalid("runtimeConfig.dns", format_args!("it is longer than {MAX_DNS} bytes")));
+        return Err(refuse("runtimeConfig.dns", format_args!("longer than {MAX_DNS} bytes")));
     }
     let expected = "an object with \"servers\", \"searches\", \"options\", each an array of strings";
-    let told = Some(raw).filter(|raw| raw.get().starts_with('{'));
-    let told: RuntimeDns = told.and_then(|raw| serde_json::from_str(raw.get()).ok()).ok_or_else(|| {
-        invalid("runtimeConfig.dns", format_args!("{} is not {expected}", Shown(raw.get())))
-    })?;
-    for (ours, told) in [
-        (&mut dns.nameservers, told.servers),
-        (&mut dns.search, told.searches),
-        (&mut dns.options, told.options),
+    let object = Some(raw).filter(|raw| raw.get().starts_with('{'));
+    let runtime: RuntimeDns =
+        object.and_then(|raw| serde_json::from_str(raw.get()).ok()).ok_or_else(|| {
+            refuse("runtimeConfig.dns", format_args!("found {}, expected {expected}", Quoted(raw.get())))
+        })?;
+    for (field, value) in [
+        (&mut dns.nameservers, runtime.servers),
+        (&mut dns.search, runtime.searches),
+        (&mut dns.options, runtime.options),
     ] {
-        if let Some(told) = told.filter(|told| !told.is_empty()) {
-            *ours = told;
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            *field = value;
         }
     }
     Ok(dns)
 }
 
-/// Whether a value asks for anything.
-fn is_wanted(capability: &str, raw: &RawValue) -> bool {
-    // What is too deep or too large a number to be built is not nothing.
-    let Ok(value) = serde_json::from_str::<Value>(raw.get()) else { return true };
+/// Whether a value requests nothing.
+fn is_empty(capability: &str, raw: &RawValue) -> bool {
+    // A value too deep or a number too large for `Value` is not empty.
+    let Ok(value) = serde_json::from_str::<Value>(raw.get()) else { return false };
     let is_zero = |value: &Value| value.as_f64() == Some(0.0);
     match (&value, capability) {
-        (Value::Null, _) => false,
-        (Value::String(text), _) => !text.is_empty(),
-        (Value::Array(items), "portMappings") => items.iter().any(|item| {
-            // Ports of a pod that are not mapped: runtimes leave them out, the plugin portmap passes them over.
+        (Value::Null, _) => true,
+        (Value::String(text), _) => text.is_empty(),
+        (Value::Array(items), "portMappings") => items.iter().all(|item| {
+            // A host port of 0 maps nothing: the plugin portmap ignores such an entry.
             let fields = item.as_object();
             let host_port =
                 fields.and_then(|it| it.iter().find(|(key, _)| key.eq_ignore_ascii_case("hostPort")));
-            !host_port.is_some_and(|(_, port)| is_zero(port))
+            host_port.is_some_and(|(_, port)| is_zero(port))
         }),
-        (Value::Array(items), _) => !items.is_empty(),
-        // Bursts come with limits of their own: without a rate they limit nothing.
+        (Value::Array(items), _) => items.is_empty(),
+        // A burst limits nothing without a rate.
         (Value::Object(fields), "bandwidth") => {
-            fields.iter().any(|(key, rate)| key.to_ascii_lowercase().ends_with("rate") && !is_zero(rate))
+            fields.iter().all(|(key, rate)| !key.to_ascii_lowercase().ends_with("rate") || is_zero(rate))
         }
-        (Value::Object(fields), _) => !fields.is_empty(),
-        (Value::Bool(_) | Value::Number(_), _) => true,
+        (Value::Object(fields), _) => fields.is_empty(),
+        (Value::Bool(_) | Value::Number(_), _) => false,
     }
 }
 
-fn invalid(name: &str, why: impl std::fmt::Display) -> CniError {
-    let msg = format!("reading \"{name}\" of the network configuration: {why}");
-    let details = "the runtime must hand over what the CNI conventions say of the capability";
-    CniError::new(Code::InvalidNetworkConfig, msg, details)
+fn refuse(name: &str, reason: impl std::fmt::Display) -> CniError {
+    refuse_with(name, reason, "the runtime must pass the capability as the CNI conventions require")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ask(runtime_config: &str) -> Result<Dns, CniError> {
+    fn merge(runtime_config: &str) -> Result<Dns, CniError> {
         let configured =
             Dns { nameservers: vec!["10.96.0.10".into()], domain: "cluster.local".into(), ..Dns::default() };
         let raw = RawValue::from_string(runtime_config.to_owned()).unwrap();
-        complete(Some(&raw), &configured)
+        merge_dns(Some(&raw), &configured)
     }
 
     #[test]
-    fn what_the_runtime_says_of_name_resolution_wins_field_by_field() {
-        let dns = |config: &str| serde_json::to_value(ask(config).unwrap()).unwrap();
+    fn runtime_dns_overrides_configured_dns_field_by_field() {
+        let dns = |config: &str| serde_json::to_value(merge(config).unwrap()).unwrap();
         let configured = serde_json::json!({"nameservers": ["10.96.0.10"], "domain": "cluster.local"});
         for nothing in [
             "{}",
@@ -134,18 +133,18 @@ mod tests {
         ] {
             assert_eq!(dns(nothing), configured, "{nothing}");
         }
-        let told = serde_json::json!({
+        let merged = serde_json::json!({
             "nameservers": ["192.168.77.10"], "domain": "cluster.local", "search": ["a.b"], "options": ["ndots:5"],
         });
         let capitals = r#"{"dns":{"Servers":["192.168.77.10"],"Searches":["a.b"],"Options":["ndots:5"]}}"#;
-        assert_eq!(dns(capitals), told);
-        assert_eq!(dns(&capitals.to_lowercase()), told);
+        assert_eq!(dns(capitals), merged);
+        assert_eq!(dns(&capitals.to_lowercase()), merged);
         let part = dns(r#"{"dns":{"searches":["a.b"]}}"#);
         assert_eq!((&part["nameservers"][0], &part["search"][0]), (&"10.96.0.10".into(), &"a.b".into()));
     }
 
     #[test]
-    fn name_resolution_that_is_malformed_is_named() {
+    fn malformed_dns_is_refused_and_named() {
         let long = format!(r#"{{"dns":{{"servers":["{}"]}}}}"#, "x".repeat(MAX_DNS));
         for config in [
             r#"{"dns":7}"#,
@@ -155,7 +154,7 @@ mod tests {
             r#"{"dns":{"servers":[],"Servers":[]}}"#,
             long.as_str(),
         ] {
-            let error = ask(config).unwrap_err();
+            let error = merge(config).unwrap_err();
             assert_eq!(error.code, 7, "{config:.80}");
             assert!(error.msg.starts_with("reading \"runtimeConfig.dns\" of the network"), "{}", error.msg);
             assert!(error.msg.len() < 250, "{}", error.msg);
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_and_not_done_is_refused_with_key_value_and_remedy() {
+    fn unsupported_capability_is_refused_with_key_value_and_remedy() {
         for (key, value, remedy) in [
             ("portMappings", r#"[{"HostPort":54323,"ContainerPort":8080,"Protocol":"tcp"}]"#, "\"portmap\""),
             ("portMappings", r#"[{"hostPort":0},{"hostPort":80}]"#, "\"portmap\""),
@@ -177,24 +176,24 @@ mod tests {
             ("deviceID", r#""0000:04:00.5""#, "veth"),
             ("aliases", r#"["primary-db"]"#, "names"),
         ] {
-            let error = ask(&format!(r#"{{"{key}":{value}}}"#)).unwrap_err();
+            let error = merge(&format!(r#"{{"{key}":{value}}}"#)).unwrap_err();
             assert_eq!(error.code, 2, "{key}");
-            let shown = format!("asks for \"{key}\": {:?}", value);
-            assert!(error.msg.contains(&shown) && error.details.contains(remedy), "{error:?}");
+            let expected = format!("requests the capability \"{key}\": {:?}", value);
+            assert!(error.msg.contains(&expected) && error.details.contains(remedy), "{error:?}");
         }
     }
 
     #[test]
-    fn what_asks_for_nothing_or_only_informs_is_passed_over() {
+    fn empty_requests_and_information_are_ignored() {
         let nothing = r#"{"portMappings":[],"bandwidth":null,"ips":[],"mac":"","aliases":[],"deviceID":"",
             "ipRanges":null,"infinibandGUID":null,"cgroupPath":"/kubelet.slice","example.com/other":{"a":[1e999]}}"#;
-        assert!(ask(nothing).is_ok());
+        assert!(merge(nothing).is_ok());
         for nothing in [
             r#"{"portMappings":[{"HostPort":0,"ContainerPort":8080}]}"#,
             r#"{"bandwidth":{}}"#,
             r#"{"bandwidth":{"IngressRate":0,"IngressBurst":4294967295,"EgressRate":0,"EgressBurst":4294967295}}"#,
         ] {
-            assert!(ask(nothing).is_ok(), "{nothing}");
+            assert!(merge(nothing).is_ok(), "{nothing}");
         }
     }
 }

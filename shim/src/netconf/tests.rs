@@ -1,4 +1,4 @@
-//! Network configurations as runtimes give them, and as they should not.
+//! Valid and invalid network configurations.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn netconf(text: &str) -> Result<Netconf, CniError> {
 }
 
 #[test]
-fn a_minimal_configuration_is_completed() {
+fn minimal_configuration_gets_defaults() {
     let text = r#"{"cniVersion":"1.0.0","name":"cluster","type":"ferrule"}"#;
     let document = Document::parse(text.as_bytes()).unwrap();
     assert_eq!(document.supported_version().unwrap(), CniVersion::V1_0_0);
@@ -24,7 +24,7 @@ fn a_minimal_configuration_is_completed() {
 }
 
 #[test]
-fn a_full_configuration_is_read_and_what_is_unknown_is_skipped() {
+fn full_configuration_is_decoded_and_unknown_fields_are_ignored() {
     let read = netconf(
         r#" {"name": "n", "socket": "/tmp/a", "mtu": 1450, "capabilities": {"mac": true}, "x": 1e999,
              "dns": {"nameservers": ["10.0.0.1"], "search": ["a.b"], "unknown": 1},
@@ -37,13 +37,13 @@ fn a_full_configuration_is_read_and_what_is_unknown_is_skipped() {
 }
 
 #[test]
-fn null_is_as_good_as_nothing() {
+fn null_counts_as_missing() {
     let text = r#"{"name":"n","type":null,"socket":null,"mtu":null,"dns":null,"prevResult":null}"#;
     assert_eq!(netconf(text), netconf(r#"{"name":"n"}"#));
 }
 
 #[test]
-fn what_is_not_a_json_object_is_a_decoding_failure() {
+fn input_other_than_a_json_object_is_a_decoding_failure() {
     for text in [
         "",
         " ",
@@ -66,7 +66,7 @@ fn what_is_not_a_json_object_is_a_decoding_failure() {
 }
 
 #[test]
-fn a_field_that_is_wrong_is_named() {
+fn invalid_field_is_refused_and_named() {
     let long = format!(r#"{{"name":"n","socket":"/{}"}}"#, "x".repeat(107));
     let huge = format!(r#"{{"name":"{}"}}"#, "x".repeat(1 << 20));
     let names = format!(r#"{{"name":"n","dns":{{"search":["a"{}]}}}}"#, r#","""#.repeat(100_000));
@@ -102,7 +102,7 @@ fn a_field_that_is_wrong_is_named() {
 }
 
 #[test]
-fn a_version_that_is_not_supported_is_answered_with_those_that_are() {
+fn unsupported_version_is_refused_with_the_supported_ones() {
     for text in [r#"{}"#, r#"{"cniVersion":""}"#, r#"{"cniVersion":"0.2.0"}"#, r#"{"cniVersion":"9\n"}"#] {
         let error = Document::parse(text.as_bytes()).unwrap().supported_version().unwrap_err();
         assert_eq!(error.code, 1, "{text}");
@@ -113,7 +113,7 @@ fn a_version_that_is_not_supported_is_answered_with_those_that_are() {
 }
 
 #[test]
-fn a_gc_list_is_read() {
+fn valid_attachments_are_decoded() {
     let text = r#"{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0","x":1}]}"#;
     let valid = Document::parse(text.as_bytes()).unwrap().valid_attachments().unwrap();
     assert_eq!(valid, [(ContainerId::new("a").unwrap(), IfName::new("eth0").unwrap())]);
@@ -123,7 +123,7 @@ fn a_gc_list_is_read() {
 }
 
 #[test]
-fn a_gc_without_a_readable_list_is_refused() {
+fn missing_or_invalid_valid_attachments_are_refused() {
     for list in ["{}", "[7]", r#"[{"containerID":"a"}]"#, r#"[{"containerID":"a/b","ifname":"eth0"}]"#] {
         let text = format!(r#"{{"cni.dev/valid-attachments":{list}}}"#);
         let error = Document::parse(text.as_bytes()).unwrap().valid_attachments().unwrap_err();
@@ -133,14 +133,14 @@ fn a_gc_without_a_readable_list_is_refused() {
     assert_eq!(Document::parse(b"{}").unwrap().valid_attachments().unwrap_err().code, 7);
 }
 
-/// What becomes of a `runtimeConfig`.
+/// The annotations in a `runtimeConfig`.
 fn annotations(runtime_config: &str) -> Result<Option<Annotations>, CniError> {
     let text = format!(r#"{{"runtimeConfig":{runtime_config}}}"#);
     Document::parse(text.as_bytes()).unwrap().annotations()
 }
 
 #[test]
-fn annotations_that_tell_of_a_vif_are_taken_and_no_others() {
+fn only_annotations_that_the_agent_reads_are_forwarded() {
     let config = r#"{"dns": {"Servers": [[[]]]}, "portMappings": 1e999, "io.kubernetes.cri.pod-annotations":
         {"vif.ferrule.dev/v1": "{\"interfaces\":[]}", "openstack.org\/kuryr-vif": "k\u00fc",
          "kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "x", "vif.ferrule.dev/v2": "y"}}"#;
@@ -154,7 +154,7 @@ fn annotations_that_tell_of_a_vif_are_taken_and_no_others() {
 }
 
 #[test]
-fn no_annotations_are_something_else_than_none_handed_over() {
+fn pod_without_annotations_differs_from_runtime_without_capability() {
     for (config, expected) in [
         ("null", None),
         ("{}", None),
@@ -169,15 +169,15 @@ fn no_annotations_are_something_else_than_none_handed_over() {
 }
 
 #[test]
-fn annotations_that_are_wrong_are_named() {
+fn invalid_annotations_are_refused_and_named() {
     const MAP: &str = "io.kubernetes.cri.pod-annotations";
     let of = |value: &str| format!(r#"{{"{MAP}":{value}}}"#);
     let long = |len: usize| of(&format!(r#"{{"vif.ferrule.dev/v1":"{}"}}"#, "x".repeat(len)));
-    for (config, field, why) in [
-        ("7".to_owned(), "runtimeConfig", "\"7\" is not an object"),
-        (r#"[{"vif.ferrule.dev/v1":"x"}]"#.to_owned(), "runtimeConfig", "is not an object"),
-        (of("[]"), MAP, "\"[]\" is not an object"),
-        (of("\"x\""), MAP, "is not an object"),
+    for (config, field, reason) in [
+        ("7".to_owned(), "runtimeConfig", "found \"7\", expected an object"),
+        (r#"[{"vif.ferrule.dev/v1":"x"}]"#.to_owned(), "runtimeConfig", ", expected an object"),
+        (of("[]"), MAP, "found \"[]\", expected an object"),
+        (of("\"x\""), MAP, ", expected an object"),
         (of(r#"{"vif.ferrule.dev/v1":{"interfaces":[]}}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
         (of(r#"{"vif.ferrule.dev/v1":null}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
         (of(r#"{"vif.ferrule.dev/v1":"\ud800"}"#), MAP, "\"vif.ferrule.dev/v1\" is not a string"),
@@ -187,14 +187,14 @@ fn annotations_that_are_wrong_are_named() {
         let error = annotations(&config).unwrap_err();
         assert_eq!(error.code, 7, "{config:.100}");
         let start = format!("reading \"{field}\" of the network configuration");
-        assert!(error.msg.starts_with(&start) && error.msg.ends_with(why), "{}", error.msg);
+        assert!(error.msg.starts_with(&start) && error.msg.ends_with(reason), "{}", error.msg);
         assert!(error.msg.len() < 250 && !error.msg.contains(char::is_control), "{}", error.msg);
     }
     assert!(annotations(&long(256 * 1024)).is_ok());
 }
 
 #[test]
-fn depth_does_not_overflow_the_stack() {
+fn deep_nesting_does_not_overflow_the_stack() {
     let depth = 500_000;
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let open = open.repeat(depth);
@@ -210,7 +210,7 @@ fn depth_does_not_overflow_the_stack() {
 }
 
 #[test]
-fn recorded_calls_are_read() {
+fn recorded_configurations_are_decoded() {
     for call in include_str!("../../testdata/calls.jsonl").lines() {
         let call: serde_json::Value = serde_json::from_str(call).unwrap();
         let text = call["stdin"].to_string();
@@ -226,12 +226,12 @@ fn recorded_calls_are_read() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Document::parse(&bytes);
     }
 
     #[test]
-    fn no_values_make_it_panic(value in "[\\[\\]{}\",:0-9a-z.+/ -]{0,40}", field in 0..8usize) {
+    fn arbitrary_field_values_do_not_panic(value in "[\\[\\]{}\",:0-9a-z.+/ -]{0,40}", field in 0..8usize) {
         let names = [
             "cniVersion", "name", "type", "socket", "mtu", "dns", "runtimeConfig", "cni.dev/valid-attachments",
         ];

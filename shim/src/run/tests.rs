@@ -1,4 +1,4 @@
-//! Whole invocations, with an agent made of a closure.
+//! Whole invocations with a mock agent.
 
 use std::{
     cell::RefCell,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Runs a command with a good environment; gives what was printed and what was asked of which socket.
+/// Runs a command in a valid environment. Returns the outcome, and the agent's socket and the request to it.
 fn invoke(command: &str, stdin: &str) -> (Outcome, Option<(String, Request)>) {
     invoke_with(command, stdin, &|_| None, Ok(None))
 }
@@ -34,12 +34,12 @@ fn invoke_with(
     let (reader, mut writer) = pipe().unwrap();
     writer.write_all(stdin.as_bytes()).unwrap();
     drop(writer);
-    let asked = RefCell::new(None);
+    let called = RefCell::new(None);
     let outcome = run(&env, reader, |socket: &str, request| {
-        asked.replace(Some((socket.to_owned(), request)));
+        called.replace(Some((socket.to_owned(), request)));
         answer
     });
-    (outcome, asked.into_inner())
+    (outcome, called.into_inner())
 }
 
 fn failure(outcome: Outcome) -> Value {
@@ -58,13 +58,13 @@ fn key() -> Option<AttachmentKey> {
 }
 
 #[test]
-fn without_a_command_it_says_what_it_is() {
-    let (outcome, asked) = invoke("", "");
-    assert_eq!((outcome, asked), (Outcome::About, None));
+fn without_a_command_the_plugin_describes_itself() {
+    let (outcome, called) = invoke("", "");
+    assert_eq!((outcome, called), (Outcome::About, None));
 }
 
 #[test]
-fn versions_are_answered_in_the_version_asked_for() {
+fn version_echoes_the_requested_version() {
     let dummy = |name: &str| (name != "CNI_COMMAND").then(|| OsString::from("dummy"));
     for (stdin, version) in [
         (r#"{"cniVersion":"0.4.0"}"#, "0.4.0"),
@@ -74,19 +74,19 @@ fn versions_are_answered_in_the_version_asked_for() {
         ("", "1.1.0"),
         (" \n", "1.1.0"),
     ] {
-        let (outcome, asked) = invoke_with("VERSION", stdin, &dummy, Ok(None));
+        let (outcome, called) = invoke_with("VERSION", stdin, &dummy, Ok(None));
         let Outcome::Done(Some(json)) = outcome else { panic!("{outcome:?}") };
         let supported = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
         let expected = json!({"cniVersion": version, "supportedVersions": supported});
         assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected);
-        assert_eq!(asked, None);
+        assert_eq!(called, None);
     }
     assert_eq!(failure(invoke("VERSION", "{").0)["code"], 6);
     assert_eq!(failure(invoke("VERSION", r#"{"cniVersion":"1\n"}"#).0)["code"], 7);
 }
 
 #[test]
-fn every_verb_becomes_its_request() {
+fn each_verb_sends_its_request() {
     let stdin = r#"{"cniVersion":"1.1.0","name":"cluster","socket":"/tmp/a","mtu":1400,
                     "cni.dev/valid-attachments":[{"containerID":"a","ifname":"net1"}]}"#;
     let with_result =
@@ -94,8 +94,8 @@ fn every_verb_becomes_its_request() {
     let eth0 = cni::Interface { name: "eth0".into(), ..Default::default() };
     let previous = Some(AddResult { interfaces: vec![eth0], ..Default::default() });
     let check = CheckRequest { api: Some(API), key: key(), netns: "/var/run/netns/x".into(), previous };
-    let (outcome, asked) = invoke("CHECK", &with_result);
-    assert_eq!((outcome, asked), (Outcome::Done(None), Some(("/tmp/a".into(), Request::Check(check)))));
+    let (outcome, called) = invoke("CHECK", &with_result);
+    assert_eq!((outcome, called), (Outcome::Done(None), Some(("/tmp/a".into(), Request::Check(check)))));
     let netns = "/var/run/netns/x".to_owned();
     let api = Some(API);
     let keep = AttachmentKey { network: String::new(), container_id: "a".into(), ifname: "net1".into() };
@@ -114,27 +114,27 @@ fn every_verb_becomes_its_request() {
         ("GC", Request::Gc(GcRequest { api, network: "cluster".into(), valid: vec![keep] })),
         ("STATUS", Request::Status(StatusRequest { api })),
     ] {
-        let (outcome, asked) = invoke(command, stdin);
+        let (outcome, called) = invoke(command, stdin);
         assert_eq!(outcome, Outcome::Done(None), "{command}");
-        assert_eq!(asked, Some(("/tmp/a".into(), expected)));
+        assert_eq!(called, Some(("/tmp/a".into(), expected)));
     }
 }
 
 #[test]
-fn recorded_calls_reach_the_agent() {
+fn recorded_calls_reach_the_agent_unless_they_request_host_ports() {
     for line in include_str!("../../testdata/calls.jsonl").lines() {
         let call: Value = serde_json::from_str(line).unwrap();
         let env = |name: &str| call["env"][name].as_str().map(OsString::from);
-        let (outcome, asked) = invoke_with("", &call["stdin"].to_string(), &env, Ok(None));
-        let asks_for_ports = call["stdin"]["runtimeConfig"]["portMappings"].is_array();
-        if asks_for_ports && call["cmd"] == "ADD" {
+        let (outcome, called) = invoke_with("", &call["stdin"].to_string(), &env, Ok(None));
+        let requests_ports = call["stdin"]["runtimeConfig"]["portMappings"].is_array();
+        if requests_ports && call["cmd"] == "ADD" {
             let error = failure(outcome);
-            assert_eq!((&error["code"], asked), (&json!(2), None), "{error}");
+            assert_eq!((&error["code"], called), (&json!(2), None), "{error}");
             assert!(error["details"].as_str().unwrap().contains("\"portmap\""), "{error}");
             continue;
         }
         assert_eq!(outcome, Outcome::Done(None), "{line}");
-        let (socket, request) = asked.unwrap();
+        let (socket, request) = called.unwrap();
         assert_eq!(socket, ferrule_proto::DEFAULT_SOCKET);
         let (key, netns) = match request {
             Request::Add(request) => (request.key.unwrap(), request.netns),
@@ -148,26 +148,26 @@ fn recorded_calls_reach_the_agent() {
 }
 
 #[test]
-fn only_an_add_looks_into_the_annotations() {
+fn only_add_parses_annotations() {
     let stdin = |annotations: &str| {
         format!(
             r#"{{"cniVersion":"1.0.0","name":"n",
                 "runtimeConfig":{{"io.kubernetes.cri.pod-annotations":{annotations}}}}}"#
         )
     };
-    let (outcome, asked) = invoke("ADD", &stdin(r#"{"vif.ferrule.dev/v1":"x","other":"y"}"#));
+    let (outcome, called) = invoke("ADD", &stdin(r#"{"vif.ferrule.dev/v1":"x","other":"y"}"#));
     assert_eq!(outcome, Outcome::Done(None));
-    let Some((_, Request::Add(AddRequest { pod: Some(pod), .. }))) = asked else { panic!("{asked:?}") };
+    let Some((_, Request::Add(AddRequest { pod: Some(pod), .. }))) = called else { panic!("{called:?}") };
     assert_eq!(pod.annotations.unwrap().values, [("vif.ferrule.dev/v1".into(), "x".into())].into());
-    let (outcome, asked) = invoke("ADD", &stdin("[]"));
-    assert_eq!((&failure(outcome)["code"], asked), (&json!(7), None));
+    let (outcome, called) = invoke("ADD", &stdin("[]"));
+    assert_eq!((&failure(outcome)["code"], called), (&json!(7), None));
     assert_eq!(invoke("DEL", &stdin("[]")).0, Outcome::Done(None));
     let check = stdin("[]").replace("\"name\"", "\"prevResult\":{},\"name\"");
     assert_eq!(invoke("CHECK", &check).0, Outcome::Done(None));
 }
 
 #[test]
-fn a_result_is_printed_in_the_version_asked_for() {
+fn result_is_printed_in_the_requested_version() {
     let interface = cni::Interface { name: "eth0".into(), mtu: 1500, ..Default::default() };
     let result = AddResult { interfaces: vec![interface], ..Default::default() };
     let stdin = r#"{"cniVersion":"0.3.1","name":"n"}"#;
@@ -177,7 +177,7 @@ fn a_result_is_printed_in_the_version_asked_for() {
 }
 
 #[test]
-fn an_error_is_told_in_the_version_asked_for() {
+fn error_is_printed_in_the_requested_version() {
     let full = |_: &str| None;
     let error = CniError::new(Code::TryAgainLater, "later", "wait");
     let stdin = r#"{"cniVersion":"0.4.0","name":"n"}"#;
@@ -188,13 +188,13 @@ fn an_error_is_told_in_the_version_asked_for() {
     );
 
     let bad_name = |name: &str| (name == "CNI_IFNAME").then(|| "lo".into());
-    let (outcome, asked) = invoke_with("ADD", stdin, &bad_name, Ok(None));
+    let (outcome, called) = invoke_with("ADD", stdin, &bad_name, Ok(None));
     let error = failure(outcome);
-    assert_eq!((&error["cniVersion"], &error["code"], asked), (&json!("0.4.0"), &json!(4), None));
+    assert_eq!((&error["cniVersion"], &error["code"], called), (&json!("0.4.0"), &json!(4), None));
 }
 
 #[test]
-fn what_is_refused_is_not_asked_of_the_agent() {
+fn invalid_input_never_reaches_the_agent() {
     for (command, stdin, version, code) in [
         ("ADD", "", "1.1.0", 6),
         ("ADD", r#"{"name":"n"}"#, "1.1.0", 1),
@@ -208,7 +208,7 @@ fn what_is_refused_is_not_asked_of_the_agent() {
         ("STATUS", r#"{"cniVersion":"1.0.0","name":"n"}"#, "1.0.0", 1),
         ("UPDATE", r#"{"cniVersion":"1.0.0","name":"n"}"#, "1.0.0", 4),
     ] {
-        let (outcome, asked) = invoke(command, stdin);
+        let (outcome, called) = invoke(command, stdin);
         let error = failure(outcome);
         assert_eq!(
             (&error["code"], &error["cniVersion"]),
@@ -216,38 +216,38 @@ fn what_is_refused_is_not_asked_of_the_agent() {
             "{command} {stdin}"
         );
         assert_ne!(error["msg"], "");
-        assert_eq!(asked, None);
+        assert_eq!(called, None);
     }
 }
 
 #[test]
-fn what_the_runtime_asks_for_is_in_the_result_or_refused_by_add_alone() {
+fn add_returns_requested_dns_and_refuses_unsupported_capabilities() {
     let stdin = |config: &str| {
         format!(
             r#"{{"cniVersion":"1.0.0","name":"n","dns":{{"nameservers":["10.96.0.10"],"domain":"a"}},
                 "prevResult":null,"runtimeConfig":{config}}}"#
         )
     };
-    let told = stdin(r#"{"dns":{"Servers":["192.168.77.10"],"Options":["ndots:5"]},"portMappings":[]}"#);
-    let (outcome, _) = invoke_with("ADD", &told, &|_| None, Ok(Some(AddResult::default())));
+    let with_dns = stdin(r#"{"dns":{"Servers":["192.168.77.10"],"Options":["ndots:5"]},"portMappings":[]}"#);
+    let (outcome, _) = invoke_with("ADD", &with_dns, &|_| None, Ok(Some(AddResult::default())));
     let Outcome::Done(Some(json)) = outcome else { panic!("{outcome:?}") };
     let dns = json!({"nameservers": ["192.168.77.10"], "domain": "a", "options": ["ndots:5"]});
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["dns"], dns);
 
-    let asks = stdin(r#"{"mac":"c2:11:22:33:44:55"}"#);
-    let (outcome, asked) = invoke("ADD", &asks);
-    assert_eq!((&failure(outcome)["code"], asked), (&json!(2), None));
-    assert_eq!(invoke("DEL", &asks).0, Outcome::Done(None), "what was never added must go all the same");
+    let with_mac = stdin(r#"{"mac":"c2:11:22:33:44:55"}"#);
+    let (outcome, called) = invoke("ADD", &with_mac);
+    assert_eq!((&failure(outcome)["code"], called), (&json!(2), None));
+    assert_eq!(invoke("DEL", &with_mac).0, Outcome::Done(None), "the DEL after a refused ADD must succeed");
 }
 
 #[test]
-fn a_check_needs_a_result_in_the_version_asked_for() {
+fn check_needs_a_prev_result_in_the_requested_version() {
     for (prev_result, code) in
         [("null", 7), (r#""garbage""#, 6), ("[[[]]]", 6), (r#"{"cniVersion":"0.4.0"}"#, 7), ("{}", 0)]
     {
         let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{prev_result}}}"#);
-        let (outcome, asked) = invoke("CHECK", &stdin);
-        assert_eq!(asked.is_some(), code == 0, "{prev_result}");
+        let (outcome, called) = invoke("CHECK", &stdin);
+        assert_eq!(called.is_some(), code == 0, "{prev_result}");
         if code != 0 {
             let error = failure(outcome);
             assert_eq!(error["code"], code, "{error}");
@@ -257,7 +257,7 @@ fn a_check_needs_a_result_in_the_version_asked_for() {
 }
 
 #[test]
-fn a_result_of_an_earlier_add_is_no_matter_to_del() {
+fn del_ignores_prev_result() {
     for prev_result in ["null", "{}", r#""garbage""#, "[[[]]]"] {
         let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{prev_result}}}"#);
         assert_eq!(invoke("DEL", &stdin).0, Outcome::Done(None));

@@ -1,4 +1,4 @@
-//! An agent that only remembers what it was asked.
+//! A mock agent that records requests.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,12 +18,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 pub(crate) struct MockAgent {
-    /// Holds the socket until the end.
+    /// Holds the socket.
     dir: TempDir,
     socket: PathBuf,
-    /// Dropped, it stops the agent.
+    /// Dropping the runtime stops the agent.
     runtime: Runtime,
-    asked: Arc<Asked>,
+    received: Arc<Received>,
 }
 
 #[derive(Clone)]
@@ -33,10 +33,10 @@ pub(crate) enum Behaviour {
     Hang,
 }
 
-/// What has been asked so far.
+/// All requests so far.
 #[derive(Default)]
-struct Asked {
-    /// With `grpc-timeout`.
+struct Received {
+    /// Each with `grpc-timeout`.
     adds: Mutex<Vec<(AddRequest, Option<String>)>>,
     others: Mutex<Vec<String>>,
     /// `traceparent` and `tracestate` of every call.
@@ -45,7 +45,7 @@ struct Asked {
 
 struct Service {
     behaviour: Behaviour,
-    asked: Arc<Asked>,
+    received: Arc<Received>,
 }
 
 // === impl MockAgent ===
@@ -55,15 +55,15 @@ impl MockAgent {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let runtime = Runtime::new().unwrap();
-        let asked = Arc::<Asked>::default();
-        let service = CniServer::new(Service { behaviour, asked: Arc::clone(&asked) });
+        let received = Arc::<Received>::default();
+        let service = CniServer::new(Service { behaviour, received: Arc::clone(&received) });
         let listener = {
             let _inside = runtime.enter();
             UnixListener::bind(&socket).unwrap()
         };
         let incoming = UnixListenerStream::new(listener);
         runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        Self { dir, socket, runtime, asked }
+        Self { dir, socket, runtime, received }
     }
 
     pub(crate) fn socket(&self) -> &Path {
@@ -71,18 +71,18 @@ impl MockAgent {
     }
 
     pub(crate) fn adds(&self) -> Vec<(AddRequest, Option<String>)> {
-        self.asked.adds.lock().unwrap().clone()
+        self.received.adds.lock().unwrap().clone()
     }
 
     pub(crate) fn others(&self) -> Vec<String> {
-        self.asked.others.lock().unwrap().clone()
+        self.received.others.lock().unwrap().clone()
     }
 
     pub(crate) fn traces(&self) -> Vec<[Option<String>; 2]> {
-        self.asked.traces.lock().unwrap().clone()
+        self.received.traces.lock().unwrap().clone()
     }
 
-    /// Stops as if killed, once a call has come. Its directory is left.
+    /// Waits for a call, then stops as if killed. Returns the agent's directory.
     pub(crate) fn stop_when_called(self) -> TempDir {
         while self.adds().is_empty() && self.others().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
@@ -95,11 +95,11 @@ impl MockAgent {
 // === impl Service ===
 
 impl Service {
-    /// Notes a call and gives the error to answer it with, if any.
+    /// Records a call. Returns the error to answer with, if any.
     async fn served(&self, metadata: &MetadataMap, call: Option<String>) -> Option<Error> {
         let text = |name| metadata.get(name).map(|value| value.to_str().unwrap().to_owned());
-        self.asked.traces.lock().unwrap().push(["traceparent", "tracestate"].map(text));
-        self.asked.others.lock().unwrap().extend(call);
+        self.received.traces.lock().unwrap().push(["traceparent", "tracestate"].map(text));
+        self.received.others.lock().unwrap().extend(call);
         match &self.behaviour {
             Behaviour::Serve => None,
             Behaviour::Refuse(error) => Some(error.clone()),
@@ -113,7 +113,7 @@ impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
         let timeout = request.metadata().get("grpc-timeout").map(|v| v.to_str().unwrap().to_owned());
         let (metadata, _, request) = request.into_parts();
-        self.asked.adds.lock().unwrap().push((request.clone(), timeout));
+        self.received.adds.lock().unwrap().push((request.clone(), timeout));
         let outcome = match self.served(&metadata, None).await {
             Some(error) => Outcome::Error(error),
             None => Outcome::Result(result(&request)),

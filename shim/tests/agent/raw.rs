@@ -1,4 +1,4 @@
-//! An agent that speaks bytes: it answers what was recorded, whatever its release, and remembers what it was sent.
+//! A mock agent on the level of bytes: sends recorded responses and records requests.
 
 use std::{
     collections::HashMap,
@@ -15,21 +15,21 @@ use tonic::codegen::{
 };
 
 pub(crate) struct RawAgent {
-    /// Holds the socket until the end.
+    /// Holds the socket.
     _dir: TempDir,
     socket: PathBuf,
-    /// Dropped, it stops the agent.
+    /// Dropping the runtime stops the agent.
     _runtime: Runtime,
-    seen: Seen,
+    received: Received,
 }
 
 /// Method and message of each call.
-type Seen = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
-/// Encoded messages by method. A method that is not there is one that the agent has not heard of.
+/// Encoded responses by method. Other methods are unimplemented.
 pub(crate) type Answers = HashMap<String, Vec<u8>>;
 
-/// gRPC's length-prefixed message: a flag and four bytes of length before it.
+/// Length of gRPC's message prefix: a flag and the message's length in four bytes.
 const PREFIX: usize = 5;
 
 // === impl RawAgent ===
@@ -38,33 +38,33 @@ impl RawAgent {
     pub(crate) fn start(answers: Answers) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        let (runtime, seen) = (Runtime::new().unwrap(), Seen::default());
+        let (runtime, received) = (Runtime::new().unwrap(), Received::default());
         let listener = {
             let _inside = runtime.enter();
             UnixListener::bind(&socket).unwrap()
         };
-        runtime.spawn(serve(listener, Arc::new(answers), Arc::clone(&seen)));
-        Self { _dir: dir, socket, _runtime: runtime, seen }
+        runtime.spawn(serve(listener, Arc::new(answers), Arc::clone(&received)));
+        Self { _dir: dir, socket, _runtime: runtime, received }
     }
 
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    pub(crate) fn seen(&self) -> Vec<(String, Vec<u8>)> {
-        self.seen.lock().unwrap().clone()
+    pub(crate) fn received(&self) -> Vec<(String, Vec<u8>)> {
+        self.received.lock().unwrap().clone()
     }
 }
 
-async fn serve(listener: UnixListener, answers: Arc<Answers>, seen: Seen) {
+async fn serve(listener: UnixListener, answers: Arc<Answers>, received: Received) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (answers, seen) = (Arc::clone(&answers), Arc::clone(&seen));
+        let (answers, received) = (Arc::clone(&answers), Arc::clone(&received));
         tokio::spawn(async move {
             let mut connection = h2::server::handshake(stream).await.unwrap();
-            // It ends when the shim does.
+            // Ends when the shim exits.
             while let Some(Ok((request, respond))) = connection.accept().await {
-                tokio::spawn(answer(request, respond, Arc::clone(&answers), Arc::clone(&seen)));
+                tokio::spawn(answer(request, respond, Arc::clone(&answers), Arc::clone(&received)));
             }
         });
     }
@@ -74,7 +74,7 @@ async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     answers: Arc<Answers>,
-    seen: Seen,
+    received: Received,
 ) {
     let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
     let mut body = request.into_body();
@@ -86,7 +86,7 @@ async fn answer(
     }
     message.drain(..PREFIX);
     let answer = answers.get(&method).cloned();
-    seen.lock().unwrap().push((method, message));
+    received.lock().unwrap().push((method, message));
     let head = Response::builder().header("content-type", "application/grpc");
     let Some(answer) = answer else {
         let head = head.header("grpc-status", "12").body(()).unwrap();

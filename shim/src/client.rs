@@ -1,4 +1,4 @@
-//! The call to the agent: request in, result or CNI error out.
+//! The client of the agent: deadlines, retries of a DEL, and the mapping of transport errors to CNI errors.
 
 use std::{
     io, mem, thread,
@@ -9,19 +9,12 @@ use ferrule_proto::cni::{
     self, AddRequest, AddResult, CheckRequest, DelRequest, GcRequest, StatusRequest, add_response::Outcome,
     cni_client::CniClient, error::Code,
 };
-use ferrule_proto::names::InvalidName;
+use ferrule_proto::{names::InvalidName, quoted::Quoted};
 use tokio::{runtime::Builder, time};
 use tonic::{Status, codegen::http::Uri};
 
-use crate::{
-    away,
-    env::Verb,
-    error::{CniError, Shown},
-    trace::Trace,
-    transport::Transport,
-};
+use crate::{agentless, env::Verb, error::CniError, trace::Trace, transport::Transport};
 
-/// What is asked of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Request {
     Add(AddRequest),
@@ -31,21 +24,21 @@ pub(crate) enum Request {
     Status(StatusRequest),
 }
 
-/// How long the agent may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(1);
-/// How long it may take to answer: less than the runtimes' own two minutes, so that the answer to a deadline
-/// missed is ours. An ADD may have to wait for a controller's decision.
-const ADD: Duration = Duration::from_secs(90);
-const OTHERS: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Deadline of an ADD, which may wait for a controller to write the VIF. Shorter than the runtimes' two minutes, so that the
+/// runtime receives our error instead of its own timeout.
+const ADD_DEADLINE: Duration = Duration::from_secs(90);
+/// Deadline of all other calls.
+const DEADLINE: Duration = Duration::from_secs(30);
 
-/// For how long to call an agent that is going away, and how long to wait in between.
-const GOING: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long to retry a DEL while an agent stops, and the backoff between attempts.
+const RETRY_DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_BACKOFF: Duration = Duration::from_millis(50);
 
 const START_AGENT: &str = "check that ferrule-agent runs on this node and that \"socket\" in the network \
-                           configuration, if it is set, names the agent's socket";
+                           configuration, if set, is the path of the agent's socket";
 
-/// A call that the agent has not served.
+/// A call that the agent did not answer.
 #[derive(Debug)]
 struct Failure {
     error: CniError,
@@ -54,19 +47,18 @@ struct Failure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
-    /// Nobody listens.
-    Away,
-    /// Somebody who listened has gone, or does not speak our language.
-    Lost,
-    /// Somebody listens, and could not serve.
+    /// No process listens on the socket.
+    NoAgent,
+    /// The connection broke: the agent stopped, or the listener does not speak gRPC.
+    ConnectionLost,
+    /// The listener is there but failed to serve the call.
     Unserved,
 }
 
-/// Calls the agent, as a part of the trace if there is one, and waits for its answer. Only ADD has a result. A DEL succeeds without
-/// an agent.
+/// Calls the agent and waits for its answer, which has a result only for ADD. Without an agent, a DEL completes here.
 ///
 /// # Errors
-/// Those of the agent, and those of getting through to it.
+/// The agent's error, or an error of the transport.
 pub(crate) fn call(
     socket: &str,
     request: Request,
@@ -75,27 +67,27 @@ pub(crate) fn call(
     match (attempt(socket, &request, trace.as_ref()), &request) {
         (Ok(answer), _) => answer,
         (
-            Err(Failure { cause: Cause::Away | Cause::Lost, .. }),
+            Err(Failure { cause: Cause::NoAgent | Cause::ConnectionLost, .. }),
             Request::Del(DelRequest { key: Some(key), .. }),
         ) => {
-            let key = away::Key::new(key).map_err(|error| invalid(&error))?;
-            let again = || again(socket, &request, trace.as_ref());
-            away::del(socket, &key, again).map(|()| None)
+            let key = agentless::Key::new(key).map_err(|error| invalid(&error))?;
+            let retry = || retry(socket, &request, trace.as_ref());
+            agentless::del(socket, &key, retry).map(|()| None)
         }
         (Err(Failure { error, .. }), _) => Err(error),
     }
 }
 
-/// Calls an agent that was away or went away: whether there is one now, and its answer. One that is going away takes a moment
-/// to be gone.
-fn again(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
-    let end = Instant::now() + GOING;
+/// Retries the call after a failed first attempt. Returns `None` if no agent listens. While an agent stops, its connections
+/// break before its socket closes, so broken connections are retried.
+fn retry(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
+    let deadline = Instant::now() + RETRY_DEADLINE;
     loop {
         match attempt(socket, request, trace) {
             Ok(answer) => return Some(answer.map(drop)),
-            Err(Failure { cause: Cause::Away, .. }) => return None,
-            Err(Failure { cause: Cause::Lost, .. }) if Instant::now() < end => {
-                thread::sleep(PAUSE);
+            Err(Failure { cause: Cause::NoAgent, .. }) => return None,
+            Err(Failure { cause: Cause::ConnectionLost, .. }) if Instant::now() < deadline => {
+                thread::sleep(RETRY_BACKOFF);
             }
             Err(Failure { error, .. }) => return Some(Err(error)),
         }
@@ -108,15 +100,15 @@ fn attempt(
     request: &Request,
     trace: Option<&Trace>,
 ) -> Result<Result<Option<AddResult>, CniError>, Failure> {
-    // A socket and its deadline have no more than two events at a time.
+    // The socket and the deadline have at most two events at a time; the default of 1024 costs memory.
     let runtime =
         Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
-            let msg = format!("{}: preparing the call to the agent: {e}", request.verb().as_str());
-            let details = "check the limits on open files and memory of the runtime";
+            let msg = format!("{}: creating the event loop for the call: {e}", request.verb().as_str());
+            let details = "check the container runtime's limits on open files and memory";
             Failure { error: CniError::new(Code::IoFailure, msg, details), cause: Cause::Unserved }
         })?;
     let answer = runtime.block_on(exchange(socket, request.clone(), trace.cloned()));
-    // The process is about to end, which closes the connection too: nothing has to be taken apart before.
+    // Skips the shutdown of the event loop: the process exits next, which closes the connection.
     mem::forget(runtime);
     answer
 }
@@ -127,39 +119,41 @@ async fn exchange(
     trace: Option<Trace>,
 ) -> Result<Result<Option<AddResult>, CniError>, Failure> {
     let verb = request.verb();
-    let transport = match time::timeout(CONNECT, Transport::connect(socket, trace)).await {
+    let transport = match time::timeout(CONNECT_TIMEOUT, Transport::connect(socket, trace)).await {
         Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
         Err(_) => return Err(unreachable(verb, socket, &io::ErrorKind::TimedOut.into())),
     };
-    let within = request.deadline();
-    match time::timeout(within, send(transport, request, within)).await {
+    let deadline = request.deadline();
+    match time::timeout(deadline, send(transport, request, deadline)).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(status)) => Err(failed(verb, socket, &status)),
         Err(_) => {
-            let status = Status::deadline_exceeded(format!("there is no answer after {within:?}"));
+            let status = Status::deadline_exceeded(format!("no response after {deadline:?}"));
             Err(failed(verb, socket, &status))
         }
     }
 }
 
-/// Sends the request. The outer error is the transport's, the inner one the agent's.
+/// Sends the request. The outer error is the transport's, the inner error is the agent's.
 async fn send(
     transport: Transport,
     request: Request,
-    within: Duration,
+    deadline: Duration,
 ) -> Result<Result<Option<AddResult>, CniError>, Status> {
-    // HTTP wants a name for the server; a socket has none.
+    // HTTP requires an authority; a unix socket has none.
     let mut client = CniClient::with_origin(transport, Uri::from_static("http://ferrule-agent"));
     let error = match request {
-        Request::Add(request) => match client.add(timed(request, within)).await?.into_inner().outcome {
-            Some(Outcome::Result(result)) => return Ok(Ok(Some(result))),
-            Some(Outcome::Error(error)) => Some(error),
-            None => return Err(Status::internal("the answer has neither a result nor an error")),
-        },
-        Request::Del(request) => client.del(timed(request, within)).await?.into_inner().error,
-        Request::Check(request) => client.check(timed(request, within)).await?.into_inner().error,
-        Request::Gc(request) => client.gc(timed(request, within)).await?.into_inner().error,
-        Request::Status(request) => client.status(timed(request, within)).await?.into_inner().error,
+        Request::Add(request) => {
+            match client.add(with_timeout(request, deadline)).await?.into_inner().outcome {
+                Some(Outcome::Result(result)) => return Ok(Ok(Some(result))),
+                Some(Outcome::Error(error)) => Some(error),
+                None => return Err(Status::internal("the response has neither a result nor an error")),
+            }
+        }
+        Request::Del(request) => client.del(with_timeout(request, deadline)).await?.into_inner().error,
+        Request::Check(request) => client.check(with_timeout(request, deadline)).await?.into_inner().error,
+        Request::Gc(request) => client.gc(with_timeout(request, deadline)).await?.into_inner().error,
+        Request::Status(request) => client.status(with_timeout(request, deadline)).await?.into_inner().error,
     };
     Ok(error.map_or(Ok(None), |error: cni::Error| Err(error.into())))
 }
@@ -178,71 +172,73 @@ impl Request {
     }
 
     fn deadline(&self) -> Duration {
-        if matches!(self, Self::Add(_)) { ADD } else { OTHERS }
+        if matches!(self, Self::Add(_)) { ADD_DEADLINE } else { DEADLINE }
     }
 }
 
-/// Tells the agent the deadline too (`grpc-timeout`), so that it does not go on for nobody.
-fn timed<T>(message: T, within: Duration) -> tonic::Request<T> {
+/// Passes the deadline to the agent (`grpc-timeout`), so that the agent cancels work that no caller waits for.
+fn with_timeout<T>(message: T, timeout: Duration) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
-    request.set_timeout(within);
+    request.set_timeout(timeout);
     request
 }
 
-/// The error for a socket that does not lead to an agent.
+/// A failed connection attempt.
 fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> Failure {
     let (code, details) = match error.kind() {
         io::ErrorKind::PermissionDenied => (Code::IoFailure, "run the plugin as root"),
-        // The last: it has closed its socket with us in the queue.
+        // ConnectionReset: the agent closed its socket while the connection was in its accept queue.
         io::ErrorKind::NotFound
         | io::ErrorKind::ConnectionRefused
         | io::ErrorKind::TimedOut
-        | io::ErrorKind::ConnectionReset => (away(verb), START_AGENT),
+        | io::ErrorKind::ConnectionReset => (unavailable(verb), START_AGENT),
         _ => (Code::IoFailure, START_AGENT),
     };
-    let msg = format!("{}: connecting to the agent at {}: {error}", verb.as_str(), Shown(socket));
+    let msg = format!("{}: connecting to the agent at {}: {error}", verb.as_str(), Quoted(socket));
     let cause = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
-            Cause::Away
+            Cause::NoAgent
         }
         _ => Cause::Unserved,
     };
     Failure { error: CniError::new(code, msg, details), cause }
 }
 
-/// The error for a call that was not served.
+/// A call that failed after the connection was made.
 fn failed(verb: Verb, socket: &str, status: &Status) -> Failure {
     let (code, details) = match status.code() {
-        // A server that sees the deadline first says that the call is cancelled.
+        // Cancelled: the agent noticed the deadline first.
         tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
-            (away(verb), START_AGENT)
+            (unavailable(verb), START_AGENT)
         }
-        tonic::Code::ResourceExhausted => (away(verb), "the agent has too much to do: try again later"),
+        tonic::Code::ResourceExhausted => (unavailable(verb), "the agent is overloaded: retry later"),
         tonic::Code::PermissionDenied | tonic::Code::Unauthenticated => {
             (Code::IoFailure, "run the plugin as root")
         }
         tonic::Code::Unimplemented => {
-            (Code::ApiIncompatible, "the agent is older than this plugin: install both from the same release")
+            (Code::ApiIncompatible, "the agent is older than this plugin: install both from one release")
         }
         _ => (Code::Internal, "see the log of ferrule-agent on this node"),
     };
-    let (verb, socket) = (verb.as_str(), Shown(socket));
+    let (verb, socket) = (verb.as_str(), Quoted(socket));
     let msg = format!(
         "{verb}: calling the agent at {socket}: {:?}: {}",
         status.code(),
         status.message().escape_debug()
     );
-    // The agent never says this itself: it is the connection that was lost.
-    let cause = if status.code() == tonic::Code::Unavailable { Cause::Lost } else { Cause::Unserved };
+    // The agent never returns Unavailable: only our transport does.
+    let lost = status.code() == tonic::Code::Unavailable;
+    let cause = if lost { Cause::ConnectionLost } else { Cause::Unserved };
     Failure { error: CniError::new(code, msg, details), cause }
 }
 
 fn invalid(error: &InvalidName) -> CniError {
-    CniError::new(Code::InvalidEnvironment, format!("DEL: {error}"), "the runtime must name the container")
+    let details = "the runtime must pass valid names of network, container and interface";
+    CniError::new(Code::InvalidEnvironment, format!("DEL: {error}"), details)
 }
 
-/// The code for an agent that cannot serve now: STATUS has one of its own for that.
-fn away(verb: Verb) -> Code {
+/// The code for an agent that cannot serve at the moment. The specification has a special one for STATUS.
+fn unavailable(verb: Verb) -> Code {
     if verb == Verb::Status { Code::PluginNotAvailable } else { Code::TryAgainLater }
 }
 
@@ -266,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_that_hangs_is_given_up_at_the_deadline() {
+    async fn hanging_agent_fails_the_call_at_its_deadline() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         let _never_accepted = UnixListener::bind(&path).unwrap();
@@ -275,15 +271,15 @@ mod tests {
             let start = Instant::now();
             let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
             let elapsed = start.elapsed();
-            assert!(elapsed >= deadline && elapsed < deadline + CONNECT, "{verb:?} took {elapsed:?}");
+            assert!(elapsed >= deadline && elapsed < deadline + CONNECT_TIMEOUT, "{verb:?} took {elapsed:?}");
             assert_eq!(error.code, if verb == Verb::Status { 50 } else { 11 });
-            assert_eq!(cause, Cause::Unserved, "it may come to its senses: nobody may do its work");
-            assert!(error.msg.contains("there is no answer after"), "{}", error.msg);
+            assert_eq!(cause, Cause::Unserved, "the agent may still complete the call");
+            assert!(error.msg.contains("no response after"), "{}", error.msg);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_queue_of_connections_is_waited_for_but_not_for_long() {
+    async fn full_accept_queue_fails_the_call_at_the_connect_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
@@ -295,11 +291,11 @@ mod tests {
         let request = Request::Add(AddRequest::default());
         let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
         assert_eq!((error.code, cause), (11, Cause::Unserved), "{}", error.msg);
-        assert!(start.elapsed() >= CONNECT && start.elapsed() < 2 * CONNECT);
+        assert!(start.elapsed() >= CONNECT_TIMEOUT && start.elapsed() < 2 * CONNECT_TIMEOUT);
     }
 
     #[test]
-    fn an_agent_that_is_away_is_named_by_its_socket() {
+    fn missing_agent_is_an_error_with_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("missing.sock");
         let stale = dir.path().join("stale.sock");
@@ -316,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_may_not_be_opened_asks_for_root() {
+    fn permission_denied_on_the_socket_asks_for_root() {
         let Failure { error, cause } = unreachable(Verb::Add, "/x", &io::ErrorKind::PermissionDenied.into());
         assert_eq!(cause, Cause::Unserved);
         assert_eq!((error.code, error.details.as_str()), (5, "run the plugin as root"));
     }
 
     #[test]
-    fn every_failure_of_the_transport_has_its_code() {
+    fn grpc_codes_map_to_cni_codes() {
         use tonic::Code as Grpc;
         for (grpc, add, status) in [
             (Grpc::Unavailable, 11, 50),
@@ -340,7 +336,7 @@ mod tests {
             let Failure { error, cause } = failed(Verb::Add, "/x", &failure);
             assert_eq!(error.code, add, "{grpc:?}");
             assert!(error.msg.contains(r"it\nbroke"));
-            assert_eq!(cause == Cause::Lost, grpc == Grpc::Unavailable);
+            assert_eq!(cause == Cause::ConnectionLost, grpc == Grpc::Unavailable);
             assert_eq!(failed(Verb::Status, "/x", &failure).error.code, status, "{grpc:?}");
         }
     }

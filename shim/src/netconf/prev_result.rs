@@ -1,16 +1,16 @@
-//! `prevResult`, as CHECK gets it: the result of the whole chain's ADD, in the version of the configuration.
+//! `prevResult` of CHECK: the result of the whole plugin chain, in the version of the network configuration.
 //!
-//! It is decoded as libcni's types do: unknown fields are passed over, keys are those of the specification. It goes to the
-//! agent, which alone knows what of it is ours.
+//! Decoded like libcni's types: unknown fields are ignored. The shim forwards the result to the agent, which knows which
+//! part of it is its own.
 
-use ferrule_proto::cni::{AddResult, Interface, Ip, Route, error::Code};
+use ferrule_proto::{
+    cni::{AddResult, Interface, Ip, Route, error::Code},
+    quoted::Quoted,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{
-    error::{CniError, Shown},
-    version::CniVersion,
-};
+use crate::{error::CniError, version::CniVersion};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a result")]
@@ -39,7 +39,7 @@ struct PreviousIp {
     address: String,
     #[serde(default)]
     gateway: Option<String>,
-    /// Chained plugins may leave it out.
+    /// Chained plugins may omit the interface.
     interface: Option<u32>,
 }
 
@@ -57,34 +57,30 @@ struct PreviousRoute {
     priority: u32,
 }
 
-/// Decodes the result. `asked` is the version of the configuration.
+/// Decodes the result. `requested` is the version of the network configuration.
 ///
 /// # Errors
-/// If there is none, which the specification does not allow for CHECK; if it is not a result; or if it is one of another
-/// version.
-pub(super) fn parse(raw: Option<&RawValue>, asked: CniVersion) -> Result<AddResult, CniError> {
+/// If the result is missing, which violates the specification of CHECK, is malformed, or has another version.
+pub(super) fn parse(raw: Option<&RawValue>, requested: CniVersion) -> Result<AddResult, CniError> {
     let Some(raw) = raw else {
         return Err(refuse(
             Code::InvalidNetworkConfig,
-            "it is missing, and CHECK is to compare the attachment with it",
+            "missing, but CHECK compares the attachment with the previous result",
         ));
     };
-    let decoding = |why: &dyn std::fmt::Display| refuse(Code::DecodingFailure, why);
-    // An array would be taken for the fields in their order.
+    let malformed = |reason: &dyn std::fmt::Display| refuse(Code::DecodingFailure, reason);
+    // Serde accepts an array in place of a struct.
     if !raw.get().starts_with('{') {
-        return Err(decoding(&format_args!("{} is not an object", Shown(raw.get()))));
+        return Err(malformed(&format_args!("found {}, expected an object", Quoted(raw.get()))));
     }
-    let previous: Previous = serde_json::from_str(raw.get()).map_err(|e| decoding(&e))?;
-    // libcni takes one without for one of the configuration's version.
+    let previous: Previous = serde_json::from_str(raw.get()).map_err(|e| malformed(&e))?;
+    // As in libcni, the default is the version of the network configuration.
     let version = previous.cni_version.filter(|version| !version.is_empty());
-    if let Some(version) = version.filter(|version| version != asked.as_str()) {
+    if let Some(version) = version.filter(|version| version != requested.as_str()) {
+        let (found, expected) = (Quoted(&version), requested.as_str());
         return Err(refuse(
             Code::InvalidNetworkConfig,
-            format_args!(
-                "it is of CNI version {}, and the configuration of {}",
-                Shown(&version),
-                asked.as_str()
-            ),
+            format_args!("wrong CNI version {found}, expected {expected} as in the network configuration"),
         ));
     }
     Ok(AddResult {
@@ -104,7 +100,7 @@ impl From<PreviousInterface> for Interface {
 
 impl From<PreviousIp> for Ip {
     fn from(PreviousIp { address, gateway, interface }: PreviousIp) -> Self {
-        // Beyond all interfaces: not said.
+        // An index out of range means: not specified.
         Self { address, gateway: gateway.unwrap_or_default(), interface: interface.unwrap_or(u32::MAX) }
     }
 }
@@ -115,21 +111,21 @@ impl From<PreviousRoute> for Route {
     }
 }
 
-fn refuse(code: Code, why: impl std::fmt::Display) -> CniError {
-    let msg = format!("reading \"prevResult\" of the network configuration: {why}");
-    CniError::new(code, msg, "the runtime must hand over the result of the container's ADD as it got it")
+fn refuse(code: Code, reason: impl std::fmt::Display) -> CniError {
+    let msg = format!("reading \"prevResult\" of the network configuration: {reason}");
+    CniError::new(code, msg, "the runtime must pass the unchanged result of the container's ADD")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn previous(json: &str, asked: CniVersion) -> Result<AddResult, CniError> {
-        parse(Some(&RawValue::from_string(json.to_owned()).unwrap()), asked)
+    fn previous(json: &str, requested: CniVersion) -> Result<AddResult, CniError> {
+        parse(Some(&RawValue::from_string(json.to_owned()).unwrap()), requested)
     }
 
     #[test]
-    fn what_every_version_of_ours_says_is_read_back() {
+    fn own_results_of_each_version_are_decoded() {
         for (version, golden) in [
             (CniVersion::V0_4_0, include_str!("../../testdata/results/0.4.0.json")),
             (CniVersion::V1_0_0, include_str!("../../testdata/results/1.0.0.json")),
@@ -152,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_later_plugins_add_is_passed_over() {
+    fn additions_of_later_plugins_are_ignored() {
         let text = r#"{"cniVersion":"1.1.0","dns":{},"x":[1e999],
             "interfaces":[{"name":"ifb0","mac":"","socketPath":"/x","pciID":"y"}],
             "ips":[{"address":"10.1.2.3/32","gateway":null}],"routes":[{"dst":"0.0.0.0/0","table":7,"scope":253}]}"#;
@@ -164,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_or_one_of_another_version_is_refused() {
+    fn malformed_results_and_other_versions_are_refused() {
         for (text, code) in [
             ("7", 6),
             ("\"garbage\"", 6),

@@ -1,52 +1,53 @@
-//! `CNI_ARGS`: what the runtime says of the pod, as `KEY=VALUE` pairs separated by semicolons.
+//! `CNI_ARGS`: the pod's identity, as `KEY=VALUE` pairs separated by semicolons.
 
 use ferrule_proto::{
     cni::{Pod, error::Code},
     names::check_pod,
+    quoted::Quoted,
 };
 
-use crate::error::{CniError, Shown};
+use crate::error::CniError;
 
-/// The longest value of any pair, in bytes.
+/// Bytes.
 const MAX_VALUE: usize = 4096;
 
-/// Takes the pod's names from `CNI_ARGS`.
+/// Parses the pod's namespace, name and UID from `CNI_ARGS`.
 ///
-/// Pairs come in any order. Kubernetes' own keys are known to grow and are passed over; other unknown keys
-/// are an error by the CNI conventions, as they may ask for something (`IP`, `MAC`), unless `IgnoreUnknown`
-/// is set.
+/// Unknown keys of Kubernetes (`K8S_…`) are ignored: their number grows. By the CNI conventions, other unknown keys are an
+/// error unless `IgnoreUnknown` is set, because they may request something (`IP`, `MAC`).
 ///
 /// # Errors
-/// If a pair is malformed, a value too long, a key repeated that counts, or a pod's name not one.
+/// If a pair is malformed, a value is too long, a known key is repeated, an unknown key is not to be ignored, or a name of
+/// the pod is invalid.
 pub(crate) fn parse(args: &str) -> Result<Pod, CniError> {
-    let mut taken = Taken::default();
+    let mut known = Known::default();
     if args.is_empty() {
         return Ok(Pod::default());
     }
     for pair in args.split(';') {
-        taken.take(pair)?;
+        known.add(pair)?;
     }
-    taken.into_pod()
+    known.into_pod()
 }
 
-/// What has been read so far.
+/// Values of the known keys.
 #[derive(Default)]
-struct Taken<'a> {
+struct Known<'a> {
     namespace: Option<&'a str>,
     name: Option<&'a str>,
     uid: Option<&'a str>,
     ignore_unknown: Option<&'a str>,
-    /// The first key that is not known: whether that matters is only known at the end.
+    /// The first unknown key. A later `IgnoreUnknown` may still allow it.
     unknown: Option<&'a str>,
 }
 
-impl<'a> Taken<'a> {
-    fn take(&mut self, pair: &'a str) -> Result<(), CniError> {
+impl<'a> Known<'a> {
+    fn add(&mut self, pair: &'a str) -> Result<(), CniError> {
         let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-            return Err(refuse(format!("{} is not KEY=VALUE", Shown(pair))));
+            return Err(refuse(format!("invalid pair {}, expected KEY=VALUE", Quoted(pair))));
         };
         if value.len() > MAX_VALUE {
-            return Err(refuse(format!("the value of {} is longer than {MAX_VALUE} bytes", Shown(key))));
+            return Err(refuse(format!("value of {} is longer than {MAX_VALUE} bytes", Quoted(key))));
         }
         let slot = match key {
             "K8S_POD_NAMESPACE" => &mut self.namespace,
@@ -62,7 +63,7 @@ impl<'a> Taken<'a> {
         };
         match slot.replace(value) {
             None => Ok(()),
-            Some(_) => Err(refuse(format!("{key} is given twice"))),
+            Some(_) => Err(refuse(format!("duplicate key {key}"))),
         }
     }
 
@@ -72,10 +73,12 @@ impl<'a> Taken<'a> {
             Some("1") => true,
             Some(text) if text.eq_ignore_ascii_case("true") => true,
             Some(text) if text.eq_ignore_ascii_case("false") => false,
-            Some(text) => return Err(refuse(format!("IgnoreUnknown={} is not a boolean", Shown(text)))),
+            Some(text) => {
+                return Err(refuse(format!("IgnoreUnknown is {}, expected a boolean", Quoted(text))));
+            }
         };
         if let (Some(key), false) = (self.unknown, ignore_unknown) {
-            return Err(refuse(format!("{} is unknown, and IgnoreUnknown=1 is not given", Shown(key))));
+            return Err(refuse(format!("unknown key {}, and IgnoreUnknown=1 is not set", Quoted(key))));
         }
         let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
         let (namespace, name, uid) = (text(self.namespace), text(self.name), text(self.uid));
@@ -85,9 +88,9 @@ impl<'a> Taken<'a> {
     }
 }
 
-fn refuse(why: impl std::fmt::Display) -> CniError {
-    let details = "the runtime must set CNI_ARGS as in K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0";
-    CniError::new(Code::InvalidEnvironment, format!("reading CNI_ARGS: {why}"), details)
+fn refuse(reason: impl std::fmt::Display) -> CniError {
+    let details = "the runtime must set CNI_ARGS like K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0";
+    CniError::new(Code::InvalidEnvironment, format!("parsing CNI_ARGS: {reason}"), details)
 }
 
 #[cfg(test)]
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_come_in_any_order() {
+    fn pairs_may_have_any_order() {
         let expected = pod("default", "web-0", "ec271277-50dc-4c0b-a1eb-c406affb679b");
         let mut pairs = [
             "IgnoreUnknown=1",
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runtimes_other_than_kubelets_send_is_accepted() {
+    fn arguments_without_kubernetes_are_accepted() {
         assert_eq!(parse("").unwrap(), Pod::default());
         assert_eq!(parse("K8S_POD_NAME=quirky_Wozniak.1").unwrap(), pod("", "quirky_Wozniak.1", ""));
         assert_eq!(parse("K8S_POD_NAMESPACE=;K8S_POD_NEW_KEY=\n").unwrap(), Pod::default());
@@ -126,17 +129,17 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused_and_named() {
+    fn invalid_arguments_are_refused_and_named() {
         let long_name = format!("K8S_POD_NAME={}", "a".repeat(254));
         let long_value = format!("IgnoreUnknown=1;X={}", "a".repeat(4097));
-        for (args, named) in [
+        for (args, expected) in [
             (";", "KEY=VALUE"),
             ("K8S_POD_NAME", "K8S_POD_NAME"),
             ("=x", "=x"),
             ("K8S_POD_NAME=a;", "KEY=VALUE"),
-            ("K8S_POD_NAME=a;K8S_POD_NAME=b", "twice"),
-            ("IP=10.0.0.1", "\"IP\" is unknown"),
-            ("IP=10.0.0.1;IgnoreUnknown=0", "\"IP\" is unknown"),
+            ("K8S_POD_NAME=a;K8S_POD_NAME=b", "duplicate key K8S_POD_NAME"),
+            ("IP=10.0.0.1", "unknown key \"IP\""),
+            ("IP=10.0.0.1;IgnoreUnknown=0", "unknown key \"IP\""),
             ("IgnoreUnknown=maybe", "boolean"),
             ("K8S_POD_NAME=../../etc", "pod name \"../../etc\""),
             ("K8S_POD_NAMESPACE=a\nb", "pod namespace \"a\\nb\""),
@@ -147,14 +150,14 @@ mod tests {
         ] {
             let error = parse(args).unwrap_err();
             assert_eq!(error.code, 4, "{args:?}");
-            assert!(error.msg.contains(named), "{args:?}: {}", error.msg);
+            assert!(error.msg.contains(expected), "{args:?}: {}", error.msg);
             assert!(!error.msg.contains('\n') && error.msg.len() < 300, "{args:?}: {}", error.msg);
         }
     }
 
     proptest! {
         #[test]
-        fn no_arguments_make_it_panic_or_let_a_hostile_name_through(args in "[A-Z_a-z0-8;=\\PC\n]{0,200}") {
+        fn arbitrary_arguments_neither_panic_nor_pass_a_hostile_name(args in "[A-Z_a-z0-8;=\\PC\n]{0,200}") {
             if let Ok(pod) = parse(&args) {
                 for name in [pod.namespace, pod.name, pod.uid] {
                     prop_assert!(name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'));

@@ -1,8 +1,8 @@
-//! Deleting the host's interface of an attachment, by the alias that it carries.
+//! Deletes the host interface of an attachment, found by its ownership stamp (alias).
 //!
-//! Two messages of rtnetlink(7), which is why there is no library for it in a program that is started for every pod.
-//! With the interface go its routes, its filters and the pod's end. What the dataplane's maps have of it leads nowhere
-//! then, and the agent sweeps it out when it starts.
+//! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for every pod. The
+//! kernel deletes the interface's routes, filters and peer along with it. The agent removes the stale map entries when it
+//! starts.
 
 use std::{
     io,
@@ -20,25 +20,25 @@ use nix::{
     },
 };
 
-/// The interfaces of this network namespace.
+/// A rtnetlink socket in this network namespace.
 pub(super) struct Links(OwnedFd);
 
-/// The kernel's answer, one message after the other.
+/// Iterates over the messages of a datagram.
 struct Messages<'a>(&'a [u8]);
 
-/// A message: `struct nlmsghdr` in `linux/netlink.h`, and what follows.
+/// Fields of `struct nlmsghdr` in `linux/netlink.h`, and the payload.
 struct Message<'a> {
     kind: u16,
     flags: u16,
     payload: &'a [u8],
 }
 
-/// How long the kernel may take: deleting an interface waits for what still uses it.
+/// Deleting an interface waits for the last reference to it.
 const DEADLINE_SECONDS: i64 = 10;
-/// Larger than what the kernel puts into one answer to a dump (`NLMSG_GOODSIZE`, at most 32 KiB).
-const ANSWER: usize = 64 * 1024;
-/// How often a list is asked for again in which something came or went meanwhile.
-const DUMPS: usize = 20;
+/// Bytes. A datagram of a dump has at most 32 KiB (`NLMSG_GOODSIZE`).
+const BUFFER_SIZE: usize = 64 * 1024;
+/// Retry budget for dumps that a concurrent change interrupts.
+const MAX_DUMPS: usize = 20;
 
 /// Size of `struct nlmsghdr`.
 const HEADER: usize = 16;
@@ -52,21 +52,21 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
-/// Size of `struct ifinfomsg`; its index is at 4.
+/// Size of `struct ifinfomsg`; `ifi_index` is at offset 4.
 const IFINFOMSG: usize = 16;
 /// `linux/if_link.h`.
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_EXT_MASK: u16 = 29;
-/// Statistics are most of an answer.
+/// Omits statistics, most of a dump's bytes.
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 // === impl Links ===
 
 impl Links {
-    /// Opens a way to the kernel.
+    /// Opens the socket.
     ///
     /// # Errors
-    /// If it gives none.
+    /// If the kernel refuses.
     pub(super) fn open() -> io::Result<Self> {
         let (family, protocol) = (AddressFamily::Netlink, SockProtocol::NetlinkRoute);
         let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
@@ -74,12 +74,12 @@ impl Links {
         Ok(Self(socket))
     }
 
-    /// The interfaces with an alias, by index.
+    /// Returns the indices of the interfaces with an alias.
     ///
     /// # Errors
-    /// If the kernel refuses to tell, or something comes or goes all the time.
+    /// If the kernel refuses, or if concurrent changes interrupt every dump of the retry budget.
     pub(super) fn find(&mut self, alias: &str) -> io::Result<Vec<u32>> {
-        for _ in 0..DUMPS {
+        for _ in 0..MAX_DUMPS {
             let mut found = Vec::new();
             let flags = request(&self.0, RTM_GETLINK, NLM_F_DUMP, 0, &skip_stats(), |link| {
                 found.extend(index_of(link).filter(|_| has_alias(link, alias)));
@@ -88,17 +88,18 @@ impl Links {
                 return Ok(found);
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "interfaces come and go all the time"))
+        let why = format!("listing interfaces: all {MAX_DUMPS} dumps interrupted by concurrent changes");
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, why))
     }
 
-    /// Deletes interfaces. Those that are gone are fine.
+    /// Deletes interfaces. Idempotent.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub(super) fn delete(&mut self, indices: &[u32]) -> io::Result<()> {
         for index in indices {
             match request(&self.0, RTM_DELLINK, NLM_F_ACK, *index, &[], |_| {}) {
-                // It went with its pod.
+                // Deleted meanwhile, along with the pod's namespace.
                 Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {}
                 result => result.map(drop)?,
             }
@@ -107,7 +108,7 @@ impl Links {
     }
 }
 
-/// Sends a request and hands each link of the answer on. Gives the flags of all of its messages.
+/// Sends a request and passes each link of the response to `link`. Returns the flags of all messages, combined.
 fn request(
     socket: &OwnedFd,
     kind: u16,
@@ -121,7 +122,7 @@ fn request(
     message.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-    // Sequence number and port: one request at a time, and the kernel knows who asks.
+    // Sequence number and port ID: not needed with one request at a time.
     message.extend([0; 8]);
     message.extend([0; 4]);
     message.extend(index.to_ne_bytes());
@@ -129,17 +130,17 @@ fn request(
     message.extend(attributes);
     sendto(socket.as_raw_fd(), &message, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
 
-    let mut answer = vec![0; ANSWER];
-    let mut seen = 0;
+    let mut buffer = vec![0; BUFFER_SIZE];
+    let mut all_flags = 0;
     loop {
-        let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-        for Message { kind, flags, payload } in Messages(answer.get(..length).unwrap_or_default()) {
-            seen |= flags;
+        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        for Message { kind, flags, payload } in Messages(buffer.get(..length).unwrap_or_default()) {
+            all_flags |= flags;
             match kind {
-                NLMSG_DONE => return Ok(seen),
+                NLMSG_DONE => return Ok(all_flags),
                 NLMSG_ERROR => {
-                    let code = number(payload, 0).map_or(0, u32::cast_signed);
-                    return if code == 0 { Ok(seen) } else { Err(io::Error::from_raw_os_error(-code)) };
+                    let code = u32_at(payload, 0).map_or(0, u32::cast_signed);
+                    return if code == 0 { Ok(all_flags) } else { Err(io::Error::from_raw_os_error(-code)) };
                 }
                 RTM_NEWLINK => link(payload),
                 _ => {}
@@ -154,9 +155,9 @@ impl<'a> Iterator for Messages<'a> {
     type Item = Message<'a>;
 
     fn next(&mut self) -> Option<Message<'a>> {
-        let length = usize::try_from(number(self.0, 0)?).ok()?;
-        let kind = half(self.0, 4)?;
-        let flags = half(self.0, 6)?;
+        let length = usize::try_from(u32_at(self.0, 0)?).ok()?;
+        let kind = u16_at(self.0, 4)?;
+        let flags = u16_at(self.0, 6)?;
         let payload = self.0.get(HEADER..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(Message { kind, flags, payload })
@@ -164,12 +165,12 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 fn index_of(link: &[u8]) -> Option<u32> {
-    number(link, 4)
+    u32_at(link, 4)
 }
 
 fn has_alias(link: &[u8], alias: &str) -> bool {
     let mut attributes = link.get(IFINFOMSG..).unwrap_or_default();
-    while let (Some(length), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
+    while let (Some(length), Some(kind)) = (u16_at(attributes, 0), u16_at(attributes, 2)) {
         let length = usize::from(length);
         let Some(value) = attributes.get(4..length) else { return false };
         if kind == IFLA_IFALIAS {
@@ -187,11 +188,11 @@ fn skip_stats() -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk))
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|chunk| u16::from_ne_bytes(*chunk))
 }
 
@@ -201,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// A link as the kernel tells it: index 7, with a name before its alias.
+    /// The payload of RTM_NEWLINK: index 7, with a name before the alias.
     fn link(alias: &str) -> Vec<u8> {
         let mut link = vec![0; IFINFOMSG];
         link[4] = 7;
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_known_by_the_whole_of_its_alias() {
+    fn interface_matches_by_its_whole_alias() {
         let link = link("ferrule:net:a:eth0");
         assert!(has_alias(&link, "ferrule:net:a:eth0") && index_of(&link) == Some(7));
         for other in ["ferrule:net:a:eth", "ferrule:net:a:eth00", "", "fr0"] {
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_and_has_no_such_interface() {
+    fn kernel_has_no_interface_with_an_unknown_alias() {
         let mut links = Links::open().unwrap();
         assert!(links.find("ferrule:no-such-network:no-such-container:eth0").unwrap().is_empty());
         links.delete(&[u32::MAX >> 1]).unwrap();
@@ -233,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_makes_it_panic_or_run_for_ever(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn malformed_response_neither_panics_nor_loops(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(Messages(&bytes).count() <= bytes.len());
             has_alias(&bytes, "x");
         }

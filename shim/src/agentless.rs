@@ -1,0 +1,99 @@
+//! DEL without an agent, so that a pod can terminate while no agent runs.
+//!
+//! The shim deletes the attachment's host interface itself and records a [deferred DEL](ferrule_proto::deferred) for the
+//! next agent. Without that record, the agent would take the missing interface for a deviation and restore it.
+
+mod deferred;
+mod links;
+mod lock;
+
+use std::{io, path::Path, time::Duration};
+
+use ferrule_proto::{
+    cni::{AttachmentKey, error::Code},
+    names::{ContainerId, IfName, InvalidName, NetworkName},
+    quoted::Quoted,
+};
+
+use self::links::Links;
+use crate::error::CniError;
+
+/// The validated identity of an attachment.
+pub(crate) struct Key {
+    network: NetworkName,
+    container_id: ContainerId,
+    ifname: IfName,
+}
+
+/// Time for a starting agent, and for other shims that record a deferred DEL.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Deletes an attachment without an agent.
+///
+/// `retry` calls the agent once more, under the lock that keeps an agent from starting, and returns the agent's answer if
+/// one serves by now.
+///
+/// # Errors
+/// If an agent serves by now and its DEL fails, if a starting agent keeps the lock until the timeout, or if the kernel
+/// refuses to list or delete interfaces.
+pub(crate) fn del(
+    socket: &str,
+    key: &Key,
+    retry: impl FnOnce() -> Option<Result<(), CniError>>,
+) -> Result<(), CniError> {
+    let path = Path::new(socket);
+    let lock = match lock::shared(path, LOCK_TIMEOUT) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let msg = format!("the agent at {} is still starting after {LOCK_TIMEOUT:?}", Quoted(socket));
+            return Err(try_again_later(&msg, "none: the runtime retries the DEL"));
+        }
+        lock => lock,
+    };
+    if let Some(answer) = retry() {
+        return answer;
+    }
+    let failed = |error: io::Error| {
+        let msg = format!("no agent at {}, and deleting the host interface failed: {error}", Quoted(socket));
+        try_again_later(&msg, "start ferrule-agent on this node")
+    };
+    let mut links = Links::open().map_err(failed)?;
+    let found = links.find(&key.stamp()).map_err(failed)?;
+    // Recorded before the deletion, so that the agent learns of the DEL even if this process is killed in between.
+    let recorded = match &lock {
+        Ok(_) => deferred::record(path, key, !found.is_empty()),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    };
+    if let Err(error) = recorded {
+        // Not an error: the pod must terminate, and the agent garbage-collects the attachment once its netns is gone.
+        eprintln!("ferrule: DEL of {} not recorded for the agent: {error}", key.stamp());
+    }
+    let deleted = links.delete(&found).map_err(failed);
+    // Held until now: an agent that starts must find the interface deleted.
+    drop(lock);
+    deleted
+}
+
+// === impl Key ===
+
+impl Key {
+    /// Validates a request's key.
+    ///
+    /// # Errors
+    /// If a name is invalid.
+    pub(crate) fn new(key: &AttachmentKey) -> Result<Self, InvalidName> {
+        Ok(Self {
+            network: NetworkName::new(&key.network)?,
+            container_id: ContainerId::new(&key.container_id)?,
+            ifname: IfName::new(&key.ifname)?,
+        })
+    }
+
+    /// The ownership stamp, which the agent sets as the alias of the host interface.
+    fn stamp(&self) -> String {
+        format!("ferrule:{}:{}:{}", self.network, self.container_id, self.ifname)
+    }
+}
+
+fn try_again_later(msg: &str, details: &str) -> CniError {
+    CniError::new(Code::TryAgainLater, format!("DEL: {msg}"), details)
+}
