@@ -270,6 +270,18 @@ impl Node {
         self.agent.as_ref().map(Child::id)
     }
 
+    /// A number in the agent's `/proc/PID/status`; memory is in KiB.
+    ///
+    /// # Errors
+    /// If no agent is running or the field is missing.
+    pub fn agent_status(&self, field: &str) -> anyhow::Result<u64> {
+        let pid = self.agent_pid().context("no agent is running")?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        let value = value.with_context(|| format!("no {field} in /proc/{pid}/status"))?;
+        Ok(value.trim().trim_end_matches(" kB").parse()?)
+    }
+
     /// The agent's log.
     pub fn log(&self) -> String {
         log_text()
@@ -429,6 +441,12 @@ impl Drop for Node {
             eprintln!("the agent's log:\n{}", log_text());
         }
     }
+}
+
+/// The bpftool command that deletes a map entry.
+pub fn map_delete(map: &str, key: &[u8]) -> String {
+    let key: Vec<_> = key.iter().map(u8::to_string).collect();
+    format!("bpftool map delete pinned {PINS}/{map} key {}", key.join(" "))
 }
 
 /// The agent's socket.

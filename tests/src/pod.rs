@@ -22,6 +22,8 @@ pub struct Pod {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The annotation that decides a pod's VIF.
+pub const VIF: &str = "vif.ferrule.dev/v1";
 pub const NAMESPACE: &str = "default";
 
 // === impl Pod ===

@@ -5,6 +5,7 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
+    thread::{self, JoinHandle},
 };
 
 use anyhow::{Context as _, bail};
@@ -34,6 +35,9 @@ pub struct Answer {
 
 /// Results between ADD and DEL, as libcni caches them in `/var/lib/cni`. Every node has a `/run` of its own.
 const RESULTS: &str = "/run/cni-results";
+
+/// A call that runs on a thread of its own.
+pub struct Background<T>(JoinHandle<anyhow::Result<T>>);
 
 /// A CNI error as the plugin printed it.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +133,16 @@ impl Runtime {
         self.call_with(&self.environment(verb, pod), self.config.to_string().as_bytes())
     }
 
+    /// Starts a call on a thread of its own.
+    pub fn in_background<T: Send + 'static>(
+        &self,
+        pod: &Pod,
+        call: impl FnOnce(&Self, &Pod) -> anyhow::Result<T> + Send + 'static,
+    ) -> Background<T> {
+        let (runtime, pod) = (self.clone(), pod.clone());
+        Background(thread::spawn(move || call(&runtime, &pod)))
+    }
+
     /// The environment that the runtime of a kubelet sets.
     pub fn environment(&self, verb: &str, pod: &Pod) -> Vec<(String, String)> {
         let args = format!(
@@ -179,6 +193,22 @@ impl Runtime {
 
     pub fn config(&self) -> &Value {
         &self.config
+    }
+}
+
+// === impl Background ===
+
+impl<T> Background<T> {
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+
+    /// Waits for the call.
+    ///
+    /// # Errors
+    /// The call's error, or if the call panicked.
+    pub fn join(self) -> anyhow::Result<T> {
+        self.0.join().map_err(|_| anyhow::anyhow!("the call panicked"))?
     }
 }
 

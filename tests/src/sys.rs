@@ -1,6 +1,7 @@
 //! Namespaces, mounts and child processes.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     net::SocketAddr,
@@ -212,6 +213,15 @@ pub fn run(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
     let program = words.next().context("the command line is empty")?;
     output(Command::new(program).args(words))
+}
+
+/// The names of a directory's entries.
+///
+/// # Errors
+/// If the directory cannot be listed.
+pub fn file_names(directory: &str) -> anyhow::Result<BTreeSet<String>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?;
+    Ok(entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect())
 }
 
 /// Polls a condition every 5 ms until it is true.

@@ -18,7 +18,7 @@ use ferrule_tests::{
 use nix::sys::signal::Signal;
 
 /// Environment variable: seconds without an agent.
-const RETIRED_GROUP: &str = "FERRULE_DEAD_SECONDS";
+const DOWNTIME: &str = "FERRULE_DEAD_SECONDS";
 /// Environment variable: number of restarts.
 const RESTARTS: &str = "FERRULE_RESTARTS";
 
@@ -77,7 +77,7 @@ fn number(name: &str, default: u64) -> anyhow::Result<u64> {
 fn no_packet_is_lost_across_agent_downtime_and_restarts() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let dead = Duration::from_secs(number(RETIRED_GROUP, 3)?);
+        let dead = Duration::from_secs(number(DOWNTIME, 3)?);
         traffic.while_streaming(|| {
             node.kill_agent()?;
             thread::sleep(dead);

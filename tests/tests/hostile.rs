@@ -25,7 +25,7 @@ const INVALID_NETNS: u64 = 8;
 const INTERFACE_EXISTS: u64 = 102;
 const ROUTE_EXISTS: u64 = 103;
 /// The HTTP/2 connection preface (RFC 9113, 3.4) and an empty SETTINGS frame.
-const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 fn refused(runtime: &Runtime, pod: &Pod, code: u64) -> anyhow::Result<()> {
     let error = runtime.call("ADD", pod)?.into_error()?;
@@ -43,20 +43,12 @@ fn open_files(node: &Node) -> anyhow::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{}/fd", node.agent_pid().context("no agent")?))?.count())
 }
 
-fn resident_kib(node: &Node) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", node.agent_pid().context("no agent")?))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
-}
-
 /// Peak resident memory since the previous call.
 fn peak_kib(node: &Node) -> anyhow::Result<u64> {
-    let of_agent = format!("/proc/{}", node.agent_pid().context("no agent")?);
-    let status = fs::read_to_string(format!("{of_agent}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let peak = node.agent_status("VmHWM")?;
     // Resets VmHWM (proc(5)).
-    fs::write(format!("{of_agent}/clear_refs"), "5")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+    fs::write(format!("/proc/{}/clear_refs", node.agent_pid().context("no agent")?), "5")?;
+    Ok(peak)
 }
 
 /// Attaches and removes a pod; returns the time that took.
@@ -73,7 +65,7 @@ fn ten_thousand_connections_do_not_block_add() {
     with_agent(|node| {
         many_files()?;
         is_served(node, "before")?;
-        let (files, memory) = (open_files(node)?, resident_kib(node)?);
+        let (files, memory) = (open_files(node)?, node.agent_status("VmRSS")?);
         let mut connections = Vec::new();
         let end = Instant::now() + Duration::from_secs(20);
         while connections.len() < 10_000 && Instant::now() < end {
@@ -87,7 +79,7 @@ fn ten_thousand_connections_do_not_block_add() {
             }
             if let (Some(mut last), true) = (connections.last(), connections.len() % 3 == 0) {
                 // A third of them send a valid preface. Evicted ones are closed already.
-                let _ = last.write_all(GREETING);
+                let _ = last.write_all(PREFACE);
             }
             if connections.len() % 2500 == 0 {
                 is_served(node, &format!("at-{}", connections.len()))?;
@@ -100,7 +92,7 @@ fn ten_thousand_connections_do_not_block_add() {
         sys::wait_until("idle connections are closed", Duration::from_secs(20), || {
             Ok(open_files(node)? <= files + 3)
         })?;
-        let grown = resident_kib(node)?.saturating_sub(memory);
+        let grown = node.agent_status("VmRSS")?.saturating_sub(memory);
         ensure!(grown < 64 * 1024, "the agent's memory grew by {grown} KiB");
         drop(connections);
         is_served(node, "after").map(drop)
@@ -118,7 +110,7 @@ fn slow_or_malformed_connections_are_closed() {
                 let mut connections: Vec<_> =
                     (0..300).map(|_| UnixStream::connect(SOCKET)).collect::<Result<_, _>>()?;
                 // One byte at a time, within the protocol: the preface, then a HEADERS frame that never ends.
-                for byte in GREETING.iter().copied().chain([0, 0x40, 0, 1, 0, 0, 0, 0, 1]).chain([b'x'; 60]) {
+                for byte in PREFACE.iter().copied().chain([0, 0x40, 0, 1, 0, 0, 0, 0, 1]).chain([b'x'; 60]) {
                     connections.retain_mut(|it| it.write_all(&[byte]).is_ok());
                     thread::sleep(Duration::from_millis(120));
                 }
@@ -154,7 +146,7 @@ fn client_that_never_reads_replies_is_disconnected() {
         let mut peers = (0..8).map(|_| UnixStream::connect(SOCKET)).collect::<Result<Vec<_>, _>>()?;
         for peer in &mut peers {
             peer.set_write_timeout(Some(Duration::from_millis(200)))?;
-            peer.write_all(GREETING)?;
+            peer.write_all(PREFACE)?;
             for _ in 0..200 {
                 if peer.write_all(&flood).is_err() {
                     break;
@@ -375,7 +367,7 @@ fn check_memory_does_not_grow_with_foreign_routes_and_neighbours() {
         // Time for the full resync that follows lost netlink notifications.
         thread::sleep(Duration::from_secs(5));
         peak_kib(node)?;
-        let before = resident_kib(node)?;
+        let before = node.agent_status("VmRSS")?;
         for _ in 0..3 {
             node.runtime()?.check(&pod)?;
             // A repeated ADD.

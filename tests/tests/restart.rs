@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{PINS, with_agent, with_agent_without_healing},
+    node::{PINS, map_delete, with_agent, with_agent_without_healing},
     sys,
 };
 
@@ -176,8 +176,7 @@ fn interface_without_a_vifs_entry_passes_nothing() {
     with_agent_without_healing(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let ifindex = node.attachments()?[0]["host_ifindex"].as_u64().context("no ifindex")?;
-        let bytes = u32::try_from(ifindex)?.to_ne_bytes().map(|byte| byte.to_string()).join(" ");
-        sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {bytes}"))?;
+        sys::run(&map_delete("VIFS", &u32::try_from(ifindex)?.to_ne_bytes()))?;
         ensure!(a.ping(&b.addresses[0].to_string()).is_err());
         ensure!(a.ping(ferrule_tests::node::NODE_V4).is_err());
         // Delivery to the pod is blocked too, from the host and from other pods.

@@ -100,17 +100,9 @@ impl Size {
             Ok(true)
         })?;
         let pid = node.agent_pid().context("no agent")?;
-        let status = |what: &str| -> anyhow::Result<u64> {
-            let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-            let value = status
-                .lines()
-                .find_map(|line| line.strip_prefix(what))
-                .with_context(|| format!("{what} is missing in /proc/PID/status"))?;
-            Ok(value.trim().trim_end_matches(" kB").parse()?)
-        };
         // Idle connections and blocking threads end after their timeouts.
         sys::wait_until("the agent has only its permanent threads", Duration::from_secs(30), || {
-            Ok(status("Threads:")? <= THREADS)
+            Ok(node.agent_status("Threads")? <= THREADS)
         })?;
         let mut pins: Vec<_> =
             fs::read_dir(PINS)?.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
@@ -122,7 +114,7 @@ impl Size {
             .collect();
         let of = |what: &str| descriptors.iter().filter(|it| it.to_string_lossy().contains(what)).count();
         Ok(Self {
-            rss_kib: status("VmRSS:")?,
+            rss_kib: node.agent_status("VmRSS")?,
             store_kib: store / 1024,
             descriptors: descriptors.len(),
             pins,

@@ -7,11 +7,11 @@ use ferrule_tests::{
     apiserver::{Garbage, Options, Refusal, Resource, Switch, Which, objects},
     cluster::{Cluster, KUBECONFIG, NODE, with_cluster},
     node::{Node, POD_V4, on_node},
+    pod::VIF,
     sys::wait_until,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const VIF: &str = "vif.ferrule.dev/v1";
 const PODS: Which = Which { resource: Some(Resource::Pods), count: None };
 
 /// Schedules an annotated pod and attaches it; ADD succeeds once the watch has delivered the pod.
@@ -47,13 +47,12 @@ fn half_open_connection_is_detected() {
     with_cluster(&["--vif-source", "annotation", "--watch-read-timeout", "2"], |node, cluster| {
         cluster.api.switch(Switch::StallWatches {});
         let pod = cluster.pod(node, "a", &[(VIF, r#"{"interfaces":[{"addresses":["10.244.0.9"]}]}"#)])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = std::thread::spawn(move || runtime.add(&waiting));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.add(pod));
         wait_until("the silent stream is closed", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_failures_total{source="pods",reason="idle"}"#)? > 0.0)
         })?;
         cluster.api.switch(Switch::ResumeWatches {});
-        adding.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        adding.join()?;
         Ok(())
     })
     .unwrap();

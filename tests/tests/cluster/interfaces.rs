@@ -1,10 +1,9 @@
 //! A decided VIF in the kernel: several interfaces, routes, gateways, MTU.
 
 use anyhow::ensure;
-use ferrule_tests::cluster::with_cluster;
+use ferrule_tests::{cluster::with_cluster, pod::VIF};
 use serde_json::Value;
 
-const VIF: &str = "vif.ferrule.dev/v1";
 const TWO: &str = r#"{"interfaces":[
     {"name":"eth0","addresses":["10.244.0.20","fd00:10:244::20"],"gateways":["10.244.0.1","fd00:10:244::1"],
      "routes":[{"dst":"198.18.0.0/15","gw":"10.244.0.254"}],"mac":"02:00:00:00:00:14","mtu":1400},

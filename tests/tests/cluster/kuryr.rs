@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{Options, Resource, Switch, objects},
     cluster::{Cluster, NODE, with_cluster},
@@ -51,12 +51,18 @@ fn port(cluster: &Cluster, pod: &Pod, vifs: Value) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Waits for the address of [`vifs`] on eth0.
+fn wait_until_plugged(pod: &Pod) -> anyhow::Result<()> {
+    wait_until("the interface is plugged", Duration::from_secs(5), || {
+        Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
+    })
+}
+
 #[test]
 fn add_follows_a_kuryrport_from_empty_to_active() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.add(&waiting));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.add(pod));
         port(cluster, &pod, json!({}))?;
         thread::sleep(Duration::from_millis(300));
         ensure!(
@@ -66,13 +72,11 @@ fn add_follows_a_kuryrport_from_empty_to_active() {
         let patch =
             |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
         patch(vifs("VIFGeneric", false))?;
-        wait_until("the interface is plugged", Duration::from_secs(5), || {
-            Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
-        })?;
+        wait_until_plugged(&pod)?;
         thread::sleep(Duration::from_millis(300));
         ensure!(!adding.is_finished(), "ADD did not wait for the VIF to become active");
         patch(vifs("VIFGeneric", true))?;
-        let result = adding.join().map_err(|_| anyhow!("panicked"))??;
+        let result = adding.join()?;
         ensure!(result["ips"][0]["address"] == "10.11.9.5/32" && result["ips"][0]["gateway"] == "10.11.9.1");
         ensure!(pod.run("ip link show eth0")?.contains("mtu 1400"));
         ensure!(node.attachments()?[0]["state"] == "attached", "{:#?}", node.attachments()?);
@@ -87,14 +91,11 @@ fn waiting_add_does_not_return_an_outdated_address() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         port(cluster, &pod, vifs("VIFGeneric", false))?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
-        wait_until("the interface is plugged", Duration::from_secs(5), || {
-            Ok(pod.run("ip addr show eth0").is_ok_and(|shown| shown.contains("10.11.9.5/32")))
-        })?;
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.call("ADD", pod));
+        wait_until_plugged(&pod)?;
         let other = json!({ "eth0": { "default": true, "vif": vif("VIFGeneric", "10.11.9.6", true) } });
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(other))?;
-        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        let refused = adding.join()?.into_error()?;
         ensure!(refused.code == 11 && refused.msg.contains("changed"), "{refused}");
         let result = node.runtime()?.add(&pod)?;
         ensure!(result["ips"][0]["address"] == "10.11.9.6/32", "{result}");
@@ -108,8 +109,7 @@ fn waiting_add_fails_if_its_interface_was_damaged() {
     with_cluster(&FLAGS, |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
         port(cluster, &pod, vifs("VIFGeneric", false))?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.call("ADD", pod));
         wait_until("the interface is plugged", Duration::from_secs(5), || {
             Ok(node.attachments()?.first().is_some_and(|it| it["state"] == "plugged"))
         })?;
@@ -118,7 +118,7 @@ fn waiting_add_fails_if_its_interface_was_damaged() {
         let host = host.with_context(|| format!("{attachments:#?}"))?;
         sys::run(&format!("tc qdisc del dev {host} clsact"))?;
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs("VIFGeneric", true)))?;
-        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        let refused = adding.join()?.into_error()?;
         ensure!(refused.code == 11 && refused.msg.contains("was changed"), "{refused}");
         node.runtime()?.add(&pod)?;
         node.runtime()?.check(&pod)
@@ -183,13 +183,12 @@ fn kuryrport_of_a_previous_pod_uid_is_ignored() {
         port(cluster, &old, vifs("VIFGeneric", true))?;
         cluster.delete(&old)?;
         let new = cluster.pod(node, "web-0", &[])?;
-        let (runtime, waiting) = (node.runtime()?, new.clone());
-        let adding = thread::spawn(move || runtime.add(&waiting));
+        let adding = node.runtime()?.in_background(&new, |runtime, pod| runtime.add(pod));
         thread::sleep(Duration::from_millis(500));
         ensure!(!adding.is_finished(), "ADD used the previous pod's KuryrPort");
         let spec = json!({ "spec": { "podUid": new.uid } });
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "web-0", spec)?;
-        adding.join().map_err(|_| anyhow!("panicked"))??;
+        adding.join()?;
         Ok(())
     })
     .unwrap();

@@ -218,13 +218,12 @@ fn add_waits_for_the_nodes_pod_cidrs() {
         let (code, body) = node.http("/readyz")?;
         ensure!(code == 503 && body.contains("ranges"), "{code}: {body}");
         let pod = cluster.pod(node, "early", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let early = std::thread::spawn(move || runtime.add(&waiting));
+        let early = node.runtime()?.in_background(&pod, |runtime, pod| runtime.add(pod));
         std::thread::sleep(Duration::from_millis(300));
         ensure!(!early.is_finished(), "ADD returned before the node had pod CIDRs");
         let given = serde_json::json!({ "spec": { "podCIDR": POD_V4, "podCIDRs": [POD_V4, POD_V6] } });
         cluster.api.patch(Resource::Nodes, "", NODE, given)?;
-        let result = early.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        let result = early.join()?;
         ensure!(result["ips"][0]["address"] == "10.244.0.2/32", "{result}");
         node.runtime()?.status()?.into_result()?;
         ensure!(node.http("/readyz")?.0 == 200);

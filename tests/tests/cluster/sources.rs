@@ -5,17 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{anyhow, ensure};
+use anyhow::ensure;
 use ferrule_tests::{
     apiserver::{Resource, objects},
     cluster::with_cluster,
-    pod::NAMESPACE,
+    pod::{NAMESPACE, VIF},
     runtime::Runtime,
     sys,
 };
 use serde_json::json;
 
-const VIF: &str = "vif.ferrule.dev/v1";
 const DECIDED: &str = r#"{"interfaces":[{"addresses":["10.244.0.77"]}]}"#;
 
 /// A runtime that passes the pod's annotations.
@@ -27,13 +26,14 @@ fn with_pod_annotations(runtime: Runtime, annotations: serde_json::Value) -> Run
 fn waiting_add_completes_on_the_annotation_event() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.add(&waiting).map(|result| (result, Instant::now())));
+        let adding = node
+            .runtime()?
+            .in_background(&pod, |runtime, pod| runtime.add(pod).map(|result| (result, Instant::now())));
         thread::sleep(Duration::from_millis(500));
         ensure!(!adding.is_finished());
         let annotated = Instant::now();
         cluster.annotate(&pod, VIF, DECIDED)?;
-        let (result, answered) = adding.join().map_err(|_| anyhow!("panicked"))??;
+        let (result, answered) = adding.join()?;
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
         let took = answered - annotated;
         ensure!(took < Duration::from_millis(500), "ADD took {took:?} after the annotation, as if it polled");
@@ -47,12 +47,12 @@ fn del_cancels_an_add_that_waits_for_its_vif() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let before = node.kernel_state()?;
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting)?.into_error());
+        let adding =
+            node.runtime()?.in_background(&pod, |runtime, pod| runtime.call("ADD", pod)?.into_error());
         thread::sleep(Duration::from_millis(300));
         ensure!(!adding.is_finished());
         node.runtime()?.del(&pod)?;
-        let error = adding.join().map_err(|_| anyhow!("panicked"))??;
+        let error = adding.join()?;
         ensure!(error.code == 11 && error.msg.contains("deleted meanwhile"), "{error}");
         cluster.annotate(&pod, VIF, DECIDED)?;
         ensure!(node.attachments()?.is_empty() && node.kernel_state()? == before);
@@ -163,13 +163,13 @@ fn addresses_outside_the_pod_ranges_are_refused_and_rolled_back() {
 fn add_of_a_deleted_pod_fails_immediately() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding =
-            thread::spawn(move || runtime.call("ADD", &waiting).map(|answer| (answer, Instant::now())));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| {
+            runtime.call("ADD", pod).map(|answer| (answer, Instant::now()))
+        });
         thread::sleep(Duration::from_millis(300));
         let deleted = Instant::now();
         cluster.delete(&pod)?;
-        let (answer, at) = adding.join().map_err(|_| anyhow!("panicked"))??;
+        let (answer, at) = adding.join()?;
         let refused = answer.into_error()?;
         ensure!(refused.code == 3 && at - deleted < Duration::from_secs(2), "{refused}");
         let ended = cluster.pod(node, "job", &[])?;
@@ -238,14 +238,13 @@ fn add_without_a_vif_decision_times_out_and_emits_an_event() {
 fn del_is_not_blocked_by_a_waiting_add() {
     with_cluster(&["--vif-source", "annotation", "--vif-timeout", "20"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.call("ADD", pod));
         thread::sleep(Duration::from_millis(300));
         let start = Instant::now();
         node.runtime()?.del(&pod)?;
         ensure!(start.elapsed() < Duration::from_secs(2));
         cluster.delete(&pod)?;
-        adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        adding.join()?.into_error()?;
         Ok(())
     })
     .unwrap();
@@ -255,13 +254,12 @@ fn del_is_not_blocked_by_a_waiting_add() {
 fn waiting_add_is_cancelled_at_shutdown_and_succeeds_on_retry() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
         let pod = cluster.pod(node, "a", &[])?;
-        let (runtime, waiting) = (node.runtime()?, pod.clone());
-        let adding = thread::spawn(move || runtime.call("ADD", &waiting));
+        let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.call("ADD", pod));
         thread::sleep(Duration::from_millis(500));
         let start = Instant::now();
         node.stop_agent()?;
         ensure!(start.elapsed() < Duration::from_secs(3), "shutdown took {:?}", start.elapsed());
-        let refused = adding.join().map_err(|_| anyhow!("panicked"))??.into_error()?;
+        let refused = adding.join()?.into_error()?;
         ensure!(refused.code == 11 && refused.msg.contains("stopping"), "{refused}");
         cluster.annotate(&pod, VIF, DECIDED)?;
         node.start_again()?;

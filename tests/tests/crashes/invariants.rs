@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::IpAddr,
     time::Duration,
 };
@@ -42,7 +41,12 @@ impl Baseline {
     pub fn take(node: &Node) -> anyhow::Result<Self> {
         let seen = Observed::collect(node, true)?;
         ensure!(seen.registry.as_ref().is_some_and(BTreeMap::is_empty), "the node has attachments");
-        Ok(Self { links: seen.links, pins: names(PINS)?, versions: names(BPF)?, files: names(STATE)? })
+        Ok(Self {
+            links: seen.links,
+            pins: sys::file_names(PINS)?,
+            versions: sys::file_names(BPF)?,
+            files: sys::file_names(STATE)?,
+        })
     }
 
     /// Compares kernel and maps with the registry, and the registry with the expected containers.
@@ -116,11 +120,11 @@ impl Baseline {
                 found.push(format!("orphaned interface {link:?}"));
             }
         }
-        let (pins, files) = (names(PINS)?, names(STATE)?);
+        let (pins, files) = (sys::file_names(PINS)?, sys::file_names(STATE)?);
         if pins != self.pins {
             found.push(format!("pins {pins:?}, expected {:?}", self.pins));
         }
-        let versions = names(BPF)?;
+        let versions = sys::file_names(BPF)?;
         if versions != self.versions {
             found.push(format!("directories of pins {versions:?}, expected {:?}", self.versions));
         }
@@ -130,7 +134,7 @@ impl Baseline {
         if !more.is_empty() {
             found.push(format!("unexpected files in {STATE}: {more:?}"));
         }
-        let deferred = names(DEFERRED).unwrap_or_default();
+        let deferred = sys::file_names(DEFERRED).unwrap_or_default();
         if !deferred.is_empty() {
             found.push(format!("unapplied deferred DELs: {deferred:?}"));
         }
@@ -177,9 +181,4 @@ fn check_attachment(seen: &Observed, key: &str, it: &Registered, found: &mut Vec
 /// The container of a key; a container's further interfaces come and go with the requested one.
 fn container(key: &str) -> &str {
     key.split_once('/').map_or(key, |(container, _)| container)
-}
-
-fn names(directory: &str) -> anyhow::Result<BTreeSet<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?;
-    Ok(entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect())
 }

@@ -3,7 +3,11 @@
 use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{node::PINS, pod::Pod, sys};
+use ferrule_tests::{
+    node::{PINS, map_delete},
+    pod::Pod,
+    sys,
+};
 use serde_json::json;
 
 use crate::{
@@ -148,8 +152,8 @@ fn damaged_pod(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     let attachments = fixture.node.attachments()?;
     let is_it = |it: &&serde_json::Value| it.get("container_id") == Some(&pod.container_id.as_str().into());
     let ifindex = attachments.iter().find(is_it).and_then(|it| it.get("host_ifindex")?.as_u64());
-    let key = u32::try_from(ifindex.context("no interface")?)?.to_ne_bytes().map(|byte| byte.to_string());
-    sys::run(&format!("bpftool map delete pinned {PINS}/VIFS key {}", key.join(" ")))?;
+    let ifindex = u32::try_from(ifindex.context("no interface")?)?;
+    sys::run(&map_delete("VIFS", &ifindex.to_ne_bytes()))?;
     fixture.pods.push(pod);
     Ok(())
 }

@@ -9,7 +9,9 @@ use std::{fs, process::Command, thread, time::Duration};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{NODE_V4, Node, PINS, POD_V4, POD_V6, on_node, with_agent, with_agent_without_healing},
+    node::{
+        NODE_V4, Node, PINS, POD_V4, POD_V6, map_delete, on_node, with_agent, with_agent_without_healing,
+    },
     pod::Pod,
     sys,
 };
@@ -59,11 +61,6 @@ fn wait_until_healed(node: &Node, pod: &Pod, peer: &Pod) -> anyhow::Result<()> {
     pod.ping(NODE_V4)?;
     let first = pod.addresses.first().context("the pod has no address")?;
     sys::run(&format!("ping -n -c 1 -W 2 {first}")).map(drop)
-}
-
-fn map_delete(map: &str, key: &[u8]) -> String {
-    let key: Vec<_> = key.iter().map(u8::to_string).collect();
-    format!("bpftool map delete pinned {PINS}/{map} key {}", key.join(" "))
 }
 
 fn ifindex(node: &Node, pod: &Pod) -> anyhow::Result<u32> {

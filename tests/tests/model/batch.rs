@@ -9,11 +9,14 @@ use std::{
 };
 
 use anyhow::anyhow;
-use ferrule_tests::{pod::Pod, runtime::Runtime};
+use ferrule_tests::{
+    pod::{Pod, VIF},
+    runtime::Runtime,
+};
 use serde_json::{Value, json};
 
 use crate::{
-    fixture::{Fixture, VIF},
+    fixture::Fixture,
     model::{Add, Api, Id, vif_text},
     operations::{Call, End, Event, NO_VIF, Op, Uid},
 };

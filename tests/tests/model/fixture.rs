@@ -12,8 +12,8 @@ use anyhow::{Context as _, bail, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
     cluster::Cluster,
-    node::{NODE_V4, Node, PINS},
-    pod::{NAMESPACE, Pod},
+    node::{NODE_V4, Node, map_delete},
+    pod::{NAMESPACE, Pod, VIF},
     runtime::Runtime,
     sys,
 };
@@ -44,7 +44,6 @@ pub struct Fixture<'a> {
     pub tally: BTreeMap<String, usize>,
 }
 
-pub const VIF: &str = "vif.ferrule.dev/v1";
 /// Number of newest sandboxes that operations pick from, besides attached ones.
 const RECENT: usize = 8;
 const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
@@ -219,17 +218,14 @@ impl<'a> Fixture<'a> {
         let host = &attached.host_ifname;
         let v4 = attached.addresses.iter().find(|it| it.is_ipv4()).context("no IPv4 address")?;
         let (ifindex, _) = attached.host_link.context("the host interface is unknown")?;
-        let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it}")).collect::<Vec<_>>().join(" ");
-        let delete =
-            |map: &str, key: &[u8]| format!("bpftool map delete pinned {PINS}/{map} key {}", hex(key));
         let line = match how {
             Damage::HostRoute => format!("ip route del {v4} dev {host}"),
             Damage::FromPod => format!("tc filter del dev {host} ingress"),
             Damage::ToPod => format!("tc filter del dev {host} egress"),
-            Damage::VifsEntry => delete("VIFS", &ifindex.to_ne_bytes()),
+            Damage::VifsEntry => map_delete("VIFS", &ifindex.to_ne_bytes()),
             Damage::EndpointEntry => {
                 let IpAddr::V4(v4) = v4 else { bail!("{v4} is not IPv4") };
-                delete("ENDPOINTS", &v4.to_ipv6_mapped().octets())
+                map_delete("ENDPOINTS", &v4.to_ipv6_mapped().octets())
             }
             Damage::Link => format!("ip link del {host}"),
             Damage::PodRoute => "ip route del default".to_owned(),

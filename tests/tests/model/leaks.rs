@@ -1,6 +1,11 @@
 //! Leak check: after everything is deleted, the node has nothing that it did not have at the start.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{node::Node, sys};
@@ -12,8 +17,8 @@ use crate::observe::Observed;
 pub struct Baseline {
     /// Includes the registry.
     observed: Observed,
-    namespaces: Vec<String>,
-    pins: Vec<String>,
+    namespaces: BTreeSet<String>,
+    pins: BTreeSet<String>,
     /// The agent's open files, counted by kind.
     files: BTreeMap<String, usize>,
 }
@@ -28,8 +33,8 @@ impl Baseline {
     pub fn take(node: &Node) -> anyhow::Result<Self> {
         Ok(Self {
             observed: Observed::collect(node, true)?,
-            namespaces: names("/run/netns")?,
-            pins: names(ferrule_tests::node::PINS)?,
+            namespaces: sys::file_names("/run/netns")?,
+            pins: sys::file_names(ferrule_tests::node::PINS)?,
             files: files(node.agent_pid().context("there is no agent")?)?,
         })
     }
@@ -60,14 +65,6 @@ impl Baseline {
             Ok(true)
         })
     }
-}
-
-fn names(directory: &str) -> anyhow::Result<Vec<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?;
-    let mut names: Vec<_> =
-        entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    Ok(names)
 }
 
 /// The open files of a process by kind; `socket:[1234]` is a `socket`.

@@ -8,15 +8,15 @@ use ferrule_tests::{
     cluster::{Cluster, NODE},
     containerd::Containerd,
     node::{NODE_V4, NODE_V6, POD_V4, POD_V6, on_node},
-    pid_namespace, sys,
+    pid_namespace,
+    pod::VIF,
+    sys,
 };
 
 use crate::{
     INSTALL, NETWORK, PROGRAM, addresses, attachment, nothing_is_left, reaches, remove, start_agent,
     wait_for_network, with_containerd,
 };
-
-const VIF: &str = "vif.ferrule.dev/v1";
 
 #[test]
 fn network_is_ready_once_the_agent_has_installed_plugin_and_configuration() {

@@ -14,10 +14,7 @@ use nix::{
 };
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Agent {
-    pid: Pid,
-    clock: ClockId,
-}
+pub(crate) struct Agent(ClockId);
 
 // === impl Agent ===
 
@@ -25,17 +22,12 @@ impl Agent {
     /// Identifies the process that listens on the node's socket.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let peer = getsockopt(&UnixStream::connect(node::SOCKET)?, PeerCredentials)?;
-        let pid = Pid::from_raw(peer.pid());
-        Ok(Self { pid, clock: clock_getcpuclockid(pid)? })
-    }
-
-    pub(crate) fn pid(self) -> Pid {
-        self.pid
+        Ok(Self(clock_getcpuclockid(Pid::from_raw(peer.pid()))?))
     }
 
     /// The agent's CPU time so far.
     pub(crate) fn used(self) -> anyhow::Result<Duration> {
-        Ok(Duration::from(clock_gettime(self.clock)?))
+        Ok(Duration::from(clock_gettime(self.0)?))
     }
 
     /// The CPU time so far of the agent and of this process's waited-for children.

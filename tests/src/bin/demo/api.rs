@@ -16,7 +16,7 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{ApiServer, History, Options, Resource, Switch, objects},
     cluster::{KUBECONFIG, NODE},
-    pod::{NAMESPACE, Pod},
+    pod::{NAMESPACE, Pod, VIF},
     sys,
 };
 use serde_json::{Value, json};
@@ -26,8 +26,6 @@ pub(crate) struct Api {
     process: Child,
 }
 
-/// The annotation with a pod's VIF.
-const VIF: &str = "vif.ferrule.dev/v1";
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443);
 const KEPT: &str = "/run/etcd.json";
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
-use ferrule_tests::{apiserver::Resource, apiserver::objects, pod::NAMESPACE, pod::Pod};
+use ferrule_tests::{
+    apiserver::{Resource, objects},
+    pod::{NAMESPACE, Pod, VIF},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -20,7 +23,6 @@ use crate::{
 
 /// VIFs come from annotations.
 pub(super) const FLAGS: [&str; 4] = ["--vif-source", "annotation", "--vif-cidr", "10.250.0.0/16"];
-const VIF: &str = "vif.ferrule.dev/v1";
 const WARM_UP: usize = 5;
 /// By then, the plugin has called the agent and ADD waits.
 const ASKED: Duration = Duration::from_millis(25);

@@ -88,12 +88,7 @@ impl<'a> Testbed<'a> {
         table: &mut Table,
     ) -> anyhow::Result<()> {
         thread::sleep(SETTLE_TIME);
-        let status = fs::read_to_string(format!("/proc/{}/status", self.agent()?.pid()))?;
-        let mebibytes = |field: &str| -> anyhow::Result<f64> {
-            let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-            let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB"));
-            Ok(kibibytes.with_context(|| format!("no {field}"))?.parse::<f64>()? / 1024.0)
-        };
+        let mebibytes = |field: &str| anyhow::Ok(self.node.agent_status(field)? as f64 / 1024.0);
         table.add(format!("RSS, {what}"), mebibytes("VmRSS")?, "MiB", goal);
         table.add("  anonymous (the rest is file-backed)", mebibytes("RssAnon")?, "MiB", None);
         table.add("  peak so far", mebibytes("VmHWM")?, "MiB", None);
