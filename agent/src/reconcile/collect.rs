@@ -118,8 +118,8 @@ impl Collector {
         self.registry.list().into_iter().map(pod).collect()
     }
 
-    /// Examines the attachments of a pod, and removes those that were found orphaned before, long enough ago. All
-    /// attachments without a pod share the empty key.
+    /// Examines the attachments of a pod, and removes those that were found orphaned before, long enough ago.
+    /// All attachments without a pod share the empty key.
     pub(super) async fn examine(self: &Arc<Self>, pod: &ObjectKey) -> Result<(), ExamineError> {
         let keys = self.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
         let mut outcome = Ok(());
@@ -135,7 +135,8 @@ impl Collector {
         outcome
     }
 
-    /// The attachments that may be orphaned, with the evidence. Changes nothing, and does not count as an observation.
+    /// The attachments that may be orphaned, with the evidence. Changes nothing, and does not count as an
+    /// observation.
     ///
     /// # Errors
     /// If the examination exceeds its deadline.

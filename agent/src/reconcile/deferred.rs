@@ -91,22 +91,23 @@ impl DeferredDels {
         Ok(deferred)
     }
 
-    /// Whether a deferred DEL covers an attachment: the attachment was created before the DEL, not after it under the same
-    /// key.
+    /// Whether a deferred DEL covers an attachment: the attachment was created before the DEL, not after it
+    /// under the same key.
     pub fn covers(&self, attachment: &Attachment) -> bool {
         let created = Duration::from_nanos(attachment.created_since_boot_ns);
         self.files.get(&attachment.runtime_key()).is_some_and(|file| created < file.since_boot)
     }
 
-    /// Removes the files, except for those that cover one of the remaining attachments: the next start retries these.
+    /// Removes the files, except for those that cover one of the remaining attachments: the next start
+    /// retries these.
     pub fn remove_applied(&self, remaining: &[Attachment]) {
         let pending: HashSet<_> =
             remaining.iter().filter(|it| self.covers(it)).map(Attachment::runtime_key).collect();
         let applied = self.files.iter().filter(|(key, _)| !pending.contains(key)).map(|(_, file)| &file.path);
         for path in applied.chain(&self.invalid) {
             if let Err(error) = fs::remove_file(path) {
-                // Harmless: later attachments are newer than the DEL, except for those that a rebuild after the loss of
-                // the registry would create.
+                // Harmless: later attachments are newer than the DEL, except for those that a rebuild after
+                // the loss of the registry would create.
                 tracing::warn!(file = %path.display(), %error, "cannot remove an applied deferred DEL");
             }
             crash::point(Step::NoteRemoved);
@@ -145,7 +146,8 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
         return Err("unfinished".to_owned());
     }
     let mut text = Vec::new();
-    // Only root can write here; the flags keep a symlink or a FIFO from misleading or blocking the start all the same.
+    // Only root can write here; the flags keep a symlink or a FIFO from misleading or blocking the start all
+    // the same.
     let open =
         File::options().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path);
     let file = open.map_err(|error| error.to_string())?;

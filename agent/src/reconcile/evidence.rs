@@ -1,4 +1,5 @@
-//! The evidence for and against an attachment being orphaned. Collecting evidence may block, and changes nothing.
+//! The evidence for and against an attachment being orphaned. Collecting evidence may block, and changes
+//! nothing.
 //!
 //! A proof holds only if its claim was observed: what cannot be read proves nothing.
 
@@ -22,7 +23,8 @@ pub struct Evidence {
     pub is_committed: bool,
     /// The recorded path no longer leads to the recorded namespace.
     pub netns_gone: Proof,
-    /// The host link is gone. The kernel deletes the link with the namespace of its peer, independent of paths.
+    /// The host link is gone. The kernel deletes the link with the namespace of its peer, independent of
+    /// paths.
     pub link_gone: Proof,
     /// The API server no longer has the pod. `None` if the API server cannot know the pod.
     pub pod_gone: Option<Proof>,

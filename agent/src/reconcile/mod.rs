@@ -1,9 +1,9 @@
 //! Reconciles registry, kernel and API: once at start, and in rounds from then on.
 //!
-//! [`Recovery`] runs before any call is served, with the [`DeferredDels`] that shims left. Afterwards a [`Reconciler`]
-//! garbage-collects orphaned attachments: pod and namespace are gone, and no runtime sends the DEL. A [`Queue`] holds the
-//! pods to examine: each pod that changed, and all pods in each round. [`evidence`] observes, [`verdict`] judges without
-//! I/O, [`collect`] acts.
+//! [`Recovery`] runs before any call is served, with the [`DeferredDels`] that shims left. Afterwards a
+//! [`Reconciler`] garbage-collects orphaned attachments: pod and namespace are gone, and no runtime sends the
+//! DEL. A [`Queue`] holds the pods to examine: each pod that changed, and all pods in each round.
+//! [`evidence`] observes, [`verdict`] judges without I/O, [`collect`] acts.
 
 mod collect;
 mod deferred;
@@ -102,7 +102,8 @@ impl Reconciler {
     async fn rounds(&self) {
         sleep(FIRST_ROUND_DELAY.min(self.settings.period)).await;
         loop {
-            // Never below the period: a second observation just before the spacing has passed would not count.
+            // Never below the period: a second observation just before the spacing has passed would not
+            // count.
             let wait = self.settings.period.mul_f64(1.02 + 0.08 * fastrand::f64());
             let next = Instant::now() + wait;
             for pod in self.collector.begin_round(next) {

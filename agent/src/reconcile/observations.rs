@@ -1,4 +1,5 @@
-//! Earlier observations of orphans: garbage collection removes an attachment only after two, apart by a minimal spacing.
+//! Earlier observations of orphans: garbage collection removes an attachment only after two, apart by a
+//! minimal spacing.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -29,8 +30,8 @@ impl Identity {
 // === impl Observations ===
 
 impl Observations {
-    /// Records a verdict. Returns whether the attachment is to be removed: every verdict since one that is at least
-    /// `spacing` old found this incarnation orphaned.
+    /// Records a verdict. Returns whether the attachment is to be removed: every verdict since one that is at
+    /// least `spacing` old found this incarnation orphaned.
     pub(super) fn record(
         &mut self,
         key: &Key,

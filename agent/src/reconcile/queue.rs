@@ -10,8 +10,8 @@
 //!                         in time, or added
 //! ```
 //!
-//! A pod is queued at most once, and at most one worker has it. A pod that is added during its work is queued once more.
-//! Idle workers sleep.
+//! A pod is queued at most once, and at most one worker has it. A pod that is added during its work is queued
+//! once more. Idle workers sleep.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -227,7 +227,8 @@ impl Drop for Job {
     }
 }
 
-/// The backoff after consecutive failures, with jitter, so that pods that failed together do not retry together.
+/// The backoff after consecutive failures, with jitter, so that pods that failed together do not retry
+/// together.
 fn backoff(failures: u32) -> Duration {
     // The cap on the exponent prevents an overflow; beyond it, every backoff is the maximum.
     let doubled = MIN_BACKOFF.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF);

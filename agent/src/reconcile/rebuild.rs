@@ -1,8 +1,9 @@
 //! Rebuilds attachments from the kernel whose records were lost with the registry's store, or damaged.
 //!
-//! The sources, best first: the stamp has the key; the maps have addresses, MAC and pod; without map entries, the host's
-//! routes and neighbours have addresses and MAC; the host's number of the peer's namespace leads to the namespace. Only
-//! the pod's routes are read inside the pod: nothing that a pod can change decides what the pod may send or receive.
+//! The sources, best first: the stamp has the key; the maps have addresses, MAC and pod; without map entries,
+//! the host's routes and neighbours have addresses and MAC; the host's number of the peer's namespace leads
+//! to the namespace. Only the pod's routes are read inside the pod: nothing that a pod can change decides
+//! what the pod may send or receive.
 
 mod claim;
 mod record;
@@ -19,11 +20,12 @@ use crate::{
     registry::{Attachment, Condition, HostSide, Registry, State},
 };
 
-/// Rebuilds, durably, the attachments that the kernel has and the registry lacks. Returns the interfaces that cannot be
-/// rebuilt and are left alone, with their addresses in the maps.
+/// Rebuilds, durably, the attachments that the kernel has and the registry lacks. Returns the interfaces that
+/// cannot be rebuilt and are left alone, with their addresses in the maps.
 ///
-/// An intact store lacks no record: ADD writes the record before it creates the interface, and DEL removes the record
-/// after the map entries. An interface with map entries and no record has lost its record all the same.
+/// An intact store lacks no record: ADD writes the record before it creates the interface, and DEL removes
+/// the record after the map entries. An interface with map entries and no record has lost its record all the
+/// same.
 ///
 /// # Errors
 /// If the kernel or the store refuses; nothing is changed.
@@ -64,9 +66,9 @@ pub(super) fn rebuild(
         let entry = dataplane.recorded(ifindex)?;
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *stamp.key();
         if entry.is_none() && (is_intact || recorded.iter().any(is_intent)) {
-            // The link of an ADD that was interrupted before the map entries: rolled back by recovery. With entries, the
-            // ADD may have succeeded, and the damaged store may have lost the commit: a live pod is not cut off, and the
-            // runtime sends a DEL for an ADD that failed.
+            // The link of an ADD that was interrupted before the map entries: rolled back by recovery. With
+            // entries, the ADD may have succeeded, and the damaged store may have lost the commit: a live pod
+            // is not cut off, and the runtime sends a DEL for an ADD that failed.
             continue;
         }
         let owned = entry.iter().flat_map(|it| &it.owners).filter(|(_, owner)| *owner == ifindex);

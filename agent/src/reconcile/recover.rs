@@ -43,12 +43,13 @@ struct Plan {
 // === impl Recovery ===
 
 impl Recovery {
-    /// Takes over the attachments of an earlier agent: rebuilds lost records from the kernel, applies deferred DELs, rolls
-    /// back what was never committed, replaces the filters, and restores lost interfaces of live pods. Interfaces
-    /// without the ownership stamp are not touched.
+    /// Takes over the attachments of an earlier agent: rebuilds lost records from the kernel, applies
+    /// deferred DELs, rolls back what was never committed, replaces the filters, and restores lost interfaces
+    /// of live pods. Interfaces without the ownership stamp are not touched.
     ///
     /// # Errors
-    /// If the kernel or the store refuses. The failure of a single attachment is logged, and affects no other one.
+    /// If the kernel or the store refuses. The failure of a single attachment is logged, and affects no other
+    /// one.
     pub fn run(&self, deferred: &DeferredDels) -> anyhow::Result<()> {
         let mut host = Socket::open()?;
         let ends = host_ends(&mut host).context("cannot list the stamped interfaces")?;
@@ -57,7 +58,8 @@ impl Recovery {
                 .context("cannot rebuild lost attachments from the kernel")?;
         let Plan { live, foreign, lost, dead } = plan(self.registry.list(), &ends, deferred);
 
-        // All entries before any filter: a new program with empty maps would drop what the earlier one passes.
+        // All entries before any filter: a new program with empty maps would drop what the earlier one
+        // passes.
         for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
             self.dataplane.keep(ifindex, attachment)?;
         }
@@ -72,8 +74,8 @@ impl Recovery {
             .map(|(ifindex, it)| (ifindex, it.vif.addresses))
             .collect();
         owners.extend(unknown);
-        // Before any record is removed: after a crash in between, a stray interface with map entries and no record would
-        // count as an attachment with a lost record.
+        // Before any record is removed: after a crash in between, a stray interface with map entries and no
+        // record would count as an attachment with a lost record.
         let is_stray = |(it, _): &(&u32, &Stamp)| !owners.contains_key(it) && !removing.contains(it);
         for (ifindex, stamp) in ends.stamped.iter().filter(is_stray) {
             tracing::warn!(ifindex, %stamp, "deleting a stray interface: the stamp belongs to no attachment");

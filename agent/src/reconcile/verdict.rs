@@ -33,9 +33,9 @@ pub(super) struct Plan {
 // === impl Verdict ===
 
 impl Verdict {
-    /// A missing path alone does not prove an orphan: an agent without the mounts of its node finds no path at all. The
-    /// second proof comes from the API server, or, for a pod that an API server cannot know, from the host link, which
-    /// goes with its namespace.
+    /// A missing path alone does not prove an orphan: an agent without the mounts of its node finds no path
+    /// at all. The second proof comes from the API server, or, for a pod that an API server cannot know, from
+    /// the host link, which goes with its namespace.
     pub(super) fn of(evidence: &Evidence) -> Self {
         match evidence {
             it if !it.is_committed => Self::Uncommitted,
@@ -47,8 +47,8 @@ impl Verdict {
         }
     }
 
-    /// The plan for an attachment that was first found orphaned `first_seen` ago, if at all, with the next round in
-    /// `next`, if rounds have begun.
+    /// The plan for an attachment that was first found orphaned `first_seen` ago, if at all, with the next
+    /// round in `next`, if rounds have begun.
     pub(super) fn plan(
         self,
         evidence: &Evidence,

@@ -16,7 +16,8 @@ pub(in crate::reconcile) struct Witness<'a> {
     pub api: Option<&'a Health>,
 }
 
-/// The age from which a pod that the watch never delivered counts as gone: longer than a watch can lag unnoticed.
+/// The age from which a pod that the watch never delivered counts as gone: longer than a watch can lag
+/// unnoticed.
 const MAX_WATCH_LAG: Duration = Duration::from_secs(300);
 
 // === impl Witness ===

@@ -16,8 +16,8 @@ pub(super) struct Claim {
 // === impl Claim ===
 
 impl Claim {
-    /// Prefers the map entries over the host's routes. An address that the maps deliver to another stamped interface is
-    /// not this one's.
+    /// Prefers the map entries over the host's routes. An address that the maps deliver to another stamped
+    /// interface is not this one's.
     ///
     /// # Errors
     /// Why the addresses are unknown or ambiguous.

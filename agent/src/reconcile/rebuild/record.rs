@@ -17,10 +17,11 @@ use crate::{
 /// The most routes that are adopted for an interface, as many as a VIF can have: a pod can create any number.
 const MAX_ROUTES: usize = 64;
 
-/// The records of all claims. Of the interfaces of one container in one network, the requested one was created first; the
-/// others become additional ones.
+/// The records of all claims. Of the interfaces of one container in one network, the requested one was
+/// created first; the others become additional ones.
 pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Attachment]) -> Vec<Attachment> {
-    // Kubernetes runtimes request `eth0`. For others, the lowest index is the first interface, unless it was restored.
+    // Kubernetes runtimes request `eth0`. For others, the lowest index is the first interface, unless it was
+    // restored.
     claims.sort_by_key(|it| (it.link.stamp.key().ifname.as_str() != "eth0", it.link.ifindex));
     let places = survey::places(host, claims.iter().filter_map(|it| it.link.nsid).collect());
     let mut records: BTreeMap<Key, Attachment> = BTreeMap::new();
