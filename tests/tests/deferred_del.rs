@@ -209,7 +209,7 @@ fn unreadable_deferred_dels_do_not_prevent_agent_start() {
         }
         fs::create_dir(Path::new(DEFERRED).join("directory"))?;
         node.start_agent(&[POD_V4])?;
-        ensure!(node.log().contains("a note of a deleted container is passed over"), "{}", node.log());
+        ensure!(node.log().contains("ignoring an invalid deferred DEL"), "{}", node.log());
         ensure!(deferred_dels()? == ["directory"]);
         Ok(())
     })

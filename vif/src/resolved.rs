@@ -10,30 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Mac, Route};
 
-/// The interface that a pod gets, with all that its source left to the agent filled in.
+/// An interface as the agent plugs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vif {
     pub kind: VifKind,
     /// Of the pod's end.
     pub mac: Mac,
-    /// Of both ends, in bytes.
+    /// Bytes, on both ends.
     pub mtu: u32,
-    /// What the pod is reached by.
     pub addresses: Addresses,
-    /// What the pod sends to on its way out, where it is not the gateway that all pods have. Whatever its address, it is
-    /// the host's end that answers for it.
+    /// Gateways that replace the agent's own for this pod. The host's end answers for any gateway address.
     #[serde(default)]
     pub gateways: Addresses,
-    /// Whether the pod's default routes go through it.
+    /// Whether the pod's default routes use this interface.
     #[serde(default = "yes")]
     pub is_default: bool,
-    /// Its routes beside the default ones.
+    /// The routes beside the default ones.
     #[serde(default)]
     pub routes: Vec<Route>,
 }
 
-/// The kinds of VIF that the agent can plug. Each use site matches exhaustively, so that the compiler lists the code that
-/// a second kind has to extend.
+/// The kinds of VIF that the agent can plug. Each use site matches exhaustively, so that the compiler lists
+/// the code that a second kind has to extend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VifKind {
@@ -41,27 +39,25 @@ pub enum VifKind {
     Veth,
 }
 
-/// A route of a pod, with all that its source left to the agent filled in.
+/// A route of a pod, with the gateway resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodRoute {
-    /// Without host bits.
+    /// Has no host bits.
     pub dst: IpNet,
-    /// Of the same family.
+    /// Of the same family as `dst`.
     pub gateway: IpAddr,
-    /// Bytes; `None` leaves it to the kernel, as with the next two.
+    /// Bytes; `None` leaves the value to the kernel, as in the next two fields.
     pub mtu: Option<u32>,
     /// Bytes.
     pub advmss: Option<u32>,
-    /// The lower one wins.
+    /// The metric: of several routes to a destination, the lowest wins.
     pub priority: Option<u32>,
 }
 
-/// At most one address of each family, and at least one in all.
+/// At most one address of each family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Addresses {
-    /// IPv4.
     pub v4: Option<Ipv4Addr>,
-    /// IPv6.
     pub v6: Option<Ipv6Addr>,
 }
 
@@ -72,7 +68,7 @@ fn yes() -> bool {
 // === impl Vif ===
 
 impl Vif {
-    /// Through which gateway what goes to an address's family leaves the pod.
+    /// The pod's gateway for a family: the VIF's own, or else the agent's.
     pub fn gateway_for(&self, family_of: IpAddr, ours: (Ipv4Addr, Ipv6Addr)) -> IpAddr {
         match family_of {
             IpAddr::V4(_) => self.gateways.v4.unwrap_or(ours.0).into(),
@@ -88,11 +84,11 @@ impl Vif {
         };
         let defaults = self.addresses.iter().filter(|_| self.is_default).map(default);
         let defaults = defaults.map(|dst| Route::new(dst, None));
-        let complete = |Route { dst, gw, mtu, advmss, priority }: Route| {
+        let resolve = |Route { dst, gw, mtu, advmss, priority }: Route| {
             let gateway = gw.unwrap_or_else(|| self.gateway_for(dst.addr(), ours));
             PodRoute { dst, gateway, mtu, advmss, priority }
         };
-        defaults.chain(self.routes.iter().cloned()).map(complete).collect()
+        defaults.chain(self.routes.iter().cloned()).map(resolve).collect()
     }
 }
 
@@ -104,10 +100,10 @@ impl Addresses {
         self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
     }
 
-    /// Of each family the one that is there, if there is but one.
+    /// Collects at most one address of each family.
     ///
     /// # Errors
-    /// A second one of a family.
+    /// The second address of a family.
     pub fn collect(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, IpAddr> {
         let mut collected = Self::default();
         for address in addresses {
@@ -122,8 +118,8 @@ impl Addresses {
         Ok(collected)
     }
 
-    /// A MAC made of the addresses, so that a pod's neighbours never see an address change its MAC while it is in
-    /// use: locally administered and unicast.
+    /// A locally administered unicast MAC derived from the addresses: as long as an address is in use, peers
+    /// never see its MAC change.
     pub fn mac(self) -> Mac {
         let [a, b, c, d] = match self {
             Addresses { v4: Some(v4), .. } => v4.octets(),
@@ -149,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_is_unicast_locally_administered_and_the_addresss_own() {
+    fn derived_mac_is_unicast_and_locally_administered() {
         let mac = |v4: Option<&str>, v6: Option<&str>| {
             Addresses { v4: v4.map(|a| a.parse().unwrap()), v6: v6.map(|a| a.parse().unwrap()) }.mac()
         };

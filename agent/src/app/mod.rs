@@ -41,7 +41,7 @@ use crate::{
         reaper::{Reaper, reap_now},
         uplink::Uplink,
     },
-    reconcile::{self, DeferredDels, Queue, Reconciler},
+    reconcile::{DeferredDels, Queue, Reconciler, Recovery},
     registry::Registry,
     server::{self, NodeLock},
     trace::Tracer,
@@ -115,8 +115,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let own = move |addresses: &[IpAddr]| owner.registry.exclude(addresses);
     tasks.spawn("uplink", engine.uplink.clone().follow(uplink, default_route, own));
     let api = cluster.as_ref().map(|_| health.clone());
-    let reconciler =
-        Reconciler::new(Arc::clone(&engine), pods.clone(), api, config.reconcile, metrics.reconcile.clone());
+    let reconciler = Reconciler::new(
+        Arc::clone(&engine),
+        Arc::clone(&engine.registry),
+        pods.clone(),
+        api,
+        config.reconcile,
+        metrics.reconcile.clone(),
+    );
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());
     let watches = match cluster {
@@ -230,7 +236,12 @@ async fn take_over(
     );
     let engine = Arc::new(Engine::new(registry, dataplane, uplink, Reaper::default(), decider, events));
     let (at_start, ranges, socket) = (Arc::clone(&engine), config.pod_cidrs.clone(), config.socket.clone());
-    let of_store = metrics.registry_store.clone();
+    let recovery = Recovery {
+        engine: Arc::clone(&engine),
+        registry: Arc::clone(&engine.registry),
+        dataplane: Arc::clone(&engine.dataplane),
+        metrics: metrics.registry_store.clone(),
+    };
     let deferred = spawn_blocking(move || {
         if !ranges.is_empty() {
             ranges::use_ranges(&at_start, &ranges)
@@ -240,9 +251,8 @@ async fn take_over(
         server::close_directory(&socket)?;
         let deferred = DeferredDels::read(&socket)?;
         crash::point(Step::StartNotesRead);
-        reconcile::recover(&at_start, &deferred, &of_store)
-            .context("cannot take over from an earlier agent")?;
-        deferred.remove_applied(&at_start.registry.list());
+        recovery.run(&deferred).context("cannot take over from an earlier agent")?;
+        deferred.remove_applied(&recovery.registry.list());
         crash::point(Step::StartNotesSettled);
         anyhow::Ok(deferred)
     })

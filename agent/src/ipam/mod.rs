@@ -1,4 +1,5 @@
-//! The agent's own IPAM: allocates an address of each family from the node's pod CIDRs. No I/O; times are since boot.
+//! The agent's own IPAM: allocates an address of each family from the node's pod CIDRs. No I/O; times are
+//! since boot.
 
 mod pool;
 mod range;
@@ -106,7 +107,8 @@ impl Ipam {
         }
     }
 
-    /// Resumes the cooldown of an address that was released before a restart. To be called in the order of the releases.
+    /// Resumes the cooldown of an address that was released before a restart. To be called in the order of
+    /// the releases.
     pub fn resume_cooldown(&mut self, address: IpAddr, released: Duration) {
         self.pools().for_each(|pool| pool.resume_cooldown(address, released));
     }

@@ -1,8 +1,8 @@
 //! The addresses of one range.
 //!
-//! Allocation prefers an address that was never used, then the one released longest ago, so that a stale cache or
-//! connection table of a peer does not reach another pod. With at least [`ENOUGH_RELEASED`] released addresses, these come
-//! first, which bounds the memory for a range of any size.
+//! Allocation prefers an address that was never used, then the one released longest ago, so that a stale
+//! cache or connection table of a peer does not reach another pod. With at least [`ENOUGH_RELEASED`] released
+//! addresses, these come first, which bounds the memory for a range of any size.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -48,8 +48,8 @@ impl Pool {
     /// If the range is invalid, or has no address for a pod.
     pub fn new(net: IpNet) -> Result<Self, RangeError> {
         range::check(net)?;
-        // The first address is the network's (IPv4) or the subnet-router anycast address (IPv6, RFC 4291 2.6.1), the second
-        // by convention the gateway's, IPv4's last the broadcast address.
+        // The first address is the network's (IPv4) or the subnet-router anycast address (IPv6, RFC 4291
+        // 2.6.1), the second by convention the gateway's, IPv4's last the broadcast address.
         let fresh = number(net.network()) + 2;
         let last = match net.broadcast() {
             IpAddr::V4(broadcast) => number(broadcast.into()).saturating_sub(1),
@@ -80,7 +80,8 @@ impl Pool {
     pub fn allocate(&mut self, now: Duration) -> Option<IpAddr> {
         loop {
             let number = self.next(now)?;
-            // A skipped address is not offered again before a restart, which is acceptable: nodes have few addresses.
+            // A skipped address is not offered again before a restart, which is acceptable: nodes have few
+            // addresses.
             if !self.own.contains(&number) {
                 self.used.insert(number);
                 return Some(self.address(number));
@@ -126,7 +127,8 @@ impl Pool {
         }
     }
 
-    /// Frees an address that was never used. An address that was claimed during cooldown continues its cooldown.
+    /// Frees an address that was never used. An address that was claimed during cooldown continues its
+    /// cooldown.
     pub fn cancel(&mut self, address: IpAddr) {
         let number = number(address);
         let since = self.claimed_early.remove(&number);

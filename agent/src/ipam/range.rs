@@ -17,8 +17,8 @@ pub enum RangeError {
     NotUnicast(IpNet),
 }
 
-/// Ranges that no pod address can be in, because the dataplane does not forward them or the pods' gateways are in them:
-/// this host, loopback, link-local, multicast, reserved, and IPv4 in IPv6.
+/// Ranges that no pod address can be in, because the dataplane does not forward them or the pods' gateways
+/// are in them: this host, loopback, link-local, multicast, reserved, and IPv4 in IPv6.
 const NEVER: [&str; 8] = [
     "0.0.0.0/8",
     "127.0.0.0/8",

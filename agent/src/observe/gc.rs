@@ -19,10 +19,10 @@ pub(super) async fn explain(collector: &Arc<Collector>) -> Result<Response<Expla
 
 fn show(candidate: Candidate) -> GcCandidate {
     let Candidate { key, pod, evidence, verdict, removable } = candidate;
-    let proof = |(name, Proof { holds, what }): (&str, &Proof)| ShownProof {
+    let proof = |(name, Proof { holds, observed }): (&str, &Proof)| ShownProof {
         name: name.to_owned(),
         holds: *holds,
-        seen: what.clone(),
+        seen: observed.clone(),
     };
     GcCandidate {
         network: key.network.to_string(),

@@ -1,4 +1,4 @@
-//! Removing what dangles: nobody uses it, and no runtime deletes it any more.
+//! Garbage collection: removes orphaned attachments, which no pod uses and for which no runtime sends a DEL.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +14,9 @@ use tokio::{
 
 use super::{
     Settings,
-    proofs::{Evidence, Proof, Witness},
-    verdict::{Identity, Observations, Outlook, Verdict},
+    evidence::{Evidence, Proof, Witness},
+    observations::{Identity, Observations},
+    verdict::{Plan, Verdict},
 };
 use crate::{
     attach::{AttachError, Engine, Phases},
@@ -23,13 +24,14 @@ use crate::{
     crash::{self, Step},
     health::Health,
     metrics::ReconcileMetrics,
-    registry::{Attachment, Key},
+    registry::{Attachment, Key, Registry},
     watch::ObjectKey,
 };
 
-/// Looks at attachments, and removes those that it has found dangling twice.
+/// Examines attachments, and removes those that were found orphaned twice.
 pub struct Collector {
     engine: Arc<Engine>,
+    registry: Arc<Registry>,
     pods: Pods,
     /// Health of the watches; `None` without an API server.
     api: Option<Health>,
@@ -37,11 +39,11 @@ pub struct Collector {
     metrics: ReconcileMetrics,
     observations: Mutex<Observations>,
     next_round: Mutex<Option<Instant>>,
-    /// Explanations take threads from those who work: one at a time.
+    /// At most one explanation at a time, because each occupies a blocking thread.
     explaining: Arc<Semaphore>,
 }
 
-/// An attachment that may be dangling, and what the agent will do about it.
+/// An attachment that may be orphaned, and the agent's plan for it.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     pub key: Key,
@@ -49,31 +51,31 @@ pub struct Candidate {
     pub evidence: Evidence,
     /// One line.
     pub verdict: String,
-    /// Whether it is removed at the next round, should all proofs still hold.
+    /// Whether the next round removes the attachment if all proofs still hold.
     pub removable: bool,
 }
 
-/// A pod's attachments could not be looked at, or not be removed.
+/// The attachments of a pod that cannot be examined or removed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
-    #[error("the work on them ended without a result")]
-    Look(#[from] JoinError),
-    #[error("cannot remove a dangling attachment")]
+pub(super) enum ExamineError {
+    #[error("the examination of an attachment panicked")]
+    Examine(#[from] JoinError),
+    #[error("cannot remove an orphaned attachment")]
     Remove(#[from] AttachError),
 }
 
-/// There is no explanation.
+/// A failed explanation.
 #[derive(Debug, thiserror::Error)]
-pub enum Unexplained {
+pub enum ExplainError {
     #[error(
-        "to look at all attachments took too long; is a path of a namespace on a file system that hangs?"
+        "the examination of all attachments exceeded its deadline: check whether the file system of a namespace's path hangs"
     )]
-    Late(#[from] Elapsed),
-    #[error("the look at the attachments ended without a result")]
-    Look(#[from] JoinError),
+    Deadline(#[from] Elapsed),
+    #[error("the examination of the attachments panicked")]
+    Examine(#[from] JoinError),
 }
 
-/// For an explanation; shorter than its caller waits.
+/// For an explanation; shorter than the caller's deadline.
 const DEADLINE: Duration = Duration::from_secs(8);
 
 // === impl Collector ===
@@ -81,6 +83,7 @@ const DEADLINE: Duration = Duration::from_secs(8);
 impl Collector {
     pub(super) fn new(
         engine: Arc<Engine>,
+        registry: Arc<Registry>,
         pods: Pods,
         api: Option<Health>,
         settings: Settings,
@@ -88,6 +91,7 @@ impl Collector {
     ) -> Self {
         Self {
             engine,
+            registry,
             pods,
             api,
             settings,
@@ -98,51 +102,52 @@ impl Collector {
         }
     }
 
-    /// Waits until the node's pods are known, if anyone is to tell.
-    pub(super) async fn until_known(&self) {
+    /// Waits for the initial list of the node's pods, if there is an API server.
+    pub(super) async fn until_synced(&self) {
         if self.api.is_some() {
             self.pods.until_synced().await;
         }
     }
 
-    /// The pods that a round is to look at: all that have an attachment.
+    /// The pods that a round examines: all that have an attachment.
     pub(super) fn begin_round(&self, next: Instant) -> BTreeSet<ObjectKey> {
         *self.next_round.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
-        let keys = self.engine.registry.runtime_keys(|_| true);
+        let keys = self.registry.runtime_keys(|_| true);
         self.change(|observations| observations.retain(|key| keys.contains(key)));
         let pod = |it: Attachment| ObjectKey::new(&it.pod.namespace, &it.pod.name);
-        self.engine.registry.list().into_iter().map(pod).collect()
+        self.registry.list().into_iter().map(pod).collect()
     }
 
-    /// Looks at the attachments of a pod, and removes those that were found dangling before, long enough ago. Those
-    /// without a pod are all at the same key, an empty one.
-    pub(super) async fn examine(self: &Arc<Self>, pod: &ObjectKey) -> Result<(), Failed> {
-        let keys =
-            self.engine.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
+    /// Examines the attachments of a pod, and removes those that were found orphaned before, long enough ago.
+    /// All attachments without a pod share the empty key.
+    pub(super) async fn examine(self: &Arc<Self>, pod: &ObjectKey) -> Result<(), ExamineError> {
+        let keys = self.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
         let mut outcome = Ok(());
         for key in keys {
             let (this, of, began) = (Arc::clone(self), key.clone(), Instant::now());
-            let Some((identity, evidence)) = spawn_blocking(move || this.look(&of)).await? else { continue };
+            let evidence = spawn_blocking(move || this.evidence(&of)).await?;
+            let Some((identity, evidence)) = evidence else { continue };
             let (verdict, spacing) = (Verdict::of(&evidence), self.settings.spacing);
-            if self.change(|observations| observations.note(&key, identity, verdict, began, spacing)) {
+            if self.change(|observations| observations.record(&key, identity, verdict, began, spacing)) {
                 outcome = outcome.and(self.remove(key, identity).await);
             }
         }
         outcome
     }
 
-    /// All that may be dangling, with what speaks for and against it. Changes nothing, and is no look that counts.
+    /// The attachments that may be orphaned, with the evidence. Changes nothing, and does not count as an
+    /// observation.
     ///
     /// # Errors
-    /// If it takes too long.
-    pub async fn explain(self: &Arc<Self>) -> Result<Vec<Candidate>, Unexplained> {
+    /// If the examination exceeds its deadline.
+    pub async fn explain(self: &Arc<Self>) -> Result<Vec<Candidate>, ExplainError> {
         let this = Arc::clone(self);
         let explain = async {
-            let alone = Arc::clone(&self.explaining).acquire_owned().await;
-            // Held by the work itself, which goes on when nobody waits for it any more.
+            let permit = Arc::clone(&self.explaining).acquire_owned().await;
+            // The thread holds the permit, because the thread continues after the deadline.
             spawn_blocking(move || {
-                let _alone = alone;
-                let keys = this.engine.registry.runtime_keys(|_| true);
+                let _permit = permit;
+                let keys = this.registry.runtime_keys(|_| true);
                 keys.into_iter().filter_map(|key| this.candidate(key)).collect()
             })
             .await
@@ -150,43 +155,42 @@ impl Collector {
         Ok(timeout(DEADLINE, explain).await??)
     }
 
-    /// Removes an attachment, unless a last look, with its key locked, shows it to be another one or in use.
-    async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), Failed> {
+    /// Removes an attachment if the same incarnation is still orphaned once its key is locked.
+    async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), ExamineError> {
         let (this, of) = (Arc::clone(self), key.clone());
-        let dangles = move |_: &[Attachment]| {
-            let Some((identity, mut evidence)) = this.look(&of) else { return false };
-            evidence.not_in_work = Proof::yes("its lock is the collector's");
-            if identity != it || Verdict::of(&evidence) != Verdict::Dangling {
-                tracing::info!(key = %of, %evidence, "an attachment that had been dangling is in use");
+        let is_orphaned = move |_: &[Attachment]| {
+            let Some((identity, mut evidence)) = this.evidence(&of) else { return false };
+            evidence.not_in_work = Proof::yes("garbage collection holds the lock");
+            if identity != it || Verdict::of(&evidence) != Verdict::Orphaned {
+                tracing::info!(key = %of, %evidence, "an attachment is no longer orphaned; keeping it");
                 return false;
             }
-            tracing::info!(key = %of, proofs = %evidence, "removing an attachment that dangles");
+            tracing::info!(key = %of, proofs = %evidence, "removing an orphaned attachment");
             crash::point(Step::Dangles);
             true
         };
-        if self.engine.detach_if(&key, &Phases::untracked(), dangles).await? {
+        if self.engine.detach_if(&key, &Phases::untracked(), is_orphaned).await? {
             self.metrics.removed.inc();
         }
         self.change(|observations| observations.forget(&key));
         Ok(())
     }
 
-    /// Looks at all that a runtime knows by a key, if there still is anything. May block.
-    fn look(&self, key: &Key) -> Option<(Identity, Evidence)> {
-        let registry = &self.engine.registry;
-        let group = registry.group(key);
+    /// The evidence about the attachments of a runtime key; `None` if there are none. May block.
+    fn evidence(&self, key: &Key) -> Option<(Identity, Evidence)> {
+        let group = self.registry.group(key);
         let witness = Witness { pods: &self.pods, api: self.api.as_ref() };
-        let evidence = Evidence::look(registry, witness, key, &group)?;
+        let evidence = Evidence::collect(&self.registry, witness, key, &group)?;
         Some((Identity::of(group.first()?), evidence))
     }
 
     fn candidate(&self, key: Key) -> Option<Candidate> {
-        let pod = self.engine.registry.get(&key)?.pod;
-        let (identity, evidence) = self.look(&key).filter(|(_, evidence)| evidence.is_suspect())?;
+        let pod = self.registry.get(&key)?.pod;
+        let (identity, evidence) = self.evidence(&key).filter(|(_, evidence)| evidence.is_suspect())?;
         let now = Instant::now();
         let since = self.observations().since(&key, identity);
         let next = *self.next_round.lock().unwrap_or_else(PoisonError::into_inner);
-        let Outlook { text, removes } = Verdict::of(&evidence).outlook(
+        let Plan { text, removes } = Verdict::of(&evidence).plan(
             &evidence,
             since.map(|since| now.duration_since(since)),
             next.map(|next| next.saturating_duration_since(now)),

@@ -1,6 +1,6 @@
-//! What shims have left while no agent ran: notes of the DELs that they have answered by themselves.
+//! Deferred DELs: files that shims left while no agent ran, one for each DEL that a shim answered alone.
 //!
-//! [`ferrule_proto::deferred`] tells how shims and a starting agent keep out of each other's way.
+//! [`ferrule_proto::deferred`] documents the locks between shims and a starting agent.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,101 +26,103 @@ use crate::{
     registry::{Attachment, Key},
 };
 
-/// The notes that were there, and the right that no other is left meanwhile.
+/// The deferred DELs, and the lock that keeps shims from deferring more.
 pub struct DeferredDels {
-    of: HashMap<Key, Left>,
-    /// Those that tell nothing.
-    worthless: Vec<PathBuf>,
-    /// Kept until calls are served again.
+    files: HashMap<Key, DeferredFile>,
+    invalid: Vec<PathBuf>,
+    /// Held until calls are served.
     lock: Option<Flock<File>>,
 }
 
-/// One note.
-struct Left {
+struct DeferredFile {
     path: PathBuf,
     since_boot: Duration,
 }
 
-/// The notes cannot be read.
+/// The directory of deferred DELs cannot be read or locked.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {path:?}, where the CNI plugin leaves notes for the agent")]
+#[error("cannot {operation} {path:?} for the deferred DELs of the CNI plugin")]
 pub struct DeferredDelsError {
-    what: &'static str,
+    operation: &'static str,
     path: PathBuf,
     #[source]
     source: io::Error,
 }
 
-/// How long shims may take that are about to leave a note: they delete an interface meanwhile.
-const LOCK_WAIT: Duration = Duration::from_secs(10);
-/// How often to look whether the lock is free: the kernel does not wait with a deadline.
-const LOOK: Duration = Duration::from_millis(5);
+/// The longest wait for shims that are deferring a DEL: each deletes an interface under the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// flock(2) has no deadline, so the lock is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 // === impl DeferredDels ===
 
 impl DeferredDels {
-    /// Reads all notes beside a socket, and keeps shims from leaving others. The socket's directory must exist. It may block.
+    /// Locks out shims, and reads all deferred DELs beside a socket, whose directory must exist. May block.
     ///
     /// # Errors
-    /// If the directory cannot be read. A note that cannot be understood is no reason not to start.
+    /// If the directory cannot be read. An invalid file is logged, and does not prevent the start.
     pub fn read(socket: &Path) -> Result<Self, DeferredDelsError> {
-        let end = Instant::now() + LOCK_WAIT;
-        // Kept while we wait for the shims that are before us, so that none gets in between.
+        let end = Instant::now() + LOCK_TIMEOUT;
+        // Held while waiting for the shims that hold the lock, so that no later shim takes it.
         let turn = lock(&socket_directory(socket).join(TURNSTILE), end)?;
         let lock = lock(&socket_directory(socket).join(LOCK), end)?;
         drop(turn);
-        let mut notes = Self { of: HashMap::new(), worthless: Vec::new(), lock };
+        let mut deferred = Self { files: HashMap::new(), invalid: Vec::new(), lock };
         let directory = socket_directory(socket).join(DIRECTORY);
-        let failed = |source| DeferredDelsError { what: "read", path: directory.clone(), source };
+        let failed = |source| DeferredDelsError { operation: "read", path: directory.clone(), source };
         let entries = match fs::read_dir(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(notes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(deferred),
             entries => entries.map_err(failed)?,
         };
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
-        // One more for each that was never finished.
+        // Each file may have an unfinished one beside it.
         for entry in entries.take(2 * MAX_FILES) {
             let path = entry.map_err(failed)?.path();
             match parse(&path, boot_id.trim_end()) {
-                Ok((key, since_boot)) => drop(notes.of.insert(key, Left { path, since_boot })),
+                Ok((key, since_boot)) => {
+                    deferred.files.insert(key, DeferredFile { path, since_boot });
+                }
                 Err(why) => {
-                    tracing::warn!(note = %path.display(), why, "a note of a deleted container is passed over");
-                    notes.worthless.push(path);
+                    tracing::warn!(file = %path.display(), why, "ignoring an invalid deferred DEL");
+                    deferred.invalid.push(path);
                 }
             }
         }
-        Ok(notes)
+        Ok(deferred)
     }
 
-    /// Whether an attachment was deleted: this one, and not an earlier one of the same key.
+    /// Whether a deferred DEL covers an attachment: the attachment was created before the DEL, not after it
+    /// under the same key.
     pub fn covers(&self, attachment: &Attachment) -> bool {
-        let made = Duration::from_nanos(attachment.created_since_boot_ns);
-        self.of.get(&attachment.runtime_key()).is_some_and(|left| made < left.since_boot)
+        let created = Duration::from_nanos(attachment.created_since_boot_ns);
+        self.files.get(&attachment.runtime_key()).is_some_and(|file| created < file.since_boot)
     }
 
-    /// Removes the notes, but for those about attachments that are among these still: the next start tries again.
-    pub fn remove_applied(&self, attachments: &[Attachment]) {
-        let open: HashSet<_> =
-            attachments.iter().filter(|it| self.covers(it)).map(Attachment::runtime_key).collect();
-        let settled = self.of.iter().filter(|(key, _)| !open.contains(key)).map(|(_, left)| &left.path);
-        for path in settled.chain(&self.worthless) {
+    /// Removes the files, except for those that cover one of the remaining attachments: the next start
+    /// retries these.
+    pub fn remove_applied(&self, remaining: &[Attachment]) {
+        let pending: HashSet<_> =
+            remaining.iter().filter(|it| self.covers(it)).map(Attachment::runtime_key).collect();
+        let applied = self.files.iter().filter(|(key, _)| !pending.contains(key)).map(|(_, file)| &file.path);
+        for path in applied.chain(&self.invalid) {
             if let Err(error) = fs::remove_file(path) {
-                // It can do no harm: what it is about is older than all that will be attached, but for what is made anew after the
-                // registry was lost.
-                tracing::warn!(note = %path.display(), %error, "a note of a deleted container cannot be removed");
+                // Harmless: later attachments are newer than the DEL, except for those that a rebuild after
+                // the loss of the registry would create.
+                tracing::warn!(file = %path.display(), %error, "cannot remove an applied deferred DEL");
             }
             crash::point(Step::NoteRemoved);
         }
     }
 
-    /// Lets shims leave notes again, when calls are served.
+    /// Unlocks: shims may defer DELs again. To be called once calls are served.
     pub fn end(self) {
         drop(self.lock);
     }
 }
 
-/// Waits for the shims that are about to leave a note; but not for one that never does.
+/// Waits for the shims that hold a lock, until the deadline; `None` if one still holds it then.
 fn lock(path: &Path, end: Instant) -> Result<Option<Flock<File>>, DeferredDelsError> {
-    let failed = |source| DeferredDelsError { what: "lock", path: path.to_owned(), source };
+    let failed = |source| DeferredDelsError { operation: "lock", path: path.to_owned(), source };
     let open = File::options().create(true).write(true).truncate(false).mode(0o600).open(path);
     let mut file = open.map_err(failed)?;
     loop {
@@ -128,39 +130,41 @@ fn lock(path: &Path, end: Instant) -> Result<Option<Flock<File>>, DeferredDelsEr
             Ok(lock) => return Ok(Some(lock)),
             Err((file, Errno::EWOULDBLOCK)) if Instant::now() < end => file,
             Err((_, Errno::EWOULDBLOCK)) => {
-                tracing::warn!(path = %path.display(), "a CNI plugin keeps its lock: starting without its note");
+                let path = path.display();
+                tracing::warn!(%path, "a CNI plugin holds the lock beyond the deadline; starting without its deferred DEL");
                 return Ok(None);
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
     let name = path.file_name().unwrap_or_default();
     if name.as_encoded_bytes().starts_with(b".") {
-        return Err("it was never finished".to_owned());
+        return Err("unfinished".to_owned());
     }
     let mut text = Vec::new();
-    // Nobody but root can put anything here; a pipe would be waited for all the same.
+    // Only root can write here; the flags keep a symlink or a FIFO from misleading or blocking the start all
+    // the same.
     let open =
         File::options().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path);
     let file = open.map_err(|error| error.to_string())?;
     file.take(MAX_BYTES as u64 + 1).read_to_end(&mut text).map_err(|error| error.to_string())?;
     if text.len() > MAX_BYTES {
-        return Err(format!("it is longer than {MAX_BYTES} bytes"));
+        return Err(format!("longer than {MAX_BYTES} bytes"));
     }
-    let note: DeferredDel = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    if note.boot_id != boot_id {
-        return Err("it is of before a reboot".to_owned());
+    let del: DeferredDel = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    if del.boot_id != boot_id {
+        return Err("from before a reboot".to_owned());
     }
     let key = Key {
-        network: NetworkName::new(&note.network).map_err(|error| error.to_string())?,
-        container_id: ContainerId::new(&note.container_id).map_err(|error| error.to_string())?,
-        ifname: IfName::new(&note.ifname).map_err(|error| error.to_string())?,
+        network: NetworkName::new(&del.network).map_err(|error| error.to_string())?,
+        container_id: ContainerId::new(&del.container_id).map_err(|error| error.to_string())?,
+        ifname: IfName::new(&del.ifname).map_err(|error| error.to_string())?,
     };
-    Ok((key, Duration::from_nanos(note.since_boot_ns)))
+    Ok((key, Duration::from_nanos(del.since_boot_ns)))
 }
 
 #[cfg(test)]
@@ -174,8 +178,8 @@ mod tests {
         Key::try_from(format!("net/{container}/eth0")).unwrap()
     }
 
-    fn leave(socket: &Path, container: &str, since_boot_ns: u64, boot_id: &str) {
-        let note = DeferredDel {
+    fn defer(socket: &Path, container: &str, since_boot_ns: u64, boot_id: &str) {
+        let del = DeferredDel {
             network: "net".into(),
             container_id: container.into(),
             ifname: "eth0".into(),
@@ -185,7 +189,7 @@ mod tests {
         let Key { network, container_id, ifname } = key(container);
         let path = ferrule_proto::deferred::path(socket, &network, &container_id, &ifname);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, serde_json::to_vec(&note).unwrap()).unwrap();
+        fs::write(path, serde_json::to_vec(&del).unwrap()).unwrap();
     }
 
     fn boot_id() -> String {
@@ -218,60 +222,60 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_about_what_was_there_and_not_about_what_came_later() {
+    fn deferred_del_covers_older_attachments_only() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        leave(&socket, "a", 1000, &boot_id());
-        let notes = DeferredDels::read(&socket).unwrap();
-        assert!(notes.covers(&attachment("a", None, 999)));
-        assert!(!notes.covers(&attachment("a", None, 1000)), "the same ID, used again");
-        assert!(!notes.covers(&attachment("b", None, 1)));
-        let further = Key { ifname: IfName::new("net1").unwrap(), ..key("a") };
-        let further = Attachment { key: further, ..attachment("x", Some(key("a")), 999) };
-        assert!(notes.covers(&further), "what came with it goes with it");
+        defer(&socket, "a", 1000, &boot_id());
+        let deferred = DeferredDels::read(&socket).unwrap();
+        assert!(deferred.covers(&attachment("a", None, 999)));
+        assert!(!deferred.covers(&attachment("a", None, 1000)), "the container ID was reused");
+        assert!(!deferred.covers(&attachment("b", None, 1)));
+        let additional = Key { ifname: IfName::new("net1").unwrap(), ..key("a") };
+        let additional = Attachment { key: additional, ..attachment("x", Some(key("a")), 999) };
+        assert!(deferred.covers(&additional), "additional interfaces go with the requested one");
     }
 
     #[test]
-    fn a_note_is_removed_when_what_it_is_about_is_gone() {
+    fn file_is_removed_once_its_attachment_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         for container in ["gone", "stays"] {
-            leave(&socket, container, 1000, &boot_id());
+            defer(&socket, container, 1000, &boot_id());
         }
-        let notes = DeferredDels::read(&socket).unwrap();
+        let deferred = DeferredDels::read(&socket).unwrap();
         let newer = attachment("gone", None, 2000);
-        notes.remove_applied(&[attachment("stays", None, 1), newer]);
-        notes.end();
+        deferred.remove_applied(&[attachment("stays", None, 1), newer]);
+        deferred.end();
         let again = DeferredDels::read(&socket).unwrap();
         assert!(!again.covers(&attachment("gone", None, 1)));
         assert!(again.covers(&attachment("stays", None, 1)));
     }
 
     #[test]
-    fn what_is_no_note_of_this_boot_is_passed_over_and_removed() {
+    fn invalid_files_and_those_of_another_boot_are_ignored_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        leave(&socket, "other-boot", 1000, "00000000-0000-4000-8000-000000000000");
-        let notes = dir.path().join(DIRECTORY);
-        fs::write(notes.join("garbage"), "{").unwrap();
-        fs::write(notes.join(".half"), "{").unwrap();
-        fs::write(notes.join("huge"), vec![b' '; MAX_BYTES + 1]).unwrap();
-        nix::unistd::mkfifo(&notes.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", notes.join("link")).unwrap();
+        defer(&socket, "other-boot", 1000, "00000000-0000-4000-8000-000000000000");
+        let directory = dir.path().join(DIRECTORY);
+        fs::write(directory.join("garbage"), "{").unwrap();
+        fs::write(directory.join(".half"), "{").unwrap();
+        fs::write(directory.join("huge"), vec![b' '; MAX_BYTES + 1]).unwrap();
+        nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", directory.join("link")).unwrap();
         let read = DeferredDels::read(&socket).unwrap();
         assert!(!read.covers(&attachment("other-boot", None, 1)));
         read.remove_applied(&[]);
-        assert_eq!(fs::read_dir(notes).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
     }
 
     #[test]
-    fn no_note_is_left_while_the_agent_starts() {
+    fn shims_cannot_defer_while_the_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        let notes = DeferredDels::read(&socket).unwrap();
+        let deferred = DeferredDels::read(&socket).unwrap();
         let shim = || Flock::lock(File::open(dir.path().join(LOCK)).unwrap(), FlockArg::LockSharedNonblock);
         assert!(shim().is_err());
-        notes.end();
+        deferred.end();
         assert!(shim().is_ok());
     }
 }

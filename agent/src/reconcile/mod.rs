@@ -1,30 +1,34 @@
-//! What should be and what is, brought together: at start, and for as long as the agent runs.
+//! Reconciles registry, kernel and API: once at start, and in rounds from then on.
 //!
-//! [`recover`] does it once, before anyone can call, with the [`DeferredDels`] of what was deleted meanwhile. Afterwards a [`Reconciler`] looks for what dangles: attachments whose
-//! pod and namespace are gone, and that no runtime deletes any more. Its work comes in a [`Queue`] of pods: one that
-//! changed, and all of them in each round. What is looked at in an attachment is in [`proofs`], what follows from it in
-//! [`verdict`], and what is done about it in [`collect`].
+//! [`Recovery`] runs before any call is served, with the [`DeferredDels`] that shims left. Afterwards a
+//! [`Reconciler`] garbage-collects orphaned attachments: pod and namespace are gone, and no runtime sends the
+//! DEL. A [`Queue`] holds the pods to examine: each pod that changed, and all pods in each round.
+//! [`evidence`] observes, [`verdict`] judges without I/O, [`collect`] acts.
 
 mod collect;
 mod deferred;
-mod proofs;
+mod evidence;
+mod observations;
 mod queue;
 mod rebuild;
-mod start;
+mod recover;
 mod verdict;
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::{attach::Engine, cluster::Pods, health::Health, metrics::ReconcileMetrics};
+use crate::{
+    attach::Engine, chain::chain, cluster::Pods, health::Health, metrics::ReconcileMetrics,
+    registry::Registry,
+};
 pub use collect::{Candidate, Collector};
 pub use deferred::DeferredDels;
-pub use proofs::{Evidence, Proof};
+pub use evidence::{Evidence, Proof};
 pub use queue::Queue;
-pub use start::recover;
+pub use recover::Recovery;
 
-/// Looks after a node's attachments.
+/// Garbage-collects a node's attachments.
 pub struct Reconciler {
     collector: Arc<Collector>,
     queue: Queue,
@@ -32,52 +36,53 @@ pub struct Reconciler {
     metrics: ReconcileMetrics,
 }
 
-/// How often to look, and how careful to be.
+/// The pace of garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// From one round to the next, and a little more by chance.
+    /// From one round to the next; jitter is added.
     pub period: Duration,
-    /// The least time between the two looks that it takes to remove anything.
+    /// The minimal time between the two observations that a removal needs.
     pub spacing: Duration,
 }
 
-/// From one round to the next, unless it is configured otherwise (Kuryr's `watch_reconcile_period`).
+/// The default period (Kuryr's `watch_reconcile_period`).
 pub const PERIOD: Duration = Duration::from_secs(120);
-/// Longer than a runtime takes from making a namespace to its ADD, or from unmounting one to its DEL.
+/// Longer than a runtime takes from the creation of a namespace to its ADD, or from the unmount to its DEL.
 const SPACING: Duration = Duration::from_secs(30);
-/// The first round waits for what a watch that goes on where it was has missed, which comes in its first moments.
-const SETTLE: Duration = Duration::from_secs(5);
+/// The delay of the first round: a watch that resumes delivers the missed events in its first moments.
+const FIRST_ROUND_DELAY: Duration = Duration::from_secs(5);
 
 // === impl Reconciler ===
 
 impl Reconciler {
-    /// `api` is how well the API server is followed; without one, the kernel has to prove everything.
+    /// `api` is the health of the watches; without an API server, the kernel has to prove everything.
     pub fn new(
         engine: Arc<Engine>,
+        registry: Arc<Registry>,
         pods: Pods,
         api: Option<Health>,
         settings: Settings,
         metrics: ReconcileMetrics,
     ) -> Self {
         let queue = Queue::new(metrics.clone());
-        let collector = Arc::new(Collector::new(engine, pods, api, settings, metrics.clone()));
+        let collector = Arc::new(Collector::new(engine, registry, pods, api, settings, metrics.clone()));
         Self { collector, queue, settings, metrics }
     }
 
-    /// Where to say that a pod has changed.
+    /// The queue for pods that changed.
     pub fn queue(&self) -> Queue {
         self.queue.clone()
     }
 
-    /// Who can explain what will be removed, and why.
+    /// The garbage collector, to explain its plans.
     pub fn collector(&self) -> Arc<Collector> {
         Arc::clone(&self.collector)
     }
 
-    /// Works, for ever, from when all pods are known.
+    /// Runs forever, from the initial list of pods on.
     pub async fn run(self) {
-        self.collector.until_known().await;
-        // In one task: a panic ends all of it, and whoever supervises it knows. What may block does so elsewhere.
+        self.collector.until_synced().await;
+        // One task, so that the supervisor notices a panic of any part. Blocking work runs on other threads.
         tokio::join!(self.rounds(), self.work(), self.work(), self.work(), self.work());
     }
 
@@ -87,26 +92,28 @@ impl Reconciler {
             match self.collector.examine(job.key()).await {
                 Ok(()) => job.done(),
                 Err(error) => {
-                    tracing::warn!(pod = %job.key(), error = crate::chain::chain(&error), "reconciling failed: trying again");
+                    let error = chain(&error);
+                    tracing::warn!(pod = %job.key(), error, "cannot reconcile the attachments of a pod; retrying");
                 }
             }
         }
     }
 
     async fn rounds(&self) {
-        sleep(SETTLE.min(self.settings.period)).await;
+        sleep(FIRST_ROUND_DELAY.min(self.settings.period)).await;
         loop {
-            // Never less than the period: else a second look could come just too early to count as one.
+            // Never below the period: a second observation just before the spacing has passed would not
+            // count.
             let wait = self.settings.period.mul_f64(1.02 + 0.08 * fastrand::f64());
             let next = Instant::now() + wait;
             for pod in self.collector.begin_round(next) {
-                self.queue.room().await;
+                self.queue.until_room().await;
                 self.queue.add(pod);
             }
             self.metrics.rounds.inc();
             tokio::select! {
                 () = sleep_until(next) => {}
-                // Somebody's pod found no room, and is in the registry if it matters.
+                // The rejected pod may be any: if it has an attachment, a round examines it.
                 () = self.queue.overflowed() => {}
             }
         }
@@ -116,7 +123,7 @@ impl Reconciler {
 // === impl Settings ===
 
 impl Settings {
-    /// A round in each period.
+    /// One round per period.
     pub fn every(period: Duration) -> Self {
         Self { period, spacing: SPACING.min(period) }
     }

@@ -1,4 +1,4 @@
-//! Which pods are to be looked at.
+//! The work queue of pods to examine: deduplicated, bounded, with backoff.
 //!
 //! ```text
 //!                 add                next                 done
@@ -10,8 +10,8 @@
 //!                         in time, or added
 //! ```
 //!
-//! So a pod is in the queue once, however often it is added; two never work on the same; what is added during the work is
-//! worked on once more; and nothing is looked at without a cause. Who has nothing to do sleeps.
+//! A pod is queued at most once, and at most one worker has it. A pod that is added during its work is queued
+//! once more. Idle workers sleep.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -26,17 +26,17 @@ use tokio::{
 
 use crate::{metrics::ReconcileMetrics, watch::ObjectKey};
 
-/// The queue. Cloning it is cheap, and gives the same one.
+/// The queue. Clones share it.
 #[derive(Clone)]
 pub struct Queue(Arc<Shared>);
 
 struct Shared {
     inner: Mutex<Inner>,
-    /// There may be something to do, or to do sooner.
+    /// Wakes a worker: a pod may be ready, or due sooner.
     work: Notify,
-    /// There may be room again.
+    /// Wakes a producer that waits for room.
     room: Notify,
-    /// A key found none.
+    /// A pod was rejected because the queue was full.
     overflow: Notify,
     capacity: usize,
     metrics: ReconcileMetrics,
@@ -51,35 +51,34 @@ struct Inner {
 
 struct Entry {
     state: State,
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
-    /// It failed, and is tried again then.
+    /// Failed; retried at this time.
     Later(Instant),
     Working {
         added_again: bool,
     },
 }
 
-/// A pod that nobody else works on. Dropped before it is done, it has failed.
+/// A pod that one worker has exclusively. A job that is dropped without [`Job::done`] has failed.
 pub struct Job {
     queue: Queue,
     key: ObjectKey,
     succeeded: bool,
 }
 
-/// More pods than any node has.
+/// Pods; more than a node has.
 const CAPACITY: usize = 8192;
-/// How often a pod is tried again before it is left alone, until it changes (Virtual Kubelet's `maxRetries`).
+/// The retry budget of a pod, until the pod changes (Virtual Kubelet's `maxRetries`).
 const MAX_RETRIES: u32 = 20;
-/// The wait before the first time, which doubles with each.
-const FIRST: Duration = Duration::from_secs(1);
-/// The longest.
-const LONGEST: Duration = Duration::from_secs(60);
+/// The backoff before the first retry; doubles with each failure.
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 // === impl Queue ===
 
@@ -93,7 +92,7 @@ impl Queue {
         Self(Arc::new(Shared { inner: Mutex::default(), work, room, overflow, capacity, metrics }))
     }
 
-    /// Says that there is something about a pod. If there is no room, that is noted instead: see [`Self::overflowed`].
+    /// Queues a pod. A full queue rejects a new pod, and wakes [`Self::overflowed`].
     pub fn add(&self, key: ObjectKey) {
         let mut inner = self.inner();
         let Inner { entries, ready, later } = &mut *inner;
@@ -122,31 +121,31 @@ impl Queue {
         self.0.work.notify_one();
     }
 
-    /// The next pod to work on, as soon as there is one.
+    /// Waits for a pod to work on.
     pub async fn next(&self) -> Job {
         loop {
             match self.take() {
                 Ok(key) => return Job { queue: self.clone(), key, succeeded: false },
                 Err(None) => self.0.work.notified().await,
-                // Either way there may be one.
+                // Woken or due, a pod may be ready.
                 Err(Some(due)) => drop(timeout_at(due, self.0.work.notified()).await),
             }
         }
     }
 
-    /// Waits until there is room for another pod.
-    pub async fn room(&self) {
+    /// Waits until the queue has room for another pod (backpressure).
+    pub async fn until_room(&self) {
         while self.inner().entries.len() >= self.0.capacity {
             self.0.room.notified().await;
         }
     }
 
-    /// Returns when a pod has found no room since the last time: then any may have changed.
+    /// Waits until a pod was rejected since the last call. Any pod may be the one.
     pub async fn overflowed(&self) {
         self.0.overflow.notified().await;
     }
 
-    /// A pod to work on; or when to look again, if there is a time for it.
+    /// A ready pod; or else the time of the next retry, if there is one.
     fn take(&self) -> Result<ObjectKey, Option<Instant>> {
         let mut inner = self.inner();
         let Inner { entries, ready, later } = &mut *inner;
@@ -162,7 +161,7 @@ impl Queue {
         if let Some(entry) = entries.get_mut(&key) {
             entry.state = State::Working { added_again: false };
         }
-        // Several may have been added for one that was woken; and somebody has to know what is due next.
+        // One wake-up may stand for several pods, and another worker has to sleep until the next retry.
         if !ready.is_empty() || !later.is_empty() {
             self.0.work.notify_one();
         }
@@ -180,7 +179,7 @@ impl Queue {
             metrics.failures.inc();
         }
         if entry.failures > MAX_RETRIES {
-            tracing::error!(pod = %key, "reconciling has failed {MAX_RETRIES} times: leaving it until something changes");
+            tracing::error!(pod = %key, "reconciling failed {MAX_RETRIES} times; giving up until the pod changes");
             metrics.given_up.inc();
             entry.failures = 0;
         }
@@ -188,7 +187,7 @@ impl Queue {
             entry.state = State::Ready;
             ready.push_back(key.clone());
         } else if entry.failures > 0 {
-            let at = Instant::now() + delay(entry.failures);
+            let at = Instant::now() + backoff(entry.failures);
             entry.state = State::Later(at);
             later.insert((at, key.clone()));
         } else {
@@ -196,7 +195,7 @@ impl Queue {
             self.0.room.notify_one();
         }
         self.count(inner);
-        // Those who sleep do not know of this time.
+        // Sleeping workers do not know the time of this retry.
         self.0.work.notify_one();
     }
 
@@ -216,7 +215,7 @@ impl Job {
         &self.key
     }
 
-    /// It has succeeded.
+    /// Marks the job as succeeded.
     pub fn done(mut self) {
         self.succeeded = true;
     }
@@ -228,11 +227,12 @@ impl Drop for Job {
     }
 }
 
-/// The wait after a number of failures in a row, spread by chance: what failed together need not come back together.
-fn delay(failures: u32) -> Duration {
-    // A power beyond this is longer than any wait, and must not overflow.
-    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST);
-    doubled.mul_f64(1.0 + fastrand::f64()).min(LONGEST)
+/// The backoff after consecutive failures, with jitter, so that pods that failed together do not retry
+/// together.
+fn backoff(failures: u32) -> Duration {
+    // The cap on the exponent prevents an overflow; beyond it, every backoff is the maximum.
+    let doubled = MIN_BACKOFF.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF);
+    doubled.mul_f64(1.0 + fastrand::f64()).min(MAX_BACKOFF)
 }
 
 #[cfg(test)]

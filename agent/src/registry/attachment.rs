@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{host_side::HostSide, key::Key};
 use crate::cluster::PodRef;
 
-/// The identity of a network namespace, independent of paths. Unique among live namespaces; the kernel reuses the inode
-/// number after the namespace is gone.
+/// The identity of a network namespace, independent of paths. Unique among live namespaces; the kernel reuses
+/// the inode number after the namespace is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// `st_dev` of the namespace's file.
@@ -31,11 +31,12 @@ pub struct NetnsId {
 ///                      removed from kernel and maps, address in cooldown
 /// ```
 ///
-/// Only Reserved and Attached are durable, so a crash leaves one of them. Recovery at the next start keeps an attachment
-/// without drift, restores the lost interface of a live pod, and rolls back everything else.
+/// Only Reserved and Attached are durable, so a crash leaves one of them. Recovery at the next start keeps an
+/// attachment without drift, restores the lost interface of a live pod, and rolls back everything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// ADD has allocated addresses and the intent is durable. The kernel may hold anything from nothing to the whole plug.
+    /// ADD has allocated addresses and the intent is durable. The kernel may hold anything from nothing to
+    /// the whole plug.
     Reserved,
     /// Kernel and maps hold the whole plug, but the record is not committed.
     Plugged,
@@ -56,14 +57,15 @@ pub struct Attachment {
     /// [`NetnsId::UNKNOWN`] if the attachment was rebuilt and its namespace was not found.
     pub netns_id: NetnsId,
     pub vif: Vif,
-    /// For an additional interface of a pod's VIF: the key of the interface that the runtime requested. Both are attached
-    /// and detached together.
+    /// For an additional interface of a pod's VIF: the key of the interface that the runtime requested. Both
+    /// are attached and detached together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<Key>,
     pub host: HostSide,
     /// Milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// Nanoseconds by `CLOCK_BOOTTIME`, which is never set, so that deferred DELs can be ordered against the creation.
+    /// Nanoseconds by `CLOCK_BOOTTIME`, which is never set, so that deferred DELs can be ordered against the
+    /// creation.
     #[serde(default)]
     pub created_since_boot_ns: u64,
 }

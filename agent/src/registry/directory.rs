@@ -15,8 +15,8 @@ use nix::{
 use super::error::RegistryError;
 use crate::crash::{self, Step};
 
-/// Creates the state directory if it is missing, and locks it for this process. The kernel drops the lock when the process
-/// ends, whatever ends it.
+/// Creates the state directory if it is missing, and locks it for this process. The kernel drops the lock
+/// when the process ends, whatever ends it.
 pub(super) fn lock(directory: &Path) -> Result<Flock<File>, RegistryError> {
     let failed = |source: io::Error| RegistryError::Directory { path: directory.to_owned(), source };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;

@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 pub enum HostSide {
     /// The attachment is Reserved: no plug has completed yet.
     Unplugged,
-    /// The host end of a pair that the agent created. The link carries the ownership stamp, and the agent deletes it.
+    /// The host end of a pair that the agent created. The link carries the ownership stamp, and the agent
+    /// deletes it.
     Link(HostLink),
     /// The kind leaves no device in the host's network namespace.
     None,
-    /// The port of a hardware function. The driver owns the device, so the agent neither creates nor deletes it, and no
-    /// stamp marks it.
+    /// The port of a hardware function. The driver owns the device, so the agent neither creates nor deletes
+    /// it, and no stamp marks it.
     Representor(HostLink),
 }
 
@@ -27,8 +28,8 @@ pub struct HostLink {
 // === impl HostSide ===
 
 impl HostSide {
-    /// The device that carries the pod's packets on the host: the filters are attached to it, and its index is the key of
-    /// the attachment's map entries.
+    /// The device that carries the pod's packets on the host: the filters are attached to it, and its index
+    /// is the key of the attachment's map entries.
     pub fn device(&self) -> Option<&HostLink> {
         match self {
             Self::Link(device) | Self::Representor(device) => Some(device),

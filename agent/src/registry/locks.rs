@@ -1,4 +1,5 @@
-//! One lock per key: operations on a key run in order, and operations on different keys do not wait for each other.
+//! One lock per key: operations on a key run in order, and operations on different keys do not wait for each
+//! other.
 
 use std::{
     collections::HashMap,

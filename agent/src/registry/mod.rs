@@ -1,4 +1,5 @@
-//! The single owner of attachments: an in-memory table and a durable store, one lock per key, and the allocated addresses.
+//! The single owner of attachments: an in-memory table and a durable store, one lock per key, and the
+//! allocated addresses.
 //!
 //! Every change is durable before it is visible in memory, and visible before the caller acts on it.
 
@@ -64,11 +65,12 @@ pub struct Registry {
 // === impl Registry ===
 
 impl Registry {
-    /// Opens the registry of a state directory, which is created if it is missing. A damaged store is quarantined.
+    /// Opens the registry of a state directory, which is created if it is missing. A damaged store is
+    /// quarantined.
     ///
     /// # Errors
-    /// If another agent holds the directory, the store cannot be read or written, or the store belongs to a newer agent or
-    /// to an agent in another network namespace.
+    /// If another agent holds the directory, the store cannot be read or written, or the store belongs to a
+    /// newer agent or to an agent in another network namespace.
     pub fn open(directory: &Path) -> Result<Self, RegistryError> {
         let own = Identity::own().map_err(RegistryError::Identity)?;
         Self::open_as(directory, &own)
@@ -93,8 +95,8 @@ impl Registry {
         &self.condition
     }
 
-    /// Whether every attachment of the kernel has a record, so that a stamped interface without one is stray. False after
-    /// records were lost that could not be rebuilt.
+    /// Whether every attachment of the kernel has a record, so that a stamped interface without one is stray.
+    /// False after records were lost that could not be rebuilt.
     pub fn is_complete(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
     }
@@ -264,8 +266,8 @@ impl Registry {
         recorded
     }
 
-    /// Moves an attachment to the next state. Only Attached is made durable: recovery rolls a crash in Plugged back as
-    /// Reserved, and finds a crash in Unplugging by the link group of the retired interface.
+    /// Moves an attachment to the next state. Only Attached is made durable: recovery rolls a crash in
+    /// Plugged back as Reserved, and finds a crash in Unplugging by the link group of the retired interface.
     ///
     /// # Errors
     /// If the store fails; the registry stays as it was.
@@ -278,8 +280,9 @@ impl Registry {
         Ok(attachment)
     }
 
-    /// Records attachments that were rebuilt from the kernel, durably and atomically. Each replaces the record under its
-    /// key; superseded records are removed. `complete` is whether every attachment of the kernel now has a record.
+    /// Records attachments that were rebuilt from the kernel, durably and atomically. Each replaces the
+    /// record under its key; superseded records are removed. `complete` is whether every attachment of the
+    /// kernel now has a record.
     ///
     /// # Errors
     /// If the store fails; the registry stays as it was.

@@ -1,7 +1,7 @@
 //! The durable half of the registry: a redb file in the state directory.
 //!
-//! The state directory is a tmpfs by default: a reboot empties it together with the kernel. [`open`] handles damaged files,
-//! [`schema`] earlier layouts, [`identity`] other boots and network namespaces.
+//! The state directory is a tmpfs by default: a reboot empties it together with the kernel. [`open`] handles
+//! damaged files, [`schema`] earlier layouts, [`identity`] other boots and network namespaces.
 
 mod contents;
 mod error;
@@ -48,12 +48,12 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 // === impl Store ===
 
 impl Store {
-    /// Opens or creates the store at a path. A damaged store is quarantined, and its readable records are salvaged.
-    /// Records of an earlier boot are discarded.
+    /// Opens or creates the store at a path. A damaged store is quarantined, and its readable records are
+    /// salvaged. Records of an earlier boot are discarded.
     ///
     /// # Errors
-    /// If the store cannot be opened or written, or belongs to a newer layout or another network namespace; the file then
-    /// stays as it was.
+    /// If the store cannot be opened or written, or belongs to a newer layout or another network namespace;
+    /// the file then stays as it was.
     pub fn open_as(path: &Path, own: &Identity) -> Result<Opened, StoreError> {
         open::open(path, schema::MIGRATIONS, own)
     }
@@ -96,8 +96,8 @@ impl Store {
         })
     }
 
-    /// Writes rebuilt attachments and removes the superseded ones, atomically. With `complete`, the store no longer counts
-    /// as incomplete.
+    /// Writes rebuilt attachments and removes the superseded ones, atomically. With `complete`, the store no
+    /// longer counts as incomplete.
     ///
     /// # Errors
     /// If the write fails; the store stays as it was.
@@ -123,8 +123,8 @@ impl Store {
         })
     }
 
-    /// Removes the record of an attachment, and records the release of its addresses at `now`. Releases up to `expired`
-    /// are pruned at most once per [`PRUNE_INTERVAL`], because pruning scans the whole table.
+    /// Removes the record of an attachment, and records the release of its addresses at `now`. Releases up to
+    /// `expired` are pruned at most once per [`PRUNE_INTERVAL`], because pruning scans the whole table.
     ///
     /// # Errors
     /// If the write fails; the store stays as it was.

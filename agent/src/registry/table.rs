@@ -65,7 +65,8 @@ impl Table {
         Ok(vif)
     }
 
-    /// Puts rebuilt attachments in the place of the records under their keys, and removes the superseded ones.
+    /// Puts rebuilt attachments in the place of the records under their keys, and removes the superseded
+    /// ones.
     pub(super) fn adopt(&mut self, attachments: Vec<Attachment>, superseded: &[Attachment], now: Duration) {
         for Attachment { key, vif, .. } in superseded {
             self.attachments.remove(key);

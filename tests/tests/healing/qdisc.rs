@@ -62,7 +62,7 @@ fn start_with_a_foreign_qdisc_reports_it_and_serves_other_pods() {
         node.runtime()?.check(&peer)?;
         pod.ping(NODE_V4)?;
         ensure!(filters_at(&host, "ffff:fff2")?.is_empty(), "the foreign qdisc has a filter");
-        ensure!(node.log().contains("has not got this agent's filters"), "{}", node.log());
+        ensure!(node.log().contains("cannot replace the filters of an interface"), "{}", node.log());
         let advice = format!("tc qdisc del dev {host} ingress");
         ensure!(node.log().contains(&advice), "{}", node.log());
         sys::run(&advice)?;

@@ -1,4 +1,4 @@
-//! The queue against a model of its rules, and each rule by an example.
+//! Each rule of the queue by an example, and all of them against a model.
 
 use std::{collections::BTreeMap, pin::pin, task::Poll};
 
@@ -17,7 +17,7 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("n", name)
 }
 
-/// A job that is there now.
+/// A job that is ready now.
 async fn now(queue: &Queue) -> Option<Job> {
     let mut next = pin!(queue.next());
     std::future::poll_fn(|context| match next.as_mut().poll(context) {
@@ -37,7 +37,7 @@ async fn names(queue: &Queue) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_queued_once_and_keys_come_in_order() {
+async fn pods_are_deduplicated_and_served_in_order() {
     let queue = queue();
     ["a", "b", "a", "c", "a"].map(key).into_iter().for_each(|key| queue.add(key));
     assert_eq!(names(&queue).await, ["a", "b", "c"]);
@@ -45,19 +45,19 @@ async fn a_key_is_queued_once_and_keys_come_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_added_during_the_work_is_worked_on_once_more_afterwards() {
+async fn pod_added_during_its_work_is_queued_once_more() {
     let queue = queue();
     queue.add(key("a"));
     let job = now(&queue).await.unwrap();
     queue.add(key("a"));
     queue.add(key("a"));
-    assert!(now(&queue).await.is_none(), "two would work on it");
+    assert!(now(&queue).await.is_none(), "two workers have it");
     job.done();
     assert_eq!(names(&queue).await, ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_is_tried_again_ever_later_and_given_up_at_last() {
+async fn failures_back_off_exponentially_until_the_retry_budget_is_spent() {
     let queue = queue();
     queue.add(key("a"));
     let mut last = Duration::ZERO;
@@ -69,40 +69,40 @@ async fn what_fails_is_tried_again_ever_later_and_given_up_at_last() {
             assert_eq!(waited, Duration::ZERO);
             continue;
         }
-        let least = Duration::from_secs(1 << (retry - 1).min(6)).min(LONGEST);
+        let least = Duration::from_secs(1 << (retry - 1).min(6)).min(MAX_BACKOFF);
         assert!(
-            waited >= least && waited <= LONGEST + SOON && waited + SOON >= last.min(least),
+            waited >= least && waited <= MAX_BACKOFF + SOON && waited + SOON >= last.min(least),
             "{retry}: {waited:?}"
         );
         last = waited;
     }
-    assert!(timeout(LONGEST * 10, queue.next()).await.is_err(), "it is left alone");
+    assert!(timeout(MAX_BACKOFF * 10, queue.next()).await.is_err(), "retried after giving up");
     assert_eq!(
         (queue.0.metrics.given_up.get(), queue.0.metrics.failures.get()),
         (1, u64::from(MAX_RETRIES) + 1)
     );
     queue.add(key("a"));
-    drop(timeout(SOON, queue.next()).await.expect("until it changes"));
-    timeout(FIRST * 2 + SOON, queue.next()).await.expect("and its failures count anew").done();
+    drop(timeout(SOON, queue.next()).await.expect("a change queues it again"));
+    timeout(MIN_BACKOFF * 2 + SOON, queue.next()).await.expect("with a fresh retry budget").done();
 }
 
 #[tokio::test(start_paused = true)]
-async fn success_ends_the_waits_and_a_change_does_not_wait_for_them() {
+async fn change_skips_the_backoff_and_success_resets_it() {
     let queue = queue();
     queue.add(key("a"));
     for _ in 0..6 {
         drop(queue.next().await);
     }
     queue.add(key("a"));
-    timeout(SOON, queue.next()).await.expect("it changed").done();
-    assert!(timeout(LONGEST * 2, queue.next()).await.is_err(), "the retry is not another cause");
+    timeout(SOON, queue.next()).await.expect("the change skips the backoff").done();
+    assert!(timeout(MAX_BACKOFF * 2, queue.next()).await.is_err(), "the skipped retry must not run");
     queue.add(key("a"));
     drop(queue.next().await);
-    timeout(FIRST * 2 + SOON, queue.next()).await.expect("the first failure again").done();
+    timeout(MIN_BACKOFF * 2 + SOON, queue.next()).await.expect("the backoff starts over").done();
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_sleeps_is_woken_by_what_comes_and_by_what_is_due() {
+async fn sleeping_workers_wake_for_new_pods_and_due_retries() {
     let queue = queue();
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..4 {
@@ -113,25 +113,25 @@ async fn who_sleeps_is_woken_by_what_comes_and_by_what_is_due() {
     for name in ["a", "b", "c"] {
         queue.add(key(name));
     }
-    // Each fails, and the last sleeper gets the first of them that is due.
+    // Each job fails, and the last worker gets the first retry.
     let began = Instant::now();
     assert_eq!(workers.join_all().await.len(), 4);
-    assert!(began.elapsed() >= FIRST && began.elapsed() <= FIRST * 2 + SOON);
+    assert!(began.elapsed() >= MIN_BACKOFF && began.elapsed() <= MIN_BACKOFF * 2 + SOON);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_finds_no_room_is_not_lost_but_makes_for_a_round() {
+async fn overflow_of_the_bounded_queue_is_signalled_once() {
     let queue = Queue::with_capacity(2, ReconcileMetrics::default());
     ["a", "b", "a"].map(key).into_iter().for_each(|key| queue.add(key));
-    assert!(timeout(SOON, queue.overflowed()).await.is_err(), "there was room");
+    assert!(timeout(SOON, queue.overflowed()).await.is_err(), "the queue had room");
     queue.add(key("c"));
-    timeout(SOON, queue.overflowed()).await.expect("it is noted");
-    assert!(timeout(SOON, queue.overflowed()).await.is_err(), "once");
+    timeout(SOON, queue.overflowed()).await.expect("the overflow is signalled");
+    assert!(timeout(SOON, queue.overflowed()).await.is_err(), "signalled twice");
     let round = tokio::spawn({
         let queue = queue.clone();
         async move {
             for name in ["a", "b", "c", "d"] {
-                queue.room().await;
+                queue.until_room().await;
                 queue.add(key(name));
             }
         }
@@ -150,19 +150,19 @@ async fn what_finds_no_room_is_not_lost_but_makes_for_a_round() {
 enum Step {
     Add(u8),
     Take,
-    /// The oldest but so many of those in work.
+    /// The job at this index, oldest first; whether it succeeded.
     Finish(usize, bool),
     Wait(u64),
 }
 
-/// What may be said of a key.
+/// The expected state of a pod.
 #[derive(Debug, Default)]
 struct Model {
-    /// There is a cause to work on it now.
+    /// Ready now.
     due: bool,
     working: bool,
     failures: u32,
-    /// The soonest and the latest that it may be tried again.
+    /// The earliest and the latest time of the retry.
     again: Option<(Instant, Instant)>,
 }
 
@@ -189,9 +189,9 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Take => match now(&queue).await {
                 Some(job) => {
                     let it = model.get_mut(&job.key().name).unwrap();
-                    prop_assert!(!it.working, "two work on {}", job.key());
+                    prop_assert!(!it.working, "two workers have {}", job.key());
                     let again = it.again.take().is_some_and(|(soonest, _)| soonest <= Instant::now());
-                    prop_assert!(it.due || again, "{} without a cause", job.key());
+                    prop_assert!(it.due || again, "{} was not due", job.key());
                     (it.due, it.working) = (false, true);
                     jobs.push(job);
                 }
@@ -208,8 +208,9 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 it.working = false;
                 it.failures = if succeeded { 0 } else { (it.failures + 1) % (MAX_RETRIES + 1) };
                 if it.failures > 0 && !it.due {
-                    let doubled = (FIRST * (1 << (it.failures - 1).min(10))).min(LONGEST);
-                    it.again = Some((Instant::now() + doubled, Instant::now() + (doubled * 2).min(LONGEST)));
+                    let doubled = (MIN_BACKOFF * (1 << (it.failures - 1).min(10))).min(MAX_BACKOFF);
+                    it.again =
+                        Some((Instant::now() + doubled, Instant::now() + (doubled * 2).min(MAX_BACKOFF)));
                 }
                 if succeeded { job.done() } else { drop(job) }
             }
@@ -222,7 +223,7 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn nothing_is_lost_doubled_or_done_without_a_cause(steps in steps()) {
+    fn queue_matches_the_model(steps in steps()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(compare(steps))?;
     }

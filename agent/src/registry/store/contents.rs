@@ -10,8 +10,8 @@ use crate::registry::attachment::Attachment;
 pub(super) const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// In [`META`]: the schema version of the tables.
 pub(super) const LAYOUT: &str = "schema";
-/// In [`META`]: attachments of the kernel may lack a record. The entry survives restarts, until a rebuild has accounted for
-/// every interface.
+/// In [`META`]: attachments of the kernel may lack a record. The entry survives restarts, until a rebuild has
+/// accounted for every interface.
 pub(super) const INCOMPLETE: &str = "unsettled";
 /// Key as text → [`Attachment`] as JSON.
 pub(super) const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
@@ -28,7 +28,8 @@ pub struct Contents {
     pub unreadable: Vec<String>,
     /// Attachments of the kernel may lack a record.
     pub is_incomplete: bool,
-    /// The boot and namespace of the records; `None` if an early agent wrote the store, which did not record them.
+    /// The boot and namespace of the records; `None` if an early agent wrote the store, which did not record
+    /// them.
     pub identity: Option<Identity>,
 }
 

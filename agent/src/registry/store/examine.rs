@@ -1,7 +1,8 @@
 //! Examining a store before it is opened, in a copy in memory.
 //!
-//! redb repairs and writes to a file that it opens, verifies checksums only on request, and may panic on corrupt pages. A
-//! copy keeps the file as it was: for the quarantine if the file is damaged, for the agent that wrote it if it is refused.
+//! redb repairs and writes to a file that it opens, verifies checksums only on request, and may panic on
+//! corrupt pages. A copy keeps the file as it was: for the quarantine if the file is damaged, for the agent
+//! that wrote it if it is refused.
 
 use std::{
     fs::File,

@@ -1,14 +1,15 @@
 //! The identity of a store: the boot and the network namespace to which its records belong.
 //!
-//! Another namespace of the same boot: the host interfaces of the pods are not visible, and an agent would take all pods
-//! for gone. The store is refused before anything is changed.
+//! Another namespace of the same boot: the host interfaces of the pods are not visible, and an agent would
+//! take all pods for gone. The store is refused before anything is changed.
 //!
-//! Another boot: the kernel holds none of the recorded attachments, and the recorded paths, inode numbers and times may
-//! belong to others. The records are discarded. Relevant only for a state directory on a disk.
+//! Another boot: the kernel holds none of the recorded attachments, and the recorded paths, inode numbers and
+//! times may belong to others. The records are discarded. Relevant only for a state directory on a disk.
 //!
-//! The identity is a table of its own and needed no new layout: an early agent ignores the table, and this agent trusts a
-//! store without it once. Records that an early agent wrote after a reboot are discarded as well, but the store is then
-//! incomplete and the attachments are rebuilt from the kernel, as they are should the boot ID ever be wrong.
+//! The identity is a table of its own and needed no new layout: an early agent ignores the table, and this
+//! agent trusts a store without it once. Records that an early agent wrote after a reboot are discarded as
+//! well, but the store is then incomplete and the attachments are rebuilt from the kernel, as they are should
+//! the boot ID ever be wrong.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _};
 
@@ -20,8 +21,8 @@ use redb::{
 use super::contents::{ATTACHMENTS, COOLDOWN, INCOMPLETE, META};
 use crate::registry::NetnsId;
 
-/// A boot and a network namespace. A namespace's inode number can be reused, but the host's namespace lives as long as the
-/// boot.
+/// A boot and a network namespace. A namespace's inode number can be reused, but the host's namespace lives
+/// as long as the boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub boot: String,

@@ -69,7 +69,8 @@ pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Res
     Ok(Opened { store, contents, condition: condition.unwrap_or(found) })
 }
 
-/// Opens the file itself, with a write, so that a store that is not writable fails now and not at the first ADD.
+/// Opens the file itself, with a write, so that a store that is not writable fails now and not at the first
+/// ADD.
 fn open_file(
     path: &Path,
     migrations: &[Migration],

@@ -16,8 +16,8 @@ pub(super) fn replace(path: &Path, new: &Path) -> io::Result<PathBuf> {
     let earlier = quarantined(path)?;
     let number = earlier.last().map_or(1, |(number, _)| number + 1);
     let to = path.with_extension(format!("redb.corrupt-{number}"));
-    // A link keeps a store at the path at every moment. On a file system without links, a crash in between leaves none, and
-    // the next start rebuilds all attachments from the kernel.
+    // A link keeps a store at the path at every moment. On a file system without links, a crash in between
+    // leaves none, and the next start rebuilds all attachments from the kernel.
     if fs::hard_link(path, &to).is_err() {
         fs::rename(path, &to)?;
     }

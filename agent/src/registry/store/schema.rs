@@ -1,7 +1,8 @@
 //! The schema versions ("layouts") of the store and the migrations between them.
 //!
-//! An optional field of a record needs no new layout: the field gets a default (`serde(default)`). A change that an
-//! earlier agent would misread needs a new layout, because an earlier agent refuses to open a newer layout.
+//! An optional field of a record needs no new layout: the field gets a default (`serde(default)`). A change
+//! that an earlier agent would misread needs a new layout, because an earlier agent refuses to open a newer
+//! layout.
 
 use std::io;
 
@@ -13,7 +14,8 @@ use super::{ATTACHMENTS, LAYOUT, META};
 /// Migrates a store from one layout to the next, in a transaction that the caller commits.
 pub type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;
 
-/// The migration at index `n` leads from layout `n + 1` to layout `n + 2`. A new layout appends one; none is ever removed.
+/// The migration at index `n` leads from layout `n + 1` to layout `n + 2`. A new layout appends one; none is
+/// ever removed.
 pub const MIGRATIONS: &[Migration] = &[record_kind_and_host_side];
 
 type Record = Map<String, Value>;
@@ -42,8 +44,8 @@ pub fn migrate(
     Ok(())
 }
 
-/// Layout 1 to 2: a VIF records its kind, and `host` tells the sides of different kinds apart. Layout 1 knew veth pairs
-/// only, with the host link in `host`, or null before the plug.
+/// Layout 1 to 2: a VIF records its kind, and `host` tells the sides of different kinds apart. Layout 1 knew
+/// veth pairs only, with the host link in `host`, or null before the plug.
 fn record_kind_and_host_side(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     rewrite(transaction, |record| {
         if let Some(Value::Object(vif)) = record.get_mut("vif") {
@@ -58,8 +60,8 @@ fn record_kind_and_host_side(transaction: &WriteTransaction) -> Result<(), redb:
     })
 }
 
-/// Changes every attachment record. A record that is not a JSON object stays as it is: opening the store reports it as
-/// unreadable, and salvages the others.
+/// Changes every attachment record. A record that is not a JSON object stays as it is: opening the store
+/// reports it as unreadable, and salvages the others.
 pub(super) fn rewrite(
     transaction: &WriteTransaction,
     change: impl Fn(&mut Record),

@@ -95,8 +95,8 @@ fn opened(bytes: &[u8]) -> (tempfile::TempDir, Opened) {
     (directory, opened)
 }
 
-/// A corrupted store opens, with records that were written, and is not `Intact` if it lacks some. Returns whether the
-/// corruption was noticed.
+/// A corrupted store opens, with records that were written, and is not `Intact` if it lacks some. Returns
+/// whether the corruption was noticed.
 fn no_silent_loss(what: &str, bytes: &[u8], held: &[Vec<Attachment>]) -> bool {
     let (_directory, Opened { contents, condition, store }) = opened(bytes);
     for it in &contents.attachments {

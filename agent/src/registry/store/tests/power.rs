@@ -1,4 +1,5 @@
-//! Power cuts with the store on a disk: of the writes since the last fsync, any subset of the sectors may have survived.
+//! Power cuts with the store on a disk: of the writes since the last fsync, any subset of the sectors may
+//! have survived.
 
 use std::{
     io,

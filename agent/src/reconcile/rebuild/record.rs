@@ -1,0 +1,124 @@
+//! The records of rebuilt attachments.
+
+use std::collections::BTreeMap;
+
+use ferrule_vif::{Addresses, Mac, PodRoute, Route, Vif, VifKind};
+
+use super::claim::Claim;
+use crate::{
+    plug::{
+        GATEWAY,
+        netlink::Socket,
+        survey::{self, Place},
+    },
+    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, now_ms},
+};
+
+/// The most routes that are adopted for an interface, as many as a VIF can have: a pod can create any number.
+const MAX_ROUTES: usize = 64;
+
+/// The records of all claims. Of the interfaces of one container in one network, the requested one was
+/// created first; the others become additional ones.
+pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Attachment]) -> Vec<Attachment> {
+    // Kubernetes runtimes request `eth0`. For others, the lowest index is the first interface, unless it was
+    // restored.
+    claims.sort_by_key(|it| (it.link.stamp.key().ifname.as_str() != "eth0", it.link.ifindex));
+    let places = survey::places(host, claims.iter().filter_map(|it| it.link.nsid).collect());
+    let mut records: BTreeMap<Key, Attachment> = BTreeMap::new();
+    let mut requested: Vec<Key> = recorded.iter().map(Attachment::runtime_key).collect();
+    requested.extend(claims.iter().map(|it| it.link.stamp.key().clone()));
+    for claim in claims {
+        let key = claim.link.stamp.key().clone();
+        let is_sibling = |it: &&Key| it.network == key.network && it.container_id == key.container_id;
+        let with = requested.iter().find(is_sibling).filter(|first| **first != key).cloned();
+        let place = claim.link.nsid.and_then(|nsid| places.get(&nsid));
+        let before = recorded.iter().find(|it| it.key == key);
+        records.insert(key, record(claim, with, place, before));
+    }
+    records.into_values().collect()
+}
+
+fn record(claim: Claim, with: Option<Key>, place: Option<&Place>, before: Option<&Attachment>) -> Attachment {
+    let Claim { link, addresses, mac, pod } = claim;
+    let host = HostSide::Link(HostLink { ifname: link.ifname.clone(), ifindex: link.ifindex });
+    // A stale record with the same addresses has more than the kernel.
+    if let Some(before) = before.filter(|before| before.vif.addresses == addresses) {
+        return Attachment { state: State::Attached, host, ..before.clone() };
+    }
+    let routes = place.zip(link.peer).map(|(place, peer)| survey::routes_of_pod(&place.netns, peer));
+    let routes = routes.transpose().unwrap_or_else(|error| {
+        tracing::warn!(stamp = %link.stamp, %error, "cannot read the routes of a pod; recording the default routes only");
+        None
+    });
+    let vif = vif(addresses, mac, link.mtu, with.is_none(), routes.unwrap_or_default());
+    Attachment {
+        key: link.stamp.key().clone(),
+        state: State::Attached,
+        pod,
+        netns: place.and_then(|place| place.path.clone()).unwrap_or_default(),
+        netns_id: place.map_or(NetnsId::UNKNOWN, |place| place.netns.id()),
+        vif,
+        with,
+        host,
+        // As if created now, because the watch may not have delivered the pod yet.
+        created_at_ms: now_ms(),
+        // Before every deferred DEL: one for this key means this attachment.
+        created_since_boot_ns: 0,
+    }
+}
+
+/// The VIF whose plug made these routes in the pod.
+fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<PodRoute>) -> Vif {
+    let is_plain = |it: &PodRoute| it.mtu.or(it.advmss).or(it.priority).is_none();
+    let (defaults, others): (Vec<_>, Vec<_>) =
+        routes.into_iter().partition(|it| is_default && it.dst.prefix_len() == 0 && is_plain(it));
+    let ours = [GATEWAY.0.into(), GATEWAY.1.into()];
+    let gateways = defaults.into_iter().map(|it| it.gateway).filter(|it| !ours.contains(it));
+    let gateways = Addresses::collect(gateways).unwrap_or_default();
+    // No other kind has a stamped link.
+    let kind = VifKind::Veth;
+    let mut vif = Vif { kind, mac, mtu, addresses, gateways, is_default, routes: Vec::new() };
+    for PodRoute { dst, gateway, mtu, advmss, priority } in others.into_iter().take(MAX_ROUTES) {
+        let gw = Some(gateway).filter(|it| *it != vif.gateway_for(dst.addr(), GATEWAY));
+        vif.routes.push(Route { dst, gw, mtu, advmss, priority });
+    }
+    vif
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vif_is_rebuilt_from_the_routes_that_its_plug_made() {
+        let route = |dst: &str, gateway: &str, priority| PodRoute {
+            dst: dst.parse().unwrap(),
+            gateway: gateway.parse().unwrap(),
+            mtu: None,
+            advmss: None,
+            priority,
+        };
+        let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: Some("fd00::2".parse().unwrap()) };
+        let plugged = |gateways, routes| Vif {
+            kind: VifKind::Veth,
+            mac: addresses.mac(),
+            mtu: 1500,
+            addresses,
+            gateways,
+            is_default: true,
+            routes,
+        };
+        let plain = plugged(Addresses::default(), Vec::new());
+        let through = Addresses { v4: Some([10, 0, 0, 1].into()), v6: None };
+        let own = Route::new("192.168.0.0/16".parse().unwrap(), Some("10.0.0.254".parse().unwrap()));
+        let same = Route { priority: Some(7), ..Route::new("172.16.0.0/12".parse().unwrap(), None) };
+        let decided = plugged(through, vec![own, same]);
+        for expected in [plain, decided] {
+            let Vif { mac, mtu, addresses, is_default, .. } = expected;
+            assert_eq!(vif(addresses, mac, mtu, is_default, expected.all_routes(GATEWAY)), expected);
+        }
+        let many: Vec<_> =
+            (0..=255).map(|it| route(&format!("172.16.{it}.0/24"), "10.0.0.1", None)).collect();
+        assert_eq!(vif(addresses, addresses.mac(), 1500, true, many).routes.len(), MAX_ROUTES);
+    }
+}

@@ -1,0 +1,176 @@
+//! Recovery at start, before any call is served: registry, kernel and maps agree afterwards.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use ferrule_vif::Addresses;
+use nix::errno::Errno;
+
+use super::{DeferredDels, rebuild};
+use crate::{
+    attach::{Engine, Phases},
+    chain::chain,
+    crash::{self, Step},
+    dataplane::Dataplane,
+    metrics::StoreMetrics,
+    plug::{HostEnds, filter, host_ends, netlink::Socket, reaper, stamp::Stamp, veth},
+    registry::{Attachment, HostSide, Registry, State},
+};
+
+/// What recovery works on.
+pub struct Recovery {
+    pub engine: Arc<Engine>,
+    pub registry: Arc<Registry>,
+    pub dataplane: Arc<Dataplane>,
+    pub metrics: StoreMetrics,
+}
+
+/// The attachments of an earlier agent, by what becomes of them.
+struct Plan {
+    /// Plugged as recorded: kept.
+    live: Vec<Attachment>,
+    /// A foreign program changed the alias of the host link: the link and its map entries are left alone.
+    foreign: Vec<Attachment>,
+    /// The pod lives, but lost its interface: restored.
+    lost: Vec<Attachment>,
+    /// Deleted meanwhile, or never committed: removed.
+    dead: Vec<Attachment>,
+}
+
+// === impl Recovery ===
+
+impl Recovery {
+    /// Takes over the attachments of an earlier agent: rebuilds lost records from the kernel, applies
+    /// deferred DELs, rolls back what was never committed, replaces the filters, and restores lost interfaces
+    /// of live pods. Interfaces without the ownership stamp are not touched.
+    ///
+    /// # Errors
+    /// If the kernel or the store refuses. The failure of a single attachment is logged, and affects no other
+    /// one.
+    pub fn run(&self, deferred: &DeferredDels) -> anyhow::Result<()> {
+        let mut host = Socket::open()?;
+        let ends = host_ends(&mut host).context("cannot list the stamped interfaces")?;
+        let unknown =
+            rebuild::rebuild(&self.registry, &self.dataplane, &mut host, &ends.stamped, &self.metrics)
+                .context("cannot rebuild lost attachments from the kernel")?;
+        let Plan { live, foreign, lost, dead } = plan(self.registry.list(), &ends, deferred);
+
+        // All entries before any filter: a new program with empty maps would drop what the earlier one
+        // passes.
+        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
+            self.dataplane.keep(ifindex, attachment)?;
+        }
+        crash::point(Step::StartEntries);
+        self.dataplane.inherit();
+        crash::point(Step::StartInherited);
+        self.replace_filters(&mut host, &live);
+
+        let removing: HashSet<u32> = by_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
+        let mut owners: HashMap<u32, Addresses> = by_ifindex(&live)
+            .chain(by_ifindex(&foreign))
+            .map(|(ifindex, it)| (ifindex, it.vif.addresses))
+            .collect();
+        owners.extend(unknown);
+        // Before any record is removed: after a crash in between, a stray interface with map entries and no
+        // record would count as an attachment with a lost record.
+        let is_stray = |(it, _): &(&u32, &Stamp)| !owners.contains_key(it) && !removing.contains(it);
+        for (ifindex, stamp) in ends.stamped.iter().filter(is_stray) {
+            tracing::warn!(ifindex, %stamp, "deleting a stray interface: the stamp belongs to no attachment");
+            veth::retire(*ifindex, stamp, Addresses::default())?;
+            crash::point(Step::StartStrayBuried);
+        }
+        self.remove(&dead, deferred);
+        self.dataplane.disinherit();
+        self.dataplane.retain(&owners)?;
+        crash::point(Step::StartMapsRetained);
+        reaper::reap_at_start()?;
+        crash::point(Step::StartReaped);
+        self.restore(&lost);
+        tracing::info!(attachments = owners.len(), "recovered: registry, kernel and maps agree");
+        Ok(())
+    }
+
+    fn replace_filters(&self, host: &mut Socket, live: &[Attachment]) {
+        for (device, attachment) in live.iter().filter_map(|it| Some((it.host.device()?, it))) {
+            match filter::reattach(host, device.ifindex, &device.ifname, self.dataplane.filters()) {
+                // The interface was deleted with its pod meanwhile.
+                Err(error) if error.is(Errno::ENODEV) => {}
+                Err(error) => {
+                    let (key, error) = (&attachment.key, chain(&error));
+                    tracing::error!(%key, error, "cannot replace the filters of an interface; its earlier filters stay");
+                }
+                Ok(()) => {}
+            }
+            crash::point(Step::StartFilterReplaced);
+        }
+    }
+
+    fn remove(&self, dead: &[Attachment], deferred: &DeferredDels) {
+        for attachment in dead {
+            let (key, state, deferred_del) = (&attachment.key, attachment.state, deferred.covers(attachment));
+            tracing::info!(%key, ?state, deferred_del, "removing an attachment that was deleted or never committed");
+            if let Err(error) = self.engine.detach_one(attachment, &Phases::untracked()) {
+                tracing::error!(%key, error = chain(&error), "cannot remove an attachment; a DEL retries");
+            }
+            crash::point(Step::StartDeadRemoved);
+        }
+    }
+
+    fn restore(&self, lost: &[Attachment]) {
+        for attachment in lost {
+            if let Err(error) = self.engine.restore(attachment) {
+                let (key, error) = (&attachment.key, chain(&error));
+                tracing::error!(%key, error, "cannot restore the lost interface of a pod; a CHECK of the pod fails");
+            }
+            crash::point(Step::StartRestored);
+        }
+    }
+}
+
+fn plan(all: Vec<Attachment>, ends: &HostEnds, deferred: &DeferredDels) -> Plan {
+    let is_live = |it: &Attachment| is_plugged(it, &ends.stamped) && !deferred.covers(it);
+    let is_foreign =
+        |it: &Attachment| it.host.ifindex().is_some_and(|ifindex| ends.disguised.contains(&ifindex));
+    // A retired link was deleted by a DEL, and is not lost.
+    let stays = |it: &Attachment| {
+        let is_committed = it.state == State::Attached && !deferred.covers(it) && !has_link(it, &ends.dead);
+        is_committed && (is_live(it) || it.is_in_living_netns())
+    };
+    let requested_stays = |it: &Attachment| {
+        let requested = it.with.as_ref().and_then(|with| all.iter().find(|other| other.key == *with));
+        it.with.is_none() || requested.is_some_and(stays)
+    };
+    let (kept, dead): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|it| {
+        // The pod lacks an additional interface also if the restore fails, so the record stays.
+        let is_additional = it.with.is_some() && it.state == State::Attached;
+        (stays(it) || is_additional) && requested_stays(it)
+    });
+    let (live, lost): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_live);
+    let (foreign, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(is_foreign);
+    Plan { live, foreign, lost, dead }
+}
+
+/// Whether the host side of an attachment is as recorded.
+fn is_plugged(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+    match attachment.host {
+        HostSide::Link(_) => has_link(attachment, stamped),
+        HostSide::Unplugged => false,
+        // The agent does not create such a device, and so cannot have lost one: the namespace decides.
+        HostSide::None | HostSide::Representor(_) => {
+            attachment.state == State::Attached && attachment.is_in_living_netns()
+        }
+    }
+}
+
+/// Whether the host link of an attachment is among these.
+fn has_link(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
+    let stamp = attachment.host.stamped_link().and_then(|link| stamped.get(&link.ifindex));
+    attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
+}
+
+fn by_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
+    attachments.iter().filter_map(|attachment| Some((attachment.host.ifindex()?, attachment)))
+}
