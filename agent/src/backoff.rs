@@ -1,53 +1,90 @@
-//! How long to wait after a failure.
+//! Exponential backoff, for everything in the agent that retries.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Waits double with each failure, up to a most, and are spread by chance, so that the agents of a thousand nodes do not
-/// come back together. A while without failures starts anew; a single success does not.
-#[derive(Debug)]
+/// How delays grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    first: Duration,
+    cap: Duration,
+    jitter: bool,
+    reset_after: Duration,
+}
+
+/// The failures of one retried operation.
+#[derive(Debug, Clone)]
 pub struct Backoff {
-    most: Duration,
+    policy: Policy,
     failures: u32,
     last: Option<Instant>,
 }
 
-/// The first wait, before it is spread (client-go's reflector).
-const FIRST: Duration = Duration::from_millis(800);
-/// How long it must have gone well before the next failure counts as the first (client-go's reflector).
-const STABLE: Duration = Duration::from_secs(120);
-/// No server is obeyed for longer than this.
-const MOST_ASKED: Duration = Duration::from_secs(300);
+/// The longest delay that a server may request.
+const MAX_REQUESTED: Duration = Duration::from_secs(300);
+
+// === impl Policy ===
+
+impl Policy {
+    /// Delays of `first`, twice that, and so on up to `cap`, without jitter and without an end of the series.
+    pub const fn new(first: Duration, cap: Duration) -> Self {
+        Self { first, cap, jitter: false, reset_after: Duration::MAX }
+    }
+
+    /// Stretches each delay by a random factor between 1 and 2, still up to the cap, so that the agents of a thousand nodes
+    /// do not retry together.
+    pub const fn with_jitter(self) -> Self {
+        Self { jitter: true, ..self }
+    }
+
+    /// Restarts the series after a healthy spell: this long without a failure. A single success does not.
+    pub const fn reset_after(self, reset_after: Duration) -> Self {
+        Self { reset_after, ..self }
+    }
+
+    /// The delay after a number of consecutive failures, of which there is at least one.
+    pub fn delay(&self, failures: u32) -> Duration {
+        // Greater powers exceed any cap, and would overflow.
+        let exponent = failures.saturating_sub(1).min(16);
+        let delay = self.first.saturating_mul(1 << exponent).min(self.cap);
+        if self.jitter { delay.mul_f64(1.0 + fastrand::f64()).min(self.cap) } else { delay }
+    }
+}
 
 // === impl Backoff ===
 
 impl Backoff {
-    /// `most` is the longest wait, before it is spread.
-    pub fn new(most: Duration) -> Self {
-        Self { most, failures: 0, last: None }
+    pub const fn new(policy: Policy) -> Self {
+        Self { policy, failures: 0, last: None }
     }
 
-    /// The wait after a failure; at least what the server asked for.
-    pub fn next(&mut self, asked: Option<Duration>) -> Duration {
-        let now = Instant::now();
-        if self.last.is_some_and(|last| now.duration_since(last) >= STABLE) {
-            self.failures = 0;
-        }
-        self.last = Some(now);
-        // A power beyond this is longer than any wait, and must not overflow.
-        let doubled = FIRST.saturating_mul(1 << self.failures.min(16)).min(self.most);
-        self.failures = self.failures.saturating_add(1);
-        match asked {
-            // Others were asked the same: spread a little, and never sooner.
-            Some(asked) => asked.min(MOST_ASKED).mul_f64(1.0 + 0.1 * fastrand::f64()),
-            None => doubled.mul_f64(1.0 + fastrand::f64()).min(self.most),
+    /// Counts a failure, and returns the delay before the next attempt.
+    pub fn next(&mut self, now: Instant) -> Duration {
+        self.count(now);
+        self.policy.delay(self.failures)
+    }
+
+    /// Like [`Self::next`]; a delay that the server requests wins, up to five minutes. Up to a tenth is added to it, because
+    /// the server requests the same of other nodes.
+    pub fn next_requested(&mut self, requested: Option<Duration>, now: Instant) -> Duration {
+        let delay = self.next(now);
+        match requested {
+            Some(requested) => requested.min(MAX_REQUESTED).mul_f64(1.0 + 0.1 * fastrand::f64()),
+            None => delay,
         }
     }
 
-    /// How many failures there were since it last went well for a while.
+    /// Failures since the last healthy spell.
     pub fn failures(&self) -> u32 {
         self.failures
+    }
+
+    fn count(&mut self, now: Instant) {
+        let is_new_series =
+            self.last.is_some_and(|last| now.saturating_duration_since(last) >= self.policy.reset_after);
+        self.failures = if is_new_series { 1 } else { self.failures.saturating_add(1) };
+        self.last = Some(now);
     }
 }
 
@@ -55,40 +92,48 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    const MOST: Duration = Duration::from_secs(30);
+    const CAP: Duration = Duration::from_secs(30);
+    const HEALTHY: Duration = Duration::from_secs(120);
+    const FIRST: Duration = Duration::from_millis(800);
+    const POLICY: Policy = Policy::new(FIRST, CAP).reset_after(HEALTHY);
 
-    #[tokio::test(start_paused = true)]
-    async fn waits_double_up_to_the_most_and_are_spread() {
-        let mut backoff = Backoff::new(MOST);
-        for least in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
-            let least = Duration::from_millis(least);
-            let wait = backoff.next(None);
-            assert!(wait >= least && wait <= (least * 2).min(MOST), "{wait:?} for {least:?}");
-            tokio::time::sleep(wait).await;
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        let (mut backoff, now) = (Backoff::new(POLICY), Instant::now());
+        for expected in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
+            assert_eq!(backoff.next(now), Duration::from_millis(expected));
         }
-        for _ in 0..100 {
-            assert!(backoff.next(None) <= MOST, "whatever the number of failures");
+        assert_eq!(POLICY.delay(u32::MAX), CAP);
+    }
+
+    #[test]
+    fn jitter_at_most_doubles_a_delay_and_respects_the_cap() {
+        let policy = POLICY.with_jitter();
+        for failures in (1..40).cycle().take(400) {
+            let (delay, least) = (policy.delay(failures), POLICY.delay(failures));
+            assert!(delay >= least && delay <= (least * 2).min(CAP), "{delay:?} after {failures} failures");
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn fix_one_success_does_not_start_anew_but_a_stable_while_does() {
-        let mut backoff = Backoff::new(MOST);
+    #[test]
+    fn a_healthy_spell_resets_the_series_and_a_shorter_one_does_not() {
+        let (mut backoff, now) = (Backoff::new(POLICY), Instant::now());
         for _ in 0..6 {
-            backoff.next(None);
+            backoff.next(now);
         }
-        tokio::time::sleep(STABLE / 2).await;
-        assert!(backoff.next(None) >= MOST, "an event came in between: that is not stable");
-        tokio::time::sleep(STABLE).await;
-        assert!(backoff.next(None) <= FIRST * 2);
+        assert_eq!(backoff.next(now + HEALTHY / 2), CAP);
+        assert_eq!(backoff.next(now + HEALTHY / 2 + HEALTHY), FIRST);
+        assert_eq!(backoff.failures(), 1);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn fix_what_the_server_asks_for_is_obeyed_within_reason() {
-        let mut backoff = Backoff::new(MOST);
-        let asked = Duration::from_secs(45);
-        let wait = backoff.next(Some(asked));
-        assert!(wait >= asked && wait <= asked.mul_f64(1.1), "{wait:?}");
-        assert!(backoff.next(Some(Duration::from_secs(86_400))) <= MOST_ASKED.mul_f64(1.1));
+    #[test]
+    fn a_delay_that_the_server_requests_is_respected_up_to_a_limit() {
+        let (mut backoff, now) = (Backoff::new(POLICY), Instant::now());
+        let requested = Duration::from_secs(45);
+        let delay = backoff.next_requested(Some(requested), now);
+        assert!(delay >= requested && delay <= requested.mul_f64(1.1), "{delay:?}");
+        let day = Duration::from_secs(86_400);
+        assert!(backoff.next_requested(Some(day), now) <= MAX_REQUESTED.mul_f64(1.1));
+        assert_eq!(backoff.next_requested(None, now), FIRST * 4, "requested delays count as failures");
     }
 }

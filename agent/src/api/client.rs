@@ -110,13 +110,13 @@ impl Api {
     }
 
     /// Reads the configuration anew before the next request: token, certificates and all.
-    pub fn renew(&self) {
+    pub fn reload(&self) {
         self.ways().is_stale = true;
     }
 
     /// The same, unless that was done a moment ago: nobody answers, perhaps because the address or a certificate is
     /// another one now, but more likely because the network is away.
-    pub fn doubt(&self) {
+    pub fn reload_after_connect_error(&self) {
         let mut ways = self.ways();
         ways.is_stale |= ways.tried_at.is_none_or(|at| at.elapsed() >= DOUBT);
     }
@@ -147,7 +147,7 @@ impl Api {
 
     async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, ApiError> {
         let whole = async { collect(what, self.send(what, request).await?).await };
-        let slow = |_| ApiError::Slow { what: what.to_owned(), after: WHOLE };
+        let slow = |_| ApiError::Timeout { what: what.to_owned(), after: WHOLE };
         timeout(WHOLE, whole).await.map_err(slow)?
     }
 
@@ -163,7 +163,7 @@ impl Api {
             Ok(Err(source)) => {
                 return Err(ApiError::Connect { what: what.to_owned(), source: Box::new(source) });
             }
-            Err(_) => return Err(ApiError::Slow { what: what.to_owned(), after: ANSWER }),
+            Err(_) => return Err(ApiError::Timeout { what: what.to_owned(), after: ANSWER }),
         };
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
@@ -281,7 +281,7 @@ fn unusable(error: &dyn std::error::Error) -> ApiError {
 
 fn get(what: &str, path: &str) -> Result<Request<Body>, ApiError> {
     let mut request = Request::new(Body::empty());
-    *request.uri_mut() = path.parse().map_err(|error| ApiError::Answer {
+    *request.uri_mut() = path.parse().map_err(|error| ApiError::Invalid {
         what: what.to_owned(),
         why: format!("{path:?} is no path: {error}"),
     })?;

@@ -95,7 +95,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     let before = runs(dir.path());
     let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
     fs::write(&path, moved).unwrap();
-    api.doubt();
+    api.reload_after_connect_error();
     assert_eq!(
         (api.url().await.unwrap().as_str(), runs(dir.path())),
         ("http://127.0.0.1:9/", before),
@@ -103,7 +103,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     );
     let hang = dir.path().join("hang");
     fs::write(&hang, "").unwrap();
-    api.renew();
+    api.reload();
     for _ in 0..3 {
         assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/", "as long as the new one is not there");
     }
@@ -111,7 +111,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     fs::remove_file(&hang).unwrap();
     let moved = async {
         while api.url().await.unwrap() != "http://127.0.0.1:10/" {
-            api.renew();
+            api.reload();
             sleep(Duration::from_millis(50)).await;
         }
     };
@@ -119,7 +119,7 @@ async fn the_old_client_is_kept_until_there_is_a_new_one() {
     fs::write(&path, "users: [{ token: s3cret").unwrap();
     let error = Api::new(Some(path.clone())).url().await.unwrap_err().to_string();
     assert!(error.contains("is no kubeconfig, in line 1") && !error.contains("s3cret"), "{error}");
-    api.renew();
+    api.reload();
     assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/", "a file that is being written");
 }
 
@@ -154,7 +154,7 @@ async fn a_credential_that_has_not_ended_is_used_as_long_as_there_is_no_other() 
     fs::write(dir.path().join("plugin"), format!("echo run >>{}/runs; exit 1", dir.path().display()))
         .unwrap();
     for _ in 0..5 {
-        api.renew();
+        api.reload();
         assert!(matches!(api.get("look", "/api").await, Err(ApiError::Connect { .. })));
     }
     assert_eq!(runs(dir.path()), 2);
@@ -192,7 +192,7 @@ async fn a_server_that_cannot_be_reached_is_looked_for_at_another_address_once_a
     for port in 2..=13 {
         sleep(Duration::from_secs(10)).await;
         fs::write(&path, at(port)).unwrap();
-        api.doubt();
+        api.reload_after_connect_error();
         seen.push(api.url().await.unwrap());
     }
     seen.dedup();

@@ -10,7 +10,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp}
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
-    time::{sleep, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::{Api, ApiError},
-    backoff::Backoff,
+    backoff::{Backoff, Policy},
     metrics::EventMetrics,
 };
 
@@ -59,8 +59,9 @@ const MOST_INSTANCE: usize = 128;
 /// The longest name of an object, and what is put behind the pod's.
 const MOST_NAME: usize = 253;
 const SUFFIX: usize = 1 + 16;
-/// The longest wait after a failure.
-const MOST_WAIT: Duration = Duration::from_secs(30);
+const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_secs(30))
+    .with_jitter()
+    .reset_after(Duration::from_secs(120));
 
 // === impl Recorder ===
 
@@ -73,7 +74,7 @@ impl Recorder {
             metrics,
             series: AllSeries::default(),
             ration: Ration::default(),
-            backoff: Backoff::new(MOST_WAIT),
+            backoff: Backoff::new(BACKOFF),
             failing: false,
         }
     }
@@ -127,7 +128,7 @@ impl Recorder {
         let Some((key, path, count)) = self.series.tell() else { return };
         let series = json!({ "series": { "count": count, "lastObservedTime": now() } });
         let request = request(Method::PATCH, path, "application/merge-patch+json", &series);
-        if self.send("count an Event", request).await.is_err_and(|error| error.is_absent()) {
+        if self.send("count an Event", request).await.is_err_and(|error| error.is_not_found()) {
             // Somebody has deleted it, so that the next one is a new one.
             self.series.forget(&key);
         }
@@ -146,17 +147,17 @@ impl Recorder {
                 Err(error) => error,
             };
             if error.is_unauthorized() {
-                self.api.renew();
+                self.api.reload();
             }
             let again = first && may_pass(&error);
             if !again {
                 self.metrics.failed.inc();
             }
             if !again && !std::mem::replace(&mut self.failing, true) {
-                tracing::warn!(%error, "Events about pods are lost{}", error.advice());
+                tracing::warn!(%error, "Events about pods are lost{}", error.remedy());
             }
             if may_pass(&error) {
-                sleep(self.backoff.next(error.retry_after())).await;
+                sleep(self.backoff.next_requested(error.retry_after(), Instant::now())).await;
             }
             if !again {
                 return Err(error);

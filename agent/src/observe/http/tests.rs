@@ -10,7 +10,7 @@ use crate::{
     api::Api,
     cluster::Pod,
     metrics::SourceLabels,
-    watch::{Batch, Change, Memory, Remembered, Scope, Settings, Sink, Watches},
+    watch::{Change, Checkpoint, CheckpointStore, Scope, Settings, Sink, Update, Watches},
 };
 
 fn observed() -> Observed {
@@ -84,12 +84,12 @@ impl Sink<Pod> for Nothing {
     fn apply(&self, _: Change<Pod>) {}
 }
 
-impl Memory for Nothing {
-    fn load(&self, _: &str, _: &str) -> Option<Remembered> {
+impl CheckpointStore for Nothing {
+    fn load(&self, _: &str, _: &str) -> Option<Checkpoint> {
         None
     }
 
-    fn save(&self, _: &str, _: &str, _: &Batch) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(())
     }
 }

@@ -12,15 +12,54 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 
 use self::script::{Asked, Reply, Script, Step};
-use super::{source::Source, *};
+use super::{reflector::Reflector, *};
 use crate::{
-    cluster::Pod,
-    health::State,
+    api::Api,
+    health::{Health, State},
     metrics::{Metrics, SourceLabels},
 };
+
+/// A minimal API object.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub(super) struct TestObject {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    uid: String,
+    #[serde(default, skip_serializing)]
+    resource_version: String,
+}
+
+#[derive(Debug, Default, Clone, Deserialize, Serialize)]
+struct Spec {}
+
+impl Object for TestObject {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new(&self.metadata.namespace, &self.metadata.name)
+    }
+
+    fn uid(&self) -> &str {
+        &self.metadata.uid
+    }
+
+    fn take_version(&mut self) -> String {
+        std::mem::take(&mut self.metadata.resource_version)
+    }
+}
 
 /// A watch with all that it tells.
 struct Test {
@@ -45,43 +84,43 @@ struct Kept {
 /// Position, identity and objects.
 type Saved = (String, String, BTreeMap<String, Vec<u8>>);
 
-impl Sink<Pod> for Told {
-    fn apply(&self, change: Change<Pod>) {
+impl Sink<TestObject> for Told {
+    fn apply(&self, change: Change<TestObject>) {
         self.0.lock().unwrap().push(match change {
-            Change::Applied(pod) => format!("+{}/{}", pod.metadata.name, pod.metadata.uid),
+            Change::Applied(object) => format!("+{}/{}", object.key().name, object.uid()),
             Change::Gone { key, uid } => format!("-{}/{uid}", key.name),
             Change::Synced => "synced".to_owned(),
         });
     }
 }
 
-impl Memory for Kept {
-    fn load(&self, _: &str, identity: &str) -> Option<Remembered> {
+impl CheckpointStore for Kept {
+    fn load(&self, _: &str, identity: &str) -> Option<Checkpoint> {
         let (position, of, objects) =
             self.saved.lock().unwrap().clone().filter(|(_, of, _)| of == identity)?;
         assert_eq!(of, "http://test /api/v1/pods fieldSelector=spec.nodeName=node");
-        Some(Remembered { position, objects: objects.into_values().collect() })
+        Some(Checkpoint { position, objects: objects.into_values().collect() })
     }
 
     fn save(
         &self,
         _: &str,
         identity: &str,
-        batch: &Batch,
+        update: &Update,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         if self.is_full.load(Ordering::SeqCst) {
             return Err("no space left on device".into());
         }
         let mut saved = self.saved.lock().unwrap();
-        let before = saved.take().filter(|_| !batch.is_all);
+        let before = saved.take().filter(|_| !update.replaces_all);
         let mut objects = before.map(|(_, _, objects)| objects).unwrap_or_default();
-        for (key, object) in &batch.objects {
+        for (key, object) in &update.objects {
             match object {
                 Some(json) => objects.insert(key.clone(), json.clone()),
                 None => objects.remove(key),
             };
         }
-        *saved = Some((batch.position.clone(), identity.to_owned(), objects));
+        *saved = Some((update.position.clone(), identity.to_owned(), objects));
         Ok(())
     }
 }
@@ -105,7 +144,7 @@ impl Test {
     fn with(replies: impl IntoIterator<Item = Reply>, memory: Kept, settings: Settings) -> Self {
         let (script, told, health) = (Script::new(replies), Told::default(), Health::default());
         let metrics = Metrics::default();
-        let source = Source::new(
+        let reflector = Reflector::new(
             Scope {
                 name: "pods",
                 path: "/api/v1/pods",
@@ -119,7 +158,7 @@ impl Test {
             health.component("pods", false, ""),
         );
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(source.run(stopped));
+        let task = tokio::spawn(reflector.run(stopped));
         Self { script, told, memory, health, metrics, stop: Some((stop, task)) }
     }
 
@@ -443,8 +482,8 @@ async fn sources_come_and_go_while_others_are_followed() {
         path: "/api/v1/pods",
         selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
     };
-    watches.add::<Pod>(scope(), told.clone());
-    watches.add::<Pod>(scope(), told.clone());
+    watches.add::<TestObject>(scope(), told.clone());
+    watches.add::<TestObject>(scope(), told.clone());
     sleep(Duration::from_millis(100)).await;
     assert_eq!((script.asked().len(), watches.dead()), (1, None), "one that is there is not added again");
     watches.remove("pods").await;
@@ -455,7 +494,7 @@ async fn sources_come_and_go_while_others_are_followed() {
         Some("12"),
         "durable"
     );
-    watches.add::<Pod>(scope(), told.clone());
+    watches.add::<TestObject>(scope(), told.clone());
     sleep(Duration::from_millis(100)).await;
     assert_eq!(version(&script.asked()[1].query), "12", "it goes on where it was");
     assert_eq!(told.0.lock().unwrap().len(), 6, "what is known is told to the new one too");

@@ -1,0 +1,73 @@
+//! Errors of a watch.
+
+use std::time::Duration;
+
+use crate::api::ApiError;
+
+/// A list or a stream that failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WatchError {
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("the stream of {what} broke: {why}")]
+    Broken { what: String, why: String },
+    /// The connection may be half open.
+    #[error("no event and no bookmark on the stream of {what} for {} s", after.as_secs())]
+    Idle { what: String, after: Duration },
+    #[error("the initial list of {what} was not complete within {} s", after.as_secs())]
+    ListTimeout { what: String, after: Duration },
+    #[error("the stream of {what} ended after {} s, {}", after.as_secs(), if *had_events { "with few events" } else { "without any event" })]
+    Short { what: String, after: Duration, had_events: bool },
+    /// A list showed changes that the stream had not delivered.
+    #[error("the stream of {what} does not deliver changes; relisting every few minutes instead")]
+    Deaf { what: String },
+}
+
+// === impl WatchError ===
+
+impl WatchError {
+    /// Whether the position has expired, so that only a relist helps.
+    pub(super) fn is_expired(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_expired())
+    }
+
+    /// Whether the cluster does not have the resource.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_not_found())
+    }
+
+    /// Whether the server rejects the parameters of a streamed list.
+    pub(super) fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_unsupported())
+    }
+
+    /// Whether a streamed list may have failed because the server cannot stream lists. On etcd 3.4 no error says so.
+    pub(super) fn may_be_unsupported(&self) -> bool {
+        match self {
+            Self::Api(error @ ApiError::Refused { .. }) => error.is_server_error(),
+            Self::Api(ApiError::Timeout { .. }) => true,
+            Self::Idle { .. } | Self::ListTimeout { .. } | Self::Short { .. } => true,
+            Self::Api(_) | Self::Broken { .. } | Self::Deaf { .. } => false,
+        }
+    }
+
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        if let Self::Api(error) = self { error.retry_after() } else { None }
+    }
+
+    pub(super) fn remedy(&self) -> &'static str {
+        if let Self::Api(error) = self { error.remedy() } else { "" }
+    }
+
+    /// The value of the metrics' `reason` label.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Api(error) => error.reason(),
+            Self::Broken { .. } => "broken",
+            Self::Idle { .. } => "idle",
+            Self::ListTimeout { .. } => "slow",
+            Self::Short { .. } => "short",
+            Self::Deaf { .. } => "deaf",
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The objects that a watch has reported, and the position up to which they are current. Pure.
+
+use std::collections::{HashMap, HashSet};
+
+use super::object::ObjectKey;
+
+/// The known objects and the position. While a list is in progress, the position stands still: the objects of a list come in
+/// no order, so that none of their versions is a position to resume from.
+#[derive(Debug, Default)]
+pub(super) struct Inventory {
+    position: Option<String>,
+    /// Key → UID.
+    known: HashMap<ObjectKey, String>,
+    /// Objects named by the list in progress.
+    listed: Option<HashSet<ObjectKey>>,
+    has_synced: bool,
+    /// An event that could not be identified may have been a change of any object.
+    is_in_doubt: bool,
+}
+
+/// An object that a change removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Removed {
+    pub key: ObjectKey,
+    pub uid: String,
+}
+
+// === impl Inventory ===
+
+impl Inventory {
+    /// `None` before the first list and after the position has expired.
+    pub(super) fn position(&self) -> Option<&str> {
+        self.position.as_deref()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether a list is in progress.
+    pub(super) fn is_listing(&self) -> bool {
+        self.listed.is_some()
+    }
+
+    /// Whether the objects were complete at some time.
+    pub(super) fn has_synced(&self) -> bool {
+        self.has_synced
+    }
+
+    /// Marks the objects as complete. Returns whether they were not before.
+    pub(super) fn set_synced(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_synced, true)
+    }
+
+    /// Takes over an object from a checkpoint.
+    pub(super) fn restore(&mut self, key: ObjectKey, uid: String) {
+        self.known.insert(key, uid);
+    }
+
+    /// Resumes from the position of a checkpoint.
+    pub(super) fn resume(&mut self, position: String) {
+        self.position = Some(position);
+    }
+
+    /// Adds or updates an object. Returns the object of the same key that it replaces, whose deletion was missed. `version`
+    /// becomes the position.
+    pub(super) fn apply(&mut self, key: ObjectKey, uid: String, version: String) -> Option<Removed> {
+        self.list(&key);
+        let replaced = self.known.insert(key.clone(), uid.clone()).filter(|before| *before != uid);
+        self.move_to(version);
+        replaced.map(|uid| Removed { key, uid })
+    }
+
+    /// Removes an object. A late deletion of an earlier object of the same key, with another UID, removes nothing.
+    pub(super) fn delete(&mut self, key: ObjectKey, uid: &str, version: String) -> Option<Removed> {
+        let removed = if self.known.get(&key).is_some_and(|known| known == uid) {
+            self.known.remove(&key).map(|uid| Removed { key, uid })
+        } else {
+            None
+        };
+        self.move_to(version);
+        removed
+    }
+
+    /// Notes an object that exists, and cannot be decoded.
+    pub(super) fn pass_over(&mut self, key: &ObjectKey, version: String) {
+        self.list(key);
+        self.move_to(version);
+    }
+
+    /// Returns whether the position has moved.
+    pub(super) fn move_to(&mut self, position: String) -> bool {
+        let moves = self.listed.is_none() && !position.is_empty();
+        if moves {
+            self.position = Some(position);
+        }
+        moves
+    }
+
+    pub(super) fn begin_list(&mut self) {
+        self.listed = Some(HashSet::new());
+    }
+
+    /// Names an object in the list in progress, if there is one.
+    pub(super) fn list(&mut self, key: &ObjectKey) {
+        if let Some(listed) = &mut self.listed {
+            listed.insert(key.clone());
+        }
+    }
+
+    /// Completes a list. Removes and returns, in the order of their keys, the objects that the list lacks: their deletions were
+    /// missed.
+    pub(super) fn end_list(&mut self, position: String) -> Vec<Removed> {
+        let listed = self.listed.take().unwrap_or_default();
+        let lost = self.known.extract_if(|key, _| !listed.contains(key));
+        let mut lost: Vec<_> = lost.map(|(key, uid)| Removed { key, uid }).collect();
+        lost.sort_by(|a, b| a.key.cmp(&b.key));
+        self.move_to(position);
+        self.is_in_doubt = false;
+        lost
+    }
+
+    /// Gives up a list, which proves no deletion.
+    pub(super) fn abort_list(&mut self) {
+        self.listed = None;
+    }
+
+    /// Drops the position, so that a relist follows.
+    pub(super) fn expire(&mut self) {
+        self.position = None;
+    }
+
+    /// Notes an event that could not be identified.
+    pub(super) fn doubt(&mut self) {
+        self.is_in_doubt = true;
+    }
+
+    /// Drops the position if it is in doubt, and returns whether it was.
+    pub(super) fn expire_if_in_doubt(&mut self) -> bool {
+        let was_in_doubt = std::mem::take(&mut self.is_in_doubt);
+        if was_in_doubt {
+            self.expire();
+        }
+        was_in_doubt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new("n", name)
+    }
+
+    fn removed(name: &str, uid: &str) -> Removed {
+        Removed { key: key(name), uid: uid.to_owned() }
+    }
+
+    /// The objects `a/u1` and `b/u2` at position 10.
+    fn listed() -> Inventory {
+        let mut inventory = Inventory::default();
+        inventory.begin_list();
+        for (name, uid) in [("a", "u1"), ("b", "u2")] {
+            assert_eq!(inventory.apply(key(name), uid.to_owned(), "99".to_owned()), None);
+        }
+        assert_eq!(inventory.position(), None, "versions within a list are no positions");
+        assert_eq!(inventory.end_list("10".to_owned()), []);
+        inventory
+    }
+
+    #[test]
+    fn events_move_the_position_and_a_list_stops_it() {
+        let mut inventory = listed();
+        assert_eq!((inventory.position(), inventory.len()), (Some("10"), 2));
+        inventory.apply(key("c"), "u3".to_owned(), "11".to_owned());
+        assert_eq!(inventory.position(), Some("11"));
+        assert!(inventory.move_to("12".to_owned()) && !inventory.move_to(String::new()));
+        inventory.begin_list();
+        assert!(!inventory.move_to("13".to_owned()));
+        inventory.abort_list();
+        assert_eq!(
+            (inventory.position(), inventory.len()),
+            (Some("12"), 3),
+            "an aborted list proves nothing"
+        );
+    }
+
+    #[test]
+    fn an_object_of_the_same_name_replaces_its_predecessor() {
+        let mut inventory = listed();
+        let replaced = inventory.apply(key("a"), "u9".to_owned(), "11".to_owned());
+        assert_eq!(replaced, Some(removed("a", "u1")));
+        assert_eq!(inventory.delete(key("a"), "u1", "12".to_owned()), None, "a late event");
+        assert_eq!(inventory.delete(key("a"), "u9", "13".to_owned()), Some(removed("a", "u9")));
+        assert_eq!((inventory.position(), inventory.len()), (Some("13"), 1));
+    }
+
+    #[test]
+    fn a_list_finds_missed_deletions_but_not_of_objects_that_it_names() {
+        let mut inventory = listed();
+        inventory.apply(key("c"), "u3".to_owned(), "11".to_owned());
+        inventory.begin_list();
+        inventory.pass_over(&key("b"), "15".to_owned());
+        assert_eq!(inventory.end_list("20".to_owned()), [removed("a", "u1"), removed("c", "u3")]);
+        assert_eq!((inventory.position(), inventory.len()), (Some("20"), 1));
+    }
+
+    #[test]
+    fn doubt_expires_the_position_once_and_a_list_clears_it() {
+        let mut inventory = listed();
+        inventory.doubt();
+        assert!(inventory.expire_if_in_doubt() && !inventory.expire_if_in_doubt());
+        assert_eq!(inventory.position(), None);
+        inventory.begin_list();
+        inventory.doubt();
+        inventory.end_list("20".to_owned());
+        assert!(!inventory.expire_if_in_doubt());
+        assert_eq!(inventory.position(), Some("20"));
+    }
+}
