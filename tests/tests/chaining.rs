@@ -232,7 +232,9 @@ fn check_compares_with_the_chains_result() {
             ("is of CNI version \"0.4.0\"", 7, |it| it["cniVersion"] = "0.4.0".into()),
             ("reading \"prevResult\"", 6, |it| it["interfaces"] = "garbage".into()),
             ("reading \"prevResult\"", 6, |it| *it = "garbage".into()),
-            ("reading \"prevResult\" of the network configuration: missing, but CHECK", 7, |it| *it = Value::Null),
+            ("reading \"prevResult\" of the network configuration: missing, but CHECK", 7, |it| {
+                *it = Value::Null
+            }),
         ];
         for (expected, code, change) in changes {
             let error = failed(check(change)).with_context(|| expected.to_owned())?;

@@ -331,7 +331,10 @@ fn attachments_from_before_a_reboot_are_dropped_unless_the_kernel_has_them() {
         // A changed boot ID alone: the kernel still has everything.
         boot("00000000-0000-0000-0000-000000000001\n")?;
         node.start_again()?;
-        ensure!(node.log().contains("before the reboot attachments=2 cooldown=2"), "the reboot is not logged");
+        ensure!(
+            node.log().contains("before the reboot attachments=2 cooldown=2"),
+            "the reboot is not logged"
+        );
         ensure!(identity(&node.attachments()?) == before, "existing attachments were changed");
         lives_on(node, &a, &b)?;
         node.stop_agent()?;

@@ -77,7 +77,10 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
             sys::run(loses)?;
             expect_default_route(node, "unhealthy").context(loses)?;
             let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
-            ensure!(reported.contains("pods on this node may lack connectivity: default-route"), "{reported}");
+            ensure!(
+                reported.contains("pods on this node may lack connectivity: default-route"),
+                "{reported}"
+            );
             // CNI specification: STATUS succeeds if an ADD can be served.
             ensure!(is_well(node)?);
             let meanwhile = node.attach("meanwhile")?;
