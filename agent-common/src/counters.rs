@@ -1,6 +1,7 @@
 //! The value of `VIF_COUNTERS`, and the reasons for which a packet is dropped.
 
-/// Value of `VIF_COUNTERS`, one for each CPU: a pod's forwarded and dropped packets. Directions are the pod's.
+/// Value of `VIF_COUNTERS`, one for each CPU: a pod's forwarded and dropped packets. Directions are the
+/// pod's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counters {
@@ -81,8 +82,8 @@ drop_reasons! {
     SpoofedIpv6 = 3 => spoofed_ipv6,
     /// ARP from the pod that claims a foreign address or MAC, or is neither request nor reply.
     SpoofedArp = 4 => spoofed_arp,
-    /// Neighbour discovery from the pod that claims a foreign address or MAC, that only a router may send, or that an
-    /// extension header could hide.
+    /// Neighbour discovery from the pod that claims a foreign address or MAC, that only a router may send, or
+    /// that an extension header could hide.
     SpoofedNd = 5 => spoofed_nd,
     /// Headers that contradict each other or the frame's length.
     Malformed = 6 => malformed,

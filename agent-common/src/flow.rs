@@ -2,8 +2,9 @@
 
 use crate::EndpointKey;
 
-/// Key of `STACK_FLOWS`: a flow between two pods of this node, by the pods' own addresses. Both directions have the same key:
-/// the end with the lower address is first; with equal addresses, the end with the lower port.
+/// Key of `STACK_FLOWS`: a flow between two pods of this node, by the pods' own addresses. Both directions
+/// have the same key: the end with the lower address is first; with equal addresses, the end with the lower
+/// port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
@@ -40,7 +41,8 @@ mod user {
     mod pod {
         use super::{Flow, FlowKey};
 
-        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern is valid.
+        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
+        // is valid.
         unsafe impl aya::Pod for FlowKey {}
         // SAFETY: as for `FlowKey`.
         unsafe impl aya::Pod for Flow {}

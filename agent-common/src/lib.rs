@@ -1,11 +1,12 @@
 //! The types of the eBPF maps, shared by the agent and the eBPF programs.
 //!
-//! The types are an ABI: the maps are pinned and outlive the agent, the next agent compares their fields by BTF, and
-//! `bpftool` prints them by these names. Rules: no padding, no `bool`, no `enum`, no tuple; addresses are bytes in network
-//! order. A change of a layout needs a new [`ABI_VERSION`], which is part of the pins' path.
+//! The types are an ABI: the maps are pinned and outlive the agent, the next agent compares their fields by
+//! BTF, and `bpftool` prints them by these names. Rules: no padding, no `bool`, no `enum`, no tuple;
+//! addresses are bytes in network order. A change of a layout needs a new [`ABI_VERSION`], which is part of
+//! the pins' path.
 //!
-//! Text is `[i8; N]`, terminated by a NUL: the build renames the BTF type `i8` to C's `char`, which `bpftool` prints as
-//! a string. No other field may be an `i8`.
+//! Text is `[i8; N]`, terminated by a NUL: the build renames the BTF type `i8` to C's `char`, which `bpftool`
+//! prints as a string. No other field may be an `i8`.
 
 #![no_std]
 
@@ -26,14 +27,14 @@ pub const MAX_VIFS: usize = 4096;
 /// Default capacity of `ENDPOINTS`: addresses that a node delivers.
 pub const MAX_ENDPOINTS: usize = 16384;
 
-/// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates. A new flow evicts the least
-/// recently used one.
+/// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates. A new flow
+/// evicts the least recently used one.
 pub const MAX_FLOWS: usize = 65536;
 
 /// The MAC address of every pod's host interface, which is the pod's gateway.
 ///
-/// All pods have the same one: pods share no link, so none sees two of them, and the dataplane needs no lookup for it.
-/// Locally administered and unicast (IEEE 802: bits 1 and 0 of the first byte, here 0b10).
+/// All pods have the same one: pods share no link, so none sees two of them, and the dataplane needs no
+/// lookup for it. Locally administered and unicast (IEEE 802: bits 1 and 0 of the first byte, here 0b10).
 pub const GATEWAY_MAC: [u8; 6] = *b"ferrul";
 
 /// The IPv4 gateway of every pod: link-local (RFC 3927), so that it uses no address of the pods' ranges.

@@ -108,7 +108,8 @@ mod user {
     mod pod {
         use super::{Endpoint, EndpointKey, VifEntry, VifKey};
 
-        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern is valid.
+        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
+        // is valid.
         unsafe impl aya::Pod for VifKey {}
         // SAFETY: as for `VifKey`.
         unsafe impl aya::Pod for VifEntry {}
@@ -119,8 +120,8 @@ mod user {
     }
 
     impl VifEntry {
-        /// Text for one of the `[i8; N]` fields, truncated to fit with its NUL. A byte that is not printable ASCII becomes
-        /// `?`, because `bpftool` does not print such bytes as a string.
+        /// Text for one of the `[i8; N]` fields, truncated to fit with its NUL. A byte that is not printable
+        /// ASCII becomes `?`, because `bpftool` does not print such bytes as a string.
         pub fn text<const N: usize>(text: &str) -> [i8; N] {
             let mut field = [0; N];
             let room = N.saturating_sub(1);

@@ -62,12 +62,13 @@ fn a_capacity_below_the_entries_in_use_is_refused_and_changes_nothing() {
 fn an_add_to_a_full_map_names_map_use_capacity_and_setting_and_is_rolled_back() {
     with_agent(|node| {
         let a = node.attach("a")?;
-        let before = node.kernel_state()?;
         for (setting, capacity, parts) in [
             ("FERRULE_MAX_VIFS", "1", ["VIFS", "1 of 1 entries", "--max-vifs"]),
             ("FERRULE_MAX_ENDPOINTS", "3", ["ENDPOINTS", "3 of 3 entries", "--max-endpoints"]),
         ] {
             restart(node, &[(setting, capacity)])?;
+            // New maps list their entries in another order.
+            let before = node.kernel_state()?;
             let pod = node.pod("refused")?;
             let error = node.runtime()?.call("ADD", &pod)?.into_error()?;
             expect(&format!("{error}"), &parts)?;

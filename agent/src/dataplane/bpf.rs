@@ -41,7 +41,8 @@ pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
         let mut info: bpf_btf_info = unsafe { mem::zeroed() };
         info.btf = bytes.as_mut_ptr() as u64;
         info.btf_size = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-        // SAFETY: `bpf_btf_info` is what the kernel writes for BTF; `btf` points to `btf_size` writable bytes.
+        // SAFETY: `bpf_btf_info` is what the kernel writes for BTF; `btf` points to `btf_size` writable
+        // bytes.
         unsafe { object_info(btf.as_fd(), &mut info) }?;
         bytes.resize(info.btf_size as usize, 0);
     }
@@ -49,7 +50,8 @@ pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
 }
 
 /// # Safety
-/// `T` is the kernel's information struct for this kind of object; pointers in it are valid for the lengths beside them.
+/// `T` is the kernel's information struct for this kind of object; pointers in it are valid for the lengths
+/// beside them.
 unsafe fn object_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     // SAFETY: a C union of integers, for which zeros are valid.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };

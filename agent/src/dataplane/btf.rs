@@ -1,7 +1,7 @@
 //! Field names, offsets and sizes of a type, from BTF.
 //!
-//! The format is described in `Documentation/bpf/btf.rst` and `include/uapi/linux/btf.h` of the kernel; byte order is
-//! the host's. Only kinds that keys and values of maps can contain are understood.
+//! The format is described in `Documentation/bpf/btf.rst` and `include/uapi/linux/btf.h` of the kernel; byte
+//! order is the host's. Only kinds that keys and values of maps can contain are understood.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! Takes over the contents of maps that the new programs cannot use: those of another ABI version, and those of another
-//! capacity.
+//! Takes over the contents of maps that the new programs cannot use: those of another ABI version, and those
+//! of another capacity.
 //!
-//! Each [`ABI_VERSION`](agent_common::ABI_VERSION) has a directory of pins, `v<ABI_VERSION>`, so that no agent works on maps
-//! of another layout. When a configured capacity differs from that of a pinned map, the directory is renamed to
-//! `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
+//! Each [`ABI_VERSION`](agent_common::ABI_VERSION) has a directory of pins, `v<ABI_VERSION>`, so that no
+//! agent works on maps of another layout. When a configured capacity differs from that of a pinned map, the
+//! directory is renamed to `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
 //!
 //! 1. create and pin new maps; copy `VIFS` and `ENDPOINTS`, if the directory is of this version;
 //! 2. write the rows of all attachments; copy counters and flows from each map with the same layout;
@@ -72,11 +72,12 @@ const SET_ASIDE: &str = "-old-";
 // === impl Predecessors ===
 
 impl Predecessors {
-    /// Finds the directories beside `pins`. Sets `pins` itself aside if a map in it has another capacity than configured,
-    /// so that `pins` can get new maps.
+    /// Finds the directories beside `pins`. Sets `pins` itself aside if a map in it has another capacity than
+    /// configured, so that `pins` can get new maps.
     ///
     /// # Errors
-    /// If a pinned map has another layout, or more entries than its configured capacity; nothing is changed then.
+    /// If a pinned map has another layout, or more entries than its configured capacity; nothing is changed
+    /// then.
     pub(super) fn prepare(
         pins: &Path,
         layouts: Layouts,
@@ -97,8 +98,8 @@ impl Predecessors {
         Ok(Self { directories: beside(pins), ..before })
     }
 
-    /// Adds rows of `VIFS` and `ENDPOINTS` that are in maps of this version and another capacity. Only rows that are
-    /// missing are added: present rows may be newer, after an interrupted start.
+    /// Adds rows of `VIFS` and `ENDPOINTS` that are in maps of this version and another capacity. Only rows
+    /// that are missing are added: present rows may be newer, after an interrupted start.
     pub(super) fn copy_rows(&self, to: &mut Maps) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let prefix = format!("{own}{SET_ASIDE}");
@@ -109,8 +110,8 @@ impl Predecessors {
         self.copy(&maps::ENDPOINTS, is_of_this_version, |from| to.copy_endpoints(from));
     }
 
-    /// Copies counters for the interfaces in `to`. Call before the filters are replaced: the new programs count on, and what
-    /// the old programs count after the copy is lost.
+    /// Copies counters for the interfaces in `to`. Call before the filters are replaced: the new programs
+    /// count on, and what the old programs count after the copy is lost.
     pub(super) fn copy_counters(&self, to: &mut Maps) {
         self.copy(&maps::VIF_COUNTERS, |_| true, |from| to.copy_counters(from));
     }
@@ -185,8 +186,8 @@ fn beside(pins: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path != pins && is_ferrules(path)).collect()
 }
 
-/// Whether a directory has the name of a version's pins, and contains the map that each version has. An empty directory is
-/// what a crash leaves.
+/// Whether a directory has the name of a version's pins, and contains the map that each version has. An empty
+/// directory is what a crash leaves.
 fn is_ferrules(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
     let is_named = name.is_some_and(|name| {

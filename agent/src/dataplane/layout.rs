@@ -1,7 +1,8 @@
 //! The layout of each map: type, sizes, and the fields of key and value.
 //!
-//! aya opens a pinned map without comparing it with the object. With larger values than expected, the kernel would write
-//! past the end of a buffer, in safe code; with other fields, the agent would misread every entry.
+//! aya opens a pinned map without comparing it with the object. With larger values than expected, the kernel
+//! would write past the end of a buffer, in safe code; with other fields, the agent would misread every
+//! entry.
 
 use std::{
     collections::HashMap,

@@ -30,8 +30,8 @@ impl LogLevel {
     }
 }
 
-/// Forwards the records in a background task that never ends. The dataplane works without its log, so failures are only
-/// logged.
+/// Forwards the records in a background task that never ends. The dataplane works without its log, so
+/// failures are only logged.
 pub(super) fn follow(ebpf: &mut Ebpf) {
     let logger = match EbpfLogger::init(ebpf) {
         Ok(logger) => logger,
@@ -52,7 +52,7 @@ pub(super) fn follow(ebpf: &mut Ebpf) {
 
 #[expect(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
 fn readable<T: AsRawFd>(logger: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: the result owns the logger, which owns the map and its descriptor: the descriptor stays open and the same
-    // while it is registered.
+    // SAFETY: the result owns the logger, which owns the map and its descriptor: the descriptor stays open
+    // and the same while it is registered.
     unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }.map_err(Into::into)
 }

@@ -97,12 +97,12 @@ pub enum DataplaneError {
 // === impl Dataplane ===
 
 impl Dataplane {
-    /// Loads the object. Maps that are already pinned below `directory` are taken over with their contents; the programs
-    /// are new, and replace those of an earlier agent when they are attached.
+    /// Loads the object. Maps that are already pinned below `directory` are taken over with their contents;
+    /// the programs are new, and replace those of an earlier agent when they are attached.
     ///
     /// # Errors
-    /// If the kernel rejects the object, another agent uses the maps, a pinned map has another layout, or a capacity is
-    /// smaller than the entries in use.
+    /// If the kernel rejects the object, another agent uses the maps, a pinned map has another layout, or a
+    /// capacity is smaller than the entries in use.
     pub fn load(
         object: &[u8],
         directory: &Path,
@@ -137,8 +137,8 @@ impl Dataplane {
         Ok(Self { from_pod, to_pod, writer, reader, pins, pinned, predecessors, _lock: lock })
     }
 
-    /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters are not replaced
-    /// yet. Contents that cannot be copied are logged.
+    /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
+    /// are not replaced yet. Contents that cannot be copied are logged.
     pub fn inherit(&self) {
         self.predecessors.copy_counters(&mut self.writer());
         self.predecessors.copy_flows();
@@ -187,7 +187,8 @@ impl Dataplane {
         Ok(self.writer().count_nobody()?)
     }
 
-    /// Lets an attachment's packets pass and be delivered, through a host interface. On an error, no entry is left.
+    /// Lets an attachment's packets pass and be delivered, through a host interface. On an error, no entry is
+    /// left.
     ///
     /// # Errors
     /// If a map is full.
@@ -265,7 +266,8 @@ impl Dataplane {
         Ok(self.writer().remove_stray(entry, snapshot)?)
     }
 
-    /// The IDs of other programs' tcx attachments on an interface, by the pod's direction. Empty without kernel support.
+    /// The IDs of other programs' tcx attachments on an interface, by the pod's direction. Empty without
+    /// kernel support.
     pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
         [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
             let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
@@ -273,7 +275,8 @@ impl Dataplane {
         })
     }
 
-    /// Removes stray entries: those of interfaces and addresses without an attachment, as a crash can leave them.
+    /// Removes stray entries: those of interfaces and addresses without an attachment, as a crash can leave
+    /// them.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -24,7 +24,8 @@ pub(super) struct Pins {
     maps: Vec<(MapSpec, MapData)>,
 }
 
-/// An exclusive lock on the pins below a directory, for agents of all network namespaces that share the file system.
+/// An exclusive lock on the pins below a directory, for agents of all network namespaces that share the file
+/// system.
 pub(super) struct PinLock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
 
 /// A directory for pins that cannot be used.
@@ -115,7 +116,8 @@ impl Pins {
         Ok(Self { directory: directory.to_owned(), maps })
     }
 
-    /// The maps whose pins are missing, or are pins of another map. A pin that cannot be read counts as present.
+    /// The maps whose pins are missing, or are pins of another map. A pin that cannot be read counts as
+    /// present.
     pub(super) fn lost(&self) -> Vec<&'static str> {
         self.maps.iter().filter(|(map, data)| self.is_lost(map, data)).map(|(map, _)| map.name).collect()
     }

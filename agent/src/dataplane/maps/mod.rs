@@ -67,7 +67,8 @@ impl Maps {
         self.counters.start(UNKNOWN)
     }
 
-    /// Writes the rows of an attachment that are missing or wrong. The last rows to be written let packets in.
+    /// Writes the rows of an attachment that are missing or wrong. The last rows to be written let packets
+    /// in.
     pub(super) fn ensure(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         self.counters.start(VifKey { ifindex })?;
         self.vifs.ensure(ifindex, attachment)?;

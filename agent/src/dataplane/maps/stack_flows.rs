@@ -1,7 +1,7 @@
 //! `STACK_FLOWS`: flows between pods of this node that the host's stack translates.
 //!
-//! The programs write this LRU map; no row of it follows from an attachment. Its entries are neither counted nor exported:
-//! an LRU map fills up in normal operation, and a walk over it is expensive.
+//! The programs write this LRU map; no row of it follows from an attachment. Its entries are neither counted
+//! nor exported: an LRU map fills up in normal operation, and a walk over it is expensive.
 
 use std::path::Path;
 

@@ -222,8 +222,9 @@ impl<T: Table<Row: Pod>> HashTable<T> {
 
     /// Writes the rows of an attachment that are missing or wrong.
     ///
-    /// Right rows are not rewritten: the kernel reuses the memory of a replaced entry at once, for the next entry that is
-    /// written, while a program on another CPU may still be reading it, and would then see another pod's entry.
+    /// Right rows are not rewritten: the kernel reuses the memory of a replaced entry at once, for the next
+    /// entry that is written, while a program on another CPU may still be reading it, and would then see
+    /// another pod's entry.
     pub fn ensure(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         T::desired(ifindex, attachment).try_for_each(|(key, row)| {
             if self.get(key).ok().flatten() == Some(row) { Ok(()) } else { self.write(key, row) }

@@ -27,7 +27,8 @@ impl Table for VifCounters {
     const SPEC: MapSpec = MapSpec {
         name: "VIF_COUNTERS",
         setting: "--max-vifs",
-        // One more for UNKNOWN, and one for an interface that VIFS, which is written next, then rejects as full.
+        // One more for UNKNOWN, and one for an interface that VIFS, which is written next, then rejects as
+        // full.
         capacity: |capacities| capacities.vifs.saturating_add(2),
         count: count_per_cpu_entries::<VifKey, Counters>,
     };

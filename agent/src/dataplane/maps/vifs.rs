@@ -1,4 +1,5 @@
-//! `VIFS`: the addresses and the MAC that each pod interface may use. An interface without an entry passes nothing.
+//! `VIFS`: the addresses and the MAC that each pod interface may use. An interface without an entry passes
+//! nothing.
 
 use agent_common::{VifEntry, VifKey};
 use ferrule_vif::Addresses;
