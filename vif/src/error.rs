@@ -1,6 +1,6 @@
-//! What is wrong with a VIF: where, and what was expected there.
+//! Errors of the decoders: which field, what was found, what was expected.
 
-use std::fmt;
+use std::fmt::{self, Display};
 
 use serde::{Serialize, Serializer};
 
@@ -8,62 +8,57 @@ use crate::{ANNOTATION, KURYR_ANNOTATION};
 
 /// A VIF that cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{origin}: {wrong}")]
+#[error("{origin}: {field}")]
 pub struct VifError {
-    /// Where it was written.
+    /// Where the VIF was read from.
     pub origin: Source,
-    wrong: Wrong,
+    field: FieldError,
 }
 
-/// Where a VIF is written.
+/// Where a VIF is read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// [`ANNOTATION`] of the pod.
+    /// The pod's [`ANNOTATION`].
     Annotation,
-    /// [`KURYR_ANNOTATION`] of the pod.
+    /// The pod's [`KURYR_ANNOTATION`].
     KuryrAnnotation,
-    /// The KuryrPort of the pod's name.
+    /// The KuryrPort with the pod's name.
     KuryrPort,
 }
 
-/// A value that is not what it should be.
+/// An invalid field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
-pub(crate) struct Wrong {
-    /// Such as `interfaces[1].routes[0].gw`; empty for the whole.
+pub(crate) struct FieldError {
+    /// For instance `interfaces[1].routes[0].gw`; empty for the whole document.
     pub(crate) path: String,
-    pub(crate) why: String,
+    #[serde(rename = "why")]
+    pub(crate) reason: String,
 }
-
-/// A text from outside, made fit for a message: quoted, escaped, and cut to a length that cannot flood a log.
-pub(crate) struct Shown<'a>(pub(crate) &'a str);
-
-/// How many characters [`Shown`] shows.
-const SHOWN: usize = 64;
 
 // === impl VifError ===
 
 impl VifError {
-    /// The field that is wrong, such as `interfaces[1].routes[0].gw`; empty if it is the whole.
+    /// The path of the invalid field, for instance `interfaces[1].routes[0].gw`; empty for the whole document.
     pub fn path(&self) -> &str {
-        &self.wrong.path
+        &self.field.path
     }
 
-    /// What is wrong with it.
-    pub fn why(&self) -> &str {
-        &self.wrong.why
+    /// What was found and what was expected.
+    pub fn reason(&self) -> &str {
+        &self.field.reason
     }
 }
 
 impl Serialize for VifError {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.wrong.serialize(serializer)
+        self.field.serialize(serializer)
     }
 }
 
 // === impl Source ===
 
 impl Source {
-    /// As it is called in the API.
+    /// The name in the Kubernetes API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Annotation => ANNOTATION,
@@ -73,7 +68,7 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
+impl Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Annotation | Self::KuryrAnnotation => write!(f, "annotation {}", self.as_str()),
@@ -88,30 +83,23 @@ impl Serialize for Source {
     }
 }
 
-// === impl Wrong ===
+// === impl FieldError ===
 
-impl Wrong {
-    pub(crate) fn of(self, origin: Source) -> VifError {
-        VifError { origin, wrong: self }
+impl FieldError {
+    pub(crate) fn new(path: impl Display, reason: impl Display) -> Self {
+        Self { path: path.to_string(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn in_source(self, origin: Source) -> VifError {
+        VifError { origin, field: self }
     }
 }
 
-impl fmt::Display for Wrong {
+impl Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path.as_str() {
-            "" => f.write_str(&self.why),
-            path => write!(f, "{path}: {}", self.why),
-        }
-    }
-}
-
-// === impl Shown ===
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(SHOWN) {
-            Some((end, _)) => write!(f, "{:?}...", self.0.get(..end).unwrap_or_default()),
-            None => write!(f, "{:?}", self.0),
+            "" => f.write_str(&self.reason),
+            path => write!(f, "{path}: {}", self.reason),
         }
     }
 }

@@ -1,18 +1,18 @@
-//! JSON as a tree that knows its keys to be unique.
+//! A JSON tree without duplicate keys.
 //!
-//! With a key that is there twice, one of the two values would be lost silently: which one is up to the reader.
+//! `serde_json::Value` keeps the last of duplicate keys and silently drops the others.
 
 use std::{collections::BTreeMap, fmt};
 
+use ferrule_proto::quoted::Quoted;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::Number;
 
-use crate::error::{Shown, Wrong};
+use crate::error::FieldError;
 
-/// A JSON value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Json {
@@ -24,30 +24,36 @@ pub(crate) enum Json {
     Object(BTreeMap<String, Json>),
 }
 
-struct Tree;
+struct JsonVisitor;
 
 // === impl Json ===
 
 impl Json {
-    /// Parses a text of at most `max` bytes; `path` is what it is called in an error.
-    pub(crate) fn parse(text: &str, max: usize, path: &str) -> Result<Self, Wrong> {
-        let wrong = |why| Wrong { path: path.to_owned(), why };
-        if text.len() > max {
-            return Err(wrong(format!("is {} bytes long, and {max} are the most", text.len())));
-        }
-        serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))
+    /// Parses a text of at most `max` bytes; `path` is the text's path in errors.
+    pub(crate) fn parse(text: &str, max: usize, path: &str) -> Result<Self, FieldError> {
+        check_length(text, max, path)?;
+        serde_json::from_str(text).map_err(|e| FieldError::new(path, format_args!("invalid JSON: {e}")))
     }
+}
+
+/// Checks a limit in bytes.
+pub(crate) fn check_length(text: &str, max: usize, path: &str) -> Result<(), FieldError> {
+    if text.len() > max {
+        let reason = format!("found {} bytes, expected at most {max}", text.len());
+        return Err(FieldError::new(path, reason));
+    }
+    Ok(())
 }
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Tree)
+        deserializer.deserialize_any(JsonVisitor)
     }
 }
 
-// === impl Tree ===
+// === impl JsonVisitor ===
 
-impl<'de> Visitor<'de> for Tree {
+impl<'de> Visitor<'de> for JsonVisitor {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,7 +96,7 @@ impl<'de> Visitor<'de> for Tree {
         let mut object = BTreeMap::new();
         while let Some((key, value)) = fields.next_entry::<String, _>()? {
             if object.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("{} is there twice", Shown(&key))));
+                return Err(A::Error::custom(format_args!("duplicate key {}", Quoted(&key))));
             }
             object.insert(key, value);
         }
@@ -103,18 +109,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_reads_back_as_it_was_written() {
+    fn tree_round_trips() {
         let text = r#"{"a":[null,true,-1,18446744073709551615,1.5,"x\n"],"b":{}}"#;
         let tree = Json::parse(text, 100, "").unwrap();
         assert_eq!(serde_json::to_string(&tree).unwrap(), text);
     }
 
     #[test]
-    fn what_is_there_twice_too_long_or_too_deep_is_refused() {
-        let why = |text: &str| Json::parse(text, 1000, "x").unwrap_err().to_string();
-        assert!(why(r#"{"a":{"b":1,"b":2}}"#).starts_with(r#"x: is not JSON: "b" is there twice at line 1"#));
-        assert_eq!(why(&" ".repeat(1001)), "x: is 1001 bytes long, and 1000 are the most");
-        assert!(why(&"[".repeat(1000)).contains("recursion limit"));
-        assert!(why("").contains("is not JSON"));
+    fn duplicate_keys_and_too_long_or_too_deep_texts_are_refused() {
+        let error = |text: &str| Json::parse(text, 1000, "x").unwrap_err().to_string();
+        let duplicate = error(r#"{"a":{"b":1,"b":2}}"#);
+        assert!(duplicate.starts_with(r#"x: invalid JSON: duplicate key "b" at line 1"#), "{duplicate}");
+        assert_eq!(error(&" ".repeat(1001)), "x: found 1001 bytes, expected at most 1000");
+        assert!(error(&"[".repeat(1000)).contains("recursion limit"));
+        assert!(error("").contains("invalid JSON"));
     }
 }

@@ -1,12 +1,12 @@
-//! What a VIF is: the interface that a pod should get; and what annotations and KuryrPorts say of one.
+//! VIFs: the interfaces that a pod should get, and the decoders of annotations and KuryrPorts.
 //!
-//! Only decoding is done here, of bytes that anybody may have written: no I/O, no state. Whether an address may be
-//! used on a node is for the agent to say.
+//! The decoders take untrusted text and have neither I/O nor state. Whether a pod may use an address is the agent's
+//! decision.
 
 #![forbid(unsafe_code)]
 
 mod annotation;
-mod at;
+mod cursor;
 mod error;
 mod json;
 pub mod kuryr;
@@ -26,17 +26,17 @@ pub use ferrule_proto::annotations::{KURYR_VIF as KURYR_ANNOTATION, VIF as ANNOT
 pub use mac::Mac;
 pub use resolved::{Addresses, PodRoute, Vif, VifKind};
 
-/// The VIF of a pod: what a source says that it should get.
+/// The requested VIF of a pod, as decoded from an annotation or a KuryrPort.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VifRequest {
-    /// How it was written.
+    /// The format that it was decoded from.
     pub format: Format,
-    /// The pod's default interface first; never empty. The default one is named as the runtime asks, and it alone
-    /// gets default routes.
+    /// Never empty. The first is the pod's default interface: its name is the runtime's choice, and only it gets default
+    /// routes.
     pub interfaces: Vec<InterfaceRequest>,
 }
 
-/// How a VIF was written.
+/// A format of a VIF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// [`ANNOTATION`].
@@ -53,59 +53,58 @@ pub enum Format {
     KuryrPort,
 }
 
-/// One interface that a pod should get.
+/// A requested interface of a pod.
 ///
-/// Whatever the source, its name, its MAC and its MTU are ones that the kernel takes, and its addresses are unicast.
+/// In every format, the kernel accepts name, MAC and MTU, and the addresses are unicast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InterfaceRequest {
-    /// Its name in the pod, as the source has it.
+    /// The name in the pod.
     pub name: String,
-    /// What is to be made.
+    /// The kind of interface to create.
     pub kind: Kind,
-    /// Whether whoever has to prepare the network for it has done so: an ADD plugs an inactive one and answers when
-    /// it is active.
+    /// Whether the network is ready for the interface. An ADD plugs an inactive interface and waits until it is active.
     pub active: bool,
-    /// `None` leaves it to the agent.
+    /// `None` is the agent's choice.
     pub mac: Option<Mac>,
-    /// Bytes; `None` leaves it to the agent.
+    /// Bytes; `None` is the agent's choice.
     pub mtu: Option<u32>,
-    /// With the length of the prefix of the subnet, as far as the source knows it. Kuryr may have several of one
-    /// family, and none before it has given any.
+    /// With the subnet's prefix length, if known. Kuryr may have several addresses of one family, and no address before
+    /// it has allocated one.
     pub addresses: Vec<IpNet>,
     /// At most one of each family.
     pub gateways: Vec<IpAddr>,
-    /// Beside the default ones.
+    /// Routes other than the default routes.
     pub routes: Vec<Route>,
-    /// What else the source says, for people to read: such as Kuryr's `vlan_id`.
+    /// More fields for display only, for instance Kuryr's `vlan_id`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<&'static str, String>,
 }
 
-/// A route of a pod.
+/// A requested route of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Without host bits.
     pub dst: IpNet,
-    /// `None` is the gateway of the family.
+    /// `None` is the gateway of the destination's family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// The largest packet to these destinations, in bytes; `None` leaves it to the interface.
+    /// Largest packet to these destinations, in bytes; `None` is the interface's MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// The maximum segment size that TCP advertises to them, in bytes; `None` leaves it to the MTU.
+    /// Maximum segment size that TCP advertises to these destinations, in bytes; `None` derives it from the MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
-    /// Which of several routes wins: the lower one. `None` leaves it to the kernel.
+    /// Metric: the kernel uses the route with the lowest value. `None` is the kernel's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
 }
 
-/// What is to be made for an interface.
+/// The kind of interface to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A veth pair, routed by the host: os_vif's `VIFGeneric`.
     Veth,
-    /// A kind that is understood, but which the agent cannot plug: its name in the source, such as `VIFVlanNested`.
+    /// An unsupported kind, by its name in the source, for instance `VIFVlanNested`.
     Other(String),
 }
 
@@ -133,7 +132,7 @@ impl Serialize for Format {
 // === impl Route ===
 
 impl Route {
-    /// A route that leaves all else to the kernel.
+    /// A route with the kernel's defaults.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None }
     }

@@ -1,4 +1,4 @@
-//! An Ethernet address.
+//! MAC addresses.
 
 use std::{fmt, net::Ipv6Addr};
 
@@ -12,7 +12,7 @@ pub struct Mac(pub [u8; 6]);
 // === impl Mac ===
 
 impl Mac {
-    /// The link-local address that a kernel makes of it (RFC 4291, appendix A).
+    /// The EUI-64 link-local address that the kernel derives (RFC 4291, appendix A).
     pub const fn link_local(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;
         Ipv6Addr::from_octets([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
@@ -42,12 +42,12 @@ impl TryFrom<String> for Mac {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        // By itself, `from_str_radix` takes a sign for a digit.
+        // `from_str_radix` alone would accept a sign.
         let digits = |byte: &&str| byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
         let byte = |byte| Some(byte).filter(digits).and_then(|byte| u8::from_str_radix(byte, 16).ok());
         let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map(Self).ok_or_else(|| format!("{text:?} is no MAC address"))
+        bytes.map(Self).ok_or_else(|| format!("invalid MAC address {text:?}"))
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_reads_back_what_it_prints() {
+    fn mac_round_trips() {
         let mac = Mac([0x0a, 0xfe, 0, 1, 2, 255]);
         assert_eq!(Mac::try_from(mac.to_string()), Ok(mac));
         for text in

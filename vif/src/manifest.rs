@@ -1,103 +1,103 @@
-//! What a whole manifest, of a Pod or of a KuryrPort or a list of them, says of VIFs: for people.
+//! Decodes the VIFs in a whole manifest: a Pod, a KuryrPort, or a list of them. For `ferrulectl vif decode`.
 
-use ferrule_proto::annotations::CONFIG_SOURCE;
+use ferrule_proto::{annotations::CONFIG_SOURCE, quoted::Quoted};
 use serde::Serialize;
 
 use crate::{
     ANNOTATION, KURYR_ANNOTATION, Source, VifError, VifRequest,
-    at::{At, Object},
-    error::{Shown, Wrong},
+    cursor::{Cursor, Object},
+    error::FieldError,
     from_annotation,
     json::Json,
     kuryr,
 };
 
-/// The longest manifest, in bytes.
+/// Longest manifest.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// What one object says of a pod's VIF.
+/// The VIFs in one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Decoded {
-    /// Of the object.
+    /// The object's kind.
     pub kind: ObjectKind,
-    /// Of the pod, and of its KuryrPort.
+    /// The namespace of the object, which is the pod's.
     pub namespace: String,
-    /// Of the pod, and of its KuryrPort.
+    /// The name of the object, which is the pod's.
     pub name: String,
-    /// The pod's, also where a KuryrPort tells it.
+    /// The pod's UID, also in a KuryrPort.
     pub pod_uid: String,
-    /// Whether the kubelet has the pod from elsewhere than the API, where its UID is another one.
+    /// Whether the pod is static. The UID of a static pod differs between kubelet and API.
     pub static_pod: bool,
-    /// In the order in which the agent looks. Nothing at all means that the agent's IPAM decides.
+    /// In the agent's order of precedence. If empty, the agent's IPAM allocates addresses.
     pub found: Vec<Found>,
 }
 
-/// The kinds of objects that tell of VIFs.
+/// The kinds of objects that can have VIFs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ObjectKind {
-    /// With its annotations.
+    /// A pod, with annotations.
     Pod,
     /// Kuryr's custom resource.
     KuryrPort,
 }
 
-/// What one source of an object says.
+/// The VIF in one source of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// Where.
+    /// Where the VIF was read from.
     pub source: Source,
-    /// What.
+    /// The decoded VIF or the error.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of decoding a source.
+/// The result of decoding a source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// A VIF.
+    /// A valid VIF.
     Decoded(VifRequest),
-    /// Its writer has not written the VIF yet.
+    /// Kuryr's controller has not written the VIF yet.
     NotYet,
-    /// It is no VIF.
+    /// An invalid VIF.
     Refused(VifError),
 }
 
-/// A manifest that is none of a Pod or a KuryrPort.
+/// A manifest that is neither a Pod nor a KuryrPort nor a list of them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
-pub struct ManifestError(#[from] Wrong);
+pub struct ManifestError(#[from] FieldError);
 
 /// Decodes a manifest in JSON: a Pod, a KuryrPort, or a list of them.
 ///
 /// # Errors
-/// If it is longer than [`MAX_BYTES`], or not such a manifest. A VIF in it that cannot be decoded is an
+/// If the manifest is longer than [`MAX_BYTES`] or malformed. An invalid VIF in the manifest is no error but an
 /// [`Outcome::Refused`].
 pub fn from_manifest(json: &str) -> Result<Vec<Decoded>, ManifestError> {
     let json = Json::parse(json, MAX_BYTES, "")?;
-    let root = At::root(&json, "").object()?;
-    let kind = root.need("kind")?;
+    let root = Cursor::root(&json, "").object()?;
+    let kind = root.require("kind")?;
     let Some(of_items) = kind.text()?.strip_suffix("List") else { return Ok(vec![decode(&root, None)?]) };
     let items = root.items("items")?;
-    // In a list of one kind, the API server leaves the kind of the items out.
+    // In a list of one kind, the API server omits the kind of the items.
     let decoded = items.iter().map(|at| decode(&at.object()?, Some(of_items)));
-    Ok(decoded.collect::<Result<_, Wrong>>()?)
+    Ok(decoded.collect::<Result<_, FieldError>>()?)
 }
 
-fn decode(object: &Object<'_>, default_kind: Option<&str>) -> Result<Decoded, Wrong> {
+fn decode(object: &Object<'_>, default_kind: Option<&str>) -> Result<Decoded, FieldError> {
     let kind = match (object.get("kind"), default_kind) {
         (None, Some(kind)) if !kind.is_empty() => kind,
-        _ => object.need("kind")?.text()?,
+        _ => object.require("kind")?.text()?,
     };
     match kind {
         "Pod" => pod(object),
         "KuryrPort" => kuryr_port(object),
-        _ => Err(object.wrong(format_args!("is a {}: expected a Pod or a KuryrPort", Shown(kind)))),
+        _ => Err(object.error(format_args!("found kind {}, expected a Pod or a KuryrPort", Quoted(kind)))),
     }
 }
 
-fn pod(object: &Object<'_>) -> Result<Decoded, Wrong> {
-    let metadata = object.need("metadata")?.object()?;
+fn pod(object: &Object<'_>) -> Result<Decoded, FieldError> {
+    let metadata = object.require("metadata")?.object()?;
     let annotations = metadata.get("annotations").map(|at| at.object()).transpose()?;
     let annotation = |key: &str| {
         annotations.as_ref().and_then(|annotations| annotations.get(key)).map(|at| at.text()).transpose()
@@ -119,13 +119,13 @@ fn pod(object: &Object<'_>) -> Result<Decoded, Wrong> {
     })
 }
 
-fn kuryr_port(object: &Object<'_>) -> Result<Decoded, Wrong> {
-    let metadata = object.need("metadata")?.object()?;
+fn kuryr_port(object: &Object<'_>) -> Result<Decoded, FieldError> {
+    let metadata = object.require("metadata")?.object()?;
     let part = |key: &str| object.get(key).map(|at| at.object()).transpose();
     let (spec, status) = (part("spec")?, part("status")?);
     let vifs = |part: &Option<Object<'_>>| {
         let vifs = part.as_ref()?.get("vifs")?;
-        // As JSON again, and so within the bounds that the agent keeps.
+        // Serialized again, so that the agent's length limit applies.
         serde_json::to_string(vifs.json()).ok()
     };
     let decoded = kuryr::from_vifs(vifs(&spec).as_deref(), vifs(&status).as_deref());
@@ -140,7 +140,7 @@ fn kuryr_port(object: &Object<'_>) -> Result<Decoded, Wrong> {
     })
 }
 
-fn text(object: Option<&Object<'_>>, key: &str) -> Result<String, Wrong> {
+fn text(object: Option<&Object<'_>>, key: &str) -> Result<String, FieldError> {
     let at = object.and_then(|object| object.get(key));
     at.map_or_else(|| Ok(String::new()), |at| at.text().map(str::to_owned))
 }

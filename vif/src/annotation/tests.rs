@@ -1,30 +1,31 @@
-//! Annotations as they should be, and as they should not.
+//! Valid and invalid annotations.
 
-use std::fmt::Write as _;
+pub(super) mod schema;
+
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use proptest::{collection::vec, option, prelude::*};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::Mac;
+use crate::{Format, InterfaceRequest, Kind, Mac, Route};
 
 const DOCS: &str = include_str!("../../../docs/vif.md");
-const SCHEMA: &str = include_str!("../../../docs/vif-v1.schema.json");
 
-fn why(text: &str) -> String {
+fn error(text: &str) -> String {
     from_annotation(text).unwrap_err().to_string()
 }
 
-/// What is wrong with one interface.
-fn why_interface(fields: &str) -> String {
+/// The error of an annotation with one interface, without the path of the interface.
+fn interface_error(fields: &str) -> String {
     let text = format!(r#"{{"interfaces":[{{{fields}}}]}}"#);
-    let why = why(&text);
+    let error = error(&text);
     let start = "annotation vif.ferrule.dev/v1: interfaces[0]";
-    why.strip_prefix(start).unwrap_or_else(|| panic!("{why}")).trim_start_matches('.').to_owned()
+    error.strip_prefix(start).unwrap_or_else(|| panic!("{error}")).trim_start_matches('.').to_owned()
 }
 
 #[test]
-fn a_full_annotation_is_read() {
+fn full_annotation_is_decoded() {
     let decoded = from_annotation(
         r#"{"interfaces": [
             {"name": "eth0", "kind": "veth", "addresses": ["10.1.2.3/24", "fd00::3"],
@@ -68,7 +69,7 @@ fn a_full_annotation_is_read() {
 }
 
 #[test]
-fn the_first_interface_needs_no_name_and_null_is_as_good_as_nothing() {
+fn first_interface_needs_no_name_and_null_counts_as_missing() {
     let short = from_annotation(r#"{"interfaces":[{"addresses":["10.1.2.3"]}]}"#).unwrap();
     let [interface] = short.interfaces.as_slice() else { panic!("{short:?}") };
     assert_eq!((interface.name.as_str(), &interface.kind), ("eth0", &Kind::Veth));
@@ -78,33 +79,33 @@ fn the_first_interface_needs_no_name_and_null_is_as_good_as_nothing() {
 }
 
 #[test]
-fn an_error_names_the_field_and_what_is_expected() {
+fn error_has_path_found_and_expected_value() {
     let second = |fields: &str| {
-        why(&format!(r#"{{"interfaces":[{{"addresses":["10.1.2.3","fd00::3"]}},{{{fields}}}]}}"#))
+        error(&format!(r#"{{"interfaces":[{{"addresses":["10.1.2.3","fd00::3"]}},{{{fields}}}]}}"#))
     };
     let start = "annotation vif.ferrule.dev/v1: interfaces[1]";
     for (fields, expected) in [
         (
             r#""name":"eth1","addresses":["10.9.0.3"],"routes":[{"dst":"10.0.0.0/8","gw":"fd00::1"}]"#,
-            ".routes[0].gw: fd00::1 cannot lead to 10.0.0.0/8: expected IPv4",
+            ".routes[0].gw: fd00::1 cannot lead to 10.0.0.0/8, expected an IPv4 address",
         ),
         (
             r#""name":"eth1","addresses":["10.9.0.3"],"gateways":["10.1.2.3"]"#,
-            ".gateways[0]: 10.1.2.3 is an address of the pod itself: expected a router's",
+            ".gateways[0]: 10.1.2.3 is the pod's own address, expected a router's address",
         ),
-        (r#""addresses":["10.9.0.3"]"#, ".name: is missing"),
+        (r#""addresses":["10.9.0.3"]"#, ".name: missing; only the first interface has a default name"),
+        (r#""name":"eth0","addresses":["10.9.0.3"]"#, ".name: duplicate interface name \"eth0\" in the pod"),
         (
-            r#""name":"eth0","addresses":["10.9.0.3"]"#,
-            ".name: \"eth0\" is the name of an interface before it",
+            r#""name":"eth1","addresses":["10.1.2.3/8"]"#,
+            ".addresses[0]: duplicate address 10.1.2.3 in the pod",
         ),
-        (r#""name":"eth1","addresses":["10.1.2.3/8"]"#, ".addresses[0]: 10.1.2.3 is there twice"),
     ] {
         assert_eq!(second(fields), format!("{start}{expected}"));
     }
 }
 
 #[test]
-fn the_numbers_of_a_route_have_bounds() {
+fn route_numbers_have_bounds() {
     let route = |dst: &str, field: &str| {
         let text = format!(
             r#"{{"interfaces":[{{"addresses":["10.1.2.3","fd00::3"],"mtu":1400,
@@ -114,22 +115,47 @@ fn the_numbers_of_a_route_have_bounds() {
     };
     let start = "annotation vif.ferrule.dev/v1: interfaces[0].routes[0].";
     for (dst, field, expected) in [
-        ("10.9.0.0/16", r#""mtu":67"#, "mtu: 67 is not a whole number of bytes from 68 to 65535"),
-        ("10.9.0.0/16", r#""mtu":"big""#, "mtu: \"big\" is not a whole number of bytes from 68 to 65535"),
-        ("10.9.0.0/16", r#""mtu":1401"#, "mtu: 1401 is more than the interface's 1400"),
-        ("fd09::/64", r#""mtu":1279"#, "mtu: 1279 is less than 1280, which IPv6 needs"),
-        ("10.9.0.0/16", r#""advmss":87"#, "advmss: 87 is not a whole number of bytes from 88 to 65495"),
-        ("10.9.0.0/16", r#""advmss":65496"#, "advmss: 65496 is not a whole number of bytes from 88 to 65495"),
-        ("10.9.0.0/16", r#""priority":0"#, "priority: 0 is not a whole number from 1 to 4294967295"),
-        ("10.9.0.0/16", r#""priority":-1"#, "priority: -1 is not a whole number from 1 to 4294967295"),
+        (
+            "10.9.0.0/16",
+            r#""mtu":67"#,
+            "mtu: 67 is out of range, expected a number of bytes from 68 to 65535",
+        ),
+        ("10.9.0.0/16", r#""mtu":"big""#, "mtu: invalid type: string \"big\", expected u64 at line"),
+        (
+            "10.9.0.0/16",
+            r#""mtu":1401"#,
+            "mtu: 1401 is too large, expected at most 1400, the interface's MTU",
+        ),
+        ("fd09::/64", r#""mtu":1279"#, "mtu: 1279 is too small, expected at least 1280 with IPv6"),
+        (
+            "10.9.0.0/16",
+            r#""advmss":87"#,
+            "advmss: 87 is out of range, expected a number of bytes from 88 to 65495",
+        ),
+        (
+            "10.9.0.0/16",
+            r#""advmss":65496"#,
+            "advmss: 65496 is out of range, expected a number of bytes from 88 to 65495",
+        ),
+        (
+            "10.9.0.0/16",
+            r#""priority":0"#,
+            "priority: 0 is out of range, expected a number from 1 to 4294967295",
+        ),
+        ("10.9.0.0/16", r#""priority":-1"#, "priority: invalid value: integer `-1`, expected u64 at line"),
         (
             "10.9.0.0/16",
             r#""priority":4294967296"#,
-            "priority: 4294967296 is not a whole number from 1 to 4294967295",
+            "priority: 4294967296 is out of range, expected a number from 1 to 4294967295",
         ),
-        ("10.9.0.0/16", r#""table":7"#, "table: is not a field; there are dst, gw, mtu, advmss, priority"),
+        (
+            "10.9.0.0/16",
+            r#""table":7"#,
+            "table: unknown field `table`, expected one of `dst`, `gw`, `mtu`, `advmss`, `priority` at line",
+        ),
     ] {
-        assert_eq!(route(dst, field).unwrap_err(), format!("{start}{expected}"), "{field}");
+        let error = route(dst, field).unwrap_err();
+        assert!(error.starts_with(&format!("{start}{expected}")), "{field}: {error}");
     }
     for field in
         [r#""mtu":68"#, r#""mtu":1400"#, r#""advmss":88"#, r#""advmss":65495"#, r#""priority":4294967295"#]
@@ -137,44 +163,52 @@ fn the_numbers_of_a_route_have_bounds() {
         assert!(route("10.9.0.0/16", field).is_ok(), "{field}");
     }
     let open = r#"{"interfaces":[{"addresses":["10.1.2.3"],"routes":[{"dst":"10.9.0.0/16","mtu":9000}]}]}"#;
-    assert!(from_annotation(open).is_ok(), "whether it fits the uplink's is for the agent to say");
+    assert!(from_annotation(open).is_ok(), "the agent compares with the uplink's MTU");
 }
 
 #[test]
-fn what_is_no_annotation_at_all_is_refused() {
+fn malformed_annotations_are_refused() {
     let many = vec![r#"{"addresses":[]}"#; 17].join(",");
     for (text, expected) in [
-        ("", "is not JSON"),
-        ("{", "is not JSON"),
-        ("[]", "an array is not an object"),
-        ("{}", "interfaces: is missing"),
-        (r#"{"interfaces":null}"#, "interfaces: is missing"),
-        (r#"{"interfaces":{}}"#, "interfaces: an object is not an array"),
-        (r#"{"interfaces":[]}"#, "interfaces: has 0: expected 1 to 16"),
-        (&format!(r#"{{"interfaces":[{many}]}}"#), "interfaces: has 17: expected 1 to 16"),
-        (r#"{"interfaces":["eth0"]}"#, "interfaces[0]: \"eth0\" is not an object"),
-        (r#"{"interfaces":[["eth0","veth",["10.1.2.3"]]]}"#, "interfaces[0]: an array is not an object"),
-        (r#"{"interface":[]}"#, "interface: is not a field; there are interfaces"),
-        (&" ".repeat(65_537), "is 65537 bytes long, and 65536 are the most"),
+        ("", "invalid JSON"),
+        ("{", "invalid JSON"),
+        (r#"{"interfaces":[{"addresses":["10.1.2.3"]}]} x"#, "invalid JSON: trailing characters"),
+        ("[]", "invalid type: sequence, expected an object"),
+        ("{}", "missing field `interfaces`"),
+        (r#"{"interfaces":null}"#, "interfaces: invalid type: null, expected a sequence"),
+        (r#"{"interfaces":{}}"#, "interfaces: invalid type: map, expected a sequence"),
+        (r#"{"interfaces":[]}"#, "interfaces: found 0, expected 1 to 16 interfaces"),
+        (&format!(r#"{{"interfaces":[{many}]}}"#), "interfaces: found 17, expected 1 to 16 interfaces"),
+        (r#"{"interfaces":["eth0"]}"#, "interfaces[0]: invalid type: string \"eth0\", expected an object"),
+        (
+            r#"{"interfaces":[["eth0","veth",["10.1.2.3"]]]}"#,
+            "interfaces[0]: invalid type: sequence, expected an object",
+        ),
+        (r#"{"interface":[]}"#, "interface: unknown field `interface`, expected `interfaces`"),
+        (&" ".repeat(65_537), "found 65537 bytes, expected at most 65536"),
     ] {
-        let why = why(text);
+        let error = error(text);
         let start = format!("annotation vif.ferrule.dev/v1: {expected}");
-        assert!(why.starts_with(&start), "{text:.100}: {why}");
+        assert!(error.starts_with(&start), "{text:.100}: {error}");
     }
 }
 
 #[test]
-fn a_typing_error_does_not_silently_lose_an_address() {
-    let why = why_interface(r#""adresses":["10.1.2.3"],"addresses":["fd00::3"]"#);
-    assert!(why.starts_with("adresses: is not a field; there are name, kind, addresses"), "{why}");
-    let why = why_interface(r#""addresses":["10.1.2.3"],"routes":[{"dst":"10.0.0.0/8","via":"10.1.2.1"}]"#);
-    assert_eq!(why, "routes[0].via: is not a field; there are dst, gw, mtu, advmss, priority");
-    let twice = r#"{"interfaces":[{"addresses":["10.1.2.3"],"addresses":["fd00::3"]}]}"#;
-    assert!(self::why(twice).contains(r#""addresses" is there twice"#));
+fn unknown_and_duplicate_fields_are_refused() {
+    let error = interface_error(r#""adresses":["10.1.2.3"],"addresses":["fd00::3"]"#);
+    let expected = "adresses: unknown field `adresses`, expected one of `name`, `kind`, `addresses`";
+    assert!(error.starts_with(expected), "{error}");
+    let error =
+        interface_error(r#""addresses":["10.1.2.3"],"routes":[{"dst":"10.0.0.0/8","via":"10.1.2.1"}]"#);
+    let expected =
+        "routes[0].via: unknown field `via`, expected one of `dst`, `gw`, `mtu`, `advmss`, `priority`";
+    assert!(error.starts_with(expected), "{error}");
+    let error = interface_error(r#""addresses":["10.1.2.3"],"addresses":["fd00::3"]"#);
+    assert!(error.starts_with(": duplicate field `addresses` at line 1"), "{error}");
 }
 
 #[test]
-fn only_addresses_that_a_pod_can_have_are_taken() {
+fn only_routable_unicast_addresses_are_accepted() {
     for address in [
         "0.0.0.0",
         "0.1.2.3",
@@ -196,24 +230,24 @@ fn only_addresses_that_a_pod_can_have_are_taken() {
         "",
         "10.1.2.3 ",
     ] {
-        let why = why_interface(&format!(r#""addresses":["{address}"]"#));
-        assert!(why.starts_with("addresses[0]: "), "{address}: {why}");
+        let error = interface_error(&format!(r#""addresses":["{address}"]"#));
+        assert!(error.starts_with("addresses[0]: "), "{address}: {error}");
     }
     for (addresses, expected) in [
-        ("[]", "addresses: is empty"),
-        ("null", "addresses: is missing"),
-        ("\"10.1.2.3\"", "addresses: \"10.1.2.3\" is not an array"),
-        ("[7]", "addresses[0]: 7 is not a string"),
-        (r#"["10.1.2.3","10.1.2.4"]"#, "addresses[1]: 10.1.2.4 is the second of its family"),
-        (r#"["fd00::3","fd00::3"]"#, "addresses[1]: fd00::3 is there twice"),
+        ("[]", "addresses: empty, expected"),
+        ("null", "addresses: invalid type: null, expected a sequence"),
+        ("\"10.1.2.3\"", "addresses: invalid type: string \"10.1.2.3\", expected a sequence"),
+        ("[7]", "addresses[0]: invalid type: integer `7`, expected a string"),
+        (r#"["10.1.2.3","10.1.2.4"]"#, "addresses[1]: 10.1.2.4 is the second IPv4 address"),
+        (r#"["fd00::3","fd00::3"]"#, "addresses[1]: duplicate address fd00::3 in the pod"),
     ] {
-        let why = why_interface(&format!(r#""addresses":{addresses}"#));
-        assert!(why.starts_with(expected), "{addresses}: {why}");
+        let error = interface_error(&format!(r#""addresses":{addresses}"#));
+        assert!(error.starts_with(expected), "{addresses}: {error}");
     }
 }
 
 #[test]
-fn every_other_field_is_checked() {
+fn all_other_fields_are_validated() {
     let routes: String = (0..65).fold(String::new(), |mut all, i| {
         write!(all, r#"{}{{"dst":"10.{i}.0.0/16"}}"#, if i == 0 { "" } else { "," }).unwrap();
         all
@@ -228,114 +262,88 @@ fn every_other_field_is_checked() {
         (r#""name":".""#, "name: interface name"),
         (r#""name":"..""#, "name: interface name"),
         (r#""name":"lo""#, "name: interface name"),
-        (r#""name":7"#, "name: 7 is not a string"),
-        (r#""kind":"""#, "kind: \"\" is not a kind"),
-        (r#""kind":"a\nb""#, "kind: \"a\\nb\" is not a kind"),
-        (r#""kind":{}"#, "kind: an object is not a string"),
-        (r#""mac":"01:00:5e:00:00:01""#, "mac: \"01:00:5e:00:00:01\" is not the MAC address of one"),
+        (r#""name":7"#, "name: invalid type: integer `7`, expected a string"),
+        (r#""kind":"""#, "kind: found \"\", expected a kind"),
+        (r#""kind":"a\nb""#, "kind: found \"a\\nb\", expected a kind"),
+        (r#""kind":{}"#, "kind: invalid type: map, expected a string"),
+        (r#""mac":"01:00:5e:00:00:01""#, "mac: found \"01:00:5e:00:00:01\", expected a unicast"),
         (r#""mac":"ff:ff:ff:ff:ff:ff""#, "mac: "),
         (r#""mac":"00:00:00:00:00:00""#, "mac: "),
-        (r#""mac":"0a-fe-0a-01-02-03""#, "mac: \"0a-fe-0a-01-02-03\" is not a MAC address"),
-        (r#""mtu":67"#, "mtu: 67 is not a whole number of bytes from 68 to 65535"),
-        (r#""mtu":65536"#, "mtu: 65536 is not"),
-        (r#""mtu":4294968696"#, "mtu: 4294968696 is not"),
-        (r#""mtu":1400.5"#, "mtu: 1400.5 is not"),
-        (r#""mtu":"1400""#, "mtu: \"1400\" is not"),
-        (r#""gateways":["10.1.2.1/24"]"#, "gateways[0]: \"10.1.2.1/24\" is not an IP address without"),
-        (r#""gateways":["fd00::1"]"#, "gateways[0]: fd00::1 is IPv6, and the interface has no IPv6 address"),
-        (r#""gateways":["10.1.2.3"]"#, "gateways[0]: 10.1.2.3 is an address of the pod itself"),
-        (r#""gateways":["10.1.2.1","10.1.2.2"]"#, "gateways[1]: 10.1.2.2 is the second of its family"),
+        (r#""mac":"0a-fe-0a-01-02-03""#, "mac: found \"0a-fe-0a-01-02-03\", expected a MAC address"),
+        (r#""mtu":67"#, "mtu: 67 is out of range, expected a number of bytes from 68 to 65535"),
+        (r#""mtu":65536"#, "mtu: 65536 is out of range"),
+        (r#""mtu":4294968696"#, "mtu: 4294968696 is out of range"),
+        (r#""mtu":1400.5"#, "mtu: invalid type: floating point `1400.5`, expected u64"),
+        (r#""mtu":"1400""#, "mtu: invalid type: string \"1400\", expected u64"),
+        (
+            r#""gateways":["10.1.2.1/24"]"#,
+            "gateways[0]: found \"10.1.2.1/24\", expected an IP address without",
+        ),
+        (r#""gateways":["fd00::1"]"#, "gateways[0]: fd00::1 is IPv6, but the interface has no IPv6 address"),
+        (r#""gateways":["10.1.2.3"]"#, "gateways[0]: 10.1.2.3 is the pod's own address"),
+        (r#""gateways":["10.1.2.1","10.1.2.2"]"#, "gateways[1]: 10.1.2.2 is the second IPv4 address"),
         (r#""gateways":["224.0.0.1"]"#, "gateways[0]: 224.0.0.1 is a multicast address"),
-        (r#""gateways":"10.1.2.1""#, "gateways: \"10.1.2.1\" is not an array"),
-        (r#""routes":[{}]"#, "routes[0].dst: is missing"),
-        (r#""routes":[{"dst":"10.0.0.0"}]"#, "routes[0].dst: \"10.0.0.0\" is not a network"),
+        (r#""gateways":"10.1.2.1""#, "gateways: invalid type: string \"10.1.2.1\", expected a sequence"),
+        (r#""routes":[{}]"#, "routes[0]: missing field `dst`"),
+        (r#""routes":[{"dst":"10.0.0.0"}]"#, "routes[0].dst: found \"10.0.0.0\", expected a network"),
         (
             r#""routes":[{"dst":"10.0.0.1/8"}]"#,
-            "routes[0].dst: 10.0.0.1/8 has host bits: expected 10.0.0.0/8",
+            "routes[0].dst: 10.0.0.1/8 has host bits, expected 10.0.0.0/8",
         ),
         (
             r#""routes":[{"dst":"0.0.0.0/0"}]"#,
-            "routes[0].dst: 0.0.0.0/0 is the default route: expected it in \"gateways\"",
+            "routes[0].dst: 0.0.0.0/0 is the default route, expected in \"gateways\"",
         ),
         (r#""routes":[{"dst":"::/0"}]"#, "routes[0].dst: ::/0 is the default route"),
-        (r#""routes":[{"dst":"fd01::/64"}]"#, "routes[0].dst: fd01:: is IPv6, and the interface has no"),
+        (r#""routes":[{"dst":"fd01::/64"}]"#, "routes[0].dst: fd01:: is IPv6, but the interface has no"),
         (
             r#""routes":[{"dst":"10.0.0.0/8"},{"dst":"10.0.0.0/8"}]"#,
-            "routes[1].dst: 10.0.0.0/8 is there twice",
+            "routes[1].dst: duplicate destination 10.0.0.0/8",
         ),
         (
             r#""routes":[{"dst":"10.0.0.0/8","gw":"10.1.2.3"}]"#,
-            "routes[0].gw: 10.1.2.3 is an address of the pod",
+            "routes[0].gw: 10.1.2.3 is the pod's own address",
         ),
         (r#""routes":[{"dst":"10.0.0.0/8","gw":"::"}]"#, "routes[0].gw: :: is the unspecified address"),
-        (routes.as_str(), "routes: has 65: 64 are the most"),
+        (routes.as_str(), "routes: found 65 routes, expected at most 64"),
     ] {
-        let why = why_interface(&format!(r#""addresses":["10.1.2.3"],{field}"#));
-        assert!(why.starts_with(expected), "{field}: {why}");
-        assert!(why.len() < 300 && !why.contains(char::is_control), "{why}");
+        let error = interface_error(&format!(r#""addresses":["10.1.2.3"],{field}"#));
+        assert!(error.starts_with(expected), "{field}: {error}");
+        assert!(error.len() < 300 && !error.contains(char::is_control), "{error}");
     }
     assert_eq!(
-        why_interface(r#""addresses":["fd00::3"],"mtu":1279"#),
-        "mtu: 1279 is less than 1280, which IPv6 needs"
+        interface_error(r#""addresses":["fd00::3"],"mtu":1279"#),
+        "mtu: 1279 is too small, expected at least 1280 with IPv6"
     );
 }
 
 #[test]
-fn a_hostile_text_cannot_flood_a_log() {
+fn hostile_text_is_escaped_and_cut() {
     let long = "x\\n".repeat(20_000);
     for text in [
         format!(r#"{{"{long}":1}}"#),
         format!(r#"{{"interfaces":[{{"addresses":["{long}"]}}]}}"#),
         format!(r#"{{"interfaces":[{{"addresses":["10.1.2.3"],"name":"{long}"}}]}}"#),
         format!(r#"{{"{long}":1,"{long}":2}}"#),
+        format!(r#"{{"interfaces":"{long}"}}"#),
+        format!(r#"{{"interfaces":[{{"addresses":["10.1.2.3"],"mtu":"{long}"}}]}}"#),
     ] {
-        let why = why(&text);
-        assert!(why.len() < 400 && !why.contains(char::is_control), "{why}");
+        let error = error(&text);
+        assert!(error.len() < 400 && !error.contains(char::is_control), "{error}");
     }
 }
 
 #[test]
-fn the_examples_of_the_documentation_are_right() {
+fn documented_examples_are_valid() {
     let examples: Vec<&str> =
         DOCS.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(!examples.is_empty());
     for example in examples {
         assert!(from_annotation(example).is_ok(), "{:?}", from_annotation(example));
     }
-    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
-    for example in schema["examples"].as_array().unwrap() {
-        assert!(from_annotation(&example.to_string()).is_ok(), "{:?}", from_annotation(&example.to_string()));
-    }
 }
 
-#[test]
-fn the_schema_has_the_fields_and_the_bounds_of_the_decoder() {
-    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
-    let interfaces = &schema["properties"]["interfaces"];
-    assert_eq!(interfaces["maxItems"], MAX_INTERFACES);
-    let interface = &schema["$defs"]["interface"];
-    let routes = &interface["properties"]["routes"];
-    assert_eq!(routes["maxItems"], MAX_ROUTES);
-    for (object, fields) in [
-        (&schema, ["interfaces"].as_slice()),
-        (interface, INTERFACE_FIELDS.as_slice()),
-        (&schema["$defs"]["route"], ROUTE_FIELDS.as_slice()),
-    ] {
-        assert_eq!(object["additionalProperties"], false);
-        let mut fields = fields.to_vec();
-        fields.sort_unstable();
-        let mut described: Vec<&String> = object["properties"].as_object().unwrap().keys().collect();
-        described.sort_unstable();
-        assert_eq!(described, fields);
-    }
-    let route = &schema["$defs"]["route"]["properties"];
-    for (field, bounds) in [("advmss", ADVMSS), ("priority", PRIORITY), ("mtu", 68..=65520)] {
-        let described = (route[field]["minimum"].as_u64(), route[field]["maximum"].as_u64());
-        assert_eq!(described, (Some(*bounds.start()), Some(*bounds.end())), "{field}");
-    }
-}
-
-/// Interfaces that keep every rule.
+/// Valid interfaces.
 fn interfaces() -> impl Strategy<Value = Vec<Value>> {
     let interface = (
         1..4u8,
@@ -349,7 +357,7 @@ fn interfaces() -> impl Strategy<Value = Vec<Value>> {
     vec(interface, 1..=16).prop_map(|all| {
         let all = all.into_iter().enumerate();
         all.map(|(i, (families, length, gateways, routes, mac, mtu, kind))| {
-            // No zeros: they have several spellings in IPv6.
+            // No zeros, which have several notations in IPv6.
             let i = i + 1;
             let (v4, v6) = (families & 1 != 0, families & 2 != 0);
             let mut interface = json!({"name": format!("eth{i}"), "addresses": []});
@@ -396,20 +404,20 @@ fn interfaces() -> impl Strategy<Value = Vec<Value>> {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..200)) {
         let _ = from_annotation(&String::from_utf8_lossy(&bytes));
     }
 
     #[test]
-    fn no_json_makes_it_panic(
+    fn arbitrary_json_does_not_panic(
         value in "[\\[\\]{}\",:0-9a-f./]{0,60}",
-        field in prop::sample::select(INTERFACE_FIELDS.to_vec()),
+        field in prop::sample::select(vec!["name", "kind", "addresses", "gateways", "routes", "mac", "mtu"]),
     ) {
         let _ = from_annotation(&format!(r#"{{"interfaces":[{{"addresses":["10.1.2.3"],"{field}":{value}}}]}}"#));
     }
 
     #[test]
-    fn what_keeps_the_rules_is_read_as_it_was_written(interfaces in interfaces()) {
+    fn valid_annotations_are_decoded_unchanged(interfaces in interfaces()) {
         let text = json!({ "interfaces": interfaces }).to_string();
         let decoded = from_annotation(&text).map_err(|e| TestCaseError::fail(format!("{e}: {text}")))?;
         prop_assert_eq!(decoded.interfaces.len(), interfaces.len());

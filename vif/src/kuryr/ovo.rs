@@ -1,14 +1,14 @@
-//! Objects as `oslo.versionedobjects` serialises them.
+//! Envelopes of `oslo.versionedobjects`.
 //!
-//! Each is a JSON object of its class, a namespace, a version and its fields (`versioned_object.data`). Fields that were
-//! never set are absent, and lists are objects with one field, `objects`. `versioned_object.changes`, which some writers
-//! leave at every level, tells nothing of the object itself.
+//! An envelope is a JSON object with class, namespace, version and fields (`versioned_object.data`). Unset fields are
+//! absent, and a list is an object with the single field `objects`. `versioned_object.changes`, which some releases write,
+//! lists changed fields and is ignored.
 //!
-//! The wrappers have no part in the paths of errors: `network.subnets[0].gateway` is what people know.
+//! The paths of errors omit envelopes: `network.subnets[0].gateway`.
 
 use crate::{
-    at::{At, Object},
-    error::Wrong,
+    cursor::{Cursor, Object},
+    error::FieldError,
 };
 
 const CLASS: &str = "versioned_object.name";
@@ -16,45 +16,45 @@ const NAMESPACE: &str = "versioned_object.namespace";
 const VERSION: &str = "versioned_object.version";
 const DATA: &str = "versioned_object.data";
 
-/// The class of an object; none if it is not a versioned one.
-pub(crate) fn class<'v>(object: &Object<'v>) -> Result<Option<&'v str>, Wrong> {
+/// The class of an object, or `None` without an envelope.
+pub(crate) fn class<'v>(object: &Object<'v>) -> Result<Option<&'v str>, FieldError> {
     object.get(CLASS).map(|at| at.text()).transpose()
 }
 
-/// The fields of an object of a class of which there are several, and where its class is written.
-pub(crate) fn any<'v>(at: &At<'v>) -> Result<(At<'v>, Object<'v>), Wrong> {
+/// The class and the fields of an object of any class.
+pub(crate) fn any<'v>(at: &Cursor<'v>) -> Result<(Cursor<'v>, Object<'v>), FieldError> {
     let object = at.object()?;
-    let class = object.need(CLASS)?;
-    let namespace = object.need(NAMESPACE)?;
+    let class = object.require(CLASS)?;
+    let namespace = object.require(NAMESPACE)?;
     if namespace.text()? != "os_vif" {
-        return Err(namespace.is_not("\"os_vif\""));
+        return Err(namespace.unexpected("\"os_vif\""));
     }
-    let version = object.need(VERSION)?;
-    // Within a major version, fields are only added.
+    let version = object.require(VERSION)?;
+    // Minor versions only add fields.
     if version.text()?.strip_prefix("1.").is_none_or(|minor| minor.parse::<u32>().is_err()) {
-        return Err(version.is_not("a version 1.x"));
+        return Err(version.unexpected("a version 1.x"));
     }
-    let data = object.need(DATA)?.called(at.path()).object()?;
+    let data = object.require(DATA)?.with_path(at.path()).object()?;
     Ok((class, data))
 }
 
-/// The fields of an object of one class.
-pub(crate) fn named<'v>(at: &At<'v>, name: &str) -> Result<Object<'v>, Wrong> {
+/// The fields of an object of a class.
+pub(crate) fn named<'v>(at: &Cursor<'v>, name: &str) -> Result<Object<'v>, FieldError> {
     let (class, data) = any(at)?;
     if class.text()? != name {
-        return Err(class.is_not(&format!("{name:?}")));
+        return Err(class.unexpected(&format!("{name:?}")));
     }
     Ok(data)
 }
 
-/// The fields of the items of a list, which has a class of its own; none if it is not there.
+/// The fields of each item of a list, where `list` and `item` are classes. Empty if the list is missing.
 pub(crate) fn list<'v>(
     object: &Object<'v>,
     key: &str,
     list: &str,
     item: &str,
-) -> Result<Vec<Object<'v>>, Wrong> {
+) -> Result<Vec<Object<'v>>, FieldError> {
     let Some(at) = object.get(key) else { return Ok(Vec::new()) };
-    let items = named(&at, list)?.need("objects")?.called(at.path()).array()?;
+    let items = named(&at, list)?.require("objects")?.with_path(at.path()).array()?;
     items.iter().map(|at| named(at, item)).collect()
 }

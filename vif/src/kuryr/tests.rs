@@ -1,4 +1,4 @@
-//! What versions of Kuryr wrote, and what none of them did.
+//! VIFs of all releases of Kuryr, and malformed ones.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn summary(vif: &VifRequest) -> Vec<String> {
     vif.interfaces.iter().map(line).collect()
 }
 
-/// A VIF of a class, changed.
+/// A valid VIF with a change.
 fn vif(change: impl FnOnce(&mut Value)) -> Value {
     let mut vif: Value = serde_json::from_str(VLAN_NESTED).unwrap();
     change(&mut vif);
@@ -61,7 +61,7 @@ fn remove(object: &mut Value, key: &str) {
 }
 
 #[test]
-fn an_annotation_of_one_vif_is_read() {
+fn annotation_with_one_vif_is_decoded() {
     let vif = from_annotation(&annotation(ERA1)).unwrap();
     assert_eq!(vif.format, Format::KuryrVif);
     assert_eq!(summary(&vif), ["eth0 VIFOpenVSwitch true 1450 10.11.9.5/24"]);
@@ -76,7 +76,7 @@ fn an_annotation_of_one_vif_is_read() {
 }
 
 #[test]
-fn an_annotation_of_a_map_of_vifs_is_read() {
+fn annotation_with_a_map_of_vifs_is_decoded() {
     let vif = from_annotation(&annotation(ERA2)).unwrap();
     assert_eq!(vif.format, Format::KuryrVifMap);
     assert_eq!(summary(&vif), ["eth0 VIFVlanNested true 1350 10.11.9.5/24"]);
@@ -84,7 +84,7 @@ fn an_annotation_of_a_map_of_vifs_is_read() {
 }
 
 #[test]
-fn an_annotation_of_a_pod_state_is_read() {
+fn annotation_with_a_pod_state_is_decoded() {
     for text in [annotation(ERA3), POD_STATE.to_owned()] {
         let vif = from_annotation(&text).unwrap();
         assert_eq!(vif.format, Format::KuryrPodState);
@@ -98,7 +98,7 @@ fn an_annotation_of_a_pod_state_is_read() {
 }
 
 #[test]
-fn a_pod_state_may_have_one_vif_only() {
+fn pod_state_may_have_a_single_vif() {
     let mut state: Value = serde_json::from_str(POD_STATE).unwrap();
     for additional in [json!({}), Value::Null] {
         data(&mut state, &[])["additional_vifs"] = additional;
@@ -107,12 +107,12 @@ fn a_pod_state_may_have_one_vif_only() {
     remove(data(&mut state, &[]), "additional_vifs");
     assert_eq!(from_annotation(&state.to_string()).unwrap().interfaces.len(), 1);
     remove(data(&mut state, &[]), "default_vif");
-    let why = from_annotation(&state.to_string()).unwrap_err().to_string();
-    assert_eq!(why, "annotation openstack.org/kuryr-vif: default_vif: is missing");
+    let error = from_annotation(&state.to_string()).unwrap_err().to_string();
+    assert_eq!(error, "annotation openstack.org/kuryr-vif: default_vif: missing");
 }
 
 #[test]
-fn a_kuryr_port_is_read() {
+fn kuryr_port_is_decoded() {
     for (port, format) in [(ERA4, Format::KuryrPort), (ERA4A, Format::KuryrPortSpec)] {
         let vif = from_port(port).unwrap().unwrap();
         assert_eq!(vif.format, format);
@@ -125,7 +125,7 @@ fn a_kuryr_port_is_read() {
 }
 
 #[test]
-fn a_kuryr_port_without_vifs_is_not_ready_rather_than_wrong() {
+fn kuryr_port_without_vifs_is_not_ready() {
     assert_eq!(from_port(ERA4_EMPTY), Ok(None));
     for (spec, status) in [
         (None, None),
@@ -139,7 +139,7 @@ fn a_kuryr_port_without_vifs_is_not_ready_rather_than_wrong() {
 }
 
 #[test]
-fn the_default_vif_is_first_wherever_it_is_in_the_map() {
+fn default_vif_comes_first() {
     let named = |names: &[(&str, Option<bool>)]| {
         let entry = |(name, default): &(&str, Option<bool>)| {
             let mut entry = json!({"vif": vif(|_| ())});
@@ -156,14 +156,14 @@ fn the_default_vif_is_first_wherever_it_is_in_the_map() {
     assert_eq!(named(&[("a", Some(false)), ("eth0", Some(false)), ("z", Some(true))]).unwrap(), "z a eth0");
     assert_eq!(named(&[("a", None), ("eth0", None)]).unwrap(), "eth0 a");
     assert_eq!(named(&[("net1", None)]).unwrap(), "net1");
-    let why = named(&[("a", None), ("b", None)]).unwrap_err();
-    assert_eq!(why, "KuryrPort: status.vifs: does not say which VIF is the default one, and has no eth0");
-    let why = named(&[("a", Some(true)), ("b", Some(true))]).unwrap_err();
-    assert_eq!(why, "KuryrPort: status.vifs: has more than one default VIF");
+    let error = named(&[("a", None), ("b", None)]).unwrap_err();
+    assert_eq!(error, "KuryrPort: status.vifs: found no default VIF, expected one marked or named eth0");
+    let error = named(&[("a", Some(true)), ("b", Some(true))]).unwrap_err();
+    assert_eq!(error, "KuryrPort: status.vifs: found a second default VIF, expected one");
 }
 
 #[test]
-fn every_class_is_read_and_only_a_generic_one_is_a_veth() {
+fn only_vif_generic_is_a_veth() {
     for (text, class) in [
         (include_str!("../../testdata/VIFBridge.changes.json"), "VIFBridge"),
         (include_str!("../../testdata/VIFDPDKNested.changes.json"), "VIFDPDKNested"),
@@ -184,14 +184,14 @@ fn every_class_is_read_and_only_a_generic_one_is_a_veth() {
 }
 
 #[test]
-fn a_vif_is_active_unless_it_says_otherwise() {
+fn vif_is_active_by_default() {
     let text = include_str!("../../testdata/VIFVlanNested.inactive.json");
     assert!(!from_annotation(text).unwrap().interfaces[0].active);
     assert!(decode_one(&vif(|vif| remove(data(vif, &[]), "active"))).unwrap().active);
 }
 
 #[test]
-fn fix_a_subnet_without_gateway_is_one_without_gateway() {
+fn subnet_may_have_no_gateway() {
     let vif = vif(|vif| {
         remove(data(vif, &["network", "subnets", "0"]), "gateway");
         data(vif, &["network", "subnets", "1"])["gateway"] = Value::Null;
@@ -201,7 +201,7 @@ fn fix_a_subnet_without_gateway_is_one_without_gateway() {
 }
 
 #[test]
-fn fix_every_fixed_address_of_a_subnet_is_read() {
+fn all_fixed_ips_of_a_subnet_are_decoded() {
     let vif = vif(|vif| {
         let ips = &mut data(vif, &["network", "subnets", "0", "ips"])["objects"];
         let mut second = ips[0].clone();
@@ -214,7 +214,7 @@ fn fix_every_fixed_address_of_a_subnet_is_read() {
 }
 
 #[test]
-fn fields_that_are_null_or_unset_or_unknown_are_no_error() {
+fn null_unset_and_unknown_fields_are_accepted() {
     let nulls = vif(|vif| {
         let data = data(vif, &[]);
         for field in ["address", "network", "port_profile"] {
@@ -237,7 +237,7 @@ fn fields_that_are_null_or_unset_or_unknown_are_no_error() {
 }
 
 #[test]
-fn a_route_to_everywhere_takes_the_gateways_place() {
+fn default_route_takes_precedence_over_the_gateway() {
     for (gateway, expected) in [(json!("10.11.9.254"), "10.11.9.254"), (Value::Null, "10.11.9.1")] {
         let vif = vif(|vif| {
             let route = data(vif, &["network", "subnets", "0", "routes", "0"]);
@@ -251,17 +251,20 @@ fn a_route_to_everywhere_takes_the_gateways_place() {
 }
 
 #[test]
-fn an_error_names_the_field_without_the_wrappers() {
+fn error_path_omits_envelopes() {
     let subnet = ["network", "subnets", "0"];
     for (vif, expected) in [
         (
             vif(|vif| data(vif, &subnet)["gateway"] = json!("x")),
-            "network.subnets[0].gateway: \"x\" is not an IP",
+            "network.subnets[0].gateway: found \"x\", expected an IP",
         ),
-        (vif(|vif| data(vif, &subnet)["gateway"] = json!(7)), "network.subnets[0].gateway: 7 is not an IP"),
+        (
+            vif(|vif| data(vif, &subnet)["gateway"] = json!(7)),
+            "network.subnets[0].gateway: found 7, expected a string",
+        ),
         (
             vif(|vif| data(vif, &subnet)["gateway"] = json!("fd00::1")),
-            "network.subnets[0].gateway: fd00::1 does not go with 10.11.9.0/24: expected IPv4",
+            "network.subnets[0].gateway: fd00::1 does not match 10.11.9.0/24, expected an IPv4 address",
         ),
         (
             vif(|vif| data(vif, &["network", "subnets", "1", "ips", "0"])["address"] = json!("ff02::1")),
@@ -269,83 +272,89 @@ fn an_error_names_the_field_without_the_wrappers() {
         ),
         (
             vif(|vif| remove(data(vif, &["network", "subnets", "0", "routes", "0"]), "cidr")),
-            "network.subnets[0].routes[0].cidr: is missing",
+            "network.subnets[0].routes[0].cidr: missing",
         ),
         (
             vif(|vif| data(vif, &subnet)["cidr"] = json!("10.11.9.0")),
-            "network.subnets[0].cidr: \"10.11.9.0\" is not a network",
+            "network.subnets[0].cidr: found \"10.11.9.0\", expected a network",
         ),
         (
             vif(|vif| data(vif, &subnet)["ips"] = json!([])),
-            "network.subnets[0].ips: an array is not an object",
+            "network.subnets[0].ips: found an array, expected an object",
         ),
         (
             vif(|vif| data(vif, &["network"])["mtu"] = json!("1450")),
-            "network.mtu: \"1450\" is not a whole number",
+            "network.mtu: found \"1450\", expected a number of bytes",
         ),
-        (vif(|vif| data(vif, &[])["active"] = json!("true")), "active: \"true\" is not true or false"),
-        (vif(|vif| data(vif, &[])["address"] = json!("fa:16")), "address: \"fa:16\" is not a MAC address"),
+        (
+            vif(|vif| data(vif, &[])["active"] = json!("true")),
+            "active: found \"true\", expected true or false",
+        ),
+        (
+            vif(|vif| data(vif, &[])["address"] = json!("fa:16")),
+            "address: found \"fa:16\", expected a MAC address",
+        ),
         (
             vif(|vif| vif["versioned_object.namespace"] = json!("nova")),
-            "versioned_object.namespace: \"nova\" is not \"os_vif\"",
+            "versioned_object.namespace: found \"nova\", expected \"os_vif\"",
         ),
         (
             vif(|vif| vif["versioned_object.version"] = json!("2.0")),
-            "versioned_object.version: \"2.0\" is not a version 1.x",
+            "versioned_object.version: found \"2.0\", expected a version 1.x",
         ),
         (
             vif(|vif| vif["versioned_object.name"] = json!("Network")),
-            "versioned_object.name: \"Network\" is not a class of VIFs",
+            "versioned_object.name: found \"Network\", expected a class of VIFs",
         ),
-        (vif(|vif| remove(vif, "versioned_object.data")), "versioned_object.data: is missing"),
+        (vif(|vif| remove(vif, "versioned_object.data")), "versioned_object.data: missing"),
         (
             vif(|vif| vif["versioned_object.data"]["network"]["versioned_object.name"] = json!("Subnet")),
-            "network.versioned_object.name: \"Subnet\" is not \"Network\"",
+            "network.versioned_object.name: found \"Subnet\", expected \"Network\"",
         ),
     ] {
-        let why = decode_one(&vif).unwrap_err();
+        let error = decode_one(&vif).unwrap_err();
         let start = format!("annotation openstack.org/kuryr-vif: {expected}");
-        assert!(why.starts_with(&start), "{why}");
+        assert!(error.starts_with(&start), "{error}");
         let vifs = json!({"eth0": {"default": true, "vif": vif}}).to_string();
-        let why = from_vifs(None, Some(&vifs)).unwrap_err().to_string();
-        assert!(why.starts_with(&format!("KuryrPort: status.vifs.eth0.vif.{expected}")), "{why}");
+        let error = from_vifs(None, Some(&vifs)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("KuryrPort: status.vifs.eth0.vif.{expected}")), "{error}");
     }
 }
 
 #[test]
-fn what_no_version_of_kuryr_wrote_is_refused() {
+fn malformed_vifs_are_refused() {
     let map = |name: &str| json!({ name: vif(|_| ()) }).to_string();
     let many: Value =
         (0..17).map(|i| (format!("eth{i}"), vif(|_| ()))).collect::<serde_json::Map<_, _>>().into();
     for (text, expected) in [
-        ("", "is not JSON"),
-        ("7", "7 is not an object"),
-        ("[]", "an array is not an object"),
-        ("{}", "has no VIF"),
-        (r#"{"eth0":{"vif":{}}}"#, "eth0.versioned_object.name: is missing"),
-        (r#"{"versioned_object.name":7}"#, "versioned_object.name: 7 is not a string"),
+        ("", "invalid JSON"),
+        ("7", "found 7, expected an object"),
+        ("[]", "found an array, expected an object"),
+        ("{}", "found no VIF"),
+        (r#"{"eth0":{"vif":{}}}"#, "eth0.versioned_object.name: missing"),
+        (r#"{"versioned_object.name":7}"#, "versioned_object.name: found 7, expected a string"),
         (&map("../x"), "[\"../x\"]: interface name"),
         (&map("sixteen-bytes-xx"), "sixteen-bytes-xx: interface name"),
-        (&many.to_string(), "has 17 VIFs: 16 are the most"),
-        (&" ".repeat(256 * 1024 + 1), "is 262145 bytes long"),
+        (&many.to_string(), "found 17 VIFs, expected at most 16"),
+        (&" ".repeat(256 * 1024 + 1), "found 262145 bytes"),
     ] {
-        let why = from_annotation(text).unwrap_err().to_string();
-        assert!(why.starts_with(&format!("annotation openstack.org/kuryr-vif: {expected}")), "{why}");
+        let error = from_annotation(text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("annotation openstack.org/kuryr-vif: {expected}")), "{error}");
     }
-    let why = from_vifs(None, Some(r#"{"eth0":{"default":1,"vif":7}}"#)).unwrap_err().to_string();
-    assert_eq!(why, "KuryrPort: status.vifs.eth0.vif: 7 is not an object");
-    // The name of the default VIF of a PodState is not in it.
+    let error = from_vifs(None, Some(r#"{"eth0":{"default":1,"vif":7}}"#)).unwrap_err().to_string();
+    assert_eq!(error, "KuryrPort: status.vifs.eth0.vif: found 7, expected an object");
+    // The default VIF of a PodState is named eth0 implicitly.
     let mut state: Value = serde_json::from_str(POD_STATE).unwrap();
     data(&mut state, &[])["additional_vifs"] = json!({"eth0": vif(|_| ())});
-    let why = from_annotation(&state.to_string()).unwrap_err().to_string();
-    assert!(why.contains("additional_vifs.eth0: eth0 is the default VIF's name"), "{why}");
+    let error = from_annotation(&state.to_string()).unwrap_err().to_string();
+    assert!(error.contains("additional_vifs.eth0: eth0 is the name of the default VIF"), "{error}");
 }
 
 #[test]
-fn addresses_and_routes_have_a_bound_over_all_interfaces() {
+fn addresses_and_routes_of_a_pod_are_limited() {
     for (list, key, value, expected) in [
-        ("ips", "address", "10.11.9.", "has 66 addresses: 64 are the most"),
-        ("routes", "cidr", "10.11.9.", "has 258 routes: 256 are the most"),
+        ("ips", "address", "10.11.9.", "found 66 addresses, expected at most 64"),
+        ("routes", "cidr", "10.11.9.", "found 258 routes, expected at most 256"),
     ] {
         let many = vif(|vif| {
             let items = &mut data(vif, &["network", "subnets", "0", list])["objects"];
@@ -363,12 +372,12 @@ fn addresses_and_routes_have_a_bound_over_all_interfaces() {
             };
             *items = (0..count).map(item).collect();
         });
-        let why = decode_one(&many).unwrap_err();
-        assert!(why.ends_with(expected), "{why}");
+        let error = decode_one(&many).unwrap_err();
+        assert!(error.ends_with(expected), "{error}");
     }
 }
 
-/// The places of a text at which a mutation changes something that matters.
+/// Replaces `cut` characters at a position.
 fn mutate(text: &str, at: usize, with: &str, cut: usize) -> String {
     let start = text.char_indices().map(|(i, _)| i).nth(at % text.chars().count().max(1)).unwrap_or(0);
     let (before, after) = text.split_at(start);
@@ -378,13 +387,13 @@ fn mutate(text: &str, at: usize, with: &str, cut: usize) -> String {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes);
         let _ = (from_annotation(&text), from_vifs(Some(&text), Some(&text)));
     }
 
     #[test]
-    fn no_mutation_of_what_kuryr_wrote_makes_it_panic(
+    fn mutated_vifs_do_not_panic(
         golden in 0..6usize,
         at in any::<usize>(),
         with in "[\\[\\]{}\",:0-9a-z./-]{0,6}",
@@ -400,9 +409,9 @@ proptest! {
         let _ = (from_annotation(&text), from_vifs(Some(&text), None), from_vifs(None, Some(&text)));
     }
 
-    /// Any value in any place: a mutation that stays JSON gets further in.
+    /// A mutation that remains valid JSON reaches more of the decoder.
     #[test]
-    fn no_value_of_the_wrong_type_makes_it_panic(at in any::<prop::sample::Index>(), value in 0..7usize) {
+    fn values_of_wrong_types_do_not_panic(at in any::<prop::sample::Index>(), value in 0..7usize) {
         let values = [Value::Null, json!(7), json!(-1.5), json!("x"), json!([]), json!({}), json!([{"a": null}])];
         let mut state: Value = serde_json::from_str(POD_STATE).unwrap();
         let mut pointers = Vec::new();

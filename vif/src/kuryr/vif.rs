@@ -1,4 +1,4 @@
-//! One VIF of os_vif's, of any class.
+//! An os_vif VIF of any class.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -7,13 +7,13 @@ use ipnet::IpNet;
 use super::ovo;
 use crate::{
     InterfaceRequest, Kind, Route,
-    at::{At, Object},
-    error::Wrong,
+    cursor::{Cursor, Object},
+    error::FieldError,
     json::Json,
     rules,
 };
 
-/// The fields that only people want to know, over all classes.
+/// Fields of all classes that are for display only.
 const DETAILS: [&str; 13] = [
     "bridge_name",
     "dev_address",
@@ -29,10 +29,10 @@ const DETAILS: [&str; 13] = [
     "vlan_id",
     "vlan_name",
 ];
-/// The longest detail that is kept, in characters.
+/// Characters.
 const MAX_DETAIL: usize = 128;
 
-/// The subnets of a VIF, put together.
+/// The combined subnets of a VIF.
 #[derive(Default)]
 struct Subnets {
     addresses: Vec<IpNet>,
@@ -40,13 +40,13 @@ struct Subnets {
     routes: Vec<Route>,
 }
 
-/// Decodes a VIF that is called `name` in the pod.
-pub(crate) fn decode(at: &At<'_>, name: String) -> Result<InterfaceRequest, Wrong> {
+/// Decodes a VIF. `name` is the interface's name in the pod.
+pub(crate) fn decode(at: &Cursor<'_>, name: String) -> Result<InterfaceRequest, FieldError> {
     let (class, data) = ovo::any(at)?;
-    let kind = match rules::kind_name(&class)? {
+    let kind = match class.text_by(rules::kind_name)? {
         "VIFGeneric" => Kind::Veth,
         other if other.starts_with("VIF") => Kind::Other(other.to_owned()),
-        _ => return Err(class.is_not("a class of VIFs, such as \"VIFGeneric\"")),
+        _ => return Err(class.unexpected("a class of VIFs such as \"VIFGeneric\"")),
     };
     let network = data.get("network").map(|at| ovo::named(&at, "Network")).transpose()?;
     let mut subnets = Subnets::default();
@@ -60,10 +60,10 @@ pub(crate) fn decode(at: &At<'_>, name: String) -> Result<InterfaceRequest, Wron
     Ok(InterfaceRequest {
         name,
         kind,
-        // os_vif's own default, for a writer that leaves it unset.
+        // os_vif's default.
         active: data.get("active").map_or(Ok(true), |at| at.bool())?,
-        mac: data.get("address").map(|at| rules::mac(&at)).transpose()?,
-        mtu: mtu.map(|at| rules::mtu(&at, &addresses)).transpose()?,
+        mac: data.get("address").map(|at| at.text_by(rules::mac)).transpose()?,
+        mtu: mtu.map(|at| at.number_by(rules::BYTES, |mtu| rules::mtu(mtu, &addresses))).transpose()?,
         addresses,
         gateways,
         routes,
@@ -74,22 +74,21 @@ pub(crate) fn decode(at: &At<'_>, name: String) -> Result<InterfaceRequest, Wron
 // === impl Subnets ===
 
 impl Subnets {
-    fn add(&mut self, subnet: &Object<'_>) -> Result<(), Wrong> {
-        let net: Option<IpNet> =
-            subnet.get("cidr").map(|at| at.parse("a network, such as 10.1.0.0/16")).transpose()?;
+    fn add(&mut self, subnet: &Object<'_>) -> Result<(), FieldError> {
+        let net: Option<IpNet> = subnet.get("cidr").map(|at| network(&at)).transpose()?;
         for fixed in ovo::list(subnet, "ips", "FixedIPList", "FixedIP")? {
-            let at = fixed.need("address")?;
-            let address: IpAddr = at.parse("an IP address, such as 10.1.2.3")?;
-            rules::unicast(&at, address)?;
+            let at = fixed.require("address")?;
+            let address: IpAddr = at.text_by(|text| rules::parse(text, "an IP address such as 10.1.2.3"))?;
+            rules::pod_address(address).map_err(|reason| at.error(reason))?;
             self.addresses.push(match net {
                 None => address.into(),
                 Some(net) => {
                     check_family(&at, address, net)?;
-                    IpNet::new(address, net.prefix_len()).map_err(|e| at.wrong(e))?
+                    IpNet::new(address, net.prefix_len()).map_err(|e| at.error(e))?
                 }
             });
         }
-        // Kuryr added a subnet's routes first, and so one to everywhere took the gateway's place.
+        // As in Kuryr, which added a subnet's routes first: a default route takes precedence over the gateway.
         for route in ovo::list(subnet, "routes", "RouteList", "Route")? {
             let route = self::route(&route)?;
             if route.dst.prefix_len() > 0 {
@@ -109,7 +108,7 @@ impl Subnets {
         Ok(())
     }
 
-    /// The first of each family counts, as it did for Kuryr.
+    /// As in Kuryr, the first gateway of a family takes precedence.
     fn add_gateway(&mut self, gateway: IpAddr) {
         if !self.gateways.iter().any(|other| rules::same_family(*other, gateway)) {
             self.gateways.push(gateway);
@@ -117,9 +116,9 @@ impl Subnets {
     }
 }
 
-fn route(route: &Object<'_>) -> Result<Route, Wrong> {
-    let at = route.need("cidr")?;
-    let dst: IpNet = at.parse("a network, such as 10.1.0.0/16")?;
+fn route(route: &Object<'_>) -> Result<Route, FieldError> {
+    let at = route.require("cidr")?;
+    let dst = network(&at)?;
     let gw = match route.get("gateway") {
         None => None,
         Some(at) => {
@@ -131,21 +130,26 @@ fn route(route: &Object<'_>) -> Result<Route, Wrong> {
     Ok(Route::new(dst.trunc(), gw))
 }
 
-fn next_hop(at: &At<'_>) -> Result<IpAddr, Wrong> {
-    let gateway = at.parse("an IP address, such as 10.1.0.1")?;
-    rules::next_hop(at, gateway)?;
-    Ok(gateway)
+fn network(at: &Cursor<'_>) -> Result<IpNet, FieldError> {
+    at.text_by(|text| rules::parse(text, "a network such as 10.1.0.0/16"))
 }
 
-fn check_family(at: &At<'_>, address: IpAddr, net: IpNet) -> Result<(), Wrong> {
+fn next_hop(at: &Cursor<'_>) -> Result<IpAddr, FieldError> {
+    at.text_by(|text| {
+        let gateway = rules::parse(text, "an IP address such as 10.1.0.1")?;
+        rules::next_hop(gateway).map(|()| gateway)
+    })
+}
+
+fn check_family(at: &Cursor<'_>, address: IpAddr, net: IpNet) -> Result<(), FieldError> {
     if rules::same_family(address, net.addr()) {
         return Ok(());
     }
     let expected = rules::family(net.addr());
-    Err(at.wrong(format_args!("{address} does not go with {net}: expected {expected}")))
+    Err(at.error(format_args!("{address} does not match {net}, expected an {expected} address")))
 }
 
-/// Nothing depends on them: one of an unexpected type is left out.
+/// Details are for display only: those of an unexpected type are omitted.
 fn details(data: &Object<'_>) -> BTreeMap<&'static str, String> {
     let shown = |key: &'static str| match data.get(key)?.json() {
         Json::Text(text) if !text.is_empty() => Some((key, text.chars().take(MAX_DETAIL).collect())),

@@ -1,4 +1,4 @@
-//! Manifests of one object and of many.
+//! Manifests with one object and with many.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn pod(annotations: &Value) -> String {
 }
 
 #[test]
-fn a_pod_with_both_annotations_shows_both_ours_first() {
+fn own_annotation_precedes_kuryrs() {
     let kuryr: Value = serde_json::from_str(ERA1).unwrap();
     let kuryr = &kuryr["metadata"]["annotations"][KURYR_ANNOTATION];
     let ours = r#"{"interfaces":[{"addresses":["10.1.2.3"]}]}"#;
@@ -44,7 +44,7 @@ fn a_pod_with_both_annotations_shows_both_ours_first() {
 }
 
 #[test]
-fn a_pod_without_annotations_has_no_vif() {
+fn pod_without_annotations_has_no_vif() {
     for annotations in [Value::Null, json!({}), json!({"other": "x"})] {
         let decoded = decode_one(&pod(&annotations));
         assert_eq!((decoded.found.len(), decoded.static_pod), (0, false));
@@ -52,26 +52,26 @@ fn a_pod_without_annotations_has_no_vif() {
 }
 
 #[test]
-fn a_pod_that_a_kubelet_has_from_elsewhere_is_a_static_one() {
+fn pod_with_another_config_source_than_api_is_static() {
     for (source, expected) in [("api", false), ("file", true), ("http", true)] {
         assert_eq!(decode_one(&pod(&json!({ CONFIG_SOURCE: source }))).static_pod, expected);
     }
 }
 
 #[test]
-fn a_vif_that_cannot_be_decoded_is_told_with_its_object() {
+fn invalid_vif_is_reported_with_its_object() {
     let decoded = decode_one(&pod(&json!({ ANNOTATION: r#"{"interfaces":[]}"# })));
     let shown = serde_json::to_value(&decoded).unwrap();
     let expected = json!({
         "kind": "Pod", "namespace": "default", "name": "web-0", "pod_uid": "6fbb", "static_pod": false,
         "found": [{"source": "vif.ferrule.dev/v1", "outcome": "refused",
-                   "path": "interfaces", "why": "has 0: expected 1 to 16"}],
+                   "path": "interfaces", "why": "found 0, expected 1 to 16 interfaces"}],
     });
     assert_eq!(shown, expected);
 }
 
 #[test]
-fn a_kuryr_port_tells_its_pod() {
+fn kuryr_port_has_the_uid_of_its_pod() {
     let decoded = decode_one(ERA4);
     assert_eq!(decoded.kind, ObjectKind::KuryrPort);
     assert_eq!(decoded.pod_uid, "6fbb3a3c-8f7a-4a9e-9d51-1d7d3e7f3a10");
@@ -85,7 +85,7 @@ fn a_kuryr_port_tells_its_pod() {
 }
 
 #[test]
-fn a_vif_is_shown_in_snake_case() {
+fn json_keys_are_snake_case() {
     let decoded = decode_one(&pod(&json!({ ANNOTATION: r#"{"interfaces":[{"addresses":["10.1.2.3"],
         "gateways":["10.1.2.1"],"routes":[{"dst":"10.0.0.0/8"}],"mac":"0a:fe:0a:01:02:03"}]}"# })));
     let interface = json!({
@@ -98,13 +98,13 @@ fn a_vif_is_shown_in_snake_case() {
 }
 
 #[test]
-fn each_item_of_a_list_is_decoded() {
+fn all_items_of_a_list_are_decoded() {
     let pod: Value = serde_json::from_str(ERA1).unwrap();
     let port: Value = serde_json::from_str(ERA4).unwrap();
     let list = json!({"kind": "List", "items": [pod, port]}).to_string();
     let kinds: Vec<_> = from_manifest(&list).unwrap().into_iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [ObjectKind::Pod, ObjectKind::KuryrPort]);
-    // As the API server has it.
+    // As the API server writes it.
     let mut untyped = pod.clone();
     untyped.as_object_mut().unwrap().remove("kind");
     let list = json!({"kind": "PodList", "items": [untyped, untyped]}).to_string();
@@ -113,23 +113,23 @@ fn each_item_of_a_list_is_decoded() {
 }
 
 #[test]
-fn what_is_no_such_manifest_is_refused() {
+fn other_manifests_are_refused() {
     for (json, expected) in [
-        ("", "is not JSON: "),
-        ("[]", "an array is not an object"),
-        ("{}", "kind: is missing"),
-        (r#"{"kind":"Service"}"#, "is a \"Service\": expected a Pod or a KuryrPort"),
-        (r#"{"kind":"Pod"}"#, "metadata: is missing"),
-        (r#"{"kind":"Pod","metadata":{"name":7}}"#, "metadata.name: 7 is not a string"),
+        ("", "invalid JSON: "),
+        ("[]", "found an array, expected an object"),
+        ("{}", "kind: missing"),
+        (r#"{"kind":"Service"}"#, "found kind \"Service\", expected a Pod or a KuryrPort"),
+        (r#"{"kind":"Pod"}"#, "metadata: missing"),
+        (r#"{"kind":"Pod","metadata":{"name":7}}"#, "metadata.name: found 7, expected a string"),
         (
             r#"{"kind":"Pod","metadata":{"annotations":{"vif.ferrule.dev/v1":{"interfaces":[]}}}}"#,
-            "metadata.annotations[\"vif.ferrule.dev/v1\"]: an object is not a string",
+            "metadata.annotations[\"vif.ferrule.dev/v1\"]: found an object, expected a string",
         ),
-        (r#"{"kind":"KuryrPort","metadata":{},"status":7}"#, "status: 7 is not an object"),
-        (r#"{"kind":"List","items":[{}]}"#, "items[0].kind: is missing"),
-        (r#"{"kind":"List","items":[{"kind":"Node"}]}"#, "items[0]: is a \"Node\""),
+        (r#"{"kind":"KuryrPort","metadata":{},"status":7}"#, "status: found 7, expected an object"),
+        (r#"{"kind":"List","items":[{}]}"#, "items[0].kind: missing"),
+        (r#"{"kind":"List","items":[{"kind":"Node"}]}"#, "items[0]: found kind \"Node\""),
     ] {
-        let why = from_manifest(json).unwrap_err().to_string();
-        assert!(why.starts_with(expected), "{json}: {why}");
+        let error = from_manifest(json).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{json}: {error}");
     }
 }
