@@ -33,7 +33,7 @@ pub struct PidNamespace {
 /// after the parents of all its processes have reaped their children.
 pub struct NamespacedChild {
     child: Child,
-    _cage: Arc<PidNamespace>,
+    _namespace: Arc<PidNamespace>,
 }
 
 /// The default directories in which runtimes search for plugins and networks.
@@ -96,7 +96,7 @@ impl PidNamespace {
     /// # Errors
     /// If the command cannot be started.
     pub fn start(self: &Arc<Self>, command: &mut Command) -> anyhow::Result<NamespacedChild> {
-        Ok(NamespacedChild { child: self.spawn(command)?, _cage: Arc::clone(self) })
+        Ok(NamespacedChild { child: self.spawn(command)?, _namespace: Arc::clone(self) })
     }
 
     /// As [`Self::start`], for callers that wait for the child themselves.

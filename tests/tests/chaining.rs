@@ -229,7 +229,7 @@ fn check_compares_with_the_chains_result() {
             ("has not the address", 101, |it| it["ips"][1]["interface"] = 0.into()),
             ("has changed the MAC", 101, |it| it["interfaces"][1]["mac"] = "02:00:00:00:00:66".into()),
             ("has the MTU 1450, not 1300", 101, |it| it["interfaces"][1]["mtu"] = 1300.into()),
-            ("is of CNI version \"0.4.0\"", 7, |it| it["cniVersion"] = "0.4.0".into()),
+            ("wrong CNI version \"0.4.0\"", 7, |it| it["cniVersion"] = "0.4.0".into()),
             ("reading \"prevResult\"", 6, |it| it["interfaces"] = "garbage".into()),
             ("reading \"prevResult\"", 6, |it| *it = "garbage".into()),
             ("reading \"prevResult\" of the network configuration: missing, but CHECK", 7, |it| {

@@ -433,7 +433,7 @@ fn exhausted_range_fails_with_code_11_until_a_del() {
 fn agent_refuses_unusable_pod_cidrs() {
     on_node(|node| {
         for (cidrs, expected) in [
-            (["10.244.0.0/31", "fd00::/64"], "has no room"),
+            (["10.244.0.0/31", "fd00::/64"], "is too small"),
             (["10.244.0.1/24", "fd00::/64"], "10.244.0.0/24"),
             (["10.244.0.0/16", "10.244.3.0/24"], "overlap"),
         ] {

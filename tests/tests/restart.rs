@@ -87,7 +87,7 @@ fn start_releases_vanished_attachments_and_ignores_foreign_interfaces() {
         let runtime = node.runtime()?;
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         sys::run("ip link add stranger type veth peer name stranger1")?;
-        sys::run("ip link set stranger alias somebody:else")?;
+        sys::run("ip link set stranger alias other:owner")?;
         // Remains of an interrupted ADD: a stamped interface without an attachment.
         sys::run("ip link add frorphan type veth peer name frorphan1")?;
         sys::run("ip link set frorphan alias ferrule:cluster:deadbeef:eth0")?;

@@ -27,9 +27,9 @@ fn create_sets_server_side_metadata() {
 
     let again = request(&server, "POST", PODS, &pod(&name, "n1"));
     assert_eq!((again.status, text(&again.json()["reason"]).as_str()), (409, "AlreadyExists"));
-    let missing = get(&server, &format!("{PODS}/nobody"));
-    assert_eq!(missing.json()["message"], "pods \"nobody\" not found");
-    assert_eq!(missing.json()["details"], json!({ "name": "nobody", "kind": "pods" }));
+    let missing = get(&server, &format!("{PODS}/absent"));
+    assert_eq!(missing.json()["message"], "pods \"absent\" not found");
+    assert_eq!(missing.json()["details"], json!({ "name": "absent", "kind": "pods" }));
     assert_eq!(request(&server, "POST", PODS, &pod("No_Name", "n1")).status, 422);
     assert_eq!(request(&server, "POST", PODS, &json!({ "kind": "Node" })).status, 400);
     assert_eq!(request(&server, "DELETE", PODS, &json!({})).status, 405);

@@ -170,7 +170,7 @@ fn kuryr_annotation_is_supported_within_the_pod_ranges() {
         let text = vif("VIFGeneric", "10.11.9.5", true).to_string();
         let pod = cluster.pod(node, "b", &[("openstack.org/kuryr-vif", &text)])?;
         let refused = node.runtime()?.call("ADD", &pod)?.into_error()?;
-        ensure!(refused.code == 104 && refused.msg.contains("not in the ranges"), "{refused}");
+        ensure!(refused.code == 104 && refused.msg.contains("outside the ranges for pods"), "{refused}");
         Ok(())
     })
     .unwrap();

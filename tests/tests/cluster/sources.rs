@@ -141,8 +141,8 @@ fn addresses_outside_the_pod_ranges_are_refused_and_rolled_back() {
     with_cluster(&["--vif-cidr", "10.244.0.0/24", "--vif-cidr", "192.0.2.0/24"], |node, cluster| {
         let before = node.kernel_state()?;
         for (number, (addresses, why)) in [
-            (r#""10.250.0.1""#, "not in the ranges"),
-            (r#""192.0.2.1""#, "the node's own"),
+            (r#""10.250.0.1""#, "outside the ranges for pods"),
+            (r#""192.0.2.1""#, "belongs to the node"),
             (r#""10.244.0.9/24", "10.244.0.10""#, "interfaces[0].addresses"),
         ]
         .into_iter()

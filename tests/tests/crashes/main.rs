@@ -1,8 +1,9 @@
-//! An agent that crashes at any step, as by SIGKILL, harms no pod, and the next agent restores all invariants.
+//! An agent that crashes at any step, as by SIGKILL, harms no pod, and the next agent restores all
+//! invariants.
 //!
 //! The steps are the crash points of `agent/src/crash.rs`; the agent is a test build (`cargo xtask test`)
-//! that crashes at them on demand. For each [`scenario`], [`walk`] records the steps that the agent passes and
-//! then lets it die at each one. `FERRULE_CRASH_SCENARIO=add` restricts the test to one scenario,
+//! that crashes at them on demand. For each [`scenario`], [`walk`] records the steps that the agent passes
+//! and then lets it die at each one. `FERRULE_CRASH_SCENARIO=add` restricts the test to one scenario,
 //! `FERRULE_CRASH_AT=add.up:1` to one step.
 //!
 //! [`kills`] also hit the shipped agent between steps, at random times. `FERRULE_KILLS=1000` sets their

@@ -227,7 +227,7 @@ fn orphaned_interface_is_deleted_and_unstamped_interface_is_untouched() {
             Ok(!sys::run("ip -o link show")?.contains("frorphan"))
         })?;
         let host = node.host_ifname(&pod)?;
-        sys::run(&format!("ip link set {host} alias somebody:else down"))?;
+        sys::run(&format!("ip link set {host} alias other:owner down"))?;
         sys::wait_until("the deviation is detected", TIMEOUT, || {
             Ok(node.metric("ferrule_deviations_total{kind=\"link-stamp\"}")? >= 1.0)
         })?;

@@ -56,8 +56,8 @@ impl<'a> Fixture<'a> {
     /// # Errors
     /// If the unrelated interfaces cannot be created.
     pub fn new(node: &'a mut Node, cluster: &'a Cluster, pool: (Ipv4Addr, Ipv4Addr)) -> anyhow::Result<Self> {
-        // Interfaces that resemble ours but belong to somebody else.
-        for (name, alias) in [("stranger", "somebody:else"), ("frstranger", "ferrules:are:not:ours")] {
+        // Interfaces that resemble pod interfaces but belong to another program.
+        for (name, alias) in [("stranger", "other:owner"), ("frstranger", "ferrules:are:not:ours")] {
             sys::run(&format!("ip link add {name} type veth peer name {name}1"))?;
             sys::run(&format!("ip link set {name} alias {alias} up"))?;
         }

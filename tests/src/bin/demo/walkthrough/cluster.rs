@@ -91,7 +91,7 @@ fn begin(node: &mut Node, runtime: &Runtime, report: &mut Report) -> anyhow::Res
             let mut error = None;
             wait_until("STATUS reports missing pod CIDRs", TIMEOUT, || {
                 let found = runtime.status()?.into_error()?;
-                let is_expected = found.to_string().contains("spec.podCIDRs yet");
+                let is_expected = found.to_string().contains("set spec.podCIDRs of the Node");
                 error = Some(found);
                 Ok(is_expected)
             })?;
