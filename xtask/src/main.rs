@@ -7,6 +7,7 @@
 
 mod btf;
 mod cargo_tool;
+mod citations;
 mod deploy;
 mod dist;
 mod ebpf;

@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::SystemTime,
 };
 
 use opentelemetry_proto::tonic::{
@@ -170,12 +171,12 @@ async fn a_call_is_a_span_with_a_child_for_each_of_its_parts() {
 async fn without_a_collector_calls_are_counted_and_lost_and_nobody_waits() {
     // Nobody listens there.
     let bed = Bed::new(SocketAddr::from(([127, 0, 0, 1], 1)));
-    bed.tell(WAITING + 10);
+    bed.tell(QUEUE + 10);
     assert_eq!(bed.metric(r#"ferrule_trace_spans_dropped_total{reason="full"}"#), 20, "two for each call");
     bed.tracer.flush().await;
     let lost = bed.metric(r#"ferrule_trace_spans_dropped_total{reason="failed"}"#)
         + bed.metric(r#"ferrule_trace_spans_dropped_total{reason="stopping"}"#);
-    assert_eq!(lost, 2 * WAITING as u64);
+    assert_eq!(lost, 2 * QUEUE as u64);
     bed.exporting.await.unwrap();
     bed.tracer.flush().await;
     let context = bed.tracer.context(&MetadataMap::new()).unwrap();
