@@ -136,7 +136,8 @@ struct Settings {
     /// Directory to write the CNI configuration to, once the agent is ready; needs --cni-bin-dir.
     #[arg(long, env = "FERRULE_CNI_CONF_DIR", value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// Range to allocate pods' addresses from; repeatable [default with Kubernetes: the node's spec.podCIDRs].
+    /// Range to allocate pods' addresses from; repeatable [default with Kubernetes: the node's
+    /// spec.podCIDRs].
     #[arg(long = "pod-cidr", env = "FERRULE_POD_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "pod_cidr")]
     pod_cidrs: Vec<IpNet>,

@@ -1,10 +1,11 @@
 //! Crash points: steps at which a test kills the agent with SIGKILL, so that no rollback runs.
 //!
-//! Code calls [`point`] right after each change of the kernel or of a file, and at the stages of each operation. The
-//! tests in `tests/tests/crashes` crash the agent at every step; a unit test finds changes without a crash point.
+//! Code calls [`point`] right after each change of the kernel or of a file, and at the stages of each
+//! operation. The tests in `tests/tests/crashes` crash the agent at every step; a unit test finds changes
+//! without a crash point.
 //!
-//! Crash points are compiled in only with the feature `crash-points`. The directory that `FERRULE_CRASH_POINTS` names
-//! holds the commands:
+//! Crash points are compiled in only with the feature `crash-points`. The directory that
+//! `FERRULE_CRASH_POINTS` names holds the commands:
 //!
 //! | file | content |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The state of each of the agent's components, since when, and why.
 //!
-//! Readiness means that an ADD could be served. The API server's reachability does not affect it: an agent with a synced
-//! inventory of pods serves without. Neither does the connectivity of attached pods: a new pod can still reach those on
-//! its node.
+//! Readiness means that an ADD could be served. The API server's reachability does not affect it: an agent
+//! with a synced inventory of pods serves without. Neither does the connectivity of attached pods: a new pod
+//! can still reach those on its node.
 
 use std::{
     collections::BTreeMap,

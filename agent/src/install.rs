@@ -1,7 +1,7 @@
 //! Installation of the shim and the CNI configuration on the node, where container runtimes find them.
 //!
-//! Each file is written under a temporary name and then renamed: a runtime sees the old file or the new one, never a
-//! part, and a shim in execution can be replaced (writing to it would fail with ETXTBSY).
+//! Each file is written under a temporary name and then renamed: a runtime sees the old file or the new one,
+//! never a part, and a shim in execution can be replaced (writing to it would fail with ETXTBSY).
 
 use std::{
     env, fs,
@@ -75,8 +75,8 @@ impl Install {
         self.shim_from(&shipped.map_err(unknown)?)
     }
 
-    /// Installs the CNI configuration. Must follow readiness: a runtime that finds the file reports the node's network
-    /// as ready.
+    /// Installs the CNI configuration. Must follow readiness: a runtime that finds the file reports the
+    /// node's network as ready.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -90,8 +90,8 @@ impl Install {
         put(&self.bin_dir.join(SHIM), &content, 0o755)
     }
 
-    /// Runtimes with CNI 1.1 (containerd 2, CRI-O 1.31) choose the highest of `cniVersions` and so use STATUS and GC.
-    /// Older ones (containerd 1.6 and 1.7) read `cniVersion` and would reject 1.1.0.
+    /// Runtimes with CNI 1.1 (containerd 2, CRI-O 1.31) choose the highest of `cniVersions` and so use STATUS
+    /// and GC. Older ones (containerd 1.6 and 1.7) read `cniVersion` and would reject 1.1.0.
     fn network(&self) -> Result<String, InstallError> {
         let mut plugin = json!({
             "type": SHIM,
@@ -269,8 +269,8 @@ mod tests {
         let (dir, install) = node();
         let plugin = install.bin_dir.join("ferrule");
         fs::create_dir_all(&install.bin_dir).unwrap();
-        // `cp` copies in its own process: a file open for writing here would be inherited, and so busy, by a child that
-        // another test forks at the same time.
+        // `cp` copies in its own process: a file open for writing here would be inherited, and so busy, by a
+        // child that another test forks at the same time.
         assert!(Command::new("cp").arg("/bin/sleep").arg(&plugin).status().unwrap().success());
         let mut running = Command::new(&plugin).arg("60").stdin(Stdio::null()).spawn().unwrap();
         let in_place = fs::File::options().write(true).open(&plugin);

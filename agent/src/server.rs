@@ -60,8 +60,8 @@ const CHECK_PERIOD: Duration = Duration::from_secs(2);
 
 /// Listens on a socket that only root can open, in a directory that only root can enter.
 ///
-/// Replaces a stale socket of an earlier agent. The new socket is created under another name, protected and renamed, so
-/// that shims always find a socket and other users never find an open one.
+/// Replaces a stale socket of an earlier agent. The new socket is created under another name, protected and
+/// renamed, so that shims always find a socket and other users never find an open one.
 ///
 /// # Errors
 /// If another process listens there, the path is not a socket, or the directory belongs to other programs.
@@ -134,7 +134,8 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
     Ok(())
 }
 
-/// Accepts a request of root, or of the agent's own user, by SO_PEERCRED: a second barrier behind the socket's mode.
+/// Accepts a request of root, or of the agent's own user, by SO_PEERCRED: a second barrier behind the
+/// socket's mode.
 ///
 /// # Errors
 /// `PERMISSION_DENIED` for every other user.

@@ -1,7 +1,7 @@
 //! The release binaries, collected in `target/dist/`.
 //!
-//! All are static: they run on the node whatever its C library is, and in an image that has none. The same ones are
-//! tested, measured and shipped.
+//! All are static: they run on the node whatever its C library is, and in an image that has none. The same
+//! ones are tested, measured and shipped.
 
 use std::{
     fmt, fs,
@@ -41,8 +41,9 @@ const BINARIES: [Binary; 3] = [
 
 /// What only an agent with crash points has in it: the name of a variable (`agent/src/crash.rs`).
 const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
-/// A binary that may lie anywhere in memory corrects all addresses in it when it is started. Packed, they are a sixtieth of
-/// the size: three quarters of a megabyte, of which all was read, and kept. Musl knows them since 1.2.4.
+/// A binary that may lie anywhere in memory corrects all addresses in it when it is started. Packed, they are
+/// a sixtieth of the size: three quarters of a megabyte, of which all was read, and kept. Musl knows them
+/// since 1.2.4.
 const PACKED_RELOCATIONS: &str = "-Clink-arg=-Wl,-z,pack-relative-relocs";
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
@@ -57,8 +58,8 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     tools::need(tools::BUILD)?;
     ebpf::build(ws)?;
     toolchain::need(ws, &[Part::Musl])?;
-    // For these calls only: they build for a target of their own, so that nothing else is built anew. Not RUSTFLAGS:
-    // this one wins over it, and paths may have spaces.
+    // For these calls only: they build for a target of their own, so that nothing else is built anew. Not
+    // RUSTFLAGS: this one wins over it, and paths may have spaces.
     let mut flags = remap::flags(ws, ws.target())?;
     flags.push(PACKED_RELOCATIONS.to_owned());
     let flags = flags.join("\u{1f}");
@@ -80,7 +81,8 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent that dies where a test wants it to, into `target/dist/test/`. It is not static, and never shipped.
+/// Builds the agent that dies where a test wants it to, into `target/dist/test/`. It is not static, and never
+/// shipped.
 ///
 /// # Errors
 /// If it does not build.

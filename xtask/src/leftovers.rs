@@ -26,11 +26,13 @@ const BPFFS: &str = "/sys/fs/bpf";
 /// Where real runtimes put containers' cgroups, and how the tests name them.
 const CGROUPS: &str = "/sys/fs/cgroup";
 const CGROUP: &str = "ferrule-test-";
-/// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user left.
+/// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user
+/// left.
 const PATIENCE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins, cgroups of the tests.
+/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins, cgroups
+/// of the tests.
 ///
 /// # Errors
 /// If `ip` or `bpftool` fails.

@@ -52,7 +52,8 @@ enum Verb {
     /// Adds rust-src to the pinned toolchain and installs bpf-linker into target/tools if they are missing.
     /// FERRULE_BPF_LINKER=PATH takes another bpf-linker; it must read the bitcode of the Rust that compiles.
     BuildEbpf,
-    /// Install what is missing, and build the eBPF programs, and the release binaries (static) into target/dist/
+    /// Install what is missing, and build the eBPF programs, and the release binaries (static) into
+    /// target/dist/
     Build,
     /// Build, and pack an image for podman, docker and containerd; the same commit makes the same image
     Image {
@@ -60,7 +61,8 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Apply the manifests in deploy/ to the cluster of your kubeconfig, with kubectl, and wait until they are in effect
+    /// Apply the manifests in deploy/ to the cluster of your kubeconfig, with kubectl, and wait until they
+    /// are in effect
     Deploy(Deploy),
     /// Install what is missing, build, and run the demo (as root)
     Demo {

@@ -1,8 +1,8 @@
 //! Container images, packed without a container engine.
 //!
-//! The archive is an OCI image layout and what `docker save` writes, both at once: `podman load`, `docker load` and
-//! `ctr images import` take it. Nothing of the machine that packs gets into it (no times, no users, no order of its
-//! own), so that the same files make the same bytes.
+//! The archive is an OCI image layout and what `docker save` writes, both at once: `podman load`, `docker
+//! load` and `ctr images import` take it. Nothing of the machine that packs gets into it (no times, no users,
+//! no order of its own), so that the same files make the same bytes.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -112,7 +112,8 @@ impl Image {
         let mut descriptor = manifest.descriptor();
         if let Some(descriptor) = descriptor.as_object_mut() {
             let annotations = json!({
-                // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it from here.
+                // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it
+                // from here.
                 "io.containerd.image.name": format!("docker.io/library/{}:{}", self.name, self.version),
                 "org.opencontainers.image.ref.name": self.version,
             });

@@ -32,7 +32,8 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "iptables", package: "iptables" },
 ];
 
-/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs besides ours.
+/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs
+/// besides ours.
 pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "containerd", package: "containerd" },
     Tool { program: "ctr", package: "containerd" },

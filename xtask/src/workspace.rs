@@ -26,7 +26,8 @@ impl Workspace {
     /// # Errors
     /// If there is no parent folder.
     pub(crate) fn find() -> Result<Self> {
-        // What cargo says now, and not at compile time: a workspace can be moved along with its target folder.
+        // What cargo says now, and not at compile time: a workspace can be moved along with its target
+        // folder.
         let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let root = PathBuf::from(here)
             .parent()

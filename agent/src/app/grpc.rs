@@ -78,7 +78,8 @@ impl Grpc {
         }
     }
 
-    /// Shuts down gracefully: accepts no more calls, and waits for those in flight. Returns whether all have finished.
+    /// Shuts down gracefully: accepts no more calls, and waits for those in flight. Returns whether all have
+    /// finished.
     ///
     /// # Errors
     /// If the server has failed.

@@ -16,8 +16,8 @@ use crate::{
 /// The shortest and the longest wait after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Installs the shim now and starts a task that installs the configuration, if directories are configured. The health
-/// component lives as long as the returned reporter.
+/// Installs the shim now and starts a task that installs the configuration, if directories are configured.
+/// The health component lives as long as the returned reporter.
 ///
 /// # Errors
 /// If the shim cannot be installed.

@@ -1,5 +1,5 @@
-//! Supervision of the agent's background tasks. A task that ends unexpectedly ends the agent, which the service manager
-//! restarts while packets keep flowing: better than an agent that silently lacks a part.
+//! Supervision of the agent's background tasks. A task that ends unexpectedly ends the agent, which the
+//! service manager restarts while packets keep flowing: better than an agent that silently lacks a part.
 
 use std::{collections::HashMap, future::pending};
 

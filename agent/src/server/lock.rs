@@ -1,8 +1,8 @@
 //! One agent per network namespace, whatever directories it is configured with.
 //!
-//! The lock is a name in the abstract socket namespace: every network namespace has its own (unix(7)), and the kernel
-//! releases the name when the agent dies. Any local user can bind a free name first. So a holder that is neither root
-//! nor the agent's user does not keep the agent from starting.
+//! The lock is a name in the abstract socket namespace: every network namespace has its own (unix(7)), and
+//! the kernel releases the name when the agent dies. Any local user can bind a free name first. So a holder
+//! that is neither root nor the agent's user does not keep the agent from starting.
 
 use std::{
     io,
@@ -33,7 +33,8 @@ pub struct NodeLock {
 }
 
 const NAME: &str = "ferrule-agent";
-/// A starting agent has bound the name before it listens; a stopping agent may release it between two attempts.
+/// A starting agent has bound the name before it listens; a stopping agent may release it between two
+/// attempts.
 const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(50);
 

@@ -1,4 +1,5 @@
-//! Exports batches of spans to the collector, with a deadline for each attempt and a bounded number of retries.
+//! Exports batches of spans to the collector, with a deadline for each attempt and a bounded number of
+//! retries.
 
 use std::time::Duration;
 

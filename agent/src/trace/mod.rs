@@ -1,7 +1,7 @@
 //! Tracing of CNI calls: exports spans to a collector by OTLP. The only room that names OpenTelemetry.
 //!
-//! A finished call goes into a bounded queue. No call waits for the collector: if the queue is full, the call's spans are
-//! dropped and counted. Without a collector, no spans are recorded.
+//! A finished call goes into a bounded queue. No call waits for the collector: if the queue is full, the
+//! call's spans are dropped and counted. Without a collector, no spans are recorded.
 
 mod export;
 mod span;
@@ -62,8 +62,8 @@ impl Tracer {
         (Self(Some(Inner { calls: sender, flush, metrics })), exporter)
     }
 
-    /// The trace of a call: the caller's, from its metadata, or a new one. `None` if tracing is off or the caller does
-    /// not sample its trace.
+    /// The trace of a call: the caller's, from its metadata, or a new one. `None` if tracing is off or the
+    /// caller does not sample its trace.
     pub(crate) fn context(&self, metadata: &MetadataMap) -> Option<Context> {
         self.0.as_ref()?;
         let text = |name| metadata.get(name)?.to_str().ok();
