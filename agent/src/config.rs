@@ -159,8 +159,8 @@ struct Settings {
     /// Capacity of the eBPF map ENDPOINTS: the most pod addresses on this node [default: 16384].
     #[arg(long, env = "FERRULE_MAX_ENDPOINTS", value_name = "ENTRIES")]
     max_endpoints: Option<u32>,
-    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the least recently
-    /// used flow makes room for a new one [default: 65536].
+    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the
+    /// least recently used flow makes room for a new one [default: 65536].
     #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
     max_stack_flows: Option<u32>,
 }
@@ -194,9 +194,7 @@ pub enum ConfigError {
     Seconds { what: &'static str, least: u64, most: u64, given: u64 },
     #[error("{setting} must be from {least} to {most} entries, not {given}")]
     Capacity { setting: &'static str, least: u32, most: u32, given: u32 },
-    #[error(
-        "--cni-bin-dir and --cni-conf-dir need each other: set both or none"
-    )]
+    #[error("--cni-bin-dir and --cni-conf-dir need each other: set both or none")]
     HalfInstalled,
     #[error("--otlp-endpoint must be a URL such as http://127.0.0.1:4317, not {given:?}: {why}")]
     Collector { given: String, why: &'static str },

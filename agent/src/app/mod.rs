@@ -235,8 +235,7 @@ async fn take_over(
     let of_store = metrics.registry_store.clone();
     let deferred = spawn_blocking(move || {
         if !ranges.is_empty() {
-            ranges::use_ranges(&at_start, &ranges)
-                .context("invalid pod CIDRs in the configuration")?;
+            ranges::use_ranges(&at_start, &ranges).context("invalid pod CIDRs in the configuration")?;
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
@@ -282,7 +281,8 @@ fn watch(
     tasks: &mut Tasks,
 ) -> anyhow::Result<Watches> {
     let Cluster { config: cluster, api } = cluster;
-    let cache = CheckpointDb::open(&config.state_dir).context("cannot open the checkpoint store of the watches")?;
+    let cache =
+        CheckpointDb::open(&config.state_dir).context("cannot open the checkpoint store of the watches")?;
     let watches = Watches::new(api, Arc::new(cache), cluster.watch, metrics.watch.clone(), health.clone());
     let source = config.vif_source;
     // With `auto`, the runtime passes the pod's annotations in the call.
