@@ -1,14 +1,14 @@
-//! An error and its causes on one line, for logs and answers.
+//! An error and its causes on one line, for logs and replies.
 
 use std::error::Error;
 
-/// All messages of the chain, the outermost first, without those that only repeat.
+/// The messages of an error's chain, outermost first, without repetitions.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        // A transparent error shows as its cause.
+        // A transparent error has the message of its cause.
         if !text.ends_with(&more) {
             text = format!("{text}: {more}");
         }

@@ -1,4 +1,4 @@
-//! The configuration: flags over environment over file, checked once.
+//! The configuration: flags override the environment, which overrides the file; validated once.
 
 use std::{
     fs, io,
@@ -19,50 +19,47 @@ use crate::{
     reconcile, watch,
 };
 
-/// The configuration that the agent runs with.
+/// The validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// `None` in standalone mode.
     pub kubernetes: Option<Kubernetes>,
-    /// The ranges that pods get addresses from; their sense is checked by the IPAM. With Kubernetes there may be none:
-    /// then they are the node's.
+    /// The ranges of the IPAM, which validates them. Empty with Kubernetes: use the Node's `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// Who decides a pod's VIF.
+    /// The source of pods' VIFs.
     pub vif_source: VifSource,
-    /// How long an ADD waits for that.
+    /// How long an ADD waits for a VIF.
     pub vif_timeout: Duration,
-    /// Where the addresses of decided VIFs may be from, if that is not `pod_cidrs`.
+    /// The ranges that VIFs of annotations and KuryrPorts must lie in; empty: `pod_cidrs`.
     pub vif_cidrs: Vec<IpNet>,
-    /// How often, and how carefully, to look for attachments that dangle.
+    /// Periods of the garbage collection of orphaned attachments.
     pub reconcile: reconcile::Settings,
-    /// Whether what others change of pods' interfaces is put right.
     pub self_heal: SelfHeal,
-    /// Where the agent listens.
     pub socket: PathBuf,
-    /// What must survive a crash.
+    /// The directory of the durable stores.
     pub state_dir: PathBuf,
-    /// Parent of the directory with pinned maps; on a BPF file system.
+    /// The parent of the directory of pinned maps, on a BPF file system.
     pub bpf_dir: PathBuf,
     /// Log level and map capacities of the dataplane.
     pub dataplane: dataplane::Settings,
-    /// Where metrics and probes are served.
+    /// The address of metrics and probes.
     pub http: SocketAddr,
-    /// The collector that is told of calls, if any.
+    /// The trace collector, if any.
     pub otlp_endpoint: Option<Uri>,
-    /// Where to install the CNI plugin and its configuration, if anywhere.
+    /// Where to install the CNI plugin and its configuration; `None`: do not install them.
     pub install: Option<InstallDirs>,
 }
 
-/// The cluster that the node is in.
+/// The settings of a node in a Kubernetes cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubernetes {
     pub node_name: String,
-    /// `None` in a pod, which has a service account.
+    /// `None`: use the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     pub watch: watch::Settings,
 }
 
-/// A switch that is on unless somebody has turned it.
+/// Whether the agent repairs deviations or only reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SelfHeal {
@@ -71,89 +68,89 @@ pub enum SelfHeal {
     Off,
 }
 
-/// Directories of the node.
+/// The container runtime's directories on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstallDirs {
     pub bin: PathBuf,
     pub conf: PathBuf,
 }
 
-/// The Ferrule agent: gives pods their network interfaces and carries their packets in eBPF.
+/// The Ferrule agent: a CNI daemon that plugs pods' network interfaces and forwards their packets in eBPF.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 pub struct Args {
-    /// Configuration file (TOML). Its keys are the long flags, with `_` for `-`.
+    /// Configuration file (TOML). Its keys are the long flags, with `_` instead of `-`.
     #[arg(long, env = "FERRULE_CONFIG", default_value = DEFAULT_FILE)]
     config: PathBuf,
     #[command(flatten)]
     settings: Settings,
 }
 
-/// What can be set, wherever it is set.
+/// The settings of one origin: flags and environment, or the file.
 #[derive(Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// Serve container runtimes without Kubernetes: addresses come from `--pod-cidr`.
+    /// Run without Kubernetes: allocate all addresses from `--pod-cidr`.
     #[arg(long, env = "FERRULE_STANDALONE", num_args = 0..=1, default_missing_value = "true")]
     standalone: Option<bool>,
     /// Name of this node's Node object [default: the host name in lower case].
     #[arg(long, env = "FERRULE_NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
-    /// How to reach the API server [default: as a pod, by its service account].
+    /// Kubeconfig of the API server [default: the pod's service account].
     #[arg(long, env = "FERRULE_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Who decides a pod's VIF [default: auto].
+    /// Source of pods' VIFs [default: auto].
     #[arg(long, env = "FERRULE_VIF_SOURCE", value_enum, value_name = "SOURCE")]
     vif_source: Option<VifSource>,
-    /// How long an ADD waits for a pod's VIF [default: 60].
+    /// Deadline of an ADD that waits for its pod's VIF [default: 60].
     #[arg(long, env = "FERRULE_VIF_TIMEOUT", value_name = "SECONDS")]
     vif_timeout: Option<u64>,
-    /// Range that addresses in annotations may be from; repeat it for more [default: the pod CIDRs].
+    /// Range that addresses in annotations must lie in; repeatable [default: the pod CIDRs].
     #[arg(long = "vif-cidr", env = "FERRULE_VIF_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "vif_cidr")]
     vif_cidrs: Vec<IpNet>,
-    /// How long a watch may fail before it is unhealthy; it goes on trying [default: 60].
+    /// Time after which a failing watch becomes unhealthy; the watch keeps retrying [default: 60].
     #[arg(long, env = "FERRULE_WATCH_RETRY_TIMEOUT", value_name = "SECONDS")]
     watch_retry_timeout: Option<u64>,
-    /// How long a watch may say nothing, not even a bookmark, before it is opened again [default: 90].
+    /// Time without events or bookmarks after which a watch is reopened [default: 90].
     #[arg(long, env = "FERRULE_WATCH_READ_TIMEOUT", value_name = "SECONDS")]
     watch_read_timeout: Option<u64>,
-    /// The longest wait between two attempts to watch [default: 30].
+    /// Longest backoff between two attempts to watch [default: 30].
     #[arg(long, env = "FERRULE_WATCH_MAX_BACKOFF", value_name = "SECONDS")]
     watch_max_backoff: Option<u64>,
-    /// How often to look for attachments that nobody uses or deletes any more [default: 120].
+    /// Period of the garbage collection of orphaned attachments [default: 120].
     #[arg(long, env = "FERRULE_RECONCILE_PERIOD", value_name = "SECONDS")]
     reconcile_period: Option<u64>,
-    /// Whether what others change of pods' interfaces is put right, or told and counted only [default: on].
+    /// Repair deviations of pods' interfaces, or only report and count them [default: on].
     #[arg(long, env = "FERRULE_SELF_HEAL", value_enum, value_name = "SWITCH")]
     self_heal: Option<SelfHeal>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
-    /// Collector to tell of calls, by OTLP over gRPC, as in http://127.0.0.1:4317 [default: nobody is told].
+    /// Trace collector for CNI calls, OTLP over gRPC, such as http://127.0.0.1:4317 [default: no tracing].
     #[arg(long, env = "FERRULE_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
-    /// Directory of the node to install the CNI plugin in; with --cni-conf-dir [default: it is not installed].
+    /// Directory to install the CNI plugin in; needs --cni-conf-dir [default: do not install].
     #[arg(long, env = "FERRULE_CNI_BIN_DIR", value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
-    /// Directory of the node to write the CNI configuration to, once the agent can serve; with --cni-bin-dir.
+    /// Directory to write the CNI configuration to, once the agent is ready; needs --cni-bin-dir.
     #[arg(long, env = "FERRULE_CNI_CONF_DIR", value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// Range to give pods addresses from; repeat it for IPv4 and IPv6, or for more room [default with Kubernetes: the
-    /// node's spec.podCIDRs].
+    /// Range to allocate pods' addresses from; repeatable [default with Kubernetes: the node's
+    /// spec.podCIDRs].
     #[arg(long = "pod-cidr", env = "FERRULE_POD_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "pod_cidr")]
     pod_cidrs: Vec<IpNet>,
-    /// Unix socket to listen on; its directory is the agent's own [default: /run/ferrule/agent.sock].
+    /// Unix socket to listen on, in a directory of its own [default: /run/ferrule/agent.sock].
     #[arg(long, env = "FERRULE_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Directory for what must survive a crash [default: /run/ferrule].
+    /// Directory of the durable stores [default: /run/ferrule].
     #[arg(long, env = "FERRULE_STATE_DIR", value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Directory for pinned maps, on a BPF file system [default: /sys/fs/bpf/ferrule].
+    /// Directory of pinned maps, on a BPF file system [default: /sys/fs/bpf/ferrule].
     #[arg(long, env = "FERRULE_BPF_DIR", value_name = "DIR")]
     bpf_dir: Option<PathBuf>,
-    /// How much the eBPF programs log; anything but `off` costs every packet [default: off].
+    /// Log level of the eBPF programs; every level but `off` slows down each packet [default: off].
     #[arg(long, env = "FERRULE_EBPF_LOG", value_enum, value_name = "LEVEL")]
     ebpf_log: Option<LogLevel>,
     /// Capacity of the eBPF map VIFS: the most pod interfaces on this node [default: 4096].
@@ -162,13 +159,13 @@ struct Settings {
     /// Capacity of the eBPF map ENDPOINTS: the most pod addresses on this node [default: 16384].
     #[arg(long, env = "FERRULE_MAX_ENDPOINTS", value_name = "ENTRIES")]
     max_endpoints: Option<u32>,
-    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the least recently
-    /// used flow makes room for a new one [default: 65536].
+    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the
+    /// least recently used flow makes room for a new one [default: 65536].
     #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
     max_stack_flows: Option<u32>,
 }
 
-/// A configuration that the agent cannot run with.
+/// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read the configuration file {path:?}")]
@@ -177,31 +174,29 @@ pub enum ConfigError {
         #[source]
         source: io::Error,
     },
-    #[error("the configuration file {path:?} is not valid: {source}")]
+    #[error("the configuration file {path:?} is invalid: {source}")]
     Parse {
         path: PathBuf,
         #[source]
         source: Box<toml::de::Error>,
     },
-    #[error("there is no way to an API server: give --kubeconfig, run in a pod, or say --standalone")]
+    #[error("no API server is configured: set --kubeconfig, run in a pod, or set --standalone")]
     NoApiServer,
-    #[error("--standalone is without Kubernetes, so that {0} makes no sense with it")]
+    #[error("{0} needs Kubernetes: remove it, or remove --standalone")]
     NotWithStandalone(&'static str),
-    #[error("there is no range to give pods addresses from: give at least one --pod-cidr")]
+    #[error("no range for pods' addresses is configured: set --pod-cidr")]
     NoPodCidr,
-    #[error("the node's name is not known: give --node-name")]
+    #[error("the host name is empty or not UTF-8: set --node-name")]
     NoNodeName,
-    #[error("the node's name {0:?} is none that a Node object can have: give --node-name")]
+    #[error("{0:?} is not a valid name of a Node object: set --node-name")]
     NodeName(String),
-    #[error("{what} must be from {least} to {most} seconds, not {given}")]
+    #[error("{what} must be {least} to {most} seconds, not {given}")]
     Seconds { what: &'static str, least: u64, most: u64, given: u64 },
     #[error("{setting} must be from {least} to {most} entries, not {given}")]
     Capacity { setting: &'static str, least: u32, most: u32, given: u32 },
-    #[error(
-        "--cni-bin-dir and --cni-conf-dir come together: the configuration without the plugin is of no use"
-    )]
+    #[error("--cni-bin-dir and --cni-conf-dir need each other: set both or none")]
     HalfInstalled,
-    #[error("--otlp-endpoint must be like http://127.0.0.1:4317, not {given:?}: {why}")]
+    #[error("--otlp-endpoint must be a URL such as http://127.0.0.1:4317, not {given:?}: {why}")]
     Collector { given: String, why: &'static str },
     #[error("{what} must be an absolute path, not {path:?}")]
     Relative { what: &'static str, path: PathBuf },
@@ -213,11 +208,10 @@ const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
 // === impl Args ===
 
 impl Args {
-    /// Reads the file, and checks all of it.
+    /// Reads the file, merges and validates all settings.
     ///
     /// # Errors
-    /// If the file cannot be read or understood (unless it is the default one and missing), or a setting makes no
-    /// sense.
+    /// If the file cannot be read or parsed (a missing default file is empty), or a setting is invalid.
     pub fn into_config(self) -> Result<Config, ConfigError> {
         let file = read(&self.config)?;
         self.settings.over(file).validate()
@@ -227,7 +221,7 @@ impl Args {
 // === impl Settings ===
 
 impl Settings {
-    /// Clap has put flags over the environment already.
+    /// Overrides the file. Clap has merged flags and environment already.
     fn over(self, file: Self) -> Self {
         Self {
             standalone: self.standalone.or(file.standalone),
@@ -270,13 +264,13 @@ impl Settings {
             (None, None) => None,
             _ => return Err(ConfigError::HalfInstalled),
         };
-        // Without Kubernetes there is nobody else to decide.
+        // Without Kubernetes, no other source exists.
         let standalone_source = kubernetes.is_none().then_some(VifSource::Ipam);
         Ok(Config {
             kubernetes,
             pod_cidrs: self.pod_cidrs,
             vif_source: standalone_source.or(self.vif_source).unwrap_or_default(),
-            // The shim waits for 90 s in all.
+            // Below the shim's deadline of 90 s.
             vif_timeout: seconds("--vif-timeout", self.vif_timeout, 60, 1..=80)?,
             vif_cidrs: self.vif_cidrs,
             reconcile: reconcile::Settings::every(seconds(
@@ -325,7 +319,7 @@ impl Settings {
                 None => Ok(None),
             };
         }
-        // As kube looks for a service account.
+        // The condition under which kube uses a service account.
         let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let kubeconfig =
             self.kubeconfig.clone().map(|path| absolute("--kubeconfig", Some(path), "")).transpose()?;
@@ -384,17 +378,17 @@ fn capacity(
 
 fn collector(given: &str) -> Result<Uri, ConfigError> {
     let refuse = |why| Err(ConfigError::Collector { given: given.to_owned(), why });
-    let Ok(uri) = given.parse::<Uri>() else { return refuse("it is no URL") };
+    let Ok(uri) = given.parse::<Uri>() else { return refuse("not a URL") };
     let is_bare = uri.path_and_query().is_none_or(|rest| rest.as_str() == "/");
     match (uri.scheme_str(), uri.authority()) {
-        (Some("https"), _) => refuse("TLS is not supported; let a collector on the node do that"),
-        (Some("http"), Some(to)) if to.as_str().contains('@') => refuse("there is no way to log in"),
+        (Some("https"), _) => refuse("TLS is not supported; export to a collector on the node"),
+        (Some("http"), Some(to)) if to.as_str().contains('@') => refuse("credentials are not supported"),
         (Some("http"), Some(to)) if to.port_u16().is_none() => {
-            refuse("it has no port; collectors listen for OTLP over gRPC on 4317")
+            refuse("the port is missing; the default of OTLP over gRPC is 4317")
         }
-        (Some("http"), Some(_)) if !is_bare => refuse("it has a path, and OTLP over gRPC has none"),
+        (Some("http"), Some(_)) if !is_bare => refuse("OTLP over gRPC has no path"),
         (Some("http"), Some(_)) => Ok(uri),
-        _ => refuse("it does not begin with http://"),
+        _ => refuse("the scheme must be http://"),
     }
 }
 
@@ -431,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_enough_and_paths_have_defaults() {
+    fn flags_alone_configure_the_agent_and_paths_have_defaults() {
         let config =
             config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--pod-cidr", "fd00::/64"], None).unwrap();
         assert_eq!(config.pod_cidrs, ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()]);
@@ -440,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_wins_over_the_file() {
+    fn flags_override_the_file() {
         let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nself_heal = \"off\"\nebpf_log = \"debug\"\n";
         let config = config(&["--state-dir", "/b"], Some(file)).unwrap();
         assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
@@ -467,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn with_kubernetes_the_node_tells_the_ranges() {
+    fn with_kubernetes_the_ranges_are_optional() {
         let config = config(&["--kubeconfig", "/k", "--node-name", "Node-1"], None).unwrap();
         let kubernetes = config.kubernetes.unwrap();
         assert_eq!(kubernetes.node_name, "node-1");
@@ -476,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_is_a_plain_url_with_a_port() {
+    fn the_collector_must_be_a_plain_url_with_a_port() {
         let collector = |url| {
             let flags = ["--standalone", "--pod-cidr", "10.0.0.0/24", "--otlp-endpoint", url];
             config(&flags, None).map(|config| config.otlp_endpoint.unwrap().to_string())
@@ -487,7 +481,7 @@ mod tests {
             ("https://127.0.0.1:4317", "TLS"),
             ("http://127.0.0.1", "4317"),
             ("http://127.0.0.1:4318/v1/traces", "path"),
-            ("http://user:secret@127.0.0.1:4317", "log in"),
+            ("http://user:secret@127.0.0.1:4317", "credentials"),
             ("127.0.0.1:4317", "http://"),
             ("unix:/run/otel.sock", "http://"),
             ("", "URL"),
@@ -503,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_settings_are_refused() {
         assert!(matches!(config(&[], None), Err(ConfigError::NoApiServer)));
         let both = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--kubeconfig", "/x"], None);
         assert!(matches!(both, Err(ConfigError::NotWithStandalone("--kubeconfig"))));
@@ -513,7 +507,7 @@ mod tests {
         let long = config(&["--kubeconfig", "/x", "--node-name", "n", "--vif-timeout", "100"], None);
         assert!(matches!(long, Err(ConfigError::Seconds { most: 80, given: 100, .. })));
         let odd = config(&["--kubeconfig", "/x", "--node-name", "a,b"], None);
-        assert!(matches!(odd, Err(ConfigError::NodeName(_))), "it goes into a selector");
+        assert!(matches!(odd, Err(ConfigError::NodeName(_))), "a name goes into a field selector");
         assert!(matches!(config(&["--standalone"], None), Err(ConfigError::NoPodCidr)));
         let relative = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--socket", "x"], None);
         assert!(matches!(relative, Err(ConfigError::Relative { what: "--socket", .. })));

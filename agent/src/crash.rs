@@ -1,17 +1,17 @@
-//! The steps after which a test may let the agent die, as `kill -9` would: nothing is undone, nobody is told.
+//! Crash points: steps at which a test kills the agent with SIGKILL, so that no rollback runs.
 //!
-//! Whatever changes the kernel or a file says so right after it has, by [`point`]; and between these, the ways of the
-//! agent are marked at their stations. The tests walk along all of them (`tests/tests/crashes`), and one beside this
-//! file reads the sources for changes that no point follows.
+//! Code calls [`point`] right after each change of the kernel or of a file, and at the stages of each
+//! operation. The tests in `tests/tests/crashes` crash the agent at every step; a unit test finds changes
+//! without a crash point.
 //!
-//! Only an agent that was built with the feature `crash-points` looks for orders. It finds them in the directory that
-//! `FERRULE_CRASH_POINTS` names:
+//! Crash points are compiled in only with the feature `crash-points`. The directory that
+//! `FERRULE_CRASH_POINTS` names holds the commands:
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
-//! | `steps` | the names of all steps, a line each, written when the first one is passed |
-//! | `passed` | the names of those that were passed, a line each, since the test has emptied it |
-//! | `at` | where to die: `add.reserved:1`, the first time that this step is passed |
+//! | `steps` | the names of all steps, one per line; written at the first step |
+//! | `passed` | the steps passed, one per line, since the test emptied the file |
+//! | `at` | the step to crash at, and which occurrence: `add.reserved:1` |
 
 #[cfg(test)]
 mod tests;
@@ -25,17 +25,16 @@ use std::{
 
 use nix::sys::signal::{Signal, raise};
 
-/// Makes the enum and the list of what is in it from one text, so that no step can be left out.
+/// Defines the enum and the list of its variants from one text, so that the list is complete.
 macro_rules! steps {
     ($($(#[doc = $doc:literal])* $step:ident = $name:literal,)*) => {
-        /// What has just been done. By their names, the ways they are on come first.
+        /// A completed step. Names start with the operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Step {
             $($(#[doc = $doc])* $step,)*
         }
 
         impl Step {
-            /// All there are.
             const ALL: &'static [Self] = &[$(Self::$step,)*];
 
             fn name(self) -> &'static str {
@@ -48,129 +47,129 @@ macro_rules! steps {
 }
 
 steps! {
-    /// The kernel has worked on a batch of route netlink that changes something.
+    /// The kernel has processed a batch of rtnetlink changes.
     NetlinkChanged = "kernel.netlink",
-    /// A setting below `/proc/sys` is written.
+    /// A sysctl is written.
     SysctlSet = "kernel.sysctl",
-    /// An entry is in a map.
+    /// A map entry is written.
     MapWritten = "kernel.map_written",
-    /// An entry is gone from a map.
+    /// A map entry is removed.
     MapRemoved = "kernel.map_removed",
-    /// There is a directory for pins.
+    /// The directory of pins exists.
     PinsMade = "kernel.pins_made",
     /// The directory of pins has another name, because a map capacity was changed.
     PinsSetAside = "kernel.pins_set_aside",
     /// A pin of a replaced map, or the directory of such pins, is removed.
     PinRemoved = "kernel.pin_removed",
-    /// The maps are pinned, or those taken over that were.
+    /// The maps are pinned, or reused from their pins.
     MapsPinned = "kernel.maps_pinned",
-    /// The registry's store is there, and may be new.
+    /// The registry's store is open, and may be new.
     StoreOpened = "store.opened",
-    /// What an earlier crash left in a new store's way is gone.
+    /// The unfinished store of an earlier crash is removed.
     StoreWayMade = "store.way_made",
-    /// A damaged store has another name too.
+    /// A corrupt store is quarantined under a second name.
     StoreSetAside = "store.set_aside",
-    /// A new store is in the place of the registry's.
+    /// A new store has replaced the registry's store.
     StorePlaced = "store.placed",
-    /// One of the damaged stores that were kept is gone.
+    /// An old quarantined store is removed.
     StoreForgotten = "store.forgotten",
-    /// A transaction has all that it is about, and is not durable.
+    /// A transaction has all its writes and is not committed.
     StoreWritten = "store.written",
-    /// A transaction is durable.
+    /// A transaction is committed.
     StoreCommitted = "store.committed",
-    /// There is a state directory.
+    /// The state directory exists.
     StateMade = "file.state_made",
-    /// There is a directory for the socket.
+    /// The socket's directory exists.
     SocketDirectoryMade = "file.socket_directory_made",
-    /// It is closed to others.
+    /// The socket's directory has mode 0700.
     SocketDirectoryClosed = "file.socket_directory_closed",
-    /// What an earlier crash left in the new socket's way is gone.
+    /// The unfinished socket of an earlier crash is removed.
     SocketWayMade = "file.socket_way_made",
-    /// The new socket is there under another name.
+    /// The new socket is bound under a temporary name.
     SocketBound = "file.socket_bound",
-    /// It is closed to others.
+    /// The new socket has mode 0600.
     SocketClosed = "file.socket_closed",
-    /// The new socket is in the place of the old one.
+    /// The new socket has replaced the old one.
     SocketPlaced = "file.socket_placed",
-    /// A shim's note is removed.
+    /// A deferred DEL is removed.
     NoteRemoved = "file.note_removed",
 
-    /// The key is locked, and it is known what the pod gets.
+    /// The key is locked, and the VIF is decided.
     AddBegun = "add.begun",
-    /// An address is set aside.
+    /// An address is reserved.
     AddReserved = "add.reserved",
-    /// The pair is there, and passes nothing.
+    /// The veth pair exists, and passes no packets.
     AddMade = "add.made",
-    /// The maps have its entries.
+    /// The map entries are written.
     AddEntered = "add.entered",
     /// Packets flow.
     AddUp = "add.up",
-    /// All interfaces of the ADD are there, and none is durable.
+    /// All interfaces of the ADD are plugged, and none is committed.
     AddPlugged = "add.plugged",
-    /// All are durable.
+    /// All interfaces of the ADD are committed.
     AddCommitted = "add.committed",
-    /// The answer is on its way.
+    /// The reply is being sent.
     AddAnswering = "add.answering",
-    /// What an ADD that failed had done is undone.
+    /// A failed ADD is rolled back.
     AddUndone = "add.undone",
-    /// Nothing is removed yet.
+    /// No part of the attachment is removed yet.
     DelBegun = "del.begun",
-    /// Nothing passes any more.
+    /// The map entries are removed, and no packet passes.
     DelEntriesRemoved = "del.entries_removed",
-    /// The interface is among the dead.
+    /// The interface is retired.
     DelBuried = "del.buried",
-    /// Its addresses rest.
+    /// The addresses are released, and in cooldown.
     DelReleased = "del.released",
-    /// The answer is on its way.
+    /// The reply is being sent.
     DelAnswering = "del.answering",
-    /// One of those that a runtime no longer knows is removed, and others may not be.
+    /// A GC call has removed one stale attachment, and may have more to remove.
     GcRemoved = "gc.removed",
-    /// The dead interfaces are deleted.
+    /// The retired interfaces are deleted.
     Reaped = "reaper.reaped",
-    /// It is certain that an attachment dangles, and it is about to be removed.
+    /// An attachment is proven orphaned, and not removed yet.
     Dangles = "reconcile.dangles",
     /// The registry is read.
     StartRegistryRead = "start.registry_read",
-    /// The new programs are loaded and attached to nothing; the maps are those of the agent before.
+    /// The new programs are loaded and not attached; the maps are the previous agent's.
     StartMapsTakenOver = "start.maps_taken_over",
-    /// The node forwards, and the IPAM has its ranges.
+    /// Forwarding is on, and the IPAM has its ranges.
     StartRanges = "start.ranges",
-    /// The shims' notes are read, and no other can be left.
+    /// The deferred DELs are read, and shims cannot add more.
     StartNotesRead = "start.notes_read",
-    /// The maps have the entries of all that live.
+    /// The maps have the entries of all live attachments.
     StartEntries = "start.entries",
-    /// The maps have what only those of another version knew.
+    /// State of maps of another ABI version is copied.
     StartInherited = "start.inherited",
-    /// The new programs are on one more interface.
+    /// One more interface has the new programs.
     StartFilterReplaced = "start.filter_replaced",
-    /// One more of those is removed that were left half done or deleted meanwhile.
+    /// One more incomplete or deleted attachment is removed.
     StartDeadRemoved = "start.dead_removed",
-    /// An interface of no attachment is among the dead.
+    /// An interface without an attachment is retired.
     StartStrayBuried = "start.stray_buried",
-    /// The maps have nothing else any more.
+    /// Stale map entries are pruned.
     StartMapsRetained = "start.maps_retained",
-    /// The kernel has nothing else any more.
+    /// Stale interfaces are deleted.
     StartReaped = "start.reaped",
-    /// A lost interface of a pod that lives is made anew, if it could be.
+    /// The missing interface of a live pod is restored, if possible.
     StartRestored = "start.restored",
-    /// The notes are seen to.
+    /// The deferred DELs are applied.
     StartNotesSettled = "start.notes_settled",
-    /// Calls are taken, and shims cannot leave notes yet.
+    /// The server accepts calls, and shims cannot defer a DEL yet.
     StartServing = "start.serving",
-    /// The agent is up.
+    /// Start-up is complete.
     StartDone = "start.done",
-    /// A signal has come.
+    /// A signal to stop has arrived.
     StopBegun = "stop.begun",
-    /// No call is in work.
+    /// No call is in flight.
     StopDrained = "stop.drained",
-    /// The dead interfaces are deleted.
+    /// The retired interfaces are deleted.
     StopReaped = "stop.reaped",
 }
 
-/// Where the orders are.
+/// Names the directory of commands.
 const DIRECTORY: &str = "FERRULE_CRASH_POINTS";
 
-/// The end of the agent, if a test wants it to be here. Without the feature there is nothing to it.
+/// Kills the agent if a test asks for a crash at this step. Compiles to nothing without the feature.
 #[inline(always)]
 pub fn point(step: Step) {
     if cfg!(feature = "crash-points") {
@@ -179,15 +178,15 @@ pub fn point(step: Step) {
 }
 
 fn pass(step: Step) {
-    static ORDERS: OnceLock<Option<PathBuf>> = OnceLock::new();
-    /// One at a time, so that nobody passes another step while one of them is the end.
+    static COMMANDS: OnceLock<Option<PathBuf>> = OnceLock::new();
+    /// Serialises steps, so that no thread passes another step while the agent crashes.
     static GATE: Mutex<()> = Mutex::new(());
 
     let _gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(directory) = ORDERS.get_or_init(|| {
+    let Some(directory) = COMMANDS.get_or_init(|| {
         let directory = PathBuf::from(env::var_os(DIRECTORY)?);
         let names: Vec<_> = Step::ALL.iter().map(|step| step.name()).collect();
-        // A test that finds no list says so.
+        // A test fails if the list is missing.
         let _ = fs::write(directory.join("steps"), names.join("\n"));
         Some(directory)
     }) else {
@@ -195,13 +194,13 @@ fn pass(step: Step) {
     };
     let path = directory.join("passed");
     let kept = fs::File::options().create(true).append(true).open(&path);
-    // So does one that finds a step missing here.
+    // A test fails if a step is missing.
     let _ = kept.and_then(|mut passed| writeln!(passed, "{}", step.name()));
     let passed = fs::read_to_string(&path).unwrap_or_default();
     let times = passed.lines().filter(|name| *name == step.name()).count();
     let here = format!("{}:{times}", step.name());
     if fs::read_to_string(directory.join("at")).is_ok_and(|at| at.trim_end() == here) {
-        // Not by `abort`, which writes a core.
+        // `abort` would write a core dump.
         let _ = raise(Signal::SIGKILL);
     }
 }

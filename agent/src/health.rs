@@ -1,8 +1,8 @@
-//! How each part of the agent is, since when and why.
+//! The state of each of the agent's components, since when, and why.
 //!
-//! Ready means that an ADD could be served. Whether the API server can be reached is another question: an agent that knows
-//! its pods serves without it. Yet another one is whether the pods that are there can reach anybody: while they cannot, a
-//! new one is plugged all the same, and talks with those on the node.
+//! Readiness means that an ADD could be served. The API server's reachability does not affect it: an agent
+//! with a synced inventory of pods serves without. Neither does the connectivity of attached pods: a new pod
+//! can still reach those on its node.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// The components of one agent.
+/// The components of one agent. Clones share them. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -22,39 +22,37 @@ struct Inner {
     ready: watch::Sender<bool>,
 }
 
-/// One component as it is now.
+/// The current state of a component.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Component {
     pub state: State,
     /// One line.
     pub why: String,
-    /// When it came into this state, in milliseconds since the Unix epoch.
+    /// When the component entered this state, in milliseconds since the Unix epoch.
     pub since_ms: u64,
-    /// Whom it matters to.
     pub affects: Affects,
 }
 
-/// What it means for pods that a component is not healthy.
+/// The pods that an unhealthy component affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Affects {
-    /// Nothing.
     Nothing,
-    /// An ADD cannot be served.
+    /// ADD fails.
     NewPods,
-    /// An ADD can be served, but neither new pods nor those that are there can reach all that they should.
+    /// ADD succeeds, but pods lack connectivity, attached ones included.
     AllPods,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Not ready yet, for the first time.
+    /// Never healthy so far.
     Starting,
     Healthy,
-    /// It does not work, and goes on trying.
+    /// Failing, and retrying.
     Unhealthy,
 }
 
-/// A component's own handle: how it says how it is. When the last one is dropped, the component is no more.
+/// The handle by which a component reports its state. Dropping it removes the component.
 #[derive(Debug)]
 pub struct Reporter {
     health: Health,
@@ -70,12 +68,12 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Adds a component, which is starting. `needed` is whether an ADD cannot be served without it.
+    /// Adds a component in the state *starting*. `needed`: ADD fails without it.
     pub fn component(&self, name: &'static str, needed: bool, why: &str) -> Reporter {
         self.add(name, if needed { Affects::NewPods } else { Affects::Nothing }, why)
     }
 
-    /// Adds a component, which is starting. All pods need it, those that are there already included; an ADD does not.
+    /// Adds a component in the state *starting* that all pods need for connectivity, but ADD does not need.
     pub fn component_of_all_pods(&self, name: &'static str, why: &str) -> Reporter {
         self.add(name, Affects::AllPods, why)
     }
@@ -89,18 +87,18 @@ impl Health {
         Reporter { health: self.clone(), name }
     }
 
-    /// Whether an ADD could be served: all components that it needs are healthy.
+    /// Whether an ADD could be served: all components that ADD needs are healthy.
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
     }
 
     /// Waits until [`Self::is_ready`].
     pub async fn until_ready(&self) {
-        // The sender is ours, so that there is no end to wait for.
+        // Cannot fail: `self` owns the sender.
         let _ = self.0.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
-    /// Whether it is ready, now and after each change.
+    /// Subscribes to changes of [`Self::is_ready`].
     pub fn readiness(&self) -> watch::Receiver<bool> {
         self.0.ready.subscribe()
     }
@@ -110,24 +108,24 @@ impl Health {
         self.lock().clone()
     }
 
-    /// What keeps ADD from being served, one line for each component; empty when ready.
+    /// The reasons why ADD fails, one line for each component; empty when ready.
     pub fn obstacles(&self) -> Vec<String> {
         let components = self.lock();
-        let obstacles = components.iter().filter(|(_, it)| it.hinders_add());
+        let obstacles = components.iter().filter(|(_, it)| it.blocks_add());
         obstacles.map(|(name, it)| format!("{name}: {}", it.why)).collect()
     }
 
-    /// The components that keep ADD from being served or pods from being reached, by name.
+    /// The components that block ADD or cut pods off, by name.
     pub fn troubles(&self) -> BTreeMap<&'static str, Component> {
         let mut components = self.components();
-        components.retain(|_, it| it.hinders_add() || it.cuts_pods_off());
+        components.retain(|_, it| it.blocks_add() || it.cuts_pods_off());
         components
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<&'static str, Component>)) {
         let mut components = self.lock();
         change(&mut components);
-        let ready = !components.values().any(Component::hinders_add);
+        let ready = !components.values().any(Component::blocks_add);
         self.0.ready.send_if_modified(|before| std::mem::replace(before, ready) != ready);
     }
 
@@ -139,13 +137,12 @@ impl Health {
 // === impl Component ===
 
 impl Component {
-    /// Whether it keeps ADD from being served.
-    pub fn hinders_add(&self) -> bool {
+    /// Whether ADD fails because of this component.
+    pub fn blocks_add(&self) -> bool {
         self.affects == Affects::NewPods && self.state != State::Healthy
     }
 
-    /// Whether pods that are there already may not reach all that they should. What is only starting is not known to be
-    /// broken.
+    /// Whether attached pods may lack connectivity. A starting component is not known to be broken.
     pub fn cuts_pods_off(&self) -> bool {
         self.affects == Affects::AllPods && self.state == State::Unhealthy
     }
@@ -154,7 +151,6 @@ impl Component {
 // === impl Affects ===
 
 impl Affects {
-    /// In a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -167,7 +163,6 @@ impl Affects {
 // === impl State ===
 
 impl State {
-    /// In a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -180,24 +175,23 @@ impl State {
 // === impl Reporter ===
 
 impl Reporter {
-    /// It works.
     pub fn healthy(&self, why: impl Into<String>) {
         self.report(State::Healthy, why.into());
     }
 
-    /// It does not work, and goes on trying.
+    /// Reports a failure that the component retries.
     pub fn unhealthy(&self, why: impl Into<String>) {
         self.report(State::Unhealthy, why.into());
     }
 
-    /// It is not ready yet; unless it has been already: then what it waits for is of no interest.
+    /// Updates the reason of a component that has never been healthy; otherwise does nothing.
     pub fn starting(&self, why: impl Into<String>) {
         if self.state() == Some(State::Starting) {
             self.report(State::Starting, why.into());
         }
     }
 
-    /// As it was reported last.
+    /// The state reported last.
     pub fn state(&self) -> Option<State> {
         self.health.lock().get(self.name).map(|component| component.state)
     }
@@ -209,9 +203,9 @@ impl Reporter {
             if component.state != state {
                 component.since_ms = now_ms();
                 match state {
-                    State::Unhealthy => tracing::warn!(component = self.name, why, "unhealthy"),
+                    State::Unhealthy => tracing::warn!(component = self.name, why, "component is unhealthy"),
                     State::Healthy if component.state == State::Unhealthy => {
-                        tracing::info!(component = self.name, why, "healthy again");
+                        tracing::info!(component = self.name, why, "component is healthy again");
                     }
                     _ => {}
                 }
@@ -239,15 +233,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_means_that_all_that_add_needs_is_healthy() {
+    fn ready_when_all_components_that_add_needs_are_healthy() {
         let health = Health::default();
-        assert!(health.is_ready(), "nothing is needed");
+        assert!(health.is_ready(), "no component is needed");
         let ranges = health.component("ranges", true, "waiting for the node");
         let api = health.component("api", false, "connecting");
         assert!(!health.is_ready());
         assert_eq!(health.obstacles(), ["ranges: waiting for the node"]);
         ranges.healthy("10.0.0.0/24");
-        assert!(health.is_ready(), "an API server that is away keeps no pod from being plugged");
+        assert!(health.is_ready(), "ADD works without the API server");
         api.unhealthy("connection refused");
         assert!(health.is_ready() && health.obstacles().is_empty());
         drop(ranges);
@@ -255,32 +249,32 @@ mod tests {
     }
 
     #[test]
-    fn what_cuts_pods_off_keeps_no_pod_from_being_plugged() {
+    fn lost_connectivity_does_not_block_add() {
         let health = Health::default();
-        let egress = health.component_of_all_pods("egress", "not looked at yet");
-        assert!(health.is_ready() && health.troubles().is_empty(), "it may be well");
-        egress.unhealthy("uplink is down");
+        let route = health.component_of_all_pods("default-route", "not checked yet");
+        assert!(health.is_ready() && health.troubles().is_empty(), "a starting component is not broken");
+        route.unhealthy("uplink is down");
         assert!(health.is_ready() && health.obstacles().is_empty());
-        assert_eq!(health.troubles()["egress"].why, "uplink is down");
-        egress.healthy("");
+        assert_eq!(health.troubles()["default-route"].why, "uplink is down");
+        route.healthy("");
         assert!(health.troubles().is_empty());
     }
 
     #[test]
-    fn since_is_when_the_state_changed_not_when_it_was_last_told() {
+    fn since_is_the_time_of_the_last_change_of_state() {
         let health = Health::default();
         let api = health.component("api", false, "");
         api.unhealthy("refused");
         let since = health.components()["api"].since_ms;
         std::thread::sleep(std::time::Duration::from_millis(3));
         api.unhealthy("refused again");
-        api.starting("of no interest now");
+        api.starting("ignored");
         let now = health.components()["api"].clone();
         assert_eq!((now.since_ms, now.why.as_str()), (since, "refused again"));
     }
 
     #[tokio::test]
-    async fn who_waits_for_ready_is_woken() {
+    async fn until_ready_returns_on_the_change() {
         let health = Health::default();
         let needed = health.component("needed", true, "");
         let waiting = tokio::spawn({

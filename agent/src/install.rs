@@ -1,7 +1,7 @@
-//! What the agent puts on the node, so that container runtimes find it: the shim, and the network configuration.
+//! Installation of the shim and the CNI configuration on the node, where container runtimes find them.
 //!
-//! Each file is written beside its place and then renamed, so that a runtime sees the old one or the new one, never a
-//! part, and so that a shim that is being executed is not written to ("text file busy").
+//! Each file is written under a temporary name and then renamed: a runtime sees the old file or the new one,
+//! never a part, and a shim in execution can be replaced (writing to it would fail with ETXTBSY).
 
 use std::{
     env, fs,
@@ -12,86 +12,71 @@ use std::{
 
 use serde_json::json;
 
-/// Where this node's container runtime looks for plugins and for networks, and where the agent listens.
+/// The directories of the node's container runtime, and the agent's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Install {
     /// The runtime's directory of CNI plugins.
     pub bin_dir: PathBuf,
     /// The runtime's directory of network configurations.
     pub conf_dir: PathBuf,
-    /// The agent's socket, as the shim is to open it.
+    /// The path by which the shim opens the agent's socket.
     pub socket: PathBuf,
 }
 
-/// A file that could not be put on the node. What was there before is there still.
+/// A file that could not be installed. The previous file is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The shim is not where it is shipped.
     #[error(
-        "cannot read the shim {path:?}; it is shipped beside the agent: install both from one image or build"
+        "cannot read the shim {path:?}, which is shipped beside the agent: install both from one image or build"
     )]
     NoShim {
-        /// Where it should be.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused a step.
     #[error(
-        "cannot {what} {path:?}; the directory must be the node's own, be writable by the agent, and have room: see the \
-         volumes and capabilities in deploy/agent.yaml"
+        "cannot {what} {path:?}: mount the node's directory writable, grant the capabilities in deploy/agent.yaml, and \
+         free space on its file system"
     )]
     Write {
-        /// What was attempted.
         what: &'static str,
-        /// On which file or directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// The file system gave back something else than it was given.
-    #[error("{path:?} does not hold what was written to it; check the file system and the disk below it")]
-    Differs {
-        /// The temporary file.
-        path: PathBuf,
-    },
-    /// JSON is text.
+    #[error("{path:?} differs from the content written to it: check the file system and its disk")]
+    Differs { path: PathBuf },
     #[error(
-        "the socket's path {path:?} is not UTF-8, so no network configuration can name it: choose another --socket"
+        "the socket's path {path:?} is not UTF-8, which a CNI configuration requires: choose another --socket"
     )]
-    NotText {
-        /// The socket.
-        path: PathBuf,
-    },
+    NotText { path: PathBuf },
 }
 
-/// Where container runtimes look for plugins unless they are told otherwise.
+/// The default plugin directory of container runtimes.
 pub const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
-/// Where container runtimes look for network configurations unless they are told otherwise.
+/// The default configuration directory of container runtimes.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
-/// The shim's name, which is the plugin's type.
+/// The name of the binary, which is the CNI plugin type.
 const SHIM: &str = "ferrule";
-/// Runtimes take the first by name.
+/// Runtimes use the first file by name.
 const CONFLIST: &str = "05-ferrule.conflist";
 
 // === impl Install ===
 
 impl Install {
-    /// Makes the plugin `ferrule` of [`Self::bin_dir`] the one that was shipped with this agent.
+    /// Installs the shim that is shipped with this agent into [`Self::bin_dir`].
     ///
     /// # Errors
-    /// If the shim does not lie beside the agent's own executable, or the directory cannot be written.
+    /// If the shim is not beside the agent's own executable, or the directory cannot be written.
     pub fn shim(&self) -> Result<(), InstallError> {
         let shipped = env::current_exe().map(|agent| agent.with_file_name(SHIM));
         let unknown = |source| InstallError::NoShim { path: SHIM.into(), source };
         self.shim_from(&shipped.map_err(unknown)?)
     }
 
-    /// Makes the network `ferrule` the one that container runtimes choose. To be called last: from then on, a runtime
-    /// says that the node's network is ready.
+    /// Installs the CNI configuration. Must follow readiness: a runtime that finds the file reports the
+    /// node's network as ready.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -105,8 +90,8 @@ impl Install {
         put(&self.bin_dir.join(SHIM), &content, 0o755)
     }
 
-    /// `cniVersions` is for runtimes that know CNI 1.1 (containerd 2, CRI-O 1.31): they take the highest that they speak,
-    /// and so use STATUS and GC. Older ones (containerd 1.6 and 1.7) take `cniVersion` and would fail with 1.1.0.
+    /// Runtimes with CNI 1.1 (containerd 2, CRI-O 1.31) choose the highest of `cniVersions` and so use STATUS
+    /// and GC. Older ones (containerd 1.6 and 1.7) read `cniVersion` and would reject 1.1.0.
     fn network(&self) -> Result<String, InstallError> {
         let mut plugin = json!({
             "type": SHIM,
@@ -129,44 +114,46 @@ impl Install {
     }
 }
 
-/// Makes `path` a file with this content and mode, and durable. A file that is right already is not touched.
+/// Installs a file durably with this content and mode. Leaves an identical file alone.
 fn put(path: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let fresh = beside(path);
-    fs::create_dir_all(directory).map_err(failed("make the directory", directory))?;
-    // What a crash left. One agent works on a node at a time, so that it is nobody else's.
+    fs::create_dir_all(directory).map_err(failed("create the directory", directory))?;
+    // Left by a crash: only one agent runs on a node at a time.
     remove(&fresh)?;
     if holds(path, content, mode) {
         return Ok(());
     }
     let put = write(&fresh, content, mode).and_then(|()| {
-        fs::rename(&fresh, path).map_err(failed("put in place", path))?;
-        fs::File::open(directory).and_then(|it| it.sync_all()).map_err(failed("make durable", directory))
+        fs::rename(&fresh, path).map_err(failed("rename the new file to", path))?;
+        fs::File::open(directory)
+            .and_then(|it| it.sync_all())
+            .map_err(failed("sync the directory", directory))
     });
     if put.is_err() {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = remove(&fresh);
     }
     put
 }
 
 fn write(fresh: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
-    // Not through a link that somebody has put there.
+    // `create_new` follows no symbolic link.
     let mut file = fs::File::options()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(fresh)
-        .map_err(failed("make", fresh))?;
+        .map_err(failed("create", fresh))?;
     file.write_all(content).map_err(failed("write", fresh))?;
-    // Now, and not at its making, where the umask counts.
+    // The umask applies only to the mode at creation.
     file.set_permissions(fs::Permissions::from_mode(mode)).map_err(failed("set the mode of", fresh))?;
-    file.sync_all().map_err(failed("make durable", fresh))?;
+    file.sync_all().map_err(failed("sync", fresh))?;
     drop(file);
     if holds(fresh, content, mode) { Ok(()) } else { Err(InstallError::Differs { path: fresh.to_owned() }) }
 }
 
-/// Whether it is a file, and no link, with this content and mode.
+/// Whether the path is a regular file, not a link, with this content and mode.
 fn holds(path: &Path, content: &[u8], mode: u32) -> bool {
     fs::symlink_metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o7777 == mode)
         && fs::read(path).is_ok_and(|it| it == content)
@@ -179,7 +166,7 @@ fn remove(path: &Path) -> Result<(), InstallError> {
     }
 }
 
-/// A name in the same directory, hence on the same file system. Hidden, and with an end that runtimes skip.
+/// A temporary name in the same directory, so on the same file system; runtimes skip its suffix.
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.new"))
@@ -227,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shim_is_put_there_whole_and_executable() {
+    fn the_shim_is_installed_executable() {
         let (dir, install) = node();
         install.shim_from(&shipped(&dir, b"one")).unwrap();
         let plugin = install.bin_dir.join("ferrule");
@@ -238,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shim_that_is_right_already_is_not_touched() {
+    fn an_identical_shim_is_left_alone() {
         let (dir, install) = node();
         let shipped = shipped(&dir, b"one");
         let plugin = install.bin_dir.join("ferrule");
@@ -248,15 +235,15 @@ mod tests {
         assert_eq!(fs::metadata(&plugin).unwrap().ino(), first);
         fs::set_permissions(&plugin, fs::Permissions::from_mode(0o644)).unwrap();
         install.shim_from(&shipped).unwrap();
-        assert_eq!(mode(&plugin), 0o755, "but one that nobody may execute is not right");
+        assert_eq!(mode(&plugin), 0o755, "the mode is repaired");
     }
 
     #[test]
-    fn what_a_crash_left_is_removed() {
+    fn a_temporary_file_left_by_a_crash_is_removed() {
         let (dir, install) = node();
         let shipped = shipped(&dir, b"one");
         install.shim_from(&shipped).unwrap();
-        for _ in ["half a file before a whole one", "and where there is nothing to do"] {
+        for _ in ["before an installation", "and where the file is identical"] {
             fs::write(install.bin_dir.join(".ferrule.new"), "half").unwrap();
             install.shim_from(&shipped).unwrap();
             assert_eq!(names(&install.bin_dir), ["ferrule"]);
@@ -278,12 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn pain_8_a_plugin_in_use_is_replaced_without_text_file_busy() {
+    fn a_shim_in_execution_is_replaced_without_text_file_busy() {
         let (dir, install) = node();
         let plugin = install.bin_dir.join("ferrule");
         fs::create_dir_all(&install.bin_dir).unwrap();
-        // Copied by a process of its own: a file that is open for writing here would be busy in any child that another
-        // test starts at the same time.
+        // `cp` copies in its own process: a file open for writing here would be inherited, and so busy, by a
+        // child that another test forks at the same time.
         assert!(Command::new("cp").arg("/bin/sleep").arg(&plugin).status().unwrap().success());
         let mut running = Command::new(&plugin).arg("60").stdin(Stdio::null()).spawn().unwrap();
         let in_place = fs::File::options().write(true).open(&plugin);
@@ -291,26 +278,26 @@ mod tests {
         let runs_on = running.try_wait().unwrap().is_none();
         running.kill().unwrap();
         running.wait().unwrap();
-        assert_eq!(in_place.unwrap_err().kind(), io::ErrorKind::ExecutableFileBusy, "the pain is real");
+        assert_eq!(in_place.unwrap_err().kind(), io::ErrorKind::ExecutableFileBusy, "writing in place fails");
         replaced.unwrap();
         assert!(runs_on);
         assert_eq!(fs::read(&plugin).unwrap(), b"new");
     }
 
     #[test]
-    fn an_install_that_fails_leaves_what_was_there() {
+    fn a_failed_installation_keeps_the_previous_file() {
         let (dir, install) = node();
         let gone = install.shim_from(&dir.path().join("gone")).unwrap_err();
         assert!(matches!(gone, InstallError::NoShim { .. }), "{gone}");
-        // A directory in its place cannot be replaced by a file.
+        // A file cannot replace a directory.
         fs::create_dir_all(install.bin_dir.join("ferrule/kept")).unwrap();
         let refused = install.shim_from(&shipped(&dir, b"one")).unwrap_err();
-        assert!(matches!(refused, InstallError::Write { what: "put in place", .. }), "{refused}");
+        assert!(matches!(refused, InstallError::Write { what: "rename the new file to", .. }), "{refused}");
         assert_eq!(names(&install.bin_dir), ["ferrule"]);
     }
 
     #[test]
-    fn old_and_new_runtimes_find_a_version_that_they_speak() {
+    fn the_configuration_offers_cni_versions_to_old_and_new_runtimes() {
         let (_dir, install) = node();
         install.conflist().unwrap();
         let path = install.conf_dir.join("05-ferrule.conflist");
@@ -326,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shim_is_told_of_a_socket_elsewhere() {
+    fn the_configuration_names_a_socket_that_is_not_the_default() {
         let (_dir, mut install) = node();
         install.socket = "/run/other/agent.sock".into();
         let network: Value = serde_json::from_str(&install.network().unwrap()).unwrap();

@@ -1,6 +1,6 @@
-//! The Ferrule agent: gives pods their network interfaces and carries their packets in eBPF.
+//! The Ferrule agent: a CNI daemon that plugs pods' network interfaces and forwards their packets in eBPF.
 //!
-//! `docs/architecture.md` is the map of this house.
+//! `docs/architecture.md` describes the modules.
 
 mod api;
 pub mod app;

@@ -1,7 +1,7 @@
-//! The daemon `ferrule-agent`: the library, with the eBPF object inside.
+//! The daemon `ferrule-agent`: the library plus the embedded eBPF object.
 //!
-//! Its exit code is 0 when it was told to stop and has nothing left to do, 75 when it was told to and leaves something to
-//! the next agent, 64 when it was started with flags that it does not understand, and 1 when it cannot work.
+//! Exit codes: 0 after a clean stop, 75 after a stop that leaves work to the next agent, 64 for an invalid
+//! configuration, and 1 for any other failure.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use ferrule_agent::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
-/// Musl's own allocator has one lock for all threads: that was a fifth of the time that an ADD takes.
+/// Musl's allocator has one lock for all threads, which cost a fifth of the time of an ADD.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -32,18 +32,18 @@ static EBPF_OBJECT: &[u8] = &[];
 const USAGE: u8 = 64;
 /// `EX_TEMPFAIL` in `sysexits.h`.
 const LEFT_WORK: u8 = 75;
-/// How long calls that have outlived the drain are waited for; what they leave half done, the next agent undoes.
+/// The wait for blocking calls that have outlived the drain; the next agent rolls back the others.
 const LAST_CALLS: Duration = Duration::from_secs(3);
-/// A connection for each call that is taken at once, and what the calls in work have open.
+/// Room for a connection per accepted call, and the files that calls in flight have open.
 const OPEN_FILES: u64 = 8192;
-/// More threads than the verbs work on at once; the rest is for start and reaper.
+/// More than the eight that CNI calls use; the rest is for start-up and the reaper.
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Also help and version, which are no errors, and go to standard output.
+            // Help and version come here too, and go to standard output.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     };
     start_log(config.dataplane.log);
     if let Err(error) = raise_file_limit() {
-        tracing::warn!(%error, "the limit on open files stays low: fewer calls can be served at once");
+        tracing::warn!(%error, "cannot raise the limit on open files; fewer calls can be served at once");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -79,15 +79,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// A service manager's limit is made for programs that use `select`: a thousand.
+/// Service managers set a soft limit of 1024, for programs that use `select`.
 fn raise_file_limit() -> nix::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(OPEN_FILES).min(hard), hard)
 }
 
 fn start_log(ebpf: LogLevel) {
-    // The programs' records come under the object's name, of which the agent's own begins with.
-    // And kube tells each refused connection as an error, of which we say what it means.
+    // The eBPF programs log under the target `ferrule`, which is a prefix of the agent's own target.
+    // kube logs each refused connection as an error, which the agent reports itself.
     let default = match ebpf {
         LogLevel::Off => "info,kube_client=off",
         _ => "info,kube_client=off,ferrule=trace,ferrule_agent=info",

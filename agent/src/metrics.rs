@@ -1,4 +1,4 @@
-//! What is counted, under the names that a monitoring system sees.
+//! Prometheus metrics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// All metrics of the agent. Cloning it is cheap, and counts into the same.
+/// All metrics of the agent. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -22,13 +22,13 @@ pub struct Metrics {
     pub maps: MapMetrics,
 }
 
-/// Of the runtime's calls.
+/// Metrics of CNI calls.
 #[derive(Debug, Clone)]
 pub struct CniMetrics {
     duration: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
-/// Of telling a collector of calls.
+/// Metrics of the trace exporter.
 #[derive(Debug, Clone, Default)]
 pub struct TraceMetrics {
     pub exported: Counter,
@@ -42,45 +42,45 @@ pub struct MapMetrics {
     capacity: Family<MapLabels, Gauge>,
 }
 
-/// Of what others have changed, and of putting it right.
+/// Metrics of self-healing.
 #[derive(Debug, Clone, Default)]
 pub struct HealMetrics {
     deviations: Family<KindLabels, Counter>,
     repairs: Family<RepairLabels, Counter>,
 }
 
-/// Of bringing together what should be and what is.
+/// Metrics of reconciliation.
 #[derive(Debug, Clone, Default)]
 pub struct ReconcileMetrics {
-    /// Pods that are to be looked at, or are being.
+    /// Pods in the work queue or with a worker.
     pub queued: Gauge,
     pub rounds: Counter,
     pub failures: Counter,
     pub given_up: Counter,
-    /// Attachments that were found dangling and are not removed yet.
+    /// Orphaned attachments that are not removed yet.
     pub dangling: Gauge,
     pub removed: Counter,
 }
 
-/// Of the registry's store, which may be lost or damaged.
+/// Metrics of rebuilding the registry after its store was lost or corrupted.
 #[derive(Debug, Clone, Default)]
 pub struct StoreMetrics {
     pub rebuilds: Counter,
     pub rebuilt_attachments: Counter,
-    /// Interfaces whose attachments could not be made anew.
+    /// Interfaces whose attachments could not be rebuilt.
     pub unknown_interfaces: Gauge,
 }
 
-/// Of the Events about pods.
+/// Metrics of Kubernetes Events.
 #[derive(Debug, Clone, Default)]
 pub struct EventMetrics {
     pub sent: Counter,
     pub failed: Counter,
-    /// There was no room, or too many were told.
+    /// Dropped by the full queue or the rate limit.
     pub lost: Counter,
 }
 
-/// Of the watches, one time series for each source.
+/// Metrics of the watches, one time series for each source.
 #[derive(Debug, Clone, Default)]
 pub struct WatchMetrics {
     pub events: Family<EventLabels, Counter>,
@@ -111,7 +111,7 @@ pub struct FailureLabels {
     pub reason: &'static str,
 }
 
-/// A few verbs, phases and codes, all of them our own: nobody can make many of them.
+/// All values are constants of the agent, so that the number of time series is bounded.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     verb: &'static str,
@@ -129,7 +129,6 @@ struct MapLabels {
     map: &'static str,
 }
 
-/// The names of our own kinds of deviation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: &'static str,
@@ -141,13 +140,13 @@ struct RepairLabels {
     outcome: &'static str,
 }
 
-/// In seconds: from what a compare takes to the longest that a runtime's call is waited for.
+/// Seconds: from a comparison of kernel state to the shim's longest deadline.
 const CALL_BUCKETS: [f64; 19] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
     30.0, 60.0, 90.0,
 ];
 
-/// A number of things as a gauge takes it.
+/// Converts a number of things to the type of a gauge.
 pub fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -185,10 +184,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All of them in the OpenMetrics text format.
+    /// Encodes all metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// None that can occur: a text is written.
+    /// If writing to the string fails.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
@@ -205,7 +204,7 @@ impl Default for CniMetrics {
 }
 
 impl CniMetrics {
-    /// How long a call was in a phase. `code` is the CNI code that it ended with, 0 for success.
+    /// Records the time of a call in a phase. `code` is the call's CNI code, 0 for success.
     pub fn observe(&self, verb: &'static str, phase: &'static str, code: i32, took: Duration) {
         self.duration.get_or_create(&CallLabels { verb, phase, code }).observe(took.as_secs_f64());
     }
@@ -213,7 +212,7 @@ impl CniMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register_with_unit(
             "duration",
-            "How long the runtime's calls took, in all and in each phase",
+            "Duration of CNI calls, in total and by phase",
             Unit::Seconds,
             self.duration.clone(),
         );
@@ -223,7 +222,7 @@ impl CniMetrics {
 // === impl TraceMetrics ===
 
 impl TraceMetrics {
-    /// Spans that no collector will see.
+    /// Counts spans that are not exported.
     pub fn drop_spans(&self, reason: &'static str, spans: usize) {
         if spans > 0 {
             self.dropped.get_or_create(&DropLabels { reason }).inc_by(spans as u64);
@@ -231,20 +230,24 @@ impl TraceMetrics {
     }
 
     fn register(&self, registry: &mut Registry) {
-        registry.register("exported", "Spans that the collector took", self.exported.clone());
-        registry.register("dropped", "Spans that no collector took", self.dropped.clone());
+        registry.register("exported", "Spans that the collector accepted", self.exported.clone());
+        registry.register(
+            "dropped",
+            "Spans dropped: queue full, refused or not accepted in time",
+            self.dropped.clone(),
+        );
     }
 }
 
 // === impl HealMetrics ===
 
 impl HealMetrics {
-    /// One that was not known before.
+    /// Counts a new deviation.
     pub fn deviation(&self, kind: &'static str) {
         self.deviations.get_or_create(&KindLabels { kind }).inc();
     }
 
-    /// An attempt to put one right.
+    /// Counts an attempt to repair a deviation.
     pub fn repair(&self, kind: &'static str, outcome: &'static str) {
         self.repairs.get_or_create(&RepairLabels { kind, outcome }).inc();
     }
@@ -252,10 +255,14 @@ impl HealMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "deviations",
-            "What others had changed of pods' interfaces when it was noticed",
+            "Deviations of kernel and map state found, by kind",
             self.deviations.clone(),
         );
-        registry.register("repairs", "Attempts to put deviations right", self.repairs.clone());
+        registry.register(
+            "repairs",
+            "Attempts to repair deviations, by kind and outcome",
+            self.repairs.clone(),
+        );
     }
 }
 
@@ -286,13 +293,13 @@ impl MapMetrics {
 
 impl EventMetrics {
     fn register(&self, registry: &mut Registry) {
-        registry.register("sent", "Events about pods that the API server took", self.sent.clone());
+        registry.register("sent", "Events about pods that the API server accepted", self.sent.clone());
+        registry.register("failed", "Events about pods that the API server rejected", self.failed.clone());
         registry.register(
-            "failed",
-            "Events about pods that the API server did not take",
-            self.failed.clone(),
+            "lost",
+            "Events about pods dropped by the queue or the rate limit",
+            self.lost.clone(),
         );
-        registry.register("lost", "Events about pods that were not sent: too many", self.lost.clone());
     }
 }
 
@@ -300,20 +307,16 @@ impl EventMetrics {
 
 impl ReconcileMetrics {
     fn register(&self, registry: &mut Registry) {
-        registry.register("queued", "Pods whose attachments are to be looked at", self.queued.clone());
-        registry.register("rounds", "Times that all attachments were to be looked at", self.rounds.clone());
-        registry.register("failures", "Looks and removals that failed", self.failures.clone());
+        registry.register("queued", "Pods in the work queue of reconciliation", self.queued.clone());
+        registry.register("rounds", "Periodic rounds over all attachments", self.rounds.clone());
+        registry.register("failures", "Reconciliations that failed", self.failures.clone());
         registry.register(
             "given_up",
-            "Pods left alone after too many failures, until they change",
+            "Pods whose retry budget is exhausted until they change",
             self.given_up.clone(),
         );
-        registry.register(
-            "dangling",
-            "Attachments found dangling, and not removed yet",
-            self.dangling.clone(),
-        );
-        registry.register("removed", "Attachments removed because they were dangling", self.removed.clone());
+        registry.register("dangling", "Orphaned attachments that are not removed yet", self.dangling.clone());
+        registry.register("removed", "Orphaned attachments removed", self.removed.clone());
     }
 }
 
@@ -321,19 +324,15 @@ impl ReconcileMetrics {
 
 impl StoreMetrics {
     fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "rebuilds",
-            "Times that the registry's store was lost or damaged",
-            self.rebuilds.clone(),
-        );
+        registry.register("rebuilds", "Starts with a lost or corrupt registry store", self.rebuilds.clone());
         registry.register(
             "rebuilt_attachments",
-            "Attachments made anew from what the kernel has",
+            "Attachments rebuilt from kernel state",
             self.rebuilt_attachments.clone(),
         );
         registry.register(
             "unknown_interfaces",
-            "Interfaces left as they are: their attachments could not be made anew",
+            "Interfaces left alone because their attachments could not be rebuilt",
             self.unknown_interfaces.clone(),
         );
     }
@@ -343,24 +342,28 @@ impl StoreMetrics {
 
 impl WatchMetrics {
     fn register(&self, registry: &mut Registry) {
-        registry.register("events", "Events applied, bookmarks among them", self.events.clone());
-        registry.register("undecodable", "Objects and lines that were passed over", self.undecodable.clone());
-        registry.register("failures", "Requests and streams that failed", self.failures.clone());
-        registry.register("lists", "Times that all objects were listed", self.lists.clone());
-        registry.register("resumes", "Watches opened at a known position", self.resumes.clone());
+        registry.register("events", "Watch events applied, bookmarks included", self.events.clone());
+        registry.register(
+            "undecodable",
+            "Objects and lines skipped because decoding failed",
+            self.undecodable.clone(),
+        );
+        registry.register("failures", "Failed requests and streams", self.failures.clone());
+        registry.register("lists", "Full lists of all objects", self.lists.clone());
+        registry.register("resumes", "Watches resumed at a stored position", self.resumes.clone());
         registry.register_with_unit(
             "received",
-            "Received from the API server",
+            "Bytes received from the API server",
             Unit::Bytes,
             self.bytes.clone(),
         );
-        registry.register("objects", "Objects known", self.objects.clone());
+        registry.register("objects", "Objects in the inventory", self.objects.clone());
         registry.register_with_unit(
             "buffered",
-            "Received of an event that is not whole yet",
+            "Bytes received of an incomplete event",
             Unit::Bytes,
             self.buffered.clone(),
         );
-        registry.register("unsaved", "Changes that are not durable yet", self.unsaved.clone());
+        registry.register("unsaved", "Changes that are not checkpointed yet", self.unsaved.clone());
     }
 }

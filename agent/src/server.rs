@@ -1,4 +1,4 @@
-//! The socket that the agent serves on: only root gets in, and only one agent listens.
+//! The unix socket that the agent serves gRPC on: open to root only, with one agent at a time.
 
 mod connections;
 mod lock;
@@ -22,11 +22,12 @@ pub use lock::NodeLock;
 
 use crate::crash::{self, Step};
 
-/// The socket cannot be served on.
+/// A socket that the agent cannot listen on.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     #[error(
-        "another ferrule-agent works in this network namespace; two would take each other's pods for leftovers"
+        "another ferrule-agent works in this network namespace: stop that agent first (two agents would collect each \
+         other's interfaces as orphans)"
     )]
     SecondAgent,
     #[error("cannot {what} {path:?}")]
@@ -37,35 +38,33 @@ pub enum SocketError {
         source: io::Error,
     },
     #[error(
-        "the socket's directory {path:?} is open to others, and {why}, so it is not ours to close: give the socket a \
-         directory of its own"
+        "the socket's directory {path:?} is accessible to other users, and {why}: give the socket a directory of its \
+         own (--socket)"
     )]
     Shared { path: PathBuf, why: String },
-    #[error("there is something at {0:?} that is not a socket; it is not ours to remove")]
+    #[error("{0:?} exists and is not a socket: remove it, or choose another --socket")]
     NotSocket(PathBuf),
-    #[error("somebody listens on {0:?} already")]
+    #[error("another process already listens on {0:?}: stop that process, or choose another --socket")]
     Taken(PathBuf),
-    #[error(
-        "somebody has removed or replaced {0:?} while the agent was listening on it: a new agent will make another one"
-    )]
+    #[error("another process removed or replaced the socket {0:?}: restart the agent to create it again")]
     Displaced(PathBuf),
 }
 
-/// What an agent has in its directory, so that one with nothing else is its own.
-const OURS: [&str; 6] =
+/// The files of an agent's directory. A directory with no other files belongs to the agent.
+const OWN_FILES: [&str; 6] =
     ["agent.sock", "agent.new", "agent.lock", deferred::DIRECTORY, deferred::LOCK, deferred::TURNSTILE];
-/// And the stores, with what the names of those begin with that were set aside, or are not in their places yet.
+/// The stores: quarantined and unfinished copies have names that start with these.
 const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
-/// How often to look whether the socket is there. Without it shims do without the agent, which then knows nothing of it.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often the socket's identity is checked. Without the socket, shims act as if no agent ran.
+const CHECK_PERIOD: Duration = Duration::from_secs(2);
 
 /// Listens on a socket that only root can open, in a directory that only root can enter.
 ///
-/// A socket that an earlier agent left is replaced. The new one is made under another name and then renamed, so that
-/// there is never one that others could open, nor none.
+/// Replaces a stale socket of an earlier agent. The new socket is created under another name, protected and
+/// renamed, so that shims always find a socket and other users never find an open one.
 ///
 /// # Errors
-/// If somebody listens there, or something else is in the way.
+/// If another process listens there, the path is not a socket, or the directory belongs to other programs.
 pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
     close_directory(socket)?;
     check_stale(socket)?;
@@ -75,36 +74,37 @@ pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
         move |source| SocketError::Access { what, path, source }
     };
     match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("make way for")(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove the unfinished socket of")(error));
+        }
         _ => {}
     }
     crash::point(Step::SocketWayMade);
     let listener = UnixListener::bind(&fresh).map_err(failed("listen on"))?;
     crash::point(Step::SocketBound);
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed("protect"))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed("set the mode of"))?;
     crash::point(Step::SocketClosed);
-    fs::rename(&fresh, socket).map_err(failed("put in place"))?;
+    fs::rename(&fresh, socket).map_err(failed("rename the new socket to"))?;
     crash::point(Step::SocketPlaced);
     Ok(listener)
 }
 
-/// Waits until a socket is no longer where it was bound, or another one is there. Then nobody finds the one that is listened on.
+/// Waits until the socket's path is gone or leads to another file, so that no shim can find this agent.
 ///
-/// # Errors
-/// What is there instead, as it does not end otherwise.
+/// Always returns [`SocketError::Displaced`].
 pub async fn displaced(socket: &Path) -> SocketError {
-    let now = || fs::symlink_metadata(socket).map(|it| (it.dev(), it.ino())).ok();
-    let bound = now();
-    while bound.is_some() && now() == bound {
-        tokio::time::sleep(LOOK).await;
+    let identity = || fs::symlink_metadata(socket).map(|it| (it.dev(), it.ino())).ok();
+    let bound = identity();
+    while bound.is_some() && identity() == bound {
+        tokio::time::sleep(CHECK_PERIOD).await;
     }
     SocketError::Displaced(socket.to_owned())
 }
 
-/// Makes the directory of a socket, or sees to it that only root can enter it.
+/// Creates the socket's directory with mode 0700, or sets that mode on a directory of the agent's own.
 ///
 /// # Errors
-/// If it is open to others and has other things in it.
+/// If the directory is accessible to other users and holds files of other programs.
 pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
     let directory = deferred::socket_directory(socket);
     let failed = |what| move |source| SocketError::Access { what, path: directory.to_owned(), source };
@@ -112,29 +112,30 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
         .recursive(true)
         .mode(0o700)
         .create(directory)
-        .map_err(failed("make the directory"))?;
+        .map_err(failed("create the directory"))?;
     crash::point(Step::SocketDirectoryMade);
-    let metadata = fs::symlink_metadata(directory).map_err(failed("look at"))?;
+    let metadata = fs::symlink_metadata(directory).map_err(failed("inspect"))?;
     let shared = |why: String| Err(SocketError::Shared { path: directory.to_owned(), why });
     if metadata.uid() != nix::unistd::geteuid().as_raw() {
-        return shared(format!("it belongs to the user {}", metadata.uid()));
+        return shared(format!("belongs to user {}", metadata.uid()));
     }
     if metadata.is_dir() && metadata.mode() & 0o077 == 0 {
         return Ok(());
     }
-    for entry in fs::read_dir(directory).map_err(failed("look into"))? {
-        let name = entry.map_err(failed("look into"))?.file_name();
+    for entry in fs::read_dir(directory).map_err(failed("list"))? {
+        let name = entry.map_err(failed("list"))?.file_name();
         let is_store = |it: &str| name.as_encoded_bytes().starts_with(it.as_bytes());
-        if !OURS.iter().any(|ours| name == *ours) && !STORES.iter().any(|it| is_store(it)) {
-            return shared(format!("there is {name:?} in it"));
+        if !OWN_FILES.iter().any(|own| name == *own) && !STORES.iter().any(|it| is_store(it)) {
+            return shared(format!("holds the unrelated file {name:?}"));
         }
     }
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("close to others"))?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of"))?;
     crash::point(Step::SocketDirectoryClosed);
     Ok(())
 }
 
-/// Accepts a request of root, or of the agent's own user, by SO_PEERCRED: a second barrier behind the socket's mode.
+/// Accepts a request of root, or of the agent's own user, by SO_PEERCRED: a second barrier behind the
+/// socket's mode.
 ///
 /// # Errors
 /// `PERMISSION_DENIED` for every other user.
@@ -155,7 +156,7 @@ pub fn check_peer(request: Request<()>) -> Result<Request<()>, Status> {
     }
 }
 
-/// Root, or who the agent runs as.
+/// Root, or the agent's own user.
 fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
@@ -163,7 +164,7 @@ fn is_trusted(uid: u32) -> bool {
 fn check_stale(socket: &Path) -> Result<(), SocketError> {
     let metadata = match fs::symlink_metadata(socket) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SocketError::Access { what: "look at", path: socket.to_owned(), source }),
+        Err(source) => return Err(SocketError::Access { what: "inspect", path: socket.to_owned(), source }),
         Ok(metadata) => metadata,
     };
     if !metadata.file_type().is_socket() {
@@ -172,7 +173,7 @@ fn check_stale(socket: &Path) -> Result<(), SocketError> {
     match Probe::connect(socket) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(source) => Err(SocketError::Access {
-            what: "tell whether anybody listens on",
+            what: "find out whether a process listens on",
             path: socket.to_owned(),
             source,
         }),
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_socket_and_its_directory_are_closed_to_others() {
+    async fn socket_and_directory_are_accessible_to_root_only() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("own/agent.sock");
         let _listener = listen(&socket).unwrap();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         drop(listen(&socket).unwrap());
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_not_removed() {
+    async fn a_file_that_is_not_a_socket_is_refused_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         fs::write(&socket, "precious").unwrap();
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_with_other_things_in_it_is_not_closed_to_others() {
+    async fn a_directory_with_unrelated_files_keeps_its_mode() {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(dir.path().join("resolv.conf"), "").unwrap();
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_of_its_own_is_closed_to_others() {
+    async fn a_directory_with_only_own_files_becomes_private() {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(dir.path().join("agent.lock"), "").unwrap();
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_with_a_damaged_store_in_it_is_closed_to_others_too() {
+    async fn a_directory_with_a_quarantined_store_becomes_private() {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for name in ["registry.redb.corrupt-12", "registry.redb.new", "watch.redb", "watch.redb.broken"] {

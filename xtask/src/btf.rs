@@ -1,9 +1,9 @@
 //! Makes text in the maps readable: renames the BTF type `i8` to `char`.
 //!
-//! bpftool prints an array as a string only if its elements are one byte wide and of a type that is named `char`
-//! (or is encoded as one); everything else comes out as numbers, see `is_str_array` in bpftool's `btf_dumper.c`.
-//! Rust has no type that LLVM describes like that: `c_char` is `i8` or `u8`. So the map types use `i8` for text
-//! and for nothing else, and the object's `.BTF` section is rewritten here.
+//! bpftool prints an array as a string only if its elements are one byte wide and of a type that is named
+//! `char` (or is encoded as one); everything else comes out as numbers, see `is_str_array` in bpftool's
+//! `btf_dumper.c`. Rust has no type that LLVM describes like that: `c_char` is `i8` or `u8`. So the map types
+//! use `i8` for text and for nothing else, and the object's `.BTF` section is rewritten here.
 //!
 //! Types and strings are referred to by number and by offset, from `.BTF` itself, from `.BTF.ext` and from
 //! relocations. None of these may move: the new name is appended to the strings, and the section, now longer,
@@ -75,8 +75,8 @@ pub(crate) fn name_text(object: &[u8]) -> Result<Option<Vec<u8>>> {
         .and_then(|at| at.checked_add(usize::try_from(header.e_shoff(endian)).ok()?))
         .context("the section table is out of reach")?;
 
-    // The old section stays where it was, and nothing refers to it any more: to move what comes after it would
-    // mean to adjust every offset in the file.
+    // The old section stays where it was, and nothing refers to it any more: to move what comes after it
+    // would mean to adjust every offset in the file.
     let mut out = object.to_vec();
     out.resize(out.len().next_multiple_of(ALIGN), 0);
     let offset = u64::try_from(out.len())?;

@@ -1,4 +1,4 @@
-//! Deploying to a cluster.
+//! Deployment to a cluster.
 
 use anyhow::Result;
 use clap::Args;
@@ -13,33 +13,33 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Where to deploy, and what.
+/// The options of a deployment.
 #[derive(Debug, Args)]
 pub(crate) struct Deploy {
-    /// Print the manifests, and apply nothing
+    /// Print the manifests without applying them
     #[arg(long)]
     dry_run: bool,
-    /// The image, as the nodes are to pull it [default: ferrule:<version>]
+    /// Image reference that nodes pull [default: ferrule:<version>]
     #[arg(long, value_name = "REF")]
     image: Option<String>,
-    /// The namespace that the agents are in
+    /// Namespace of the agents
     #[arg(long, value_name = "NS", default_value = "ferrule-system")]
     namespace: String,
-    /// Who may write VIFs on pods [default: system:serviceaccount:<namespace>:vif-controller]
+    /// User who may write VIF annotations [default: system:serviceaccount:<namespace>:vif-controller]
     #[arg(long, value_name = "USER")]
     vif_controller: Option<String>,
-    /// Let the agents read Kuryr's KuryrPort objects
+    /// Let agents read KuryrPort objects
     #[arg(long)]
     with_kuryr: bool,
 }
 
-/// How long the agents may take. The nodes pull the image meanwhile.
+/// The deadline of the rollout, pulling the image included.
 const ROLLOUT: &str = "10m";
 
 /// Renders the manifests, applies them with kubectl, and waits until the agents are ready.
 ///
 /// # Errors
-/// If they cannot be rendered, there is no kubectl, or the cluster refuses.
+/// If rendering fails, kubectl is missing, or the cluster rejects the manifests.
 pub(crate) fn deploy(ws: &Workspace, deploy: Deploy) -> Result<()> {
     let namespace = deploy.namespace;
     let controller = || format!("system:serviceaccount:{namespace}:vif-controller");
@@ -57,19 +57,19 @@ pub(crate) fn deploy(ws: &Workspace, deploy: Deploy) -> Result<()> {
     if !tools::is_there("kubectl") {
         return Err(Failure {
             attempted: "applying the manifests".to_owned(),
-            why: "there is no program kubectl".to_owned(),
+            why: "kubectl is not in PATH".to_owned(),
             remedy: "install kubectl and give it a kubeconfig; or print the manifests here with --dry-run, and apply \
                      them where there is one: `kubectl apply --server-side -f FILE`"
                 .to_owned(),
         }
         .into());
     }
-    // In a file, so that what was applied can be looked at.
+    // A file, so that the applied manifests can be inspected.
     let path = ws.root.join("target/deploy.yaml");
     files::replace_if_changed(&path, rendered.as_bytes())?;
-    let remedy = "see what it says, above: a cluster that cannot be reached is a matter of your kubeconfig, a conflict \
-                  means that somebody has changed a field by hand (put it into deploy/, or give it up by `kubectl apply \
-                  --server-side --force-conflicts -f target/deploy.yaml`)";
+    let remedy = "read the messages above. If the cluster is unreachable, correct the kubeconfig. On a conflict, another \
+                  writer has changed a field: put the change into deploy/, or discard it with `kubectl apply \
+                  --server-side --force-conflicts -f target/deploy.yaml`";
     kubectl(&format!("applying {}", ws.show(&path)), remedy)
         .args(["apply", "--server-side", "-f"])
         .arg(&path)

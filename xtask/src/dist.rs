@@ -1,7 +1,7 @@
 //! The release binaries, collected in `target/dist/`.
 //!
-//! All are static: they run on the node whatever its C library is, and in an image that has none. The same ones are
-//! tested, measured and shipped.
+//! All are static: they run on the node whatever its C library is, and in an image that has none. The same
+//! ones are tested, measured and shipped.
 
 use std::{
     fmt, fs,
@@ -24,12 +24,12 @@ use crate::{
     workspace::Workspace,
 };
 
-/// A binary that we ship.
+/// A shipped binary.
 #[derive(Debug, Clone, Copy)]
 struct Binary {
     package: &'static str,
     name: &'static str,
-    /// Cargo's.
+    /// The cargo profile.
     profile: &'static str,
 }
 
@@ -39,10 +39,10 @@ const BINARIES: [Binary; 3] = [
     Binary { package: "ferrule-shim", name: "ferrule", profile: "shim" },
 ];
 
-/// What only an agent with crash points has in it: the name of a variable (`agent/src/crash.rs`).
+/// Only an agent with crash points contains this name of a variable (`agent/src/crash.rs`).
 const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
-/// A binary that may lie anywhere in memory corrects all addresses in it when it is started. Packed, they are a sixtieth of
-/// the size: three quarters of a megabyte, of which all was read, and kept. Musl knows them since 1.2.4.
+/// A position-independent binary applies its relocations at start, and keeps the pages. Packed relocations
+/// take a sixtieth of the space, which saves 750 kB. Musl supports them since 1.2.4.
 const PACKED_RELOCATIONS: &str = "-Clink-arg=-Wl,-z,pack-relative-relocs";
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
@@ -52,13 +52,13 @@ const OBJECT_VARIABLE: &str = "FERRULE_BPF_OBJECT";
 /// Builds the eBPF programs, then the binaries into `target/dist/`.
 ///
 /// # Errors
-/// If something does not build, or is not static.
+/// If a binary does not build, or is not static.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
     tools::need(tools::BUILD)?;
     ebpf::build(ws)?;
     toolchain::need(ws, &[Part::Musl])?;
-    // For these calls only: they build for a target of their own, so that nothing else is built anew. Not RUSTFLAGS:
-    // this one wins over it, and paths may have spaces.
+    // Only for these calls, which build for a target of their own, so that other builds stay valid. Overrides
+    // RUSTFLAGS, and allows spaces in paths.
     let mut flags = remap::flags(ws, ws.target())?;
     flags.push(PACKED_RELOCATIONS.to_owned());
     let flags = flags.join("\u{1f}");
@@ -68,9 +68,9 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
             .args(["--package", binary.package, "--bin", binary.name])
             .args(["--profile", binary.profile, "--target", &target])
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
-            // Or CC would be asked, which may be set for another C library.
+            // Overrides CC, which may be set for another C library.
             .env(&format!("CC_{}", target.replace('-', "_")), "musl-gcc")
-            // C code that tells when it was compiled (mimalloc does) would make each build another one.
+            // mimalloc embeds the time of compilation, which would make builds differ.
             .env("SOURCE_DATE_EPOCH", "0")
             .run()?;
     }
@@ -80,7 +80,7 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent that dies where a test wants it to, into `target/dist/test/`. It is not static, and never shipped.
+/// Builds an agent with crash points into `target/dist/test/`: not static, never shipped.
 ///
 /// # Errors
 /// If it does not build.
@@ -91,18 +91,19 @@ pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
         .run()?;
     let built = ws.target().join("debug").join(agent);
     if !has_crash_points(&built)? {
-        let (why, remedy) = ("it has none", "see that CRASH_POINTS in xtask/src/dist.rs is still their sign");
+        let (why, remedy) =
+            ("the binary has none", "compare CRASH_POINTS in xtask/src/dist.rs with agent/src/crash.rs");
         return Err(failure(&built, why, remedy).into());
     }
     files::copy(&built, &ws.dist().join("test").join(agent))
 }
 
-/// What [`build`] puts into `target/dist/`.
+/// The paths of the binaries in `target/dist/`.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     BINARIES.iter().map(|binary| binary.name)
 }
 
-/// Tells `step` where the results of [`build`] are.
+/// Passes the locations of the results of [`build`] to `step`.
 pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
     step.env(DIST_VARIABLE, ws.dist()).env(OBJECT_VARIABLE, ws.bpf_object())
 }
@@ -110,7 +111,7 @@ pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
 // === impl Binary ===
 
 impl Binary {
-    /// Where cargo puts it.
+    /// The path of cargo's output.
     fn built(self, ws: &Workspace) -> PathBuf {
         ws.target().join(toolchain::musl_target()).join(self.profile).join(self.name)
     }
@@ -119,12 +120,14 @@ impl Binary {
         let built = self.built(ws);
         check_static(&built)?;
         if has_crash_points(&built)? {
-            let remedy = "build it without the feature crash-points: see who turns it on, with `cargo tree --edges features`";
-            return Err(failure(&built, "it has them, and is to be shipped", remedy).into());
+            let remedy =
+                "build without the feature crash-points: `cargo tree --edges features` shows what enables it";
+            return Err(failure(&built, "a binary to ship has crash points", remedy).into());
         }
         let to = ws.dist().join(self.name);
         files::copy(&built, &to)?;
-        let size = fs::metadata(&to).or_fail(format!("looking at {}", to.display()), "build again")?.len();
+        let size =
+            fs::metadata(&to).or_fail(format!("reading the size of {}", to.display()), "build again")?.len();
         say(format!("{}: {size} bytes, static", ws.show(&to)));
         Ok(())
     }
@@ -137,7 +140,7 @@ impl fmt::Display for Binary {
     }
 }
 
-/// Fails unless the binary runs on any host.
+/// Fails unless the binary is static.
 fn check_static(path: &Path) -> Result<()> {
     let attempted = || format!("checking that {} is static", path.display());
     let bytes = files::read(path, "build again")?;
@@ -145,14 +148,14 @@ fn check_static(path: &Path) -> Result<()> {
         None => Ok(()),
         Some(interpreter) => Err(Failure {
             attempted: attempted(),
-            why: format!("it asks for the dynamic linker {interpreter}"),
-            remedy: "look for `crt-static` in the build scripts of what is linked".to_owned(),
+            why: format!("the binary needs the dynamic linker {interpreter}"),
+            remedy: "search the build scripts of linked crates for `crt-static`".to_owned(),
         }
         .into()),
     }
 }
 
-/// Whether a test can let a binary die.
+/// Whether a binary has crash points.
 fn has_crash_points(path: &Path) -> Result<bool> {
     Ok(memchr::memmem::find(&files::read(path, "build again")?, CRASH_POINTS).is_some())
 }
@@ -165,7 +168,7 @@ fn failure(path: &Path, why: &str, remedy: &str) -> Failure {
     }
 }
 
-/// The dynamic linker that an ELF file asks for.
+/// The dynamic linker that an ELF file names.
 fn interpreter(bytes: &[u8]) -> Result<Option<String>> {
     let file = ElfFile64::<Endianness>::parse(bytes).context("not a 64-bit ELF file")?;
     let endian = file.endian();

@@ -1,9 +1,9 @@
 //! Building the eBPF programs.
 //!
 //! Both sides of the kernel boundary are compiled by the one pinned toolchain. For the BPF side that takes
-//! three things which stable Rust does not do by itself: `core` is built from source (`-Z build-std`), unstable
-//! features are let in (`RUSTC_BOOTSTRAP`, for these calls only), and the linker is bpf-linker, which reads
-//! LLVM bitcode and so has to fit the compiler's LLVM.
+//! three things which stable Rust does not do by itself: `core` is built from source (`-Z build-std`),
+//! unstable features are let in (`RUSTC_BOOTSTRAP`, for these calls only), and the linker is bpf-linker,
+//! which reads LLVM bitcode and so has to fit the compiler's LLVM.
 
 use std::{
     env,

@@ -1,10 +1,10 @@
-//! The shape of every failure: what was attempted, why it did not work, what to do.
+//! Failures: the attempt, the reason and the remedy.
 
 use std::{error::Error, fmt};
 
 use anyhow::Result;
 
-/// Something that did not work, in the three parts that its reader needs.
+/// A failed step.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) attempted: String,

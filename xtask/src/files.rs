@@ -25,8 +25,8 @@ pub(crate) fn read(path: &Path, remedy: &str) -> Result<Vec<u8>> {
     fs::read(path).or_fail(format!("reading {}", path.display()), remedy)
 }
 
-/// Makes `path` hold `content`, atomically. A file that already does is not touched, so that what is built from
-/// it is not built again.
+/// Makes `path` hold `content`, atomically. A file that already does is not touched, so that what is built
+/// from it is not built again.
 ///
 /// # Errors
 /// If the folder cannot be written.

@@ -1,4 +1,4 @@
-//! Whether the tests left something behind in the kernel.
+//! Detection of kernel objects that tests leak.
 
 use std::{
     collections::BTreeSet,
@@ -15,22 +15,23 @@ use crate::{
     run::{Step, say},
 };
 
-/// What there is, of the kinds of things that tests make: one line for each.
+/// The objects of the kinds that tests create, one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Things(BTreeSet<String>);
 
-/// The names of our programs and maps in the kernel.
+/// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
 const MAPS: [&str; 5] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS", "AYA_LOGS"];
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where real runtimes put containers' cgroups, and how the tests name them.
 const CGROUPS: &str = "/sys/fs/cgroup";
 const CGROUP: &str = "ferrule-test-";
-/// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user left.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The kernel frees a network namespace, and with it interfaces and filters, some time after its last user
+/// left.
+const DEADLINE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks at what there is: interfaces, named network namespaces, our loaded programs and maps, pins, cgroups of the tests.
+/// Lists interfaces, named network namespaces, Ferrule's programs and maps, pins, and cgroups of tests.
 ///
 /// # Errors
 /// If `ip` or `bpftool` fails.
@@ -42,19 +43,19 @@ pub(crate) fn look() -> Result<Things> {
     things.extend(programs.lines().filter_map(|line| loaded("program", line, &PROGRAMS)));
     things.extend(maps.lines().filter_map(|line| loaded("map", line, &MAPS)));
     pins(Path::new(BPFFS), &mut things)
-        .or_fail(format!("listing {BPFFS}"), "see that it can be read, and that it is a bpffs")?;
+        .or_fail(format!("listing {BPFFS}"), "mount a readable bpffs there")?;
     cgroups(Path::new(CGROUPS), 1, &mut things)
-        .or_fail(format!("listing {CGROUPS}"), "see that it can be read")?;
+        .or_fail(format!("listing {CGROUPS}"), "check its permissions")?;
     Ok(Things(things))
 }
 
-/// Compares with what there was `before`, for some seconds.
+/// Compares with the objects `before` the tests, for some seconds.
 ///
 /// # Errors
-/// If something is there that was not, or is gone that was.
+/// If objects appeared or disappeared.
 pub(crate) fn check(before: &Things) -> Result<()> {
-    say("checking that nothing is left behind");
-    let deadline = Instant::now() + PATIENCE;
+    say("checking for leaked kernel objects");
+    let deadline = Instant::now() + DEADLINE;
     loop {
         let differences = before.differences(&look()?);
         if differences.is_empty() {
@@ -62,9 +63,9 @@ pub(crate) fn check(before: &Things) -> Result<()> {
         }
         if Instant::now() >= deadline {
             return Err(Failure {
-                attempted: "checking that the tests leave nothing behind".to_owned(),
-                why: format!("{PATIENCE:?} later there is still: {}", differences.join("; ")),
-                remedy: "find the test that made it and has no undo; remove it by hand before the next run"
+                attempted: "checking for leaked kernel objects".to_owned(),
+                why: format!("after {DEADLINE:?}: {}", differences.join("; ")),
+                remedy: "find the test that creates the object without removing it; remove it by hand before the next run"
                     .to_owned(),
             }
             .into());
@@ -77,8 +78,8 @@ pub(crate) fn check(before: &Things) -> Result<()> {
 
 impl Things {
     fn differences(&self, after: &Self) -> Vec<String> {
-        let new = after.0.difference(&self.0).map(|thing| format!("left behind: {thing}"));
-        // Programs and maps of ours that go may be those of a run before, which the kernel was still freeing.
+        let new = after.0.difference(&self.0).map(|thing| format!("leaked: {thing}"));
+        // The kernel may still have been freeing programs and maps of an earlier run.
         let passing = |thing: &&String| thing.starts_with("program ") || thing.starts_with("map ");
         let gone =
             self.0.difference(&after.0).filter(|thing| !passing(thing)).map(|thing| format!("gone: {thing}"));
@@ -86,13 +87,13 @@ impl Things {
     }
 }
 
-/// `7: veth0@if6: <BROADCAST,…` without what comes and goes by itself, such as a carrier.
+/// `7: veth0@if6: <BROADCAST,…` without volatile parts such as the carrier.
 fn interface(line: &str) -> Option<String> {
     let mut parts = line.split(": ");
     Some(format!("interface {} {}", parts.next()?, parts.next()?))
 }
 
-/// `node0 (id: 3)` without the id, which the kernel gives out when it likes.
+/// `node0 (id: 3)` without the id, which the kernel assigns lazily.
 fn namespace(line: &str) -> Option<String> {
     Some(format!("network namespace {}", line.split_whitespace().next()?))
 }
@@ -107,7 +108,7 @@ fn loaded(what: &str, line: &str, ours: &[&str]) -> Option<String> {
 
 fn pins(folder: &Path, things: &mut BTreeSet<String>) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
-        // Not mounted, or removed while we looked.
+        // Not mounted, or removed concurrently.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
@@ -124,7 +125,7 @@ fn pins(folder: &Path, things: &mut BTreeSet<String>) -> io::Result<()> {
 /// At the top of the one hierarchy, or of those of the controllers, which are a directory deeper.
 fn cgroups(folder: &Path, deeper: usize, things: &mut BTreeSet<String>) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
-        // Not mounted, or removed while we looked.
+        // Not mounted, or removed concurrently.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
@@ -140,8 +141,8 @@ fn cgroups(folder: &Path, deeper: usize, things: &mut BTreeSet<String>) -> io::R
 }
 
 fn ask(program: &str, args: &[&str]) -> Result<String> {
-    let remedy = "run it by hand: the kernel may lack what it asks for";
-    Step::new(program, "looking at what is in the kernel", remedy).args(args).ask()
+    let remedy = "run the command by hand: the kernel may lack a feature";
+    Step::new(program, "listing kernel objects", remedy).args(args).ask()
 }
 
 #[cfg(test)]
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(before.differences(&before), [] as [&str; 0]);
         assert_eq!(
             before.differences(&things(&["interface 1 lo", "interface 2 v"])),
-            ["left behind: interface 2 v", "gone: pin a"]
+            ["leaked: interface 2 v", "gone: pin a"]
         );
     }
 }

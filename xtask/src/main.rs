@@ -1,12 +1,13 @@
 //! `cargo xtask`: the only entry point for building, testing, showing and deploying Ferrule.
 //!
-//! Every step says in one line what it does; every failure says what was attempted, why it failed and what to
-//! do about it. What a machine lacks is installed, or named: nothing is skipped.
+//! Every step prints one line; every failure names the attempt, the reason and the remedy. Steps install
+//! missing programs, or name them: no step is skipped.
 
 #![forbid(unsafe_code)]
 
 mod btf;
 mod cargo_tool;
+mod citations;
 mod deploy;
 mod dist;
 mod ebpf;
@@ -36,7 +37,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{deploy::Deploy, workspace::Workspace};
 
-/// Builds, tests, shows and deploys Ferrule.
+/// Build, test, demonstrate and deploy Ferrule.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -49,52 +50,52 @@ enum Verb {
     /// Build the eBPF programs into target/bpf/ferrule.o
     ///
     /// Adds rust-src to the pinned toolchain and installs bpf-linker into target/tools if they are missing.
-    /// FERRULE_BPF_LINKER=PATH takes another bpf-linker; it must read the bitcode of the Rust that compiles.
+    /// FERRULE_BPF_LINKER=PATH uses another bpf-linker, which must read the bitcode of the pinned Rust.
     BuildEbpf,
-    /// Install what is missing, and build the eBPF programs, and the release binaries (static) into target/dist/
+    /// Build the eBPF programs, and the static release binaries into target/dist/
     Build,
-    /// Build, and pack an image for podman, docker and containerd; the same commit makes the same image
+    /// Build, and pack a reproducible image for podman, docker and containerd
     Image {
-        /// Where to write it [default: target/dist/ferrule-<version>.tar]
+        /// Output file [default: target/dist/ferrule-<version>.tar]
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Apply the manifests in deploy/ to the cluster of your kubeconfig, with kubectl, and wait until they are in effect
+    /// Apply the manifests in deploy/ with kubectl, and wait until the agents are ready
     Deploy(Deploy),
-    /// Install what is missing, build, and run the demo (as root)
+    /// Build, and run the demo (as root)
     Demo {
-        /// Passed on to the demo
+        /// Arguments of the demo
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Install what is missing, lint, run every test (as root), and check that nothing is left behind
+    /// Lint, run every test (as root), and check for leaks
     Test,
-    /// Install what is missing, build, and measure (as root)
+    /// Build, and run a benchmark (as root)
     Bench {
         #[command(subcommand)]
         what: Bench,
     },
-    /// Check formatting, clippy on both sides of the kernel boundary, and the house rules
+    /// Check house rules, rooms, dependencies, formatting, and clippy on both sides of the kernel boundary
     Lint,
 }
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// How long ADD and DEL take
+    /// Latency of ADD and DEL
     Add {
-        /// Passed on to the benchmark
+        /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// How long it takes from a crash until an agent serves again
+    /// Time from a crash until a new agent serves
     Start {
-        /// Passed on to the benchmark
+        /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// What following the API server costs: events, memory, lists, ADDs that wait
+    /// Cost of the watches: events, memory, lists, waiting ADDs
     Watch {
-        /// Passed on to the benchmark
+        /// Arguments of the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_demo_are_not_ours() {
+    fn flags_after_demo_are_passed_to_the_demo() {
         let cli = Cli::try_parse_from(["xtask", "demo", "--nodes", "3", "-v"]).unwrap();
         assert!(matches!(cli.verb, Verb::Demo { args } if args == ["--nodes", "3", "-v"]));
     }

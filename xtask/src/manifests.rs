@@ -6,28 +6,28 @@ use anyhow::Result;
 
 use crate::{failure::Failure, files, oci::digest, workspace::Workspace};
 
-/// What differs from one cluster to another.
+/// The values of the placeholders.
 #[derive(Debug)]
 pub(crate) struct Values {
     pub(crate) image: String,
     pub(crate) namespace: String,
-    /// Who may write VIFs, as the API server calls them.
+    /// The user name, as the API server knows it, who may write VIF annotations.
     pub(crate) vif_controller: String,
-    /// Whether VIFs come from Kuryr's objects.
+    /// Whether agents read KuryrPorts.
     pub(crate) with_kuryr: bool,
 }
 
-/// In the order in which they are applied: the agents last, when all that they need is there.
+/// In the order of application: the agents last.
 const FILES: [&str; 6] = ["namespace.yaml", "rbac.yaml", KURYR, "admission.yaml", CONFIG, "agent.yaml"];
-/// Only for those who come from Kuryr.
+/// Only with [`Values::kuryr`].
 const KURYR: &str = "kuryr.yaml";
-/// What agents read at their start, so that they have to be started anew when it changes.
+/// Agents read it at their start, so that a change must restart them.
 const CONFIG: &str = "config.yaml";
 
-/// Renders all that belongs to a deployment.
+/// Renders the manifests of a deployment.
 ///
 /// # Errors
-/// If a file is missing, a placeholder is unknown, or a value could change what stands around it.
+/// If a file is missing, a placeholder is unknown, or a value is not safe to insert.
 pub(crate) fn render(ws: &Workspace, values: &Values) -> Result<String> {
     let folder = ws.root.join("deploy");
     let read = |name: &str| files::read(&folder.join(name), "restore it from the repository");
@@ -49,15 +49,15 @@ pub(crate) fn render(ws: &Workspace, values: &Values) -> Result<String> {
     Ok(rendered.collect::<Result<Vec<_>>>()?.join("---\n"))
 }
 
-/// Fails for values that could end the text that they are put into, in YAML or in CEL.
+/// Rejects values that could end a string of YAML or CEL.
 fn check(name: &str, value: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
     if !value.is_empty() && value.chars().all(plain) {
         return Ok(());
     }
     Err(Failure {
-        attempted: format!("putting {value:?} for {name} into the manifests"),
-        why: "it is empty, or has other characters than letters, digits and -_./:@".to_owned(),
+        attempted: format!("inserting {value:?} as {name} into the manifests"),
+        why: "the value is empty, or has characters other than letters, digits and -_./:@".to_owned(),
         remedy: "correct the flag; `cargo xtask deploy --help` names them".to_owned(),
     }
     .into())
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_are_started_anew_when_their_configuration_changes() {
+    fn agents_restart_when_their_configuration_changes() {
         let [set] = of_kind("DaemonSet").try_into().unwrap();
         let annotation = &set["spec"]["template"]["metadata"]["annotations"]["ferrule.dev/config"];
         assert!(annotation.as_str().unwrap().starts_with("sha256:"), "{annotation}");

@@ -1,8 +1,8 @@
 //! Container images, packed without a container engine.
 //!
-//! The archive is an OCI image layout and what `docker save` writes, both at once: `podman load`, `docker load` and
-//! `ctr images import` take it. Nothing of the machine that packs gets into it (no times, no users, no order of its
-//! own), so that the same files make the same bytes.
+//! The archive is an OCI image layout and what `docker save` writes, both at once: `podman load`, `docker
+//! load` and `ctr images import` accept it. Times, users and order are fixed, so that the same files make the
+//! same bytes.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// What goes into an image.
+/// The content of an image.
 #[derive(Debug)]
 pub(crate) struct Image {
     /// Without a tag.
@@ -20,7 +20,7 @@ pub(crate) struct Image {
     pub(crate) version: String,
     /// The commit that it was built from.
     pub(crate) revision: String,
-    /// Whole path of what it runs.
+    /// Absolute path of the program.
     pub(crate) entrypoint: String,
     /// Its file system.
     pub(crate) root: Tree,
@@ -42,7 +42,7 @@ pub(crate) enum Node {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
     pub(crate) archive: Vec<u8>,
-    /// What a registry or a runtime will call it: the digest of its manifest.
+    /// The digest of the manifest, by which registries and runtimes identify the image.
     pub(crate) digest: String,
 }
 
@@ -112,7 +112,8 @@ impl Image {
         let mut descriptor = manifest.descriptor();
         if let Some(descriptor) = descriptor.as_object_mut() {
             let annotations = json!({
-                // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it from here.
+                // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it
+                // from here.
                 "io.containerd.image.name": format!("docker.io/library/{}:{}", self.name, self.version),
                 "org.opencontainers.image.ref.name": self.version,
             });

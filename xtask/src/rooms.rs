@@ -1,9 +1,9 @@
 //! The rooms of the agent: which module may import which.
 //!
 //! The table is the fenced block `rooms` in docs/architecture.md, one line for each room, lowest first:
-//! `room: rooms that it may import`. Every import must be in the table and every entry of the table in use, so that
-//! the document and the code agree. A room can only name rooms above its own line, so that the table has no circles.
-//! Within a room, the files must not import each other in circles either. Tests are exempt.
+//! `room: rooms that it may import`. Every import must be in the table and every entry of the table in use,
+//! so that the document and the code agree. A room can only name rooms above its own line, so that the table
+//! has no circles. Within a room, the files must not import each other in circles either. Tests are exempt.
 
 mod graph;
 mod imports;

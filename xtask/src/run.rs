@@ -48,7 +48,7 @@ impl Step {
         remedy: impl Into<String>,
     ) -> Self {
         let mut command = Command::new(program);
-        // Nobody answers questions here: a program that asks must fail, not hang.
+        // A program that prompts must fail, not hang.
         command.stdin(Stdio::null());
         command.env("PATH", search_path());
         Self { doing: doing.into(), remedy: remedy.into(), command }
@@ -74,31 +74,31 @@ impl Step {
         self
     }
 
-    /// Runs it, its output for all to see.
+    /// Runs the step and shows its output.
     ///
     /// # Errors
-    /// If it could not be started or did not succeed.
+    /// If the program does not start or fails.
     pub(crate) fn run(mut self) -> Result<()> {
         say(&self.doing);
         match self.start()? {
             status if status.success() => Ok(()),
-            status => Err(self.failure(format!("{status}; its own messages are above")).into()),
+            status => Err(self.failure(format!("{status}; its messages are above")).into()),
         }
     }
 
-    /// Runs it, its output for all to see, and leaves the judgement of its exit status to the caller.
+    /// Runs the step, shows its output, and returns its exit status.
     ///
     /// # Errors
-    /// If it could not be started.
+    /// If the program does not start.
     pub(crate) fn status(mut self) -> Result<ExitStatus> {
         say(&self.doing);
         self.start()
     }
 
-    /// Asks it something: nothing is printed, and what it printed is returned.
+    /// Runs the step without showing its output, and returns the output.
     ///
     /// # Errors
-    /// If it could not be started or did not succeed.
+    /// If the program does not start or fails.
     pub(crate) fn ask(mut self) -> Result<String> {
         let output = self.command.output();
         let Output { status, stdout, stderr } = output.map_err(|error| self.not_started(&error))?;
@@ -106,7 +106,7 @@ impl Step {
             return Ok(String::from_utf8_lossy(&stdout).into_owned());
         }
         let stderr = String::from_utf8_lossy(&stderr);
-        Err(self.failure(format!("{status}, saying: {}", stderr.trim())).into())
+        Err(self.failure(format!("{status}: {}", stderr.trim())).into())
     }
 
     fn start(&mut self) -> Result<ExitStatus> {
@@ -119,7 +119,7 @@ impl Step {
         match error.kind() {
             io::ErrorKind::NotFound => Failure {
                 attempted: self.attempted(),
-                why: format!("there is no program {program}"),
+                why: format!("{program} is not in PATH"),
                 remedy: format!("install {program}, or put its folder into PATH"),
             },
             _ => self.failure(format!("{program} did not start: {error}")),
@@ -135,8 +135,7 @@ impl Step {
     }
 }
 
-/// As one would type it: what is set in the environment (PATH is as it was, or nearly), the program, its
-/// arguments.
+/// The command line for a shell: changed environment variables except PATH, program and arguments.
 fn command_line(command: &Command) -> String {
     let mut line = String::new();
     for (name, value) in command.get_envs().filter(|(name, _)| *name != "PATH") {
@@ -169,13 +168,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_what_why_and_what_to_do() {
+    fn a_failure_has_attempt_reason_and_remedy() {
         let step = Step::new("sh", "trying a thing", "try another").args(["-c", "echo no luck >&2; exit 3"]);
         let text = step.ask().unwrap_err().to_string();
         assert_eq!(
             text,
             "trying a thing (`sh -c 'echo no luck >&2; exit 3'`): failed\n  \
-             why:   exit status: 3, saying: no luck\n  \
+             why:   exit status: 3: no luck\n  \
              to do: try another"
         );
     }
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers() {
+    fn prompts_read_end_of_file() {
         let read = Step::new("sh", "reading", "").args(["-c", "cat; echo end"]).ask().unwrap();
         assert_eq!(read, "end\n");
     }

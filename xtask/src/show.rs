@@ -38,8 +38,8 @@ fn run(ws: &Workspace, binary: &str, args: &[String]) -> Result<ExitCode> {
     if status.success() {
         return Ok(ExitCode::SUCCESS);
     }
-    say(format!("running the {binary}: {status}; its own messages are above"));
-    // As a shell does it: a signal is told apart from a code.
+    say(format!("running the {binary}: {status}; its messages are above"));
+    // As a shell reports it: 128 plus the signal.
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -4,7 +4,8 @@ use anyhow::{Result, anyhow};
 
 use crate::{dist, leftovers, lint, tools, workspace::Workspace};
 
-/// Lints, runs the unit tests, builds, runs the tests that need root, and checks that they left nothing behind.
+/// Lints, runs the unit tests, builds, runs the tests that need root, and checks that they left nothing
+/// behind.
 ///
 /// # Errors
 /// At the first stage that fails.

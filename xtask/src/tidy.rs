@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{failure::OrFail as _, words};
+use crate::{citations, failure::OrFail as _, words};
 
 /// A place that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
         "check the permissions of the workspace's files",
     )?;
     files.sort();
+    let mut sources = Vec::new();
+    let mut cited = String::new();
     for path in files {
         let text = fs::read_to_string(&path)
             .or_fail(format!("reading {}", path.display()), "make the file readable, and UTF-8")?;
@@ -51,7 +53,13 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
             findings.extend(check_file(file, &text));
         }
         findings.extend(words::check(file, &text));
+        match file.extension() {
+            Some(extension) if extension == "rs" => sources.push(text),
+            _ if file == Path::new(citations::DOCUMENT) => cited = text,
+            _ => {}
+        }
     }
+    findings.extend(citations::check(root, &cited, &sources));
     Ok(findings)
 }
 

@@ -1,4 +1,4 @@
-//! What the pinned Rust toolchain must have, beyond what rustup installs by itself.
+//! Components of the pinned Rust toolchain that rustup may not have installed.
 //!
 //! `rust-toolchain.toml` names the components, but RUSTUP_AUTO_INSTALL=0, or a toolchain that was installed
 //! before the file named them, leaves them out.
@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::{run::Step, workspace::Workspace};
 
-/// The parts of a toolchain that we can need.
+/// A component or target of the toolchain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Rustfmt,
@@ -48,19 +48,19 @@ pub(crate) fn need(ws: &Workspace, parts: &[Part]) -> Result<()> {
     Ok(())
 }
 
-/// Where the toolchain in use lives. Asked of the compiler, not of rustup, which may not be there.
+/// The directory of the active toolchain, from the compiler: rustup may be missing.
 ///
 /// # Errors
-/// If the compiler does not answer.
+/// If the compiler fails.
 pub(crate) fn sysroot(ws: &Workspace) -> Result<PathBuf> {
     let printed = ask(ws, "asking for the Rust toolchain's folder", &["--print", "sysroot"])?;
     Ok(PathBuf::from(printed.trim_end()))
 }
 
-/// The commit that the compiler in use was built from; of a distribution's own, there may be none.
+/// The commit of the active compiler; distributions' compilers may have none.
 ///
 /// # Errors
-/// If the compiler does not answer.
+/// If the compiler fails.
 pub(crate) fn commit(ws: &Workspace) -> Result<String> {
     let printed = ask(ws, "asking for the compiler's commit", &["-vV"])?;
     let commit = printed.lines().find_map(|line| line.strip_prefix("commit-hash: "));
@@ -75,7 +75,7 @@ fn ask(ws: &Workspace, doing: &str, args: &[&str]) -> Result<String> {
 // === impl Part ===
 
 impl Part {
-    /// What is in the sysroot if the part is installed.
+    /// A path in the sysroot that exists if the part is installed.
     fn evidence(self) -> String {
         match self {
             Self::Rustfmt => "bin/rustfmt".to_owned(),
@@ -85,7 +85,7 @@ impl Part {
         }
     }
 
-    /// What rustup calls it.
+    /// The kind and name in rustup.
     fn rustup(self) -> (&'static str, String) {
         match self {
             Self::Rustfmt => ("component", "rustfmt".to_owned()),

@@ -1,4 +1,4 @@
-//! The programs of the system that testing, showing and measuring need, and the packages that bring them.
+//! System programs that tests, demo and benchmarks need, and their Debian packages.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _};
 
@@ -9,15 +9,15 @@ use crate::{
     run::{self, Step, say},
 };
 
-/// A program, and the Debian package that brings it.
+/// A program, and its Debian package.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tool {
-    /// Its name, or its whole path if it is not one for PATH.
+    /// A name in PATH, or an absolute path.
     program: &'static str,
     package: &'static str,
 }
 
-/// For the release binaries: what C there is in them is compiled for the C library that they are linked with.
+/// For the release binaries: compiles their C code against musl.
 pub(crate) const BUILD: &[Tool] = &[Tool { program: "musl-gcc", package: "musl-tools" }];
 
 /// For the privileged tests and the demo.
@@ -27,12 +27,13 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "tc", package: "iproute2" },
     Tool { program: "ping", package: "iputils-ping" },
     Tool { program: "nft", package: "nftables" },
-    // What is chained after ours, and what it needs.
+    // The plugin chained after `ferrule`, and its dependency.
     Tool { program: "/usr/lib/cni/portmap", package: "containernetworking-plugins" },
     Tool { program: "iptables", package: "iptables" },
 ];
 
-/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs besides ours.
+/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs
+/// besides ours.
 pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "containerd", package: "containerd" },
     Tool { program: "ctr", package: "containerd" },
@@ -42,32 +43,32 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
 ];
 
-/// For the benchmarks, besides [`TEST`]: what we are compared with.
+/// For the benchmarks, besides [`TEST`]: the plugin to compare with.
 pub(crate) const BENCH: &[Tool] =
     &[Tool { program: "/usr/lib/cni/bridge", package: "containernetworking-plugins" }];
 
-/// Fails unless we are root: said at once, and not after ten minutes of building.
+/// Checks for root, before minutes of building.
 ///
 /// # Errors
-/// If we are not root.
+/// If the effective user is not root.
 pub(crate) fn need_root(what: &str) -> Result<()> {
     // /proc/self belongs to the effective user.
     let why = match fs::metadata("/proc/self") {
         Ok(proc) if proc.uid() == 0 => return Ok(()),
         Ok(proc) => format!(
-            "it loads eBPF programs and makes network namespaces, and only root may; this is user {}",
+            "loading eBPF programs and creating network namespaces needs root; the effective user is {}",
             proc.uid()
         ),
-        Err(error) => format!("cannot tell who we are from /proc/self: {error}"),
+        Err(error) => format!("cannot read the effective user from /proc/self: {error}"),
     };
     let remedy = "run the same command as root: `sudo -E env \"PATH=$PATH\" cargo xtask …`".to_owned();
     Err(Failure { attempted: what.to_owned(), why, remedy }.into())
 }
 
-/// Installs the packages of those `tools` that are missing. Needs root.
+/// Installs the packages of missing `tools`. Needs root.
 ///
 /// # Errors
-/// If apt-get fails, or the packages do not bring the programs.
+/// If apt-get fails, or the packages lack the programs.
 pub(crate) fn need(tools: &[Tool]) -> Result<()> {
     let missing = missing(tools);
     if missing.is_empty() {
@@ -79,7 +80,7 @@ pub(crate) fn need(tools: &[Tool]) -> Result<()> {
     let names = packages.join(" ");
     say(format!("missing on this machine: {}", programs(&missing)));
     let remedy =
-        format!("check the network and /etc/apt/sources.list, or install by hand what brings: {names}");
+        format!("check the network and /etc/apt/sources.list, or install these packages by hand: {names}");
     apt_get("reading Debian's package lists", &remedy).arg("update").run()?;
     apt_get(&format!("installing Debian packages: {names}"), &remedy)
         .args(["install", "--yes", "--no-install-recommends"])
@@ -98,9 +99,9 @@ pub(crate) fn need(tools: &[Tool]) -> Result<()> {
     .into())
 }
 
-/// Whether there is such a program, by its name or by its whole path.
+/// Whether a program exists, by its name or absolute path.
 pub(crate) fn is_there(program: &str) -> bool {
-    // Joining a whole path gives that path.
+    // Joining an absolute path yields that path.
     env::split_paths(&run::search_path()).any(|folder| folder.join(program).is_file())
 }
 
@@ -115,7 +116,7 @@ fn programs(tools: &[Tool]) -> String {
 fn apt_get(doing: &str, remedy: &str) -> Step {
     Step::new("apt-get", doing, remedy)
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Packages of daemons would have them started: systemctl then does as in a chroot.
+        // Keeps packages from starting their daemons: systemctl then acts as in a chroot.
         .env("SYSTEMD_OFFLINE", "1")
         .args(["-qq", "-oDpkg::Use-Pty=0"])
 }

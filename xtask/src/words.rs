@@ -7,8 +7,8 @@ use crate::tidy::Finding;
 /// The most characters of a line of a comment or of prose.
 const MAX_WIDTH: usize = 110;
 
-/// Phrases without a subject or outside the field's vocabulary, in lower case; each in two parts, so that this file
-/// can be checked too.
+/// Phrases without a subject or outside the field's vocabulary, in lower case; each in two parts, so that
+/// this file can be checked too.
 const BANNED: [(&str, &str); 15] = [
     (concat!("some", "body"), "name the subject"),
     (concat!("no", "body"), "name the subject"),

@@ -1,4 +1,4 @@
-//! Where things are in the workspace, and its cargo.
+//! The paths of the workspace, and its cargo.
 
 use std::{
     env,
@@ -14,19 +14,19 @@ use crate::{failure::OrFail as _, run::Step};
 #[derive(Debug)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
-    /// Where cargo builds for the host. People may move it, with CARGO_TARGET_DIR.
+    /// The target directory for the host; CARGO_TARGET_DIR overrides it.
     target: PathBuf,
 }
 
 // === impl Workspace ===
 
 impl Workspace {
-    /// Finds the workspace from what cargo says of this crate.
+    /// Finds the workspace by the manifest directory of this crate.
     ///
     /// # Errors
     /// If there is no parent folder.
     pub(crate) fn find() -> Result<Self> {
-        // What cargo says now, and not at compile time: a workspace can be moved along with its target folder.
+        // At run time: the workspace can be moved along with its target directory.
         let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let root = PathBuf::from(here)
             .parent()
@@ -53,7 +53,7 @@ impl Workspace {
         self.root.join("target/dist")
     }
 
-    /// Where tools that are built from source go: `bin/` below it.
+    /// The root of tools built from source; binaries are in `bin/`.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")
     }
@@ -63,7 +63,7 @@ impl Workspace {
         &self.target
     }
 
-    /// `path` as people want to read it.
+    /// `path` relative to the workspace, for messages.
     pub(crate) fn show(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
@@ -73,8 +73,8 @@ impl Workspace {
         Step::new(cargo(), doing, remedy).current_dir(&self.root).arg(verb)
     }
 
-    /// `cargo <verb>` in the workspace, for a verb that builds for the host. The target folder is given in so
-    /// many words, so that we know where the result is whatever the user's own cargo configuration says.
+    /// `cargo <verb>` in the workspace, for a verb that builds for the host. The explicit target
+    /// directory overrides the user's cargo configuration.
     pub(crate) fn cargo_host(&self, verb: &str, doing: impl Into<String>, remedy: impl Into<String>) -> Step {
         self.cargo(verb, doing, remedy).arg("--target-dir").arg(&self.target)
     }

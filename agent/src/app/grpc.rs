@@ -1,4 +1,4 @@
-//! Serving the runtime and the operator on the socket.
+//! The gRPC server: the CNI and introspection services on the unix socket.
 
 use std::{path::Path, time::Duration};
 
@@ -14,28 +14,28 @@ use tonic_health::server::{HealthReporter, health_reporter};
 use super::tasks::Tasks;
 use crate::{cni::CniService, health::Health, observe::AgentService, server};
 
-/// The services, while they are served.
+/// The running server.
 pub(super) struct Grpc {
     serving: JoinHandle<Result<(), transport::Error>>,
     stop: oneshot::Sender<()>,
 }
 
-/// Longer than any runtime waits, so that no call is held for ever.
+/// Longer than any runtime waits for a plugin.
 const CALL_DEADLINE: Duration = Duration::from_secs(120);
-/// Calls at once on one connection. A plugin makes one, and people few.
+/// Concurrent calls on one connection. A shim makes one, ferrulectl few.
 const MAX_STREAMS: u32 = 64;
-/// Bytes of one request's headers: a name or two, a deadline, and whose trace it is part of.
+/// Bytes of a request's headers: names, a deadline and a trace context.
 const MAX_HEADERS: u32 = 16 * 1024;
-/// How long calls in work may take to finish after a signal to stop.
+/// The deadline of calls in flight after a signal to stop.
 const DRAIN: Duration = Duration::from_secs(15);
 
 // === impl Grpc ===
 
 impl Grpc {
-    /// Begins to serve. From then on, the socket is there.
+    /// Creates the socket and starts serving.
     ///
     /// # Errors
-    /// If somebody listens there, or something else is in the way.
+    /// If the socket cannot be created: see [`server::listen`].
     pub async fn start(
         socket: &Path,
         cni: CniService,
@@ -45,7 +45,7 @@ impl Grpc {
         let (reporter, grpc_health) = health_reporter();
         reporter.set_serving::<AgentServer<AgentService>>().await;
         reporter.set_not_serving::<CniServer<CniService>>().await;
-        tasks.spawn("gRPC health", tell_readiness(cni.health.clone(), reporter));
+        tasks.spawn("gRPC health", publish_readiness(cni.health.clone(), reporter));
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -63,35 +63,36 @@ impl Grpc {
             .add_service(grpc_health)
             .add_service(reflection)
             .serve_with_incoming_shutdown(server::incoming(listener), async {
-                // Either way it is time to stop.
+                // A dropped sender means stop too.
                 let _ = stopped.await;
             });
         Ok(Self { serving: tokio::spawn(serving), stop })
     }
 
-    /// Waits until it ends, which it should not.
+    /// Waits for the server to end without a request to stop, which is an error.
     pub async fn ended(&mut self) -> anyhow::Error {
         match (&mut self.serving).await {
-            Ok(Ok(())) => anyhow!("serving on the socket has ended"),
-            Ok(Err(error)) => anyhow::Error::new(error).context("serving on the socket has ended"),
-            Err(panic) => anyhow::Error::new(panic).context("serving on the socket has ended"),
+            Ok(Ok(())) => anyhow!("the gRPC server ended unexpectedly"),
+            Ok(Err(error)) => anyhow::Error::new(error).context("the gRPC server ended unexpectedly"),
+            Err(panic) => anyhow::Error::new(panic).context("the gRPC server ended unexpectedly"),
         }
     }
 
-    /// Takes no more calls, and gives those in work time to finish. Tells whether they have.
+    /// Shuts down gracefully: accepts no more calls, and waits for those in flight. Returns whether all have
+    /// finished.
     ///
     /// # Errors
-    /// If serving has failed.
+    /// If the server has failed.
     pub async fn drain(mut self) -> anyhow::Result<bool> {
         if self.serving.is_finished() {
             return Ok(true);
         }
         let _ = self.stop.send(());
         match timeout(DRAIN, &mut self.serving).await {
-            Ok(ended) => ended?.context("serving on the socket has failed").map(|()| true),
+            Ok(ended) => ended?.context("the gRPC server failed").map(|()| true),
             Err(_) => {
-                tracing::warn!("calls are still in work after {DRAIN:?}: leaving them to the next agent");
-                // So that a shim that comes now finds nobody, and does not wait for an answer.
+                tracing::warn!(deadline = ?DRAIN, "calls are still in flight after the drain; the next agent rolls them back");
+                // Closes the connections, so that no shim waits for a reply.
                 self.serving.abort();
                 Ok(false)
             }
@@ -99,8 +100,8 @@ impl Grpc {
     }
 }
 
-/// gRPC's own health checks say of the CNI service what the agent's readiness is.
-async fn tell_readiness(health: Health, reporter: HealthReporter) {
+/// Publishes the agent's readiness as the CNI service's state in gRPC's health service.
+async fn publish_readiness(health: Health, reporter: HealthReporter) {
     let mut readiness = health.readiness();
     loop {
         let is_ready = *readiness.borrow_and_update();
@@ -109,7 +110,7 @@ async fn tell_readiness(health: Health, reporter: HealthReporter) {
         } else {
             reporter.set_not_serving::<CniServer<CniService>>().await;
         }
-        // The sender is there as long as `health` is.
+        // Cannot fail: `health` owns the sender.
         let _ = readiness.changed().await;
     }
 }
@@ -137,7 +138,7 @@ mod tests {
             service.check(Request::new(of)).await.unwrap().into_inner().status()
         };
         let needed = health.component("ranges", true, "");
-        let following = tokio::spawn(tell_readiness(health.clone(), reporter));
+        let following = tokio::spawn(publish_readiness(health.clone(), reporter));
         assert_eq!(status().await, NotServing);
         needed.healthy("");
         assert_eq!(status().await, Serving);

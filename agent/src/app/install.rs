@@ -1,4 +1,4 @@
-//! When the agent installs what on the node: the shim at start, the CNI configuration once it is ready.
+//! Installation on the node: the shim at start, the CNI configuration once the agent is ready.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     install::Install,
 };
 
-/// The first wait after a failure, and the longest.
+/// The shortest and the longest wait after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Installs the shim now and the configuration later, if the agent is to install anything. The component is there as long
-/// as what this returns.
+/// Installs the shim now and starts a task that installs the configuration, if directories are configured.
+/// The health component lives as long as the returned reporter.
 ///
 /// # Errors
 /// If the shim cannot be installed.
@@ -31,15 +31,14 @@ pub(super) async fn install(
         Install { bin_dir: dirs.bin.clone(), conf_dir: dirs.conf.clone(), socket: config.socket.clone() };
     let shim = install.clone();
     spawn_blocking(move || shim.shim()).await?.context("cannot install the CNI plugin")?;
-    tracing::info!(directory = %install.bin_dir.display(), "the CNI plugin is installed");
-    let reporter =
-        health.component("install", false, "the CNI configuration is written once the agent is ready");
+    tracing::info!(directory = %install.bin_dir.display(), "installed the CNI plugin");
+    let reporter = health.component("install", false, "waiting for the agent to become ready");
     let reporter = Arc::new(reporter);
     tasks.spawn_until_done("install", configure(install, health.clone(), Arc::clone(&reporter)));
     Ok(Some(reporter))
 }
 
-/// A runtime that finds the configuration calls the shim: so not before calls can be served.
+/// Waits for readiness first: a runtime that finds the configuration calls the shim.
 async fn configure(install: Install, health: Health, reporter: Arc<Reporter>) {
     health.until_ready().await;
     let (mut wait, longest) = RETRY;
@@ -50,13 +49,13 @@ async fn configure(install: Install, health: Health, reporter: Arc<Reporter>) {
             Ok(Err(error)) => chain(&error),
             Err(panic) => panic.to_string(),
         };
-        reporter.unhealthy(format!("{why}; trying again"));
+        reporter.unhealthy(format!("{why}; retrying"));
         sleep(wait).await;
         wait = longest.min(wait * 2);
     }
     let directory = install.conf_dir.display();
-    tracing::info!(%directory, "the CNI configuration is installed");
-    reporter.healthy(format!("the CNI plugin and its configuration are in place, in {directory}"));
+    tracing::info!(%directory, "installed the CNI configuration");
+    reporter.healthy(format!("installed the CNI plugin and its configuration, in {directory}"));
 }
 
 #[cfg(test)]
@@ -67,7 +66,7 @@ mod tests {
     use crate::health::State;
 
     #[tokio::test(start_paused = true)]
-    async fn the_configuration_comes_when_the_agent_is_ready_and_what_is_in_the_way_is_said() {
+    async fn the_configuration_is_installed_once_ready_and_failures_are_reported_and_retried() {
         let dir = tempfile::tempdir().unwrap();
         let conf_dir = dir.path().join("net.d");
         fs::write(&conf_dir, "a file where the directory should be").unwrap();
@@ -81,7 +80,7 @@ mod tests {
         let reporter = Arc::new(health.component("install", false, ""));
         let task = tokio::spawn(configure(install, health.clone(), Arc::clone(&reporter)));
         sleep(Duration::from_secs(600)).await;
-        assert_eq!(reporter.state(), Some(State::Starting), "not before calls can be served");
+        assert_eq!(reporter.state(), Some(State::Starting), "not ready yet");
         needed.healthy("");
         sleep(Duration::from_secs(600)).await;
         assert_eq!(reporter.state(), Some(State::Unhealthy));

@@ -1,4 +1,4 @@
-//! Putting the rooms together, watching over them, and taking them down in order.
+//! The agent's life cycle: wires up the components, supervises them, and shuts down gracefully.
 
 mod grpc;
 mod install;
@@ -48,51 +48,51 @@ use crate::{
     watch::{CheckpointDb, Watches},
 };
 
-/// What ADD always needs. Each is dropped with the agent.
+/// The health components that every ADD needs.
 struct Needed {
     dataplane: Reporter,
     registry: Reporter,
-    /// Comes last, so that the agent is not ready before it can be called.
+    /// Healthy last, so that readiness implies a listening socket.
     socket: Reporter,
 }
 
-/// What asks the agent to stop.
+/// The signals that stop the agent.
 struct Stop {
     terminate: Signal,
     interrupt: Signal,
 }
 
-/// How an agent ended that was told to stop.
+/// The outcome of a graceful shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// What was in work is finished, or undone.
+    /// All work in flight is finished or rolled back.
     Clean,
-    /// The next agent finds something half done, which it undoes.
+    /// The next agent has to roll back unfinished work.
     LeftWork,
 }
 
-/// The way to the API server.
+/// The API server's client and settings.
 struct Cluster<'a> {
     config: &'a Kubernetes,
     api: Arc<Api>,
 }
 
-/// How long to wait for what abandoned calls have to undo.
+/// The deadline for the rollback of abandoned calls.
 const UNDO: Duration = Duration::from_secs(3);
-/// How long to wait for the watches to end and for the reaper, each.
+/// The deadline for stopping the watches, and for the last run of the reaper.
 const LAST: Duration = Duration::from_secs(3);
-/// How often to look whether the watches run.
+/// How often the watches are checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs the agent until a signal ends it. Pods' packets flow on afterwards.
+/// Runs the agent until a signal stops it. Pods' packets keep flowing afterwards.
 ///
 /// # Errors
-/// If something that it cannot work without is missing, taken or refused, or ends.
+/// If a component that the agent needs cannot start, or ends.
 pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
-    // First of all: two agents must not even look at the same kernel, nor at the same state.
+    // First: two agents must not access the same network namespace or state.
     let _node = NodeLock::take()?;
-    // From now on, so that one that comes while the agent starts does not end it in the middle.
-    let mut stop = Stop::new().context("cannot wait for signals")?;
+    // Early, so that a signal during start-up does not interrupt it.
+    let mut stop = Stop::new().context("cannot handle signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
     let needed = Needed::new(&health);
     let liveness = Liveness::new(|| host::ask().map_err(|error| chain(&error)));
@@ -106,9 +106,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let (trouble, kept) = (engine.registry.store_trouble(), Arc::clone(&engine));
     tasks.spawn("store", store_health::follow(trouble, move || kept.registry.try_store(), needed.registry));
     tasks.spawn("reaper", engine.reaper.clone().run());
-    let uplink = health.component("uplink", false, "its changes are not followed yet");
-    let default_route =
-        health.component_of_all_pods("default-route", "the way out of the node is not known yet");
+    let uplink = health.component("uplink", false, "not monitored yet");
+    let default_route = health.component_of_all_pods("default-route", "the default route is not known yet");
     let families = Arc::clone(&engine);
     let default_route = DefaultRoute::new(default_route, move || families.registry.families());
     let owner = Arc::clone(&engine);
@@ -155,9 +154,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     crash::point(Step::StartServing);
     deferred.end();
     crash::point(Step::StartDone);
-    let heal = health.component("heal", false, "what others change of pods' interfaces is not followed yet");
+    let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
-    needed.socket.healthy(format!("serving on {}", config.socket.display()));
+    needed.socket.healthy(format!("listening on {}", config.socket.display()));
 
     let outcome = tokio::select! {
         signal = stop.signal() => Ok(signal),
@@ -166,13 +165,16 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         error = grpc.ended() => Err(error),
         error = server::displaced(&config.socket) => Err(error.into()),
     };
-    // Before anything else, so that nobody counts on this agent any more.
+    // First, so that readiness ends before any service does.
     let _stopping = health.component("shutdown", true, "the agent is stopping");
     crash::point(Step::StopBegun);
     match &outcome {
-        Ok(signal) => tracing::info!(signal, "stopping; pods' packets flow on"),
+        Ok(signal) => tracing::info!(signal, "shutting down; pods' packets keep flowing"),
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "stopping; pods' packets flow on");
+            tracing::error!(
+                error = format!("{error:#}"),
+                "shutting down after a failure; pods' packets keep flowing"
+            );
             liveness.ended(&format!("{error:#}"));
         }
     }
@@ -180,7 +182,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let drained = grpc.drain().await;
     let undone = timeout(UNDO, engine.drained()).await.is_ok();
     if !undone {
-        tracing::warn!("what abandoned calls left is not undone yet: leaving it to the next agent");
+        tracing::warn!("abandoned calls are not rolled back yet; the next agent rolls them back");
     }
     crash::point(Step::StopDrained);
     let unwatched = match &watches {
@@ -188,7 +190,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         None => true,
     };
     tracer.flush().await;
-    // What the last calls left to the reaper, it may not get to any more.
+    // Deletes the interfaces that the last calls retired.
     let reaped = timeout(LAST, spawn_blocking(reap_now)).await;
     crash::point(Step::StopReaped);
     outcome?;
@@ -199,7 +201,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     if !unwatched || !reaped {
         tracing::warn!(
-            "the kernel or the disk keeps the agent waiting: leaving what is left to the next agent"
+            "the kernel or the disk did not respond in time; the next agent finishes the shutdown's work"
         );
     }
     Ok(if drained && undone && unwatched && reaped { Stopped::Clean } else { Stopped::LeftWork })
@@ -216,12 +218,12 @@ async fn take_over(
 ) -> anyhow::Result<(Arc<Engine>, Pods, DeferredDels)> {
     let registry = Registry::open(&config.state_dir)?;
     crash::point(Step::StartRegistryRead);
-    let uplink = Uplink::detect().context("cannot find out the MTU of the node's uplink")?;
+    let uplink = Uplink::detect().context("cannot read the MTU of the node's uplink")?;
     let dataplane = Dataplane::load(object, &config.bpf_dir, &config.dataplane, &metrics.maps)?;
     crash::point(Step::StartMapsTakenOver);
     let pins = dataplane.pins().display().to_string();
     tracing::info!(pins, "dataplane loaded");
-    needed.dataplane.healthy(format!("loaded; its maps are pinned in {pins}"));
+    needed.dataplane.healthy(format!("loaded; maps pinned in {pins}"));
 
     let pods = Pods::default();
     let events = events(cluster, &pods, metrics, tasks);
@@ -244,14 +246,13 @@ async fn take_over(
     };
     let deferred = spawn_blocking(move || {
         if !ranges.is_empty() {
-            ranges::use_ranges(&at_start, &ranges)
-                .context("cannot use the pod CIDRs of the configuration")?;
+            ranges::use_ranges(&at_start, &ranges).context("invalid pod CIDRs in the configuration")?;
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
         let deferred = DeferredDels::read(&socket)?;
         crash::point(Step::StartNotesRead);
-        recovery.run(&deferred).context("cannot take over from an earlier agent")?;
+        recovery.run(&deferred).context("cannot recover the state of the previous agent")?;
         deferred.remove_applied(&recovery.registry.list());
         crash::point(Step::StartNotesSettled);
         anyhow::Ok(deferred)
@@ -260,7 +261,7 @@ async fn take_over(
     Ok((engine, pods, deferred))
 }
 
-/// Where notes about pods go.
+/// The queue of Kubernetes Events.
 fn events(cluster: Option<&Cluster<'_>>, pods: &Pods, metrics: &Metrics, tasks: &mut Tasks) -> Events {
     let metrics = metrics.events.clone();
     let Some(Cluster { config, api }) = cluster else { return Events::nowhere(metrics) };
@@ -270,17 +271,17 @@ fn events(cluster: Option<&Cluster<'_>>, pods: &Pods, metrics: &Metrics, tasks: 
     events
 }
 
-/// Who is told of calls.
+/// The tracer of CNI calls.
 fn tracer(config: &Config, health: &Health, metrics: &Metrics, tasks: &mut Tasks) -> Tracer {
     let Some(collector) = &config.otlp_endpoint else { return Tracer::off() };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.as_str());
-    let traces = health.component("traces", false, &format!("{collector} has not been told of any call yet"));
+    let traces = health.component("traces", false, &format!("no call exported to {collector} yet"));
     let (tracer, exporter) = Tracer::to(collector, node_name, metrics.trace.clone(), traces);
     tasks.spawn("traces", exporter.run());
     tracer
 }
 
-/// Begins to follow the API server.
+/// Starts the watches.
 fn watch(
     config: &Config,
     cluster: Cluster<'_>,
@@ -290,10 +291,11 @@ fn watch(
     tasks: &mut Tasks,
 ) -> anyhow::Result<Watches> {
     let Cluster { config: cluster, api } = cluster;
-    let cache = CheckpointDb::open(&config.state_dir).context("cannot keep what the watches tell")?;
+    let cache =
+        CheckpointDb::open(&config.state_dir).context("cannot open the checkpoint store of the watches")?;
     let watches = Watches::new(api, Arc::new(cache), cluster.watch, metrics.watch.clone(), health.clone());
     let source = config.vif_source;
-    // In `auto` the runtime's call tells whether the pod is annotated.
+    // With `auto`, the runtime passes the pod's annotations in the call.
     let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
     let is_kuryr = source == VifSource::Kuryr;
     let initial_sync = needs_pods.then(|| {
@@ -304,11 +306,11 @@ fn watch(
     let needs_ranges = match source {
         VifSource::Auto | VifSource::Ipam => true,
         VifSource::Annotation => config.vif_cidrs.is_empty(),
-        // KuryrPorts need none; annotations of Kuryr's do.
+        // KuryrPorts need no ranges.
         VifSource::Kuryr => false,
     };
     let ranges = config.pod_cidrs.is_empty().then(|| {
-        let waiting = "waiting for the API server to tell the node's spec.podCIDRs";
+        let waiting = "waiting for the Node object's spec.podCIDRs";
         health.component("ranges", needs_ranges, waiting)
     });
     let name = &cluster.node_name;
@@ -324,13 +326,11 @@ fn watch(
     Ok(watches)
 }
 
-/// Waits until a watch has ended by itself.
+/// Waits until a watch ends unexpectedly.
 async fn dead(watches: Option<&Watches>) -> anyhow::Error {
     loop {
         if let Some(source) = watches.and_then(Watches::dead) {
-            return anyhow!(
-                "the watch of {source} has ended by itself, which is a defect of the agent: please report it"
-            );
+            return anyhow!("the watch of {source} ended unexpectedly: please report this defect");
         }
         sleep(LOOK).await;
     }
@@ -356,9 +356,9 @@ impl Stop {
 impl Needed {
     fn new(health: &Health) -> Self {
         Self {
-            dataplane: health.component("dataplane", true, "being loaded"),
-            registry: health.component("registry", true, "being compared with the kernel"),
-            socket: health.component("socket", true, "not served on yet"),
+            dataplane: health.component("dataplane", true, "loading"),
+            registry: health.component("registry", true, "comparing with the kernel"),
+            socket: health.component("socket", true, "not listening yet"),
         }
     }
 }

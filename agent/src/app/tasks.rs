@@ -1,30 +1,30 @@
-//! The tasks that the agent is made of. One that ends though nobody asked it to takes the agent with it: it is started anew,
-//! and packets flow on meanwhile. A part that is silently missing would be worse.
+//! Supervision of the agent's background tasks. A task that ends unexpectedly ends the agent, which the
+//! service manager restarts while packets keep flowing: better than an agent that silently lacks a part.
 
 use std::{collections::HashMap, future::pending};
 
 use tokio::task::{Id, JoinError, JoinSet};
 
-/// Tasks that run until they are dropped.
+/// Running tasks, aborted on drop.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     running: JoinSet<()>,
-    known: HashMap<Id, (&'static str, End)>,
+    names: HashMap<Id, (&'static str, End)>,
 }
 
-/// Whether a task may end.
+/// When a task may end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Never,
     WhenDone,
 }
 
-/// A task ended and should not have.
+/// A task that ended unexpectedly.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TaskError {
-    #[error("the agent's task {0:?} has ended by itself, which is a defect of the agent: please report it")]
+    #[error("the agent's task {0:?} ended unexpectedly: please report this defect")]
     Ended(&'static str),
-    #[error("the agent's task {name:?} has failed, which is a defect of the agent: please report it")]
+    #[error("the agent's task {name:?} failed: please report this defect")]
     Failed {
         name: &'static str,
         #[source]
@@ -35,17 +35,17 @@ pub(super) enum TaskError {
 // === impl Tasks ===
 
 impl Tasks {
-    /// Starts one that runs as long as the agent.
+    /// Starts a task that runs as long as the agent.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.start(name, End::Never, task);
     }
 
-    /// Starts one that may come to its end.
+    /// Starts a task that may complete.
     pub fn spawn_until_done(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.start(name, End::WhenDone, task);
     }
 
-    /// Waits for the first that ends and should not.
+    /// Waits for the first task that ends unexpectedly.
     pub async fn failure(&mut self) -> TaskError {
         loop {
             let (id, failed) = match self.running.join_next_with_id().await {
@@ -53,7 +53,7 @@ impl Tasks {
                 Some(Err(error)) => (error.id(), Some(error)),
                 None => pending().await,
             };
-            match (self.known.remove(&id), failed) {
+            match (self.names.remove(&id), failed) {
                 (Some((_, End::WhenDone)), None) | (None, _) => {}
                 (Some((name, End::Never)), None) => return TaskError::Ended(name),
                 (Some((name, _)), Some(source)) => return TaskError::Failed { name, source },
@@ -63,7 +63,7 @@ impl Tasks {
 
     fn start(&mut self, name: &'static str, end: End, task: impl Future<Output = ()> + Send + 'static) {
         let id = self.running.spawn(task).id();
-        self.known.insert(id, (name, end));
+        self.names.insert(id, (name, end));
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn fix_a_task_that_ends_though_nobody_asked_it_to_is_noticed() {
+    async fn a_task_that_ends_unexpectedly_is_reported() {
         let mut tasks = Tasks::default();
         let (end, ended) = oneshot::channel::<()>();
         tasks.spawn("reaper", pending());
@@ -87,18 +87,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_may_end_ends_without_notice_but_not_in_a_panic() {
+    async fn a_task_may_complete_but_not_panic() {
         let mut tasks = Tasks::default();
         tasks.spawn_until_done("install", async {});
         assert!(timeout(Duration::from_millis(20), tasks.failure()).await.is_err());
-        tasks.spawn_until_done("install", async { panic!("on the way") });
+        tasks.spawn_until_done("install", async { panic!("half done") });
         let error = anyhow::Error::new(tasks.failure().await);
         let text = format!("{error:#}");
-        assert!(text.contains("install") && text.contains("on the way"), "{text}");
+        assert!(text.contains("install") && text.contains("half done"), "{text}");
     }
 
     #[tokio::test]
-    async fn what_is_dropped_runs_no_longer() {
+    async fn dropping_the_tasks_aborts_them() {
         let (kept, dropped) = oneshot::channel::<()>();
         let mut tasks = Tasks::default();
         tasks.spawn("reaper", async move {

@@ -34,7 +34,7 @@ pub(super) fn error(troubles: &BTreeMap<&'static str, Component>) -> Option<Erro
         let lines = troubles.iter().filter(|(_, it)| of(it)).map(|(name, it)| format!("{name}: {}", it.why));
         lines.collect::<Vec<_>>().join("; ")
     };
-    let (of_pods, of_add) = (listed(Component::cuts_pods_off), listed(Component::hinders_add));
+    let (of_pods, of_add) = (listed(Component::cuts_pods_off), listed(Component::blocks_add));
     let (code, why) = match (of_pods.is_empty(), of_add.is_empty()) {
         (_, true) => return None,
         (true, false) => (Code::PluginNotAvailable, format!("the agent cannot serve an ADD yet: {of_add}")),

@@ -1,4 +1,4 @@
-//! Reads the sources for changes after which the agent cannot be let die.
+//! Searches the sources for changes of the kernel or of files without a crash point.
 
 use std::{
     collections::BTreeSet,
@@ -8,14 +8,14 @@ use std::{
 
 use super::Step;
 
-/// A call that leaves something behind when the agent dies, and that no point follows.
+/// A call with effects that outlive the agent, and without a crash point after it.
 #[derive(Debug, PartialEq, Eq)]
 struct Unmarked {
     line: usize,
     text: String,
 }
 
-/// By what such calls are known: all ways out of this process that there are in the sources.
+/// Patterns of calls whose effects outlive the process.
 const CHANGES: [&str; 24] = [
     ".send_to(",
     "ethtool(",
@@ -45,34 +45,33 @@ const CHANGES: [&str; 24] = [
 ];
 /// The same, after any prefix in the line.
 const MAP_CHANGES: [&str; 1] = ["self.map.remove("];
-/// What ends a search.
 const POINT: &str = "crash::point(";
 
-/// Where it is known that no point follows, and why none has to.
+/// File, part of the line, and why the change needs no crash point.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("crash.rs", "", "it is the test's own"),
-    ("install.rs", "", "its tests leave half of each file behind, and nothing of a pod depends on it"),
+    ("crash.rs", "", "part of the crash points themselves"),
+    ("install.rs", "", "unit tests cover partial files, and no pod depends on them"),
     ("watch/checkpoint_db.rs", "", "a lost checkpoint only costs a relist"),
-    ("registry/store/examine.rs", "transaction.commit()?", "it is a copy in memory"),
-    ("registry/store/examine.rs", "memory.set_len(", "it is a copy in memory"),
+    ("registry/store/examine.rs", "transaction.commit()?", "a copy in memory"),
+    ("registry/store/examine.rs", "memory.set_len(", "a copy in memory"),
     (
         "registry/store/quarantine.rs",
         "fs::hard_link(",
-        "the point follows what is done where there are no links",
+        "the point follows the fallback for file systems without links",
     ),
-    ("registry/directory.rs", "File::options()", "the file is there to be locked"),
-    ("registry/directory.rs", "lock.set_len(0)", "the number in it is for people"),
-    ("reconcile/deferred.rs", "File::options()", "the file is there to be locked"),
-    ("plug/netlink.rs", "unsafe { ethtool(", "the kernel would do it by itself, a little later"),
-    ("dataplane/mod.rs", "program.load()", "a program that is on no interface goes with the agent"),
+    ("registry/directory.rs", "File::options()", "the file is only a lock"),
+    ("registry/directory.rs", "lock.set_len(0)", "the PID in the file is for operators"),
+    ("reconcile/deferred.rs", "File::options()", "the file is only a lock"),
+    ("plug/netlink.rs", "unsafe { ethtool(", "the kernel does the same a little later"),
+    ("dataplane/mod.rs", "program.load()", "a program on no interface dies with the agent"),
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
-    ("dataplane/maps/table.rs", "pressure.removed(", "the point is in it"),
+    ("dataplane/maps/table.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/vif_counters.rs", "let added =", "the point is in Pressure::added"),
-    ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the point is in it"),
+    ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the called function has the point"),
 ];
 
 #[test]
-fn every_change_of_the_kernel_or_of_a_file_is_followed_by_a_crash_point() {
+fn a_crash_point_follows_every_change_of_the_kernel_or_of_a_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     let mut used = BTreeSet::new();
@@ -88,28 +87,27 @@ fn every_change_of_the_kernel_or_of_a_file_is_followed_by_a_crash_point() {
     }
     assert!(
         found.is_empty(),
-        "no crash::point(Step::…) follows what is done here, before anything else is:{}\n\
-         Add one, with a step of its own in agent/src/crash.rs if there is none that says it; or an exception here, \
-         with the reason.",
+        "no crash::point(Step::…) follows these changes:{}\n\
+         Add one, with a new step in agent/src/crash.rs if no step fits; or an exception here, with the reason.",
         found.concat()
     );
     let idle: Vec<_> = EXCEPTIONS.iter().enumerate().filter(|(number, _)| !used.contains(number)).collect();
-    assert!(idle.is_empty(), "these exceptions are of nothing any more: {idle:?}");
+    assert!(idle.is_empty(), "these exceptions match no source: {idle:?}");
 }
 
 #[test]
-fn every_step_is_passed_somewhere_and_has_a_name_of_its_own() {
+fn every_step_is_used_and_has_a_unique_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let all: String = sources(&root).iter().map(|file| product(&fs::read_to_string(file).unwrap())).collect();
     let mut names = BTreeSet::new();
     for step in Step::ALL {
-        assert!(all.contains(&format!("{POINT}Step::{step:?})")), "{step:?} is passed nowhere");
-        assert!(names.insert(step.name()), "{} is the name of two", step.name());
+        assert!(all.contains(&format!("{POINT}Step::{step:?})")), "{step:?} is never used");
+        assert!(names.insert(step.name()), "{} names two steps", step.name());
     }
 }
 
 #[test]
-fn a_change_without_a_point_is_found() {
+fn a_change_without_a_crash_point_is_found() {
     let one = "fn f() {\n    fs::rename(a, b)?;\n}\nfn g() {\n    crash::point(Step::A);\n}\n";
     assert_eq!(unmarked(one), [Unmarked { line: 2, text: "fs::rename(a, b)?;".to_owned() }]);
     let first = "fn f() {\n    fs::write(a, b)?;\n    fs::rename(a, b)?;\n    crash::point(Step::A);\n}\n";
@@ -119,7 +117,7 @@ fn a_change_without_a_point_is_found() {
     assert_eq!(unmarked(&format!("#[cfg(test)]\nmod tests {{\n{one}}}\n")), []);
 }
 
-/// Looks through a file. A function ends where the next one begins.
+/// Searches one file. A function ends where the next one begins.
 fn unmarked(text: &str) -> Vec<Unmarked> {
     let mut found = Vec::new();
     let mut last: Option<Unmarked> = None;
@@ -144,7 +142,7 @@ fn unmarked(text: &str) -> Vec<Unmarked> {
     found
 }
 
-/// A file without the tests at its end.
+/// The part of a file before its unit tests.
 fn product(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     text[..end].to_owned()

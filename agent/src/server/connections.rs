@@ -1,11 +1,12 @@
 //! The connections to the socket: a bounded number, and none that stays without a call.
 //!
-//! Only root can connect, but a program of root's can leak connections or stall, and must not keep the shims out.
+//! Only root can connect, but a program of root's can leak connections or stall, and must not keep the shims
+//! out.
 //!
-//! * A connection that sends no request is closed after [`FIRST_REQUEST`], or as soon as a new connection needs its
-//!   slot. A shim sends its request at once, so that neither hits a shim.
-//! * Later, tonic's limits hold: a connection stops taking calls after [`MAX_AGE`] and closes once its calls are
-//!   answered, and a peer that answers no HTTP/2 ping is cut off (see [`limit`]).
+//! * A connection that sends no request is closed after [`FIRST_REQUEST`], or as soon as a new connection
+//!   needs its slot. A shim sends its request at once, so that neither hits a shim.
+//! * Later, tonic's limits hold: a connection stops taking calls after [`MAX_AGE`] and closes once its calls
+//!   are answered, and a peer that answers no HTTP/2 ping is cut off (see [`limit`]).
 
 use std::{
     collections::VecDeque,
@@ -104,7 +105,8 @@ async fn accept(listener: &UnixListener) -> UnixStream {
 // === impl Peer ===
 
 impl Peer {
-    /// Records that the peer has sent a request, so that its connection is neither evicted nor closed as silent.
+    /// Records that the peer has sent a request, so that its connection is neither evicted nor closed as
+    /// silent.
     pub fn record_request(&self) {
         self.has_called.store(true, Ordering::Relaxed);
     }
@@ -121,8 +123,8 @@ impl Slots {
         Self { free: Arc::new(Semaphore::new(slots)), silent: Mutex::default() }
     }
 
-    /// Gives a connection a slot. If all are taken, the oldest silent connection is evicted; if none is silent, the
-    /// new one waits, and later ones stay in the kernel's queue.
+    /// Gives a connection a slot. If all are taken, the oldest silent connection is evicted; if none is
+    /// silent, the new one waits, and later ones stay in the kernel's queue.
     async fn admit(&self, stream: UnixStream) -> io::Result<Connection> {
         if self.free.available_permits() == 0 {
             self.evict();
@@ -158,8 +160,8 @@ impl Slots {
 // === impl Connection ===
 
 impl Connection {
-    /// Fails once the connection is evicted or has been silent for too long. Checked for writes too: a peer that
-    /// floods without reading replies would keep the server from reading.
+    /// Fails once the connection is evicted or has been silent for too long. Checked for writes too: a peer
+    /// that floods without reading replies would keep the server from reading.
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A future must not be polled after it is ready.
         self.is_over = self.is_over || !self.peer.has_called() && self.end.as_mut().poll(cx).is_ready();

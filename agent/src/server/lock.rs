@@ -1,7 +1,8 @@
-//! One agent per network namespace, whatever directories it was told to use.
+//! One agent per network namespace, whatever directories it is configured with.
 //!
-//! An agent has a name in the abstract namespace of sockets, which every network namespace has one of (unix(7)), and which nobody has to
-//! remove. But names there are anybody's who comes first: one that somebody else has keeps no agent from starting.
+//! The lock is a name in the abstract socket namespace: every network namespace has its own (unix(7)), and
+//! the kernel releases the name when the agent dies. Any local user can bind a free name first. So a holder
+//! that is neither root nor the agent's user does not keep the agent from starting.
 
 use std::{
     io,
@@ -24,25 +25,26 @@ use nix::{
 
 use super::{SocketError, is_trusted};
 
-/// The right to be the agent of this network namespace, for as long as it lives.
+/// The lock on this network namespace, held until dropped.
 #[derive(Debug)]
 pub struct NodeLock {
-    /// `None` if somebody who is no agent has the name.
+    /// `None` if another program holds the name.
     _name: Option<UnixListener>,
 }
 
 const NAME: &str = "ferrule-agent";
-/// An agent that has just taken the name does not listen yet, and one that ends may do so between two looks.
-const LOOKS: usize = 5;
+/// A starting agent has bound the name before it listens; a stopping agent may release it between two
+/// attempts.
+const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(50);
 
 // === impl NodeLock ===
 
 impl NodeLock {
-    /// Takes the right, before anything of this network namespace is looked at.
+    /// Takes the lock. Must precede every access to the network namespace.
     ///
     /// # Errors
-    /// If another agent has it.
+    /// If another agent holds the lock.
     pub fn take() -> Result<Self, SocketError> {
         Self::take_name(NAME)
     }
@@ -50,7 +52,7 @@ impl NodeLock {
     fn take_name(name: &str) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Access { what: "take the lock", path: name.into(), source };
         let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
-        for _ in 0..LOOKS {
+        for _ in 0..ATTEMPTS {
             match UnixListener::bind_addr(&address) {
                 Ok(name) => return Ok(Self { _name: Some(name) }),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -63,29 +65,29 @@ impl NodeLock {
                         pid = it.pid(),
                         uid = it.uid(),
                         name,
-                        "a process that is not root's has the name by which an agent keeps others out of this network namespace: going on \
-                         without it. End that process, and see to it that no other agent is started here"
+                        "an unprivileged process holds the name of the agent's lock; continuing without the lock. End \
+                         that process, and start no other agent in this network namespace"
                     );
                     return Ok(Self { _name: None });
                 }
-                // It has the name and does not listen, or nobody has it any more.
+                // The holder does not listen, or has released the name.
                 Err(Errno::ECONNREFUSED) => thread::sleep(PAUSE),
-                // Nobody takes connections, and a queue for thousands is full: an agent's, for all that can be told.
+                // The queue of connections is full: assume an agent.
                 Err(Errno::EAGAIN) => return Err(SocketError::SecondAgent),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
-        // An agent listens.
+        // An agent would listen by now.
         tracing::warn!(
             name,
-            "a process that cannot be told has the name by which an agent keeps others out of this network namespace: going on without it. \
-             Find it (`ss -xlp`) and end it, and see to it that no other agent is started here"
+            "an unknown process holds the name of the agent's lock and does not listen; continuing without the lock. \
+             Find the process (`ss -xlp`) and end it, and start no other agent in this network namespace"
         );
         Ok(Self { _name: None })
     }
 }
 
-/// Who listens by a name. Does not wait for a place in the queue.
+/// The credentials of the process that listens on a name. Does not wait for a place in its queue.
 fn holder(name: &str) -> nix::Result<UnixCredentials> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -99,13 +101,13 @@ mod tests {
 
     use super::*;
 
-    /// Nobody else's: the name space is that of the machine.
+    /// Unique to the test process: tests share the machine's namespace.
     fn name(of: &str) -> String {
         format!("ferrule-test-{of}-{}", std::process::id())
     }
 
     #[test]
-    fn a_name_is_one_agents_and_free_when_that_has_ended() {
+    fn the_lock_is_exclusive_and_released_on_drop() {
         let name = name("one");
         let first = NodeLock::take_name(&name).unwrap();
         assert!(first._name.is_some());
@@ -115,11 +117,11 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_listens_by_keeps_no_agent_from_starting() {
+    fn a_holder_that_does_not_listen_does_not_block_the_agent() {
         let name = name("silent");
         let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
         bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
-        assert!(NodeLock::take_name(&name).unwrap()._name.is_none(), "it does not listen");
+        assert!(NodeLock::take_name(&name).unwrap()._name.is_none(), "the holder does not listen");
         listen(&socket, Backlog::new(0).unwrap()).unwrap();
         let mut waiting = Vec::new();
         while let Ok(client) = {
@@ -130,9 +132,6 @@ mod tests {
             waiting.push(client);
         }
         let refused = NodeLock::take_name(&name);
-        assert!(
-            matches!(refused, Err(SocketError::SecondAgent)),
-            "an agent's queue, filled by whom ever, lets no second one in"
-        );
+        assert!(matches!(refused, Err(SocketError::SecondAgent)), "a full queue counts as an agent");
     }
 }

@@ -1,4 +1,5 @@
-//! From the queue of calls to the collector: many at a time, each attempt with a deadline, few attempts, and never for ever.
+//! Exports batches of spans to the collector, with a deadline for each attempt and a bounded number of
+//! retries.
 
 use std::time::Duration;
 
@@ -17,41 +18,41 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::{CallSpan, wire};
+use super::{span::CallSpan, wire};
 use crate::{chain::chain, health::Reporter, metrics::TraceMetrics};
 
-/// Tells a collector of calls, as long as it runs.
+/// Receives calls from the queue and exports them.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     collector: Uri,
-    /// Connects when it is used, and again when the connection has been lost.
+    /// Connects on first use, and reconnects.
     client: TraceServiceClient<Channel>,
     resource: Resource,
     calls: mpsc::Receiver<CallSpan>,
     flushes: Option<mpsc::Receiver<oneshot::Sender<()>>>,
-    /// What is being told.
+    /// The spans in export.
     batch: Vec<Span>,
     metrics: TraceMetrics,
     health: Reporter,
 }
 
-/// How long to wait for more to tell at the same time.
+/// The wait for more calls of one batch.
 const LINGER: Duration = Duration::from_secs(1);
-/// The most spans that are told at once, but for those of the last call.
+/// The spans of a batch; the last call may exceed it.
 const MAX_BATCH: usize = 512;
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long the collector may take.
+/// The deadline of one attempt.
 const DEADLINE: Duration = Duration::from_secs(5);
 const ATTEMPTS: u32 = 3;
-/// The wait after a failed attempt, which doubles.
+/// The first backoff, which doubles.
 const RETRY: Duration = Duration::from_millis(500);
-/// A collector that is gone without a word is noticed within twice this, while it is told something.
+/// During an export, a silent collector is detected within twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 // === impl Exporter ===
 
 impl Exporter {
-    /// To be called within a runtime.
+    /// Must be called within a Tokio runtime.
     pub(super) fn new(
         collector: &Uri,
         resource: Resource,
@@ -69,23 +70,23 @@ impl Exporter {
         Self { collector, client, resource, calls, flushes, batch: Vec::new(), metrics, health }
     }
 
-    /// Tells of calls until it is asked for the last of them, or nobody can tell it of any.
+    /// Exports calls until a flush is requested or all tracers are dropped.
     pub(crate) async fn run(mut self) {
         let Some(mut flushes) = self.flushes.take() else { return };
         let flushed = tokio::select! {
             biased;
             flushed = flushes.recv() => flushed,
-            () = self.follow() => None,
+            () = self.export_batches() => None,
         };
         self.finish().await;
         if let Some(flushed) = flushed {
-            // Whoever asked may have given up.
+            // The caller of flush may have timed out.
             let _ = flushed.send(());
         }
     }
 
-    /// It can be dropped at any time: what has been taken from the queue is in the batch until it is told or lost.
-    async fn follow(&mut self) {
+    /// Cancel-safe: calls taken from the queue stay in the batch until they are exported or dropped.
+    async fn export_batches(&mut self) {
         loop {
             if self.batch.is_empty() {
                 let Some(first) = self.calls.recv().await else { return };
@@ -102,7 +103,7 @@ impl Exporter {
         }
     }
 
-    /// Tells of what is left, if the collector takes it.
+    /// Exports the rest of the queue, with one attempt; drops it after a failure.
     async fn finish(&mut self) {
         self.calls.close();
         let mut is_away = false;
@@ -127,7 +128,7 @@ impl Exporter {
         self.batch.extend(wire::spans(call));
     }
 
-    /// Tells of the batch, which is empty afterwards. Gives whether the collector took it.
+    /// Exports and empties the batch. Returns whether the collector accepted it.
     async fn deliver(&mut self, attempts: u32) -> bool {
         let mut wait = RETRY;
         let mut left = attempts;
@@ -135,15 +136,15 @@ impl Exporter {
             left = left.saturating_sub(1);
             match self.export().await {
                 Ok(answer) => {
-                    self.taken(answer);
+                    self.record_success(answer);
                     return true;
                 }
-                Err(status) if left > 0 && may_pass(&status) => {
+                Err(status) if left > 0 && is_retryable(&status) => {
                     sleep(wait).await;
                     wait *= 2;
                 }
                 Err(status) => {
-                    self.lost(&status);
+                    self.record_failure(&status);
                     return false;
                 }
             }
@@ -155,11 +156,11 @@ impl Exporter {
         request.set_timeout(DEADLINE);
         match timeout(DEADLINE, self.client.export(request)).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!("there is no answer after {DEADLINE:?}"))),
+            Err(_) => Err(Status::deadline_exceeded(format!("no reply within {DEADLINE:?}"))),
         }
     }
 
-    fn taken(&mut self, answer: ExportTraceServiceResponse) {
+    fn record_success(&mut self, answer: ExportTraceServiceResponse) {
         let spans = self.batch.len();
         self.batch.clear();
         let partial = answer.partial_success.unwrap_or_default();
@@ -167,21 +168,21 @@ impl Exporter {
         self.metrics.drop_spans("refused", refused);
         self.metrics.exported.inc_by((spans - refused) as u64);
         self.health.healthy(match partial.error_message {
-            said if said.is_empty() => format!("{} is told of calls", self.collector),
-            said => format!("{} is told of calls, and says: {said}", self.collector),
+            message if message.is_empty() => format!("exporting to {}", self.collector),
+            message => format!("exporting to {}, which reports: {message}", self.collector),
         });
     }
 
-    fn lost(&mut self, status: &Status) {
+    fn record_failure(&mut self, status: &Status) {
         self.metrics.drop_spans("failed", self.batch.len());
         self.batch.clear();
         let why = chain(status);
-        self.health.unhealthy(format!("{} cannot be told of calls: {why}", self.collector));
+        self.health.unhealthy(format!("cannot export to {}: {why}", self.collector));
     }
 }
 
-/// Whether the next attempt may succeed, as OTLP says which do.
-fn may_pass(status: &Status) -> bool {
+/// Whether the OTLP specification calls the failure retryable.
+fn is_retryable(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::Cancelled

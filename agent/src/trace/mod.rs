@@ -1,12 +1,13 @@
-//! Calls told to a collector, as OTLP's spans: the only room that names OpenTelemetry.
+//! Tracing of CNI calls: exports spans to a collector by OTLP. The only room that names OpenTelemetry.
 //!
-//! To tell is to leave a note and go on, as with pods' [events](crate::events): nobody waits for the collector, and a call for
-//! which there is no room is counted and lost. Without a collector to tell, nothing is gathered at all.
+//! A finished call goes into a bounded queue. No call waits for the collector: if the queue is full, the
+//! call's spans are dropped and counted. Without a collector, no spans are recorded.
 
 mod export;
+mod span;
 mod wire;
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ferrule_proto::trace::{TRACEPARENT, TRACESTATE, TraceParent, is_trace_state};
 use http::Uri;
@@ -21,8 +22,9 @@ use tonic::metadata::MetadataMap;
 
 use crate::{health::Reporter, metrics::TraceMetrics};
 pub(crate) use export::Exporter;
+pub(crate) use span::{Attribute, CallSpan, Context, Part, Value};
 
-/// Where calls are told of. Cloning it is cheap, and tells the same collector.
+/// The queue of finished calls, or none without a collector. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Tracer(Option<Inner>);
 
@@ -33,76 +35,35 @@ struct Inner {
     metrics: TraceMetrics,
 }
 
-/// The trace that a call is part of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Context {
-    trace_id: [u8; 16],
-    /// What the caller is doing; `None` where the trace begins with us.
-    parent: Option<[u8; 8]>,
-    /// Passed on as it came.
-    state: String,
-}
-
-/// A call that is over.
-#[derive(Debug)]
-pub(crate) struct CallSpan {
-    pub(crate) context: Context,
-    pub(crate) name: String,
-    pub(crate) began: SystemTime,
-    pub(crate) took: Duration,
-    pub(crate) attributes: Vec<Attribute>,
-    /// Why it failed, if it did.
-    pub(crate) error: Option<String>,
-    /// What it was made of, in order.
-    pub(crate) parts: Vec<Part>,
-}
-
-/// A part of a call, in time since the call began.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) name: &'static str,
-    pub(crate) from: Duration,
-    pub(crate) to: Duration,
-}
-
-pub(crate) type Attribute = (&'static str, Value);
-
-/// The value of an attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Value {
-    Text(String),
-    Number(i64),
-}
-
-/// As many calls may wait to be told: some seconds of a node that starts all its pods at once.
-const WAITING: usize = 512;
-/// How long the last ones may take, when the agent stops.
+/// Calls in the queue: some seconds of a node that starts all its pods at once.
+const QUEUE: usize = 512;
+/// The deadline of the last export, when the agent stops.
 const FLUSH: Duration = Duration::from_secs(2);
 
 // === impl Tracer ===
 
 impl Tracer {
-    /// Tells nobody.
+    /// Records no spans.
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// Tells a collector, by what the exporter does as long as it runs. `node_name` is the node's in Kubernetes.
+    /// Records spans for the returned exporter, which must be run. `node_name`: of the Node object.
     pub(crate) fn to(
         collector: &Uri,
         node_name: Option<&str>,
         metrics: TraceMetrics,
         health: Reporter,
     ) -> (Self, Exporter) {
-        let (sender, calls) = mpsc::channel(WAITING);
+        let (sender, calls) = mpsc::channel(QUEUE);
         let (flush, flushes) = mpsc::channel(1);
         let exporter =
             Exporter::new(collector, wire::resource(node_name), calls, flushes, metrics.clone(), health);
         (Self(Some(Inner { calls: sender, flush, metrics })), exporter)
     }
 
-    /// The trace that a call is part of, by its metadata: the caller's, or one that begins here. `None` if the call is not to
-    /// be told of, because there is nobody to tell or the caller does not record its part either.
+    /// The trace of a call: the caller's, from its metadata, or a new one. `None` if tracing is off or the
+    /// caller does not sample its trace.
     pub(crate) fn context(&self, metadata: &MetadataMap) -> Option<Context> {
         self.0.as_ref()?;
         let text = |name| metadata.get(name)?.to_str().ok();
@@ -118,7 +79,7 @@ impl Tracer {
         sampled.then(|| Context { trace_id, parent: Some(span_id), state: state.to_owned() })
     }
 
-    /// Tells of a call.
+    /// Queues a finished call for export.
     pub(crate) fn tell(&self, call: CallSpan) {
         let Some(Inner { calls, metrics, .. }) = &self.0 else { return };
         if let Err(error) = calls.try_send(call) {
@@ -130,31 +91,14 @@ impl Tracer {
         }
     }
 
-    /// Tells of the last calls, or gives up after two seconds. Later ones are lost.
+    /// Exports the queued calls within [`FLUSH`]; drops later ones.
     pub async fn flush(&self) {
         let Some(Inner { flush, .. }) = &self.0 else { return };
         let (done, flushed) = oneshot::channel();
         if flush.try_send(done).is_ok() {
-            // What could not be told is counted by whoever did not take it.
+            // The exporter counts the spans that it drops.
             let _ = timeout(FLUSH, flushed).await;
         }
-    }
-}
-
-// === impl CallSpan ===
-
-impl CallSpan {
-    /// How many spans it is.
-    fn spans(&self) -> usize {
-        1 + self.parts.len()
-    }
-}
-
-// === impl Value ===
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
     }
 }
 

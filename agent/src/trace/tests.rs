@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::SystemTime,
 };
 
 use opentelemetry_proto::tonic::{
@@ -24,11 +25,11 @@ use crate::{
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// What a collector does with a request.
+/// The behaviour of the fake collector.
 #[derive(Clone, Copy)]
 enum Behaviour {
     Take,
-    /// Takes all spans but one.
+    /// Rejects one span of each request.
     TakeSome,
     Fail(tonic::Code),
     Hang,
@@ -41,7 +42,7 @@ struct Collector {
     asked: Arc<Mutex<usize>>,
 }
 
-/// A tracer and all that is seen of it.
+/// A tracer, its exporter and their metrics.
 struct Bed {
     tracer: Tracer,
     health: Health,
@@ -129,7 +130,7 @@ fn call(context: Context) -> CallSpan {
 }
 
 #[tokio::test]
-async fn a_call_belongs_to_its_callers_trace_unless_that_is_not_recorded() {
+async fn a_call_joins_its_callers_trace_if_that_is_sampled() {
     let bed = Bed::new(SocketAddr::from(([127, 0, 0, 1], 1)));
     let joined = bed.tracer.context(&metadata(PARENT, "rojo=1")).unwrap();
     assert_eq!(joined.trace_id[..2], [0x4b, 0xf9]);
@@ -142,7 +143,7 @@ async fn a_call_belongs_to_its_callers_trace_unless_that_is_not_recorded() {
 }
 
 #[tokio::test]
-async fn a_call_is_a_span_with_a_child_for_each_of_its_parts() {
+async fn a_call_becomes_a_span_with_a_child_for_each_part() {
     let (collector, address) = Collector::start(Behaviour::Take).await;
     let bed = Bed::new(address);
     bed.tell(1);
@@ -167,15 +168,15 @@ async fn a_call_is_a_span_with_a_child_for_each_of_its_parts() {
 }
 
 #[tokio::test]
-async fn without_a_collector_calls_are_counted_and_lost_and_nobody_waits() {
-    // Nobody listens there.
+async fn spans_for_an_unreachable_collector_are_dropped_and_counted_without_blocking() {
+    // No process listens there.
     let bed = Bed::new(SocketAddr::from(([127, 0, 0, 1], 1)));
-    bed.tell(WAITING + 10);
+    bed.tell(QUEUE + 10);
     assert_eq!(bed.metric(r#"ferrule_trace_spans_dropped_total{reason="full"}"#), 20, "two for each call");
     bed.tracer.flush().await;
     let lost = bed.metric(r#"ferrule_trace_spans_dropped_total{reason="failed"}"#)
         + bed.metric(r#"ferrule_trace_spans_dropped_total{reason="stopping"}"#);
-    assert_eq!(lost, 2 * WAITING as u64);
+    assert_eq!(lost, 2 * QUEUE as u64);
     bed.exporting.await.unwrap();
     bed.tracer.flush().await;
     let context = bed.tracer.context(&MetadataMap::new()).unwrap();
@@ -185,7 +186,7 @@ async fn without_a_collector_calls_are_counted_and_lost_and_nobody_waits() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_may_succeed_later_is_repeated_a_few_times_and_others_are_not() {
+async fn only_retryable_failures_are_retried_a_bounded_number_of_times() {
     for (code, attempts) in [(tonic::Code::Unavailable, 3), (tonic::Code::InvalidArgument, 1)] {
         let (collector, address) = Collector::start(Behaviour::Fail(code)).await;
         let bed = Bed::new(address);
@@ -206,7 +207,7 @@ async fn an_attempt_that_may_succeed_later_is_repeated_a_few_times_and_others_ar
 }
 
 #[tokio::test]
-async fn what_the_collector_refuses_of_what_it_takes_is_counted() {
+async fn spans_that_the_collector_rejects_are_counted() {
     let (_collector, address) = Collector::start(Behaviour::TakeSome).await;
     let bed = Bed::new(address);
     bed.tell(2);
@@ -216,7 +217,7 @@ async fn what_the_collector_refuses_of_what_it_takes_is_counted() {
 }
 
 #[tokio::test]
-async fn a_collector_that_hangs_does_not_keep_the_agent_from_stopping() {
+async fn flush_returns_in_time_if_the_collector_hangs() {
     let (_collector, address) = Collector::start(Behaviour::Hang).await;
     let bed = Bed::new(address);
     bed.tell(1);

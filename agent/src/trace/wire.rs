@@ -1,4 +1,4 @@
-//! Calls as OTLP has them on the wire.
+//! Conversion of calls to OTLP messages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,13 +9,13 @@ use opentelemetry_proto::tonic::{
     trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status, span::SpanKind, status::StatusCode},
 };
 
-use super::{Attribute, CallSpan, Part, Value};
+use super::span::{Attribute, CallSpan, Part, Value};
 
 const SAMPLED: u32 = 1;
-/// The longest message of an error that is told, in bytes.
+/// Bytes of an exported error message.
 const MAX_MESSAGE: usize = 1024;
 
-/// Who tells, by OpenTelemetry's names.
+/// The agent's resource attributes, by OpenTelemetry's conventions.
 pub(super) fn resource(node_name: Option<&str>) -> Resource {
     let mut attributes = vec![
         ("service.name", Value::from("ferrule-agent")),
@@ -25,12 +25,12 @@ pub(super) fn resource(node_name: Option<&str>) -> Resource {
     Resource { attributes: attributes.into_iter().map(pair).collect(), ..Resource::default() }
 }
 
-/// A call's own span, and one for each of its parts.
+/// The span of a call, and a child span for each of its parts.
 pub(super) fn spans(call: CallSpan) -> Vec<Span> {
     let CallSpan { context, name, began, took, attributes, error, parts } = call;
     let at = |since: Duration| nanos(began) + u64::try_from(since.as_nanos()).unwrap_or_default();
     let call_id = id();
-    // Whether the parent is somewhere else can be known, and then it is said.
+    // Declares whether the parent span is remote.
     let here = SAMPLED | SpanFlags::ContextHasIsRemoteMask as u32;
     let remote = context.parent.map_or(0, |_| SpanFlags::ContextIsRemoteMask as u32);
     let own = Span {
@@ -74,7 +74,7 @@ pub(super) fn request(resource: Resource, spans: Vec<Span>) -> ExportTraceServic
     ExportTraceServiceRequest { resource_spans: vec![resource_spans] }
 }
 
-/// Random bytes that are not all zero, as the IDs of traces and spans must not be.
+/// Random bytes that are not all zero, which the IDs of traces and spans must not be.
 pub(super) fn random<const N: usize>(bytes: impl Fn() -> [u8; N]) -> [u8; N] {
     loop {
         let bytes = bytes();

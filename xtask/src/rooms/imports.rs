@@ -48,8 +48,8 @@ impl Source {
         Ok(source)
     }
 
-    /// The imports from the agent's own modules, as paths from the crate root. A re-export counts only if the file
-    /// uses the name itself.
+    /// The imports from the agent's own modules, as paths from the crate root. A re-export counts only if the
+    /// file uses the name itself.
     pub(super) fn imports(&self, known: &BTreeSet<&Module>, module: &Module) -> Vec<Import> {
         let is_import =
             |it: &&Use| !it.reexport || it.name.as_ref().is_some_and(|it| self.names.contains(it));
