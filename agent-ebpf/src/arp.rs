@@ -1,4 +1,5 @@
-//! ARP (RFC 826) from a pod: requests pass, and claims of the pod's own address. Requests for the gateway are answered.
+//! ARP (RFC 826) from a pod: requests pass, and claims of the pod's own address. Requests for the gateway are
+//! answered.
 
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
 
@@ -11,7 +12,8 @@ use crate::{
 /// The target address is not checked, since no other pod receives the message.
 ///
 /// # Errors
-/// `SpoofedArp`, if the message claims an address or MAC that is not the pod's; `Malformed`, if it is cut off.
+/// `SpoofedArp`, if the message claims an address or MAC that is not the pod's; `Malformed`, if it is
+/// truncated.
 #[inline(always)]
 pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
     let arp = packet.header::<Arp>(L3)?;

@@ -1,7 +1,7 @@
 //! The Internet checksum (RFC 1071).
 //!
-//! Sums are in memory order: the ones' complement sum does not depend on the byte order, except for the order of the
-//! result's own bytes.
+//! Sums are in memory order: the ones' complement sum does not depend on the byte order, except for the order
+//! of the result's own bytes.
 
 use crate::headers::{Header, Ipv4};
 
@@ -15,7 +15,7 @@ impl Sum {
     /// Adds a header whose length is a multiple of four.
     #[inline(always)]
     pub fn header<T: Header>(self, header: &T) -> Self {
-        const { assert!(size_of::<T>() % 4 == 0) };
+        const { assert!(size_of::<T>().is_multiple_of(4)) };
         let mut sum = self.0;
         let mut offset = 0;
         while offset < size_of::<T>() {

@@ -1,4 +1,4 @@
-//! `VIF_COUNTERS`: what happened to the packets of each interface.
+//! `VIF_COUNTERS`: packets, bytes and drops of each interface.
 
 use agent_common::{Counters, DropReason, MAX_VIFS, Traffic, VifKey};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::PerCpuHashMap, macros::btf_map};
@@ -23,26 +23,26 @@ pub fn ingress(ifindex: u32, bytes: u32) {
     }
 }
 
-/// Counts a packet that was dropped on its way from or to a pod.
+/// Counts a dropped packet of an interface.
 #[inline(never)]
 pub fn drop(ifindex: u32, reason: DropReason) {
-    // An interface that the agent does not know has no counters of its own.
+    // An interface without an entry in `VIFS` has no counters either.
     let ifindex = if matches!(reason, DropReason::NoVif) { 0 } else { ifindex };
     let Some(counters) = of(ifindex) else {
         return;
     };
-    // The counters lie in the order of the reasons (asserted where both are defined). The compiler is kept from
-    // seeing that the number is in range: it would leave out the check that the verifier wants.
+    // The counters are in the order of the reasons (asserted in agent-common). `black_box` hides from LLVM
+    // that the index is in range: LLVM would remove the check that the verifier needs.
     let index = core::hint::black_box(reason as usize);
     if index < DropReason::ALL.len() {
-        // SAFETY: in bounds of `drops`, which is `repr(C)` of as many `u64` as there are reasons.
+        // SAFETY: in bounds of `drops`, which is `repr(C)` with one `u64` for each reason.
         unsafe { *(&raw mut counters.drops).cast::<u64>().add(index) += 1 };
     }
 }
 
 #[inline(always)]
 fn of(ifindex: u32) -> Option<&'static mut Counters> {
-    // SAFETY: the slot is this CPU's own, and tc programs do not preempt each other on a CPU.
+    // SAFETY: the slot is this CPU's, and tc programs do not preempt each other on a CPU.
     VIF_COUNTERS.get_ptr_mut(VifKey { ifindex }).map(|counters| unsafe { &mut *counters })
 }
 

@@ -19,7 +19,7 @@ pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
 }
 
 /// # Errors
-/// Never for a parsed packet: the verifier asks for the check.
+/// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
 pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, endpoint: &Endpoint) -> Result<(), DropReason> {
     match meta.family {

@@ -21,8 +21,8 @@ pub fn contains(address: Address) -> bool {
 /// `NoVif`, if the interface to deliver to has no entry in `VIFS`, and so passes nothing.
 #[inline(always)]
 pub fn find(address: Address) -> Result<Option<&'static Endpoint>, DropReason> {
-    // SAFETY: as for `vifs::find`. If the agent replaces the entry meanwhile, this packet goes to the old or the new
-    // interface.
+    // SAFETY: as for `vifs::find`. If the agent replaces the entry meanwhile, this packet goes to the old or
+    // the new interface.
     let Some(endpoint) = (unsafe { ENDPOINTS.get(address.key()) }) else {
         return Ok(None);
     };

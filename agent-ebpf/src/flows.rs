@@ -1,13 +1,13 @@
 //! `STACK_FLOWS`: the flows between pods of this node that the host's stack translates.
 //!
-//! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The replies must pass
-//! the stack to be translated back: delivered past it, they would reach the client from an address that it never
-//! called. So `to_pod` records a flow when the stack delivers a packet from another pod of this node, and `from_pod`
-//! leaves packets of recorded flows to the stack.
+//! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The
+//! replies must pass the stack to be translated back: delivered past it, they would reach the client from an
+//! address that it never called. So `to_pod` records a flow when the stack delivers a packet from another pod
+//! of this node, and `from_pod` leaves packets of recorded flows to the stack.
 //!
-//! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a reply without a
-//! request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a later, untranslated
-//! connection with the same ports takes the way through the stack.
+//! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a
+//! reply without a request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a
+//! later, untranslated connection with the same ports takes the way through the stack.
 
 use core::mem::offset_of;
 
@@ -45,8 +45,8 @@ const _: () = assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol)
 /// Length of the ICMP or ICMPv6 error header before the quoted packet (RFC 792; RFC 4443, 3).
 const ICMP_ERROR: usize = 8;
 
-/// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an echo
-/// identifier belongs to none.
+/// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an
+/// echo identifier belongs to none.
 #[inline(always)]
 pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta) -> bool {
     let Some(transport) = meta.transport() else {
@@ -58,16 +58,17 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta) -> bool {
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
 
-/// Records the flow of a packet that the stack delivers, and that a pod of this node has sent. Flows behind IPv6
-/// extension headers other than a fragment header are not recorded.
+/// Records the flow of a packet that the stack delivers, and that a pod of this node has sent. Flows behind
+/// IPv6 extension headers other than a fragment header are not recorded.
 #[inline(always)]
-pub fn note(packet: &Packet<'_>, meta: &Meta) {
+pub fn record(packet: &Packet<'_>, meta: &Meta) {
     let Some(key) =
         meta.transport().and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
     else {
         return;
     };
-    // The lookup counts as a use for the LRU order. An update would cost more, and evict another entry of a full map.
+    // The lookup counts as a use for the LRU order. An update would cost more, and evict another entry of a
+    // full map.
     if STACK_FLOWS.get_ptr(key.as_flow()).is_none() {
         // If the insertion fails, the flow's next packet tries again.
         let _ = STACK_FLOWS.insert(key.as_flow(), Flow { ifindex: packet.ifindex() }, 0);
@@ -128,7 +129,8 @@ fn is_icmp_error(meta: &Meta, transport: Transport) -> bool {
 impl Key {
     /// The flow between two ends, in either order.
     ///
-    /// Arithmetic puts the ends in order: after a branch, the verifier would walk the rest once for each order.
+    /// Arithmetic puts the ends in order: after a branch, the verifier would walk the rest once for each
+    /// order.
     #[inline(always)]
     fn between(protocol: u8, (one, port): (Address, u16), (other, other_port): (Address, u16)) -> Self {
         let ([a, b], [c, d]) = (one.words(), other.words());

@@ -1,4 +1,5 @@
-//! What a pod sends: dropped unless it is the pod's own, then delivered to a pod of this node or left to the host's stack.
+//! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node or left to
+//! the host's stack.
 
 use agent_common::{DropReason, GATEWAY_MAC};
 
@@ -17,8 +18,8 @@ pub enum Outcome {
     Stack,
     /// To a pod of this node, by its host interface. The packet has been rewritten for it.
     Local { ifindex: u32 },
-    /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the gateway's addresses,
-    /// so the kernel does not answer.
+    /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the
+    /// gateway's addresses, so the kernel does not answer.
     Answered,
 }
 
@@ -48,8 +49,8 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_unicast(&meta)?;
     to_gateway(&destination)?;
 
-    // The stack handles options, answers a packet at its last hop, and reassembles fragments where it translates: they
-    // have no ports to look a flow up by.
+    // The stack handles options, answers a packet at its last hop, and reassembles fragments where it
+    // translates: they have no ports to look a flow up by.
     if meta.has_options() || meta.hops <= 1 || meta.is_fragment() {
         return Ok(Outcome::Stack);
     }

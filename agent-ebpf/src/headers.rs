@@ -39,8 +39,8 @@ pub unsafe trait Header: Copy {}
 // SAFETY: bytes.
 unsafe impl<const N: usize> Header for [u8; N] {}
 
-/// The first eight bytes of TCP, UDP, SCTP and ICMP, in network order: as much as every first fragment and every packet
-/// quoted in an ICMP error has.
+/// The first eight bytes of TCP, UDP, SCTP and ICMP, in network order: as much as every first fragment and
+/// every packet quoted in an ICMP error has.
 #[derive(Clone, Copy)]
 pub struct Transport(u64);
 

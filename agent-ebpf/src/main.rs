@@ -1,12 +1,10 @@
-//! The tc programs on the host interface of every pod.
+//! The tc programs on the host interface of every pod: attach points, and the verdict for each outcome.
 //!
-//! This file holds the attach points, and turns what the rest decided into a verdict. Directions are the pod's.
-//!
-//! Whatever passes is left to the filters after ours (`TC_ACT_UNSPEC`): other people's programs on the
-//! interface keep working.
+//! Directions are the pod's. Packets that pass are left to later filters (`TC_ACT_UNSPEC`), so that other
+//! programs on the interface keep working.
 #![no_std]
 #![no_main]
-#![expect(unsafe_code, reason = "packets and maps are reached through raw pointers here")]
+#![expect(unsafe_code, reason = "packets and maps are accessed through raw pointers")]
 
 mod address;
 mod arp;
@@ -34,7 +32,7 @@ use aya_log_ebpf::{debug, trace};
 
 use crate::{from_pod::Outcome, packet::Packet};
 
-/// clsact ingress of the pod's host interface: what the pod sends.
+/// clsact ingress of the pod's host interface: packets from the pod.
 #[classifier]
 pub fn from_pod(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
@@ -49,14 +47,15 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             counters::egress(ifindex, bytes);
             counters::ingress(to, bytes);
             trace!(&ctx, "if {}: egress to if {}, {} bytes", ifindex, to, bytes);
-            // SAFETY: a helper call without pointers. The packet does not pass `to_pod`: it reached this
-            // interface by its address, which is what `to_pod` would check.
+            // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, whose check the lookup of
+            // the destination in `ENDPOINTS` replaces.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
         Ok(Outcome::Answered) => {
             counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress answered, {} bytes", ifindex, bytes);
-            // SAFETY: a helper call without pointers. The answer goes out as the host's would, through `to_pod`.
+            // SAFETY: a helper call without pointers. Like an answer of the host's stack, this one passes
+            // `to_pod`.
             unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
         Err(reason) => {
@@ -67,7 +66,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     }
 }
 
-/// clsact egress of the pod's host interface: what the host's stack sends to the pod.
+/// clsact egress of the pod's host interface: packets from the host's stack to the pod.
 #[classifier]
 pub fn to_pod(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
@@ -88,11 +87,11 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Unreachable: the verifier refuses a program that could come here.
+    // Unreachable: the verifier refuses a program with a path to here.
     loop {}
 }
 
-/// `bpf_redirect_peer` and friends are open to programs under any licence; the printing helpers are not.
+/// The helpers in use need no GPL-compatible licence; tracing helpers would.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

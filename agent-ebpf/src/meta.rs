@@ -19,14 +19,15 @@ pub struct Meta {
     pub protocol: u8,
     /// TTL or hop limit.
     pub hops: u8,
-    /// Zero, unless the packet is a fragment: see [`Meta::is_fragment`].
+    /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the
+    /// flag: an atomic fragment is a fragment too.
     fragment: u16,
     /// Offset of the transport header.
     pub payload: usize,
-    /// Meaningful only where [`Meta::transport`] returns it.
-    transport: Transport,
     /// Length of the frame.
     len: usize,
+    /// See [`Meta::transport`]. Not an `Option`: the verifier would walk all steps once more for `None`.
+    transport: Transport,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,8 +58,8 @@ pub enum Scope {
 
 impl Meta {
     /// # Errors
-    /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if version or
-    /// lengths of a pod's packet contradict each other or the frame.
+    /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if
+    /// version or lengths of a pod's packet contradict each other or the frame.
     #[inline(always)]
     pub fn parse(packet: &Packet<'_>, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
         match ethertype {
@@ -123,7 +124,8 @@ impl Meta {
         meta
     }
 
-    /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment header (RFC 8200, 4.1).
+    /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment header (RFC 8200,
+    /// 4.1).
     #[inline(always)]
     pub fn has_options(&self) -> bool {
         match self.family {

@@ -1,5 +1,5 @@
-//! Neighbour discovery (RFC 4861) from a pod: solicitations pass, and advertisements of the pod's own addresses.
-//! Solicitations for the gateway are answered.
+//! Neighbour discovery (RFC 4861) from a pod: solicitations pass, and advertisements of the pod's own
+//! addresses. Solicitations for the gateway are answered.
 
 use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 
@@ -31,8 +31,9 @@ pub fn is_nd(icmpv6_type: u8) -> bool {
 }
 
 /// # Errors
-/// `SpoofedNd`, if the message claims an address or MAC that is not the pod's, or is for routers to send; `Multicast` for
-/// a router solicitation, because the pod's only router is configured; `Malformed`, if the message is cut off.
+/// `SpoofedNd`, if the message claims an address or MAC that is not the pod's, or is for routers to send;
+/// `Multicast` for a router solicitation, because the pod's only router is configured; `Malformed`, if the
+/// message is truncated.
 #[inline(always)]
 pub fn judge(
     packet: &mut Packet<'_>,
@@ -69,7 +70,8 @@ pub fn judge(
 }
 
 /// # Errors
-/// `SpoofedNd`, if an option holds a MAC other than the pod's, or if there are too many; `Malformed`, if one is cut off.
+/// `SpoofedNd`, if an option holds a MAC other than the pod's, or if there are too many; `Malformed`, if one
+/// is truncated.
 #[inline(always)]
 fn check_options(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
     let end = IPV6_PAYLOAD + usize::from(u16::from_be_bytes(packet.header::<Ipv6>(L3)?.payload_len));
@@ -90,8 +92,8 @@ fn check_options(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> 
     if offset >= end { Ok(()) } else { Err(DropReason::SpoofedNd) }
 }
 
-/// Rewrites a solicitation into the gateway's advertisement, in place. The gateway's MAC takes the place of the pod's; a
-/// unicast solicitation may lack that, and then the answer may, too (RFC 4861, 4.4).
+/// Rewrites a solicitation into the gateway's advertisement, in place. The gateway's MAC takes the place of
+/// the pod's; a unicast solicitation may lack that, and then the answer may, too (RFC 4861, 4.4).
 #[inline(always)]
 fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
     const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;

@@ -53,7 +53,8 @@ impl<'a> Packet<'a> {
         beside || ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
     }
 
-    /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64 KiB".
+    /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64
+    /// KiB".
     #[inline(always)]
     pub fn is_gso(&self) -> bool {
         // SAFETY: the kernel passes a valid context.
@@ -67,8 +68,8 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn header<T: Header>(&self, offset: usize) -> Result<&T, DropReason> {
         let header = self.pointer::<T>(offset)?;
-        // SAFETY: in bounds, and valid for any bytes. Nothing writes while it is borrowed: `header_mut` borrows
-        // the packet exclusively, and only `new` calls a helper that moves the data.
+        // SAFETY: in bounds, and valid for any bytes. Nothing writes while it is borrowed: `header_mut`
+        // borrows the packet exclusively, and only `new` calls a helper that moves the data.
         Ok(unsafe { &*header })
     }
 

@@ -23,8 +23,8 @@ pub fn check(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
 
 /// From its link-local address, a pod reaches its link, where only the gateway is.
 ///
-/// Extension headers are refused: behind one, where `nd` does not parse, a pod could hide a router advertisement or a
-/// redirect, which hosts accept from link-local sources only (RFC 4861, 6.1.2 and 8.1).
+/// Extension headers are refused: behind one, where `nd` does not parse, a pod could hide a router
+/// advertisement or a redirect, which hosts accept from link-local sources only (RFC 4861, 6.1.2 and 8.1).
 #[inline(always)]
 fn link_local(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
     // MLD reports and the like, also before the pod has an address: counted by what they are.

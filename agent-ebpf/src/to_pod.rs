@@ -1,4 +1,4 @@
-//! What the host's stack sends to a pod: dropped unless it is for the pod's own addresses.
+//! Packets from the host's stack to a pod: dropped unless they are for the pod's own addresses.
 
 use agent_common::{DropReason, VifEntry};
 
@@ -25,20 +25,22 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     }
     let meta = Meta::parse(packet, ethertype, Sender::Stack)?;
     if vifs::owns(vif, meta.family, meta.destination) {
-        // The stack has this flow in hand if the sender is a pod of this node.
+        // A packet between pods of this node passes the stack only if the stack translates it, or has to see
+        // it.
         if endpoints::contains(meta.source) {
-            flows::note(packet, &meta);
+            flows::record(packet, &meta);
         }
         return Ok(());
     }
-    // Link-local addresses are the pod's own business: it is alone on its link.
+    // The pod is alone on its link, and may choose its link-local addresses.
     if meta.family == Family::Ipv6 && meta.destination.is_link_local() {
         return Ok(());
     }
     if meta.destination_scope() != Scope::Multicast {
         return Err(DropReason::NotForPod);
     }
-    // The only multicast that a pod needs: the host solicits its MAC, should the permanent neighbour entry be missing.
+    // The only multicast that a pod needs: the host solicits its MAC, should the permanent neighbour entry be
+    // missing.
     match meta.icmpv6_type(packet)? {
         Some(nd::NEIGHBOUR_SOLICITATION) => Ok(()),
         _ => Err(DropReason::Multicast),

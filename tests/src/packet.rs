@@ -1,6 +1,6 @@
-//! Packets, made field by field.
+//! A builder of packets, field by field.
 //!
-//! Lengths and checksums are right unless a test says otherwise, so that a packet is wrong in one respect only:
+//! Lengths and checksums are correct unless a test sets them, so that a packet is wrong in one respect only:
 //!
 //! ```
 //! use ferrule_tests::packet::{Ipv4, udp};
@@ -8,37 +8,45 @@
 //! let ip = Ipv4 { ttl: 1, ..Ipv4::new([10, 0, 0, 1], [10, 0, 0, 2], 17) };
 //! assert_eq!(ip.with(&udp(53, 53, b"x")).len(), 20 + 8 + 1);
 //! ```
+//!
+//! Numbers and checksums are etherparse's: nothing is shared with the programs. The headers that tests need
+//! malformed are built here, because etherparse builds none that contradict themselves.
 
 use std::fmt::Write as _;
+
+use etherparse::{
+    EtherType, IcmpEchoHeader, Icmpv4Header, Icmpv4Type, IpFragOffset, IpNumber, Ipv6FragmentHeader,
+    TcpHeader, UdpHeader, checksum::Sum16BitWords, icmpv6,
+};
 
 pub type Mac = [u8; 6];
 pub type Ipv4Address = [u8; 4];
 pub type Ipv6Address = [u8; 16];
 
-pub const ARP: u16 = 0x0806;
-pub const IPV4: u16 = 0x0800;
-pub const IPV6: u16 = 0x86dd;
-pub const VLAN: u16 = 0x8100;
-pub const QINQ: u16 = 0x88a8;
+pub const ARP: u16 = EtherType::ARP.0;
+pub const IPV4: u16 = EtherType::IPV4.0;
+pub const IPV6: u16 = EtherType::IPV6.0;
+pub const VLAN: u16 = EtherType::VLAN_TAGGED_FRAME.0;
+pub const QINQ: u16 = EtherType::PROVIDER_BRIDGING.0;
 
-pub const ICMP: u8 = 1;
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
-pub const SCTP: u8 = 132;
-/// IPv6 extension headers, and ICMPv6.
-pub const HOP_BY_HOP: u8 = 0;
-pub const ROUTING: u8 = 43;
-pub const FRAGMENT: u8 = 44;
-pub const ICMPV6: u8 = 58;
-pub const DESTINATION_OPTIONS: u8 = 60;
+pub const ICMP: u8 = IpNumber::ICMP.0;
+pub const TCP: u8 = IpNumber::TCP.0;
+pub const UDP: u8 = IpNumber::UDP.0;
+pub const SCTP: u8 = IpNumber::SCTP.0;
+pub const ICMPV6: u8 = IpNumber::IPV6_ICMP.0;
+pub const HOP_BY_HOP: u8 = IpNumber::IPV6_HEADER_HOP_BY_HOP.0;
+pub const ROUTING: u8 = IpNumber::IPV6_ROUTE_HEADER.0;
+pub const FRAGMENT: u8 = IpNumber::IPV6_FRAGMENTATION_HEADER.0;
+pub const DESTINATION_OPTIONS: u8 = IpNumber::IPV6_DESTINATION_OPTIONS.0;
 
-/// Neighbour discovery (RFC 4861) and MLD (RFC 3810).
-pub const ROUTER_SOLICITATION: u8 = 133;
-pub const ROUTER_ADVERTISEMENT: u8 = 134;
-pub const NEIGHBOUR_SOLICITATION: u8 = 135;
-pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-pub const REDIRECT: u8 = 137;
+pub const ROUTER_SOLICITATION: u8 = icmpv6::TYPE_ROUTER_SOLICITATION;
+pub const ROUTER_ADVERTISEMENT: u8 = icmpv6::TYPE_ROUTER_ADVERTISEMENT;
+pub const NEIGHBOUR_SOLICITATION: u8 = icmpv6::TYPE_NEIGHBOR_SOLICITATION;
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = icmpv6::TYPE_NEIGHBOR_ADVERTISEMENT;
+pub const REDIRECT: u8 = icmpv6::TYPE_REDIRECT_MESSAGE;
+/// Version 2 (RFC 3810).
 pub const MLD_REPORT: u8 = 143;
+/// Source and target link-layer address options (RFC 4861, 4.6.1).
 pub const SOURCE_MAC: u8 = 1;
 pub const TARGET_MAC: u8 = 2;
 
@@ -58,7 +66,7 @@ pub struct Arp {
     pub target_ip: Ipv4Address,
 }
 
-/// RFC 791. `None` is what is right.
+/// RFC 791. `None` means the correct value.
 #[derive(Debug, Clone)]
 pub struct Ipv4 {
     pub version: u8,
@@ -73,11 +81,11 @@ pub struct Ipv4 {
     pub checksum: Option<u16>,
     pub source: Ipv4Address,
     pub destination: Ipv4Address,
-    /// As long as a multiple of four.
+    /// A multiple of four bytes.
     pub options: Vec<u8>,
 }
 
-/// RFC 8200. `None` is what is right.
+/// RFC 8200. `None` means the correct value.
 #[derive(Debug, Clone)]
 pub struct Ipv6 {
     pub version: u8,
@@ -89,12 +97,11 @@ pub struct Ipv6 {
     pub destination: Ipv6Address,
 }
 
-/// A frame around an IP packet, or whatever else.
 pub fn frame(destination: Mac, source: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&destination, &source, ethertype.to_be_bytes().as_slice(), payload].concat()
 }
 
-/// A frame that carries tags, the outer one first: tag protocol, and VLAN.
+/// Adds VLAN tags to a frame, the outer tag first: tag protocol, and VLAN.
 pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let (macs, rest) = frame.split_at_checked(12).unwrap_or((frame, &[]));
     let tags = tags.iter().flat_map(|(protocol, vlan)| [protocol.to_be_bytes(), vlan.to_be_bytes()].concat());
@@ -106,84 +113,76 @@ pub fn cut(packet: &[u8], len: usize) -> Vec<u8> {
     packet.iter().copied().take(len).collect()
 }
 
-/// What carries no checksum of its own or none that anybody on the way looks at: ports, a sequence of bytes.
+/// A datagram without a checksum, which the programs do not read.
 pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
-    let len = u16::try_from(8 + data.len()).unwrap_or(u16::MAX);
-    [&words(&[source, destination, len, 0]), data].concat()
+    let length = u16::try_from(8 + data.len()).unwrap_or(u16::MAX);
+    let header = UdpHeader { source_port: source, destination_port: destination, length, checksum: 0 };
+    [header.to_bytes().as_slice(), data].concat()
 }
 
-/// A TCP segment without options: an opening one.
+/// A SYN segment without options and checksum.
 pub fn tcp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
-    let (offset_flags, window) = (0x5002, 64240);
-    [&words(&[source, destination, 0, 1, 0, 0, offset_flags, window, 0, 0]), data].concat()
+    let header = TcpHeader { syn: true, ..TcpHeader::new(source, destination, 1, 64240) };
+    [&header.to_bytes(), data].concat()
 }
 
-/// An ICMP or ICMPv6 error about a packet, as much of which is quoted as fits. Without a checksum.
+/// An ICMP or ICMPv6 error without a checksum, which quotes as much of a packet as fits.
 pub fn icmp_error(kind: u8, about: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0, 0, 0, 0, 0], cut(about, 576 - 28).as_slice()].concat()
 }
 
-/// An ICMP echo request.
+/// An ICMP echo request with the identifier 7.
 pub fn echo(data: &[u8]) -> Vec<u8> {
-    let sum = checksum(&[&words(&[0x0800, 0, 7, 1]), data]);
-    [&words(&[0x0800, sum, 7, 1]), data].concat()
+    let echo = Icmpv4Type::EchoRequest(IcmpEchoHeader { id: 7, seq: 1 });
+    [&Icmpv4Header::with_checksum(echo, data).to_bytes(), data].concat()
 }
 
-/// What follows the fixed part of a hop-by-hop, routing or destination options header that is eight bytes long.
+/// A hop-by-hop, routing or destination options header of eight bytes, and the payload behind it.
 pub fn extension(next_header: u8, payload: &[u8]) -> Vec<u8> {
     // One option: four bytes of padding.
     [&[next_header, 0, 1, 4, 0, 0, 0, 0], payload].concat()
 }
 
-/// A fragment header; the offset is in units of eight bytes.
+/// A fragment header, and the payload behind it; the offset is in units of eight bytes.
 pub fn fragment(next_header: u8, offset: u16, more: bool, payload: &[u8]) -> Vec<u8> {
-    let offset = (offset << 3 | u16::from(more)).to_be_bytes();
-    [&[next_header, 0], &offset, [0, 0, 0, 9].as_slice(), payload].concat()
+    let offset = IpFragOffset::try_new(offset).unwrap_or_default();
+    [Ipv6FragmentHeader::new(next_header.into(), offset, more, 9).to_bytes().as_slice(), payload].concat()
 }
 
-/// A neighbour solicitation or advertisement, or a redirect's beginning; options follow. Without a checksum.
+/// A neighbour solicitation or advertisement, or the start of a redirect, with options and without a
+/// checksum.
 pub fn neighbour(kind: u8, target: Ipv6Address, options: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0, 0, 0, 0, 0], target.as_slice(), options].concat()
 }
 
-/// A router advertisement for half an hour, without options and checksum.
+/// A router advertisement with a lifetime of half an hour, without options and checksum.
 pub fn router_advertisement() -> Vec<u8> {
     [[ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 7, 8], [0; 8]].concat()
 }
 
-/// An option of neighbour discovery that holds a MAC.
+/// A link-layer address option of neighbour discovery.
 pub fn mac_option(kind: u8, mac: Mac) -> Vec<u8> {
     [&[kind, 1], mac.as_slice()].concat()
 }
 
-/// The same bytes over and over, as many as asked for: something that is easy to see in a dump.
+/// Payload that is easy to recognise in a dump.
 pub fn data(len: usize) -> Vec<u8> {
     b"ferrule ".iter().copied().cycle().take(len).collect()
 }
 
-/// The Internet checksum (RFC 1071) of parts of even length, except for the last.
+/// The Internet checksum (RFC 1071) of parts, all of even length except for the last.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
-    let pairs = parts.iter().flat_map(|part| part.chunks(2));
-    let sum: u64 = pairs
-        .map(|pair| match *pair {
-            [high, low] => u64::from(u16::from_be_bytes([high, low])),
-            [high] => u64::from(high) << 8,
-            _ => 0,
-        })
-        .sum();
-    // The carries' carry at most twice.
-    let folded = (0..4).fold(sum, |sum, _| (sum & 0xffff) + (sum >> 16));
-    !(folded as u16)
+    parts.iter().fold(Sum16BitWords::new(), |sum, part| sum.add_slice(part)).ones_complement().to_be()
 }
 
-/// The packet in rows of sixteen bytes.
+/// A dump in rows of sixteen bytes.
 pub fn hexdump(packet: &[u8]) -> String {
     let mut dump = String::new();
     for (row, bytes) in packet.chunks(16).enumerate() {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x} ")).collect();
         let text: String =
             bytes.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '.' }).collect();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(dump, "    {:04x}  {hex:48} {text}", row * 16);
     }
     dump
@@ -199,7 +198,6 @@ impl Arp {
     pub const REQUEST: u16 = 1;
     pub const REPLY: u16 = 2;
 
-    /// A request.
     pub fn ask(sender_mac: Mac, sender_ip: Ipv4Address, target_ip: Ipv4Address) -> Self {
         Self {
             hardware: 1,
@@ -245,7 +243,7 @@ impl Ipv4 {
         }
     }
 
-    /// The packet.
+    /// The packet with a payload.
     pub fn with(&self, payload: &[u8]) -> Vec<u8> {
         let len = 20 + self.options.len();
         let ihl = self.ihl.unwrap_or((len / 4) as u8);
@@ -273,7 +271,7 @@ impl Ipv6 {
         Self { version: 6, class_flow: 0, payload_len: None, next_header, hop_limit: 64, source, destination }
     }
 
-    /// The packet.
+    /// The packet with a payload.
     pub fn with(&self, payload: &[u8]) -> Vec<u8> {
         let first = (u32::from(self.version) << 28 | self.class_flow & 0x0fff_ffff).to_be_bytes();
         let len = self.payload_len.unwrap_or(payload.len() as u16).to_be_bytes();
@@ -281,28 +279,18 @@ impl Ipv6 {
         [first.as_slice(), &len, &hops, &self.source, &self.destination, payload].concat()
     }
 
-    /// The packet around an ICMPv6 message, whose checksum is put in.
+    /// The packet with an ICMPv6 message whose checksum is filled in.
     pub fn icmp(&self, message: &[u8]) -> Vec<u8> {
         self.with(&self.sealed(message))
     }
 
-    /// An ICMPv6 message with its checksum, which is also over the addresses (RFC 8200, 8.1).
+    /// An ICMPv6 message with its checksum, which covers the addresses too (RFC 8200, 8.1).
     pub fn sealed(&self, message: &[u8]) -> Vec<u8> {
         let len = (message.len() as u32).to_be_bytes();
         let sum =
             checksum(&[&self.source, &self.destination, &len, &[0, 0, 0, ICMPV6], message]).to_be_bytes();
-        message
-            .iter()
-            .enumerate()
-            .map(|(at, byte)| {
-                if at == 2 {
-                    sum[0]
-                } else if at == 3 {
-                    sum[1]
-                } else {
-                    *byte
-                }
-            })
-            .collect()
+        let mut sealed = message.to_vec();
+        sealed.iter_mut().skip(2).zip(sum).for_each(|(slot, byte)| *slot = byte);
+        sealed
     }
 }

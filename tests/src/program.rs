@@ -1,6 +1,6 @@
-//! The eBPF programs without a network: the kernel runs them on one packet at a time (`BPF_PROG_TEST_RUN`).
+//! Runs the eBPF programs on single packets, without a network (`BPF_PROG_TEST_RUN`).
 //!
-//! The programs and the maps are the agent's own, only that the maps are not pinned, and filled by the test.
+//! Programs and maps are those of the agent; the maps are not pinned, and the test fills them.
 
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
@@ -14,7 +14,7 @@ use aya::{
 
 use crate::{dist, sys};
 
-/// Not in aya's API: leave the packet to the next filter, and to the stack if there is none.
+/// Not in aya's API. Leaves the packet to the next filter, and to the stack after the last.
 pub const TC_ACT_UNSPEC: u32 = u32::MAX;
 pub const TC_ACT_SHOT: u32 = 2;
 pub const TC_ACT_REDIRECT: u32 = 7;
@@ -26,57 +26,57 @@ pub enum Program {
     ToPod,
 }
 
-/// How much the programs log: the values of `AYA_LOG_LEVEL`.
+/// Log level of the programs: values of `AYA_LOG_LEVEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Log {
-    /// As the agent loads them unless it is told otherwise.
+    /// The agent's default.
     Off = 0,
     Trace = 5,
 }
 
-/// What a program is told besides the packet.
+/// The fields of the program's context (`__sk_buff`) that a test can set.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Beside {
-    /// Where the packet is. The kernel looks it up in the caller's network namespace.
+pub struct SkBuff {
+    /// An interface of the caller's network namespace.
     pub ifindex: u32,
-    /// Length of the segments that the packet is to be cut into later; zero if it is not.
+    /// Length of the segments that the packet is later cut into; zero without GSO.
     pub gso_size: u32,
 }
 
-/// What a program made of a packet.
+/// The result of a program for a packet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ran {
     pub verdict: u32,
     pub packet: Vec<u8>,
-    /// On average, if it ran more than once.
+    /// Average run time.
     pub took: Duration,
 }
 
-/// The loaded object.
+/// The loaded programs and their maps.
 pub struct Programs {
     ebpf: Ebpf,
     pub vifs: HashMap<MapData, VifKey, VifEntry>,
     pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
-    pub nat_flows: HashMap<MapData, FlowKey, Flow>,
+    pub stack_flows: HashMap<MapData, FlowKey, Flow>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
-/// The counters of all interfaces that have some, by ifindex.
+/// Counters by ifindex, summed over all CPUs.
 pub type AllCounters = BTreeMap<u32, Counters>;
 
-/// `struct __sk_buff` in `linux/bpf.h`: its length, and where the fields are that can be set.
-const SK_BUFF: usize = 192;
+/// Length of `struct __sk_buff` in `linux/bpf.h`, and offsets of its fields.
+const SK_BUFF_LEN: usize = 192;
 const SK_BUFF_IFINDEX: usize = 40;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
-/// The kernel puts packet and bookkeeping into one page.
-const ROOM: usize = 4096;
+/// The kernel keeps packet and metadata of a test run in one page.
+const MAX_PACKET: usize = 4096;
 
-/// Makes interfaces with the given indices in a network namespace of its own, and does something there with
-/// freshly loaded programs.
+/// Creates interfaces with the given indices in a new network namespace, and runs a closure there with newly
+/// loaded programs.
 ///
 /// # Errors
-/// What the closure says, or if the kernel refuses something.
+/// If the kernel refuses an interface or a program, or the closure fails.
 pub fn with_programs<T: Send>(
     interfaces: &[u32],
     run: impl FnOnce(&mut Programs) -> anyhow::Result<T> + Send,
@@ -88,7 +88,7 @@ pub fn with_programs<T: Send>(
         }
         run(&mut Programs::load(Log::Off)?)
     };
-    // The namespaces are the thread's, and end with it.
+    // The namespaces belong to the thread, and end with it.
     match thread::scope(|scope| scope.spawn(body).join()) {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
@@ -100,7 +100,7 @@ pub fn with_programs<T: Send>(
 impl Program {
     pub const ALL: [Self; 2] = [Self::FromPod, Self::ToPod];
 
-    /// Its name in the object.
+    /// The program's name in the object.
     pub fn name(self) -> &'static str {
         match self {
             Self::FromPod => "from_pod",
@@ -109,16 +109,16 @@ impl Program {
     }
 }
 
-// === impl Beside ===
+// === impl SkBuff ===
 
-impl Beside {
-    /// On an interface, and otherwise ordinary.
+impl SkBuff {
+    /// A packet on an interface, without GSO.
     pub fn on(ifindex: u32) -> Self {
         Self { ifindex, ..Self::default() }
     }
 
-    fn sk_buff(self) -> [u8; SK_BUFF] {
-        let mut bytes = [0; SK_BUFF];
+    fn bytes(self) -> [u8; SK_BUFF_LEN] {
+        let mut bytes = [0; SK_BUFF_LEN];
         for (offset, value) in [(SK_BUFF_IFINDEX, self.ifindex), (SK_BUFF_GSO_SIZE, self.gso_size)] {
             for (slot, byte) in bytes.iter_mut().skip(offset).zip(value.to_ne_bytes()) {
                 *slot = byte;
@@ -131,14 +131,12 @@ impl Beside {
 // === impl Programs ===
 
 impl Programs {
-    /// Loads both programs.
-    ///
     /// # Errors
-    /// If the kernel refuses them, or the object is not the one that the tests were written for.
+    /// If the kernel refuses a program, or the object lacks a program or a map.
     pub fn load(log: Log) -> anyhow::Result<Self> {
         let mut loader = EbpfLoader::new();
         let level = log as u8;
-        // It must be there: an object without it could not be told to be quiet.
+        // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(&dist::ebpf_object()?)?;
         for program in Program::ALL {
@@ -148,58 +146,58 @@ impl Programs {
         Ok(Self {
             vifs: take_map(&mut ebpf, "VIFS")?,
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
-            nat_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
+            stack_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })
     }
 
-    /// How many instructions the verifier walked through, which is what the kernel limits.
+    /// Number of instructions that the verifier walked, which the kernel limits.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel does not report it.
     pub fn verified_instructions(&mut self, program: Program) -> anyhow::Result<u32> {
         let info = classifier(&mut self.ebpf, program)?.info()?;
-        info.verified_instruction_count().context("the kernel does not tell")
+        info.verified_instruction_count().context("the kernel does not report verified instructions")
     }
 
     /// Runs a program once.
     ///
     /// # Errors
     /// If the kernel refuses the packet or the interface.
-    pub fn run(&mut self, program: Program, beside: Beside, packet: &[u8]) -> anyhow::Result<Ran> {
-        self.repeat(program, beside, packet, 1)
+    pub fn run(&mut self, program: Program, skb: SkBuff, packet: &[u8]) -> anyhow::Result<Ran> {
+        self.repeat(program, skb, packet, 1)
     }
 
-    /// Runs a program several times, each time on what the time before left.
+    /// Runs a program several times, each time on the packet that the run before left.
     ///
     /// # Errors
     /// If the kernel refuses the packet or the interface.
     pub fn repeat(
         &mut self,
         program: Program,
-        beside: Beside,
+        skb: SkBuff,
         packet: &[u8],
         times: u32,
     ) -> anyhow::Result<Ran> {
-        let mut out = vec![0; ROOM];
-        let sk_buff = beside.sk_buff();
+        let mut out = vec![0; MAX_PACKET];
+        let context = skb.bytes();
         let result = classifier(&mut self.ebpf, program)?.test_run(TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
-            ctx_in: Some(&sk_buff),
+            ctx_in: Some(&context),
             repeat: times,
             ..TestRunOptions::default()
         });
-        let result = result.with_context(|| format!("cannot run {} with {beside:?}", program.name()))?;
+        let result = result.with_context(|| format!("cannot run {} with {skb:?}", program.name()))?;
         out.truncate(result.data_size_out as usize);
         Ok(Ran { verdict: result.return_value, packet: out, took: result.duration })
     }
 
-    /// Attaches a program to an interface of this network namespace, until the programs are dropped.
+    /// Attaches a program to an interface of the current network namespace, until `self` is dropped.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses the qdisc or the filter.
     pub fn attach(&mut self, program: Program, interface: &str) -> anyhow::Result<()> {
         tc::qdisc_add_clsact(interface)?;
         let direction = match program {
@@ -210,20 +208,18 @@ impl Programs {
         Ok(())
     }
 
-    /// Starts counting for an interface. For one without, the programs work but do not count.
+    /// Inserts zero counters for an interface. Without an entry, the programs do not count.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the map cannot be written.
     pub fn start_counting(&mut self, ifindex: u32) -> anyhow::Result<()> {
         let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
         let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])?;
         Ok(self.counters.insert(VifKey { ifindex }, zero, 0)?)
     }
 
-    /// What has been counted so far.
-    ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the map cannot be read.
     pub fn counters(&self) -> anyhow::Result<AllCounters> {
         let mut all = AllCounters::new();
         for entry in self.counters.iter() {
@@ -242,10 +238,9 @@ fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedCla
 
 fn take_map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<M> {
     let map = ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))?;
-    M::try_from(map).with_context(|| format!("the map {name} is not what it should be"))
+    M::try_from(map).with_context(|| format!("the map {name} has another type or layout"))
 }
 
-/// The name of a verdict.
 pub fn verdict_name(verdict: u32) -> String {
     match verdict {
         TC_ACT_UNSPEC => "to the stack (TC_ACT_UNSPEC)".to_owned(),
@@ -265,9 +260,9 @@ impl fmt::Debug for Ran {
 
 impl Ran {
     /// # Errors
-    /// If the verdict is another one.
+    /// If the verdict differs.
     pub fn expect(&self, verdict: u32) -> anyhow::Result<()> {
-        ensure!(self.verdict == verdict, "should be {}, and is {self:?}", verdict_name(verdict));
+        ensure!(self.verdict == verdict, "expected {}, got {self:?}", verdict_name(verdict));
         Ok(())
     }
 }

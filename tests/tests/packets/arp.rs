@@ -1,4 +1,4 @@
-//! ARP from a pod: it may ask, and tell of its own address. For the gateway, it is the program that answers.
+//! ARP from a pod: requests, claims of its own address, and the gateway's answers.
 
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC};
 use ferrule_tests::{
@@ -12,30 +12,30 @@ fn sends(from: Pod, arp: &Arp) -> Vec<u8> {
     frame(BROADCAST, from.mac, packet::ARP, &arp.bytes())
 }
 
-fn ask() -> Arp {
+fn request() -> Arp {
     Arp::ask(A.mac, A.v4, GATEWAY_IPV4)
 }
 
 fn reply() -> Arp {
-    Arp { operation: Arp::REPLY, target_mac: GATEWAY_MAC, ..ask() }
+    Arp { operation: Arp::REPLY, target_mac: GATEWAY_MAC, ..request() }
 }
 
-/// RFC 5227: does anybody have this address?
+/// Address probe (RFC 5227).
 fn probe(target_ip: Ipv4Address) -> Arp {
-    Arp { sender_ip: [0; 4], target_ip, ..ask() }
+    Arp { sender_ip: [0; 4], target_ip, ..request() }
 }
 
 #[test]
-fn a_pod_asks_and_tells_of_itself() {
+fn requests_and_claims_of_the_own_address_pass() {
     let passes = |about, arp: Arp| Row::stack(about, A, sends(A, &arp));
     let rows = [
-        passes("request for a sibling, which nobody answers", Arp { target_ip: B.v4, ..ask() }),
+        passes("request for a sibling, which stays unanswered", Arp { target_ip: B.v4, ..request() }),
         passes("reply to the gateway", reply()),
         passes("probe for its own address", probe(A.v4)),
-        // Whoever answered would say that it is taken; nobody needs to know that of this one.
-        passes("probe for the gateway's", probe(GATEWAY_IPV4)),
-        passes("announcement of its own address", Arp { target_ip: A.v4, ..ask() }),
-        passes("the same as a reply", Arp { target_ip: A.v4, operation: Arp::REPLY, ..ask() }),
+        // Unanswered: an answer would mean that the address is in use on the link.
+        passes("probe for the gateway's address", probe(GATEWAY_IPV4)),
+        passes("announcement of its own address", Arp { target_ip: A.v4, ..request() }),
+        passes("announcement as a reply", Arp { target_ip: A.v4, operation: Arp::REPLY, ..request() }),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
@@ -48,31 +48,31 @@ fn answer(to: Pod) -> Vec<u8> {
 }
 
 #[test]
-fn the_gateway_answers_whoever_asks_for_it() {
+fn requests_for_the_gateway_are_answered() {
     let padded = |mut frame: Vec<u8>| {
         frame.resize(60, 0);
         frame
     };
-    let unicast = A.sends(packet::ARP, &ask().bytes());
+    let unicast = A.sends(packet::ARP, &request().bytes());
     let of_v4 = Arp::ask(ONLY_V4.mac, ONLY_V4.v4, GATEWAY_IPV4);
     let rows = [
-        Row::answered("asked by broadcast", A, sends(A, &ask()), answer(A)),
-        Row::answered("asked by unicast, as when an entry is renewed", A, unicast, answer(A)),
+        Row::answered("broadcast request", A, sends(A, &request()), answer(A)),
+        Row::answered("unicast request, as for a neighbour entry in state PROBE", A, unicast, answer(A)),
         Row::answered(
-            "asked in the shortest frame of a wire",
+            "request padded to the minimum frame length",
             A,
-            padded(sends(A, &ask())),
+            padded(sends(A, &request())),
             padded(answer(A)),
         ),
-        Row::answered("asked by a pod with IPv4 only", ONLY_V4, sends(ONLY_V4, &of_v4), answer(ONLY_V4)),
+        Row::answered("request from a pod without IPv6", ONLY_V4, sends(ONLY_V4, &of_v4), answer(ONLY_V4)),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]
-fn a_pod_does_not_tell_of_others() {
+fn claims_of_other_addresses_are_dropped() {
     let claims = |about, sender_ip| {
-        [ask(), reply()].map(|arp| {
+        [request(), reply()].map(|arp| {
             Row::dropped(about, A.ifindex, sends(A, &Arp { sender_ip, ..arp }), DropReason::SpoofedArp)
         })
     };
@@ -81,18 +81,18 @@ fn a_pod_does_not_tell_of_others() {
         claims("claims the sibling's address", B.v4),
         claims("claims the gateway's", GATEWAY_IPV4),
         claims("claims the node's", NODE_V4),
-        claims("claims one that is far away", FAR_V4),
+        claims("claims an address outside the cluster", FAR_V4),
         claims("claims loopback", [127, 0, 0, 1]),
         claims("claims broadcast", [255; 4]),
         claims("claims multicast", [224, 0, 0, 1]),
     ];
     let others = [
-        spoofed("announces the sibling's address", Arp { sender_ip: B.v4, target_ip: B.v4, ..ask() }),
-        spoofed("its own address, at the sibling's MAC", Arp { sender_mac: B.mac, ..ask() }),
-        spoofed("its own address, at nobody's MAC", Arp { sender_mac: OTHER_MAC, ..reply() }),
+        spoofed("announces the sibling's address", Arp { sender_ip: B.v4, target_ip: B.v4, ..request() }),
+        spoofed("its own address, at the sibling's MAC", Arp { sender_mac: B.mac, ..request() }),
+        spoofed("its own address, at an unknown MAC", Arp { sender_mac: OTHER_MAC, ..reply() }),
         spoofed("its own address, at the gateway's MAC", Arp { sender_mac: GATEWAY_MAC, ..reply() }),
         spoofed("a probe with the sibling's MAC", Arp { sender_mac: B.mac, ..probe(A.v4) }),
-        spoofed("a reply that tells of no address", Arp { operation: Arp::REPLY, ..probe(A.v4) }),
+        spoofed("a reply without a sender address", Arp { operation: Arp::REPLY, ..probe(A.v4) }),
         Row::dropped(
             "a pod without IPv4 claims an address",
             ONLY_V6.ifindex,
@@ -100,7 +100,7 @@ fn a_pod_does_not_tell_of_others() {
             DropReason::SpoofedArp,
         ),
         Row::dropped(
-            "a pod without IPv4 replies for none",
+            "a pod without IPv4 replies for 0.0.0.0",
             ONLY_V6.ifindex,
             sends(ONLY_V6, &Arp { operation: Arp::REPLY, ..Arp::ask(ONLY_V6.mac, [0; 4], GATEWAY_IPV4) }),
             DropReason::SpoofedArp,
@@ -110,20 +110,20 @@ fn a_pod_does_not_tell_of_others() {
 }
 
 #[test]
-fn arp_is_about_ipv4_over_ethernet() {
+fn arp_other_than_ipv4_over_ethernet_is_dropped() {
     let odd = |about, arp: Arp| Row::dropped(about, A.ifindex, sends(A, &arp), DropReason::SpoofedArp);
     let rows = [
-        odd("other hardware", Arp { hardware: 6, ..ask() }),
-        odd("hardware in the wrong byte order", Arp { hardware: 0x0100, ..ask() }),
-        odd("other protocol", Arp { protocol: packet::IPV6, ..ask() }),
-        odd("hardware address of 8 bytes", Arp { hardware_len: 8, ..ask() }),
-        odd("hardware address of no bytes", Arp { hardware_len: 0, ..ask() }),
-        odd("protocol address of 16 bytes", Arp { protocol_len: 16, ..ask() }),
-        odd("protocol address of no bytes", Arp { protocol_len: 0, ..ask() }),
-        odd("lengths the wrong way round", Arp { hardware_len: 4, protocol_len: 6, ..ask() }),
-        odd("reverse ARP", Arp { operation: 3, ..ask() }),
-        odd("inverse ARP", Arp { operation: 8, ..ask() }),
-        odd("no operation", Arp { operation: 0, ..ask() }),
+        odd("other hardware", Arp { hardware: 6, ..request() }),
+        odd("hardware in the wrong byte order", Arp { hardware: 0x0100, ..request() }),
+        odd("other protocol", Arp { protocol: packet::IPV6, ..request() }),
+        odd("hardware address of 8 bytes", Arp { hardware_len: 8, ..request() }),
+        odd("hardware address of no bytes", Arp { hardware_len: 0, ..request() }),
+        odd("protocol address of 16 bytes", Arp { protocol_len: 16, ..request() }),
+        odd("protocol address of no bytes", Arp { protocol_len: 0, ..request() }),
+        odd("lengths swapped", Arp { hardware_len: 4, protocol_len: 6, ..request() }),
+        odd("reverse ARP", Arp { operation: 3, ..request() }),
+        odd("inverse ARP", Arp { operation: 8, ..request() }),
+        odd("no operation", Arp { operation: 0, ..request() }),
     ];
     check(Program::FromPod, &rows).unwrap();
 }

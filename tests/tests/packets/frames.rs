@@ -1,4 +1,4 @@
-//! Frames from a pod, whatever is in them.
+//! Ethernet frames from a pod: source MAC, Ethertype, VLAN tags, destination MAC.
 
 use agent_common::{DropReason, GATEWAY_MAC};
 use ferrule_tests::{
@@ -21,11 +21,11 @@ fn own_arp() -> Vec<u8> {
 }
 
 #[test]
-fn an_interface_without_an_entry_passes_nothing() {
+fn interface_without_entry_passes_nothing() {
     let unknown =
         |about, packet| Row::dropped(about, STRANGER, packet, DropReason::NoVif).counted_for(UNKNOWN);
     let rows = [
-        unknown("IPv4 that would be right for a pod", A.sends_v4(&own_v4())),
+        unknown("IPv4 that a pod could send", A.sends_v4(&own_v4())),
         unknown("IPv6 likewise", A.sends_v6(&own_v6())),
         unknown("ARP likewise", A.sends(packet::ARP, &own_arp())),
         unknown("a frame of zeros", vec![0; 60]),
@@ -36,10 +36,10 @@ fn an_interface_without_an_entry_passes_nothing() {
 }
 
 #[test]
-fn a_frame_comes_from_the_pods_mac() {
+fn frames_with_another_source_mac_are_dropped() {
     let spoofed = |about, packet| Row::dropped(about, A.ifindex, packet, DropReason::SpoofedMac);
     let rows = [
-        spoofed("IPv4 from nobody's MAC", frame(GATEWAY_MAC, OTHER_MAC, IPV4, &own_v4())),
+        spoofed("IPv4 from an unknown MAC", frame(GATEWAY_MAC, OTHER_MAC, IPV4, &own_v4())),
         spoofed("IPv4 from the sibling's MAC", frame(GATEWAY_MAC, B.mac, IPV4, &own_v4())),
         spoofed("IPv4 from the gateway's MAC", frame(GATEWAY_MAC, GATEWAY_MAC, IPV4, &own_v4())),
         spoofed("IPv4 from the broadcast MAC", frame(GATEWAY_MAC, BROADCAST, IPV4, &own_v4())),
@@ -56,7 +56,7 @@ fn a_frame_comes_from_the_pods_mac() {
         ),
         spoofed("sibling's MAC, tagged", tagged(&B.sends_v4(&own_v4()), &[(VLAN, 5)])),
     ];
-    // One bit is enough, whichever it is.
+    // Every single bit counts.
     let bits = (0..48).map(|bit| {
         let mut mac = A.mac;
         if let Some(byte) = mac.get_mut(bit / 8) {
@@ -68,7 +68,7 @@ fn a_frame_comes_from_the_pods_mac() {
 }
 
 #[test]
-fn only_untagged_ip_and_arp_pass() {
+fn vlan_tags_and_other_ethertypes_are_dropped() {
     let dropped = |about, packet, reason| Row::dropped(about, A.ifindex, packet, reason);
     let other = |about, ethertype| dropped(about, A.sends(ethertype, &own_v4()), DropReason::Ethertype);
     let rows = [
@@ -93,7 +93,7 @@ fn only_untagged_ip_and_arp_pass() {
             DropReason::Vlan,
         ),
         dropped("a tag and nothing after", A.sends(VLAN, &[]), DropReason::Vlan),
-        // 802.3: a length instead of a type; then LLC, here with SNAP and IPv4.
+        // 802.3: a length instead of an Ethertype; then LLC, here with SNAP and IPv4.
         dropped(
             "LLC",
             A.sends(0x0026, &[&[0xaa, 0xaa, 3, 0, 0, 0, 8, 0], own_v4().as_slice()].concat()),
@@ -104,13 +104,13 @@ fn only_untagged_ip_and_arp_pass() {
             frame([1, 0x80, 0xc2, 0, 0, 0], A.mac, 0x0026, &[0x42; 38]),
             DropReason::Ethertype,
         ),
-        dropped("LLDP without anything, the shortest frame", A.sends(0x88cc, &[]), DropReason::Ethertype),
+        dropped("LLDP without payload, the shortest frame", A.sends(0x88cc, &[]), DropReason::Ethertype),
         other("the old QinQ type", 0x9100),
         other("RARP", 0x8035),
         other("MPLS", 0x8847),
         other("PPPoE", 0x8864),
         other("LLDP", 0x88cc),
-        other("PROFINET, which nobody asked for", 0x8892),
+        other("PROFINET", 0x8892),
         other("MACsec", 0x88e5),
         other("IPX", 0x8137),
         other("type 0", 0),
@@ -121,7 +121,7 @@ fn only_untagged_ip_and_arp_pass() {
 }
 
 #[test]
-fn an_ip_packet_is_addressed_to_the_gateway() {
+fn ip_packets_not_addressed_to_the_gateway_are_dropped() {
     let to = |about, mac, reason| {
         [
             Row::dropped(about, A.ifindex, frame(mac, A.mac, IPV4, &own_v4()), reason),
@@ -129,10 +129,10 @@ fn an_ip_packet_is_addressed_to_the_gateway() {
         ]
     };
     let rows = [
-        to("to nobody's MAC", OTHER_MAC, DropReason::NotToGateway),
+        to("to an unknown MAC", OTHER_MAC, DropReason::NotToGateway),
         to("to the sibling's MAC", B.mac, DropReason::NotToGateway),
         to("to its own MAC", A.mac, DropReason::NotToGateway),
-        to("to no MAC", [0; 6], DropReason::NotToGateway),
+        to("to the zero MAC", [0; 6], DropReason::NotToGateway),
         to("to the broadcast MAC", BROADCAST, DropReason::Multicast),
         to("to a multicast MAC", [1, 0, 0x5e, 0, 0, 1], DropReason::Multicast),
         to(
@@ -145,7 +145,7 @@ fn an_ip_packet_is_addressed_to_the_gateway() {
 }
 
 #[test]
-fn arp_that_ends_too_early_is_malformed() {
+fn truncated_arp_is_malformed() {
     let whole = A.sends(packet::ARP, &own_arp());
     let cut_off = (14..whole.len())
         .map(|len| Row::dropped("cut off", A.ifindex, cut(&whole, len), DropReason::Malformed));

@@ -16,16 +16,16 @@ fn datagram() -> Vec<u8> {
     udp(40000, 53, b"question")
 }
 
-/// A packet from `A`, as it is and with a hop less.
+/// A packet from `A`, delivered with its TTL decremented.
 fn delivered(about: &'static str, ip: &Ipv4, payload: &[u8], to: Pod) -> Row {
     let out = Ipv4 { ttl: ip.ttl - 1, ..ip.clone() };
     Row::delivered(about, A, A.sends_v4(&ip.with(payload)), to, to.receives(IPV4, &out.with(payload)))
 }
 
 #[test]
-fn a_packet_comes_from_the_pods_address() {
+fn spoofed_sources_are_dropped() {
     let spoofed = |about, source| {
-        // To a sibling, and to the stack.
+        // To a sibling, and to the Internet.
         [B.v4, FAR_V4].map(|destination| {
             let packet = A.sends_v4(&Ipv4::new(source, destination, UDP).with(&datagram()));
             Row::dropped(about, A.ifindex, packet, DropReason::SpoofedIpv4)
@@ -53,7 +53,7 @@ fn a_packet_comes_from_the_pods_address() {
             ONLY_V6.sends_v4(&Ipv4::new(A.v4, B.v4, UDP).with(&datagram())),
             DropReason::SpoofedIpv4,
         ),
-        // Its address is kept as zeros, which must not match.
+        // The address in its entry is zeros, which must not match.
         Row::dropped(
             "a pod without IPv4, from 0.0.0.0",
             ONLY_V6.ifindex,
@@ -73,7 +73,7 @@ fn a_packet_comes_from_the_pods_address() {
             DropReason::SpoofedIpv4,
         ),
         Row::dropped(
-            "at its last hop, from the sibling",
+            "TTL 1, from the sibling",
             A.ifindex,
             A.sends_v4(&Ipv4 { source: B.v4, ttl: 1, ..to(FAR_V4) }.with(&datagram())),
             DropReason::SpoofedIpv4,
@@ -83,19 +83,19 @@ fn a_packet_comes_from_the_pods_address() {
 }
 
 #[test]
-fn a_packet_to_a_pod_of_the_node_is_delivered() {
+fn packets_to_pods_of_the_node_are_delivered() {
     let to_b = |protocol| Ipv4::new(A.v4, B.v4, protocol);
     let rows = [
         delivered("UDP", &to_b(UDP), &datagram(), B),
         delivered("TCP", &to_b(TCP), &tcp(40000, 80, b""), B),
         delivered("ICMP", &to_b(ICMP), &echo(b"ping"), B),
         delivered("SCTP", &to_b(SCTP), &data(32), B),
-        delivered("a protocol that nobody has heard of", &to_b(253), &data(8), B),
+        delivered("an experimental protocol", &to_b(253), &data(8), B),
         delivered("without payload", &to_b(UDP), &[], B),
         delivered("1500 bytes", &to_b(TCP), &tcp(40000, 80, &data(1460)), B),
         delivered("with class of service", &Ipv4 { tos: 0xb9, ..to_b(UDP) }, &datagram(), B),
-        delivered("from 255 hops", &Ipv4 { ttl: 255, ..to_b(UDP) }, &datagram(), B),
-        delivered("from 2 hops to the last", &Ipv4 { ttl: 2, ..to_b(UDP) }, &datagram(), B),
+        delivered("TTL 255", &Ipv4 { ttl: 255, ..to_b(UDP) }, &datagram(), B),
+        delivered("TTL 2", &Ipv4 { ttl: 2, ..to_b(UDP) }, &datagram(), B),
         delivered("to a pod with IPv4 only", &to(ONLY_V4.v4), &datagram(), ONLY_V4),
         delivered("to itself", &to(A.v4), &datagram(), A),
         Row::delivered(
@@ -112,46 +112,45 @@ fn a_packet_to_a_pod_of_the_node_is_delivered() {
             B,
             [B.receives(IPV4, &Ipv4 { ttl: 63, ..to(B.v4) }.with(b"x")), vec![0; 25]].concat(),
         ),
-        delivered("to be cut into segments later", &to_b(TCP), &tcp(1, 2, &data(2800)), B)
-            .segmented_later(1400),
+        delivered("GSO", &to_b(TCP), &tcp(1, 2, &data(2800)), B).with_gso(1400),
         delivered(
-            "over 64 KiB, as its length says",
+            "GSO over 64 KiB, length 0",
             &Ipv4 { total_len: Some(0), ..to_b(TCP) },
             &tcp(1, 2, &data(2800)),
             B,
         )
-        .segmented_later(1400),
+        .with_gso(1400),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]
-fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
+fn other_packets_go_to_the_stack_unchanged() {
     let stack = |about, ip: Ipv4| Row::stack(about, A, A.sends_v4(&ip.with(&datagram())));
     let more = Ipv4::MORE_FRAGMENTS;
     let rows = [
         stack("to a pod, first fragment", Ipv4 { fragment: more, ..to(B.v4) }),
-        stack("to a pod, fragment in between", Ipv4 { fragment: more | 1, ..to(B.v4) }),
+        stack("to a pod, middle fragment", Ipv4 { fragment: more | 1, ..to(B.v4) }),
         stack("to a pod, last fragment", Ipv4 { fragment: 185, ..to(B.v4) }),
         stack("to a pod, last fragment of the largest packet", Ipv4 { fragment: 0x1000, ..to(B.v4) }),
-        stack("to a pod, a fragment not to be fragmented", Ipv4 { fragment: 0x4001, ..to(B.v4) }),
+        stack("to a pod, a fragment with DF", Ipv4 { fragment: 0x4001, ..to(B.v4) }),
         stack("to itself, first fragment", Ipv4 { fragment: more, ..to(A.v4) }),
         stack("to the Internet, first fragment", Ipv4 { fragment: more, ..to(FAR_V4) }),
         stack("to the gateway", to(GATEWAY_IPV4)),
         stack("to the node", to(NODE_V4)),
         stack("to the Internet", to(FAR_V4)),
-        stack("to an address of the pods' range that nobody has", to([10, 244, 0, 200])),
+        stack("to an unused address of the pods' range", to([10, 244, 0, 200])),
         stack("to the pods' network", to([10, 244, 0, 0])),
         stack("to a link-local address", to([169, 254, 169, 254])),
-        stack("to a pod, at its last hop", Ipv4 { ttl: 1, ..to(B.v4) }),
-        stack("to a pod, past its last hop", Ipv4 { ttl: 0, ..to(B.v4) }),
-        stack("to the Internet, at its last hop", Ipv4 { ttl: 1, ..to(FAR_V4) }),
+        stack("to a pod, TTL 1", Ipv4 { ttl: 1, ..to(B.v4) }),
+        stack("to a pod, TTL 0", Ipv4 { ttl: 0, ..to(B.v4) }),
+        stack("to the Internet, TTL 1", Ipv4 { ttl: 1, ..to(FAR_V4) }),
         stack("to a pod, with an option", Ipv4 { options: vec![1, 1, 1, 0], ..to(B.v4) }),
         stack(
             "to a pod, with a record route",
             Ipv4 { options: [&[7, 7, 4], [0; 5].as_slice()].concat(), ..to(B.v4) },
         ),
-        stack("to a pod, with as many options as can be", Ipv4 { options: vec![1; 40], ..to(B.v4) }),
+        stack("to a pod, with 40 bytes of options", Ipv4 { options: vec![1; 40], ..to(B.v4) }),
         stack("to a pod, source-routed by way of the node", {
             let options = [&[131, 7, 4], NODE_V4.as_slice(), &[0]].concat();
             Ipv4 { options, ..to(B.v4) }
@@ -162,7 +161,7 @@ fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
 }
 
 #[test]
-fn some_destinations_are_no_place_to_go() {
+fn martian_and_multicast_destinations_are_dropped() {
     let dropped = |about, destination, reason| {
         Row::dropped(about, A.ifindex, A.sends_v4(&to(destination).with(&datagram())), reason)
     };
@@ -181,9 +180,9 @@ fn some_destinations_are_no_place_to_go() {
 }
 
 #[test]
-fn a_header_that_contradicts_itself_is_malformed() {
+fn contradictory_headers_are_malformed() {
     let len = 20 + datagram().len() as u16;
-    // Where it would go otherwise does not matter.
+    // The destination does not matter.
     let odd = |about, ip: Ipv4| {
         [B.v4, FAR_V4].map(|destination| {
             let packet = A.sends_v4(&Ipv4 { destination, ..ip.clone() }.with(&datagram()));
@@ -197,7 +196,7 @@ fn a_header_that_contradicts_itself_is_malformed() {
         odd("no header length", Ipv4 { ihl: Some(0), ..to(B.v4) }),
         odd("header length 4", Ipv4 { ihl: Some(4), ..to(B.v4) }),
         odd("header longer than the packet", Ipv4 { ihl: Some(15), total_len: Some(len), ..to(B.v4) }),
-        odd("length 0, and nobody segments it", Ipv4 { total_len: Some(0), ..to(B.v4) }),
+        odd("length 0 without GSO", Ipv4 { total_len: Some(0), ..to(B.v4) }),
         odd("length less than a header", Ipv4 { total_len: Some(19), ..to(B.v4) }),
         odd("length less than its header", Ipv4 { total_len: Some(23), options: vec![1; 4], ..to(B.v4) }),
         odd("length one more than the frame has", Ipv4 { total_len: Some(len + 1), ..to(B.v4) }),
@@ -206,11 +205,11 @@ fn a_header_that_contradicts_itself_is_malformed() {
     .into_iter()
     .flatten()
     .collect();
-    let right = to(B.v4);
-    assert_eq!(checksum(&[&right.with(&[])]), 0, "a right header sums up to nothing");
-    // A router does not mend what it cannot read (RFC 1812, 5.2.2).
+    let valid = to(B.v4);
+    assert_eq!(checksum(&[&valid.with(&[])]), 0, "the checksum over a valid header is zero");
+    // A router drops them (RFC 1812, 5.2.2).
     rows.extend([0, 0xffff, 0xdead].map(|sum| {
-        let ip = Ipv4 { checksum: Some(sum), ..right.clone() };
+        let ip = Ipv4 { checksum: Some(sum), ..valid.clone() };
         Row::dropped(
             "to a pod, with a wrong checksum",
             A.ifindex,
@@ -218,9 +217,10 @@ fn a_header_that_contradicts_itself_is_malformed() {
             DropReason::Malformed,
         )
     }));
-    let whole = A.sends_v4(&right.with(&datagram()));
-    rows.extend((34..whole.len()).map(|len| {
-        Row::dropped("a payload that is cut off", A.ifindex, cut(&whole, len), DropReason::Malformed)
-    }));
+    let whole = A.sends_v4(&valid.with(&datagram()));
+    rows.extend(
+        (34..whole.len())
+            .map(|len| Row::dropped("truncated payload", A.ifindex, cut(&whole, len), DropReason::Malformed)),
+    );
     check(Program::FromPod, &rows).unwrap();
 }

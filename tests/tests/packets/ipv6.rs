@@ -23,7 +23,7 @@ fn datagram() -> Vec<u8> {
     udp(40000, 53, b"question")
 }
 
-/// The IPv4-mapped address, under which `ENDPOINTS` keeps IPv4.
+/// The IPv4-mapped address, which is the key of an IPv4 address in `ENDPOINTS`.
 fn mapped([a, b, c, d]: [u8; 4]) -> Ipv6Address {
     [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d]
 }
@@ -34,7 +34,7 @@ fn delivered(about: &'static str, ip: &Ipv6, payload: &[u8], to: Pod) -> Row {
 }
 
 #[test]
-fn a_packet_comes_from_the_pods_address() {
+fn spoofed_sources_are_dropped() {
     let spoofed = |about, source| {
         [B.v6, FAR_V6].map(|destination| {
             let packet = A.sends_v6(&Ipv6::new(source, destination, UDP).with(&datagram()));
@@ -54,7 +54,7 @@ fn a_packet_comes_from_the_pods_address() {
         spoofed("from outside the cluster", v6([0x2001, 0xdb8, 1, 2, 3, 4, 5, 6])),
         spoofed("from its own IPv4 address, mapped", mapped(A.v4)),
         spoofed("from the sibling's link-local address", B.link_local()),
-        // It reaches its link only, and there is nobody but the gateway.
+        // A link-local source reaches its link only, where only the gateway is.
         spoofed("from its own link-local address to a global one", A.link_local()),
     ];
     let others = [
@@ -65,7 +65,7 @@ fn a_packet_comes_from_the_pods_address() {
             &datagram(),
         ),
         one("a pod without IPv6, from a sibling", ONLY_V4, Ipv6::new(A.v6, B.v6, UDP), &datagram()),
-        // Its address is kept as zeros, which must not match.
+        // The address in its entry is zeros, which must not match.
         one("a pod without IPv6, from ::", ONLY_V4, Ipv6::new([0; 16], B.v6, UDP), &datagram()),
         one(
             "from the sibling, behind an extension header",
@@ -80,14 +80,14 @@ fn a_packet_comes_from_the_pods_address() {
             &fragment(UDP, 185, false, &data(16)),
         ),
         one(
-            "from the sibling, at its last hop",
+            "from the sibling, hop limit 1",
             A,
             Ipv6 { source: B.v6, hop_limit: 1, ..to(FAR_V6) },
             &datagram(),
         ),
         one("from the sibling, a ping", A, Ipv6 { source: B.v6, next_header: ICMPV6, ..to(FAR_V6) }, &ECHO),
     ];
-    // One bit is enough, whichever it is.
+    // Every single bit counts.
     let bits = (0..128).map(|bit| {
         let mut source = A.v6;
         if let Some(byte) = source.get_mut(bit / 8) {
@@ -112,7 +112,7 @@ fn a_packet_comes_from_the_pods_address() {
 }
 
 #[test]
-fn a_packet_to_a_pod_of_the_node_is_delivered() {
+fn packets_to_pods_of_the_node_are_delivered() {
     let to_b = |next_header| Ipv6::new(A.v6, B.v6, next_header);
     let ping = to_b(ICMPV6).sealed(&ECHO);
     let rows = [
@@ -128,8 +128,8 @@ fn a_packet_to_a_pod_of_the_node_is_delivered() {
             &datagram(),
             B,
         ),
-        delivered("from 255 hops", &Ipv6 { hop_limit: 255, ..to_b(UDP) }, &datagram(), B),
-        delivered("from 2 hops to the last", &Ipv6 { hop_limit: 2, ..to_b(UDP) }, &datagram(), B),
+        delivered("hop limit 255", &Ipv6 { hop_limit: 255, ..to_b(UDP) }, &datagram(), B),
+        delivered("hop limit 2", &Ipv6 { hop_limit: 2, ..to_b(UDP) }, &datagram(), B),
         delivered("to a pod with IPv6 only", &to(ONLY_V6.v6), &datagram(), ONLY_V6),
         delivered("to itself", &to(A.v6), &datagram(), A),
         Row::delivered(
@@ -140,28 +140,27 @@ fn a_packet_to_a_pod_of_the_node_is_delivered() {
             B.receives(IPV6, &Ipv6 { hop_limit: 63, ..Ipv6::new(ONLY_V6.v6, B.v6, UDP) }.with(&datagram())),
         ),
         delivered("padded behind its length", &Ipv6 { payload_len: Some(16), ..to_b(UDP) }, &data(40), B),
-        delivered("to be cut into segments later", &to_b(TCP), &tcp(1, 2, &data(2800)), B)
-            .segmented_later(1400),
+        delivered("GSO", &to_b(TCP), &tcp(1, 2, &data(2800)), B).with_gso(1400),
         delivered(
-            "over 64 KiB, as its length says",
+            "GSO over 64 KiB, length 0",
             &Ipv6 { payload_len: Some(0), ..to_b(TCP) },
             &tcp(1, 2, &data(2800)),
             B,
         )
-        .segmented_later(1400),
+        .with_gso(1400),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]
-fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
+fn other_packets_go_to_the_stack_unchanged() {
     let stack = |about, ip: Ipv6| Row::stack(about, A, A.sends_v6(&ip.with(&datagram())));
     let behind = |about, next_header, payload: Vec<u8>| {
         Row::stack(about, A, A.sends_v6(&Ipv6::new(A.v6, B.v6, next_header).with(&payload)))
     };
     let rows = [
         behind("to a pod, first fragment", FRAGMENT, fragment(UDP, 0, true, &udp(1, 2, &data(1432)))),
-        behind("to a pod, fragment in between", FRAGMENT, fragment(TCP, 1, true, &data(24))),
+        behind("to a pod, middle fragment", FRAGMENT, fragment(TCP, 1, true, &data(24))),
         behind("to a pod, last fragment", FRAGMENT, fragment(UDP, 180, false, &data(40))),
         behind("to a pod, atomic fragment", FRAGMENT, fragment(UDP, 0, false, &datagram())),
         behind("to a pod, destination options", DESTINATION_OPTIONS, extension(UDP, &datagram())),
@@ -183,21 +182,18 @@ fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
         ),
         stack("to the node", to(NODE_V6)),
         stack("to the Internet", to(FAR_V6)),
-        stack(
-            "to an address of the pods' range that nobody has",
-            to(v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 200])),
-        ),
+        stack("to an unused address of the pods' range", to(v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 200]))),
         stack("to the sibling's link-local address", to(B.link_local())),
-        stack("to a pod, at its last hop", Ipv6 { hop_limit: 1, ..to(B.v6) }),
-        stack("to a pod, past its last hop", Ipv6 { hop_limit: 0, ..to(B.v6) }),
-        stack("to the Internet, at its last hop", Ipv6 { hop_limit: 1, ..to(FAR_V6) }),
+        stack("to a pod, hop limit 1", Ipv6 { hop_limit: 1, ..to(B.v6) }),
+        stack("to a pod, hop limit 0", Ipv6 { hop_limit: 0, ..to(B.v6) }),
+        stack("to the Internet, hop limit 1", Ipv6 { hop_limit: 1, ..to(FAR_V6) }),
         Row::stack(
             "ping of the gateway from its link-local address",
             A,
             A.sends_v6(&Ipv6::new(A.link_local(), GATEWAY_IPV6, ICMPV6).icmp(&ECHO)),
         ),
         Row::stack(
-            "the same from a pod without IPv6 of its own",
+            "ping of the gateway from a pod without IPv6",
             ONLY_V4,
             ONLY_V4.sends_v6(&Ipv6::new(ONLY_V4.link_local(), GATEWAY_IPV6, ICMPV6).icmp(&ECHO)),
         ),
@@ -211,7 +207,7 @@ fn what_is_not_for_a_pod_of_the_node_goes_to_the_stack_as_it_is() {
 }
 
 #[test]
-fn some_destinations_are_no_place_to_go() {
+fn martian_and_multicast_destinations_are_dropped() {
     let dropped = |about, destination, reason| {
         Row::dropped(about, A.ifindex, A.sends_v6(&to(destination).with(&datagram())), reason)
     };
@@ -230,7 +226,7 @@ fn some_destinations_are_no_place_to_go() {
     let rows = [
         dropped("to ::", [0; 16], DropReason::Martian),
         dropped("to ::1", LOOPBACK, DropReason::Martian),
-        // Not to be mistaken for the sibling's IPv4 endpoint.
+        // Must not match the sibling's IPv4 endpoint.
         dropped("to the sibling's IPv4 address, mapped", mapped(B.v4), DropReason::Martian),
         dropped("to 127.0.0.1, mapped", mapped([127, 0, 0, 1]), DropReason::Martian),
         dropped(
@@ -251,7 +247,7 @@ fn some_destinations_are_no_place_to_go() {
             &behind_alert,
         ),
         multicast(
-            "MLD report before it has an address",
+            "MLD report before the pod has an address",
             [0; 16],
             [0x33, 0x33, 0, 0, 0, 0x16],
             all_mld_routers,
@@ -259,7 +255,7 @@ fn some_destinations_are_no_place_to_go() {
             &behind_alert,
         ),
         multicast(
-            "MLD report without the alert",
+            "MLD report without the router alert option",
             A.link_local(),
             GATEWAY_MAC,
             all_mld_routers,
@@ -272,7 +268,7 @@ fn some_destinations_are_no_place_to_go() {
 }
 
 #[test]
-fn what_is_like_mapped_ipv4_and_is_not_goes_its_way() {
+fn other_transition_addresses_go_to_the_stack() {
     let stack = |about, groups| Row::stack(about, A, A.sends_v6(&to(v6(groups)).with(&datagram())));
     let rows = [
         stack("NAT64", [0x64, 0xff9b, 0, 0, 0, 0, 0x0af4, 6]),
@@ -283,8 +279,8 @@ fn what_is_like_mapped_ipv4_and_is_not_goes_its_way() {
 }
 
 #[test]
-fn a_link_local_source_has_no_extension_headers() {
-    // Nothing that a pod says to its gateway needs one, and behind one could be what only a router may send.
+fn extension_headers_from_a_link_local_source_are_dropped() {
+    // A router advertisement could hide behind one, and a pod needs none to reach its gateway.
     let hidden = |about, next_header, payload: &[u8]| {
         let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(A.link_local(), GATEWAY_IPV6, next_header) };
         Row::dropped(about, A.ifindex, A.sends_v6(&ip.with(payload)), DropReason::SpoofedNd)
@@ -305,7 +301,7 @@ fn a_link_local_source_has_no_extension_headers() {
 }
 
 #[test]
-fn a_header_that_contradicts_itself_is_malformed() {
+fn contradictory_headers_are_malformed() {
     let len = datagram().len() as u16;
     let odd = |about, ip: Ipv6| {
         [B.v6, FAR_V6].map(|destination| {
@@ -324,9 +320,10 @@ fn a_header_that_contradicts_itself_is_malformed() {
     .flatten()
     .collect();
     let whole = A.sends_v6(&to(B.v6).with(&datagram()));
-    rows.extend((54..whole.len()).map(|len| {
-        Row::dropped("a payload that is cut off", A.ifindex, cut(&whole, len), DropReason::Malformed)
-    }));
+    rows.extend(
+        (54..whole.len())
+            .map(|len| Row::dropped("truncated payload", A.ifindex, cut(&whole, len), DropReason::Malformed)),
+    );
     rows.push(Row::dropped(
         "ICMPv6 without a type",
         A.ifindex,

@@ -1,17 +1,20 @@
-//! What the programs `from_pod` and `to_pod` make of a packet: tables of packets, and properties.
+//! Verdicts of the programs `from_pod` and `to_pod`: tables of packets, and properties of random packets.
 //!
-//! A row of a table is a packet, and all that is to come of it: verdict, packet, counters.
+//! A row of a table is a packet and its expected result: verdict, packet that comes out, counters. A model
+//! computes the expected result of a random packet.
 
 mod arp;
 mod budget;
 mod checksum;
+
 mod frames;
 mod ipv4;
 mod ipv6;
 mod model;
-mod nat;
 mod neighbours;
+mod oracle;
 mod random;
+mod stack_flows;
 mod table;
 mod to_pod;
 mod wire;

@@ -1,4 +1,4 @@
-//! What `from_pod` should do, once more, and written for somebody who has all the time in the world.
+//! A model of `from_pod`, written for clarity instead of speed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,7 +10,6 @@ use ferrule_tests::packet::checksum;
 
 use crate::table::{PODS, Pod};
 
-/// What is to become of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Dropped(DropReason),
@@ -19,15 +18,15 @@ pub enum Outcome {
     Answered { packet: Vec<u8> },
 }
 
-/// A flow: its protocol, and its ends in order. An echo's ports are its identifier.
+/// A flow: protocol, and both ends in order. The ports of an echo are its identifier.
 pub type Flow = (u8, [(IpAddr, u16); 2]);
 
-/// Reads a frame from its beginning to its end.
+/// Reads a frame front to back.
 struct Reader<'a>(&'a [u8]);
 
 type Judged<T> = Result<T, DropReason>;
 
-/// Judges a frame that is not to be segmented later, while the stack has some flows in hand.
+/// The outcome for a frame without GSO, with entries in `STACK_FLOWS`.
 pub fn from_pod(from: Option<Pod>, frame: &[u8], flows: &HashSet<Flow>) -> Outcome {
     match judge(from, frame) {
         Ok(Outcome::Delivered { .. }) if belongs_to_stack(frame, flows) => Outcome::Stack,
@@ -35,15 +34,15 @@ pub fn from_pod(from: Option<Pod>, frame: &[u8], flows: &HashSet<Flow>) -> Outco
     }
 }
 
-/// The flow that a frame is noted with that the stack delivers to a pod, if it is.
-pub fn noted(frame: &[u8]) -> Option<Flow> {
+/// The flow that `to_pod` records for a frame, if any.
+pub fn recorded(frame: &[u8]) -> Option<Flow> {
     let packet = Packet::read(frame.get(14..)?, frame.get(12) == Some(&0x86))?;
-    // Nobody has an IPv4-mapped address in IPv6: that it is noted like the IPv4 address does no harm.
+    // A mapped IPv6 source matches the IPv4 endpoint in the map; harmless, since no pod can send from it.
     let local = endpoints().contains_key(&packet.ends[0].to_canonical());
     packet.flow().filter(|_| local)
 }
 
-/// For a packet that would be delivered otherwise, which has neither options nor fragments.
+/// For a packet that would be delivered otherwise, which has no options and is no fragment.
 fn belongs_to_stack(frame: &[u8], flows: &HashSet<Flow>) -> bool {
     let six = frame.get(12) == Some(&0x86);
     let Some(packet) = Packet::read(frame.get(14..).unwrap_or_default(), six) else { return false };
@@ -110,7 +109,7 @@ fn ipv4(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
     refuse(first >= 224, DropReason::Multicast)?;
     to_gateway(to)?;
     let endpoints = endpoints();
-    // Neither more to come, nor something before it.
+    // Neither "more fragments" nor an offset.
     let whole = fragment % 0x4000 == 0;
     let Some(endpoint) = endpoints.get(&destination.into()).filter(|_| header == 20 && ttl > 1 && whole)
     else {
@@ -145,9 +144,9 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>) -> Judged<O
         refuse(!on_link, DropReason::SpoofedIpv6)?;
         refuse(![6, 17, 58].contains(&next_header), DropReason::SpoofedNd)?;
     }
-    // Also `::` and `::1`.
-    let ipv4_in_it = [0, 0xffff].contains(&(destination.to_bits() >> 32));
-    refuse(ipv4_in_it, DropReason::Martian)?;
+    // Includes `::` and `::1`.
+    let embeds_ipv4 = [0, 0xffff].contains(&(destination.to_bits() >> 32));
+    refuse(embeds_ipv4, DropReason::Martian)?;
     to_gateway(to)?;
     let endpoints = endpoints();
     let plain = ![0, 43, 44, 60].contains(&next_header);
@@ -178,7 +177,7 @@ fn neighbour(
     let allowed =
         if kind == 135 { own(source) || source.is_unspecified() } else { own(source) && own(target) };
     refuse(!allowed || hop_limit != 255, DropReason::SpoofedNd)?;
-    // What is behind the packet's end is padding.
+    // Padding behind the packet's end is ignored.
     let mut left = len.saturating_sub(24);
     let mut options = 0;
     while left > 0 {
@@ -238,11 +237,11 @@ fn set(packet: &mut [u8], at: usize, bytes: &[u8]) {
     packet.iter_mut().skip(at).zip(bytes).for_each(|(slot, byte)| *slot = *byte);
 }
 
-/// A packet, as far as it tells a flow.
+/// The fields of a packet that identify its flow.
 struct Packet<'a> {
     ends: [IpAddr; 2],
     protocol: u8,
-    /// Of an IPv6 packet that is a first fragment: what is in it.
+    /// Behind the fragment header, if there is one.
     payload: &'a [u8],
     fragment_of_ipv6: bool,
 }
@@ -250,7 +249,7 @@ struct Packet<'a> {
 // === impl Packet ===
 
 impl<'a> Packet<'a> {
-    /// `None` if it has no whole header, or is a later fragment.
+    /// `None` if the header is incomplete, or if the packet is a later fragment.
     fn read(bytes: &'a [u8], six: bool) -> Option<Self> {
         let mut reader = Reader(bytes);
         if six {
@@ -289,7 +288,7 @@ impl<'a> Packet<'a> {
         Some((self.protocol, ends))
     }
 
-    /// The same of a quote, which is not looked at behind a fragment header.
+    /// The flow of a quoted packet, which is not parsed behind a fragment header.
     fn plain_flow(&self) -> Option<Flow> {
         self.flow().filter(|_| !self.fragment_of_ipv6)
     }

@@ -1,4 +1,5 @@
-//! Neighbour discovery from a pod: it may ask, and answer for itself. For the gateway, it is the program that answers.
+//! Neighbour discovery from a pod: solicitations, advertisements of its own addresses, and the gateway's
+//! answers.
 
 use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_tests::{
@@ -14,15 +15,15 @@ use crate::table::{A, B, NODE_V6, ONLY_V4, OTHER_MAC, Pod, Row, check, v6};
 
 const ALL_NODES: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_ROUTERS: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 0, 0, 2]);
-/// Where an address is asked for (RFC 4291, 2.7.1): the gateway's.
+/// The gateway's solicited-node multicast address (RFC 4291, 2.7.1).
 const SOLICITED: Ipv6Address = v6([0xff02, 0, 0, 0, 0, 1, 0xff00, 1]);
-/// An option that Linux adds to its probes (RFC 7527).
+/// The nonce option of Linux's probes (RFC 7527).
 const NONCE: [u8; 8] = [14, 1, 1, 2, 3, 4, 5, 6];
 
 /// A router solicitation.
-const SOLICITS: [u8; 8] = [ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+const ROUTER_SOLICIT: [u8; 8] = [ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
 
-/// A message as it is to be sent: from a pod's address, at hop limit 255.
+/// The IPv6 header of a message: hop limit 255 (RFC 4861, 7.1).
 fn ip(source: Ipv6Address, destination: Ipv6Address) -> Ipv6 {
     Ipv6 { hop_limit: 255, ..Ipv6::new(source, destination, ICMPV6) }
 }
@@ -43,56 +44,60 @@ fn spoofed(about: &'static str, ip: &Ipv6, message: &[u8]) -> Row {
     dropped(about, ip, message, DropReason::SpoofedNd)
 }
 
-/// Asks for an address, with options.
-fn ask(target: Ipv6Address, options: &[u8]) -> Vec<u8> {
+/// A neighbour solicitation.
+fn solicit(target: Ipv6Address, options: &[u8]) -> Vec<u8> {
     neighbour(NEIGHBOUR_SOLICITATION, target, options)
 }
 
-/// Tells of an address, with options.
-fn tell(target: Ipv6Address, options: &[u8]) -> Vec<u8> {
+/// A neighbour advertisement.
+fn advertise(target: Ipv6Address, options: &[u8]) -> Vec<u8> {
     neighbour(NEIGHBOUR_ADVERTISEMENT, target, options)
 }
 
 #[test]
-fn a_pod_asks_and_answers_for_itself() {
+fn solicitations_and_own_advertisements_pass() {
     let link_local = A.link_local();
     let (source, target) = (mac_option(SOURCE_MAC, A.mac), mac_option(TARGET_MAC, A.mac));
     let rows = [
-        passes("asks for a sibling, which nobody answers", &ip(A.v6, SOLICITED), &ask(B.v6, &source)),
-        passes("probes its address", &ip([0; 16], SOLICITED), &ask(A.v6, &[])),
-        passes("probes the gateway's", &ip([0; 16], SOLICITED), &ask(GATEWAY_IPV6, &[])),
-        passes("probes its link-local address", &ip([0; 16], SOLICITED), &ask(link_local, &NONCE)),
-        passes("answers", &ip(A.v6, GATEWAY_IPV6), &tell(A.v6, &target)),
+        passes("solicits a sibling, which stays unanswered", &ip(A.v6, SOLICITED), &solicit(B.v6, &source)),
+        passes("probes its address", &ip([0; 16], SOLICITED), &solicit(A.v6, &[])),
+        passes("probes the gateway's address", &ip([0; 16], SOLICITED), &solicit(GATEWAY_IPV6, &[])),
+        passes("probes its link-local address", &ip([0; 16], SOLICITED), &solicit(link_local, &NONCE)),
+        passes("advertises itself", &ip(A.v6, GATEWAY_IPV6), &advertise(A.v6, &target)),
         passes(
-            "answers for its link-local address",
+            "advertises its link-local address",
             &ip(link_local, GATEWAY_IPV6),
-            &tell(link_local, &target),
+            &advertise(link_local, &target),
         ),
-        passes("answers from its link-local address", &ip(link_local, GATEWAY_IPV6), &tell(A.v6, &target)),
-        passes("answers without its MAC", &ip(A.v6, GATEWAY_IPV6), &tell(A.v6, &[])),
-        passes("announces itself", &ip(A.v6, ALL_NODES), &tell(A.v6, &target)),
+        passes(
+            "advertises from its link-local address",
+            &ip(link_local, GATEWAY_IPV6),
+            &advertise(A.v6, &target),
+        ),
+        passes("advertises without its MAC", &ip(A.v6, GATEWAY_IPV6), &advertise(A.v6, &[])),
+        passes("advertises unsolicited", &ip(A.v6, ALL_NODES), &advertise(A.v6, &target)),
         passes(
             "four options",
             &ip(A.v6, SOLICITED),
-            &ask(B.v6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
+            &solicit(B.v6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
         ),
         passes(
             "a long option before its MAC",
             &ip(A.v6, SOLICITED),
-            &ask(B.v6, &[&[200, 3], data(22).as_slice(), &source].concat()),
+            &solicit(B.v6, &[&[200, 3], data(22).as_slice(), &source].concat()),
         ),
-        Row::stack("a pod without IPv6 asks from its link-local address", ONLY_V4, {
+        Row::stack("a pod without IPv6 solicits from its link-local address", ONLY_V4, {
             let ip = ip(ONLY_V4.link_local(), SOLICITED);
-            sends(ONLY_V4, &ip.icmp(&ask(B.v6, &mac_option(SOURCE_MAC, ONLY_V4.mac))))
+            sends(ONLY_V4, &ip.icmp(&solicit(B.v6, &mac_option(SOURCE_MAC, ONLY_V4.mac))))
         }),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
 
-/// A question for the gateway, and its answer, which takes the question's place in the frame.
+/// A solicitation for the gateway, and the answer, which replaces it in the frame.
 fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
-    let question = sends(from, &ip.icmp(&ask(GATEWAY_IPV6, options)));
-    // It is a router, was asked, and knows better (RFC 4861, 4.4).
+    let solicitation = sends(from, &ip.icmp(&solicit(GATEWAY_IPV6, options)));
+    // Flags: router, solicited, override (RFC 4861, 4.4).
     let head = [NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
     let mut answer = [head.as_slice(), &GATEWAY_IPV6].concat();
     if options.len() >= 8 {
@@ -100,22 +105,22 @@ fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
     }
     let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(GATEWAY_IPV6, ip.source, ICMPV6) };
     let mut out = frame(from.mac, GATEWAY_MAC, IPV6, &ip.icmp(&answer));
-    // What is behind the packet's end is padding.
-    out.extend(question.iter().skip(out.len()));
-    Row::answered(about, from, question, out)
+    // The rest of the frame becomes padding.
+    out.extend(solicitation.iter().skip(out.len()));
+    Row::answered(about, from, solicitation, out)
 }
 
 #[test]
-fn the_gateway_answers_whoever_asks_for_it() {
+fn solicitations_for_the_gateway_are_answered() {
     let source = mac_option(SOURCE_MAC, A.mac);
     let rows = [
-        answered("asked", A, &ip(A.v6, SOLICITED), &source),
-        answered("asked from the pod's link-local address", A, &ip(A.link_local(), SOLICITED), &source),
-        answered("asked by unicast, as when an entry is renewed", A, &ip(A.v6, GATEWAY_IPV6), &source),
-        answered("asked without a MAC", A, &ip(A.v6, GATEWAY_IPV6), &[]),
-        answered("asked with more options", A, &ip(A.v6, SOLICITED), &[source.as_slice(), &NONCE].concat()),
+        answered("solicited", A, &ip(A.v6, SOLICITED), &source),
+        answered("from the pod's link-local address", A, &ip(A.link_local(), SOLICITED), &source),
+        answered("by unicast, as for a neighbour entry in state PROBE", A, &ip(A.v6, GATEWAY_IPV6), &source),
+        answered("without a MAC", A, &ip(A.v6, GATEWAY_IPV6), &[]),
+        answered("with more options", A, &ip(A.v6, SOLICITED), &[source.as_slice(), &NONCE].concat()),
         answered(
-            "asked by a pod without IPv6, from its link-local address",
+            "by a pod without IPv6, from its link-local address",
             ONLY_V4,
             &ip(ONLY_V4.link_local(), SOLICITED),
             &mac_option(SOURCE_MAC, ONLY_V4.mac),
@@ -125,48 +130,51 @@ fn the_gateway_answers_whoever_asks_for_it() {
 }
 
 #[test]
-fn a_pod_does_not_answer_for_others() {
+fn claims_of_other_addresses_are_dropped() {
     let own = mac_option(TARGET_MAC, A.mac);
-    let answers = |about, target| spoofed(about, &ip(A.v6, GATEWAY_IPV6), &tell(target, &own));
+    let advertises = |about, target| spoofed(about, &ip(A.v6, GATEWAY_IPV6), &advertise(target, &own));
     let from = |about, source| {
         [
-            spoofed(about, &ip(source, SOLICITED), &ask(GATEWAY_IPV6, &mac_option(SOURCE_MAC, A.mac))),
-            spoofed(about, &ip(source, GATEWAY_IPV6), &tell(A.v6, &own)),
+            spoofed(about, &ip(source, SOLICITED), &solicit(GATEWAY_IPV6, &mac_option(SOURCE_MAC, A.mac))),
+            spoofed(about, &ip(source, GATEWAY_IPV6), &advertise(A.v6, &own)),
         ]
     };
     let option = |about, kind, mac| {
         [
-            spoofed(about, &ip(A.v6, SOLICITED), &ask(GATEWAY_IPV6, &mac_option(kind, mac))),
-            spoofed(about, &ip(A.v6, GATEWAY_IPV6), &tell(A.v6, &mac_option(kind, mac))),
+            spoofed(about, &ip(A.v6, SOLICITED), &solicit(GATEWAY_IPV6, &mac_option(kind, mac))),
+            spoofed(about, &ip(A.v6, GATEWAY_IPV6), &advertise(A.v6, &mac_option(kind, mac))),
         ]
     };
     let claims = [
-        answers("answers for the sibling", B.v6),
-        answers("answers for the sibling's link-local address", B.link_local()),
-        answers("answers for the gateway", GATEWAY_IPV6),
-        answers("answers for the node", NODE_V6),
-        answers("answers for no address", [0; 16]),
-        spoofed("answers from no address", &ip([0; 16], GATEWAY_IPV6), &tell(A.v6, &own)),
+        advertises("advertises the sibling", B.v6),
+        advertises("advertises the sibling's link-local address", B.link_local()),
+        advertises("advertises the gateway", GATEWAY_IPV6),
+        advertises("advertises the node", NODE_V6),
+        advertises("advertises ::", [0; 16]),
+        spoofed("advertises from ::", &ip([0; 16], GATEWAY_IPV6), &advertise(A.v6, &own)),
         Row::dropped(
-            "a pod without IPv6 answers for no address",
+            "a pod without IPv6 advertises ::",
             ONLY_V4.ifindex,
-            sends(ONLY_V4, &ip(ONLY_V4.link_local(), GATEWAY_IPV6).icmp(&tell([0; 16], &[]))),
+            sends(ONLY_V4, &ip(ONLY_V4.link_local(), GATEWAY_IPV6).icmp(&advertise([0; 16], &[]))),
             DropReason::SpoofedNd,
         ),
         spoofed(
-            "somebody's MAC behind its own",
+            "another MAC behind its own",
             &ip(A.v6, SOLICITED),
-            &ask(GATEWAY_IPV6, &[mac_option(SOURCE_MAC, A.mac), mac_option(SOURCE_MAC, B.mac)].concat()),
+            &solicit(GATEWAY_IPV6, &[mac_option(SOURCE_MAC, A.mac), mac_option(SOURCE_MAC, B.mac)].concat()),
         ),
         spoofed(
-            "somebody's MAC behind a long option",
+            "another MAC behind a long option",
             &ip(A.v6, SOLICITED),
-            &ask(GATEWAY_IPV6, &[&[200, 3], data(22).as_slice(), &mac_option(SOURCE_MAC, B.mac)].concat()),
+            &solicit(
+                GATEWAY_IPV6,
+                &[&[200, 3], data(22).as_slice(), &mac_option(SOURCE_MAC, B.mac)].concat(),
+            ),
         ),
         spoofed(
-            "probes with somebody's MAC",
+            "probes with another MAC",
             &ip([0; 16], SOLICITED),
-            &ask(A.v6, &mac_option(SOURCE_MAC, B.mac)),
+            &solicit(A.v6, &mac_option(SOURCE_MAC, B.mac)),
         ),
     ];
     let sources = [
@@ -179,49 +187,57 @@ fn a_pod_does_not_answer_for_others() {
         option("with the sibling's MAC as source", SOURCE_MAC, B.mac),
         option("with the sibling's MAC as target", TARGET_MAC, B.mac),
         option("with the gateway's MAC", TARGET_MAC, GATEWAY_MAC),
-        option("with nobody's MAC", SOURCE_MAC, OTHER_MAC),
-        option("with no MAC", SOURCE_MAC, [0; 6]),
+        option("with an unknown MAC", SOURCE_MAC, OTHER_MAC),
+        option("with the zero MAC", SOURCE_MAC, [0; 6]),
     ];
     let rows = claims.into_iter().chain(sources.into_iter().flatten()).chain(options.into_iter().flatten());
     check(Program::FromPod, &rows.collect::<Vec<_>>()).unwrap();
 }
 
 #[test]
-fn a_pod_is_no_router() {
+fn messages_for_routers_to_send_are_dropped() {
     let link_local = A.link_local();
     let redirect = [neighbour(REDIRECT, GATEWAY_IPV6, &NODE_V6), mac_option(TARGET_MAC, A.mac)].concat();
     let rows = [
         spoofed("advertises itself as router", &ip(link_local, ALL_NODES), &router_advertisement()),
-        spoofed("the same to the gateway", &ip(link_local, GATEWAY_IPV6), &router_advertisement()),
-        spoofed("the same from its address", &ip(A.v6, ALL_NODES), &router_advertisement()),
-        spoofed("the same from the gateway", &ip(GATEWAY_IPV6, ALL_NODES), &router_advertisement()),
-        spoofed("the same to a sibling", &ip(link_local, B.v6), &router_advertisement()),
+        spoofed(
+            "advertises itself as router to the gateway",
+            &ip(link_local, GATEWAY_IPV6),
+            &router_advertisement(),
+        ),
+        spoofed(
+            "advertises itself as router from its address",
+            &ip(A.v6, ALL_NODES),
+            &router_advertisement(),
+        ),
+        spoofed("advertises a router as the gateway", &ip(GATEWAY_IPV6, ALL_NODES), &router_advertisement()),
+        spoofed("advertises itself as router to a sibling", &ip(link_local, B.v6), &router_advertisement()),
         spoofed(
             "advertises a prefix",
             &ip(link_local, ALL_NODES),
             &[router_advertisement(), [&[3, 4, 64, 0xc0], data(28).as_slice()].concat()].concat(),
         ),
-        // What any host does. Nobody would answer: there is one router, which it knows.
-        dropped("asks for routers", &ip(link_local, ALL_ROUTERS), &SOLICITS, DropReason::Multicast),
+        // Every host solicits routers. The only router is configured.
+        dropped("solicits routers", &ip(link_local, ALL_ROUTERS), &ROUTER_SOLICIT, DropReason::Multicast),
         dropped(
-            "asks for routers from its address",
+            "solicits routers from its address",
             &ip(A.v6, ALL_ROUTERS),
-            &SOLICITS,
+            &ROUTER_SOLICIT,
             DropReason::Multicast,
         ),
-        spoofed("asks for routers as its sibling", &ip(B.link_local(), ALL_ROUTERS), &SOLICITS),
-        spoofed("asks for routers as nobody", &ip([0; 16], ALL_ROUTERS), &SOLICITS),
+        spoofed("solicits routers as its sibling", &ip(B.link_local(), ALL_ROUTERS), &ROUTER_SOLICIT),
+        spoofed("solicits routers from ::", &ip([0; 16], ALL_ROUTERS), &ROUTER_SOLICIT),
         spoofed("redirects", &ip(link_local, GATEWAY_IPV6), &redirect),
-        spoofed("redirects in the gateway's name", &ip(GATEWAY_IPV6, NODE_V6), &redirect),
+        spoofed("redirects as the gateway", &ip(GATEWAY_IPV6, NODE_V6), &redirect),
         spoofed("redirects a sibling", &ip(A.v6, B.v6), &redirect),
     ];
     check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]
-fn what_only_a_router_may_send_does_not_hide() {
+fn messages_for_routers_behind_extension_headers_are_dropped() {
     let hidden = |about, source, destination, reason| {
-        // Hop-by-hop, twice destination options, and a fragment header that fragments nothing.
+        // Hop-by-hop, twice destination options, and an atomic fragment.
         let ip = Ipv6 { next_header: HOP_BY_HOP, ..ip(source, destination) };
         let message = ip.sealed(&router_advertisement());
         let behind_one = ip.with(&extension(ICMPV6, &message));
@@ -240,22 +256,22 @@ fn what_only_a_router_may_send_does_not_hide() {
 }
 
 #[test]
-fn a_message_comes_from_the_link() {
+fn messages_with_hop_limit_below_255_are_dropped() {
     let source = mac_option(SOURCE_MAC, A.mac);
-    // RFC 4861, 7.1: 255 is what no packet has that was routed.
+    // RFC 4861, 7.1: a routed packet cannot have 255.
     let rows: Vec<Row> = [0, 1, 64, 254]
         .into_iter()
         .flat_map(|hop_limit| {
             [
                 spoofed(
-                    "asks, as if routed",
+                    "solicits, as if routed",
                     &Ipv6 { hop_limit, ..ip(A.v6, SOLICITED) },
-                    &ask(GATEWAY_IPV6, &source),
+                    &solicit(GATEWAY_IPV6, &source),
                 ),
                 spoofed(
-                    "answers, as if routed",
+                    "advertises, as if routed",
                     &Ipv6 { hop_limit, ..ip(A.v6, GATEWAY_IPV6) },
-                    &tell(A.v6, &[]),
+                    &advertise(A.v6, &[]),
                 ),
             ]
         })
@@ -264,48 +280,43 @@ fn a_message_comes_from_the_link() {
 }
 
 #[test]
-fn options_are_whole_and_few() {
-    let asks = |about, options: &[u8], reason| {
-        dropped(about, &ip(A.v6, SOLICITED), &ask(GATEWAY_IPV6, options), reason)
+fn malformed_and_excessive_options_are_dropped() {
+    let solicits = |about, options: &[u8], reason| {
+        dropped(about, &ip(A.v6, SOLICITED), &solicit(GATEWAY_IPV6, options), reason)
     };
     let source = mac_option(SOURCE_MAC, A.mac);
     let mut rows = vec![
-        asks("an option of no length", &[1, 0, 0, 0, 0, 0, 0, 0], DropReason::Malformed),
-        asks(
-            "an option of no length behind a good one",
+        solicits("an option of length zero", &[1, 0, 0, 0, 0, 0, 0, 0], DropReason::Malformed),
+        solicits(
+            "an option of length zero behind a valid one",
             &[source.as_slice(), &[0; 8]].concat(),
             DropReason::Malformed,
         ),
-        asks("an option that is cut off", cut(&source, 7).as_slice(), DropReason::Malformed),
-        asks("one byte of an option", &[1], DropReason::Malformed),
-        asks("five options", &source.repeat(5), DropReason::SpoofedNd),
-        asks("a hundred options", &source.repeat(100), DropReason::SpoofedNd),
-        asks(
+        solicits("a truncated option", cut(&source, 7).as_slice(), DropReason::Malformed),
+        solicits("one byte of an option", &[1], DropReason::Malformed),
+        solicits("five options", &source.repeat(5), DropReason::SpoofedNd),
+        solicits("a hundred options", &source.repeat(100), DropReason::SpoofedNd),
+        solicits(
             "the wrong MAC as the fifth",
             &[source.repeat(4), mac_option(SOURCE_MAC, B.mac)].concat(),
             DropReason::SpoofedNd,
         ),
     ];
-    // The message itself is cut off; its type is there.
-    let whole = ask(GATEWAY_IPV6, &[]);
+    // The message is truncated behind its type.
+    let whole = solicit(GATEWAY_IPV6, &[]);
     rows.extend((2..whole.len()).map(|len| {
-        dropped(
-            "a solicitation that is cut off",
-            &ip(A.v6, SOLICITED),
-            &cut(&whole, len),
-            DropReason::Malformed,
-        )
+        dropped("a truncated solicitation", &ip(A.v6, SOLICITED), &cut(&whole, len), DropReason::Malformed)
     }));
     rows.push(spoofed(
-        "a router advertisement that is cut off",
+        "a truncated router advertisement",
         &ip(A.link_local(), ALL_NODES),
         &[ROUTER_ADVERTISEMENT, 0],
     ));
-    // An option that reaches beyond the packet says nothing that the stack would hear: it drops the message.
+    // Passes: the stack drops a message whose option reaches beyond the packet.
     rows.push(passes(
         "an option that is longer than the packet",
         &ip(A.v6, SOLICITED),
-        &ask(B.v6, &[200, 9, 0, 0, 0, 0, 0, 0]),
+        &solicit(B.v6, &[200, 9, 0, 0, 0, 0, 0, 0]),
     ));
     check(Program::FromPod, &rows).unwrap();
 }

@@ -1,15 +1,16 @@
-//! Any packet: the programs do what the model says, and what they must never do they do not.
+//! Random packets: the programs agree with the model, and safety properties hold without it.
 
 use std::{cell::RefCell, collections::HashSet, net::IpAddr};
 
 use agent_common::{DropReason, EndpointKey, FlowKey, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
+use anyhow::Context as _;
 use ferrule_tests::{
     packet::{
         self, ARP, Arp, BROADCAST, FRAGMENT, ICMP, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address,
         Mac, QINQ, SCTP, SOURCE_MAC, TARGET_MAC, TCP, UDP, VLAN, extension, frame, hexdump, mac_option,
         neighbour, tagged,
     },
-    program::{Beside, Program, Programs, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
+    program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
 };
 use proptest::{
     collection::vec,
@@ -22,14 +23,14 @@ use proptest::{
 use crate::{
     model::{self, Flow, Outcome},
     table::{
-        A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, STRANGER,
-        with_pods,
+        A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, Rewritten,
+        STRANGER, with_pods,
     },
 };
 
 const CASES: u32 = 20_000;
 
-/// The same cases every time: a failure that cannot be seen again helps nobody.
+/// A fixed seed, so that failures are reproducible.
 pub fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(20), ..Config::default() }
 }
@@ -73,7 +74,7 @@ fn address_v6() -> impl Strategy<Value = Ipv6Address> {
     prop_oneof![9 => select(known), 1 => any::<Ipv6Address>()]
 }
 
-/// Mostly the first, so that what is behind it is reached.
+/// Mostly the usual value, so that the checks behind it are reached.
 fn mostly<T: Clone + std::fmt::Debug + 'static>(
     usual: T,
     other: impl Strategy<Value = T> + 'static,
@@ -100,7 +101,7 @@ fn arp() -> impl Strategy<Value = Vec<u8>> {
         )
 }
 
-/// Flows that the stack has in hand, so that packets of the generators are of them now and then.
+/// Entries of `STACK_FLOWS` that the generators' packets match now and then.
 fn flows() -> HashSet<Flow> {
     let v4 = [B, ONLY_V4, A].map(|pod| [A.v4, pod.v4].map(IpAddr::from));
     let v6 = [B, ONLY_V6, A].map(|pod| [A.v6, pod.v6].map(IpAddr::from));
@@ -126,14 +127,14 @@ fn flow_key((protocol, [one, other]): Flow) -> FlowKey {
     FlowKey::between(protocol, end(one), end(other))
 }
 
-/// The beginning of TCP, UDP, SCTP or ICMP.
+/// The first eight bytes of TCP, UDP, SCTP or ICMP.
 fn transport() -> impl Strategy<Value = Vec<u8>> {
     let kinds = select(vec![1, 2, 3, 1, 2, 3, 0x0000, 0x0800, 0x0300, 0x0b01, 0x0400, 0x8000, 0x8100]);
     let words = (kinds, select(vec![1, 2, 3_u16]), select(vec![1, 2, 3_u16]), any::<u16>());
     words.prop_map(|(a, b, c, d)| [a, b, c, d].into_iter().flat_map(u16::to_be_bytes).collect())
 }
 
-/// What an IP packet carries: now and then a transport, behind which there can be what an ICMP error quotes.
+/// Payload of an IP packet: often a transport header, with a quoted packet behind it as in an ICMP error.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let pod = || select(vec![A, B, ONLY_V4, ONLY_V6]);
     let protocol = select(vec![ICMP, TCP, UDP, ICMPV6, SCTP, FRAGMENT]);
@@ -209,7 +210,7 @@ fn neighbours() -> impl Strategy<Value = Vec<u8>> {
         |((hop_limit, payload_len, hidden), (kind, target, options, missing), source, destination)| {
             let ip = Ipv6 { hop_limit, payload_len, ..Ipv6::new(source, destination, ICMPV6) };
             let whole = neighbour(kind, target, &options);
-            // Now and then, the last bytes are missing.
+            // One message in six is cut off.
             let message = packet::cut(&whole, if missing == 5 { whole.len() - 5 } else { whole.len() });
             if hidden {
                 Ipv6 { next_header: 60, ..ip }.with(&extension(ICMPV6, &message))
@@ -242,7 +243,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
         let whole = if odd == 2 { tagged(&whole, &[(QINQ, 5)]) } else { whole };
         let mut whole = if odd > 30 { [whole, vec![0; padding]].concat() } else { whole };
         let at = usize::from(at) % whole.len();
-        // One byte is wrong, or the end is missing.
+        // One byte is wrong, or the frame is cut off.
         match whole.get_mut(at) {
             Some(slot) if odd == 3 => *slot = byte,
             _ if odd == 4 => whole.truncate(at.max(14)),
@@ -253,7 +254,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![19 => made, 1 => vec(any::<u8>(), 14..200)].prop_map(with_whole_header)
 }
 
-/// The kernel runs programs on IP packets only if they have a whole header. `wire` sends others.
+/// `BPF_PROG_TEST_RUN` refuses IP packets without a whole header; `wire` sends such packets.
 fn with_whole_header(mut frame: Vec<u8>) -> Vec<u8> {
     let header = match frame.get(12..14) {
         Some([8, 0]) => 20,
@@ -272,8 +273,8 @@ fn pod(ifindex: u32) -> Option<Pod> {
     PODS.into_iter().find(|pod| pod.ifindex == ifindex)
 }
 
-/// A frame from a pod other than `A`, which the generators know, is made the pod's own in what counts.
-fn made_own(pod: Option<Pod>, mut frame: Vec<u8>) -> Vec<u8> {
+/// Replaces `A`'s addresses, which the generators use, by those of the sending pod.
+fn with_own_addresses(pod: Option<Pod>, mut frame: Vec<u8>) -> Vec<u8> {
     let Some(pod) = pod else { return frame };
     let replace = |frame: &mut Vec<u8>, at: usize, old: &[u8], new: &[u8]| {
         if let Some(slot) = frame.get_mut(at..at + old.len()).filter(|slot| *slot == old) {
@@ -287,8 +288,9 @@ fn made_own(pod: Option<Pod>, mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// What must never be, said without a model: another pod hears only what is the sender's own, and for itself.
-fn is_fair(pod: Option<Pod>, frame: &[u8]) -> bool {
+/// A safety property without the model: a pod receives packets only from the sender's own addresses to its
+/// own.
+fn may_be_delivered(pod: Option<Pod>, frame: &[u8]) -> bool {
     let Some(pod) = pod else { return false };
     let field = |at: usize, len: usize| frame.get(at..at + len).unwrap_or_default();
     let own_v4 = pod.v4 != [0; 4] && field(12, 2) == IPV4.to_be_bytes() && field(26, 4) == pod.v4;
@@ -306,7 +308,7 @@ fn check_from_pod(
 ) -> anyhow::Result<Outcome> {
     let pod = pod(ifindex);
     let mut expected = programs.counters()?;
-    let ran = programs.run(Program::FromPod, Beside::on(ifindex), frame)?;
+    let ran = programs.run(Program::FromPod, SkBuff::on(ifindex), frame)?;
     let counters = programs.counters()?;
     let outcome = model::from_pod(pod, frame, flows);
     let mut count =
@@ -335,28 +337,37 @@ fn check_from_pod(
         }
     };
     let is_answer = matches!(outcome, Outcome::Answered { .. });
-    let fair = ran.verdict != TC_ACT_REDIRECT || is_answer || is_fair(pod, frame);
+    let is_safe = ran.verdict != TC_ACT_REDIRECT || is_answer || may_be_delivered(pod, frame);
     anyhow::ensure!(
-        ran.verdict == verdict && ran.packet == packet && counters == expected && fair,
-        "from interface {ifindex}:\n{}is {ran:?}and should be {}, {outcome:?}:\n{}\n\
-         counters are {counters:?}\nand should be {expected:?}",
+        ran.verdict == verdict && ran.packet == packet && counters == expected && is_safe,
+        "from interface {ifindex}:\n{}got {ran:?}expected {}, {outcome:?}:\n{}\n\
+         got counters {counters:?}\nexpected {expected:?}",
         hexdump(frame),
         verdict_name(verdict),
         hexdump(packet),
     );
+    match (&outcome, pod) {
+        (Outcome::Delivered { to, .. }, _) => {
+            let to = self::pod(*to).context("delivered to an unknown interface")?;
+            Rewritten::Delivered(to).check(frame, &ran.packet)?;
+        }
+        (Outcome::Answered { .. }, Some(pod)) => Rewritten::Answered(pod).check(frame, &ran.packet)?,
+        _ => {}
+    }
     Ok(outcome)
 }
 
 #[test]
-fn from_pod_does_what_the_model_does() {
+fn from_pod_agrees_with_the_model() {
     with_pods(|programs| {
         let (flows, none) = (flows(), HashSet::new());
         for flow in &flows {
-            programs.nat_flows.insert(flow_key(*flow), agent_common::Flow::default(), 0)?;
+            programs.stack_flows.insert(flow_key(*flow), agent_common::Flow::default(), 0)?;
         }
         let programs = RefCell::new(programs);
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
-        let frames = (from(), any_frame()).prop_map(|(from, frame)| (from, made_own(pod(from), frame)));
+        let frames =
+            (from(), any_frame()).prop_map(|(from, frame)| (from, with_own_addresses(pod(from), frame)));
         let result = TestRunner::new(config(CASES)).run(&frames, |(from, frame)| {
             let outcome = check_from_pod(&mut programs.borrow_mut(), &flows, from, &frame);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
@@ -371,7 +382,7 @@ fn from_pod_does_what_the_model_does() {
             Ok(())
         });
         result.map_err(|error| anyhow::anyhow!("{error}"))?;
-        // A generator that reaches little proves little.
+        // The generators must reach every outcome.
         let seen = seen.into_inner();
         println!("of {CASES} packets: {seen:?}");
         let reached = |name: &str| seen.get(name).is_some_and(|count| *count >= 20);
@@ -382,19 +393,19 @@ fn from_pod_does_what_the_model_does() {
             .chain(["stack", "translated", "delivered", "answered"])
             .filter(|name| !reached(name))
             .collect();
-        anyhow::ensure!(missed.is_empty(), "hardly ever: {missed:?}");
+        anyhow::ensure!(missed.is_empty(), "the generators reach too rarely: {missed:?}");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn to_pod_lets_in_only_what_is_for_the_pod() {
+fn to_pod_passes_only_packets_for_the_pod() {
     with_pods(|programs| {
-        let (programs, noted) = (RefCell::new(programs), RefCell::new(0));
+        let (programs, recorded) = (RefCell::new(programs), RefCell::new(0));
         let frames = (from(), any_frame());
         let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, frame)| {
-            let ran = programs.borrow_mut().run(Program::ToPod, Beside::on(ifindex), &frame);
+            let ran = programs.borrow_mut().run(Program::ToPod, SkBuff::on(ifindex), &frame);
             let ran = ran.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             prop_assert_eq!(&ran.packet, &frame);
             if ran.verdict == TC_ACT_SHOT {
@@ -414,25 +425,25 @@ fn to_pod_lets_in_only_what_is_for_the_pod() {
                 _ => false,
             });
             prop_assert!(for_pod, "interface {}:\n{}", ifindex, hexdump(&frame));
-            // And it is noted if it should be, which the next packet is not to benefit from.
+            // The flow is recorded exactly if the model says so. The entry is removed before the next packet.
             let to_own = pod(ifindex).is_some_and(|pod| match field(12, 2) {
                 [8, 0] => field(30, 4) == pod.v4,
                 [0x86, 0xdd] => field(38, 16) == pod.v6,
                 _ => false,
             });
-            let expected = model::noted(&frame).filter(|_| to_own).map(flow_key);
-            let flows = &mut programs.borrow_mut().nat_flows;
+            let expected = model::recorded(&frame).filter(|_| to_own).map(flow_key);
+            let flows = &mut programs.borrow_mut().stack_flows;
             let known: Vec<FlowKey> = flows.keys().filter_map(Result::ok).collect();
             prop_assert_eq!(&known, &Vec::from_iter(expected), "{}", hexdump(&frame));
             for flow in &known {
-                *noted.borrow_mut() += 1;
+                *recorded.borrow_mut() += 1;
                 flows.remove(flow).map_err(|error| TestCaseError::fail(error.to_string()))?;
             }
             Ok(())
         });
         result.map_err(|error| anyhow::anyhow!("{error}"))?;
-        let noted = noted.into_inner();
-        anyhow::ensure!(noted >= 100, "only {noted} of {CASES} packets are noted");
+        let recorded = recorded.into_inner();
+        anyhow::ensure!(recorded >= 100, "only {recorded} of {CASES} flows are recorded");
         Ok(())
     })
     .unwrap();

@@ -1,43 +1,55 @@
-//! The tables' rows, the pods in them, and how a row is judged.
+//! Tables of packets: the pods of the node, a row, and the check of a row.
 
 use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
     Counters, DropReason, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
 };
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     packet::{self, IPV4, IPV6, Ipv4Address, Ipv6Address, Mac},
     program::{
-        AllCounters, Beside, Program, Programs, Ran, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC,
+        AllCounters, Program, Programs, Ran, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC,
         verdict_name, with_programs,
     },
 };
 
-/// A pod of the node, as the maps know it.
+use crate::oracle;
+
+/// A pod of the node, as in the maps.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod {
     pub ifindex: u32,
     pub mac: Mac,
-    /// Zeros, if it has none; likewise below.
+    /// Zeros if the pod has no IPv4 address.
     pub v4: Ipv4Address,
+    /// Zeros if the pod has no IPv6 address.
     pub v6: Ipv6Address,
+    /// `VifEntry::HAS_` flags.
     pub has: u32,
 }
 
-/// A packet, and all that is to come of it.
+/// A packet and its expected result.
 pub struct Row {
     about: &'static str,
-    beside: Beside,
+    skb: SkBuff,
     packet: Vec<u8>,
     verdict: u32,
     /// The packet that comes out.
     out: Vec<u8>,
-    /// What is counted, and for which interface. Nothing else may be.
+    rewritten: Option<Rewritten>,
+    /// The only changes of counters, by ifindex.
     counted: Vec<(u32, Counted)>,
 }
 
-/// One packet, counted.
+/// Why a packet is rewritten, and for which pod.
+#[derive(Debug, Clone, Copy)]
+pub enum Rewritten {
+    Delivered(Pod),
+    Answered(Pod),
+}
+
+/// A counter that a packet increments.
 #[derive(Debug, Clone, Copy)]
 pub enum Counted {
     Egress,
@@ -45,22 +57,22 @@ pub enum Counted {
     Drop(DropReason),
 }
 
-/// The pod that sends, and its sibling.
+/// The pod that sends in most rows, and another pod of the node.
 pub const A: Pod = pod(101, 5, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
 pub const B: Pod = pod(102, 6, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
 pub const ONLY_V4: Pod = pod(103, 7, VifEntry::HAS_IPV4);
 pub const ONLY_V6: Pod = pod(104, 8, VifEntry::HAS_IPV6);
-/// An interface that has counters, and no entry in `VIFS`.
+/// An interface with counters and without an entry in `VIFS`.
 pub const STRANGER: u32 = 105;
-/// What has no entry is counted here.
+/// Drops of interfaces without an entry are counted under this ifindex.
 pub const UNKNOWN: u32 = 0;
 
-/// The node's own address, and somebody's on the Internet.
+/// Addresses of the node, and of a host outside the cluster.
 pub const NODE_V4: Ipv4Address = [192, 0, 2, 1];
 pub const NODE_V6: Ipv6Address = v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
 pub const FAR_V4: Ipv4Address = [203, 0, 113, 9];
 pub const FAR_V6: Ipv6Address = v6([0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 9]);
-/// Nobody's MAC.
+/// A MAC that no interface has.
 pub const OTHER_MAC: Mac = [2, 0, 0, 0, 0, 0x99];
 
 pub const PODS: [Pod; 4] = [A, B, ONLY_V4, ONLY_V6];
@@ -83,13 +95,13 @@ const fn pod(ifindex: u32, host: u8, has: u32) -> Pod {
 // === impl Pod ===
 
 impl Pod {
-    /// The link-local address that its kernel makes of the MAC (RFC 4291, appendix A).
+    /// The link-local address that the pod's kernel derives from the MAC (RFC 4291, appendix A).
     pub fn link_local(&self) -> Ipv6Address {
         let [a, b, c, d, e, f] = self.mac;
         [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
     }
 
-    /// A frame of its own, to the gateway.
+    /// A frame from the pod to the gateway.
     pub fn sends(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         packet::frame(GATEWAY_MAC, self.mac, ethertype, payload)
     }
@@ -102,7 +114,7 @@ impl Pod {
         self.sends(IPV6, packet)
     }
 
-    /// A frame from the gateway to it.
+    /// A frame from the gateway to the pod.
     pub fn receives(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         packet::frame(self.mac, GATEWAY_MAC, ethertype, payload)
     }
@@ -132,7 +144,7 @@ impl Pod {
     }
 }
 
-/// Does something with freshly loaded programs on a node that has the pods.
+/// Runs a closure with newly loaded programs on a node that has the pods.
 pub fn with_pods<T: Send>(run: impl FnOnce(&mut Programs) -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     let interfaces: Vec<u32> = PODS.iter().map(|pod| pod.ifindex).chain([STRANGER]).collect();
     with_programs(&interfaces, |programs| {
@@ -143,17 +155,17 @@ pub fn with_pods<T: Send>(run: impl FnOnce(&mut Programs) -> anyhow::Result<T> +
     })
 }
 
-/// Runs every row, and tells of all that fail.
+/// Runs all rows; the error lists every row that fails.
 pub fn check(program: Program, rows: &[Row]) -> anyhow::Result<()> {
-    check_beside(program, &[], rows)
+    check_with_flows(program, &[], rows)
 }
 
-/// The same while the stack has some flows in hand.
-pub fn check_beside(program: Program, flows: &[FlowKey], rows: &[Row]) -> anyhow::Result<()> {
-    ensure!(!rows.is_empty(), "an empty table");
+/// The same with entries in `STACK_FLOWS`.
+pub fn check_with_flows(program: Program, flows: &[FlowKey], rows: &[Row]) -> anyhow::Result<()> {
+    ensure!(!rows.is_empty(), "the table is empty");
     with_pods(|programs| {
         for flow in flows {
-            programs.nat_flows.insert(flow, Flow { ifindex: A.ifindex }, 0)?;
+            programs.stack_flows.insert(flow, Flow { ifindex: A.ifindex }, 0)?;
         }
         let mut failed = String::new();
         for row in rows {
@@ -169,54 +181,62 @@ pub fn check_beside(program: Program, flows: &[FlowKey], rows: &[Row]) -> anyhow
 // === impl Row ===
 
 impl Row {
-    /// Dropped for a reason.
     pub fn dropped(about: &'static str, ifindex: u32, packet: Vec<u8>, reason: DropReason) -> Self {
         Self::unchanged(about, ifindex, packet, TC_ACT_SHOT, Counted::Drop(reason))
     }
 
-    /// From a pod to the stack.
+    /// Left to the stack.
     pub fn stack(about: &'static str, from: Pod, packet: Vec<u8>) -> Self {
         Self::unchanged(about, from.ifindex, packet, TC_ACT_UNSPEC, Counted::Egress)
     }
 
-    /// From a pod to a pod of this node.
+    /// Delivered to a pod of this node.
     pub fn delivered(about: &'static str, from: Pod, packet: Vec<u8>, to: Pod, out: Vec<u8>) -> Self {
         Self {
             about,
-            beside: Beside::on(from.ifindex),
+            skb: SkBuff::on(from.ifindex),
             packet,
             verdict: TC_ACT_REDIRECT,
             out,
+            rewritten: Some(Rewritten::Delivered(to)),
             counted: vec![(from.ifindex, Counted::Egress), (to.ifindex, Counted::Ingress)],
         }
     }
 
-    /// From a pod, and back to it as the gateway's answer.
+    /// Returned to the pod as the gateway's answer.
     pub fn answered(about: &'static str, from: Pod, packet: Vec<u8>, out: Vec<u8>) -> Self {
-        let counted = vec![(from.ifindex, Counted::Egress)];
-        Self { about, beside: Beside::on(from.ifindex), packet, verdict: TC_ACT_REDIRECT, out, counted }
+        Self {
+            about,
+            skb: SkBuff::on(from.ifindex),
+            packet,
+            verdict: TC_ACT_REDIRECT,
+            out,
+            rewritten: Some(Rewritten::Answered(from)),
+            counted: vec![(from.ifindex, Counted::Egress)],
+        }
     }
 
-    /// From the host's stack into a pod.
+    /// From the host's stack, passed on to a pod.
     pub fn enters(about: &'static str, to: Pod, packet: Vec<u8>) -> Self {
         Self::unchanged(about, to.ifindex, packet, TC_ACT_UNSPEC, Counted::Ingress)
     }
 
-    /// Counted for another interface than the one it is on.
+    /// Counted under another ifindex than that of the packet's interface.
     pub fn counted_for(mut self, ifindex: u32) -> Self {
         self.counted.iter_mut().for_each(|(counted_for, _)| *counted_for = ifindex);
         self
     }
 
-    /// To be cut into segments later.
-    pub fn segmented_later(mut self, gso_size: u32) -> Self {
-        self.beside.gso_size = gso_size;
+    /// Segmented later (GSO), into segments of this length.
+    pub fn with_gso(mut self, gso_size: u32) -> Self {
+        self.skb.gso_size = gso_size;
         self
     }
 
     fn unchanged(about: &'static str, ifindex: u32, packet: Vec<u8>, verdict: u32, counted: Counted) -> Self {
         let out = packet.clone();
-        Self { about, beside: Beside::on(ifindex), packet, verdict, out, counted: vec![(ifindex, counted)] }
+        let counted = vec![(ifindex, counted)];
+        Self { about, skb: SkBuff::on(ifindex), packet, verdict, out, rewritten: None, counted }
     }
 
     fn check(&self, programs: &mut Programs, program: Program) -> anyhow::Result<()> {
@@ -224,32 +244,45 @@ impl Row {
         for (ifindex, counted) in &self.counted {
             counted.add_to(expected.entry(*ifindex).or_default(), self.packet.len());
         }
-        let Ran { verdict, packet: out, .. } = programs.run(program, self.beside, &self.packet)?;
+        let Ran { verdict, packet: out, .. } = programs.run(program, self.skb, &self.packet)?;
         let counters = programs.counters()?;
         if verdict == self.verdict && out == self.out && counters == expected {
-            return Ok(());
+            return self.rewritten.map_or(Ok(()), |rewritten| rewritten.check(&self.packet, &out));
         }
         let mut why = String::new();
-        writeln!(why, "{}, should be {}", verdict_name(verdict), verdict_name(self.verdict))?;
+        writeln!(why, "{}, expected {}", verdict_name(verdict), verdict_name(self.verdict))?;
         writeln!(why, "  in:\n{}", packet::hexdump(&self.packet))?;
         writeln!(why, "  out:\n{}", packet::hexdump(&out))?;
         if out != self.out {
-            writeln!(why, "  should be:\n{}", packet::hexdump(&self.out))?;
+            writeln!(why, "  expected:\n{}", packet::hexdump(&self.out))?;
         }
         why.push_str(&difference(&counters, &expected));
         Err(anyhow::Error::msg(why))
     }
 }
 
-/// The interfaces whose counters are not what they should be.
+/// The interfaces with wrong counters.
 fn difference(counters: &AllCounters, expected: &AllCounters) -> String {
     let differing = counters.iter().filter(|(ifindex, counters)| expected.get(ifindex) != Some(counters));
     differing
         .map(|(ifindex, counters)| {
             let should = expected.get(ifindex).copied().unwrap_or_default();
-            format!("  interface {ifindex} has {counters:?}\n  and should have {should:?}\n")
+            format!("  wrong counters of interface {ifindex}: {counters:?}\n  expected: {should:?}\n")
         })
         .collect()
+}
+
+// === impl Rewritten ===
+
+impl Rewritten {
+    /// Checks the packet that comes out against the one that went in.
+    pub fn check(self, packet: &[u8], out: &[u8]) -> anyhow::Result<()> {
+        let result = match self {
+            Self::Delivered(to) => oracle::check_delivered(packet, out, to),
+            Self::Answered(to) => oracle::check_answered(packet, out, to),
+        };
+        result.with_context(|| format!("wrong packet for {self:?}:\n{}", packet::hexdump(out)))
+    }
 }
 
 // === impl Counted ===
@@ -268,7 +301,7 @@ impl Counted {
     }
 }
 
-/// Spelled out: the programs find a counter by the reason's number, which is what is tested.
+/// An exhaustive match: that the programs find a counter by the reason's number is what the tests check.
 fn drop_counter(counters: &mut Counters, reason: DropReason) -> &mut u64 {
     let drops = &mut counters.drops;
     match reason {

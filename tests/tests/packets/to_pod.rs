@@ -1,4 +1,4 @@
-//! What the host's stack sends to a pod.
+//! Packets that the host's stack sends to a pod.
 
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_tests::{
@@ -27,15 +27,15 @@ fn v6_to(destination: Ipv6Address) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_for_the_pod_gets_in() {
-    let asks = |target| {
+fn packets_for_the_pod_pass() {
+    let solicits = |target| {
         let group = v6([0xff02, 0, 0, 0, 0, 1, 0xff00, 5]);
         let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(GATEWAY_IPV6, group, ICMPV6) };
         let message = neighbour(NEIGHBOUR_SOLICITATION, target, &mac_option(SOURCE_MAC, GATEWAY_MAC));
         frame([0x33, 0x33, 0xff, 0, 0, 5], GATEWAY_MAC, IPV6, &ip.icmp(&message))
     };
     let rows = [
-        Row::enters("UDP from afar", A, v4_to(A.v4)),
+        Row::enters("UDP from the Internet", A, v4_to(A.v4)),
         Row::enters(
             "TCP from the node",
             A,
@@ -50,22 +50,18 @@ fn what_is_for_the_pod_gets_in() {
             A.receives(IPV4, &Ipv4 { fragment: 185, ..Ipv4::new(FAR_V4, A.v4, UDP) }.with(&data(24))),
         ),
         Row::enters(
-            "at its last hop",
+            "TTL 1",
             A,
             A.receives(IPV4, &Ipv4 { ttl: 1, ..Ipv4::new(FAR_V4, A.v4, UDP) }.with(&datagram())),
         ),
-        Row::enters(
-            "to be cut into segments later",
-            A,
-            A.receives(IPV4, &Ipv4::new(FAR_V4, A.v4, TCP).with(&tcp(1, 2, &data(2800)))),
-        )
-        .segmented_later(1400),
+        Row::enters("GSO", A, A.receives(IPV4, &Ipv4::new(FAR_V4, A.v4, TCP).with(&tcp(1, 2, &data(2800)))))
+            .with_gso(1400),
         Row::enters(
             "a pod with IPv4 only",
             ONLY_V4,
             ONLY_V4.receives(IPV4, &Ipv4::new(FAR_V4, ONLY_V4.v4, UDP).with(&datagram())),
         ),
-        Row::enters("UDP over IPv6 from afar", A, v6_to(A.v6)),
+        Row::enters("UDP over IPv6 from the Internet", A, v6_to(A.v6)),
         Row::enters(
             "TCP over IPv6 from the node",
             A,
@@ -82,14 +78,10 @@ fn what_is_for_the_pod_gets_in() {
             ONLY_V6.receives(IPV6, &Ipv6::new(FAR_V6, ONLY_V6.v6, UDP).with(&datagram())),
         ),
         Row::enters("to its link-local address", A, v6_to(A.link_local())),
-        Row::enters(
-            "to another link-local address of its own making",
-            A,
-            v6_to(v6([0xfe80, 0, 0, 0, 1, 2, 3, 4])),
-        ),
-        Row::enters("the host asks for its MAC", A, asks(A.v6)),
-        Row::enters("the host asks for its link-local address's MAC", A, asks(A.link_local())),
-        Row::enters("the host asks by unicast", A, {
+        Row::enters("to another link-local address", A, v6_to(v6([0xfe80, 0, 0, 0, 1, 2, 3, 4]))),
+        Row::enters("the host solicits its MAC", A, solicits(A.v6)),
+        Row::enters("the host solicits the MAC of its link-local address", A, solicits(A.link_local())),
+        Row::enters("the host solicits by unicast", A, {
             let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(GATEWAY_IPV6, A.v6, ICMPV6) };
             A.receives(IPV6, &ip.icmp(&neighbour(NEIGHBOUR_SOLICITATION, A.v6, &[])))
         }),
@@ -98,7 +90,7 @@ fn what_is_for_the_pod_gets_in() {
             A.receives(IPV6, &ip.icmp(&neighbour(NEIGHBOUR_ADVERTISEMENT, GATEWAY_IPV6, &[])))
         }),
         Row::enters(
-            "the host asks for its MAC by ARP",
+            "the host requests its MAC by ARP",
             A,
             frame(BROADCAST, GATEWAY_MAC, packet::ARP, &Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, A.v4).bytes()),
         ),
@@ -111,7 +103,7 @@ fn what_is_for_the_pod_gets_in() {
 }
 
 #[test]
-fn what_is_for_others_does_not() {
+fn packets_for_other_addresses_are_dropped() {
     let dropped = |about, to: Pod, packet| Row::dropped(about, to.ifindex, packet, DropReason::NotForPod);
     let [a, b, c, d] = A.v4;
     let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
@@ -138,7 +130,7 @@ fn what_is_for_others_does_not() {
             frame(BROADCAST, GATEWAY_MAC, packet::ARP, &Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, [0; 4]).bytes())
         }),
         dropped(
-            "ARP by which the gateway announces itself",
+            "gratuitous ARP of the gateway",
             A,
             frame(
                 BROADCAST,
@@ -152,7 +144,7 @@ fn what_is_for_others_does_not() {
 }
 
 #[test]
-fn multicast_does_not() {
+fn multicast_is_dropped() {
     let dropped = |about, packet| Row::dropped(about, A.ifindex, packet, DropReason::Multicast);
     let icmp = |message: &[u8]| {
         let ip = Ipv6 { hop_limit: 255, ..Ipv6::new(GATEWAY_IPV6, ALL_NODES, ICMPV6) };
@@ -164,7 +156,7 @@ fn multicast_does_not() {
         dropped("broadcast", v4_to([255; 4])),
         dropped("all nodes", v6_to(ALL_NODES)),
         dropped("the host as router", icmp(&router_advertisement())),
-        dropped("the host announces itself", icmp(&neighbour(NEIGHBOUR_ADVERTISEMENT, GATEWAY_IPV6, &[]))),
+        dropped("the host advertises itself", icmp(&neighbour(NEIGHBOUR_ADVERTISEMENT, GATEWAY_IPV6, &[]))),
         dropped("a ping, shorter than neighbour discovery", icmp(&[128, 0, 0, 0, 0, 1, 0, 1])),
         dropped("MLD", {
             let report = extension(ICMPV6, &[&[MLD_REPORT, 0, 0, 0], data(24).as_slice()].concat());
@@ -178,7 +170,7 @@ fn multicast_does_not() {
 }
 
 #[test]
-fn other_frames_do_not() {
+fn vlan_tags_and_other_ethertypes_are_dropped() {
     let dropped = |about, packet, reason| Row::dropped(about, A.ifindex, packet, reason);
     let mut rows = vec![
         dropped("VLAN", tagged(&v4_to(A.v4), &[(VLAN, 5)]), DropReason::Vlan),
@@ -193,6 +185,6 @@ fn other_frames_do_not() {
         ),
     ];
     let arp = A.receives(packet::ARP, &Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, A.v4).bytes());
-    rows.extend((14..arp.len()).map(|len| dropped("ARP, cut off", cut(&arp, len), DropReason::Malformed)));
+    rows.extend((14..arp.len()).map(|len| dropped("truncated ARP", cut(&arp, len), DropReason::Malformed)));
     check(Program::ToPod, &rows).unwrap();
 }

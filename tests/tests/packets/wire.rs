@@ -1,5 +1,5 @@
-//! What a packet can be on a real interface only: tagged beside its bytes, with its headers in another page, or
-//! with less than an IP header.
+//! Packets that exist on a real interface only: with a VLAN tag beside the frame, with headers outside the
+//! linear data, or with less than an IP header.
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},
@@ -24,15 +24,15 @@ use nix::sys::{
 
 use crate::table::{A, B, Counted, FAR_V4, FAR_V6, Pod, with_pods};
 
-/// The pods' ends of the interfaces are in here.
+/// The network namespace of the pods' ends.
 const PODS_NAMESPACE: &str = "/run/netns/pods";
-/// A raw socket puts the headers of a packet that is longer than a page where a program cannot read them at once.
+/// Longer than a page: then a raw socket places the headers outside the linear data.
 const LONG: usize = 6000;
 
-/// A node whose pods `A` and `B` have interfaces with the programs on them.
+/// A node with `from_pod` attached to the interfaces of pods `A` and `B`.
 struct Wire<'a> {
     programs: &'a mut Programs,
-    /// In the pods' namespace.
+    /// A packet socket in the pods' namespace.
     socket: OwnedFd,
     to_a: LinkAddr,
 }
@@ -43,9 +43,9 @@ fn with_wire(run: impl FnOnce(&mut Wire<'_>) -> anyhow::Result<()> + Send) -> an
         std::fs::create_dir("/run/netns")?;
         let namespace = Path::new(PODS_NAMESPACE);
         sys::make_netns(namespace)?;
-        // Nobody speaks but the test.
-        be_quiet()?;
-        sys::in_netns(namespace, be_quiet)?;
+        // No packets but the test's.
+        disable_ipv6()?;
+        sys::in_netns(namespace, disable_ipv6)?;
         for pod in [A, B] {
             let Pod { ifindex, mac, .. } = pod;
             let (host, peer) = (format!("pod{ifindex}"), format!("peer{ifindex}"));
@@ -63,7 +63,7 @@ fn with_wire(run: impl FnOnce(&mut Wire<'_>) -> anyhow::Result<()> + Send) -> an
     })
 }
 
-fn be_quiet() -> anyhow::Result<()> {
+fn disable_ipv6() -> anyhow::Result<()> {
     Ok(std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")?)
 }
 
@@ -71,7 +71,7 @@ fn colons(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The address of an interface of this namespace, for a raw socket.
+/// The address of an interface of this namespace, for a packet socket.
 fn link(name: &str) -> anyhow::Result<LinkAddr> {
     let found = nix::ifaddrs::getifaddrs()?
         .filter(|interface| interface.interface_name == name)
@@ -86,25 +86,25 @@ fn link(name: &str) -> anyhow::Result<LinkAddr> {
 impl Wire<'_> {
     fn send(&self, frame: &[u8]) -> anyhow::Result<()> {
         let sent = sendto(self.socket.as_raw_fd(), frame, &self.to_a, MsgFlags::empty())?;
-        ensure!(sent == frame.len(), "{sent} of {} bytes are sent", frame.len());
+        ensure!(sent == frame.len(), "{sent} of {} bytes sent", frame.len());
         Ok(())
     }
 
-    /// The next frame that a pod hears.
-    fn heard_by(&self, pod: Pod) -> anyhow::Result<Vec<u8>> {
+    /// The next frame that a pod receives.
+    fn received_by(&self, pod: Pod) -> anyhow::Result<Vec<u8>> {
         loop {
             let mut frame = vec![0; 2 * LONG];
             let len =
-                recv(self.socket.as_raw_fd(), &mut frame, MsgFlags::empty()).context("nothing is heard")?;
+                recv(self.socket.as_raw_fd(), &mut frame, MsgFlags::empty()).context("no frame received")?;
             frame.truncate(len);
-            // The socket hears also what it sends.
+            // The socket also receives the frames that it sends.
             if frame.starts_with(&pod.mac) {
                 return Ok(frame);
             }
         }
     }
 
-    /// Sends a frame from `A`; this must be counted, and nothing else.
+    /// Sends a frame from `A`, and checks that only these counters change.
     fn expect(&self, frame: &[u8], counted: &[(u32, Counted)]) -> anyhow::Result<()> {
         let before = self.programs.counters()?;
         let mut expected = before.clone();
@@ -113,13 +113,13 @@ impl Wire<'_> {
         }
         self.send(frame)?;
         let mut counters = AllCounters::new();
-        sys::wait_until("it is counted", Duration::from_secs(5), || {
+        sys::wait_until("the frame is counted", Duration::from_secs(5), || {
             counters = self.programs.counters()?;
             Ok(counters != before)
         })?;
         ensure!(
             counters == expected,
-            "counted {counters:?}\nand should be {expected:?}:\n{}",
+            "got counters {counters:?}\nexpected {expected:?}:\n{}",
             hexdump(frame)
         );
         Ok(())
@@ -131,16 +131,16 @@ impl Wire<'_> {
 
     fn expect_delivery(&self, frame: &[u8], out: &[u8]) -> anyhow::Result<()> {
         self.expect(frame, &[(A.ifindex, Counted::Egress), (B.ifindex, Counted::Ingress)])?;
-        let heard = self.heard_by(B)?;
-        ensure!(heard == out, "heard\n{}and should be\n{}", hexdump(&heard), hexdump(out));
+        let received = self.received_by(B)?;
+        ensure!(received == out, "received\n{}expected\n{}", hexdump(&received), hexdump(out));
         Ok(())
     }
 }
 
 #[test]
-fn a_tag_beside_the_frame_is_seen() {
+fn vlan_tag_beside_the_frame_is_dropped() {
     with_wire(|wire| {
-        // The receiving interface takes the tag out of the frame.
+        // The receiving interface moves the outer tag from the frame to the metadata.
         let v4 = A.sends_v4(&Ipv4::new(A.v4, B.v4, UDP).with(&udp(1, 2, b"tagged")));
         let v6 = A.sends_v6(&Ipv6::new(A.v6, FAR_V6, UDP).with(&udp(1, 2, b"tagged")));
         for frame in [v4, v6] {
@@ -157,7 +157,7 @@ fn a_tag_beside_the_frame_is_seen() {
 }
 
 #[test]
-fn headers_in_another_page_are_read() {
+fn headers_outside_the_linear_data_are_read() {
     with_wire(|wire| {
         let payload = tcp(1, 2, &data(LONG));
         let v4 = Ipv4::new(A.v4, B.v4, TCP);
@@ -174,7 +174,7 @@ fn headers_in_another_page_are_read() {
 }
 
 #[test]
-fn ip_that_ends_within_its_header_is_malformed() {
+fn truncated_ip_headers_are_malformed() {
     with_wire(|wire| {
         let v4 = A.sends_v4(&Ipv4::new(A.v4, B.v4, UDP).with(&udp(1, 2, b"")));
         let v6 = A.sends_v6(&Ipv6::new(A.v6, B.v6, UDP).with(&udp(1, 2, b"")));

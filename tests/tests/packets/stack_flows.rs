@@ -1,5 +1,5 @@
-//! Flows between pods of the node that the stack translates: `to_pod` notes them, and `from_pod` leaves them to the
-//! stack.
+//! `STACK_FLOWS`: `to_pod` records flows between pods of the node that the stack translates, and `from_pod`
+//! leaves them to the stack.
 
 use agent_common::{EndpointKey, FlowKey, GATEWAY_MAC};
 use anyhow::ensure;
@@ -8,12 +8,12 @@ use ferrule_tests::{
         DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, IPV4, IPV6, Ipv4, Ipv6, Ipv6Address, SCTP, TCP, UDP,
         cut, data, echo, extension, fragment, icmp_error, tcp, udp,
     },
-    program::{Beside, Program, Programs, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
+    program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
 };
 
-use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, Pod, Row, check, check_beside, v6, with_pods};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, Pod, Row, check, check_with_flows, v6, with_pods};
 
-/// Of a Service, which nobody has.
+/// Addresses of a Service.
 const VIP_V4: [u8; 4] = [10, 96, 0, 10];
 const VIP_V6: Ipv6Address = v6([0xfd00, 0x96, 0, 0, 0, 0, 0, 10]);
 const CLIENT: u16 = 40000;
@@ -21,7 +21,7 @@ const SERVER: u16 = 8080;
 const PORTS: [u8; 3] = [TCP, UDP, SCTP];
 const ECHO_V6: [u8; 8] = [128, 0, 0, 0, 0, 7, 0, 1];
 
-/// What begins with ports and is long enough for each of the protocols.
+/// A payload that starts with ports.
 fn transport(source: u16, destination: u16) -> Vec<u8> {
     tcp(source, destination, b"some bytes")
 }
@@ -43,7 +43,7 @@ fn v6_of(from: Pod, to: Pod, protocol: u8) -> Ipv6 {
     Ipv6::new(from.v6, to.v6, protocol)
 }
 
-/// What a pod sends to another, both families alike: to the stack, or delivered with a hop less.
+/// A packet from pod to pod in both families: left to the stack, or delivered.
 fn rows(
     about: &'static str,
     from: Pod,
@@ -79,66 +79,66 @@ fn rows(
     ]
 }
 
-/// The stack delivers `packet` to `A`. Which flow is noted then, of those that were not known before?
-fn noted(programs: &mut Programs, packet: &[u8]) -> anyhow::Result<Option<FlowKey>> {
-    let before: Vec<FlowKey> = programs.nat_flows.keys().collect::<Result<_, _>>()?;
-    let ran = programs.run(Program::ToPod, Beside::on(A.ifindex), packet)?;
+/// The new flow that is recorded when the stack delivers `packet` to `A`.
+fn recorded(programs: &mut Programs, packet: &[u8]) -> anyhow::Result<Option<FlowKey>> {
+    let before: Vec<FlowKey> = programs.stack_flows.keys().collect::<Result<_, _>>()?;
+    let ran = programs.run(Program::ToPod, SkBuff::on(A.ifindex), packet)?;
     ran.expect(TC_ACT_UNSPEC)?;
-    ensure!(ran.packet == packet, "the packet has changed: {ran:?}");
-    let now: Vec<FlowKey> = programs.nat_flows.keys().collect::<Result<_, _>>()?;
-    ensure!(before.iter().all(|flow| now.contains(flow)), "a flow is forgotten: {before:?}, {now:?}");
+    ensure!(ran.packet == packet, "the packet was modified: {ran:?}");
+    let now: Vec<FlowKey> = programs.stack_flows.keys().collect::<Result<_, _>>()?;
+    ensure!(before.iter().all(|flow| now.contains(flow)), "a flow was evicted: {before:?}, {now:?}");
     let mut new = now.into_iter().filter(|flow| !before.contains(flow));
     let flow = new.next();
-    ensure!(new.next().is_none(), "more than one flow is noted");
+    ensure!(new.next().is_none(), "more than one flow was recorded");
     if let Some(flow) = flow {
-        ensure!(programs.nat_flows.get(&flow, 0)?.ifindex == A.ifindex);
+        ensure!(programs.stack_flows.get(&flow, 0)?.ifindex == A.ifindex);
     }
     Ok(flow)
 }
 
 #[test]
-fn the_answers_of_a_translated_flow_go_to_the_stack() {
+fn replies_of_recorded_flows_go_to_the_stack() {
     for protocol in PORTS {
         let flows = [flow_v4(protocol), flow_v6(protocol)];
         let table = [
-            rows("an answer", A, B, [protocol; 2], &transport(SERVER, CLIENT), true),
-            // Untranslated, and between the same ends: all of a flow passes the stack, or nothing.
-            rows("a question", B, A, [protocol; 2], &transport(CLIENT, SERVER), true),
-            rows("of the client's other port", A, B, [protocol; 2], &transport(SERVER, CLIENT + 1), false),
-            rows("of the server's other port", A, B, [protocol; 2], &transport(SERVER + 1, CLIENT), false),
-            rows("the ports the wrong way round", A, B, [protocol; 2], &transport(CLIENT, SERVER), false),
-            rows("between others", A, A, [protocol; 2], &transport(SERVER, CLIENT), false),
+            rows("a reply", A, B, [protocol; 2], &transport(SERVER, CLIENT), true),
+            // Untranslated, between the same ends: the stack sees all packets of a flow or none.
+            rows("a request", B, A, [protocol; 2], &transport(CLIENT, SERVER), true),
+            rows("with another client port", A, B, [protocol; 2], &transport(SERVER, CLIENT + 1), false),
+            rows("with another server port", A, B, [protocol; 2], &transport(SERVER + 1, CLIENT), false),
+            rows("ports swapped", A, B, [protocol; 2], &transport(CLIENT, SERVER), false),
+            rows("between other pods", A, A, [protocol; 2], &transport(SERVER, CLIENT), false),
         ];
-        check_beside(Program::FromPod, &flows, &table.into_iter().flatten().collect::<Vec<_>>()).unwrap();
+        check_with_flows(Program::FromPod, &flows, &table.into_iter().flatten().collect::<Vec<_>>()).unwrap();
         let others = PORTS.into_iter().filter(|other| *other != protocol);
         let others = others.chain([253, ICMP, ICMPV6]).flat_map(|other| {
             rows("of another protocol", A, B, [other; 2], &transport(SERVER, CLIENT), false)
         });
-        // What is no type of ICMPv6 that is judged by itself.
-        check_beside(Program::FromPod, &flows, &others.collect::<Vec<_>>()).unwrap();
+        // None of them is an ICMPv6 type of neighbour discovery.
+        check_with_flows(Program::FromPod, &flows, &others.collect::<Vec<_>>()).unwrap();
     }
 }
 
 #[test]
-fn a_direct_flow_stays_direct() {
+fn unrecorded_flows_are_delivered() {
     let table = PORTS.map(|protocol| {
-        let question = rows("a question", B, A, [protocol; 2], &transport(CLIENT, SERVER), false);
-        let answer = rows("an answer", A, B, [protocol; 2], &transport(SERVER, CLIENT), false);
-        question.into_iter().chain(answer)
+        let request = rows("a request", B, A, [protocol; 2], &transport(CLIENT, SERVER), false);
+        let reply = rows("a reply", A, B, [protocol; 2], &transport(SERVER, CLIENT), false);
+        request.into_iter().chain(reply)
     });
     check(Program::FromPod, &table.into_iter().flatten().collect::<Vec<_>>()).unwrap();
 }
 
 #[test]
-fn a_packet_without_whole_ports_stays_direct() {
+fn packets_with_truncated_ports_are_delivered() {
     let flows = [flow_v4(UDP), flow_v6(UDP)];
     let whole = udp(SERVER, CLIENT, b"");
-    let table = (0..8).flat_map(|len| rows("cut off", A, B, [UDP; 2], &cut(&whole, len), false));
-    check_beside(Program::FromPod, &flows, &table.collect::<Vec<_>>()).unwrap();
+    let table = (0..8).flat_map(|len| rows("truncated", A, B, [UDP; 2], &cut(&whole, len), false));
+    check_with_flows(Program::FromPod, &flows, &table.collect::<Vec<_>>()).unwrap();
 }
 
 #[test]
-fn what_the_stack_delivers_from_a_pod_is_noted() {
+fn flows_from_pods_of_the_node_are_recorded() {
     with_pods(|programs| {
         for protocol in PORTS {
             let payload = transport(CLIENT, SERVER);
@@ -147,17 +147,17 @@ fn what_the_stack_delivers_from_a_pod_is_noted() {
                 (flow_v6(protocol), A.receives(IPV6, &v6_of(B, A, protocol).with(&payload))),
             ];
             for (flow, packet) in packets {
-                ensure!(noted(programs, &packet)? == Some(flow), "{flow:?} is not noted");
-                ensure!(noted(programs, &packet)?.is_none(), "{flow:?} is noted twice");
+                ensure!(recorded(programs, &packet)? == Some(flow), "{flow:?} is not recorded");
+                ensure!(recorded(programs, &packet)?.is_none(), "{flow:?} is recorded twice");
             }
-            // And so the answer goes to the stack, as it is.
-            for answer in [
+            // The reply goes to the stack unchanged.
+            for reply in [
                 A.sends_v4(&v4(A, B, protocol).with(&transport(SERVER, CLIENT))),
                 A.sends_v6(&v6_of(A, B, protocol).with(&transport(SERVER, CLIENT))),
             ] {
-                let ran = programs.run(Program::FromPod, Beside::on(A.ifindex), &answer)?;
+                let ran = programs.run(Program::FromPod, SkBuff::on(A.ifindex), &reply)?;
                 ran.expect(TC_ACT_UNSPEC)?;
-                ensure!(ran.packet == answer);
+                ensure!(ran.packet == reply);
             }
         }
         Ok(())
@@ -166,53 +166,53 @@ fn what_the_stack_delivers_from_a_pod_is_noted() {
 }
 
 #[test]
-fn a_flow_is_noted_by_its_first_fragment_and_by_a_packet_with_options() {
+fn first_fragments_and_packets_with_options_are_recorded() {
     let (more, payload) = (Ipv4::MORE_FRAGMENTS, transport(CLIENT, SERVER));
     let v4 = |ip: Ipv4| (flow_v4(UDP), A.receives(IPV4, &ip.with(&payload)));
     let packets = [
-        v4(Ipv4 { fragment: more, ..v4_question() }),
-        v4(Ipv4 { options: vec![1; 4], ..v4_question() }),
-        v4(Ipv4 { options: vec![1; 40], ..v4_question() }),
+        v4(Ipv4 { fragment: more, ..v4_request() }),
+        v4(Ipv4 { options: vec![1; 4], ..v4_request() }),
+        v4(Ipv4 { options: vec![1; 40], ..v4_request() }),
         (flow_v6(UDP), A.receives(IPV6, &v6_of(B, A, FRAGMENT).with(&fragment(UDP, 0, true, &payload)))),
     ];
     for (flow, packet) in packets {
         with_pods(|programs| {
-            ensure!(noted(programs, &packet)? == Some(flow));
+            ensure!(recorded(programs, &packet)? == Some(flow));
             Ok(())
         })
         .unwrap();
     }
 }
 
-fn v4_question() -> Ipv4 {
+fn v4_request() -> Ipv4 {
     v4(B, A, UDP)
 }
 
 #[test]
-fn what_else_the_stack_delivers_is_not_noted() {
+fn other_packets_are_not_recorded() {
     let payload = transport(CLIENT, SERVER);
     let ipv4 = |ip: Ipv4| A.receives(IPV4, &ip.with(&payload));
     let ipv6 = |ip: Ipv6, payload: &[u8]| A.receives(IPV6, &ip.with(payload));
     let packets = [
-        ("from the node", ipv4(Ipv4 { source: NODE_V4, ..v4_question() })),
-        ("from far away", ipv4(Ipv4 { source: FAR_V4, ..v4_question() })),
-        ("a Service's answer", ipv4(Ipv4 { source: VIP_V4, ..v4_question() })),
-        ("a later fragment", ipv4(Ipv4 { fragment: 185, ..v4_question() })),
+        ("from the node", ipv4(Ipv4 { source: NODE_V4, ..v4_request() })),
+        ("from far away", ipv4(Ipv4 { source: FAR_V4, ..v4_request() })),
+        ("a Service's reply", ipv4(Ipv4 { source: VIP_V4, ..v4_request() })),
+        ("a later fragment", ipv4(Ipv4 { fragment: 185, ..v4_request() })),
         ("of a protocol without ports", ipv4(v4(B, A, 253))),
-        ("without ports", A.receives(IPV4, &v4_question().with(&data(7)))),
-        ("a header that is too short", ipv4(Ipv4 { ihl: Some(15), ..v4_question() })),
-        ("an error", A.receives(IPV4, &v4(B, A, ICMP).with(&icmp_error(3, &v4_question().with(&payload))))),
+        ("without ports", A.receives(IPV4, &v4_request().with(&data(7)))),
+        ("a header that is too short", ipv4(Ipv4 { ihl: Some(15), ..v4_request() })),
+        ("an error", A.receives(IPV4, &v4(B, A, ICMP).with(&icmp_error(3, &v4_request().with(&payload))))),
         ("IPv6 from far away", ipv6(Ipv6 { source: FAR_V6, ..v6_of(B, A, UDP) }, &payload)),
-        ("a Service's answer over IPv6", ipv6(Ipv6 { source: VIP_V6, ..v6_of(B, A, UDP) }, &payload)),
+        ("a Service's reply over IPv6", ipv6(Ipv6 { source: VIP_V6, ..v6_of(B, A, UDP) }, &payload)),
         ("a later fragment of IPv6", ipv6(v6_of(B, A, FRAGMENT), &fragment(UDP, 1, true, &payload))),
-        ("its fragment header is cut off", ipv6(v6_of(B, A, FRAGMENT), &data(7))),
+        ("a truncated fragment header", ipv6(v6_of(B, A, FRAGMENT), &data(7))),
         ("behind options", ipv6(v6_of(B, A, DESTINATION_OPTIONS), &extension(UDP, &payload))),
-        ("from its link", ipv6(Ipv6 { source: B.link_local(), ..v6_of(B, A, UDP) }, &payload)),
+        ("from a link-local address", ipv6(Ipv6 { source: B.link_local(), ..v6_of(B, A, UDP) }, &payload)),
     ];
     with_pods(|programs| {
         for (about, packet) in packets {
-            let flow = noted(programs, &packet)?;
-            ensure!(flow.is_none(), "{about}: {flow:?} is noted");
+            let flow = recorded(programs, &packet)?;
+            ensure!(flow.is_none(), "{about}: {flow:?} is recorded");
         }
         Ok(())
     })
@@ -220,18 +220,18 @@ fn what_else_the_stack_delivers_is_not_noted() {
 }
 
 #[test]
-fn what_to_pod_drops_is_not_noted() {
+fn dropped_packets_are_not_recorded() {
     with_pods(|programs| {
-        let stray = A.receives(IPV4, &Ipv4 { destination: FAR_V4, ..v4_question() }.with(&transport(1, 2)));
-        programs.run(Program::ToPod, Beside::on(A.ifindex), &stray)?;
-        ensure!(programs.nat_flows.keys().next().is_none());
+        let stray = A.receives(IPV4, &Ipv4 { destination: FAR_V4, ..v4_request() }.with(&transport(1, 2)));
+        programs.run(Program::ToPod, SkBuff::on(A.ifindex), &stray)?;
+        ensure!(programs.stack_flows.keys().next().is_none());
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn an_error_goes_where_the_flow_goes_that_it_is_about() {
+fn icmp_errors_take_the_way_of_the_quoted_flow() {
     let flows = [flow_v4(TCP), flow_v4(UDP), flow_v6(TCP), flow_v6(UDP)];
     let mut table = Vec::new();
     let mut error = |about, kinds: [u8; 2], quoted: [Vec<u8>; 2], stack| {
@@ -241,37 +241,42 @@ fn an_error_goes_where_the_flow_goes_that_it_is_about() {
         let [_, row6] = rows(about, A, B, [253, ICMPV6], &icmp_error(kind6, &quoted6), stack);
         table.extend([row, row6]);
     };
-    let question = |protocol, client, len| {
+    let request = |protocol, client, len| {
         let payload = cut(&transport(client, SERVER), len);
         [v4(B, A, protocol).with(&payload), v6_of(B, A, protocol).with(&payload)]
     };
     for protocol in [TCP, UDP] {
         for kinds in [[3, 1], [4, 2], [5, 3], [11, 3], [12, 4]] {
-            error("about a translated flow", kinds, question(protocol, CLIENT, 30), true);
-            error("about a direct flow", kinds, question(protocol, CLIENT + 1, 30), false);
+            error("about a recorded flow", kinds, request(protocol, CLIENT, 30), true);
+            error("about another flow", kinds, request(protocol, CLIENT + 1, 30), false);
         }
-        error("with the shortest quote", [3, 1], question(protocol, CLIENT, 8), true);
+        error("with the shortest quote", [3, 1], request(protocol, CLIENT, 8), true);
         for len in 0..8 {
-            error("with less", [3, 1], question(protocol, CLIENT, len), false);
+            error("with a truncated quote", [3, 1], request(protocol, CLIENT, len), false);
         }
     }
-    error("about another protocol", [3, 1], question(SCTP, CLIENT, 30), false);
+    error("about another protocol", [3, 1], request(SCTP, CLIENT, 30), false);
     error("without a quote", [3, 1], [vec![], vec![]], false);
-    error("with half a header", [3, 1], question(TCP, CLIENT, 30).map(|packet| cut(&packet, 19)), false);
+    error(
+        "with a truncated IP header",
+        [3, 1],
+        request(TCP, CLIENT, 30).map(|packet| cut(&packet, 19)),
+        false,
+    );
     let with_options = Ipv4 { options: vec![1; 8], ..v4(B, A, TCP) }.with(&transport(CLIENT, SERVER));
-    let [_, plain] = question(TCP, CLIENT, 30);
+    let [_, plain] = request(TCP, CLIENT, 30);
     error("about a packet with options", [3, 1], [with_options, plain.clone()], true);
     let later = Ipv4 { fragment: 9, ..v4(B, A, TCP) }.with(&transport(CLIENT, SERVER));
     let [_, later6] = [(); 2].map(|()| v6_of(B, A, FRAGMENT).with(&fragment(TCP, 9, true, &transport(1, 2))));
     error("about a later fragment", [3, 1], [later, later6], false);
-    // No errors: what looks like a quote is somebody's data.
-    error("an echo", [8, 128], question(TCP, CLIENT, 30), false);
-    error("no error", [13, 150], question(TCP, CLIENT, 30), false);
-    check_beside(Program::FromPod, &flows, &table).unwrap();
+    // No errors: the payload is not a quote.
+    error("an echo", [8, 128], request(TCP, CLIENT, 30), false);
+    error("no error", [13, 150], request(TCP, CLIENT, 30), false);
+    check_with_flows(Program::FromPod, &flows, &table).unwrap();
 }
 
 #[test]
-fn an_echo_is_told_by_its_identifier() {
+fn echoes_are_identified_by_their_identifier() {
     let known = |protocol, one, other| FlowKey::between(protocol, (one, 7), (other, 7));
     let flows = [
         known(ICMP, EndpointKey::ipv4(A.v4), EndpointKey::ipv4(B.v4)),
@@ -280,8 +285,8 @@ fn an_echo_is_told_by_its_identifier() {
     let ip6 = v6_of(B, A, ICMPV6);
     with_pods(|programs| {
         let [first, second] = flows;
-        ensure!(noted(programs, &A.receives(IPV4, &v4(B, A, ICMP).with(&echo(b"ping"))))? == Some(first));
-        ensure!(noted(programs, &A.receives(IPV6, &ip6.icmp(&ECHO_V6)))? == Some(second));
+        ensure!(recorded(programs, &A.receives(IPV4, &v4(B, A, ICMP).with(&echo(b"ping"))))? == Some(first));
+        ensure!(recorded(programs, &A.receives(IPV6, &ip6.icmp(&ECHO_V6)))? == Some(second));
         Ok(())
     })
     .unwrap();
@@ -297,40 +302,40 @@ fn an_echo_is_told_by_its_identifier() {
         table
     });
     table.extend(others);
-    check_beside(Program::FromPod, &flows, &table).unwrap();
+    check_with_flows(Program::FromPod, &flows, &table).unwrap();
 }
 
 #[test]
-fn a_flow_in_use_outlasts_those_that_are_not() {
-    // More than the map has room for: it would forget the first flow, if that were not used now and then.
+fn flows_in_use_are_not_evicted() {
+    // More than the map's capacity: the first flow is kept only because it is used now and then.
     const MANY: u32 = 200_000;
     with_pods(|programs| {
-        let question = |port| A.receives(IPV4, &v4(B, A, UDP).with(&udp(port, SERVER, b"")));
-        ensure!(noted(programs, &question(CLIENT))? == Some(flow_v4(UDP)));
+        let request = |port| A.receives(IPV4, &v4(B, A, UDP).with(&udp(port, SERVER, b"")));
+        ensure!(recorded(programs, &request(CLIENT))? == Some(flow_v4(UDP)));
         for number in 0..MANY {
-            // Ports of both ends: there are more flows than ports.
+            // Vary both ports: there are more flows than ports.
             let (client, server) = ((number % 60_000) as u16, 1 + (number / 60_000) as u16);
             let other = A.receives(IPV4, &v4(B, A, TCP).with(&tcp(client, server, b"")));
-            programs.run(Program::ToPod, Beside::on(A.ifindex), &other)?;
+            programs.run(Program::ToPod, SkBuff::on(A.ifindex), &other)?;
             if number % 5000 == 0 {
-                programs.run(Program::ToPod, Beside::on(A.ifindex), &question(CLIENT))?;
+                programs.run(Program::ToPod, SkBuff::on(A.ifindex), &request(CLIENT))?;
             }
         }
-        let answer = A.sends_v4(&v4(A, B, UDP).with(&udp(SERVER, CLIENT, b"")));
-        programs.run(Program::FromPod, Beside::on(A.ifindex), &answer)?.expect(TC_ACT_UNSPEC)?;
-        // The others had to make room for each other.
-        let forgotten = A.sends_v4(&v4(A, B, TCP).with(&tcp(1, 0, b"")));
-        programs.run(Program::FromPod, Beside::on(A.ifindex), &forgotten)?.expect(TC_ACT_REDIRECT)
+        let reply = A.sends_v4(&v4(A, B, UDP).with(&udp(SERVER, CLIENT, b"")));
+        programs.run(Program::FromPod, SkBuff::on(A.ifindex), &reply)?.expect(TC_ACT_UNSPEC)?;
+        // Unused flows are evicted.
+        let evicted = A.sends_v4(&v4(A, B, TCP).with(&tcp(1, 0, b"")));
+        programs.run(Program::FromPod, SkBuff::on(A.ifindex), &evicted)?.expect(TC_ACT_REDIRECT)
     })
     .unwrap();
 }
 
 #[test]
-fn what_goes_to_the_stack_is_the_pods_own() {
+fn packets_of_recorded_flows_are_checked_too() {
     use agent_common::DropReason;
     let flows = [flow_v4(TCP), flow_v6(TCP)];
     let payload = transport(CLIENT, SERVER);
-    // `A` says that it is the client.
+    // `A` claims to be the client.
     let rows = [
         Row::dropped("IPv4", A.ifindex, A.sends_v4(&v4(B, A, TCP).with(&payload)), DropReason::SpoofedIpv4),
         Row::dropped(
@@ -365,5 +370,5 @@ fn what_goes_to_the_stack_is_the_pods_own() {
         ),
     ];
     assert_ne!(GATEWAY_MAC, [2, 0, 0, 0, 0, 9]);
-    check_beside(Program::FromPod, &flows, &rows).unwrap();
+    check_with_flows(Program::FromPod, &flows, &rows).unwrap();
 }
