@@ -141,14 +141,14 @@ fn swap_fields(mut object: Vec<u8>, names: [&str; 2]) -> anyhow::Result<Vec<u8>>
         let [first, second] = [name(names[0])?, name(names[1])?];
         // `struct btf_member`: name, type, offset in bits; the first member is at offset 0.
         let end = types + word(header + 12)?;
-        let member = (types..end).step_by(4).find(|at| {
-            object[*at..].starts_with(&first)
-                && object[at + 8..].starts_with(&[0; 4])
-                && object[at + 12..].starts_with(&second)
-        });
+        let is_at = |at: usize, bytes: &[u8; 4]| object.get(at..at + 4) == Some(&bytes[..]);
+        let member = (types..end)
+            .step_by(4)
+            .find(|at| is_at(*at, &first) && is_at(at + 8, &[0; 4]) && is_at(at + 12, &second));
         if let Some(at) = member {
-            object[at..at + 4].copy_from_slice(&second);
-            object[at + 12..at + 16].copy_from_slice(&first);
+            for (at, name) in [(at, &second), (at + 12, &first)] {
+                object.get_mut(at..at + 4).context("a truncated object")?.copy_from_slice(name);
+            }
             swapped += 1;
         }
     }

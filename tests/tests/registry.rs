@@ -251,8 +251,11 @@ fn downgrade_to_layout_1() -> anyhow::Result<()> {
         table.iter()?.map(|it| it.map(|(key, json)| (key.value().to_owned(), json.value().to_vec())));
     for (key, json) in records.collect::<Result<Vec<_>, _>>()? {
         let mut record: Value = serde_json::from_slice(&json)?;
-        record["host"] = record["host"]["link"].take();
-        record["vif"].as_object_mut().context("no VIF")?.remove("kind").context("no kind")?;
+        let fields = record.as_object_mut().context("the record is not an object")?;
+        let link = fields.get("host").and_then(|host| host.get("link")).cloned().context("no host link")?;
+        fields.insert("host".to_owned(), link);
+        let vif = fields.get_mut("vif").and_then(Value::as_object_mut).context("no VIF")?;
+        vif.remove("kind").context("no kind")?;
         table.insert(key.as_str(), serde_json::to_vec(&record)?.as_slice())?;
     }
     drop(table);
