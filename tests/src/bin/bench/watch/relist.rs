@@ -87,7 +87,7 @@ fn until_listed(testbed: &Testbed<'_>, before: usize) -> anyhow::Result<Duration
 /// The end of each pod list in the agent's log, since the epoch.
 fn lists(testbed: &Testbed<'_>) -> Vec<Duration> {
     let log = testbed.node.log();
-    let lines = log.lines().filter(|line| line.contains(": listed source=\"pods\""));
+    let lines = log.lines().filter(|line| line.contains(": listed watch=\"pods\""));
     let time = |line: &str| line.split_whitespace().next()?.parse::<jiff::Timestamp>().ok();
     lines
         .filter_map(time)

@@ -200,7 +200,7 @@ fn recover(node: &mut Node, runtime: &Runtime, gone: &Pod, report: &mut Report) 
         })
     })?;
     let log = node.log();
-    let lines = log.lines().filter(|line| line.contains("source=\"pods\""));
+    let lines = log.lines().filter(|line| line.contains("watch=\"pods\""));
     let lines: Vec<&str> = lines.skip_while(|line| !line.contains("expired")).collect();
     report.output("the agent's log of the relist", &lines.join("\n"));
     let refused =
