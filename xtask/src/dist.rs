@@ -183,8 +183,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dynamic_binaries_are_told_from_others() {
-        // The test itself, built for a host with a dynamic linker or without one.
+    fn dynamic_binaries_are_recognised() {
+        // The test binary itself, static or dynamic depending on the host target.
         let own = fs::read("/proc/self/exe").unwrap();
         let dynamic = cfg!(not(target_feature = "crt-static"));
         assert_eq!(interpreter(&own).unwrap().is_some(), dynamic);
