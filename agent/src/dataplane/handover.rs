@@ -186,8 +186,8 @@ fn beside(pins: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path != pins && is_ferrules(path)).collect()
 }
 
-/// Whether a directory has the name of a version's pins, and contains the map that each version has. An empty
-/// directory is what a crash leaves.
+/// Whether a directory has the name of a version's pins, and contains a map of Ferrule. A crash can leave an empty
+/// directory.
 fn is_ferrules(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
     let is_named = name.is_some_and(|name| {
@@ -195,10 +195,10 @@ fn is_ferrules(path: &Path) -> bool {
         [version, number].iter().all(|it| it.parse::<u32>().is_ok())
     });
     let is_empty = || fs::read_dir(path).is_ok_and(|mut pins| pins.next().is_none());
-    is_named && (maps::VIFS.path(path).exists() || is_empty())
+    is_named && (PINNED.iter().any(|map| map.path(path).exists()) || is_empty())
 }
 
-/// Removes `VIFS`, which identifies the directory, last, so that an interrupted removal is resumed.
+/// Removes `VIFS`, by which the directory is recognized, last, so that an interrupted removal is resumed.
 fn remove_pins(directory: &Path) -> io::Result<()> {
     let vifs = maps::VIFS.path(directory);
     for pin in fs::read_dir(directory)? {

@@ -26,7 +26,6 @@ use table::{HashTable, Table as _};
 use vif_counters::{UNKNOWN, VifCounters};
 use vifs::Vifs;
 
-/// Present in every version; identifies a directory of pins.
 pub(super) const VIFS: MapSpec = Vifs::SPEC;
 pub(super) const ENDPOINTS: MapSpec = Endpoints::SPEC;
 pub(super) const VIF_COUNTERS: MapSpec = VifCounters::SPEC;
