@@ -1,8 +1,8 @@
 //! Deletes the host interface of an attachment, found by its ownership stamp (alias).
 //!
-//! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for every pod. The
-//! kernel deletes the interface's routes, filters and peer along with it. The agent removes the stale map entries when it
-//! starts.
+//! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for
+//! every pod. The kernel deletes the interface's routes, filters and peer along with it. The agent removes
+//! the stale map entries when it starts.
 
 use std::{
     io,
@@ -108,7 +108,8 @@ impl Links {
     }
 }
 
-/// Sends a request and passes each link of the response to `link`. Returns the flags of all messages, combined.
+/// Sends a request and passes each link of the response to `link`. Returns the flags of all messages,
+/// combined.
 fn request(
     socket: &OwnedFd,
     kind: u16,
