@@ -35,13 +35,15 @@ enum Command {
     Attachments,
     /// Show whether the agent is ready, and the state of each of its components
     ///
-    /// Exit code 0: ready. 1: not ready, or running pods may lack connectivity, or the agent cannot be reached.
+    /// Exit code 0: ready. 1: not ready, or running pods may lack connectivity, or the agent cannot be
+    /// reached.
     Status,
     /// Compare the kernel and the eBPF maps with the desired state, and list every deviation
     ///
     /// Read-only. Exit code 0: no deviations. 1: deviations found. 2: the agent cannot be reached.
     Verify,
-    /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the agent's verdict
+    /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
+    /// agent's verdict
     Gc(gc::Args),
     /// Decode VIFs in manifests, without an agent
     #[command(subcommand)]

@@ -1,12 +1,14 @@
 //! Deferred DELs: files in which the shim records the DELs that it completed without an agent.
 //!
-//! Each file lies in [`DIRECTORY`] beside the agent's socket and is named after its attachment. The agent applies all
-//! deferred DELs when it starts, before it serves calls, so that it does not restore a deleted attachment.
+//! Each file lies in [`DIRECTORY`] beside the agent's socket and is named after its attachment. The agent
+//! applies all deferred DELs when it starts, before it serves calls, so that it does not restore a deleted
+//! attachment.
 //!
-//! Locking: a shim holds [`LOCK`] shared while it writes its file, after a second connection attempt has confirmed that no
-//! agent serves. The agent holds [`LOCK`] exclusively from before it reads the directory until it serves. So no file can
-//! appear that the agent misses. Both sides take [`TURNSTILE`] first and hold it only until they have [`LOCK`]: an agent
-//! waits for the shims that came before it, and later shims cannot starve it.
+//! Locking: a shim holds [`LOCK`] shared while it writes its file, after a second connection attempt has
+//! confirmed that no agent serves. The agent holds [`LOCK`] exclusively from before it reads the directory
+//! until it serves. So no file can appear that the agent misses. Both sides take [`TURNSTILE`] first and hold
+//! it only until they have [`LOCK`]: an agent waits for the shims that came before it, and later shims cannot
+//! starve it.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +24,8 @@ pub struct DeferredDel {
     pub ifname: String,
     /// From [`BOOT_ID`]: a file of an earlier boot is stale.
     pub boot_id: String,
-    /// Time of the DEL by `CLOCK_BOOTTIME`, which nobody can set. The DEL concerns only attachments created before: a
-    /// container ID may be reused.
+    /// Time of the DEL by `CLOCK_BOOTTIME`, which no user can set. The DEL concerns only attachments created
+    /// before: a container ID may be reused.
     pub since_boot_ns: u64,
 }
 
@@ -33,8 +35,8 @@ pub const LOCK: &str = "deferred.lock";
 pub const TURNSTILE: &str = "deferred.turn";
 /// The directory beside the socket.
 pub const DIRECTORY: &str = "deferred";
-/// Most files in [`DIRECTORY`]: more than a node has pods. The agent garbage-collects an attachment whose DEL was not
-/// recorded once its network namespace is gone.
+/// Most files in [`DIRECTORY`]: more than a node has pods. The agent garbage-collects an attachment whose DEL
+/// was not recorded once its network namespace is gone.
 pub const MAX_FILES: usize = 1024;
 /// Longest file, in bytes.
 pub const MAX_BYTES: usize = 4096;

@@ -14,7 +14,8 @@ pub mod cni {
     tonic::include_proto!("ferrule.cni.v1");
 }
 
-/// `ferrule.agent.v1`, between `ferrulectl` and agent. The messages serialize to the JSON of `ferrulectl -o json`.
+/// `ferrule.agent.v1`, between `ferrulectl` and agent. The messages serialize to the JSON of `ferrulectl -o
+/// json`.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
 pub mod agent {
     tonic::include_proto!("ferrule.agent.v1");

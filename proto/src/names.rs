@@ -1,7 +1,7 @@
 //! Validated names from the container runtime.
 //!
-//! A value of these types is safe in a path, a log line and an interface alias. The shim validates the runtime's input and
-//! the agent validates what arrives on its socket, both with these types.
+//! A value of these types is safe in a path, a log line and an interface alias. The shim validates the
+//! runtime's input and the agent validates what arrives on its socket, both with these types.
 
 use std::fmt;
 
@@ -28,7 +28,8 @@ pub struct ContainerId(String);
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IfName(String);
 
-/// Bytes. An ownership stamp of the longest names fits into an interface alias: 255 bytes (`IFALIASZ` in `linux/if.h`).
+/// Bytes. An ownership stamp of the longest names fits into an interface alias: 255 bytes (`IFALIASZ` in
+/// `linux/if.h`).
 const MAX_NETWORK: usize = 100;
 const MAX_CONTAINER_ID: usize = 128;
 /// `IFNAMSIZ` in `linux/if.h`, less the terminating NUL.
@@ -40,8 +41,8 @@ impl NetworkName {
     /// Validates a network name.
     ///
     /// # Errors
-    /// If the name is empty, is longer than 100 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not start with a
-    /// letter or digit.
+    /// If the name is empty, is longer than 100 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not
+    /// start with a letter or digit.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let what = "network name";
         check_identifier(what, name)?;
@@ -54,8 +55,8 @@ impl ContainerId {
     /// Validates a container ID.
     ///
     /// # Errors
-    /// If the ID is empty, is longer than 128 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not start with a
-    /// letter or digit.
+    /// If the ID is empty, is longer than 128 bytes, has characters outside `[a-zA-Z0-9_.-]`, or does not
+    /// start with a letter or digit.
     pub fn new(id: &str) -> Result<Self, InvalidName> {
         let what = "container ID";
         check_identifier(what, id)?;
@@ -68,8 +69,8 @@ impl IfName {
     /// Validates the name of an interface in a pod.
     ///
     /// # Errors
-    /// If the name is empty, is longer than 15 bytes, is `.`, `..`, `lo`, `all` or `default`, or contains `/`, `:`, `%`,
-    /// white space or a character outside printable ASCII.
+    /// If the name is empty, is longer than 15 bytes, is `.`, `..`, `lo`, `all` or `default`, or contains
+    /// `/`, `:`, `%`, white space or a character outside printable ASCII.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let what = "interface name";
         let refuse = |rule| Err(refuse(what, name, rule));
@@ -114,12 +115,12 @@ text!(NetworkName, ContainerId, IfName);
 
 /// Validates a pod's namespace, name and UID, each of which may be empty.
 ///
-/// Podman passes the container name as the pod name, which may have upper case and underscores. So the characters are
-/// those of a container ID instead of Kubernetes' own.
+/// Podman passes the container name as the pod name, which may have upper case and underscores. So the
+/// characters are those of a container ID instead of Kubernetes' own.
 ///
 /// # Errors
-/// If the namespace is longer than 63 bytes, the name longer than 253 bytes or the UID longer than 128 bytes, or if one
-/// has characters outside `[a-zA-Z0-9_.-]` or does not start with a letter or digit.
+/// If the namespace is longer than 63 bytes, the name longer than 253 bytes or the UID longer than 128 bytes,
+/// or if one has characters outside `[a-zA-Z0-9_.-]` or does not start with a letter or digit.
 pub fn check_pod(Pod { namespace, name, uid, .. }: &Pod) -> Result<(), InvalidName> {
     for (what, text, max, rule) in [
         ("pod namespace", namespace, 63, "is longer than 63 bytes"),

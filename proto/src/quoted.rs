@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Displays an untrusted text quoted, escaped and cut to 64 characters: a hostile text can neither forge nor flood a log.
+/// Displays an untrusted text quoted, escaped and cut to 64 characters: a hostile text can neither forge nor
+/// flood a log.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 

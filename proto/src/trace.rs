@@ -1,7 +1,7 @@
 //! Trace context of a call, as defined by [W3C Trace Context](https://www.w3.org/TR/trace-context/).
 //!
-//! The shim reads the trace context from its environment and sends it as call metadata, from which the agent reads it. Both
-//! validate it here. An invalid trace context is ignored: tracing never fails a call.
+//! The shim reads the trace context from its environment and sends it as call metadata, from which the agent
+//! reads it. Both validate it here. An invalid trace context is ignored: tracing never fails a call.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! DEL without an agent, so that a pod can terminate while no agent runs.
 //!
-//! The shim deletes the attachment's host interface itself and records a [deferred DEL](ferrule_proto::deferred) for the
-//! next agent. Without that record, the agent would take the missing interface for a deviation and restore it.
+//! The shim deletes the attachment's host interface itself and records a [deferred
+//! DEL](ferrule_proto::deferred) for the next agent. Without that record, the agent would take the missing
+//! interface for a deviation and restore it.
 
 mod deferred;
 mod links;
@@ -30,12 +31,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Deletes an attachment without an agent.
 ///
-/// `retry` calls the agent once more, under the lock that keeps an agent from starting, and returns the agent's answer if
-/// one serves by now.
+/// `retry` calls the agent once more, under the lock that keeps an agent from starting, and returns the
+/// agent's answer if one serves by now.
 ///
 /// # Errors
-/// If an agent serves by now and its DEL fails, if a starting agent keeps the lock until the timeout, or if the kernel
-/// refuses to list or delete interfaces.
+/// If an agent serves by now and its DEL fails, if a starting agent keeps the lock until the timeout, or if
+/// the kernel refuses to list or delete interfaces.
 pub(crate) fn del(
     socket: &str,
     key: &Key,
@@ -58,13 +59,15 @@ pub(crate) fn del(
     };
     let mut links = Links::open().map_err(failed)?;
     let found = links.find(&key.stamp()).map_err(failed)?;
-    // Recorded before the deletion, so that the agent learns of the DEL even if this process is killed in between.
+    // Recorded before the deletion, so that the agent learns of the DEL even if this process is killed in
+    // between.
     let recorded = match &lock {
         Ok(_) => deferred::record(path, key, !found.is_empty()),
         Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
     };
     if let Err(error) = recorded {
-        // Not an error: the pod must terminate, and the agent garbage-collects the attachment once its netns is gone.
+        // Not an error: the pod must terminate, and the agent garbage-collects the attachment once its netns
+        // is gone.
         eprintln!("ferrule: DEL of {} not recorded for the agent: {error}", key.stamp());
     }
     let deleted = links.delete(&found).map_err(failed);

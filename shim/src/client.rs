@@ -25,8 +25,8 @@ pub(crate) enum Request {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Deadline of an ADD, which may wait for a controller to write the VIF. Shorter than the runtimes' two minutes, so that the
-/// runtime receives our error instead of its own timeout.
+/// Deadline of an ADD, which may wait for a controller to write the VIF. Shorter than the runtimes' two
+/// minutes, so that the runtime receives our error instead of its own timeout.
 const ADD_DEADLINE: Duration = Duration::from_secs(90);
 /// Deadline of all other calls.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -55,7 +55,8 @@ enum Cause {
     Unserved,
 }
 
-/// Calls the agent and waits for its answer, which has a result only for ADD. Without an agent, a DEL completes here.
+/// Calls the agent and waits for its answer, which has a result only for ADD. Without an agent, a DEL
+/// completes here.
 ///
 /// # Errors
 /// The agent's error, or an error of the transport.
@@ -78,8 +79,8 @@ pub(crate) fn call(
     }
 }
 
-/// Retries the call after a failed first attempt. Returns `None` if no agent listens. While an agent stops, its connections
-/// break before its socket closes, so broken connections are retried.
+/// Retries the call after a failed first attempt. Returns `None` if no agent listens. While an agent stops,
+/// its connections break before its socket closes, so broken connections are retried.
 fn retry(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
     let deadline = Instant::now() + RETRY_DEADLINE;
     loop {
@@ -176,7 +177,8 @@ impl Request {
     }
 }
 
-/// Passes the deadline to the agent (`grpc-timeout`), so that the agent cancels work that no caller waits for.
+/// Passes the deadline to the agent (`grpc-timeout`), so that the agent cancels work that no caller waits
+/// for.
 fn with_timeout<T>(message: T, timeout: Duration) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.set_timeout(timeout);

@@ -13,12 +13,12 @@ const MAX_VALUE: usize = 4096;
 
 /// Parses the pod's namespace, name and UID from `CNI_ARGS`.
 ///
-/// Unknown keys of Kubernetes (`K8S_…`) are ignored: their number grows. By the CNI conventions, other unknown keys are an
-/// error unless `IgnoreUnknown` is set, because they may request something (`IP`, `MAC`).
+/// Unknown keys of Kubernetes (`K8S_…`) are ignored: their number grows. By the CNI conventions, other
+/// unknown keys are an error unless `IgnoreUnknown` is set, because they may request something (`IP`, `MAC`).
 ///
 /// # Errors
-/// If a pair is malformed, a value is too long, a known key is repeated, an unknown key is not to be ignored, or a name of
-/// the pod is invalid.
+/// If a pair is malformed, a value is too long, a known key is repeated, an unknown key is not to be ignored,
+/// or a name of the pod is invalid.
 pub(crate) fn parse(args: &str) -> Result<Pod, CniError> {
     let mut known = Known::default();
     if args.is_empty() {

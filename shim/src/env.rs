@@ -54,8 +54,8 @@ impl Command {
     /// Parses the command. Returns `None` without `CNI_COMMAND`: a person started the plugin.
     ///
     /// # Errors
-    /// If the command is unknown, or if a variable of the command is missing or invalid. The error names all missing
-    /// variables.
+    /// If the command is unknown, or if a variable of the command is missing or invalid. The error names all
+    /// missing variables.
     pub(crate) fn from_env(env: &impl Env) -> Result<Option<Self>, CniError> {
         let Some(verb) = Verb::from_env(env)? else { return Ok(None) };
         Ok(Some(match verb {
@@ -149,8 +149,8 @@ impl Target {
     }
 }
 
-/// The pod. Only ADD parses it: after an ADD that failed for invalid arguments, the runtime sends a DEL with the same
-/// arguments and retries it until it succeeds.
+/// The pod. Only ADD parses it: after an ADD that failed for invalid arguments, the runtime sends a DEL with
+/// the same arguments and retries it until it succeeds.
 fn pod(env: &impl Env) -> Result<Pod, CniError> {
     cni_args::parse(&variable(env, "CNI_ARGS")?.unwrap_or_default())
 }

@@ -1,8 +1,9 @@
 //! `ferrule`, the CNI plugin: a thin shim between the container runtime and the agent.
 //!
-//! The shim validates the runtime's input (the [environment](env) and the [network configuration](netconf) on standard
-//! input), sends the request to the agent over a unix socket, and prints the [result](result) in the requested CNI version.
-//! A runtime starts the shim for every call, so binary size and work before the call are start-up time.
+//! The shim validates the runtime's input (the [environment](env) and the [network configuration](netconf) on
+//! standard input), sends the request to the agent over a unix socket, and prints the [result](result) in the
+//! requested CNI version. A runtime starts the shim for every call, so binary size and work before the call
+//! are start-up time.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The network configuration on standard input.
 //!
-//! Decoded in two steps, for precise errors: first the JSON syntax with all known fields raw, then one field at a time.
-//! Unknown fields are skipped without being built, so neither their size nor their depth matters.
+//! Decoded in two steps, for precise errors: first the JSON syntax with all known fields raw, then one field
+//! at a time. Unknown fields are skipped without being built, so neither their size nor their depth matters.
 
 mod annotations;
 mod capabilities;
@@ -106,7 +106,8 @@ impl<'a> Document<'a> {
         serde_json::from_str(text).map_err(|e| refuse(&e))
     }
 
-    /// The requested version, which may be unsupported. The default is 0.1.0, because 0.2.0 introduced the field.
+    /// The requested version, which may be unsupported. The default is 0.1.0, because 0.2.0 introduced the
+    /// field.
     ///
     /// # Errors
     /// If the field is not a string.
@@ -171,7 +172,8 @@ impl<'a> Document<'a> {
     /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.
     ///
     /// # Errors
-    /// If the runtime's settings are malformed, or if the runtime requests a capability that this plugin does not support.
+    /// If the runtime's settings are malformed, or if the runtime requests a capability that this plugin does
+    /// not support.
     pub(crate) fn dns_for_pod(&self, configured: &Dns) -> Result<Dns, CniError> {
         capabilities::merge_dns(self.runtime_config, configured)
     }
@@ -184,8 +186,8 @@ impl<'a> Document<'a> {
         prev_result::parse(self.prev_result, requested)
     }
 
-    /// The attachments that GC keeps. The list is required: if a missing list meant an empty one, a typing error would
-    /// detach every pod. `null` is an empty list, as Go runtimes write it.
+    /// The attachments that GC keeps. The list is required: if a missing list meant an empty one, a typing
+    /// error would detach every pod. `null` is an empty list, as Go runtimes write it.
     ///
     /// # Errors
     /// If the list is missing or has an invalid attachment.

@@ -148,8 +148,8 @@ fn check_verb(verb: Verb, requested: CniVersion) -> Result<(), CniError> {
     ))
 }
 
-/// The output of `VERSION`, which echoes the requested version even if it is not supported. Runtimes that predate that rule
-/// send no network configuration.
+/// The output of `VERSION`, which echoes the requested version even if it is not supported. Runtimes that
+/// predate that rule send no network configuration.
 fn versions(bytes: &[u8]) -> Result<String, CniError> {
     let requested = match bytes.trim_ascii() {
         [] => CniVersion::NEWEST.as_str().to_owned(),

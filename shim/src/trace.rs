@@ -1,8 +1,8 @@
 //! Propagation of the runtime's trace context to the agent.
 //!
-//! Runtimes with a libcni of November 2025 or later export the trace context to plugins in the environment variables of
-//! OpenTelemetry, `TRACEPARENT` and `TRACESTATE`. (They also export `BAGGAGE`, which the agent does not use.) A malformed
-//! trace context is ignored silently: tracing never fails a call.
+//! Runtimes with a libcni of November 2025 or later export the trace context to plugins in the environment
+//! variables of OpenTelemetry, `TRACEPARENT` and `TRACESTATE`. (They also export `BAGGAGE`, which the agent
+//! does not use.) A malformed trace context is ignored silently: tracing never fails a call.
 
 use ferrule_proto::trace::{TRACEPARENT, TRACESTATE, TraceParent, is_trace_state};
 use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue};

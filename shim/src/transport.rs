@@ -1,7 +1,7 @@
 //! An HTTP/2 connection over a unix socket, for a single call.
 //!
-//! Tonic's channel adds reconnection, load balancing, buffering and DNS: start-up time without use in a process that makes
-//! one call.
+//! Tonic's channel adds reconnection, load balancing, buffering and DNS: start-up time without use in a
+//! process that makes one call.
 
 use std::{
     error::Error,
@@ -43,16 +43,16 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 // === impl Transport ===
 
 impl Transport {
-    /// Connects, and spawns a task that drives the connection. Waits without a deadline while the agent's accept queue is
-    /// full.
+    /// Connects, and spawns a task that drives the connection. Waits without a deadline while the agent's
+    /// accept queue is full.
     ///
     /// # Errors
     /// If no process listens on the socket, or if opening it is not permitted.
     pub(crate) async fn connect(socket: &str, trace: Option<Trace>) -> io::Result<Self> {
         let stream = loop {
             match UnixStream::connect(socket).await {
-                // A non-blocking connect to a unix socket fails at once if the accept queue is full, which happens
-                // when a node starts hundreds of pods.
+                // A non-blocking connect to a unix socket fails at once if the accept queue is full, which
+                // happens when a node starts hundreds of pods.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(RETRY_INTERVAL).await,
                 connected => break connected?,
             }
@@ -88,8 +88,8 @@ impl Service<http::Request<Body>> for Transport {
             let (response, mut stream) = started.map_err(|e| lost(&e))?;
             let mut body = pin!(body);
             while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-                // Requests have no trailers. The message is in memory anyway, so h2 may buffer beyond the flow-control
-                // window; waiting for the window would separate the message from its headers.
+                // Requests have no trailers. The message is in memory anyway, so h2 may buffer beyond the
+                // flow-control window; waiting for the window would separate the message from its headers.
                 let data = frame?.into_data().unwrap_or_default();
                 if stream.send_data(data, false).is_err() {
                     break;
@@ -124,7 +124,8 @@ impl http_body::Body for ResponseBody {
     }
 }
 
-/// A broken connection: the agent stopped, or the listener does not speak HTTP/2. The client relies on `Unavailable`.
+/// A broken connection: the agent stopped, or the listener does not speak HTTP/2. The client relies on
+/// `Unavailable`.
 fn lost(error: &dyn Error) -> Status {
     let mut text = error.to_string();
     let mut cause = error.source();

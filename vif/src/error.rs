@@ -38,7 +38,8 @@ pub(crate) struct FieldError {
 // === impl VifError ===
 
 impl VifError {
-    /// The path of the invalid field, for instance `interfaces[1].routes[0].gw`; empty for the whole document.
+    /// The path of the invalid field, for instance `interfaces[1].routes[0].gw`; empty for the whole
+    /// document.
     pub fn path(&self) -> &str {
         &self.field.path
     }

@@ -1,7 +1,7 @@
 //! VIFs: the interfaces that a pod should get, and the decoders of annotations and KuryrPorts.
 //!
-//! The decoders take untrusted text and have neither I/O nor state. Whether a pod may use an address is the agent's
-//! decision.
+//! The decoders take untrusted text and have neither I/O nor state. Whether a pod may use an address is the
+//! agent's decision.
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +31,8 @@ pub use resolved::{Addresses, PodRoute, Vif, VifKind};
 pub struct VifRequest {
     /// The format that it was decoded from.
     pub format: Format,
-    /// Never empty. The first is the pod's default interface: its name is the runtime's choice, and only it gets default
-    /// routes.
+    /// Never empty. The first is the pod's default interface: its name is the runtime's choice, and only it
+    /// gets default routes.
     pub interfaces: Vec<InterfaceRequest>,
 }
 
@@ -62,14 +62,15 @@ pub struct InterfaceRequest {
     pub name: String,
     /// The kind of interface to create.
     pub kind: Kind,
-    /// Whether the network is ready for the interface. An ADD plugs an inactive interface and waits until it is active.
+    /// Whether the network is ready for the interface. An ADD plugs an inactive interface and waits until it
+    /// is active.
     pub active: bool,
     /// `None` is the agent's choice.
     pub mac: Option<Mac>,
     /// Bytes; `None` is the agent's choice.
     pub mtu: Option<u32>,
-    /// With the subnet's prefix length, if known. Kuryr may have several addresses of one family, and no address before
-    /// it has allocated one.
+    /// With the subnet's prefix length, if known. Kuryr may have several addresses of one family, and no
+    /// address before it has allocated one.
     pub addresses: Vec<IpNet>,
     /// At most one of each family.
     pub gateways: Vec<IpAddr>,
@@ -91,7 +92,8 @@ pub struct Route {
     /// Largest packet to these destinations, in bytes; `None` is the interface's MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Maximum segment size that TCP advertises to these destinations, in bytes; `None` derives it from the MTU.
+    /// Maximum segment size that TCP advertises to these destinations, in bytes; `None` derives it from the
+    /// MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
     /// Metric: the kernel uses the route with the lowest value. `None` is the kernel's default.

@@ -71,8 +71,8 @@ pub struct ManifestError(#[from] FieldError);
 /// Decodes a manifest in JSON: a Pod, a KuryrPort, or a list of them.
 ///
 /// # Errors
-/// If the manifest is longer than [`MAX_BYTES`] or malformed. An invalid VIF in the manifest is no error but an
-/// [`Outcome::Refused`].
+/// If the manifest is longer than [`MAX_BYTES`] or malformed. An invalid VIF in the manifest is no error but
+/// an [`Outcome::Refused`].
 pub fn from_manifest(json: &str) -> Result<Vec<Decoded>, ManifestError> {
     let json = Json::parse(json, MAX_BYTES, "")?;
     let root = Cursor::root(&json, "").object()?;

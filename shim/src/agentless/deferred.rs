@@ -14,8 +14,8 @@ use super::Key;
 
 /// Records a DEL durably, replacing an earlier record of the same attachment.
 ///
-/// `had_link` tells whether the attachment had an interface. While no agent runs, a runtime that tries to start pods sends
-/// many DELs of attachments that never existed: those may only fill half of the directory.
+/// `had_link` tells whether the attachment had an interface. While no agent runs, a runtime that tries to
+/// start pods sends many DELs of attachments that never existed: those may only fill half of the directory.
 ///
 /// # Errors
 /// If the directory is full or the file cannot be written.

@@ -3,9 +3,9 @@
 //! A kind of VIF without a stamped host link has nothing to delete here: its devices go with the pod's namespace,
 //! and the agent removes the record when it applies the deferred DEL.
 //!
-//! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for every pod. The
-//! kernel deletes the interface's routes, filters and peer along with it. The agent removes the stale map entries when it
-//! starts.
+//! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for
+//! every pod. The kernel deletes the interface's routes, filters and peer along with it. The agent removes
+//! the stale map entries when it starts.
 
 use std::{
     io,
@@ -111,7 +111,8 @@ impl Links {
     }
 }
 
-/// Sends a request and passes each link of the response to `link`. Returns the flags of all messages, combined.
+/// Sends a request and passes each link of the response to `link`. Returns the flags of all messages,
+/// combined.
 fn request(
     socket: &OwnedFd,
     kind: u16,

@@ -26,12 +26,12 @@ struct RuntimeConfig<'a> {
     annotations: Option<&'a RawValue>,
 }
 
-/// Parses the annotations in `runtimeConfig`. `None` means that the runtime does not pass annotations, not that the pod has
-/// none.
+/// Parses the annotations in `runtimeConfig`. `None` means that the runtime does not pass annotations, not
+/// that the pod has none.
 ///
 /// # Errors
-/// If `runtimeConfig` or the annotations are not an object, if an annotation is not a string, or if a forwarded one is too
-/// long.
+/// If `runtimeConfig` or the annotations are not an object, if an annotation is not a string, or if a
+/// forwarded one is too long.
 pub(super) fn parse(runtime_config: Option<&RawValue>) -> Result<Option<Annotations>, CniError> {
     let Some(raw) = runtime_config else { return Ok(None) };
     // Serde accepts an array in place of a struct.

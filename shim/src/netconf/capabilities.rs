@@ -1,9 +1,11 @@
-//! Capabilities in `runtimeConfig` other than annotations: DNS settings, and requests that this plugin refuses.
+//! Capabilities in `runtimeConfig` other than annotations: DNS settings, and requests that this plugin
+//! refuses.
 //!
-//! A runtime passes only what the network configuration declares as a capability, and a plugin is "expected to act on the
-//! configuration or return an error if it can't" (the CNI conventions, "Dynamic Plugin specific fields"). So ADD refuses an
-//! unsupported request: a pod without the requested port, limit or address is worse than no pod. Empty requests (`null`,
-//! empty, a rate of 0), information (`cgroupPath`) and unknown capabilities are ignored.
+//! A runtime passes only what the network configuration declares as a capability, and a plugin is "expected
+//! to act on the configuration or return an error if it can't" (the CNI conventions, "Dynamic Plugin specific
+//! fields"). So ADD refuses an unsupported request: a pod without the requested port, limit or address is
+//! worse than no pod. Empty requests (`null`, empty, a rate of 0), information (`cgroupPath`) and unknown
+//! capabilities are ignored.
 
 use std::collections::HashMap;
 
@@ -38,8 +40,8 @@ struct RuntimeDns {
     options: Option<Vec<String>>,
 }
 
-/// Overrides the configured DNS settings by the runtime's, field by field, as the reference plugins `win-bridge` and
-/// `win-overlay` do.
+/// Overrides the configured DNS settings by the runtime's, field by field, as the reference plugins
+/// `win-bridge` and `win-overlay` do.
 ///
 /// # Errors
 /// If the runtime requests an unsupported capability, or if its `dns` is malformed or too long.

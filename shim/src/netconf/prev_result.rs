@@ -1,7 +1,7 @@
 //! `prevResult` of CHECK: the result of the whole plugin chain, in the version of the network configuration.
 //!
-//! Decoded like libcni's types: unknown fields are ignored. The shim forwards the result to the agent, which knows which
-//! part of it is its own.
+//! Decoded like libcni's types: unknown fields are ignored. The shim forwards the result to the agent, which
+//! knows which part of it is its own.
 
 use ferrule_proto::{
     cni::{AddResult, Interface, Ip, Route, error::Code},

@@ -19,7 +19,7 @@ use crate::{cursor::push_key, error::FieldError, json::check_length};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(super) struct Annotation {
-    /// The first is the pod's default interface: its name is the runtime's choice, and only it gets default routes.
+    /// The first is the pod's default interface: the runtime names it, and only it gets default routes.
     #[cfg_attr(test, schemars(
         with = "Vec<Interface>",
         length(min = 1, max = MAX_INTERFACES),
@@ -74,7 +74,7 @@ pub(super) struct Route {
     /// Next hop, of the family of dst. Default: the gateway of that family.
     #[cfg_attr(test, schemars(regex(pattern = "^[0-9a-fA-F.:]+$")))]
     pub(super) gw: Option<String>,
-    /// Largest packet to these destinations, in bytes; at most the interface's MTU, and at least 1280 for IPv6.
+    /// Largest packet to these destinations, in bytes; at most the interface's MTU, for IPv6 at least 1280.
     #[cfg_attr(test, schemars(range(min = *MTU.start(), max = MAX_ROUTE_MTU)))]
     pub(super) mtu: Option<u64>,
     /// Maximum segment size that TCP advertises to these destinations, in bytes.
@@ -85,7 +85,7 @@ pub(super) struct Route {
     pub(super) priority: Option<u64>,
 }
 
-/// Decodes a struct from a JSON object only: derived implementations also accept an array of the fields' values.
+/// Decodes a struct from a JSON object only. A derived `Deserialize` also accepts an array of the fields.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
@@ -121,7 +121,7 @@ fn path(segments: &Path) -> String {
     path
 }
 
-/// Escapes control characters and cuts the middle of a long message, so that both found and expected values remain.
+/// Escapes control characters and cuts the middle of a long message, which keeps found and expected values.
 fn shorten(message: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     let escaped: String = message.chars().map(escape).collect();

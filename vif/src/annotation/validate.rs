@@ -15,7 +15,8 @@ use crate::{Format, InterfaceRequest, Kind, Route, VifRequest, error::FieldError
 pub(super) const MAX_INTERFACES: usize = 16;
 /// Per interface.
 pub(super) const MAX_ROUTES: usize = 64;
-/// Linux' minimum (`TCP_MIN_MSS` in `net/tcp.h`), and the maximum of a route (`ip_metrics_convert`), in bytes.
+/// Linux' minimum (`TCP_MIN_MSS` in `net/tcp.h`), and the maximum of a route (`ip_metrics_convert`), in
+/// bytes.
 pub(super) const ADVMSS: RangeInclusive<u64> = 88..=65495;
 /// For IPv6, rtnetlink takes 0 for the default (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`).
 pub(super) const PRIORITY: RangeInclusive<u64> = 1..=4_294_967_295;

@@ -1,6 +1,7 @@
 //! The formats of Kuryr-Kubernetes of all releases: first a pod annotation, later a KuryrPort.
 //!
-//! All formats contain os_vif objects, serialized with class and version (see `ovo.rs`), in different envelopes.
+//! All formats contain os_vif objects, serialized with class and version (see `ovo.rs`), in different
+//! envelopes.
 
 mod ovo;
 mod vif;

@@ -1,8 +1,8 @@
 //! Envelopes of `oslo.versionedobjects`.
 //!
-//! An envelope is a JSON object with class, namespace, version and fields (`versioned_object.data`). Unset fields are
-//! absent, and a list is an object with the single field `objects`. `versioned_object.changes`, which some releases write,
-//! lists changed fields and is ignored.
+//! An envelope is a JSON object with class, namespace, version and fields (`versioned_object.data`). Unset
+//! fields are absent, and a list is an object with the single field `objects`. `versioned_object.changes`,
+//! which some releases write, lists changed fields and is ignored.
 //!
 //! The paths of errors omit envelopes: `network.subnets[0].gateway`.
 

@@ -88,7 +88,8 @@ impl Subnets {
                 }
             });
         }
-        // As in Kuryr, which added a subnet's routes first: a default route takes precedence over the gateway.
+        // As in Kuryr, which added a subnet's routes first: a default route takes precedence over the
+        // gateway.
         for route in ovo::list(subnet, "routes", "RouteList", "Route")? {
             let route = self::route(&route)?;
             if route.dst.prefix_len() > 0 {
