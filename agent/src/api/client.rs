@@ -1,7 +1,7 @@
 //! The API client: requests through kube's client, with timeouts, size limits and errors of our own.
 //!
-//! The connection is created again after its configuration or its credential has changed. Until the new one is
-//! complete, requests use the old one.
+//! The connection is created again after its configuration or its credential has changed. Until the new one
+//! is complete, requests use the old one.
 
 use std::{
     path::{Path, PathBuf},
@@ -73,8 +73,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a whole response that is no stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a response that is no stream. 500 pods of the maximum size in etcd would exceed it; 500 usual pods need a
-/// hundredth.
+/// Bytes of a response that is no stream. 500 pods of the maximum size in etcd would exceed it; 500 usual
+/// pods need a hundredth.
 const MAX_RESPONSE: usize = 256 << 20;
 const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 
@@ -117,8 +117,8 @@ impl Api {
         self.current().is_stale = true;
     }
 
-    /// Like [`Self::reload`], at most once a minute. Address or certificate may have changed, but more likely the
-    /// network is down.
+    /// Like [`Self::reload`], at most once a minute. Address or certificate may have changed, but more likely
+    /// the network is down.
     pub fn reload_after_connect_error(&self) {
         let mut current = self.current();
         current.is_stale |= current.tried_at.is_none_or(|at| at.elapsed() >= RELOAD_INTERVAL);

@@ -1,7 +1,7 @@
 //! Runs the kubeconfig's exec plugin, a program that prints a credential.
 //!
-//! kube can run plugins itself, but blocks a thread of the runtime without a time limit. Here a plugin blocks no
-//! thread; at its deadline, its process group is killed.
+//! kube can run plugins itself, but blocks a thread of the runtime without a time limit. Here a plugin blocks
+//! no thread; at its deadline, its process group is killed.
 //!
 //! Input and output of a plugin: <https://kubernetes.io/docs/reference/config-api/client-authentication.v1/>
 
@@ -32,7 +32,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// A plugin that returned no credential. Its output may be secret and is never shown, except the end of stderr.
+/// A plugin that returned no credential. Its output may be secret and is never shown, except the end of
+/// stderr.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
     #[error("the kubeconfig has an auth-provider, which is not supported; use an exec plugin or a token")]
@@ -85,8 +86,8 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Even a credential that has expired is used this long: the node's clock may be wrong.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
 
-/// Replaces the exec plugin of a kubeconfig by the credential that it prints; does nothing without a plugin. Returns for
-/// how long the credential may be used, if it expires.
+/// Replaces the exec plugin of a kubeconfig by the credential that it prints; does nothing without a plugin.
+/// Returns for how long the credential may be used, if it expires.
 ///
 /// # Errors
 /// See [`PluginError`].

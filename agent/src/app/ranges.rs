@@ -10,7 +10,8 @@ use crate::{attach::Engine, health::Reporter, plug::host};
 /// The wait after the kernel or the store has refused.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Enables forwarding to and from the ranges, and then hands them to the IPAM: with the ranges, ADDs begin. Blocks.
+/// Enables forwarding to and from the ranges, and then hands them to the IPAM: with the ranges, ADDs begin.
+/// Blocks.
 ///
 /// # Errors
 /// If a range is unusable, or the kernel or the store refuses.
@@ -20,7 +21,8 @@ pub(super) fn use_ranges(engine: &Engine, ranges: &[IpNet]) -> anyhow::Result<()
     Ok(engine.registry.set_ranges(ranges, &own)?)
 }
 
-/// Calls [`use_ranges`] with the newest ranges after each change, and retries until that succeeds. Never returns.
+/// Calls [`use_ranges`] with the newest ranges after each change, and retries until that succeeds. Never
+/// returns.
 pub(super) async fn follow_ranges(
     engine: Arc<Engine>,
     mut changes: Receiver<Vec<IpNet>>,

@@ -1,5 +1,5 @@
-//! API objects, reduced to the fields that the agent uses: decoding a whole Pod takes four times the time and 25 times
-//! the memory. Checkpoints contain the same JSON; a new field requires a new schema version there.
+//! API objects, reduced to the fields that the agent uses: decoding a whole Pod takes four times the time and
+//! 25 times the memory. Checkpoints contain the same JSON; a new field requires a new schema version there.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -35,7 +35,8 @@ pub struct Annotations {
     pub ferrule: Option<String>,
     #[serde(default, rename = "openstack.org/kuryr-vif", skip_serializing_if = "Option::is_none")]
     pub kuryr: Option<String>,
-    /// The kubelet's source of the pod. For a static pod, a file or a URL; the API then has a mirror pod with another UID.
+    /// The kubelet's source of the pod. For a static pod, a file or a URL; the API then has a mirror pod with
+    /// another UID.
     #[serde(default, rename = "kubernetes.io/config.source", skip_serializing_if = "Option::is_none")]
     pub config_source: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! A redb file that survives I/O errors.
 //!
-//! After a failed write, for instance on a full disk, redb refuses all work until the file is reopened. And redb panics
-//! over corrupt pages.
+//! After a failed write, for instance on a full disk, redb refuses all work until the file is reopened. And
+//! redb panics over corrupt pages.
 
 use std::{
     any::Any,
@@ -32,8 +32,8 @@ struct Open {
     generation: u64,
 }
 
-/// Bytes. The files are small and on a tmpfs; a cache of all their pages, filled by many threads, would double the memory
-/// and keep the allocator from returning it.
+/// Bytes. The files are small and on a tmpfs; a cache of all their pages, filled by many threads, would
+/// double the memory and keep the allocator from returning it.
 const CACHE_SIZE: usize = 128 << 10;
 
 // === impl DurableDb ===
@@ -62,7 +62,8 @@ impl DurableDb {
     /// Runs a write transaction, and makes it durable.
     ///
     /// # Errors
-    /// If the transaction fails again after the file was reopened. Then nothing was written, unless the disk lies.
+    /// If the transaction fails again after the file was reopened. Then nothing was written, unless the disk
+    /// lies.
     pub fn write(
         &self,
         write: impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
@@ -77,7 +78,8 @@ impl DurableDb {
         })
     }
 
-    /// Runs `work`, and once more after reopening the file. It must be idempotent: the outcome of a failed commit is unknown.
+    /// Runs `work`, and once more after reopening the file. It must be idempotent: the outcome of a failed
+    /// commit is unknown.
     fn retried<T>(&self, work: impl Fn(&Database) -> Result<T, redb::Error>) -> Result<T, redb::Error> {
         let attempt = |open: &Open| match &open.database {
             Some(database) => catch_panic(|| work(database)),

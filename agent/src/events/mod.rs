@@ -1,7 +1,7 @@
 //! Kubernetes Events about pods.
 //!
-//! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event that finds
-//! the queue full is dropped and counted.
+//! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event
+//! that finds the queue full is dropped and counted.
 
 mod pod_event;
 mod rate_limit;

@@ -12,7 +12,8 @@ pub struct PodEvent {
     pub note: String,
 }
 
-/// The API path of a namespace's Events. The caller has validated the namespace, so that it is safe in a path.
+/// The API path of a namespace's Events. The caller has validated the namespace, so that it is safe in a
+/// path.
 pub(super) fn collection(namespace: &str) -> String {
     format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events")
 }

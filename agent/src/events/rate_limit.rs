@@ -13,10 +13,11 @@ pub(super) struct RateLimit {
 
 /// Pods that start together, with one Event each. client-go allows the same for one object.
 const BURST: f64 = 25.0;
-/// 360 requests per hour and node; a thousand failing nodes write a hundred Events per second. client-go allows 12 per
-/// hour and object: thirty failing pods reach the same rate.
+/// 360 requests per hour and node; a thousand failing nodes write a hundred Events per second. client-go
+/// allows 12 per hour and object: thirty failing pods reach the same rate.
 const REFILL: Duration = Duration::from_secs(10);
-/// Tokens that counts leave for first Events, so that a hundred pods that fail all day do not hide a newly failing one.
+/// Tokens that counts leave for first Events, so that a hundred pods that fail all day do not hide a newly
+/// failing one.
 const RESERVED: f64 = 10.0;
 
 // === impl RateLimit ===

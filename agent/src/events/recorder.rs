@@ -1,7 +1,8 @@
 //! Writes Events about pods to the API server (`events.k8s.io/v1`).
 //!
-//! Each Event is a write to etcd, and all nodes have Events just when a cluster is in trouble. Repetitions are therefore
-//! counted in a *series*, requests are rate limited, and failed ones are dropped after one retry.
+//! Each Event is a write to etcd, and all nodes have Events just when a cluster is in trouble. Repetitions
+//! are therefore counted in a *series*, requests are rate limited, and failed ones are dropped after one
+//! retry.
 
 use std::{sync::Arc, time::Duration};
 
