@@ -32,8 +32,8 @@ impl Policy {
         Self { first, cap, jitter: false, reset_after: Duration::MAX }
     }
 
-    /// Stretches each delay by a random factor between 1 and 2, still up to the cap, so that the agents of a thousand nodes
-    /// do not retry together.
+    /// Stretches each delay by a random factor between 1 and 2, still up to the cap, so that the agents of a
+    /// thousand nodes do not retry together.
     pub const fn with_jitter(self) -> Self {
         Self { jitter: true, ..self }
     }
@@ -65,8 +65,8 @@ impl Backoff {
         self.policy.delay(self.failures)
     }
 
-    /// Like [`Self::next`]; a delay that the server requests wins, up to five minutes. Up to a tenth is added to it, because
-    /// the server requests the same of other nodes.
+    /// Like [`Self::next`]; a delay that the server requests wins, up to five minutes. Up to a tenth is added
+    /// to it, because the server requests the same of other nodes.
     pub fn next_requested(&mut self, requested: Option<Duration>, now: Instant) -> Duration {
         let delay = self.next(now);
         match requested {

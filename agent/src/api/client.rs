@@ -1,4 +1,7 @@
-//! The way to the API server: kube's client carries the requests, and every answer is looked at here.
+//! The API client: requests through kube's client, with timeouts, size limits and errors of our own.
+//!
+//! The connection is created again after its configuration or its credential has changed. Until the new one
+//! is complete, requests use the old one.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,248 +29,250 @@ use super::{
 };
 use crate::chain::chain;
 
-/// How to reach the API server, and as whom. It may be shared.
+/// A client of the API server, shared by the whole agent.
 pub struct Api {
     kubeconfig: Option<PathBuf>,
-    ways: Mutex<Ways>,
-    /// Makes the next client: one at a time, for all who ask.
-    maker: sync::Mutex<Maker>,
-    patience: Duration,
+    current: Mutex<Current>,
+    /// Creates connections, one at a time.
+    connector: sync::Mutex<Connector>,
+    plugin_timeout: Duration,
 }
 
-/// A client, and the URL that it goes to.
 #[derive(Clone)]
-struct Way {
+struct Connection {
     client: Client,
     url: String,
-    /// When there should be a newer one.
-    until: Option<Instant>,
+    /// When the credential has to be renewed.
+    expires: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Ways {
-    /// Kept until there is a newer one.
-    way: Option<Way>,
-    /// Whether there should be a newer one.
+struct Current {
+    connection: Option<Connection>,
     is_stale: bool,
-    /// When the making of one began last.
+    /// The start of the latest attempt to connect.
     tried_at: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Maker {
-    /// When it began, and the client.
-    making: Option<(Instant, JoinHandle<Result<Way, ApiError>>)>,
-    /// When a plugin gave no credential, and why.
+struct Connector {
+    /// The attempt in progress, and its start.
+    attempt: Option<(Instant, JoinHandle<Result<Connection, ApiError>>)>,
+    /// The latest failure of the exec plugin, and its time.
     failed: Option<(Instant, Arc<PluginError>)>,
 }
 
-/// How long the configuration's plugin may take, and how long it is left alone when it has failed.
-const PLUGIN: Duration = Duration::from_secs(10);
-/// How much longer the making of a client may take, until those who wait for it do without.
-const MAKE: Duration = Duration::from_secs(2);
-/// How often a client is made because nobody answers.
-const DOUBT: Duration = Duration::from_secs(60);
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long the head of an answer may take; the API server gives up itself after a minute.
-const ANSWER: Duration = Duration::from_secs(30);
-/// How long an answer that is not a stream may take.
-const WHOLE: Duration = Duration::from_secs(60);
-/// The longest such answer: five hundred pods of the largest size that etcd takes would be more, of any usual size
-/// a hundredth.
-const MOST: usize = 256 << 20;
-/// Names the agent in the API server's audit log.
+/// The timeout of the exec plugin, and its cooldown after a failure.
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time that reading the configuration may take besides the plugin.
+const CONFIG_TIMEOUT: Duration = Duration::from_secs(2);
+/// The shortest interval between reloads after connect errors.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For the head of a response. The API server itself gives up after a minute.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// For a whole response that is no stream.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a response that is no stream. 500 pods of the maximum size in etcd would exceed it; 500 usual
+/// pods need a hundredth.
+const MAX_RESPONSE: usize = 256 << 20;
 const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 
 // === impl Api ===
 
 impl Api {
-    /// By a kubeconfig file, or, without one, as a pod by its service account.
+    /// Uses a kubeconfig file, or the service account of the agent's pod. Connects with the first request.
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, ways: Mutex::default(), maker: sync::Mutex::default(), patience: PLUGIN }
+        Self {
+            kubeconfig,
+            current: Mutex::default(),
+            connector: sync::Mutex::default(),
+            plugin_timeout: PLUGIN_TIMEOUT,
+        }
     }
 
-    /// By a client that is there already.
     #[cfg(test)]
     pub(crate) fn with_client(client: Client) -> Self {
         let api = Self::new(None);
-        api.ways().way = Some(Way { client, url: "http://test".to_owned(), until: None });
+        let url = "http://test".to_owned();
+        api.current().connection = Some(Connection { client, url, expires: None });
         api
     }
 
     #[cfg(test)]
-    pub(super) fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub(super) fn with_plugin_timeout(self, plugin_timeout: Duration) -> Self {
+        Self { plugin_timeout, ..self }
     }
 
     /// The URL of the API server.
     ///
     /// # Errors
-    /// If there is none in the configuration.
+    /// If the configuration is unusable, or the exec plugin returns no credential.
     pub async fn url(&self) -> Result<String, ApiError> {
-        Ok(self.way().await?.url)
+        Ok(self.connection().await?.url)
     }
 
-    /// Reads the configuration anew before the next request: token, certificates and all.
+    /// Reads the configuration again before the next request, including token and certificates.
     pub fn reload(&self) {
-        self.ways().is_stale = true;
+        self.current().is_stale = true;
     }
 
-    /// The same, unless that was done a moment ago: nobody answers, perhaps because the address or a certificate is
-    /// another one now, but more likely because the network is away.
+    /// Like [`Self::reload`], at most once a minute. Address or certificate may have changed, but more likely
+    /// the network is down.
     pub fn reload_after_connect_error(&self) {
-        let mut ways = self.ways();
-        ways.is_stale |= ways.tried_at.is_none_or(|at| at.elapsed() >= DOUBT);
+        let mut current = self.current();
+        current.is_stale |= current.tried_at.is_none_or(|at| at.elapsed() >= RELOAD_INTERVAL);
     }
 
-    /// Opens an answer that comes piece by piece.
+    /// Requests a stream.
     ///
     /// # Errors
-    /// If there is no answer, or an error for one.
+    /// See [`ApiError`].
     pub async fn open(&self, what: &str, path: &str) -> Result<Response<Body>, ApiError> {
         self.send(what, get(what, path)?).await
     }
 
-    /// Gets a whole answer.
+    /// Requests a whole response.
     ///
     /// # Errors
-    /// If there is no answer, or an error for one.
+    /// See [`ApiError`].
     pub async fn get(&self, what: &str, path: &str) -> Result<Vec<u8>, ApiError> {
         self.whole(what, get(what, path)?).await
     }
 
-    /// Sends an object, to be created (`POST`) or changed (`PATCH`).
+    /// Creates (`POST`) or changes (`PATCH`) an object.
     ///
     /// # Errors
-    /// If there is no answer, or an error for one.
+    /// See [`ApiError`].
     pub async fn write(&self, what: &str, request: Request<Vec<u8>>) -> Result<Vec<u8>, ApiError> {
         self.whole(what, request.map(Body::from)).await
     }
 
     async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, ApiError> {
         let whole = async { collect(what, self.send(what, request).await?).await };
-        let slow = |_| ApiError::Timeout { what: what.to_owned(), after: WHOLE };
-        timeout(WHOLE, whole).await.map_err(slow)?
+        let late = |_| ApiError::Timeout { what: what.to_owned(), after: RESPONSE_TIMEOUT };
+        timeout(RESPONSE_TIMEOUT, whole).await.map_err(late)?
     }
 
     async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
-        // What is unpacked has no bound, and the way is short.
+        // A decompressed response would have no size limit, and the network path is short.
         headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
-        let Way { client, .. } = self.way().await?;
-        let response = match timeout(ANSWER, client.send(request)).await {
+        let Connection { client, .. } = self.connection().await?;
+        let response = match timeout(HEAD_TIMEOUT, client.send(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(source)) => {
                 return Err(ApiError::Connect { what: what.to_owned(), source: Box::new(source) });
             }
-            Err(_) => return Err(ApiError::Timeout { what: what.to_owned(), after: ANSWER }),
+            Err(_) => return Err(ApiError::Timeout { what: what.to_owned(), after: HEAD_TIMEOUT }),
         };
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
 
-    async fn way(&self) -> Result<Way, ApiError> {
-        if let Some(way) = self.ways().fresh() {
-            return Ok(way);
+    async fn connection(&self) -> Result<Connection, ApiError> {
+        if let Some(connection) = self.current().fresh() {
+            return Ok(connection);
         }
-        let mut maker = self.maker.lock().await;
-        // Somebody else may have waited for it.
-        if let Some(way) = self.ways().fresh() {
-            return Ok(way);
+        let mut connector = self.connector.lock().await;
+        // The previous holder of the lock may have connected.
+        if let Some(connection) = self.current().fresh() {
+            return Ok(connection);
         }
-        let made = self.make(&mut maker).await;
-        let mut ways = self.ways();
-        let way = match (made, ways.way.take()) {
-            (Ok(way), _) => way,
+        let connected = self.connect(&mut connector).await;
+        let mut current = self.current();
+        let connection = match (connected, current.connection.take()) {
+            (Ok(connection), _) => connection,
             (Err(error), None) => return Err(error),
             (Err(error), Some(mut old)) => {
-                tracing::warn!(%error, "the way to the API server is as it was");
-                // Else the next refusal asks again.
-                if old.has_ended() {
-                    old.until = Some(Instant::now() + self.patience);
+                tracing::warn!(%error, "keeping the current connection to the API server");
+                // Otherwise, each request would try to connect again.
+                if old.has_expired() {
+                    old.expires = Some(Instant::now() + self.plugin_timeout);
                 }
                 old
             }
         };
-        (ways.way, ways.is_stale) = (Some(way.clone()), false);
-        Ok(way)
+        (current.connection, current.is_stale) = (Some(connection.clone()), false);
+        Ok(connection)
     }
 
-    async fn make(&self, maker: &mut Maker) -> Result<Way, ApiError> {
-        if maker.making.is_none()
-            && let Some((at, source)) = &maker.failed
-            && at.elapsed() < self.patience
+    async fn connect(&self, connector: &mut Connector) -> Result<Connection, ApiError> {
+        if connector.attempt.is_none()
+            && let Some((at, source)) = &connector.failed
+            && at.elapsed() < self.plugin_timeout
         {
             return Err(ApiError::Credential { source: Arc::clone(source) });
         }
-        let (began, task) = maker.making.get_or_insert_with(|| {
+        let (began, task) = connector.attempt.get_or_insert_with(|| {
             let began = Instant::now();
-            self.ways().tried_at = Some(began);
-            (began, spawn(connect(self.kubeconfig.clone(), self.patience)))
+            self.current().tried_at = Some(began);
+            (began, spawn(connect(self.kubeconfig.clone(), self.plugin_timeout)))
         });
-        let limit = self.patience + MAKE;
-        // What hangs is waited for once, keeps its thread, and gets no second one.
-        let Ok(made) = timeout_at(*began + limit, task).await else {
+        let limit = self.plugin_timeout + CONFIG_TIMEOUT;
+        // A hanging attempt keeps its thread. No second one starts, and later requests do not wait for it.
+        let Ok(connected) = timeout_at(*began + limit, task).await else {
             let seconds = limit.as_secs_f32();
             let why =
-                format!("it has been read for more than {seconds} s: does a file system hang that it is on?");
+                format!("reading it takes longer than {seconds} s; check the file system that holds it");
             return Err(ApiError::Config { why });
         };
-        maker.making = None;
-        let made = made.unwrap_or_else(|error| Err(unusable(&error)));
-        maker.failed = match &made {
+        connector.attempt = None;
+        let connected = connected.unwrap_or_else(|error| Err(unusable(&error)));
+        connector.failed = match &connected {
             Err(ApiError::Credential { source }) => Some((Instant::now(), Arc::clone(source))),
             _ => None,
         };
-        made
+        connected
     }
 
-    fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Ways ===
-
-impl Ways {
-    fn fresh(&self) -> Option<Way> {
-        self.way.clone().filter(|way| !self.is_stale && !way.has_ended())
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Way ===
+// === impl Current ===
 
-impl Way {
-    fn has_ended(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+impl Current {
+    fn fresh(&self) -> Option<Connection> {
+        self.connection.clone().filter(|connection| !self.is_stale && !connection.has_expired())
     }
 }
 
-async fn connect(kubeconfig: Option<PathBuf>, patience: Duration) -> Result<Way, ApiError> {
+// === impl Connection ===
+
+impl Connection {
+    fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|expires| Instant::now() >= expires)
+    }
+}
+
+async fn connect(kubeconfig: Option<PathBuf>, plugin_timeout: Duration) -> Result<Connection, ApiError> {
     let read = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())));
     let mut config = read.await.map_err(|error| unusable(&error))??;
-    let lasts = exec_plugin::ask(&mut config.auth_info, patience).await;
-    let lasts = lasts.map_err(|source| ApiError::Credential { source: Arc::new(source) })?;
-    let until = lasts.map(|lasts| Instant::now() + lasts);
-    config.connect_timeout = Some(CONNECT);
-    // It is for the callers to say when and how often to try again.
+    let lifetime = exec_plugin::authenticate(&mut config.auth_info, plugin_timeout).await;
+    let lifetime = lifetime.map_err(|source| ApiError::Credential { source: Arc::new(source) })?;
+    let expires = lifetime.map(|lifetime| Instant::now() + lifetime);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // The callers have their own backoff.
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    // It reads files too, and panics at a token that cannot be sent.
-    let made = spawn_blocking(move || Client::try_from(config)).await.map_err(|error| unusable(&error))?;
-    Ok(Way { client: made.map_err(|error| unusable(&error))?, url, until })
+    // Reads files, and panics over a token that is no valid header.
+    let client = spawn_blocking(move || Client::try_from(config)).await.map_err(|error| unusable(&error))?;
+    Ok(Connection { client: client.map_err(|error| unusable(&error))?, url, expires })
 }
 
-/// Reads files.
 async fn read(kubeconfig: Option<&Path>) -> Result<Config, ApiError> {
     let Some(path) = kubeconfig else { return Config::incluster().map_err(|error| unusable(&error)) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
-        // Its text quotes what is around the error, which may be a key.
+        // The parser's message quotes the text around the error, which may be a key.
         KubeconfigError::Parse(error) => {
-            let place = error.location().map(|at| format!(", in line {}", at.line())).unwrap_or_default();
-            ApiError::Config { why: format!("{} is no kubeconfig{place}", path.display()) }
+            let line = error
+                .location()
+                .map(|at| format!(": syntax error in line {}", at.line()))
+                .unwrap_or_default();
+            ApiError::Config { why: format!("{} is no kubeconfig{line}", path.display()) }
         }
         error => unusable(&error),
     })?;
@@ -283,13 +288,13 @@ fn get(what: &str, path: &str) -> Result<Request<Body>, ApiError> {
     let mut request = Request::new(Body::empty());
     *request.uri_mut() = path.parse().map_err(|error| ApiError::Invalid {
         what: what.to_owned(),
-        why: format!("{path:?} is no path: {error}"),
+        why: format!("invalid request path {path:?}: {error}"),
     })?;
     Ok(request)
 }
 
 async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, ApiError> {
-    let body = http_body_util::Limited::new(response.into_body(), MOST);
+    let body = http_body_util::Limited::new(response.into_body(), MAX_RESPONSE);
     let broken = |why: Box<dyn std::error::Error + Send + Sync>| ApiError::Broken {
         what: what.to_owned(),
         why: chain(why.as_ref()),
@@ -297,13 +302,14 @@ async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, ApiErr
     Ok(body.collect().await.map_err(broken)?.to_bytes().into())
 }
 
-/// Reads the error that an answer is.
+/// Reads the error in a response.
 async fn refusal(what: &str, response: Response<Body>) -> ApiError {
     let code = response.status();
     let after = response.headers().get(header::RETRY_AFTER);
     let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
-    let body = timeout(ANSWER, collect(what, response)).await.ok().and_then(Result::ok).unwrap_or_default();
-    // What is between us and the API server need not answer as it does.
+    let body =
+        timeout(HEAD_TIMEOUT, collect(what, response)).await.ok().and_then(Result::ok).unwrap_or_default();
+    // A proxy in between may send no `Status`.
     let status = serde_json::from_slice(&body).unwrap_or_else(|_| Status {
         message: String::from_utf8_lossy(&body).into_owned(),
         ..Status::default()

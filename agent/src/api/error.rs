@@ -51,7 +51,8 @@ const MAX_MESSAGE: usize = 300;
 // === impl ApiError ===
 
 impl ApiError {
-    /// A [`Self::Refused`] that honors the longer of the status's `retryAfterSeconds` and the `Retry-After` header.
+    /// A [`Self::Refused`] that honors the longer of the status's `retryAfterSeconds` and the `Retry-After`
+    /// header.
     pub fn refused(what: &str, status: Status, header: Option<Duration>) -> Self {
         let details = status.details.as_ref().and_then(|details| details.retry_after_seconds);
         let retry_after = header.max(details.filter(|seconds| *seconds > 0).map(Duration::from_secs));

@@ -264,7 +264,7 @@ async fn take_over(
 /// The queue of Kubernetes Events.
 fn events(cluster: Option<&Cluster<'_>>, pods: &Pods, metrics: &Metrics, tasks: &mut Tasks) -> Events {
     let metrics = metrics.events.clone();
-    let Some(Cluster { config, api }) = cluster else { return Events::nowhere(metrics) };
+    let Some(Cluster { config, api }) = cluster else { return Events::disabled(metrics) };
     let recorder = Recorder::new(Arc::clone(api), &config.node_name, metrics.clone());
     let (events, notes) = Events::channel(metrics, pods.clone());
     tasks.spawn("recorder", recorder.run(notes));

@@ -151,7 +151,7 @@ impl Engine {
 
     fn report_undecodable(&self, pod: &PodRef, error: &AttachError) {
         if let AttachError::Decide(DecideError::Vif(why)) = error {
-            self.events.tell(pod, Reason::VifRefused, why.to_string());
+            self.events.record(pod, Reason::VifRefused, why.to_string());
         }
     }
 
@@ -160,6 +160,6 @@ impl Engine {
             AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => Reason::VifRefused,
             _ => Reason::PlugFailed,
         };
-        self.events.tell(pod, reason, chain(error));
+        self.events.record(pod, reason, chain(error));
     }
 }

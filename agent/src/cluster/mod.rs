@@ -1,7 +1,7 @@
 //! What the API server says about this node: its pods with their KuryrPorts, and its pod CIDRs.
 //!
-//! The sinks of the watches are here. Whatever higher rooms need to learn leaves through a callback or a channel that the
-//! caller provides.
+//! The sinks of the watches are here. Whatever higher rooms need to learn leaves through a callback or a
+//! channel that the caller provides.
 
 mod initial_sync;
 mod objects;

@@ -17,8 +17,8 @@ struct NodeSink {
     health: Arc<Reporter>,
 }
 
-/// Watches the Node object of a name. The receiver gets its pod CIDRs each time they change; they are empty until the API
-/// server has delivered some. A deleted Node keeps its last pod CIDRs.
+/// Watches the Node object of a name. The receiver gets its pod CIDRs each time they change; they are empty
+/// until the API server has delivered some. A deleted Node keeps its last pod CIDRs.
 pub fn watch_own_node(watches: &Watches, name: &str, health: Arc<Reporter>) -> Receiver<Vec<IpNet>> {
     let (ranges, receiver) = channel(Vec::new());
     let selector = ("fieldSelector", format!("metadata.name={name}"));

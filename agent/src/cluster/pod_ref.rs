@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A pod, as the runtime names it in a CNI call. Fields that the runtime did not pass are empty; without them, the API
-/// server cannot prove that the pod is gone.
+/// A pod, as the runtime names it in a CNI call. Fields that the runtime did not pass are empty; without
+/// them, the API server cannot prove that the pod is gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRef {
     pub namespace: String,

@@ -1,6 +1,4 @@
-//! The node's pods as the API server has them, and who waits for one of them.
-//!
-//! Whoever waits is woken by the change itself: nothing is polled.
+//! The index of the node's pods and their KuryrPorts, with subscriptions to single pods.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -12,7 +10,7 @@ use tokio::sync::watch;
 use super::{Annotations, KuryrPort, Pod, PodRef};
 use crate::watch::{Change, ObjectKey};
 
-/// The pods, and Kuryr's decisions for them. Cloning it is cheap, and gives the same ones.
+/// The pods and KuryrPorts that the watches have delivered. Clones share the index.
 #[derive(Clone, Default)]
 pub struct Pods(Arc<Mutex<Inner>>);
 
@@ -25,49 +23,48 @@ struct Inner {
     waiting: HashMap<ObjectKey, watch::Sender<()>>,
 }
 
-/// The UIDs of pods that are no more; the oldest are forgotten.
+/// The UIDs of deleted and terminated pods; bounded, the oldest are dropped first.
 #[derive(Default)]
 struct Gone {
     uids: HashSet<String>,
     order: VecDeque<String>,
 }
 
-/// What is known of a pod.
+/// The result of [`Pods::get`].
 #[derive(Debug, Clone)]
 pub enum Lookup {
-    /// It is there.
     Present(Annotations),
-    /// It was, and is no more: deleted, moved to another node, or at its end.
+    /// Deleted, terminated, or moved to another node.
     Gone,
-    /// It was never seen. The watch may be behind.
+    /// Not delivered by the watch, which may lag behind.
     Unknown,
 }
 
-/// What Kuryr says of a pod: the JSON of a KuryrPort's `spec.vifs` and `status.vifs`.
+/// The JSON of a KuryrPort's `spec.vifs` and `status.vifs`.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
     pub spec_vifs: Option<String>,
     pub status_vifs: Option<String>,
 }
 
-/// Wakes who waits for changes of one pod.
+/// Waits for changes of one pod. Unsubscribes on drop.
 pub struct Subscription {
     pods: Pods,
     key: ObjectKey,
-    /// `None` while it is dropped.
+    /// `None` only during drop.
     receiver: Option<watch::Receiver<()>>,
 }
 
-/// More than a node sees in the time in which a late ADD can still come.
-const MOST_GONE: usize = 4096;
+/// More pods than end on a node while a late ADD can still arrive.
+const MAX_GONE: usize = 4096;
 
 // === impl Pods ===
 
 impl Pods {
-    /// The name of the watch that tells of them, and of its health.
+    /// The name of the pods watch and of its health component.
     pub const WATCH: &'static str = "pods";
 
-    /// Takes a change of a pod, and gives its key.
+    /// Applies a change, and returns the key of the changed pod.
     pub fn apply_pod(&self, change: Change<Pod>) -> Option<ObjectKey> {
         let mut inner = self.inner();
         match change {
@@ -84,7 +81,7 @@ impl Pods {
             }
             Change::Gone { key, uid } => {
                 inner.gone.insert(&uid);
-                // Another one of the same name may be there already.
+                // A successor of the same name may be present already.
                 if inner.pods.get(&key).is_some_and(|pod| pod.metadata.uid == uid) {
                     inner.pods.remove(&key);
                 }
@@ -100,7 +97,6 @@ impl Pods {
         }
     }
 
-    /// Takes a change of a KuryrPort.
     pub fn apply_kuryr_port(&self, change: Change<KuryrPort>) {
         let mut inner = self.inner();
         let key = match change {
@@ -120,29 +116,27 @@ impl Pods {
         inner.wake(&key);
     }
 
-    /// What is known of the pod that a runtime names.
-    pub fn get(&self, name: &PodRef) -> Lookup {
+    pub fn get(&self, pod_ref: &PodRef) -> Lookup {
         let inner = self.inner();
-        if inner.gone.uids.contains(&name.uid) {
+        if inner.gone.uids.contains(&pod_ref.uid) {
             return Lookup::Gone;
         }
-        match inner.pods.get(&key(name)) {
-            Some(pod) if is_it(name, pod) && pod.is_terminal() => Lookup::Gone,
-            Some(pod) if is_it(name, pod) => Lookup::Present(pod.metadata.annotations.clone()),
+        match inner.pods.get(&key(pod_ref)) {
+            Some(pod) if is_same(pod_ref, pod) && pod.is_terminal() => Lookup::Gone,
+            Some(pod) if is_same(pod_ref, pod) => Lookup::Present(pod.metadata.annotations.clone()),
             _ => Lookup::Unknown,
         }
     }
 
-    /// What Kuryr says of the pod that a runtime names; `None` if it says nothing. `is_static` is whether the runtime
-    /// has said that it is a static pod.
-    pub fn kuryr(&self, name: &PodRef, is_static: bool) -> Option<Port> {
+    /// The KuryrPort of a pod. `is_static`: the annotations in the runtime's call are those of a static pod.
+    pub fn kuryr(&self, pod_ref: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
-        let port = inner.ports.get(&key(name))?;
-        // The UID of a static pod at the kubelet is not the one that it has in the API.
+        let port = inner.ports.get(&key(pod_ref))?;
+        // A static pod has another UID at the kubelet than in the API.
         let is_static = is_static
             || port.spec.pod_static == Some(true)
-            || inner.pods.get(&key(name)).is_some_and(Pod::is_static);
-        if !is_static && !name.uid.is_empty() && port.spec.pod_uid != name.uid {
+            || inner.pods.get(&key(pod_ref)).is_some_and(Pod::is_static);
+        if !is_static && !pod_ref.uid.is_empty() && port.spec.pod_uid != pod_ref.uid {
             return None;
         }
         let text =
@@ -151,35 +145,35 @@ impl Pods {
         Some(Port { spec_vifs: text(&port.spec.vifs), status_vifs })
     }
 
-    /// Whether all pods are known that there were at the beginning.
+    /// Whether the initial list is complete.
     pub fn is_synced(&self) -> bool {
         *self.inner().synced.borrow()
     }
 
-    /// Waits until [`Self::is_synced`].
+    /// Waits for [`Self::is_synced`].
     pub async fn until_synced(&self) {
         let mut synced = self.inner().synced.subscribe();
-        // The sender is ours, so that there is no end to wait for.
+        // Fails only if the sender is dropped, which `self` owns.
         let _ = synced.wait_for(|synced| *synced).await;
     }
 
-    /// Waits for changes of a pod from now on.
-    pub fn subscribe(&self, name: &PodRef) -> Subscription {
-        let key = key(name);
+    /// Subscribes to the changes of a pod from now on.
+    pub fn subscribe(&self, pod_ref: &PodRef) -> Subscription {
+        let key = key(pod_ref);
         let receiver =
             self.inner().waiting.entry(key.clone()).or_insert_with(|| watch::Sender::new(())).subscribe();
         Subscription { pods: self.clone(), key, receiver: Some(receiver) }
     }
 
-    /// The UID in the API of the pod that a runtime names, for what is told about it there.
-    pub fn api_uid(&self, name: &PodRef) -> Option<String> {
+    /// The UID in the API of a pod; that of a static pod differs from the kubelet's.
+    pub fn api_uid(&self, pod_ref: &PodRef) -> Option<String> {
         let inner = self.inner();
-        inner.pods.get(&key(name)).filter(|pod| is_it(name, pod)).map(|pod| pod.metadata.uid.clone())
+        inner.pods.get(&key(pod_ref)).filter(|pod| is_same(pod_ref, pod)).map(|pod| pod.metadata.uid.clone())
     }
 
-    /// The UID of what the API server has by a name, whichever pod it is.
-    pub fn uid_at(&self, name: &PodRef) -> Option<String> {
-        self.inner().pods.get(&key(name)).map(|pod| pod.metadata.uid.clone())
+    /// The UID of any pod with the name of this one.
+    pub fn uid_at(&self, pod_ref: &PodRef) -> Option<String> {
+        self.inner().pods.get(&key(pod_ref)).map(|pod| pod.metadata.uid.clone())
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -190,10 +184,10 @@ impl Pods {
 // === impl Subscription ===
 
 impl Subscription {
-    /// Returns after the next change, also one since the last call.
+    /// Returns after the next change, or at once after one since the last call.
     pub async fn changed(&mut self) {
         if let Some(receiver) = &mut self.receiver {
-            // The sender lives as long as there is a receiver.
+            // The sender is removed only after its last receiver.
             let _ = receiver.changed().await;
         }
     }
@@ -202,7 +196,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut inner = self.pods.inner();
-        // Under the lock, so that of two at once one is the last.
+        // Dropped under the lock, so that exactly one of two concurrent drops is the last.
         self.receiver = None;
         if inner.waiting.get(&self.key).is_some_and(|sender| sender.receiver_count() == 0) {
             inner.waiting.remove(&self.key);
@@ -223,7 +217,7 @@ impl Inner {
 // === impl Gone ===
 
 impl Gone {
-    /// It is there after all: it was moved here again, or could not be read for a while.
+    /// A pod comes back if it is moved here again, or was undecodable for a while.
     fn remove(&mut self, uid: &str) {
         if self.uids.remove(uid) {
             self.order.retain(|other| other != uid);
@@ -235,7 +229,7 @@ impl Gone {
             return;
         }
         self.order.push_back(uid.to_owned());
-        if self.order.len() > MOST_GONE
+        if self.order.len() > MAX_GONE
             && let Some(oldest) = self.order.pop_front()
         {
             self.uids.remove(&oldest);
@@ -243,13 +237,13 @@ impl Gone {
     }
 }
 
-fn key(name: &PodRef) -> ObjectKey {
-    ObjectKey::new(&name.namespace, &name.name)
+fn key(pod_ref: &PodRef) -> ObjectKey {
+    ObjectKey::new(&pod_ref.namespace, &pod_ref.name)
 }
 
-/// Whether the API's pod is the one that a runtime names. Static pods have a UID of their own at the kubelet.
-fn is_it(name: &PodRef, pod: &Pod) -> bool {
-    name.uid.is_empty() || name.uid == pod.metadata.uid || pod.is_static()
+/// Whether an API pod is the one that the runtime names.
+fn is_same(pod_ref: &PodRef, pod: &Pod) -> bool {
+    pod_ref.uid.is_empty() || pod_ref.uid == pod.metadata.uid || pod.is_static()
 }
 
 #[cfg(test)]
@@ -274,22 +268,25 @@ mod tests {
     }
 
     #[test]
-    fn pain_6_a_pod_is_known_by_its_uid_and_not_by_its_name_alone() {
+    fn pods_of_the_same_name_are_told_apart_by_uid() {
         let pods = Pods::default();
         pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
         assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Present(_)));
-        assert!(matches!(pods.get(&named("web-0", "u2")), Lookup::Unknown), "its successor is not known yet");
+        assert!(
+            matches!(pods.get(&named("web-0", "u2")), Lookup::Unknown),
+            "the successor has not been delivered"
+        );
         pods.apply_pod(Change::Applied(pod("web-0", "u2", "")));
         pods.apply_pod(gone("web-0", "u1"));
         assert!(
             matches!(pods.get(&named("web-0", "u2")), Lookup::Present(_)),
-            "a late event takes nothing from it"
+            "a late event does not remove the successor"
         );
         assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Gone));
     }
 
     #[test]
-    fn a_static_pod_has_another_uid_at_the_kubelet() {
+    fn a_static_pod_is_found_by_the_uid_of_the_kubelet() {
         let pods = Pods::default();
         let mirror = r#","annotations":{"kubernetes.io/config.source":"file"}"#;
         pods.apply_pod(Change::Applied(pod("etcd", "u-api", mirror)));
@@ -300,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_at_its_end_is_gone_though_it_is_still_listed() {
+    fn a_terminated_pod_is_gone() {
         let pods = Pods::default();
         let mut ended = pod("job", "u1", "");
         ended.status.phase = "Succeeded".to_owned();
@@ -309,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken_by_the_change_and_nobody_else() {
+    async fn a_change_wakes_the_subscribers_of_its_pod_only() {
         let pods = Pods::default();
         let (mut a, mut b) = (pods.subscribe(&named("a", "")), pods.subscribe(&named("b", "")));
         pods.apply_pod(Change::Applied(pod("a", "u1", "")));
@@ -318,13 +315,13 @@ mod tests {
         pods.apply_pod(gone("b", "u2"));
         timeout(Duration::from_secs(5), b.changed()).await.unwrap();
         drop((a, b));
-        assert!(pods.inner().waiting.is_empty(), "nothing is kept of who waited");
+        assert!(pods.inner().waiting.is_empty(), "subscriptions do not leak");
     }
 
     #[test]
-    fn those_who_are_gone_are_remembered_for_a_while_only() {
+    fn the_number_of_remembered_gone_pods_is_bounded() {
         let pods = Pods::default();
-        for number in 0..=MOST_GONE {
+        for number in 0..=MAX_GONE {
             pods.apply_pod(gone("a", &number.to_string()));
         }
         assert!(matches!(pods.get(&named("a", "0")), Lookup::Unknown));
@@ -332,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_a_kuryr_port_belongs_to_a_pod_of_the_same_uid() {
+    fn a_kuryr_port_belongs_to_the_pod_with_its_uid() {
         let pods = Pods::default();
         let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"},"status":{"vifs":{"eth0":{}}}}"#;
         pods.apply_kuryr_port(Change::Applied(serde_json::from_str(port).unwrap()));
@@ -340,7 +337,7 @@ mod tests {
             pods.kuryr(&named("web", "u1"), false).unwrap().status_vifs.as_deref(),
             Some(r#"{"eth0":{}}"#)
         );
-        assert!(pods.kuryr(&named("web", "u2"), false).is_none(), "the port of its predecessor");
+        assert!(pods.kuryr(&named("web", "u2"), false).is_none(), "the KuryrPort of the predecessor");
         pods.apply_pod(Change::Applied(pod(
             "web",
             "u9",

@@ -20,8 +20,8 @@ struct KuryrPortSink {
     initial_sync: Option<InitialSync>,
 }
 
-/// Watches the pods of a node. `on_change` gets the key of each pod that was added, modified or deleted, after `pods` was
-/// updated; it must not block.
+/// Watches the pods of a node. `on_change` gets the key of each pod that was added, modified or deleted,
+/// after `pods` was updated; it must not block.
 pub fn watch_pods(
     watches: &Watches,
     node_name: &str,

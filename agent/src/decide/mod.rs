@@ -109,7 +109,7 @@ impl Decider {
             }
             if Instant::now() < deadline {
                 is_reported = true;
-                self.events.tell(request.pod, Reason::WaitingForVif, format!("waiting for {missing}"));
+                self.events.record(request.pod, Reason::WaitingForVif, format!("waiting for {missing}"));
                 continue;
             }
             let reason = match self.source {
@@ -117,7 +117,7 @@ impl Decider {
                 VifSource::Auto | VifSource::Annotation | VifSource::Ipam => Reason::TimedOutWaitingForVif,
             };
             let error = DecideError::TimedOut { missing, waited: self.timeout };
-            self.events.tell(request.pod, reason, error.to_string());
+            self.events.record(request.pod, reason, error.to_string());
             return Err(error);
         }
     }
@@ -132,7 +132,7 @@ impl Decider {
         decided: &VifRequest,
         deadline: Instant,
     ) -> Result<(), DecideError> {
-        self.events.tell(
+        self.events.record(
             request.pod,
             Reason::WaitingForActiveVifs,
             "the interface is plugged; waiting for its VIF to become active",
@@ -151,7 +151,7 @@ impl Decider {
             }
             if timeout_at(deadline, changes.changed()).await.is_err() {
                 let error = DecideError::TimedOut { missing: "active VIF", waited: self.timeout };
-                self.events.tell(request.pod, Reason::TimedOutWaitingForActiveVifs, error.to_string());
+                self.events.record(request.pod, Reason::TimedOutWaitingForActiveVifs, error.to_string());
                 return Err(error);
             }
         }

@@ -1,7 +1,7 @@
-//! A database that goes on after the disk was full.
+//! A redb file that survives I/O errors.
 //!
-//! redb refuses all work from the first write on that failed, until its file is opened again: also when there is room again. And it
-//! panics over pages that are not what they say.
+//! After a failed write, for instance on a full disk, redb refuses all work until the file is reopened. And
+//! redb panics over corrupt pages.
 
 use std::{
     any::Any,
@@ -17,30 +17,30 @@ use redb::{Builder, Database, ReadTransaction, ReadableDatabase as _, WriteTrans
 
 use crate::crash::{self, Step};
 
-/// An open file, which is opened again after an error.
+/// A redb file that is reopened after an error.
 pub struct DurableDb {
     path: PathBuf,
     open: RwLock<Open>,
-    /// It has been said.
+    /// Whether the current failure has been logged.
     is_failing: AtomicBool,
 }
 
 struct Open {
-    /// None if it could not be opened again.
+    /// `None` if reopening failed.
     database: Option<Database>,
-    /// How often it was opened again.
-    times: u64,
+    /// Counts the reopenings.
+    generation: u64,
 }
 
-/// In bytes. The files are small, and on a tmpfs; a copy of all of their pages, made by many threads a few at a time, would keep as much
-/// memory again from being given back.
-const CACHE: usize = 128 << 10;
+/// Bytes. The files are small and on a tmpfs; a cache of all their pages, filled by many threads, would
+/// double the memory and keep the allocator from returning it.
+const CACHE_SIZE: usize = 128 << 10;
 
 // === impl DurableDb ===
 
 impl DurableDb {
     pub fn new(database: Database, path: &Path) -> Self {
-        let open = Open { database: Some(database), times: 0 };
+        let open = Open { database: Some(database), generation: 0 };
         Self { path: path.to_owned(), open: RwLock::new(open), is_failing: AtomicBool::new(false) }
     }
 
@@ -48,10 +48,10 @@ impl DurableDb {
         &self.path
     }
 
-    /// Reads.
+    /// Runs a read transaction.
     ///
     /// # Errors
-    /// If it fails, and also with the file opened again.
+    /// If the transaction fails again after the file was reopened.
     pub fn read<T>(
         &self,
         read: impl Fn(&ReadTransaction) -> Result<T, redb::Error>,
@@ -59,10 +59,11 @@ impl DurableDb {
         self.retried(|database| read(&database.begin_read()?))
     }
 
-    /// Writes, all or nothing, and durably.
+    /// Runs a write transaction, and makes it durable.
     ///
     /// # Errors
-    /// If it fails, and also with the file opened again. Then nothing was written, as far as the disk can be believed.
+    /// If the transaction fails again after the file was reopened. Then nothing was written, unless the disk
+    /// lies.
     pub fn write(
         &self,
         write: impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
@@ -77,16 +78,17 @@ impl DurableDb {
         })
     }
 
-    /// What failed half way may be in the file or not: it is done again as a whole.
+    /// Runs `work`, and once more after reopening the file. It must be idempotent: the outcome of a failed
+    /// commit is unknown.
     fn retried<T>(&self, work: impl Fn(&Database) -> Result<T, redb::Error>) -> Result<T, redb::Error> {
         let attempt = |open: &Open| match &open.database {
             Some(database) => catch_panic(|| work(database)),
             None => Err(redb::Error::DatabaseClosed),
         };
-        let (failed, times) = {
+        let (failed, generation) = {
             let open = self.open();
             match attempt(&open) {
-                Err(error) => (error, open.times),
+                Err(error) => (error, open.generation),
                 done => {
                     self.is_failing.store(false, Ordering::Relaxed);
                     return done;
@@ -94,21 +96,21 @@ impl DurableDb {
             }
         };
         if !self.is_failing.swap(true, Ordering::Relaxed) {
-            tracing::warn!(path = ?self.path, error = %failed, "opening the file again");
+            tracing::warn!(path = ?self.path, error = %failed, "reopening a file after an error");
         }
-        self.open_again(times)?;
+        self.reopen(generation)?;
         attempt(&self.open())
     }
 
-    /// Opens the file again, unless somebody else has since.
-    fn open_again(&self, times: u64) -> Result<(), redb::Error> {
+    /// Reopens the file, unless another thread has done so since `generation`.
+    fn reopen(&self, generation: u64) -> Result<(), redb::Error> {
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
-        if open.times == times || open.database.is_none() {
-            // It has a lock on the file.
+        if open.generation == generation || open.database.is_none() {
+            // An open database holds a lock on the file.
             open.database = None;
             open.database = Some(catch_panic(|| Ok(builder().open(&self.path)?))?);
             crash::point(Step::StoreOpened);
-            open.times += 1;
+            open.generation += 1;
         }
         Ok(())
     }
@@ -118,19 +120,19 @@ impl DurableDb {
     }
 }
 
-/// How files are opened.
+/// The options with which all files are opened.
 pub fn builder() -> Builder {
     let mut builder = Database::builder();
-    builder.set_cache_size(CACHE);
+    builder.set_cache_size(CACHE_SIZE);
     builder
 }
 
-/// What a closure gives; a panic is an error.
-pub fn catch_panic<T>(what: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
-    catch_unwind(AssertUnwindSafe(what)).unwrap_or_else(|panic: Box<dyn Any + Send>| {
+/// Turns a panic into [`redb::Error::Corrupted`].
+pub fn catch_panic<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(redb::Error::Corrupted(format!("it makes no sense: {text}")))
+        Err(redb::Error::Corrupted(format!("redb panicked: {text}")))
     })
 }
 

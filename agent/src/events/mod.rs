@@ -1,8 +1,9 @@
-//! What is told about a pod to those who look at the pod: Kubernetes' Events.
+//! Kubernetes Events about pods.
 //!
-//! To tell is to leave a note and go on: nobody waits for the API server, and a note for which there is no room is
-//! counted and lost.
+//! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event
+//! that finds the queue full is dropped and counted.
 
+mod pod_event;
 mod rate_limit;
 mod recorder;
 mod series;
@@ -13,59 +14,55 @@ use crate::{
     cluster::{PodRef, Pods},
     metrics::EventMetrics,
 };
-pub use recorder::{PodEvent, Recorder};
+pub use pod_event::PodEvent;
+pub use recorder::Recorder;
 
-/// Where notes are left. Cloning it is cheap, and leaves them at the same place.
+/// The sending end of the queue. Clones share the queue.
 #[derive(Clone)]
 pub struct Events {
-    /// With the pods as the API server knows them.
     sender: Option<(mpsc::Sender<PodEvent>, Pods)>,
     metrics: EventMetrics,
 }
 
-/// Why there is a note. Where Kuryr had a reason for the same, it is that one.
+/// The reason of an Event; the same as Kuryr's where Kuryr has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// An ADD waits until the pod's VIF is decided.
+    /// An ADD waits for the decision about the pod's VIF.
     WaitingForVif,
-    /// It waited in vain.
     TimedOutWaitingForVif,
-    /// The same, for a KuryrPort.
     TimedOutWaitingForKuryrPort,
-    /// The interface is there, and an ADD waits until its VIF is active.
+    /// The interface is plugged; the ADD waits for its VIF to become active.
     WaitingForActiveVifs,
-    /// It waited in vain.
     TimedOutWaitingForActiveVifs,
-    /// The VIF cannot be used.
+    /// The VIF cannot be decoded, or violates an admission rule.
     VifRefused,
-    /// The interface could not be made.
     PlugFailed,
 }
 
-/// As many notes may wait; more than all pods of a node leave at once.
-const WAITING: usize = 1024;
+/// More than all pods of a node cause at once.
+const QUEUE_CAPACITY: usize = 1024;
 
 // === impl Events ===
 
 impl Events {
-    /// For an agent without an API server: nothing is kept.
-    pub fn nowhere(metrics: EventMetrics) -> Self {
+    /// For an agent without an API server: drops all Events.
+    pub fn disabled(metrics: EventMetrics) -> Self {
         Self { sender: None, metrics }
     }
 
-    /// With the end at which the notes arrive.
+    /// A queue, with its receiving end. `pods` provides the UIDs of static pods.
     pub fn channel(metrics: EventMetrics, pods: Pods) -> (Self, mpsc::Receiver<PodEvent>) {
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         (Self { sender: Some((sender, pods)), metrics }, receiver)
     }
 
-    /// Leaves a note. What is not a pod of Kubernetes has nobody to read it.
-    pub fn tell(&self, pod: &PodRef, reason: Reason, note: impl Into<String>) {
+    /// Queues an Event. Containers outside Kubernetes get none.
+    pub fn record(&self, pod: &PodRef, reason: Reason, note: impl Into<String>) {
         let Some((sender, pods)) = self.sender.as_ref().filter(|_| pod.is_of_kubernetes()) else { return };
         let event = PodEvent {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
-            // A static pod's is another one at the kubelet.
+            // The kubelet has another UID for a static pod than the API.
             uid: pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone()),
             reason: reason.as_str(),
             is_warning: reason.is_warning(),
@@ -80,7 +77,6 @@ impl Events {
 // === impl Reason ===
 
 impl Reason {
-    /// As it stands in the Event.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::WaitingForVif => "CNIWaitingForVIF",
@@ -93,7 +89,6 @@ impl Reason {
         }
     }
 
-    /// Whether something is wrong.
     pub fn is_warning(self) -> bool {
         !matches!(self, Self::WaitingForVif | Self::WaitingForActiveVifs)
     }
@@ -109,31 +104,31 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_is_told_of_by_its_uid_in_the_api() {
+    fn an_event_about_a_static_pod_has_the_uid_of_the_api() {
         let pods = Pods::default();
         let mirror = r#"{"metadata":{"namespace":"n","name":"etcd","uid":"u-api",
             "annotations":{"kubernetes.io/config.source":"file"}}}"#;
         pods.apply_pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
         let (events, mut notes) = Events::channel(EventMetrics::default(), pods);
-        events.tell(&pod("n", "etcd", "hash-of-the-file"), Reason::PlugFailed, "no such interface");
-        events.tell(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");
+        events.record(&pod("n", "etcd", "hash-of-the-file"), Reason::PlugFailed, "no such interface");
+        events.record(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");
         let (first, second) = (notes.try_recv().unwrap(), notes.try_recv().unwrap());
         assert_eq!((first.uid.as_str(), first.reason, first.is_warning), ("u-api", "CNIPlugFailed", true));
         assert_eq!(
             (second.uid.as_str(), second.is_warning),
             ("u1", false),
-            "one that the API server has not told of yet"
+            "a pod that the watch has not delivered yet"
         );
     }
 
     #[test]
-    fn a_note_without_room_is_counted_and_nobody_waits() {
+    fn an_event_that_finds_the_queue_full_is_dropped_and_counted() {
         let metrics = EventMetrics::default();
         let (events, _notes) = Events::channel(metrics.clone(), Pods::default());
-        for _ in 0..WAITING + 3 {
-            events.tell(&pod("n", "web", "u1"), Reason::PlugFailed, "");
+        for _ in 0..QUEUE_CAPACITY + 3 {
+            events.record(&pod("n", "web", "u1"), Reason::PlugFailed, "");
         }
-        events.tell(&pod("", "container-of-podman", ""), Reason::PlugFailed, "has nobody to read it");
+        events.record(&pod("", "container-of-podman", ""), Reason::PlugFailed, "not of Kubernetes");
         assert_eq!(metrics.lost.get(), 3);
     }
 }

@@ -1,48 +1,49 @@
-//! How many Events a node may write: a bucket of tokens.
+//! The rate limit of a node's Events: a token bucket.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Tokens, one for each request.
+/// One token per request.
 #[derive(Debug)]
-pub(super) struct Ration {
+pub(super) struct RateLimit {
     tokens: f64,
     since: Instant,
 }
 
-/// A rack of pods that start together, each with one thing to say. As client-go has it for one object.
+/// Pods that start together, with one Event each. client-go allows the same for one object.
 const BURST: f64 = 25.0;
-/// 360 an hour for the whole node. client-go gives 12 to each object: thirty pods that fail all day would have as many, and
-/// of a hundred the rest is counted. A thousand nodes that all fail write a hundred Events a second.
+/// 360 requests per hour and node; a thousand failing nodes write a hundred Events per second. client-go
+/// allows 12 per hour and object: thirty failing pods reach the same rate.
 const REFILL: Duration = Duration::from_secs(10);
-/// What series leave for what is new, so that a hundred pods that fail all day do not hide the one that begins to.
-const KEPT: f64 = 10.0;
+/// Tokens that counts leave for first Events, so that a hundred pods that fail all day do not hide a newly
+/// failing one.
+const RESERVED: f64 = 10.0;
 
-// === impl Ration ===
+// === impl RateLimit ===
 
-impl Default for Ration {
+impl Default for RateLimit {
     fn default() -> Self {
         Self { tokens: BURST, since: Instant::now() }
     }
 }
 
-impl Ration {
-    /// For something that was not told before.
-    pub fn take_for_new(&mut self) -> bool {
+impl RateLimit {
+    /// Takes a token for the first Event of a series.
+    pub fn take_for_first(&mut self) -> bool {
         self.take(1.0)
     }
 
-    /// For more of the same.
-    pub fn take_for_more(&mut self) -> bool {
-        self.take(1.0 + KEPT)
+    /// Takes a token for the count of a series.
+    pub fn take_for_count(&mut self) -> bool {
+        self.take(1.0 + RESERVED)
     }
 
-    /// When [`Self::take_for_more`] gets a token, if nobody else takes one until then.
-    pub fn again_at(&mut self) -> Instant {
+    /// When [`Self::take_for_count`] succeeds next, if no token is taken until then.
+    pub fn next_count_at(&mut self) -> Instant {
         self.refill();
-        // A millisecond more than is missing, so that no rounding makes it too early.
-        let missing = (1.0 + KEPT - self.tokens).max(0.0);
+        // One millisecond more, against rounding.
+        let missing = (1.0 + RESERVED - self.tokens).max(0.0);
         self.since + REFILL.mul_f64(missing) + Duration::from_millis(1)
     }
 
@@ -73,21 +74,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_is_allowed_and_then_one_each_ten_seconds() {
-        let mut ration = Ration::default();
-        assert_eq!(taken(|| ration.take_for_new()), 25);
+    async fn a_burst_is_allowed_and_then_one_request_per_ten_seconds() {
+        let mut limit = RateLimit::default();
+        assert_eq!(taken(|| limit.take_for_first()), 25);
         advance(Duration::from_secs(61)).await;
-        assert_eq!(taken(|| ration.take_for_new()), 6);
+        assert_eq!(taken(|| limit.take_for_first()), 6);
         advance(Duration::from_secs(86_400)).await;
-        assert_eq!(taken(|| ration.take_for_new()), 25, "and no more is saved up");
+        assert_eq!(taken(|| limit.take_for_first()), 25, "the burst is capped");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn more_of_the_same_leaves_some_for_what_is_new() {
-        let mut ration = Ration::default();
-        assert_eq!(taken(|| ration.take_for_more()), 15);
-        assert_eq!(taken(|| ration.take_for_new()), 10);
-        sleep_until(ration.again_at()).await;
-        assert_eq!(taken(|| ration.take_for_more()), 1);
+    async fn counts_leave_tokens_for_first_events() {
+        let mut limit = RateLimit::default();
+        assert_eq!(taken(|| limit.take_for_count()), 15);
+        assert_eq!(taken(|| limit.take_for_first()), 10);
+        sleep_until(limit.next_count_at()).await;
+        assert_eq!(taken(|| limit.take_for_count()), 1);
     }
 }

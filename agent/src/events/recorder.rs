@@ -1,7 +1,8 @@
-//! Writes notes about pods to the API server, as Events of `events.k8s.io/v1`.
+//! Writes Events about pods to the API server (`events.k8s.io/v1`).
 //!
-//! An Event costs every node of a cluster a write to etcd, just when much goes wrong. So what happens again to a pod is not
-//! told again but counted (a *series*), all of it is rationed, and what the API server does not take is dropped.
+//! Each Event is a write to etcd, and all nodes have Events just when a cluster is in trouble. Repetitions
+//! are therefore counted in a *series*, requests are rate limited, and failed ones are dropped after one
+//! retry.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +15,8 @@ use tokio::{
 };
 
 use super::{
-    rate_limit::Ration,
+    pod_event::{PodEvent, collection},
+    rate_limit::RateLimit,
     series::{AllSeries, Key, Series},
 };
 use crate::{
@@ -23,41 +25,26 @@ use crate::{
     metrics::EventMetrics,
 };
 
-/// A note about a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodEvent {
-    pub namespace: String,
-    pub name: String,
-    /// As the API server has it; empty if that is not known.
-    pub uid: String,
-    /// In one word, for programs.
-    pub reason: &'static str,
-    /// Whether something is wrong.
-    pub is_warning: bool,
-    /// One line.
-    pub note: String,
-}
-
-/// Who writes them.
+/// Sends queued Events.
 pub struct Recorder {
     api: Arc<Api>,
     node: String,
     metrics: EventMetrics,
     series: AllSeries,
-    ration: Ration,
+    limit: RateLimit,
     backoff: Backoff,
-    /// Whether it was said already that Events are not taken.
-    failing: bool,
+    /// Whether the current failure has been logged.
+    is_failing: bool,
 }
 
 const CONTROLLER: &str = "ferrule-agent";
-/// All notes are of ADDs.
+/// All Events are about ADDs.
 const ACTION: &str = "Add";
-/// The API server takes no longer ones (`pkg/apis/core/validation/events.go` in Kubernetes).
-const MOST_NOTE: usize = 1024;
-const MOST_INSTANCE: usize = 128;
-/// The longest name of an object, and what is put behind the pod's.
-const MOST_NAME: usize = 253;
+/// Bytes; limits of the API server (`pkg/apis/core/validation/events.go` in Kubernetes).
+const MAX_NOTE: usize = 1024;
+const MAX_INSTANCE: usize = 128;
+/// Bytes of an object's name, and of the suffix after the pod's name.
+const MAX_NAME: usize = 253;
 const SUFFIX: usize = 1 + 16;
 const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_secs(30))
     .with_jitter()
@@ -66,23 +53,22 @@ const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_s
 // === impl Recorder ===
 
 impl Recorder {
-    /// `node` is the name of the node that the Events are from.
     pub fn new(api: Arc<Api>, node: &str, metrics: EventMetrics) -> Self {
         Self {
             api,
-            node: cut(node, MOST_INSTANCE).to_owned(),
+            node: truncate(node, MAX_INSTANCE).to_owned(),
             metrics,
             series: AllSeries::default(),
-            ration: Ration::default(),
+            limit: RateLimit::default(),
             backoff: Backoff::new(BACKOFF),
-            failing: false,
+            is_failing: false,
         }
     }
 
-    /// Writes what arrives until nobody can leave a note any more.
-    pub async fn run(mut self, mut notes: mpsc::Receiver<PodEvent>) {
+    /// Sends Events until all senders of the queue are dropped.
+    pub async fn run(mut self, mut queue: mpsc::Receiver<PodEvent>) {
         loop {
-            let due = self.series.due().map(|due| due.max(self.ration.again_at()));
+            let due = self.series.due().map(|due| due.max(self.limit.next_count_at()));
             let wait = async {
                 match due {
                     Some(due) => sleep_until(due).await,
@@ -90,58 +76,58 @@ impl Recorder {
                 }
             };
             tokio::select! {
-                note = notes.recv() => match note {
-                    Some(note) => self.note(note).await,
+                event = queue.recv() => match event {
+                    Some(event) => self.record(event).await,
                     None => return,
                 },
-                () = wait => self.count().await,
+                () = wait => self.send_count().await,
             }
         }
     }
 
-    /// Counts a note to its series, or begins one with a new Event.
-    async fn note(&mut self, note: PodEvent) {
-        let key = Key::of(&note);
-        if self.series.again(&key) {
+    /// Counts the Event in its series, or sends it as the first of a new series.
+    async fn record(&mut self, event: PodEvent) {
+        let key = Key::of(&event);
+        if self.series.count(&key) {
             return;
         }
-        if !self.ration.take_for_new() {
+        if !self.limit.take_for_first() {
             self.metrics.lost.inc();
             return;
         }
-        let (name, event) = self.event(&note);
-        let request = request(Method::POST, collection(&note.namespace), "application/json", &event);
+        let (name, json) = self.json(&event);
+        let request = request(Method::POST, collection(&event.namespace), "application/json", &json);
         if self
-            .send(&format!("create an Event about the pod {}/{}", note.namespace, note.name), request)
+            .send(&format!("create an Event about the pod {}/{}", event.namespace, event.name), request)
             .await
             .is_ok()
         {
-            self.series.begin(key, Series::new(note.namespace, name));
+            self.series.insert(key, Series::new(event.namespace, name));
         }
     }
 
-    /// Tells how long one series has become that has not been told for a while.
-    async fn count(&mut self) {
-        if !self.ration.take_for_more() {
+    /// Sends the count of the series that has waited longest.
+    async fn send_count(&mut self) {
+        if !self.limit.take_for_count() {
             return;
         }
-        let Some((key, path, count)) = self.series.tell() else { return };
+        let Some((key, path, count)) = self.series.next_due() else { return };
         let series = json!({ "series": { "count": count, "lastObservedTime": now() } });
         let request = request(Method::PATCH, path, "application/merge-patch+json", &series);
         if self.send("count an Event", request).await.is_err_and(|error| error.is_not_found()) {
-            // Somebody has deleted it, so that the next one is a new one.
-            self.series.forget(&key);
+            // The Event was deleted: the next repetition starts a new series.
+            self.series.remove(&key);
         }
     }
 
-    /// Tries twice at most. After each failure nothing is sent for a while.
+    /// Sends a request, with one retry. Waits after each failure.
     async fn send(&mut self, what: &str, request: Request<Vec<u8>>) -> Result<(), ApiError> {
         let mut first = true;
         loop {
             let error = match self.api.write(what, request.clone()).await {
                 Ok(_) => {
                     self.metrics.sent.inc();
-                    self.failing = false;
+                    self.is_failing = false;
                     return Ok(());
                 }
                 Err(error) => error,
@@ -149,57 +135,52 @@ impl Recorder {
             if error.is_unauthorized() {
                 self.api.reload();
             }
-            let again = first && may_pass(&error);
-            if !again {
+            let retries = first && is_transient(&error);
+            if !retries {
                 self.metrics.failed.inc();
             }
-            if !again && !std::mem::replace(&mut self.failing, true) {
-                tracing::warn!(%error, "Events about pods are lost{}", error.remedy());
+            if !retries && !std::mem::replace(&mut self.is_failing, true) {
+                tracing::warn!(%error, "dropping Events about pods{}", error.remedy());
             }
-            if may_pass(&error) {
+            if is_transient(&error) {
                 sleep(self.backoff.next_requested(error.retry_after(), Instant::now())).await;
             }
-            if !again {
+            if !retries {
                 return Err(error);
             }
             first = false;
         }
     }
 
-    /// A new Event and its name.
-    fn event(&self, note: &PodEvent) -> (String, Value) {
-        let pod = cut(&note.name, MOST_NAME - SUFFIX).trim_end_matches(['.', '-']);
+    /// The name and the JSON of a new Event.
+    fn json(&self, pod_event: &PodEvent) -> (String, Value) {
+        let pod = truncate(&pod_event.name, MAX_NAME - SUFFIX).trim_end_matches(['.', '-']);
         let name = format!("{pod}.{:016x}", fastrand::u64(..));
         let event = json!({
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": { "namespace": note.namespace, "name": name },
+            "metadata": { "namespace": pod_event.namespace, "name": name },
             "eventTime": now(),
             "reportingController": CONTROLLER,
             "reportingInstance": self.node,
             "action": ACTION,
-            "reason": note.reason,
+            "reason": pod_event.reason,
             "regarding": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": note.namespace, "name": note.name, "uid": note.uid,
+                "apiVersion": "v1", "kind": "Pod", "namespace": pod_event.namespace, "name": pod_event.name, "uid": pod_event.uid,
             },
-            "note": cut(&note.note, MOST_NOTE),
-            "type": if note.is_warning { "Warning" } else { "Normal" },
+            "note": truncate(&pod_event.note, MAX_NOTE),
+            "type": if pod_event.is_warning { "Warning" } else { "Normal" },
         });
         (name, event)
     }
 }
 
-/// Whether the same request may be taken a little later.
-fn may_pass(error: &ApiError) -> bool {
+/// Whether a retry of the same request may succeed.
+fn is_transient(error: &ApiError) -> bool {
     match error {
         ApiError::Refused { status, .. } => matches!(status.code, 401 | 408 | 429 | 500..),
         _ => true,
     }
-}
-
-/// Names of namespaces and pods are checked before they come here, so that they can be part of a path.
-pub(super) fn collection(namespace: &str) -> String {
-    format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events")
 }
 
 fn request(method: Method, path: String, kind: &'static str, body: &Value) -> Request<Vec<u8>> {
@@ -214,8 +195,8 @@ fn now() -> MicroTime {
     MicroTime(Timestamp::now())
 }
 
-/// As much of a text as has room, in whole characters.
-fn cut(text: &str, most: usize) -> &str {
+/// Truncates a text to a number of bytes, between two characters.
+fn truncate(text: &str, most: usize) -> &str {
     text.get(..text.floor_char_boundary(most)).unwrap_or(text)
 }
 

@@ -21,8 +21,8 @@ struct Position {
     position: String,
 }
 
-/// The schema version of stored objects. It increases with each field that is stored in addition, so that a checkpoint of an
-/// older agent is not mistaken for a complete one.
+/// The schema version of stored objects. It increases with each field that is stored in addition, so that a
+/// checkpoint of an older agent is not mistaken for a complete one.
 const SCHEMA: u32 = 1;
 /// Watch → [`Position`] as JSON.
 const POSITIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("positions");

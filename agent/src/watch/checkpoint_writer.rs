@@ -76,7 +76,8 @@ impl CheckpointWriter {
         self.changes.len() + self.writing.as_ref().map_or(0, |(_, update)| update.objects.len())
     }
 
-    /// Starts to write the changes up to a position, unless a write is in progress or the position has not moved.
+    /// Starts to write the changes up to a position, unless a write is in progress or the position has not
+    /// moved.
     pub(super) async fn save(&mut self, position: &str) {
         if self.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished()) {
             return;
@@ -101,8 +102,8 @@ impl CheckpointWriter {
         self.writing = Some((writing, update));
     }
 
-    /// Waits for the write in progress. The changes of a failed one are pending again, below later ones: a position is never
-    /// durable without the changes before it.
+    /// Waits for the write in progress. The changes of a failed one are pending again, below later ones: a
+    /// position is never durable without the changes before it.
     pub(super) async fn finish(&mut self) {
         let Some((writing, update)) = self.writing.take() else { return };
         if writing.await.unwrap_or_default() {

@@ -41,7 +41,8 @@ impl WatchError {
         matches!(self, Self::Api(error) if error.is_unsupported())
     }
 
-    /// Whether a streamed list may have failed because the server cannot stream lists. On etcd 3.4 no error says so.
+    /// Whether a streamed list may have failed because the server cannot stream lists. On etcd 3.4 no error
+    /// says so.
     pub(super) fn may_be_unsupported(&self) -> bool {
         match self {
             Self::Api(error @ ApiError::Refused { .. }) => error.is_server_error(),

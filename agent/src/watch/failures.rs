@@ -59,9 +59,9 @@ impl Failures {
         self.since = self.since.or(since);
     }
 
-    /// After an expired position. One expiration in a while is normal, and is followed by a relist at once. A server that
-    /// expires each new position gets slower and slower requests; failures of other kinds do not count, because a server
-    /// that comes back after them often has no history.
+    /// After an expired position. One expiration in a while is normal, and is followed by a relist at once. A
+    /// server that expires each new position gets slower and slower requests; failures of other kinds do not
+    /// count, because a server that comes back after them often has no history.
     pub(super) fn expired(&mut self, error: &WatchError, now: Instant) -> Retry {
         let wait = self.expirations.next(now);
         if self.expirations.failures() == 1 {

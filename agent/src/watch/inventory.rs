@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::object::ObjectKey;
 
-/// The known objects and the position. While a list is in progress, the position stands still: the objects of a list come in
-/// no order, so that none of their versions is a position to resume from.
+/// The known objects and the position. While a list is in progress, the position stands still: the objects of
+/// a list come in no order, so that none of their versions is a position to resume from.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     position: Option<String>,
@@ -62,8 +62,8 @@ impl Inventory {
         self.position = Some(position);
     }
 
-    /// Adds or updates an object. Returns the object of the same key that it replaces, whose deletion was missed. `version`
-    /// becomes the position.
+    /// Adds or updates an object. Returns the object of the same key that it replaces, whose deletion was
+    /// missed. `version` becomes the position.
     pub(super) fn apply(&mut self, key: ObjectKey, uid: String, version: String) -> Option<Removed> {
         self.list(&key);
         let replaced = self.known.insert(key.clone(), uid.clone()).filter(|before| *before != uid);
@@ -71,7 +71,8 @@ impl Inventory {
         replaced.map(|uid| Removed { key, uid })
     }
 
-    /// Removes an object. A late deletion of an earlier object of the same key, with another UID, removes nothing.
+    /// Removes an object. A late deletion of an earlier object of the same key, with another UID, removes
+    /// nothing.
     pub(super) fn delete(&mut self, key: ObjectKey, uid: &str, version: String) -> Option<Removed> {
         let removed = if self.known.get(&key).is_some_and(|known| known == uid) {
             self.known.remove(&key).map(|uid| Removed { key, uid })
@@ -108,8 +109,8 @@ impl Inventory {
         }
     }
 
-    /// Completes a list. Removes and returns, in the order of their keys, the objects that the list lacks: their deletions were
-    /// missed.
+    /// Completes a list. Removes and returns, in the order of their keys, the objects that the list lacks:
+    /// their deletions were missed.
     pub(super) fn end_list(&mut self, position: String) -> Vec<Removed> {
         let listed = self.listed.take().unwrap_or_default();
         let lost = self.known.extract_if(|key, _| !listed.contains(key));

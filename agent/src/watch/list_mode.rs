@@ -2,8 +2,8 @@
 
 use super::error::WatchError;
 
-/// A streamed list (`sendInitialEvents`) costs the server less memory than pages, and continues as a watch. Not every server
-/// can stream lists.
+/// A streamed list (`sendInitialEvents`) costs the server less memory than pages, and continues as a watch.
+/// Not every server can stream lists.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListMode {
     #[default]
@@ -17,8 +17,8 @@ pub(super) enum ListMode {
 // === impl ListMode ===
 
 impl ListMode {
-    /// Reacts to a streamed list that failed. Returns whether pages should be requested at once; otherwise they are requested
-    /// after the backoff, because the server may be overloaded.
+    /// Reacts to a streamed list that failed. Returns whether pages should be requested at once; otherwise
+    /// they are requested after the backoff, because the server may be overloaded.
     pub(super) fn stream_failed(&mut self, error: &WatchError) -> bool {
         if error.is_unsupported() {
             *self = Self::Pages;

@@ -1,8 +1,9 @@
 //! List+watch loops that resume: the changes of API objects, in order, across interruptions and restarts.
 //!
-//! [`Watches`] owns one loop per source (see [`reflector`]), generic over the object type. A loop passes each change to its
-//! [`Sink`], and checkpoints the objects and the position in a [`CheckpointStore`], from which a restarted agent resumes. It
-//! calls the sink directly: a slow sink delays the stream, and nothing queues up.
+//! [`Watches`] owns one loop per source (see [`reflector`]), generic over the object type. A loop passes each
+//! change to its [`Sink`], and checkpoints the objects and the position in a [`CheckpointStore`], from which
+//! a restarted agent resumes. It calls the sink directly: a slow sink delays the stream, and nothing queues
+//! up.
 
 mod checkpoint;
 mod checkpoint_db;

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
     fn key(&self) -> ObjectKey;
     fn uid(&self) -> &str;
-    /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use for it.
+    /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use
+    /// for it.
     fn take_version(&mut self) -> String;
 }
 

@@ -1,4 +1,5 @@
-//! The loop of one watch: list, then follow; resume after an interruption, and relist only if the position is lost.
+//! The loop of one watch: list, then follow; resume after an interruption, and relist only if the position is
+//! lost.
 //!
 //! ```text
 //!             ┌──────────────── checkpoint ─────────────────────┐
@@ -10,12 +11,13 @@
 //!                                                                  └── any other end ◀───────┘
 //! ```
 //!
-//! The loop does the I/O. The decisions are pure: [`Inventory`] (objects and position), [`ListMode`], [`Silence`] (streams
-//! without events) and [`Failures`] (retries and health).
+//! The loop does the I/O. The decisions are pure: [`Inventory`] (objects and position), [`ListMode`],
+//! [`Silence`] (streams without events) and [`Failures`] (retries and health).
 //!
-//! kube-runtime's `watcher` (5.0.0) does not fit: after a 410 as the response, and not in the stream, it watches from the same
-//! position again and never relists (`State::InitListed`); it ignores `retryAfterSeconds`; its position is a private field
-//! that ends with the process; and an undecodable object ends its stream.
+//! kube-runtime's `watcher` (5.0.0) does not fit: after a 410 as the response, and not in the stream, it
+//! watches from the same position again and never relists (`State::InitListed`); it ignores
+//! `retryAfterSeconds`; its position is a private field that ends with the process; and an undecodable object
+//! ends its stream.
 
 use std::{marker::PhantomData, ops::ControlFlow, sync::Arc, time::Duration};
 
@@ -84,7 +86,8 @@ struct Deadlines {
 
 /// A stream that ends sooner is reopened with backoff.
 const SHORT: Duration = Duration::from_secs(1);
-/// Seconds. The request asks the server to end the stream after a random time from this to its double, as client-go does.
+/// Seconds. The request asks the server to end the stream after a random time from this to its double, as
+/// client-go does.
 const WATCH_SECONDS: u64 = 300;
 /// A stream that ends at most this much before the requested time ends as requested.
 const EARLY: Duration = Duration::from_secs(5);

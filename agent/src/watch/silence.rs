@@ -1,9 +1,10 @@
 //! Distinguishes a quiet cluster from a watch that does not deliver changes. Pure.
 //!
-//! Silent streams are common in both cases. A proxy may hold responses back or may have lost its upstream. But a real API
-//! server, too, sends a bookmark only after something of the resource has changed, or after etcd has reported progress, which
-//! it does every ten minutes unless asked (`cacheWatcher.process` and `Cacher.dispatchEvents` in Kubernetes). A list tells
-//! the two apart: the stream should have delivered everything in the list that is newer than the position.
+//! Silent streams are common in both cases. A proxy may hold responses back or may have lost its upstream.
+//! But a real API server, too, sends a bookmark only after something of the resource has changed, or after
+//! etcd has reported progress, which it does every ten minutes unless asked (`cacheWatcher.process` and
+//! `Cacher.dispatchEvents` in Kubernetes). A list tells the two apart: the stream should have delivered
+//! everything in the list that is newer than the position.
 
 use std::time::Duration;
 
@@ -61,8 +62,8 @@ pub(super) struct Comparison {
 /// The result of a [`Comparison`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// The server has another history than the positions of the watch, for instance restored from a backup. It delivers
-    /// nothing to a watch from its future, for hours: no event, no bookmark, no error.
+    /// The server has another history than the positions of the watch, for instance restored from a backup.
+    /// It delivers nothing to a watch from its future, for hours: no event, no bookmark, no error.
     OtherHistory,
     MissedChanges,
     /// `is_healthy` unless the stream was so short that it may hide a failure.
@@ -81,7 +82,8 @@ pub(super) enum Verdict {
     Deaf,
 }
 
-/// After a stream that lasted this long, or the read timeout if that is shorter, a known-quiet watch resumes at once.
+/// After a stream that lasted this long, or the read timeout if that is shorter, a known-quiet watch resumes
+/// at once.
 const UNHURRIED: Duration = Duration::from_secs(30);
 /// After this long, the first silent stream resumes at once (client-go's "very short watch").
 const SHORT: Duration = Duration::from_secs(1);
@@ -111,14 +113,15 @@ impl Silence {
         self.had_events
     }
 
-    /// Notes an event. Returns whether it ends a silence that was healthy, and has to be reported differently.
+    /// Notes an event. Returns whether it ends a silence that was healthy, and has to be reported
+    /// differently.
     pub(super) fn event(&mut self) -> bool {
         (self.had_events, self.silent_streams) = (true, 0);
         std::mem::take(&mut self.cause) == Cause::Quiet
     }
 
-    /// Whether a stream without an event that has been open for a while proves a healthy watch. Silence is no failure, unless
-    /// the streams before it were silent as well and the cause is unknown.
+    /// Whether a stream without an event that has been open for a while proves a healthy watch. Silence is no
+    /// failure, unless the streams before it were silent as well and the cause is unknown.
     pub(super) fn is_healthy_after(&self, open: Duration) -> bool {
         match self.cause {
             Cause::None => open >= SETTLED,
@@ -132,7 +135,8 @@ impl Silence {
         self.cause == Cause::None
     }
 
-    /// Notes a silent stream. Returns whether a list should be compared now: not after the first one, nor too often.
+    /// Notes a silent stream. Returns whether a list should be compared now: not after the first one, nor too
+    /// often.
     pub(super) fn stream_was_silent(&mut self, end: &SilentEnd, now: Instant) -> bool {
         self.silent_streams = self.silent_streams.saturating_add(1);
         if self.cause == Cause::None && !end.as_requested {

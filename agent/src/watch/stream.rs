@@ -7,10 +7,11 @@ use tokio_util::codec::{Decoder as _, LinesCodec};
 
 use crate::chain::chain;
 
-/// A body that is split into lines of at most 8 MiB. The codec drops what exceeds that, up to the end of the line.
+/// A body that is split into lines of at most 8 MiB. The codec drops what exceeds that, up to the end of the
+/// line.
 ///
-/// This drives the codec itself, because tokio-util's `FramedRead` reports an overlong line as the end of the stream, and
-/// then decodes no buffered line before more bytes arrive.
+/// This drives the codec itself, because tokio-util's `FramedRead` reports an overlong line as the end of the
+/// stream, and then decodes no buffered line before more bytes arrive.
 pub(super) struct Lines {
     body: Body,
     buffer: BytesMut,

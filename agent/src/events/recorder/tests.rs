@@ -1,4 +1,4 @@
-//! What the API server gets to see, and what it does to us.
+//! The recorder's requests, and its reactions to responses.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// An API server that answers by a script, with 201 at its end.
+/// An API server that sends scripted replies, and then 201.
 #[derive(Clone, Default)]
 struct Server {
     replies: Arc<Mutex<VecDeque<Reply>>>,
@@ -23,7 +23,7 @@ struct Server {
 #[derive(Clone, Copy)]
 enum Reply {
     Code(u16),
-    /// With seconds to wait.
+    /// 429, with `Retry-After` in seconds.
     Busy(u64),
     Hang,
 }
@@ -85,8 +85,8 @@ impl Test {
         Self { server, metrics, notes }
     }
 
-    /// Leaves a note about a pod, and gives it time to be written.
-    async fn tell(&self, pod: &str) {
+    /// Queues an Event about a pod, and lets the recorder run.
+    async fn record(&self, pod: &str) {
         self.notes.send(note(pod)).await.unwrap();
         sleep(Duration::from_millis(1)).await;
     }
@@ -116,9 +116,9 @@ fn secs(seconds: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_is_as_the_api_server_wants_it() {
+async fn an_event_has_the_fields_that_the_api_server_requires() {
     let test = Test::start([]);
-    test.tell("web-0").await;
+    test.record("web-0").await;
     let [asked] = test.asked().try_into().unwrap();
     assert_eq!((asked.method, asked.kind.as_str()), (Method::POST, "application/json"));
     assert_eq!(asked.path, "/apis/events.k8s.io/v1/namespaces/shop/events");
@@ -143,7 +143,7 @@ async fn an_event_is_as_the_api_server_wants_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_long_is_cut_to_what_the_api_server_takes() {
+async fn long_fields_are_truncated_to_the_limits_of_the_api_server() {
     let test = Test::start([]);
     let long = PodEvent {
         name: format!("{}-{}", "a".repeat(235), "b".repeat(17)),
@@ -154,24 +154,28 @@ async fn what_is_too_long_is_cut_to_what_the_api_server_takes() {
     sleep(secs(1)).await;
     let body = &test.asked()[0].body;
     let (pod, _) = body["metadata"]["name"].as_str().unwrap().rsplit_once('.').unwrap();
-    assert_eq!(pod, "a".repeat(235), "a part that ends in a dash is no name");
+    assert_eq!(pod, "a".repeat(235), "a name must not end in a dash before the dot");
     assert_eq!(body["note"].as_str().unwrap().len(), 1024);
     assert_eq!(body["regarding"]["name"].as_str().unwrap().len(), 253);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happens_again_is_counted_on_the_first_event_once_a_minute() {
+async fn repetitions_are_counted_on_the_first_event_once_a_minute() {
     let test = Test::start([]);
-    test.tell("a").await;
+    test.record("a").await;
     for _ in 0..30 {
         sleep(secs(5)).await;
-        test.tell("a").await;
+        test.record("a").await;
     }
-    test.tell("b").await;
+    test.record("b").await;
     sleep(secs(100)).await;
     let asked = test.asked();
     let methods: Vec<_> = asked.iter().map(|it| it.method.as_str()).collect();
-    assert_eq!(methods, ["POST", "PATCH", "PATCH", "POST", "PATCH"], "the last one without another note");
+    assert_eq!(
+        methods,
+        ["POST", "PATCH", "PATCH", "POST", "PATCH"],
+        "the last count needs no further repetition"
+    );
     let name = asked[0].body["metadata"]["name"].as_str().unwrap();
     let patches: Vec<_> = asked.iter().filter(|it| it.method == Method::PATCH).collect();
     for patch in &patches {
@@ -185,76 +189,73 @@ async fn what_happens_again_is_counted_on_the_first_event_once_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_reason_pod_or_time_is_another_event() {
+async fn another_reason_pod_or_time_starts_a_new_series() {
     let test = Test::start([]);
-    test.tell("a").await;
+    test.record("a").await;
     test.notes.send(PodEvent { uid: "its-successor".to_owned(), ..note("a") }).await.unwrap();
     test.notes.send(PodEvent { reason: "CNIWaitingForVIF", is_warning: false, ..note("a") }).await.unwrap();
     sleep(secs(601)).await;
-    test.tell("a").await;
+    test.record("a").await;
     let asked = test.asked();
     assert!(asked.len() == 4 && asked.iter().all(|it| it.method == Method::POST), "{asked:?}");
     assert_eq!(asked[2].body["type"], "Normal");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_where_all_fails_does_not_flood_the_api_server() {
+async fn a_node_where_every_add_fails_does_not_flood_the_api_server() {
     let test = Test::start([]);
     for pod in 0..200 {
-        test.tell(&pod.to_string()).await;
+        test.record(&pod.to_string()).await;
     }
     assert_eq!(test.counted(), [25, 0, 175]);
     for pod in 0..200 {
-        test.tell(&pod.to_string()).await;
+        test.record(&pod.to_string()).await;
     }
     sleep(secs(3600)).await;
     let asked = test.asked().len();
-    assert!(
-        (50..=25 + 360).contains(&asked),
-        "{asked} in an hour, and each series was told: 25 Events, 25 counts"
-    );
+    assert!((50..=25 + 360).contains(&asked), "{asked} requests in an hour; each of 25 series was counted");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_api_server_is_left_alone_for_as_long_as_it_asks() {
+async fn retry_after_of_a_busy_api_server_is_respected() {
     let test = Test::start([Reply::Busy(20), Reply::Busy(40)]);
-    test.tell("a").await;
-    test.tell("b").await;
+    test.record("a").await;
+    test.record("b").await;
     sleep(secs(300)).await;
     let asked = test.asked();
-    assert_eq!(asked.len(), 3, "once more, then dropped, and on with the next");
+    assert_eq!(asked.len(), 3, "one retry, then the next Event");
     assert!(asked[1].at - asked[0].at >= secs(20) && asked[2].at - asked[1].at >= secs(40), "{asked:?}");
     assert_eq!(
         asked[0].body["metadata"], asked[1].body["metadata"],
-        "the same Event, which there can be one of only"
+        "the retry has the same name, so that it creates no duplicate"
     );
     assert_eq!(test.counted(), [1, 1, 0]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_for_good_is_not_tried_again() {
+async fn permanent_refusals_are_not_retried() {
     let test = Test::start([Reply::Code(403), Reply::Code(422)]);
-    test.tell("a").await;
-    test.tell("a").await;
-    test.tell("a").await;
+    test.record("a").await;
+    test.record("a").await;
+    test.record("a").await;
     assert_eq!((test.asked().len(), test.counted()), (3, [1, 2, 0]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_somebody_deleted_is_begun_anew() {
+async fn a_deleted_event_is_created_again() {
     let test = Test::start([Reply::Code(201), Reply::Code(404)]);
-    test.tell("a").await;
-    test.tell("a").await;
+    test.record("a").await;
+    test.record("a").await;
     sleep(secs(100)).await;
-    test.tell("a").await;
+    test.record("a").await;
     let methods: Vec<_> = test.asked().iter().map(|it| it.method.clone()).collect();
     assert_eq!(methods, [Method::POST, Method::PATCH, Method::POST]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_does_not_answer_holds_up_nobody_who_leaves_notes() {
+async fn a_hanging_api_server_does_not_block_callers() {
     let test = Test::start([Reply::Hang, Reply::Hang]);
-    test.tell("a").await;
+    test.record("a").await;
     for pod in 0..64 {
         test.notes.try_send(note(&pod.to_string())).unwrap();
     }

@@ -39,7 +39,8 @@ pub(super) struct Asked {
     pub query: String,
 }
 
-/// The script, and what was asked so far. When the script is at its end, requests hang, if nothing else was said.
+/// The script, and what was asked so far. When the script is at its end, requests hang, if nothing else was
+/// said.
 #[derive(Clone)]
 pub(super) struct Script(Arc<Mutex<Inner>>);
 
