@@ -13,9 +13,9 @@ use tokio::{
 };
 
 use super::{
-    Settings,
     evidence::{Evidence, Proof, Witness},
     observations::{Identity, Observations},
+    settings::Settings,
     verdict::{Plan, Verdict},
 };
 use crate::{

@@ -6,6 +6,7 @@
 mod link_gone;
 mod netns_gone;
 mod pod_gone;
+mod proof;
 
 use std::{
     fmt,
@@ -13,6 +14,7 @@ use std::{
 };
 
 pub(super) use self::pod_gone::Witness;
+pub use self::proof::Proof;
 use self::{link_gone::link_gone, netns_gone::netns_gone};
 use crate::registry::{Attachment, Key, Registry, State};
 
@@ -30,14 +32,6 @@ pub struct Evidence {
     pub pod_gone: Option<Proof>,
     /// No call runs on the key.
     pub not_in_work: Proof,
-}
-
-/// A claim, and what was observed about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proof {
-    pub holds: bool,
-    /// One line.
-    pub observed: String,
 }
 
 // === impl Evidence ===
@@ -99,18 +93,6 @@ impl fmt::Display for Evidence {
             write!(f, "{separator}{name}: {holds}, {observed}")?;
         }
         Ok(())
-    }
-}
-
-// === impl Proof ===
-
-impl Proof {
-    pub(super) fn yes(observed: impl Into<String>) -> Self {
-        Self { holds: true, observed: observed.into() }
-    }
-
-    pub(super) fn no(observed: impl Into<String>) -> Self {
-        Self { holds: false, observed: observed.into() }
     }
 }
 

@@ -12,6 +12,7 @@ mod observations;
 mod queue;
 mod rebuild;
 mod recover;
+mod settings;
 mod verdict;
 
 use std::{sync::Arc, time::Duration};
@@ -27,6 +28,7 @@ pub use deferred::DeferredDels;
 pub use evidence::{Evidence, Proof};
 pub use queue::Queue;
 pub use recover::Recovery;
+pub use settings::{PERIOD, Settings};
 
 /// Garbage-collects a node's attachments.
 pub struct Reconciler {
@@ -36,19 +38,6 @@ pub struct Reconciler {
     metrics: ReconcileMetrics,
 }
 
-/// The pace of garbage collection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// From one round to the next; jitter is added.
-    pub period: Duration,
-    /// The minimal time between the two observations that a removal needs.
-    pub spacing: Duration,
-}
-
-/// The default period (Kuryr's `watch_reconcile_period`).
-pub const PERIOD: Duration = Duration::from_secs(120);
-/// Longer than a runtime takes from the creation of a namespace to its ADD, or from the unmount to its DEL.
-const SPACING: Duration = Duration::from_secs(30);
 /// The delay of the first round: a watch that resumes delivers the missed events in its first moments.
 const FIRST_ROUND_DELAY: Duration = Duration::from_secs(5);
 
@@ -117,14 +106,5 @@ impl Reconciler {
                 () = self.queue.overflowed() => {}
             }
         }
-    }
-}
-
-// === impl Settings ===
-
-impl Settings {
-    /// One round per period.
-    pub fn every(period: Duration) -> Self {
-        Self { period, spacing: SPACING.min(period) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Settings, evidence::Evidence};
+use super::{evidence::Evidence, settings::Settings};
 
 /// Whether garbage collection may remove an attachment, and if not, why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

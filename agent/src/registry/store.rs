@@ -10,6 +10,7 @@ mod identity;
 mod open;
 mod quarantine;
 mod schema;
+mod tables;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -24,15 +25,14 @@ use redb::WriteTransaction;
 use tokio::sync::watch;
 
 use super::{attachment::Attachment, key::Key};
-use crate::{
-    chain::chain,
-    crash::{self, Step},
-    durable::DurableDb,
-};
-use contents::{ATTACHMENTS, COOLDOWN, Contents, INCOMPLETE, LAYOUT, META, millis};
+use crate::{chain::chain, durable::DurableDb};
+use contents::{Contents, millis};
 pub use error::StoreError;
 pub use identity::Identity;
-pub use open::{Condition, Opened};
+pub use open::Condition;
+use open::OpenFile;
+use schema::Migration;
+use tables::{ATTACHMENTS, COOLDOWN, INCOMPLETE, LAYOUT, META};
 
 /// The attachments and the addresses in cooldown, durably.
 pub struct Store {
@@ -40,6 +40,13 @@ pub struct Store {
     /// When expired cooldowns were last pruned, in milliseconds since boot.
     pruned: AtomicU64,
     trouble: watch::Sender<Option<String>>,
+}
+
+/// An open store and its records.
+pub struct Opened {
+    pub store: Store,
+    pub contents: Contents,
+    pub condition: Condition,
 }
 
 /// Between two prunings of expired cooldowns.
@@ -55,11 +62,15 @@ impl Store {
     /// If the store cannot be opened or written, or belongs to a newer layout or another network namespace;
     /// the file then stays as it was.
     pub fn open_as(path: &Path, own: &Identity) -> Result<Opened, StoreError> {
-        open::open(path, schema::MIGRATIONS, own)
+        Self::open_with(path, schema::MIGRATIONS, own)
     }
 
-    fn new(database: redb::Database, path: &Path) -> Self {
-        let database = DurableDb::new(database, path);
+    fn open_with(path: &Path, migrations: &[Migration], own: &Identity) -> Result<Opened, StoreError> {
+        let OpenFile { database, contents, condition } = open::open(path, migrations, own)?;
+        Ok(Opened { store: Self::new(database), contents, condition })
+    }
+
+    fn new(database: DurableDb) -> Self {
         Self { database, pruned: AtomicU64::new(0), trouble: watch::Sender::default() }
     }
 
@@ -173,11 +184,4 @@ impl Store {
     fn failed(&self, operation: &'static str, source: redb::Error) -> StoreError {
         StoreError::Access { operation, path: self.database.path().to_owned(), source: Box::new(source) }
     }
-}
-
-fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
-    crash::point(Step::StoreWritten);
-    transaction.commit()?;
-    crash::point(Step::StoreCommitted);
-    Ok(())
 }

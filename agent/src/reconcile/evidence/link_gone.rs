@@ -1,6 +1,6 @@
 //! Whether the host links of attachments are gone.
 
-use super::Proof;
+use super::proof::Proof;
 use crate::{
     chain::chain,
     plug::{

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use super::Proof;
+use super::proof::Proof;
 use crate::{
     chain::chain,
     plug::netns::{Netns, NetnsError},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Proof;
+use super::proof::Proof;
 use crate::{
     cluster::{Lookup, PodRef, Pods},
     health::{Health, State as Healthy},

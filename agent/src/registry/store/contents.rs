@@ -1,22 +1,14 @@
-//! The tables of the store, and their encoding.
+//! All records of a store: reading and writing them at once.
 
 use std::{io, net::IpAddr, time::Duration};
 
-use redb::{ReadTransaction, ReadableTable as _, TableDefinition, TableError, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable as _, TableError, WriteTransaction};
 
-use super::identity::{self, Identity};
+use super::{
+    identity::{self, Identity},
+    tables::{ATTACHMENTS, COOLDOWN, INCOMPLETE, LAYOUT, META},
+};
 use crate::registry::attachment::Attachment;
-
-pub(super) const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
-/// In [`META`]: the schema version of the tables.
-pub(super) const LAYOUT: &str = "schema";
-/// In [`META`]: attachments of the kernel may lack a record. The entry survives restarts, until a rebuild has
-/// accounted for every interface.
-pub(super) const INCOMPLETE: &str = "unsettled";
-/// Key as text → [`Attachment`] as JSON.
-pub(super) const ATTACHMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("attachments");
-/// Address as text → its release, in milliseconds since boot.
-pub(super) const COOLDOWN: TableDefinition<'_, &str, u64> = TableDefinition::new("resting");
 
 /// All records of a store.
 #[derive(Debug, Default)]

@@ -13,8 +13,9 @@ use std::{
 use redb::{Database, ReadableDatabase as _, StorageBackend as _, backends::InMemoryBackend};
 
 use super::{
-    Contents, Identity, StoreError,
-    contents::{layout, read},
+    contents::{Contents, layout, read},
+    error::StoreError,
+    identity::Identity,
     schema::{Migration, migrate, needed, newest},
 };
 use crate::{chain::chain, durable::catch_panic};

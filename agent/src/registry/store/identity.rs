@@ -18,7 +18,7 @@ use redb::{
     TableError, WriteTransaction,
 };
 
-use super::contents::{ATTACHMENTS, COOLDOWN, INCOMPLETE, META};
+use super::tables::{ATTACHMENTS, COOLDOWN, INCOMPLETE, META};
 use crate::registry::NetnsId;
 
 /// A boot and a network namespace. A namespace's inode number can be reused, but the host's namespace lives

@@ -5,24 +5,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use redb::{Database, ReadableDatabase as _};
+use redb::{Database, ReadableDatabase as _, WriteTransaction};
 
 use super::{
-    Contents, Identity, Store, StoreError, commit,
-    contents::{initialize, layout, read},
+    contents::{Contents, initialize, layout, read},
+    error::StoreError,
     examine::{Unfit, examine},
-    identity,
+    identity::{self, Identity},
     quarantine::{self, place},
     schema::{Migration, migrate, newest},
 };
 use crate::{
     crash::{self, Step},
-    durable::{builder, catch_panic},
+    durable::{DurableDb, builder, catch_panic},
 };
 
-/// An open store and its records.
-pub struct Opened {
-    pub store: Store,
+/// An open file and its records.
+pub(super) struct OpenFile {
+    pub database: DurableDb,
     pub contents: Contents,
     pub condition: Condition,
 }
@@ -41,7 +41,7 @@ pub enum Condition {
 }
 
 /// Opens a store, and migrates it to the newest layout, for an agent of this identity.
-pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Result<Opened, StoreError> {
+pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Result<OpenFile, StoreError> {
     let condition = match examine(path, migrations, own) {
         Ok(()) => None,
         Err(Unfit::Refused(error)) => return Err(error),
@@ -65,8 +65,8 @@ pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Res
     let (database, contents) = catch_panic(|| open_file(path, migrations, own))
         .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
     let found = if contents.is_incomplete { Condition::Incomplete } else { Condition::Intact };
-    let store = Store::new(database, path);
-    Ok(Opened { store, contents, condition: condition.unwrap_or(found) })
+    let database = DurableDb::new(database, path);
+    Ok(OpenFile { database, contents, condition: condition.unwrap_or(found) })
 }
 
 /// Opens the file itself, with a write, so that a store that is not writable fails now and not at the first
@@ -120,4 +120,11 @@ fn create(path: &Path, migrations: &[Migration], contents: &Contents) -> Result<
             Err(error)
         }
     }
+}
+
+pub(super) fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
+    crash::point(Step::StoreWritten);
+    transaction.commit()?;
+    crash::point(Step::StoreCommitted);
+    Ok(())
 }

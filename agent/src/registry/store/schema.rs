@@ -9,7 +9,7 @@ use std::io;
 use redb::{ReadableTable as _, StorageError, WriteTransaction};
 use serde_json::{Map, Value, json};
 
-use super::{ATTACHMENTS, LAYOUT, META};
+use super::tables::{ATTACHMENTS, LAYOUT, META};
 
 /// Migrates a store from one layout to the next, in a transaction that the caller commits.
 pub type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;

@@ -80,7 +80,7 @@ impl Store {
 }
 
 fn open_with(path: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
-    open::open(path, migrations, &identity("boot", "4:1"))
+    Store::open_with(path, migrations, &identity("boot", "4:1"))
 }
 
 fn identity(boot: &str, netns: &str) -> Identity {

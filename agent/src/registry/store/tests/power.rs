@@ -46,8 +46,8 @@ fn power_cut_at_any_moment_loses_no_committed_record() {
     let database = Database::builder().create_with_backend(disk.clone()).unwrap();
     let transaction = database.begin_write().unwrap();
     contents::initialize(&transaction, schema::newest(schema::MIGRATIONS), &Contents::default()).unwrap();
-    commit(transaction).unwrap();
-    let store = Store::new(database, Path::new("on a disk"));
+    open::commit(transaction).unwrap();
+    let store = Store::new(DurableDb::new(database, Path::new("on a disk")));
     store.adopt(&[], &[], true).unwrap();
     // The committed contents, and the length of the history at that moment.
     let mut commits = vec![(disk.history().done.len(), store.load().unwrap().attachments)];
