@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_the_same_name_are_told_apart_by_uid() {
+    fn pods_of_the_same_name_are_distinguished_by_uid() {
         let pods = Pods::default();
         pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
         assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Present(_)));

@@ -1,4 +1,4 @@
-//! How a watch behaves, against a server that does exactly what each test says.
+//! The behaviour of a watch against a scripted API server.
 
 mod script;
 mod silence;
@@ -61,22 +61,22 @@ impl Object for TestObject {
     }
 }
 
-/// A watch with all that it tells.
+/// A running watch with its outputs.
 struct Test {
     script: Script,
-    told: Told,
-    memory: Kept,
+    changes: Changes,
+    checkpoints: Checkpoints,
     health: Health,
     metrics: Metrics,
     stop: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
-/// What was told, as short texts: `+a/u1`, `-a/u1`, `synced`.
+/// The changes that the sink received, as short texts: `+a/u1`, `-a/u1`, `synced`.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<String>>>);
+struct Changes(Arc<Mutex<Vec<String>>>);
 
 #[derive(Clone, Default)]
-struct Kept {
+struct Checkpoints {
     saved: Arc<Mutex<Option<Saved>>>,
     is_full: Arc<AtomicBool>,
 }
@@ -84,7 +84,7 @@ struct Kept {
 /// Position, identity and objects.
 type Saved = (String, String, BTreeMap<String, Vec<u8>>);
 
-impl Sink<TestObject> for Told {
+impl Sink<TestObject> for Changes {
     fn apply(&self, change: Change<TestObject>) {
         self.0.lock().unwrap().push(match change {
             Change::Applied(object) => format!("+{}/{}", object.key().name, object.uid()),
@@ -94,7 +94,7 @@ impl Sink<TestObject> for Told {
     }
 }
 
-impl CheckpointStore for Kept {
+impl CheckpointStore for Checkpoints {
     fn load(&self, _: &str, identity: &str) -> Option<Checkpoint> {
         let (position, of, objects) =
             self.saved.lock().unwrap().clone().filter(|(_, of, _)| of == identity)?;
@@ -133,16 +133,16 @@ const SETTINGS: Settings = Settings {
 
 impl Test {
     fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
-        Self::go_on(replies, Kept::default())
+        Self::restart(replies, Checkpoints::default())
     }
 
-    /// As a restarted agent does.
-    fn go_on(replies: impl IntoIterator<Item = Reply>, memory: Kept) -> Self {
-        Self::with(replies, memory, SETTINGS)
+    /// Starts the watch of a restarted agent.
+    fn restart(replies: impl IntoIterator<Item = Reply>, checkpoints: Checkpoints) -> Self {
+        Self::with(replies, checkpoints, SETTINGS)
     }
 
-    fn with(replies: impl IntoIterator<Item = Reply>, memory: Kept, settings: Settings) -> Self {
-        let (script, told, health) = (Script::new(replies), Told::default(), Health::default());
+    fn with(replies: impl IntoIterator<Item = Reply>, checkpoints: Checkpoints, settings: Settings) -> Self {
+        let (script, changes, health) = (Script::new(replies), Changes::default(), Health::default());
         let metrics = Metrics::default();
         let reflector = Reflector::new(
             Scope {
@@ -151,19 +151,19 @@ impl Test {
                 selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
             },
             Arc::new(Api::with_client(script.client())),
-            told.clone(),
-            Arc::new(memory.clone()),
+            changes.clone(),
+            Arc::new(checkpoints.clone()),
             settings,
             metrics.watch.clone(),
             health.component("pods", false, ""),
         );
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(reflector.run(stopped));
-        Self { script, told, memory, health, metrics, stop: Some((stop, task)) }
+        Self { script, changes, checkpoints, health, metrics, stop: Some((stop, task)) }
     }
 
-    fn told(&self) -> Vec<String> {
-        self.told.0.lock().unwrap().clone()
+    fn changes(&self) -> Vec<String> {
+        self.changes.0.lock().unwrap().clone()
     }
 
     fn asked(&self) -> Vec<Asked> {
@@ -175,7 +175,7 @@ impl Test {
     }
 
     fn position(&self) -> Option<String> {
-        self.memory.saved.lock().unwrap().as_ref().map(|(position, ..)| position.clone())
+        self.checkpoints.saved.lock().unwrap().as_ref().map(|(position, ..)| position.clone())
     }
 
     async fn stop(&mut self) {
@@ -219,7 +219,7 @@ fn page(pods: &[String], version: u64, token: &str) -> Reply {
     )
 }
 
-/// A stream that begins with a list of one pod, `a`, at position 10.
+/// A stream that begins with a list of one object, `a`, at position 10.
 fn listing(then: impl IntoIterator<Item = Step>) -> Reply {
     let list = [event("ADDED", "a", "u1", 5), bookmark(10, true)];
     Reply::Stream(list.into_iter().chain(then).collect())
@@ -230,11 +230,11 @@ fn secs(seconds: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_streamed_and_goes_over_into_the_watch() {
+async fn a_streamed_list_continues_as_a_watch() {
     let test =
         Test::start([listing([event("MODIFIED", "a", "u1", 11), event("ADDED", "b", "u2", 12), Step::Hang])]);
     sleep(secs(5)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "+a/u1", "+b/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+a/u1", "+b/u2"]);
     let [asked] = test.asked().try_into().unwrap();
     for part in [
         "fieldSelector=spec.nodeName%3Dnode",
@@ -248,7 +248,7 @@ async fn a_list_is_streamed_and_goes_over_into_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_streams_no_lists_is_asked_for_pages() {
+async fn a_server_that_cannot_stream_lists_gets_requests_for_pages() {
     let test = Test::start([
         status(422),
         page(&[pod("a", "u1", 3)], 10, "more"),
@@ -256,16 +256,16 @@ async fn a_server_that_streams_no_lists_is_asked_for_pages() {
         Reply::Stream(vec![event("ADDED", "c", "u3", 11), Step::Hang]),
     ]);
     sleep(secs(5)).await;
-    assert_eq!(test.told(), ["+a/u1", "+b/u2", "synced", "+c/u3"]);
+    assert_eq!(test.changes(), ["+a/u1", "+b/u2", "synced", "+c/u3"]);
     let asked = test.asked();
     assert!(asked[1].query.contains("limit=500") && !asked[1].query.contains("continue"), "{asked:?}");
     assert!(asked[2].query.contains("continue=more"), "{asked:?}");
     assert!(asked[3].query.contains("resourceVersion=10"), "{asked:?}");
-    assert!(asked[3].at < secs(1), "without a pause");
+    assert!(asked[3].at < secs(1), "without backoff");
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_a_watch_that_ends_resumes_where_it_was_without_delay_and_without_a_list() {
+async fn an_ended_stream_resumes_at_its_position_without_delay_or_relist() {
     let end = || Step::Wait(secs(2));
     let test = Test::start([
         listing([event("ADDED", "b", "u2", 12), end()]),
@@ -276,14 +276,14 @@ async fn fix_a_watch_that_ends_resumes_where_it_was_without_delay_and_without_a_
     sleep(secs(10)).await;
     let asked = test.asked();
     let versions: Vec<_> = asked.iter().map(|it| version(&it.query)).collect();
-    assert_eq!(versions, ["", "12", "20", "20"], "also a bookmark moves the position");
+    assert_eq!(versions, ["", "12", "20", "20"], "a bookmark moves the position");
     assert!(asked[3].at < Duration::from_millis(6100), "no delay: {asked:?}");
-    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2", "-b/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+b/u2", "-b/u2"]);
     assert_eq!(test.position().as_deref(), Some("25"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_streams_that_end_at_once_do_not_make_a_hot_loop() {
+async fn streams_that_end_at_once_are_retried_with_backoff() {
     for says in [Vec::new(), vec![bookmark(20, false)]] {
         let ends = (0..200).map(|_| Reply::Stream(says.clone()));
         let test = Test::start(std::iter::once(listing([])).chain(ends));
@@ -294,10 +294,10 @@ async fn fix_streams_that_end_at_once_do_not_make_a_hot_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_an_expired_position_is_listed_again_and_a_lost_deletion_is_found() {
+async fn an_expired_position_leads_to_a_relist_that_finds_missed_deletions() {
     for (expired, how) in [
         (Reply::Stream(vec![error(410, r#","reason":"Expired""#)]), "in the stream"),
-        (status(410), "as the answer"),
+        (status(410), "as the response"),
     ] {
         let test = Test::start([
             listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
@@ -306,14 +306,14 @@ async fn fix_an_expired_position_is_listed_again_and_a_lost_deletion_is_found() 
         ]);
         sleep(secs(20)).await;
         let expected = ["+a/u1", "synced", "+b/u2", "-a/u1", "+a/u9", "-b/u2"];
-        assert_eq!(test.told(), expected, "{how}: `a` is another one of the same name, and `b` is gone");
+        assert_eq!(test.changes(), expected, "{how}: `a` was replaced and `b` deleted");
         assert_eq!(test.position().as_deref(), Some("31"));
         assert_eq!(version(&test.asked()[2].query), "", "{how}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_sends_us_in_circles_gets_slower_and_slower_requests() {
+async fn a_server_that_expires_each_new_position_gets_requests_with_backoff() {
     let circle = |_| [listing([]), Reply::Stream(vec![error(410, "")])];
     let test = Test::start((0..50).flat_map(circle));
     sleep(secs(120)).await;
@@ -322,7 +322,7 @@ async fn a_server_that_sends_us_in_circles_gets_slower_and_slower_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_retry_after_is_obeyed_in_the_header_and_in_the_status() {
+async fn retry_after_is_respected_in_the_header_and_in_the_status() {
     let header = Reply::Whole(429, vec![("retry-after", "7".to_owned())], String::new());
     let stream = Reply::Stream(vec![error(504, r#","details":{"retryAfterSeconds":9}"#)]);
     let test = Test::start([listing([Step::Wait(secs(2))]), header, stream, Reply::Stream(vec![Step::Hang])]);
@@ -334,24 +334,24 @@ async fn fix_retry_after_is_obeyed_in_the_header_and_in_the_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_after_the_retry_timeout_it_is_unhealthy_and_goes_on_trying() {
+async fn a_watch_is_unhealthy_after_the_retry_timeout_and_keeps_retrying() {
     let mut replies = vec![listing([Step::Wait(secs(2))])];
     replies.extend((0..40).map(|_| status(500)));
     let mut test = Test::start(replies);
     sleep(secs(50)).await;
-    assert_eq!(test.state(), State::Healthy, "for as long as it may be short");
+    assert_eq!(test.state(), State::Healthy, "within the retry timeout");
     sleep(secs(20)).await;
     assert_eq!(test.state(), State::Unhealthy);
     sleep(secs(600)).await;
     let asked = test.asked();
     let last = asked.last().unwrap().at;
-    assert!(last > secs(600), "it goes on: {last:?}");
-    assert!(asked.len() < 45, "with pauses: {}", asked.len());
+    assert!(last > secs(600), "retries: {last:?}");
+    assert!(asked.len() < 45, "with backoff: {}", asked.len());
     test.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_healthy_again_when_it_follows_again() {
+async fn a_watch_recovers_when_its_stream_is_accepted() {
     let mut replies = vec![listing([Step::Wait(secs(2))])];
     replies.extend((0..8).map(|_| status(503)));
     replies.push(Reply::Stream(vec![Step::Hang]));
@@ -359,11 +359,11 @@ async fn it_is_healthy_again_when_it_follows_again() {
     sleep(secs(100)).await;
     assert_eq!(test.state(), State::Unhealthy);
     sleep(secs(95)).await;
-    assert_eq!(test.state(), State::Healthy, "also when nothing happens there");
+    assert_eq!(test.state(), State::Healthy, "even without events");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_half_open_connection_is_noticed_and_the_watch_resumes() {
+async fn a_half_open_connection_is_detected_and_the_watch_resumes() {
     let test =
         Test::start([listing([event("ADDED", "b", "u2", 12), Step::Hang]), Reply::Stream(vec![Step::Hang])]);
     sleep(secs(100)).await;
@@ -373,7 +373,7 @@ async fn a_half_open_connection_is_noticed_and_the_watch_resumes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_with_another_history_is_noticed_though_it_says_nothing() {
+async fn a_server_restored_from_a_backup_is_detected_though_its_stream_is_silent() {
     let silent = || Reply::Stream(vec![Step::Hang]);
     let test = Test::start([
         listing([event("ADDED", "b", "u2", 1200), Step::Hang]),
@@ -382,43 +382,47 @@ async fn a_server_with_another_history_is_noticed_though_it_says_nothing() {
         Reply::Stream(vec![bookmark(42, false), Step::Hang]),
     ]);
     sleep(secs(300)).await;
-    assert_eq!(test.told()[3..], ["-a/u1", "-b/u2"]);
+    assert_eq!(test.changes()[3..], ["-a/u1", "-b/u2"]);
     assert_eq!((test.state(), test.position().as_deref()), (State::Healthy, Some("42")));
-    assert_eq!(version(&test.asked()[3].query), "40", "of the history that there is");
+    assert_eq!(version(&test.asked()[3].query), "40", "a position of the new history");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_decoded_is_passed_over_and_counted() {
+async fn undecodable_objects_are_skipped_and_counted() {
     let odd = r#"{"type":"ADDED","object":{"metadata":{"name":"odd","resourceVersion":"13"},"spec":7}}"#;
     let test = Test::start([
         listing([Step::Send(format!("{odd}\n")), event("ADDED", "b", "u2", 14), Step::Wait(secs(2))]),
         Reply::Stream(vec![Step::Hang]),
     ]);
     sleep(secs(10)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+b/u2"]);
     let counted = test.metrics.watch.undecodable.get_or_create(&SourceLabels { source: "pods" }).get();
     assert_eq!((counted, version(&test.asked()[1].query)), (1, "14"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_a_restarted_agent_resumes_at_the_position_that_was_kept_and_knows_its_pods() {
+async fn a_restarted_agent_resumes_from_the_checkpoint() {
     let mut first = Test::start([listing([event("ADDED", "b", "u2", 12), Step::Hang])]);
     sleep(Duration::from_millis(100)).await;
     first.stop().await;
-    let kept = first.memory.clone();
+    let kept = first.checkpoints.clone();
     let second =
-        Test::go_on([Reply::Stream(vec![event("DELETED", "a", "u1", 13), Step::Hang])], kept.clone());
+        Test::restart([Reply::Stream(vec![event("DELETED", "a", "u1", 13), Step::Hang])], kept.clone());
     sleep(secs(5)).await;
     let [asked] = second.asked().try_into().unwrap();
-    assert_eq!(version(&asked.query), "12", "resumed, not listed");
-    assert_eq!(second.told(), ["+a/u1", "+b/u2", "synced", "-a/u1"]);
-    let third = Test::go_on([Reply::Stream(vec![error(410, "")]), listing([Step::Hang])], kept);
+    assert_eq!(version(&asked.query), "12", "resumed without a relist");
+    assert_eq!(second.changes(), ["+a/u1", "+b/u2", "synced", "-a/u1"]);
+    let third = Test::restart([Reply::Stream(vec![error(410, "")]), listing([Step::Hang])], kept);
     sleep(secs(10)).await;
-    assert_eq!(third.told(), ["+b/u2", "synced", "+a/u1", "-b/u2"], "what went while no agent ran is found");
+    assert_eq!(
+        third.changes(),
+        ["+b/u2", "synced", "+a/u1", "-b/u2"],
+        "deletions during the downtime are found"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_breaks_says_nothing_of_what_is_gone() {
+async fn an_aborted_list_deletes_nothing() {
     let test = Test::start([
         listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
         status(410),
@@ -431,38 +435,38 @@ async fn a_list_that_breaks_says_nothing_of_what_is_gone() {
         ]),
     ]);
     sleep(secs(30)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2", "+c/u3", "+a/u1", "+b/u2", "-c/u3"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+b/u2", "+c/u3", "+a/u1", "+b/u2", "-c/u3"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_event_of_an_older_object_does_not_take_the_newer_one_of_its_name() {
+async fn a_late_deletion_does_not_remove_a_successor_of_the_same_name() {
     let test =
         Test::start([listing([event("ADDED", "a", "u2", 12), event("DELETED", "a", "u1", 13), Step::Hang])]);
     sleep(secs(1)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "-a/u1", "+a/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "-a/u1", "+a/u2"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_whose_watches_all_fail_is_survived() {
+async fn a_server_whose_watches_all_fail_is_listed_in_pages() {
     let mut replies = vec![Reply::Stream(vec![error(500, "")]), page(&[pod("a", "u1", 3)], 10, "")];
     replies.extend((0..50).map(|_| Reply::Stream(vec![error(500, "")])));
     let test = Test::start(replies);
     sleep(secs(120)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced"], "pages were got");
+    assert_eq!(test.changes(), ["+a/u1", "synced"], "listed in pages");
     assert!(test.asked().len() < 15, "{}", test.asked().len());
     assert_eq!(test.state(), State::Unhealthy);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_the_cluster_has_not_is_looked_for_now_and_then() {
+async fn an_absent_resource_is_retried_each_minute() {
     let test = Test::start([status(404), status(404), status(404), listing([Step::Hang])]);
     sleep(secs(200)).await;
     let asked = test.asked();
     assert_eq!(asked.len(), 4, "{asked:?}");
     assert!(asked[1].at >= secs(60));
-    let told = test.told();
-    assert_eq!(told[..2], ["synced", "synced"], "there is none: all of them have been told");
-    assert!(told.ends_with(&["+a/u1".to_owned(), "synced".to_owned()]), "{told:?}");
+    let changes = test.changes();
+    assert_eq!(changes[..2], ["synced", "synced"], "an absent resource has no objects");
+    assert!(changes.ends_with(&["+a/u1".to_owned(), "synced".to_owned()]), "{changes:?}");
 }
 
 fn version(query: &str) -> &str {
@@ -470,49 +474,49 @@ fn version(query: &str) -> &str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sources_come_and_go_while_others_are_followed() {
+async fn watches_can_be_added_and_removed() {
     let event = event("ADDED", "b", "u2", 12);
     let script = Script::new([listing([event, Step::Hang]), Reply::Stream(vec![Step::Hang])]);
-    let (memory, told, health) = (Kept::default(), Told::default(), Health::default());
+    let (checkpoints, changes, health) = (Checkpoints::default(), Changes::default(), Health::default());
     let api = Arc::new(Api::with_client(script.client()));
     let watches =
-        Watches::new(api, Arc::new(memory.clone()), SETTINGS, Metrics::default().watch, health.clone());
+        Watches::new(api, Arc::new(checkpoints.clone()), SETTINGS, Metrics::default().watch, health.clone());
     let scope = || Scope {
         name: "pods",
         path: "/api/v1/pods",
         selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
     };
-    watches.add::<TestObject>(scope(), told.clone());
-    watches.add::<TestObject>(scope(), told.clone());
+    watches.add::<TestObject>(scope(), changes.clone());
+    watches.add::<TestObject>(scope(), changes.clone());
     sleep(Duration::from_millis(100)).await;
-    assert_eq!((script.asked().len(), watches.dead()), (1, None), "one that is there is not added again");
+    assert_eq!((script.asked().len(), watches.dead()), (1, None), "adding is idempotent");
     watches.remove("pods").await;
     watches.remove("pods").await;
     assert!(health.components().is_empty());
     assert_eq!(
-        memory.saved.lock().unwrap().as_ref().map(|(position, ..)| position.as_str()),
+        checkpoints.saved.lock().unwrap().as_ref().map(|(position, ..)| position.as_str()),
         Some("12"),
         "durable"
     );
-    watches.add::<TestObject>(scope(), told.clone());
+    watches.add::<TestObject>(scope(), changes.clone());
     sleep(Duration::from_millis(100)).await;
-    assert_eq!(version(&script.asked()[1].query), "12", "it goes on where it was");
-    assert_eq!(told.0.lock().unwrap().len(), 6, "what is known is told to the new one too");
+    assert_eq!(version(&script.asked()[1].query), "12", "resumed from the checkpoint");
+    assert_eq!(changes.0.lock().unwrap().len(), 6, "the new sink gets all objects");
     watches.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_placed_does_not_end_the_stream_and_the_next_one_begins_with_a_list() {
+async fn an_event_without_identity_keeps_the_stream_and_leads_to_a_relist() {
     let test = Test::start([
         listing([Step::Send("garbage\n".to_owned()), event("ADDED", "b", "u2", 14), Step::Wait(secs(2))]),
         Reply::Stream(vec![event("ADDED", "b", "u2", 14), bookmark(20, true), Step::Hang]),
     ]);
     sleep(secs(10)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "+b/u2", "+b/u2", "-a/u1"], "what the garbage was is found");
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+b/u2", "+b/u2", "-a/u1"], "the relist finds the change");
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_streams_of_garbage_and_lists_without_an_end_do_not_make_a_hot_loop() {
+async fn garbage_streams_and_endless_lists_are_retried_with_backoff() {
     let garbage = || Reply::Stream(vec![Step::Send("<html>sign in</html>\n".to_owned())]);
     let test = Test::start(std::iter::once(listing([])).chain((0..200).map(|_| garbage())));
     sleep(secs(60)).await;
@@ -521,11 +525,11 @@ async fn fix_streams_of_garbage_and_lists_without_an_end_do_not_make_a_hot_loop(
     let test = Test::start((0..200).map(|_| half()));
     sleep(secs(60)).await;
     assert!(test.asked().len() < 15, "{} requests in a minute", test.asked().len());
-    assert!(!test.told().contains(&"synced".to_owned()));
+    assert!(!test.changes().contains(&"synced".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_listed_and_not_understood_is_at_least_not_gone() {
+async fn an_undecodable_object_in_a_list_is_not_deleted() {
     let odd = r#"{"metadata":{"name":"a","namespace":"n","uid":"u1","resourceVersion":"30"},"spec":7}"#;
     let test = Test::start([
         status(422),
@@ -535,11 +539,11 @@ async fn what_is_listed_and_not_understood_is_at_least_not_gone() {
         Reply::Stream(vec![Step::Hang]),
     ]);
     sleep(secs(10)).await;
-    assert_eq!(test.told(), ["+a/u1", "+b/u2", "synced", "-b/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "+b/u2", "synced", "-b/u2"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_position_is_never_kept_without_what_came_before_it() {
+async fn a_checkpoint_never_has_a_position_without_the_changes_before_it() {
     let mut test = Test::start([listing([
         Step::Wait(secs(3)),
         event("ADDED", "b", "u2", 12),
@@ -549,24 +553,24 @@ async fn a_position_is_never_kept_without_what_came_before_it() {
         Step::Hang,
     ])]);
     sleep(Duration::from_millis(2500)).await;
-    test.memory.is_full.store(true, Ordering::SeqCst);
+    test.checkpoints.is_full.store(true, Ordering::SeqCst);
     sleep(secs(2)).await;
     assert_eq!(test.position().as_deref(), Some("10"), "the disk is full");
-    test.memory.is_full.store(false, Ordering::SeqCst);
+    test.checkpoints.is_full.store(false, Ordering::SeqCst);
     sleep(secs(5)).await;
     test.stop().await;
-    let second = Test::go_on([Reply::Stream(vec![Step::Hang])], test.memory.clone());
+    let second = Test::restart([Reply::Stream(vec![Step::Hang])], test.checkpoints.clone());
     sleep(secs(1)).await;
     assert_eq!(version(&second.asked()[0].query), "14");
     assert_eq!(
-        second.told(),
+        second.changes(),
         ["+b/u2", "+c/u3", "synced"],
-        "what could not be written at first is there too"
+        "the retry includes the changes of the failed write"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_goes_away_is_unhealthy_after_a_while() {
+async fn a_resource_that_disappears_becomes_unhealthy() {
     let replies = std::iter::once(listing([Step::Wait(secs(2))])).chain((0..9).map(|_| status(404)));
     let test = Test::start(replies);
     sleep(secs(200)).await;
@@ -574,7 +578,7 @@ async fn a_resource_that_goes_away_is_unhealthy_after_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fix_a_server_that_comes_back_without_its_history_is_listed_at_once() {
+async fn a_server_that_restarts_without_history_is_relisted_at_once() {
     let away = (0..5).map(|_| status(503));
     let back = [Reply::Stream(vec![error(410, "")]), listing([event("ADDED", "b", "u2", 30), Step::Hang])];
     let test = Test::start(std::iter::once(listing([Step::Wait(secs(2))])).chain(away).chain(back));

@@ -1,4 +1,4 @@
-//! An API server that answers by a script, in the test's own time.
+//! An API server that follows a script, in the paused time of the test.
 
 use std::{
     collections::VecDeque,
@@ -13,12 +13,12 @@ use kube::client::Body;
 use tokio::time::{Instant, sleep};
 use tokio_stream::Stream;
 
-/// What the server does next.
+/// A scripted response.
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
-    /// An answer as a whole.
+    /// Status, headers and body.
     Whole(u16, Vec<(&'static str, String)>, String),
-    /// A stream: its pieces one after the other, and then its end.
+    /// A stream that performs these steps and ends.
     Stream(Vec<Step>),
 }
 
@@ -28,25 +28,24 @@ pub(super) enum Step {
     Wait(Duration),
     /// The connection breaks.
     Break,
-    /// Nothing comes any more, and it does not end.
+    /// The stream stays open and silent.
     Hang,
 }
 
-/// A request as it came: when, since the start, and for what.
+/// A received request, and its time since the start.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub at: Duration,
     pub query: String,
 }
 
-/// The script, and what was asked so far. When the script is at its end, requests hang, if nothing else was
-/// said.
+/// The script and the requests so far. After its end, requests hang, unless [`Script::otherwise`] was called.
 #[derive(Clone)]
 pub(super) struct Script(Arc<Mutex<Inner>>);
 
 struct Inner {
     replies: VecDeque<Reply>,
-    /// To each watch and to each list, when the script is at its end.
+    /// The replies to each watch and to each list after the end of the script.
     otherwise: Option<(Reply, Reply)>,
     asked: Vec<Asked>,
     start: Instant,
@@ -63,7 +62,7 @@ impl Script {
         Self(Arc::new(Mutex::new(inner)))
     }
 
-    /// From now on, for as long as the script is at its end.
+    /// Sets the replies after the end of the script.
     pub(super) fn otherwise(&self, watch: Reply, list: Reply) {
         self.0.lock().unwrap().otherwise = Some((watch, list));
     }

@@ -1,8 +1,8 @@
-//! Servers that accept a watch and say nothing: some of them have nothing to say.
+//! Streams without events: quiet clusters, and watches that do not deliver changes.
 
 use super::*;
 
-/// The state at each second.
+/// The health at each second.
 async fn states(test: &Test, seconds: u64) -> Vec<State> {
     let mut states = Vec::new();
     for _ in 0..seconds {
@@ -16,7 +16,7 @@ fn hang() -> Reply {
     Reply::Stream(vec![Step::Hang])
 }
 
-/// A stream that says nothing and ends.
+/// A silent stream that ends.
 fn ends_after(time: Duration) -> Reply {
     Reply::Stream(vec![Step::Wait(time)])
 }
@@ -26,31 +26,31 @@ fn lists(test: &Test) -> Vec<Asked> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deaf_watch_is_unhealthy_and_lists_keep_what_is_known_right() {
+async fn a_deaf_watch_is_unhealthy_and_relists_keep_its_objects_current() {
     let test = Test::start([listing([Step::Hang])]);
     test.script.otherwise(hang(), page(&[pod("a", "u1", 5), pod("b", "u2", 40)], 50, ""));
     sleep(secs(200)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "+a/u1", "+b/u2"], "found by a list");
+    assert_eq!(test.changes(), ["+a/u1", "synced", "+a/u1", "+b/u2"], "found by a relist");
     assert_eq!((test.state(), test.position().as_deref()), (State::Unhealthy, Some("50")));
-    assert!(states(&test, 3600).await.iter().all(|it| *it == State::Unhealthy), "whatever lists say");
+    assert!(states(&test, 3600).await.iter().all(|it| *it == State::Unhealthy), "whatever relists show");
     let lists = lists(&test).len();
     assert!((10..22).contains(&lists), "{lists} in an hour");
     test.script.otherwise(Reply::Stream(vec![bookmark(60, false), Step::Hang]), status(500));
     sleep(secs(130)).await;
-    assert_eq!(test.state(), State::Healthy, "it speaks again");
+    assert_eq!(test.state(), State::Healthy, "the stream delivers again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deletion_that_a_deaf_watch_does_not_tell_is_found_too() {
+async fn a_relist_finds_a_deletion_that_a_deaf_watch_missed() {
     let test = Test::start([listing([Step::Hang])]);
     test.script.otherwise(hang(), page(&[], 50, ""));
     sleep(secs(200)).await;
-    assert_eq!(test.told(), ["+a/u1", "synced", "-a/u1"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "-a/u1"]);
     assert_eq!(test.state(), State::Unhealthy);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_watch_of_which_no_list_says_why_is_unhealthy() {
+async fn a_silent_watch_without_a_successful_relist_is_unhealthy() {
     let test = Test::start([listing([Step::Hang])]);
     test.script.otherwise(hang(), status(500));
     sleep(secs(190)).await;
@@ -60,7 +60,7 @@ async fn a_silent_watch_of_which_no_list_says_why_is_unhealthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_cluster_is_healthy_though_its_server_sends_no_bookmarks() {
+async fn a_quiet_cluster_without_bookmarks_is_healthy() {
     let test = Test::start([listing([Step::Hang])]);
     test.script.otherwise(hang(), page(&[pod("a", "u1", 5)], 50, ""));
     sleep(secs(1)).await;
@@ -68,16 +68,16 @@ async fn a_quiet_cluster_is_healthy_though_its_server_sends_no_bookmarks() {
     let lists = lists(&test);
     assert!((15..22).contains(&lists.len()), "{} in an hour", lists.len());
     assert_eq!(test.position().as_deref(), Some("50"));
-    // As long as an attachment is safe whose pod is not known.
+    // Sooner than an attachment of an unknown pod may be removed (300 s).
     assert!(lists.windows(2).all(|two| two[1].at - two[0].at < secs(250)), "{lists:?}");
-    // From now on it is deaf, and says of itself that it is not.
+    // The watch becomes deaf.
     test.script.otherwise(hang(), page(&[pod("a", "u1", 55)], 60, ""));
     sleep(secs(200)).await;
     assert_eq!(test.state(), State::Unhealthy);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_cluster_that_nobody_can_list_any_more_does_not_stay_healthy() {
+async fn a_quiet_cluster_that_can_no_longer_be_listed_becomes_unhealthy() {
     let test = Test::start([listing([Step::Hang])]);
     test.script.otherwise(hang(), page(&[pod("a", "u1", 5)], 50, ""));
     sleep(secs(600)).await;
@@ -88,7 +88,7 @@ async fn a_quiet_cluster_that_nobody_can_list_any_more_does_not_stay_healthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_end_after_a_moment_without_a_word_are_unhealthy_and_do_not_make_a_hot_loop() {
+async fn short_silent_streams_are_unhealthy_and_retried_with_backoff() {
     for broken in [false, true] {
         let end = if broken { vec![Step::Break] } else { Vec::new() };
         let stream = Reply::Stream(std::iter::once(Step::Wait(secs(2))).chain(end).collect());
@@ -98,25 +98,25 @@ async fn streams_that_end_after_a_moment_without_a_word_are_unhealthy_and_do_not
         assert!(states(&test, 600).await.iter().all(|it| *it == State::Unhealthy));
         let asked = test.asked().len();
         assert!(asked < 45, "{asked} requests in twelve minutes");
-        assert_eq!(test.position().as_deref(), Some("50"), "listed meanwhile");
+        assert_eq!(test.position().as_deref(), Some("50"), "relisted meanwhile");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_that_cuts_what_is_quiet_each_minute_is_lived_with() {
+async fn a_proxy_that_cuts_silent_streams_each_minute_is_tolerated() {
     let test = Test::start([listing([Step::Wait(secs(60))])]);
     test.script.otherwise(ends_after(secs(60)), page(&[pod("a", "u1", 5)], 50, ""));
     sleep(secs(1)).await;
     assert!(states(&test, 3600).await.iter().all(|it| *it == State::Healthy));
     let watches = test.asked().len() - lists(&test).len();
-    assert!((59..62).contains(&watches), "{watches} in an hour: at once");
+    assert!((59..62).contains(&watches), "{watches} in an hour, without backoff");
     assert!(lists(&test).len() < 22);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_when_it_was_asked_to_is_healthy_though_nothing_came() {
+async fn silent_streams_that_end_as_requested_are_healthy() {
     let settings = Settings { read_timeout: secs(3600), ..SETTINGS };
-    let test = Test::with([listing([Step::Wait(secs(600))])], Kept::default(), settings);
+    let test = Test::with([listing([Step::Wait(secs(600))])], Checkpoints::default(), settings);
     test.script.otherwise(ends_after(secs(600)), page(&[pod("a", "u1", 5)], 50, ""));
     sleep(secs(1)).await;
     assert!(states(&test, 7000).await.iter().all(|it| *it == State::Healthy));
@@ -124,16 +124,16 @@ async fn a_watch_that_ends_when_it_was_asked_to_is_healthy_though_nothing_came()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_cluster_is_healthy_also_to_an_agent_that_has_little_patience() {
+async fn a_quiet_cluster_is_healthy_with_a_short_read_timeout_too() {
     let settings = Settings { read_timeout: secs(10), ..SETTINGS };
-    let test = Test::with([listing([Step::Hang])], Kept::default(), settings);
+    let test = Test::with([listing([Step::Hang])], Checkpoints::default(), settings);
     test.script.otherwise(hang(), page(&[pod("a", "u1", 5)], 50, ""));
     sleep(secs(1)).await;
     assert!(states(&test, 600).await.iter().all(|it| *it == State::Healthy));
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_that_are_no_line_are_no_sign_of_life() {
+async fn bytes_without_a_complete_line_do_not_reset_the_read_timeout() {
     let drops = |text: &str| {
         let drop = [Step::Wait(secs(40)), Step::Send(text.to_owned())];
         let steps = std::iter::repeat_n(drop, 100).flatten();
@@ -149,13 +149,13 @@ async fn bytes_that_are_no_line_are_no_sign_of_life() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_the_server_does_not_end_is_ended_here() {
+async fn an_overdue_stream_is_ended_by_the_client() {
     let bookmarks = (0..40).flat_map(|number| [Step::Wait(secs(60)), bookmark(11 + number, false)]);
     let test = Test::start([listing(bookmarks)]);
     test.script.otherwise(hang(), status(500));
     sleep(secs(1300)).await;
     let asked = test.asked();
-    // Twice what may have been asked for, and a little.
+    // Twice the requested time, and a minute.
     assert!(asked[1].at >= secs(660) && asked[1].at <= secs(1260), "{asked:?}");
-    assert!(version(&asked[1].query).parse::<u64>().unwrap() > 15, "it goes on where it was: {asked:?}");
+    assert!(version(&asked[1].query).parse::<u64>().unwrap() > 15, "resumed at its position: {asked:?}");
 }
