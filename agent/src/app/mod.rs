@@ -95,7 +95,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let mut stop = Stop::new().context("cannot handle signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
     let needed = Needed::new(&health);
-    let liveness = Liveness::new(|| host::ask().map_err(|error| chain(&error)));
+    let liveness = Liveness::new(|| host::probe().map_err(|error| chain(&error)));
     let listener = http::listen(config.http).await?;
     let observed = Observed { health: health.clone(), metrics: metrics.clone(), liveness: liveness.clone() };
     tasks.spawn("http", http::serve(listener, observed));

@@ -8,7 +8,8 @@ use tonic::{Response, Status};
 
 use crate::{
     chain::chain,
-    heal::{Deviation, Findings, Foreign, Healer, Subject},
+    desired::{Deviation, Foreign, Subject},
+    heal::{Findings, Healer},
     registry::{Attachment, HostLink, Key},
 };
 
