@@ -191,7 +191,7 @@ fn check_reports_each_deviation() {
         let damages = [
             ("no default route through 169", "ip route del default", true),
             ("no default route through fe80", "ip -6 route del default", true),
-            ("wrong MTU 1300, expected 1500", "ip link set eth0 mtu 1300", true),
+            ("wrong MTU 1300, expected 1450", "ip link set eth0 mtu 1300", true),
             ("wrong MAC 02:00:00:00:00:66, expected", "ip link set eth0 address 02:00:00:00:00:66", true),
             ("neighbour entry for its gateway", "ip neigh del 169.254.1.1 dev eth0", true),
             ("lacks the address", "ip addr flush dev eth0 scope global", true),
@@ -199,7 +199,7 @@ fn check_reports_each_deviation() {
             ("filter from_pod", "tc filter del dev HOST ingress", false),
             ("filter to_pod", "tc filter del dev HOST egress", false),
             ("no route to", "ip route flush dev HOST", false),
-            ("wrong MTU 1300, expected 1500", "ip link set HOST mtu 1300", false),
+            ("wrong MTU 1300, expected 1450", "ip link set HOST mtu 1300", false),
             ("wrong MAC 02:00:00:00:00:66, expected", "ip link set HOST address 02:00:00:00:00:66", false),
             ("has the master interface", "ip link set HOST master br0", false),
             ("wrong link group 77, expected 0", "ip link set HOST group 77", false),

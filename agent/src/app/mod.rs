@@ -25,6 +25,7 @@ use crate::{
     crash::{self, Step},
     dataplane::Dataplane,
     decide::{Decider, VifSource},
+    desired::Inspector,
     events::{Events, Recorder},
     heal::Healer,
     health::{Health, Reporter},
@@ -132,13 +133,18 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
     let repairs = config.self_heal == SelfHeal::On;
-    let healer = Arc::new(Healer::new(Arc::clone(&engine), repairs, metrics.heal.clone()));
+    let inspector =
+        Inspector { registry: Arc::clone(&engine.registry), dataplane: Arc::clone(&engine.dataplane) };
+    let verifier = Verifier::new(inspector.clone(), repairs);
+    let reaper = engine.reaper.clone();
+    let healer = Healer::new(Arc::clone(&engine), inspector, reaper, repairs, metrics.heal.clone());
+    let healer = Arc::new(healer);
     let agent = AgentService {
         registry: Arc::clone(&engine.registry),
         dataplane: Arc::clone(&engine.dataplane),
         health: health.clone(),
         collector,
-        verifier: Verifier::new(Arc::clone(&healer)),
+        verifier,
         node_name,
     };
     let _installed = install::install(&config, &health, &mut tasks).await?;

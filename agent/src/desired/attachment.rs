@@ -54,8 +54,8 @@ pub enum ExpectedMtu {
     AtMost(u32),
 }
 
-/// The desired state of an attachment whose filters run these programs, in the order of [`Hook::ALL`]; `None` while it
-/// has no host interface.
+/// The desired state of an attachment whose filters run these programs, in the order of [`Hook::ALL`]; `None`
+/// while it has no host interface.
 pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_>> {
     let Attachment { key, vif, host, .. } = attachment;
     let link = match host {

@@ -266,7 +266,8 @@ impl Report {
     }
 }
 
-/// Whether a route does what the desired one should do. Metrics that the VIF leaves to the kernel may have any value.
+/// Whether a route does what the desired one should do. Metrics that the VIF leaves to the kernel may have
+/// any value.
 fn serves(found: &PodRoute, desired: &PodRoute) -> bool {
     let is = |desired: Option<u32>, found: Option<u32>| desired.is_none() || desired == found;
     found.dst == desired.dst

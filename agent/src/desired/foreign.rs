@@ -15,7 +15,8 @@ pub struct Foreign {
     pub what: String,
 }
 
-/// Foreign tc filters, XDP programs and tcx programs (by hook, in the order of [`Hook::ALL`]) of an attachment.
+/// Foreign tc filters, XDP programs and tcx programs (by hook, in the order of [`Hook::ALL`]) of an
+/// attachment.
 pub fn foreign(it: &Attachment, actual: &Inventory, tcx: &[Vec<u32>; 2]) -> Vec<Foreign> {
     let Some(host) = it.host.device() else { return Vec::new() };
     let (filters, link) = (actual.host.filters.get(&host.ifindex), actual.host.links.get(&host.ifindex));

@@ -38,8 +38,8 @@ pub struct Inventory {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Reads the state of all attachments, and of everything else with a stamp or in the maps. `families`: whether the
-    /// node has IPv4 pods, and IPv6 pods.
+    /// Reads the state of all attachments, and of everything else with a stamp or in the maps. `families`:
+    /// whether the node has IPv4 pods, and IPv6 pods.
     ///
     /// # Errors
     /// If the kernel refuses a dump.
@@ -83,8 +83,8 @@ impl Inventory {
         Ok(inventory.with_bereft(std::slice::from_ref(attachment)))
     }
 
-    /// All deviations. `before` and `after` are the attachments before and after the inventory was read: an attachment
-    /// that a call works on differs between the two, and is skipped.
+    /// All deviations. `before` and `after` are the attachments before and after the inventory was read: an
+    /// attachment that a call works on differs between the two, and is skipped.
     pub fn deviations(&self, before: &[Attachment], after: &[Attachment]) -> Vec<Deviation> {
         let now: HashMap<&Key, &Attachment> = after.iter().map(|it| (&it.key, it)).collect();
         let unchanged: Vec<_> = before.iter().filter(|it| now.get(&it.key) == Some(it)).collect();
@@ -106,7 +106,8 @@ impl Inventory {
             netns_exists: self.bereft.contains(&attachment.key),
             pod: PodEnd::Unread,
         });
-        // The node-wide setting turned off that of every interface: one deviation of the node, not one of each.
+        // The node-wide setting turned off that of every interface: one deviation of the node, not one of
+        // each.
         let is_node_wide = self.not_forwarded.contains(&host::IPV4);
         found.retain(|it| !(is_node_wide && it.kind == Kind::LinkForwarding));
         found

@@ -8,9 +8,8 @@
 //!
 //! | user | reads | compares |
 //! |---|---|---|
-//! | CHECK, a repeated ADD, the commit of a waiting ADD | [`verify`] | both ends and the map entries of one attachment |
-//! | self-healing | [`Inventory`] | the host's end and the map entries; node-wide state; orphans |
-//! | `ferrulectl verify` | [`Inventory`] | the same |
+//! | CHECK, a repeated ADD, the commit of a waiting ADD | [`verify`] | both ends, the map entries |
+//! | self-healing, `ferrulectl verify` | [`Inspector`] | host ends, map entries, the node, orphans |
 //! | start | [`presence`] | whether the host's end exists and is the attachment's |
 //!
 //! Only CHECK and ADD read the pod's end: the pod may change it at any time.
@@ -19,6 +18,7 @@ mod attachment;
 mod deviation;
 mod diff;
 mod foreign;
+mod inspector;
 mod inventory;
 mod node;
 mod orphans;
@@ -28,9 +28,9 @@ mod verify;
 pub use attachment::{Desired, ExpectedMtu, desired};
 pub use deviation::{Deviation, Kind, Subject, summary};
 pub use diff::{Actual, PodEnd};
-pub use foreign::{Foreign, foreign};
+pub use foreign::Foreign;
+pub use inspector::{Findings, Inspection, Inspector};
 pub use inventory::Inventory;
-pub use orphans::shared_addresses;
 pub use presence::{Presence, netns_exists, presence};
 pub use verify::verify;
 

@@ -12,8 +12,8 @@ use crate::{
     registry::{Attachment, State},
 };
 
-/// Stamped interfaces and map entries that belong to none of the `known` attachments. An ADD in flight has a Reserved
-/// attachment, which does not know its interface yet.
+/// Stamped interfaces and map entries that belong to none of the `known` attachments. An ADD in flight has a
+/// Reserved attachment, which does not know its interface yet.
 pub(super) fn orphans(known: &[&Attachment], actual: &Inventory) -> Vec<Deviation> {
     let is_attached = |it: &Attachment| it.state == State::Attached;
     let indexes: HashSet<u32> = known.iter().filter_map(|it| it.host.ifindex()).collect();

@@ -201,7 +201,7 @@ impl Case {
 
 /// Applies a deviation, and names its users. The match is exhaustive: a new kind needs a row.
 fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
-    use User::{Check, Heal, RepeatedAdd, Start, Verify};
+    use User::{Check, Heal, RepeatedAdd, Verify};
     // The start rewrites filters and map entries anyway, and a pass over everything follows it at once.
     const HOST: &[User] = &[Check, RepeatedAdd, Heal, Verify];
     const PRESENCE: &[User] = &USERS;
@@ -443,7 +443,8 @@ fn foreign_programs_beside_the_agents_are_listed_and_no_deviations() {
     filters(&mut actual).push(Attached { program: None, ..theirs });
     link(&mut actual).xdp.push(33);
     assert_eq!(actual.deviations_of(&it), []);
-    let listed: Vec<_> = foreign(&it, &actual, &[vec![44], vec![]]).into_iter().map(|it| it.what).collect();
+    let listed: Vec<_> =
+        foreign::foreign(&it, &actual, &[vec![44], vec![]]).into_iter().map(|it| it.what).collect();
     assert_eq!(listed.len(), 3, "{listed:?}");
     for (what, part) in listed.iter().zip(["flower filter on ingress", "XDP program 33", "tcx program 44"]) {
         assert!(what.contains(part), "{what}");

@@ -15,32 +15,24 @@ use crate::{
     attach::Engine,
     chain::chain,
     dataplane::Dataplane,
-    desired::{Deviation, Foreign, Inventory, Subject, foreign, shared_addresses},
+    desired::{Deviation, Inspection, Inspector, Subject},
     metrics::HealMetrics,
     plug::{
         netlink::{NetlinkError, Socket},
         reaper::Reaper,
     },
-    registry::{Attachment, Key, Registry, State},
+    registry::{Attachment, Key, Registry},
 };
 
 /// Finds deviations, and repairs them if enabled.
 pub struct Healer {
+    /// Only to restore lost interfaces.
     engine: Arc<Engine>,
+    inspector: Inspector,
+    reaper: Reaper,
     repairs: bool,
     metrics: HealMetrics,
     tracker: Mutex<Tracker>,
-}
-
-/// The result of [`Healer::verify`].
-#[derive(Debug, Default)]
-pub struct Findings {
-    pub deviations: Vec<Deviation>,
-    pub foreign: Vec<Foreign>,
-    /// The compared attachments.
-    pub attachments: Vec<Attachment>,
-    /// How many attachments were skipped because a call works on them.
-    pub in_work: usize,
 }
 
 /// The wait before another examination of an attachment that a call works on.
@@ -52,40 +44,19 @@ const PASSES: usize = 3;
 
 impl Healer {
     /// `repairs`: whether deviations are repaired, or only counted and logged.
-    pub fn new(engine: Arc<Engine>, repairs: bool, metrics: HealMetrics) -> Self {
-        Self { engine, repairs, metrics, tracker: Mutex::default() }
+    pub fn new(
+        engine: Arc<Engine>,
+        inspector: Inspector,
+        reaper: Reaper,
+        repairs: bool,
+        metrics: HealMetrics,
+    ) -> Self {
+        Self { engine, inspector, reaper, repairs, metrics, tracker: Mutex::default() }
     }
 
     /// Whether deviations are repaired.
     pub fn repairs(&self) -> bool {
         self.repairs
-    }
-
-    /// Reads everything, and changes and counts nothing. A reported deviation was found twice, the second time while no
-    /// call worked on its subject.
-    ///
-    /// # Errors
-    /// If the kernel refuses a dump.
-    pub fn verify(&self) -> Result<Findings, NetlinkError> {
-        let mut host = Socket::open()?;
-        let (attachments, found, actual) = self.read_all(&mut host)?;
-        let mut findings = Findings::default();
-        for key in keys(&found) {
-            let Some(attachment) = self.registry().get(&key) else { continue };
-            let Some(_guard) = self.registry().try_lock(&attachment.runtime_key()) else {
-                findings.in_work += 1;
-                continue;
-            };
-            let again = self.read_one(&mut host, &key)?;
-            findings.deviations.extend(again.into_iter().flat_map(|(_, found)| found));
-        }
-        findings.deviations.extend(self.confirm_node(&mut host, found)?.0);
-        for it in attachments.iter().filter(|it| it.state == State::Attached) {
-            let tcx = it.host.device().map(|device| self.dataplane().tcx(&device.ifname)).unwrap_or_default();
-            findings.foreign.extend(foreign(it, &actual, &tcx));
-        }
-        findings.attachments = attachments;
-        Ok(findings)
     }
 
     /// Compares everything, reports, and repairs.
@@ -94,8 +65,9 @@ impl Healer {
     /// If the kernel refuses a dump.
     pub(super) fn pass_over_all(&self) -> Result<(), NetlinkError> {
         let mut host = Socket::open()?;
-        let (attachments, found, _) = self.read_all(&mut host)?;
-        let mut to_examine: HashSet<Key> = keys(&found);
+        let Inspection { attachments, deviations, .. } = self.inspector.all(&mut host)?;
+        let mut to_examine: HashSet<Key> =
+            deviations.iter().filter_map(|it| it.of.attachment().cloned()).collect();
         {
             let mut tracker = self.tracker();
             tracker.prune(&attachments, Instant::now());
@@ -103,7 +75,7 @@ impl Healer {
             to_examine.extend(tracker.reported_attachments().cloned());
         }
         self.pass_over_with(&mut host, &to_examine)?;
-        let (found, actual) = self.confirm_node(&mut host, found)?;
+        let (found, actual) = self.inspector.confirm_node(&mut host, deviations)?;
         self.report(&found, |of| of.attachment().is_none());
         for it in found.iter().filter(|_| self.repairs) {
             self.repair_node(it, &actual);
@@ -139,15 +111,15 @@ impl Healer {
     }
 
     pub(super) fn registry(&self) -> &Registry {
-        &self.engine.registry
+        &self.inspector.registry
     }
 
     pub(super) fn dataplane(&self) -> &Dataplane {
-        &self.engine.dataplane
+        &self.inspector.dataplane
     }
 
     pub(super) fn reaper(&self) -> &Reaper {
-        &self.engine.reaper
+        &self.reaper
     }
 
     pub(super) fn metrics(&self) -> &HealMetrics {
@@ -163,50 +135,9 @@ impl Healer {
         tracing::error!(
             %of,
             what,
-            "repairs keep failing or being undone; is there another program that changes this? From now on the agent \
-             retries at most once a minute, without logging"
+            "repairs keep failing or being undone; is there another program that changes this? From now on the \
+             agent retries at most once a minute, without logging"
         );
-    }
-
-    fn read_all(
-        &self,
-        host: &mut Socket,
-    ) -> Result<(Vec<Attachment>, Vec<Deviation>, Inventory), NetlinkError> {
-        let before = self.registry().list();
-        let actual = Inventory::all(host, self.dataplane(), &before, self.registry().families())?;
-        let found = actual.deviations(&before, &self.registry().list());
-        Ok((before, found, actual))
-    }
-
-    /// Compares one attachment; `None` unless it is Attached. The caller holds the key's lock.
-    fn read_one(
-        &self,
-        host: &mut Socket,
-        key: &Key,
-    ) -> Result<Option<(Attachment, Vec<Deviation>)>, NetlinkError> {
-        let attached = self.registry().get(key).filter(|it| it.state == State::Attached);
-        let Some(it) = attached.filter(|it| it.host.device().is_some()) else { return Ok(None) };
-        let mut found = Inventory::one(host, self.dataplane(), &it)?.deviations_of(&it);
-        let has_its = |other: &Attachment| {
-            it.vif.addresses.iter().any(|its| other.vif.addresses.iter().any(|it| it == its))
-        };
-        found.extend(shared_addresses(&it, &self.registry().find(has_its)));
-        Ok(Some((it, found)))
-    }
-
-    /// Keeps the deviations of no attachment that a second read finds again.
-    fn confirm_node(
-        &self,
-        host: &mut Socket,
-        mut found: Vec<Deviation>,
-    ) -> Result<(Vec<Deviation>, Inventory), NetlinkError> {
-        found.retain(|it| it.of.attachment().is_none());
-        if found.is_empty() {
-            return Ok((found, Inventory::default()));
-        }
-        let (_, again, actual) = self.read_all(host)?;
-        found.retain(|it| again.contains(it));
-        Ok((found, actual))
     }
 
     fn pass_over_with(&self, host: &mut Socket, keys: &HashSet<Key>) -> Result<(), NetlinkError> {
@@ -224,7 +155,7 @@ impl Healer {
             self.examine_later(key, Instant::now() + IN_WORK);
             return Ok(());
         };
-        let read = self.read_one(host, key)?;
+        let read = self.inspector.one(host, key)?;
         let found = read.as_ref().map(|(_, found)| found.as_slice()).unwrap_or_default();
         self.report(found, is_its);
         let Some((attachment, found)) = read.filter(|_| self.repairs) else { return Ok(()) };
@@ -245,14 +176,14 @@ impl Healer {
         let of = Subject::Attachment(key.clone());
         let restore = |it: &Attachment| self.engine.restore(it).map_err(|error| chain(&error));
         for _ in 0..PASSES {
-            // Checked after the read: from now on a shim may delete interfaces by itself, and the agent must not
-            // recreate them.
+            // Checked after the read: from now on a shim may delete interfaces by itself, and the agent must
+            // not recreate them.
             if self.engine.is_stopping() {
                 return Ok(());
             }
             let repaired = repair::repair(self.dataplane(), restore, host, &it, &left);
             (it, failures) = (repaired.attachment, repaired.failures);
-            left = self.read_one(host, &key)?.map(|(_, found)| found).unwrap_or_default();
+            left = self.inspector.one(host, &key)?.map(|(_, found)| found).unwrap_or_default();
             if !failures.is_empty() || !left.iter().any(|it| is_repairable(it.kind)) {
                 break;
             }
@@ -293,10 +224,6 @@ impl Healer {
             }
         }
     }
-}
-
-fn keys(found: &[Deviation]) -> HashSet<Key> {
-    found.iter().filter_map(|it| it.of.attachment().cloned()).collect()
 }
 
 fn names(found: &[Deviation]) -> String {

@@ -46,8 +46,8 @@ pub(super) fn is_repairable(kind: Kind) -> bool {
     }
 }
 
-/// Repairs all repairable deviations in the order of a plug: filters, then map entries, then what leads packets there.
-/// `restore` recreates a lost interface.
+/// Repairs all repairable deviations in the order of a plug: filters, then map entries, then what leads
+/// packets there. `restore` recreates a lost interface.
 pub(super) fn repair(
     dataplane: &Dataplane,
     restore: impl Fn(&Attachment) -> Result<Attachment, String>,

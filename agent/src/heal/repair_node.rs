@@ -17,7 +17,8 @@ impl Healer {
     /// Repairs or removes the subject of a deviation, within its retry budget.
     pub(super) fn repair_node(&self, it: &Deviation, actual: &Inventory) {
         let is_stray = matches!(it.kind, Kind::StrayLink | Kind::StrayEntry);
-        // After a lost store, strays may belong to attachments that could not be rebuilt, and carry pods' packets.
+        // After a lost store, strays may belong to attachments that could not be rebuilt, and carry pods'
+        // packets.
         if is_stray && !self.registry().is_complete() {
             return;
         }

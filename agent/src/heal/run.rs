@@ -36,8 +36,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const MANY: usize = 64;
 /// Bounds the collection.
 const CAPACITY: usize = 4096;
-/// Notifications about an attachment this young stem from its own ADD, most likely: one examination after that time
-/// serves all of them.
+/// Notifications about an attachment this young stem from its own ADD, most likely: one examination after
+/// that time serves all of them.
 const YOUNG: Duration = Duration::from_secs(2);
 /// The wait before a retry, after the kernel refused.
 const RETRY: Duration = Duration::from_secs(5);

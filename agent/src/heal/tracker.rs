@@ -50,7 +50,8 @@ impl Tracker {
         self.reported.iter().filter_map(|(of, _)| of.attachment())
     }
 
-    /// Forgets the reported deviations of `these` subjects that are not in `found`, and returns the new ones in it.
+    /// Forgets the reported deviations of `these` subjects that are not in `found`, and returns the new ones
+    /// in it.
     pub fn update<'a>(
         &mut self,
         found: &'a [Deviation],

@@ -1,7 +1,7 @@
 //! The `default-route` health component: whether pods' packets can leave the node.
 //!
-//! A node does not need a default route: its pods reach the destinations of its other routes. But a node that had a
-//! default route and lost it has cut off all its pods.
+//! A node does not need a default route: its pods reach the destinations of its other routes. But a node that
+//! had a default route and lost it has cut off all its pods.
 
 use std::collections::HashMap;
 
@@ -42,7 +42,8 @@ struct Link {
 // === impl DefaultRoute ===
 
 impl DefaultRoute {
-    /// `families` returns whether the node has IPv4 pods, and IPv6 pods; the component ignores other families.
+    /// `families` returns whether the node has IPv4 pods, and IPv6 pods; the component ignores other
+    /// families.
     pub fn new(health: Reporter, families: impl Fn() -> (bool, bool) + Send + Sync + 'static) -> Self {
         Self { health, families: Box::new(families), last_usable: [None, None] }
     }
@@ -119,7 +120,8 @@ impl Links {
 // === impl Link ===
 
 impl Link {
-    /// Replies arrive through the uplink, so it must forward them. For IPv6 the kernel takes the node-wide setting.
+    /// Replies arrive through the uplink, so it must forward them. For IPv6 the kernel takes the node-wide
+    /// setting.
     fn fault(&self, is_ipv4: bool) -> Option<&'static str> {
         let not_forwarded = (is_ipv4 && !self.forwards_ipv4).then_some("does not forward (net.ipv4.conf)");
         self.fault.or(not_forwarded)

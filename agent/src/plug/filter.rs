@@ -1,8 +1,8 @@
 //! The dataplane's tc filters on a host interface.
 //!
-//! The agent uses clsact filters instead of tcx links: attaching a tcx link waits for an RCU grace period under the
-//! kernel's global network lock (RTNL). A filter belongs to its interface, outlives the agent without a pin, and the
-//! kernel replaces it atomically.
+//! The agent uses clsact filters instead of tcx links: attaching a tcx link waits for an RCU grace period
+//! under the kernel's global network lock (RTNL). A filter belongs to its interface, outlives the agent
+//! without a pin, and the kernel replaces it atomically.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -49,7 +49,8 @@ pub struct Attached {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
     pub filters: Vec<Attached>,
-    /// Kind of a foreign qdisc in the place of clsact. Its only hook is ingress, and no filter there is the agent's.
+    /// Kind of a foreign qdisc in the place of clsact. Its only hook is ingress, and no filter there is the
+    /// agent's.
     pub foreign_qdisc: Option<String>,
 }
 
@@ -121,8 +122,8 @@ fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
 pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Listed, NetlinkError> {
     let [(ingress, _), (egress, _)] = Hook::ALL;
     let (mut filters, more) = (on(socket, ifindex, ingress)?, on(socket, ifindex, egress)?);
-    // A qdisc with one hook reports the same filters for both. Lists that differ, as the agent's filters do, prove
-    // clsact without another request.
+    // A qdisc with one hook reports the same filters for both. Lists that differ, as the agent's filters do,
+    // prove clsact without another request.
     let are_same = more.iter().map(|it| Attached { hook: ingress, ..it.clone() }).eq(filters.iter().cloned());
     let foreign_qdisc = if are_same { foreign_qdisc(socket, ifindex)? } else { None };
     if foreign_qdisc.is_some() {
@@ -136,7 +137,8 @@ pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Listed, NetlinkError> {
 /// Attaches these programs, and replaces those of an earlier agent atomically: no packet passes unchecked.
 ///
 /// # Errors
-/// If the kernel refuses, the interface does not exist (`ENODEV`), or a foreign qdisc occupies the place of clsact.
+/// If the kernel refuses, the interface does not exist (`ENODEV`), or a foreign qdisc occupies the place of
+/// clsact.
 pub fn reattach(
     host: &mut Socket,
     ifindex: u32,
@@ -145,7 +147,8 @@ pub fn reattach(
 ) -> Result<(), NetlinkError> {
     match host.batch(vec![qdisc(ifindex)]) {
         Err(error) if error.is(Errno::EEXIST) => {
-            // An ingress qdisc would accept both filters on its only hook, so that the second replaces the first.
+            // An ingress qdisc would accept both filters on its only hook, so that the second replaces the
+            // first.
             if let Some(kind) = foreign_qdisc(host, ifindex)? {
                 return Err(error.with_hint(foreign_qdisc_remedy(&kind, ifname)));
             }

@@ -22,8 +22,8 @@ const LOOPBACK: u32 = 1;
 
 /// Enables forwarding for the address families of the pods' ranges.
 ///
-/// A host that forwards IPv6 ignores router advertisements, which may carry its own default route. So interfaces that
-/// accept them get `accept_ra` 2 first, which accepts them in spite of forwarding.
+/// A host that forwards IPv6 ignores router advertisements, which may carry its own default route. So
+/// interfaces that accept them get `accept_ra` 2 first, which accepts them in spite of forwarding.
 ///
 /// # Errors
 /// If a setting has another value and cannot be written.
@@ -83,7 +83,8 @@ pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
                 _ => {}
             }
         }
-        // Both are the same without a peer, and IPv6 then has only the second (`IFA_LOCAL` in `linux/if_addr.h`).
+        // Both are the same without a peer, and IPv6 then has only the second (`IFA_LOCAL` in
+        // `linux/if_addr.h`).
         local.or(peer)
     };
     Ok(answers.into_iter().filter_map(address).collect())

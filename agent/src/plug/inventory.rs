@@ -25,8 +25,8 @@ use super::{
 };
 use ferrule_vif::Mac;
 
-/// Facts about host ends. Several dumps make up one inventory, so its parts may be of different moments: act on a
-/// difference only after a second read under the attachment's lock.
+/// Facts about host ends. Several dumps make up one inventory, so its parts may be of different moments: act
+/// on a difference only after a second read under the attachment's lock.
 #[derive(Debug, Clone, Default)]
 pub struct HostInventory {
     /// By index: every link with a stamp, and the requested ones.
@@ -85,8 +85,8 @@ pub struct StampedLink {
 // === impl HostInventory ===
 
 impl HostInventory {
-    /// Reads every link with a stamp, all host routes of the agent and all neighbours, and adds the `requested` links
-    /// with their filters.
+    /// Reads every link with a stamp, all host routes of the agent and all neighbours, and adds the
+    /// `requested` links with their filters.
     ///
     /// # Errors
     /// If the kernel refuses a dump.
@@ -161,8 +161,8 @@ impl HostInventory {
 
     fn read_routes(&mut self, host: &mut Socket, ifindex: Option<u32>) -> Result<(), NetlinkError> {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            // The kernel filters the dump by protocol and interface (`ip_valid_fib_dump_req`): a host may have a
-            // million foreign routes.
+            // The kernel filters the dump by protocol and interface (`ip_valid_fib_dump_req`): a host may
+            // have a million foreign routes.
             let mut message = RouteMessage::default();
             message.header.address_family = family;
             message.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);

@@ -1,8 +1,8 @@
 //! Creates, reads, repairs and deletes pods' interfaces through route netlink.
 //!
-//! The order of a plug makes ADD fast and safe; [`veth`] describes it. The ADD path never moves a device between
-//! namespaces, deletes a device or starts a process. One request waits for an RCU grace period, an expedited one: the
-//! first filter on a new qdisc (`mini_qdisc_pair_swap` in the kernel).
+//! The order of a plug makes ADD fast and safe; [`veth`] describes it. The ADD path never moves a device
+//! between namespaces, deletes a device or starts a process. One request waits for an RCU grace period, an
+//! expedited one: the first filter on a new qdisc (`mini_qdisc_pair_swap` in the kernel).
 
 pub mod default_route;
 pub mod filter;
@@ -38,7 +38,8 @@ use sysctl::SysctlError;
 pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
-/// The protocol number (`rtm_protocol`) that marks the agent's routes; `linux/rtnetlink.h` assigns it to nobody.
+/// The protocol number (`rtm_protocol`) that marks the agent's routes; `linux/rtnetlink.h` assigns it to
+/// nobody.
 pub const ROUTE_PROTOCOL: u8 = 70;
 
 /// A failed plug or unplug. Everything that the operation had changed is rolled back.
@@ -52,9 +53,7 @@ pub enum PlugError {
     Sysctl(#[from] SysctlError),
     #[error("the pod already has an interface {0}, which the agent did not create and does not replace")]
     InterfaceExists(IfName),
-    #[error(
-        "the node already has a route to an address of the pod, which the agent did not add and does not replace"
-    )]
+    #[error("the node already has a route to an address of the pod, which is not the agent's to replace")]
     AddressInUse(#[source] NetlinkError),
     /// Two default routes would make the pod's way out arbitrary.
     #[error("the pod already has a default route, from another network")]

@@ -45,13 +45,15 @@ pub enum Notification {
     Overrun,
 }
 
-/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`, and
-/// the forwarding settings: everything that can break a pod's interface.
+/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in
+/// `linux/rtnetlink.h`, and the forwarding settings: everything that can break a pod's interface.
 pub const POD_INTERFACES: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400 | netconf::GROUP_IPV4 | netconf::GROUP_IPV6;
-/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE`, and IPv4
-/// forwarding. The kernel deletes IPv4 routes together with their address or link without a notification of their own.
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE`,
+/// and IPv4 forwarding. The kernel deletes IPv4 routes together with their address or link without a
+/// notification of their own.
 pub const UPLINK: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400 | netconf::GROUP_IPV4;
-/// Bytes. Holds a whole route; of longer messages the parser needs only the fixed head, and the kernel truncates the rest.
+/// Bytes. Holds a whole route; of longer messages the parser needs only the fixed head, and the kernel
+/// truncates the rest.
 const PEEK: usize = 512;
 /// Bytes: room for thousands of notifications between two reads.
 const BUFFER: usize = 8 << 20;

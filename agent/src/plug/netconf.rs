@@ -31,7 +31,8 @@ pub enum Scope {
 // === impl Forwarding ===
 
 impl Forwarding {
-    /// Parses the body of [`RTM_NEWNETCONF`]; `None` for another setting, and for the default of new interfaces.
+    /// Parses the body of [`RTM_NEWNETCONF`]; `None` for another setting, and for the default of new
+    /// interfaces.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         // `struct netconfmsg` has one byte, the family, and attributes begin at multiples of 4.
         let (family, attributes) = (*body.first()?, body.get(4..)?);

@@ -1,7 +1,7 @@
 //! Route netlink in batches: many requests, one system call.
 //!
-//! The kernel processes a batch before `send` returns, so a blocking socket on a blocking thread is the fastest way: a
-//! future per request would cost a wake-up each.
+//! The kernel processes a batch before `send` returns, so a blocking socket on a blocking thread is the
+//! fastest way: a future per request would cost a wake-up each.
 
 use std::{
     io,
@@ -51,8 +51,8 @@ pub struct NetlinkError {
     source: io::Error,
 }
 
-/// Deadline of the answers, which are ready when the request is sent. Only sending waits, for the kernel's global
-/// network lock (RTNL), and that wait cannot be cancelled.
+/// Deadline of the answers, which are ready when the request is sent. Only sending waits, for the kernel's
+/// global network lock (RTNL), and that wait cannot be cancelled.
 const DEADLINE_SECONDS: i64 = 10;
 /// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
@@ -138,8 +138,8 @@ impl Socket {
 
     /// Sends a batch and returns the kernel's answers without the acknowledgements.
     ///
-    /// The kernel processes all requests in order, also those after a failed one: a batch may hold only requests that
-    /// are harmless then.
+    /// The kernel processes all requests in order, also those after a failed one: a batch may hold only
+    /// requests that are harmless then.
     ///
     /// # Errors
     /// The first failed request.
@@ -229,8 +229,8 @@ impl Socket {
         Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
     }
 
-    /// Activates the queue of an interface that has just got its carrier. The kernel would leave that to a worker, and
-    /// drop packets until then. (`ETHTOOL_GLINK` calls `linkwatch_sync_dev`.)
+    /// Activates the queue of an interface that has just got its carrier. The kernel would leave that to a
+    /// worker, and drop packets until then. (`ETHTOOL_GLINK` calls `linkwatch_sync_dev`.)
     ///
     /// # Errors
     /// If the socket's namespace has no interface of that name.
@@ -295,8 +295,8 @@ fn sync_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
     let mut named = Named { name: [0; 16], value: &mut value, rest: [0; 16] };
     // The terminating zero stays: a name has at most 15 bytes.
     named.name.iter_mut().zip(ifname.as_str().bytes()).for_each(|(to, from)| *to = from);
-    // SAFETY: the kernel reads the name and the command, and writes to these two structures only; both outlive the
-    // call.
+    // SAFETY: the kernel reads the name and the command, and writes to these two structures only; both
+    // outlive the call.
     unsafe { ethtool(socket.as_raw_fd(), &mut named) }.map(drop)
 }
 

@@ -89,8 +89,8 @@ impl Netns {
         self.file.as_raw_fd()
     }
 
-    /// Runs a closure inside the namespace. The closure is synchronous, so the runtime cannot move another task to the
-    /// thread before the thread has returned.
+    /// Runs a closure inside the namespace. The closure is synchronous, so the runtime cannot move another
+    /// task to the thread before the thread has returned.
     ///
     /// # Errors
     /// If the thread could not enter; then the closure did not run.

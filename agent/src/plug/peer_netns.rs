@@ -1,4 +1,5 @@
-//! Which network namespace the pod's end of a pair is in, found by the number that the host has for the namespace.
+//! Which network namespace the pod's end of a pair is in, found by the number that the host has for the
+//! namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -23,16 +24,16 @@ use super::{
 #[derive(Debug)]
 pub struct FoundNetns {
     pub netns: Netns,
-    /// A path that the runtime keeps for the life of the pod. `None` for a namespace found through a process, which
-    /// may exit before the pod ends.
+    /// A path that the runtime keeps for the life of the pod. `None` for a namespace found through a process,
+    /// which may exit before the pod ends.
     pub path: Option<PathBuf>,
 }
 
 /// Where containerd, CRI-O and podman, and Docker keep namespaces.
 const DIRECTORIES: [&str; 4] = ["/run/netns", "/var/run/netns", "/run/docker/netns", "/var/run/docker/netns"];
 
-/// Finds namespaces by the host's numbers for them: first among those that runtimes keep, then among those of visible
-/// processes. The result lacks those that were not found.
+/// Finds namespaces by the host's numbers for them: first among those that runtimes keep, then among those of
+/// visible processes. The result lacks those that were not found.
 pub fn find(host: &mut Socket, mut wanted: BTreeSet<i32>) -> BTreeMap<i32, FoundNetns> {
     let mut found = BTreeMap::new();
     let mut tried = HashSet::new();

@@ -1,4 +1,5 @@
-//! An inventory of the pod's end: the link, its addresses, routes and neighbours, as its namespace reports them.
+//! An inventory of the pod's end: the link, its addresses, routes and neighbours, as its namespace reports
+//! them.
 //!
 //! The pod may change all of it, so nothing here decides what the pod may send or receive.
 

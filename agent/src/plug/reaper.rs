@@ -1,7 +1,7 @@
 //! Deletes retired interfaces in batches.
 //!
-//! Deleting one link takes 31 ms, nearly all of it RCU grace periods; deleting a group of hundreds takes a quarter of a
-//! second. So DEL only retires an interface, and the reaper deletes the group in the background.
+//! Deleting one link takes 31 ms, nearly all of it RCU grace periods; deleting a group of hundreds takes a
+//! quarter of a second. So DEL only retires an interface, and the reaper deletes the group in the background.
 
 use std::{sync::Arc, time::Duration};
 

@@ -37,7 +37,8 @@ pub enum Repair<'a> {
     Neighbour(IpAddr, Mac),
 }
 
-/// Wins over the kernel's default (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`) and over the routes of routing daemons.
+/// Wins over the kernel's default (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`) and over the routes of routing
+/// daemons.
 const FIRST: u32 = 1;
 
 // === impl Repair ===
@@ -68,8 +69,8 @@ impl Repair<'_> {
             }
             Self::Mtu(mtu) => set_link("set the host interface's MTU", link().mtu(mtu).build()),
             Self::Up => set_link("set the host interface up", link().up().build()),
-            // A foreign route to the same address stays, behind this one. The newest IPv4 route comes first; IPv6
-            // orders by priority.
+            // A foreign route to the same address stays, behind this one. The newest IPv4 route comes first;
+            // IPv6 orders by priority.
             Self::Route(address) => {
                 let mut route = host_route(ifindex, address);
                 route.attributes.extend(address.is_ipv6().then_some(RouteAttribute::Priority(FIRST)));
@@ -88,8 +89,8 @@ impl Repair<'_> {
     }
 }
 
-/// Before Linux 6.2 the kernel renames only an interface that is down. The next pass of the repair adds the routes that
-/// the interface loses by that.
+/// Before Linux 6.2 the kernel renames only an interface that is down. The next pass of the repair adds the
+/// routes that the interface loses by that.
 fn rename(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), NetlinkError> {
     let set = |message: LinkMessage| vec![set_link("rename the host interface", message)];
     let rename = || LinkUnspec::new_with_index(ifindex).name(name).build();

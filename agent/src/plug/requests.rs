@@ -85,7 +85,8 @@ pub(super) fn add_route(which: &str, message: RouteMessage) -> Request {
     Request::create(format!("add the route {which}"), RouteNetlinkMessage::NewRoute(message))
 }
 
-/// Adds a permanent neighbour entry, which the kernel never resolves by itself, or replaces the one that exists.
+/// Adds a permanent neighbour entry, which the kernel never resolves by itself, or replaces the one that
+/// exists.
 pub(super) fn add_neighbour(ifindex: u32, address: IpAddr, mac: Mac) -> Request {
     let mut message = NeighbourMessage::default();
     message.header.ifindex = ifindex;

@@ -23,8 +23,8 @@ impl SysctlError {
     }
 }
 
-/// Writes `net/<name>`. A read-only `/proc/sys` is fine if the setting already has the value; IPv6 settings are skipped
-/// on a kernel without IPv6.
+/// Writes `net/<name>`. A read-only `/proc/sys` is fine if the setting already has the value; IPv6 settings
+/// are skipped on a kernel without IPv6.
 ///
 /// # Errors
 /// If the setting does not exist or cannot be written.
@@ -47,8 +47,8 @@ pub fn get(name: &str) -> Option<String> {
     fs::read_to_string(path(name)).ok().map(|value| value.trim_end().to_owned())
 }
 
-/// An unprivileged container has a read-only `/proc/sys` and cannot mount over a part of it, so the DaemonSet in
-/// `deploy/` mounts the node's below `/host`. Both show the settings of the thread's network namespace.
+/// An unprivileged container has a read-only `/proc/sys` and cannot mount over a part of it, so the DaemonSet
+/// in `deploy/` mounts the node's below `/host`. Both show the settings of the thread's network namespace.
 fn path(name: &str) -> String {
     const OF_HOST: &str = "/host/proc/sys/net";
     static ROOT: OnceLock<&str> = OnceLock::new();

@@ -84,8 +84,8 @@ impl Uplink {
         Ok(mtu)
     }
 
-    /// Follows links, routes and addresses until the task is dropped: updates the MTU for new pods, reports the state
-    /// of the default routes to `default_route`, and passes the node's own addresses to `own`.
+    /// Follows links, routes and addresses until the task is dropped: updates the MTU for new pods, reports
+    /// the state of the default routes to `default_route`, and passes the node's own addresses to `own`.
     pub async fn follow(self, health: Reporter, mut default_route: DefaultRoute, own: impl Fn(&[IpAddr])) {
         loop {
             let Err(error) = self.follow_until_failure(&health, &mut default_route, &own).await;

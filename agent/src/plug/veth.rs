@@ -2,16 +2,18 @@
 //!
 //! The order of a plug, and its reasons:
 //!
-//! 1. One request creates the pair, with the peer in the pod's namespace: moving a device later takes 25 ms. Names, MACs
-//!    and MTU are in the request, so udev has nothing to change.
-//! 2. The host's end gets its stamp, the qdisc and the filters. From here on the filters drop everything, because the
-//!    maps have no entry.
-//! 3. One batch configures the pod's end from inside the pod's namespace; the pod's end has no carrier yet. The plug
-//!    avoids `/proc/sys` there: a lookup gets slower with the number of namespaces that were looked up before.
+//! 1. One request creates the pair, with the peer in the pod's namespace: moving a device later takes 25 ms.
+//!    Names, MACs and MTU are in the request, so udev has nothing to change.
+//! 2. The host's end gets its stamp, the qdisc and the filters. From here on the filters drop everything,
+//!    because the maps have no entry.
+//! 3. One batch configures the pod's end from inside the pod's namespace; the pod's end has no carrier yet.
+//!    The plug avoids `/proc/sys` there: a lookup gets slower with the number of namespaces that were looked
+//!    up before.
 //! 4. The caller writes the map entries.
-//! 5. The host's end goes up and gets its routes. It has no address: adding the same address to every interface gets
-//!    slower with their number, and the dataplane answers for the gateway. Only now can packets flow. The pod's end
-//!    activates its queue at once: the kernel would leave that to a worker, and drop what the pod sends before.
+//! 5. The host's end goes up and gets its routes. It has no address: adding the same address to every
+//!    interface gets slower with their number, and the dataplane answers for the gateway. Only now can
+//!    packets flow. The pod's end activates its queue at once: the kernel would leave that to a worker, and
+//!    drop what the pod sends before.
 
 use std::{
     collections::BTreeSet, collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant,
@@ -103,10 +105,11 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
     }
 }
 
-/// Retires an attachment's interface: moves it to the group that the reaper deletes, and deletes its routes. An interface
-/// that does not exist or has another stamp stays untouched.
+/// Retires an attachment's interface: moves it to the group that the reaper deletes, and deletes its routes.
+/// An interface that does not exist or has another stamp stays untouched.
 ///
-/// The interface stays up: setting it down waits for an RCU grace period, and without map entries nothing passes.
+/// The interface stays up: setting it down waits for an RCU grace period, and without map entries nothing
+/// passes.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -115,7 +118,8 @@ pub fn retire(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), N
     if !is_stamped(&mut host, ifindex, stamp)? {
         return Ok(());
     }
-    // First, so that after a crash the next start does not mistake an interface without routes for a live one.
+    // First, so that after a crash the next start does not mistake an interface without routes for a live
+    // one.
     let message = LinkUnspec::new_with_index(ifindex).link_group(RETIRED).build();
     match host.batch(vec![set_link("retire the host interface", message)]) {
         // The kernel deleted the routes with the interface.
@@ -182,7 +186,7 @@ impl Drop for NewLink<'_> {
             Ok(_) => {}
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => {
-                tracing::error!(ifname = self.ifname, %error, "cannot roll back a new pair; leaving it to the reaper");
+                tracing::error!(ifname = self.ifname, %error, "cannot roll back a new pair: retiring it");
                 let retire = set_link("retire the new pair", by_name().link_group(RETIRED).build());
                 // If this fails too, the next start finds the pair by its stamp or group.
                 let _ = self.host.batch(vec![retire]);
@@ -197,8 +201,8 @@ fn create_pair(mut plan: Plan<'_>) -> Result<NewLink<'_>, PlugError> {
         Err(error) if name_is_taken(&error) => {}
         result => return result,
     }
-    // Either the pod's name is taken, by a retired predecessor or a foreign interface; or the host's, and a retry picks
-    // another random one.
+    // Either the pod's name is taken, by a retired predecessor or a foreign interface; or the host's, and a
+    // retry picks another random one.
     if has_link(plan.netns, plan.ifname)? {
         reaper::reap_now()?;
     } else {
@@ -234,7 +238,8 @@ fn try_create_pair(plan: Plan<'_>) -> Result<NewLink<'_>, PlugError> {
     // From here on there may be a pair to roll back, whatever the kernel answers, and also without an answer.
     let mut new = NewLink { plan, host, pod: None, ifname, ifindex: 0, peer: 0, keep: false };
     let answers = new.host.batch(requests).inspect_err(|error| {
-        // Not after `EEXIST`: the name belongs to a foreign interface. A name that is not random may belong to one, too.
+        // Not after `EEXIST`: the name belongs to a foreign interface. A name that is not random may belong
+        // to one, too.
         new.keep = error.is(Errno::EEXIST) || plan.host_ifname.is_some();
     })?;
     let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
@@ -244,8 +249,8 @@ fn try_create_pair(plan: Plan<'_>) -> Result<NewLink<'_>, PlugError> {
     Ok(new)
 }
 
-/// One queue for each direction, which is all that veth uses. By default the driver allocates one for each CPU, frees the
-/// rest, and waits for an RCU grace period for each end under RTNL.
+/// One queue for each direction, which is all that veth uses. By default the driver allocates one for each
+/// CPU, frees the rest, and waits for an RCU grace period for each end under RTNL.
 fn one_queue<T>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
     link.append_extra_attribute(LinkAttribute::NumTxQueues(1))
         .append_extra_attribute(LinkAttribute::NumRxQueues(1))
@@ -277,8 +282,8 @@ pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool
     Ok(link.is_some_and(|link| link::alias(&link).and_then(Stamp::parse).as_ref() == Some(stamp)))
 }
 
-/// The host's end: stamp, group, and settings. Reverse path filtering is loose because the dataplane checks the source
-/// strictly.
+/// The host's end: stamp, group, and settings. Reverse path filtering is loose because the dataplane checks
+/// the source strictly.
 fn stamped(ifindex: u32, stamp: &Stamp) -> LinkMessage {
     let mut ipv4 = InetDevConf::default();
     ipv4.forwarding = 1;
@@ -292,8 +297,8 @@ fn stamped(ifindex: u32, stamp: &Stamp) -> LinkMessage {
         .build()
 }
 
-/// Turns off the kernel's own link-local address, which is unusable during a second of duplicate address detection. No
-/// duplicate is possible on the link, so the plug adds the address that the pod needs.
+/// Turns off the kernel's own link-local address, which is unusable during a second of duplicate address
+/// detection. No duplicate is possible on the link, so the plug adds the address that the pod needs.
 fn no_link_local_address() -> Option<AfSpecUnspec> {
     sysctl::has_ipv6().then(|| AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]))
 }
