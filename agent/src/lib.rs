@@ -13,6 +13,7 @@ pub mod config;
 mod crash;
 pub mod dataplane;
 pub mod decide;
+pub mod desired;
 mod durable;
 pub mod events;
 pub mod heal;

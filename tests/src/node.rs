@@ -338,6 +338,17 @@ impl Node {
         found.map(str::to_owned).with_context(|| format!("{} is not attached", pod.name))
     }
 
+    /// The index of a pod's host interface.
+    ///
+    /// # Errors
+    /// If the pod is not attached.
+    pub fn host_ifindex(&self, pod: &Pod) -> anyhow::Result<u32> {
+        let attachments = self.attachments()?;
+        let of_pod = |it: &&Value| it.get("container_id").and_then(Value::as_str) == Some(&pod.container_id);
+        let found = attachments.iter().find(of_pod).and_then(|it| it.get("host_ifindex")?.as_u64());
+        Ok(u32::try_from(found.with_context(|| format!("{} is not attached", pod.name))?)?)
+    }
+
     /// The output of `ferrulectl attachments`.
     ///
     /// # Errors

@@ -222,13 +222,13 @@ fn check_compares_with_the_chains_result() {
             it["dns"] = json!({ "nameservers": ["10.96.0.10"] });
         })?;
         let changes: [Change; 11] = [
-            ("has not the host's interface", 101, |it| it["interfaces"][0]["name"] = "eth9".into()),
+            ("lacks the host interface", 101, |it| it["interfaces"][0]["name"] = "eth9".into()),
             ("no interface eth0 in", 101, |it| it["interfaces"][1]["name"] = "eth9".into()),
             ("no interface eth0 in", 101, |it| it["interfaces"][1]["sandbox"] = "/run/netns/other".into()),
-            ("has not the address", 101, |it| it["ips"][0]["address"] = "10.244.0.99/32".into()),
-            ("has not the address", 101, |it| it["ips"][1]["interface"] = 0.into()),
+            ("lacks the address", 101, |it| it["ips"][0]["address"] = "10.244.0.99/32".into()),
+            ("lacks the address", 101, |it| it["ips"][1]["interface"] = 0.into()),
             ("has changed the MAC", 101, |it| it["interfaces"][1]["mac"] = "02:00:00:00:00:66".into()),
-            ("has the MTU 1450, not 1300", 101, |it| it["interfaces"][1]["mtu"] = 1300.into()),
+            ("wrong MTU 1450, expected 1300", 101, |it| it["interfaces"][1]["mtu"] = 1300.into()),
             ("wrong CNI version \"0.4.0\"", 7, |it| it["cniVersion"] = "0.4.0".into()),
             ("reading \"prevResult\"", 6, |it| it["interfaces"] = "garbage".into()),
             ("reading \"prevResult\"", 6, |it| *it = "garbage".into()),

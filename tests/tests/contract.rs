@@ -1,10 +1,10 @@
 //! The CNI contract from a runtime's perspective: successes, refusals, and refusals without side effects.
 
-use std::{fs, path::PathBuf, process::Command, thread, time::Duration};
+use std::{fs, net::IpAddr, path::PathBuf, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, on_node, with_agent, with_agent_without_healing},
+    node::{Node, map_delete, on_node, with_agent, with_agent_without_healing},
     pod::Pod,
     runtime::Runtime,
     sys,
@@ -191,23 +191,40 @@ fn check_reports_each_deviation() {
         let damages = [
             ("no default route through 169", "ip route del default", true),
             ("no default route through fe80", "ip -6 route del default", true),
-            ("has the MTU", "ip link set eth0 mtu 1300", true),
-            ("has not the MAC", "ip link set eth0 address 02:00:00:00:00:66", true),
+            ("wrong MTU 1300, expected 1450", "ip link set eth0 mtu 1300", true),
+            ("wrong MAC 02:00:00:00:00:66, expected", "ip link set eth0 address 02:00:00:00:00:66", true),
             ("neighbour entry for its gateway", "ip neigh del 169.254.1.1 dev eth0", true),
-            ("has not the address", "ip addr flush dev eth0 scope global", true),
+            ("lacks the address", "ip addr flush dev eth0 scope global", true),
+            ("pod-link", "ip link set eth0 down", true),
             ("filter from_pod", "tc filter del dev HOST ingress", false),
             ("filter to_pod", "tc filter del dev HOST egress", false),
             ("no route to", "ip route flush dev HOST", false),
-            ("has the MTU", "ip link set HOST mtu 1300", false),
-            ("its master", "ip link set HOST master br0", false),
+            ("wrong MTU 1300, expected 1450", "ip link set HOST mtu 1300", false),
+            ("wrong MAC 02:00:00:00:00:66, expected", "ip link set HOST address 02:00:00:00:00:66", false),
+            ("has the master interface", "ip link set HOST master br0", false),
+            ("wrong link group 77, expected 0", "ip link set HOST group 77", false),
+            ("wrong name renamed0, expected fr", "ip link set HOST name renamed0", false),
+            ("forwarding is 0, expected 1", "sysctl -qw net.ipv4.conf.HOST.forwarding=0", false),
+            ("VIF_COUNTERS", "DELETE_COUNTERS", false),
+            ("ENDPOINTS", "DELETE_ENDPOINT", false),
+            ("VIFS", "DELETE_VIF", false),
             ("is down", "ip link set HOST down", false),
             ("is gone", "ip link del HOST", false),
+            // Last: DEL does not delete an interface without its stamp.
+            ("link-stamp", "ip link set HOST alias foreign", false),
         ];
         for (expected, damage, in_pod) in damages {
             let pod = node.attach("damaged")?;
             runtime.check(&pod)?;
             let host = node.host_ifname(&pod)?;
-            let damage = damage.replace("HOST", &host);
+            let index = node.host_ifindex(&pod)?.to_ne_bytes();
+            let IpAddr::V4(v4) = pod.addresses[0] else { anyhow::bail!("the pod has no IPv4 address") };
+            let damage = match damage {
+                "DELETE_COUNTERS" => map_delete("VIF_COUNTERS", &index),
+                "DELETE_ENDPOINT" => map_delete("ENDPOINTS", &v4.to_ipv6_mapped().octets()),
+                "DELETE_VIF" => map_delete("VIFS", &index),
+                command => command.replace("HOST", &host),
+            };
             if in_pod {
                 pod.run(&damage)?
             } else {

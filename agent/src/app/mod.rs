@@ -25,6 +25,7 @@ use crate::{
     crash::{self, Step},
     dataplane::Dataplane,
     decide::{Decider, VifSource},
+    desired::Inspector,
     events::{Events, Recorder},
     heal::Healer,
     health::{Health, Reporter},
@@ -95,7 +96,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let mut stop = Stop::new().context("cannot handle signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
     let needed = Needed::new(&health);
-    let liveness = Liveness::new(|| host::ask().map_err(|error| chain(&error)));
+    let liveness = Liveness::new(|| host::probe().map_err(|error| chain(&error)));
     let listener = http::listen(config.http).await?;
     let observed = Observed { health: health.clone(), metrics: metrics.clone(), liveness: liveness.clone() };
     tasks.spawn("http", http::serve(listener, observed));
@@ -132,13 +133,18 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
     let repairs = config.self_heal == SelfHeal::On;
-    let healer = Arc::new(Healer::new(Arc::clone(&engine), repairs, metrics.heal.clone()));
+    let inspector =
+        Inspector { registry: Arc::clone(&engine.registry), dataplane: Arc::clone(&engine.dataplane) };
+    let verifier = Verifier::new(inspector.clone(), repairs);
+    let reaper = engine.reaper.clone();
+    let healer = Healer::new(Arc::clone(&engine), inspector, reaper, repairs, metrics.heal.clone());
+    let healer = Arc::new(healer);
     let agent = AgentService {
         registry: Arc::clone(&engine.registry),
         dataplane: Arc::clone(&engine.dataplane),
         health: health.clone(),
         collector,
-        verifier: Verifier::new(Arc::clone(&healer)),
+        verifier,
         node_name,
     };
     let _installed = install::install(&config, &health, &mut tasks).await?;

@@ -3,7 +3,7 @@
 
 use super::{engine::Engine, error::AttachError};
 use crate::{
-    plug::{PlugError, netlink::Socket, netns::Netns, survey},
+    plug::{PlugError, netlink::Socket, netns::Netns, peer_netns},
     registry::{Attachment, NetnsId},
 };
 
@@ -25,8 +25,8 @@ impl Engine {
         let is_in_netns = match it.host.stamped_link() {
             _ if it.has_path() => false,
             Some(link) if it.netns_id == NetnsId::UNKNOWN => {
-                let is_end_in = || survey::is_end_in(&mut Socket::open()?, link.ifindex, netns);
-                is_end_in().map_err(PlugError::from)?
+                let has_peer = || peer_netns::has_peer_of(&mut Socket::open()?, link.ifindex, netns);
+                has_peer().map_err(PlugError::from)?
             }
             _ => it.netns_id == netns.id(),
         };

@@ -1,5 +1,5 @@
-//! What CHECK is told of the chain's result, held against what we attached: plugins after ours may have added
-//! to it, and may have changed some of it.
+//! CHECK's `prevResult`, the result of the whole chain: later plugins may have added to the attachment, and
+//! may have changed the pod's MTU and routes.
 
 use std::net::IpAddr;
 
@@ -7,58 +7,54 @@ use ferrule_proto::cni::{AddResult, Interface, Ip, Route};
 use ipnet::IpNet;
 
 use crate::{
-    plug::{
-        GATEWAY,
-        check::{Leeway, PodMtu},
-    },
+    desired::{Desired, ExpectedMtu},
     registry::Attachment,
 };
 use ferrule_vif::{Mac, PodRoute};
 
-/// How far the kernel may differ from an attachment, going by the chain's result. `netns` is the path that
-/// CHECK was given.
+/// Adjusts the desired state of the pod's end to the result of the chain. `netns` is the path in CHECK's
+/// environment.
 ///
 /// # Errors
-/// What of ours is not in the result, or has been changed in a way that breaks the pod: in words.
-pub(super) fn leeway(
-    attachment: &Attachment,
+/// If the result lacks a part of the attachment, or a later plugin made a change that breaks the pod.
+pub(super) fn apply(
+    desired: &mut Desired<'_>,
     netns: &std::path::Path,
     previous: &AddResult,
-) -> Result<Leeway, String> {
-    let Attachment { key, vif, host, .. } = attachment;
+) -> Result<(), String> {
+    let Attachment { key, vif, host, netns: recorded, .. } = desired.attachment;
     if let Some(host) = host.device()
         && !previous.interfaces.iter().any(|it| it.sandbox.is_empty() && it.name == host.ifname)
     {
-        return Err(format!("prevResult has not the host's interface {}", host.ifname));
+        return Err(format!("prevResult lacks the host interface {}", host.ifname));
     }
-    let in_pod = |it: &Interface| [netns, &attachment.netns].contains(&std::path::Path::new(&it.sandbox));
+    let in_pod = |it: &Interface| [netns, recorded].contains(&std::path::Path::new(&it.sandbox));
     let is_it = |it: &Interface| it.name == key.ifname.as_str() && in_pod(it);
     let Some((index, interface)) = previous.interfaces.iter().enumerate().find(|(_, it)| is_it(it)) else {
         return Err(format!("prevResult has no interface {} in {}", key.ifname, netns.display()));
     };
     for address in vif.addresses.iter() {
         if !previous.ips.iter().any(|ip| is_address(ip, address, index, previous.interfaces.len())) {
-            return Err(format!("prevResult has not the address {address} on the interface {}", key.ifname));
+            return Err(format!("prevResult lacks the address {address} on the interface {}", key.ifname));
         }
     }
-    // Were it no MAC at all, it would not be the VIF's either.
+    // A malformed MAC is not the VIF's either.
     let mac = Mac::try_from(interface.mac.clone()).ok();
     if !interface.mac.is_empty() && mac != Some(vif.mac) {
         return Err(format!(
-            "a plugin after this one has changed the MAC of {}, and all that comes from another one than {} is dropped: \
-             take it out of the chain, or let the pod's VIF say the MAC",
-            key.ifname, vif.mac
+            "a later plugin of the chain has changed the MAC of {}: wrong MAC {}, expected {}, and the dataplane \
+             drops packets with another source MAC; remove the plugin from the chain, or set the MAC in the pod's VIF",
+            key.ifname, interface.mac, vif.mac
         ));
     }
     let listed = |route: &PodRoute| previous.routes.iter().any(|it| is_route(it, route));
-    let routes = vif.all_routes(GATEWAY).into_iter();
-    let changed = routes.filter(|route| !listed(route)).map(|route| route.dst);
-    Ok(Leeway { pod_mtu: pod_mtu(interface.mtu), routes: changed.collect() })
-}
-
-/// Results before 1.1.0 do not tell an MTU. A smaller one than ours harms nobody.
-fn pod_mtu(listed: u32) -> PodMtu {
-    if listed == 0 { PodMtu::NoLarger } else { PodMtu::Is(listed) }
+    desired.pod.routes.retain(listed);
+    // Results before CNI 1.1.0 carry no MTU. A smaller MTU than the VIF's breaks nothing.
+    desired.pod.mtu = match interface.mtu {
+        0 => ExpectedMtu::AtMost(vif.mtu),
+        listed => ExpectedMtu::Exactly(listed),
+    };
+    Ok(())
 }
 
 fn is_address(ip: &Ip, address: IpAddr, interface: usize, interfaces: usize) -> bool {

@@ -26,15 +26,6 @@ pub(crate) enum RestoreError {
     Registry(#[from] RegistryError),
 }
 
-// === impl Attachment ===
-
-impl Attachment {
-    /// Whether the recorded path still leads to the recorded namespace.
-    pub(crate) fn is_in_living_netns(&self) -> bool {
-        Netns::open(&self.netns).is_ok_and(|netns| netns.id() == self.netns_id)
-    }
-}
-
 // === impl Engine ===
 
 impl Engine {

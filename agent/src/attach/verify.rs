@@ -14,10 +14,8 @@ use super::{
     prev_result,
 };
 use crate::{
-    plug::{
-        check::{self, Leeway},
-        netns::Netns,
-    },
+    desired::{desired, summary, verify},
+    plug::netns::Netns,
     registry::{Attachment, Key, State},
 };
 
@@ -64,12 +62,15 @@ impl Engine {
                     "wrong network namespace {found}, expected {expected}"
                 )));
             }
-            let ifindex = attachment.host.ifindex().ok_or(AttachError::Unknown)?;
-            let leeway = prev_result.map(|previous| prev_result::leeway(attachment, path, previous));
-            let leeway = leeway.transpose().map_err(AttachError::Differs)?.unwrap_or_default();
-            check::attachment(&netns, ifindex, attachment, &leeway, self.dataplane.program_ids())?
-                .map_err(AttachError::Differs)?;
-            self.dataplane.verify(ifindex, attachment).map_err(AttachError::Differs)?;
+            let desired = desired(attachment, self.dataplane.program_ids());
+            let mut desired = desired.ok_or(AttachError::Unknown)?;
+            if let Some(prev_result) = prev_result {
+                prev_result::apply(&mut desired, path, prev_result).map_err(AttachError::Differs)?;
+            }
+            let found = verify(&desired, &netns, &self.dataplane)?;
+            if !found.is_empty() {
+                return Err(AttachError::Differs(summary(&found)));
+            }
         }
         Ok(())
     }
@@ -85,14 +86,11 @@ impl Engine {
     ) -> Result<Option<Vec<Attachment>>, AttachError> {
         let group = self.with_netns(self.registry.group(key), netns)?;
         for before in &group {
-            let Some(ifindex) = before.host.ifindex().filter(|_| before.state == State::Attached) else {
-                return Ok(None);
-            };
-            if before.netns_id != netns.id() {
+            if before.state != State::Attached || before.netns_id != netns.id() {
                 return Ok(None);
             }
             phases.enter(Phase::Verify);
-            if let Err(drift) = self.compare(netns, ifindex, before)? {
+            if let Some(drift) = self.drift(netns, before)? {
                 tracing::warn!(key = %before.key, drift, "a repeated ADD found drift; replacing the attachment");
                 return Ok(None);
             }
@@ -106,21 +104,17 @@ impl Engine {
     /// If one drifted, or cannot be read.
     pub(super) fn verify_plugged(&self, plugged: &[Attachment]) -> Result<(), AttachError> {
         for it in plugged {
-            let Some(ifindex) = it.host.ifindex() else { continue };
-            self.compare(&Netns::open(&it.netns)?, ifindex, it)?.map_err(AttachError::Damaged)?;
+            if let Some(drift) = self.drift(&Netns::open(&it.netns)?, it)? {
+                return Err(AttachError::Damaged(drift));
+            }
         }
         Ok(())
     }
 
-    /// Compares kernel and maps with an attachment; the inner error is the drift.
-    fn compare(
-        &self,
-        netns: &Netns,
-        ifindex: u32,
-        attachment: &Attachment,
-    ) -> Result<Result<(), String>, AttachError> {
-        let (leeway, programs) = (Leeway::default(), self.dataplane.program_ids());
-        let in_kernel = check::attachment(netns, ifindex, attachment, &leeway, programs)?;
-        Ok(in_kernel.and_then(|()| self.dataplane.verify(ifindex, attachment)))
+    /// The deviations of an attachment in one line; `None` without any.
+    fn drift(&self, netns: &Netns, attachment: &Attachment) -> Result<Option<String>, AttachError> {
+        let Some(desired) = desired(attachment, self.dataplane.program_ids()) else { return Ok(None) };
+        let found = verify(&desired, netns, &self.dataplane)?;
+        Ok((!found.is_empty()).then(|| summary(&found)))
     }
 }

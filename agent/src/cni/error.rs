@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(error.code(), Code::InvalidNetns);
         assert_eq!(
             error.message,
-            "ADD of net/0/eth0 failed: the pod's network namespace cannot be used: \"/tmp/x\" is not a network namespace"
+            "ADD of net/0/eth0 failed: cannot use the pod's network namespace: \"/tmp/x\" is not a network namespace"
         );
         assert!(!error.details.is_empty());
     }

@@ -234,20 +234,6 @@ impl Dataplane {
         Ok(self.reader.recorded(ifindex)?)
     }
 
-    /// Whether the maps hold an attachment's entries, as [`Self::insert`] writes them.
-    ///
-    /// # Errors
-    /// The entries that are missing or wrong, as text.
-    pub fn verify(&self, ifindex: u32, attachment: &Attachment) -> Result<(), String> {
-        let wrong = self.entries_of(ifindex, attachment.vif.addresses).wrong(ifindex, attachment);
-        let names: Vec<String> = wrong.iter().map(Entry::to_string).collect();
-        if names.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("missing or wrong map entries: {}", names.join(", ")))
-        }
-    }
-
     /// All entries. Updates the pressure metrics; does not block writers.
     pub fn entries(&self) -> Entries {
         self.reader.entries()

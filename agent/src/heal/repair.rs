@@ -1,67 +1,106 @@
-//! Putting right what deviates of one attachment. Whoever calls has its key.
+//! The repair of one attachment. The caller holds the key's lock.
 
-use super::deviation::{Deviation, Kind};
 use crate::{
-    attach::Engine,
     chain::chain,
-    dataplane::Entry,
-    plug::{filter, mend::Mend, netlink::Socket},
+    dataplane::{Dataplane, Entry},
+    desired::{Deviation, Kind},
+    plug::{filter, netlink::Socket, repair::Repair},
     registry::{Attachment, HostLink},
 };
 
-/// What came of it.
 pub(super) struct Repaired {
-    /// The attachment as it is now: an interface that was made anew has another index.
+    /// The current attachment: a recreated interface has another index.
     pub attachment: Attachment,
-    /// What the kernel or the store refused, in words.
+    /// Failed repairs, with the error of the kernel or the store.
     pub failures: Vec<(Kind, String)>,
 }
 
-/// Puts right all of it that can be. In the order of a plug: what polices and what lets pass before what leads there.
+/// Whether the agent may repair a deviation.
+pub(super) fn is_repairable(kind: Kind) -> bool {
+    match kind {
+        // Not the agent's to change, or an operator's decision.
+        Kind::LinkStamp | Kind::Qdisc | Kind::AddressShared(_) => false,
+        // The pod's own.
+        Kind::PodLink
+        | Kind::PodMac
+        | Kind::PodMtu
+        | Kind::PodAddress(_)
+        | Kind::PodRoute(_)
+        | Kind::PodNeighbour(_) => false,
+        Kind::LinkGone
+        | Kind::LinkGroup
+        | Kind::LinkMaster
+        | Kind::LinkName
+        | Kind::LinkMac
+        | Kind::LinkMtu
+        | Kind::LinkDown
+        | Kind::LinkForwarding
+        | Kind::Filter(_)
+        | Kind::Route(_)
+        | Kind::Neighbour(_)
+        | Kind::Entry(_)
+        | Kind::StrayLink
+        | Kind::StrayEntry
+        | Kind::NodeForwarding
+        | Kind::Pin => true,
+    }
+}
+
+/// Repairs all repairable deviations in the order of a plug: filters, then map entries, then what leads
+/// packets there. `restore` recreates a lost interface.
 pub(super) fn repair(
-    engine: &Engine,
+    dataplane: &Dataplane,
+    restore: impl Fn(&Attachment) -> Result<Attachment, String>,
     host: &mut Socket,
     attachment: &Attachment,
     found: &[Deviation],
 ) -> Repaired {
     let mut repaired = Repaired { attachment: attachment.clone(), failures: Vec::new() };
     let Some(HostLink { ifname, ifindex }) = attachment.host.device() else { return repaired };
-    let mut kinds: Vec<Kind> = found.iter().map(|it| it.kind).filter(|kind| kind.is_repairable()).collect();
+    let mut kinds: Vec<Kind> = found.iter().map(|it| it.kind).filter(|kind| is_repairable(*kind)).collect();
     kinds.sort_by_key(|kind| rank(*kind));
     let is_shared = found.iter().any(|it| matches!(it.kind, Kind::AddressShared(_)));
     let (mut has_filters, mut has_entries) = (false, false);
     for kind in kinds {
-        let mut mend = |mend: Mend<'_>| mend.apply(host, *ifindex).map_err(|error| chain(&error));
+        let mut set = |repair: Repair<'_>| repair.apply(host, *ifindex).map_err(|error| chain(&error));
         let done = match kind {
             Kind::LinkGone if is_shared => Ok(()),
-            Kind::LinkGone => {
-                engine.restore(attachment).map_err(|error| chain(&error)).map(|it| repaired.attachment = it)
-            }
-            Kind::LinkGroup => mend(Mend::Group),
-            Kind::LinkMaster => mend(Mend::Master),
-            Kind::LinkName => mend(Mend::Name(ifname)),
-            Kind::LinkMac => mend(Mend::Mac),
-            Kind::LinkMtu => mend(Mend::Mtu(attachment.vif.mtu)),
-            Kind::LinkDown => mend(Mend::Up),
-            Kind::LinkForwarding => mend(Mend::Forwarding),
-            Kind::Route(address) => mend(Mend::Route(address)),
-            Kind::Neighbour(address) => mend(Mend::Neighbour(address, attachment.vif.mac)),
-            // Both at once.
+            Kind::LinkGone => restore(attachment).map(|it| repaired.attachment = it),
+            Kind::LinkGroup => set(Repair::Group),
+            Kind::LinkMaster => set(Repair::Master),
+            Kind::LinkName => set(Repair::Name(ifname)),
+            Kind::LinkMac => set(Repair::Mac),
+            Kind::LinkMtu => set(Repair::Mtu(attachment.vif.mtu)),
+            Kind::LinkDown => set(Repair::Up),
+            Kind::LinkForwarding => set(Repair::Forwarding),
+            Kind::Route(address) => set(Repair::Route(address)),
+            Kind::Neighbour(address) => set(Repair::Neighbour(address, attachment.vif.mac)),
+            // The first one attached both.
             Kind::Filter(_) if has_filters => Ok(()),
             Kind::Filter(_) => {
                 has_filters = true;
-                filter::reattach(host, *ifindex, ifname, engine.dataplane.filters())
-                    .map_err(|error| chain(&error))
+                filter::reattach(host, *ifindex, ifname, dataplane.filters()).map_err(|error| chain(&error))
             }
-            // All at once; and not where two would take them from each other.
+            // The first one wrote all; and two attachments must not overwrite each other's entries in turn.
             Kind::Entry(_) if has_entries || is_shared => Ok(()),
             Kind::Entry(_) => {
                 has_entries = true;
-                engine.dataplane.keep(*ifindex, attachment).map_err(|error| chain(&error))
+                dataplane.keep(*ifindex, attachment).map_err(|error| chain(&error))
             }
-            // Not ours to change, or of no attachment.
-            Kind::LinkStamp | Kind::Qdisc | Kind::AddressShared(_) => Ok(()),
-            Kind::StrayLink | Kind::StrayEntry | Kind::NodeForwarding | Kind::Pin => Ok(()),
+            // Not repairable, or not of an attachment.
+            Kind::LinkStamp
+            | Kind::Qdisc
+            | Kind::AddressShared(_)
+            | Kind::PodLink
+            | Kind::PodMac
+            | Kind::PodMtu
+            | Kind::PodAddress(_)
+            | Kind::PodRoute(_)
+            | Kind::PodNeighbour(_)
+            | Kind::StrayLink
+            | Kind::StrayEntry
+            | Kind::NodeForwarding
+            | Kind::Pin => Ok(()),
         };
         if let Err(error) = done {
             repaired.failures.push((kind, error));
@@ -74,7 +113,7 @@ fn rank(kind: Kind) -> u8 {
     match kind {
         Kind::LinkGone => 0,
         Kind::Filter(_) => 1,
-        // Where it delivers comes after what may be delivered.
+        // The permission to send comes before delivery.
         Kind::Entry(Entry::Vif(_) | Entry::Counters(_)) => 2,
         Kind::Entry(Entry::Endpoint(_)) => 3,
         Kind::LinkGroup

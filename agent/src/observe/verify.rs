@@ -8,13 +8,14 @@ use tonic::{Response, Status};
 
 use crate::{
     chain::chain,
-    heal::{Deviation, Findings, Foreign, Healer, Subject},
+    desired::{Deviation, Findings, Foreign, Inspector, Subject},
     registry::{Attachment, HostLink, Key},
 };
 
 /// Runs one verification at a time: each may block a thread for as long as the kernel does not answer.
 pub struct Verifier {
-    healer: Arc<Healer>,
+    inspector: Inspector,
+    self_heal: bool,
     turn: Arc<Semaphore>,
 }
 
@@ -24,8 +25,9 @@ const DEADLINE: Duration = Duration::from_secs(8);
 // === impl Verifier ===
 
 impl Verifier {
-    pub fn new(healer: Arc<Healer>) -> Self {
-        Self { healer, turn: Arc::new(Semaphore::new(1)) }
+    /// `self_heal`: whether the agent repairs deviations, for the report.
+    pub fn new(inspector: Inspector, self_heal: bool) -> Self {
+        Self { inspector, self_heal, turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// # Errors
@@ -35,10 +37,10 @@ impl Verifier {
             // The semaphore is never closed. The permit moves into the work, which continues if the caller
             // leaves.
             let permit = Arc::clone(&self.turn).acquire_owned().await.ok();
-            let healer = Arc::clone(&self.healer);
+            let inspector = self.inspector.clone();
             spawn_blocking(move || {
                 let _permit = permit;
-                healer.verify()
+                inspector.verify()
             })
             .await
         };
@@ -46,7 +48,7 @@ impl Verifier {
         let joined = timeout(DEADLINE, verification).await.map_err(late)?;
         let found = joined.map_err(|error| Status::internal(chain(&error)))?;
         let found = found.map_err(|error| Status::unavailable(chain(&error)))?;
-        Ok(Response::new(show(&found, self.healer.repairs())))
+        Ok(Response::new(show(&found, self.self_heal)))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Whether pods' packets can leave the node: whether the way out that it had is there still.
+//! The `default-route` health component: whether pods' packets can leave the node.
 //!
-//! A node need not have one: without a default route, pods reach what the node's other routes lead to. But one that had
-//! one, and has it no more, has lost the network, and all its pods with it.
+//! A node does not need a default route: its pods reach the destinations of its other routes. But a node that
+//! had a default route and lost it has cut off all its pods.
 
 use std::collections::HashMap;
 
@@ -11,21 +11,22 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    forwards_ipv4, get_link,
+    link,
     netlink::{NetlinkError, Socket},
+    requests::link_of,
 };
 use crate::health::Reporter;
 
-/// Tells of the way out, from one look to the next.
+/// Reports the state of the default routes, and remembers which families had one.
 pub struct DefaultRoute {
     health: Reporter,
-    /// Whether there are pods of IPv4, and of IPv6.
+    /// Whether the node has IPv4 pods, and IPv6 pods.
     families: Box<dyn Fn() -> (bool, bool) + Send + Sync>,
-    /// Through which interface each family's default route led when there was one last.
-    had: [Option<String>; 2],
+    /// The interface of the last usable default route of IPv4 and of IPv6.
+    last_usable: [Option<String>; 2],
 }
 
-/// The node's interfaces as far as a way out matters, by index.
+/// The node's interfaces, by index.
 #[derive(Debug, Default)]
 pub(super) struct Links(HashMap<u32, Link>);
 
@@ -33,7 +34,7 @@ pub(super) struct Links(HashMap<u32, Link>);
 struct Link {
     name: String,
     mtu: u32,
-    /// Why nothing gets through, if so.
+    /// Why the interface carries no packets, if so.
     fault: Option<&'static str>,
     forwards_ipv4: bool,
 }
@@ -41,82 +42,76 @@ struct Link {
 // === impl DefaultRoute ===
 
 impl DefaultRoute {
-    /// `families` tells whether there are pods of IPv4, and of IPv6: the way out of the others is no matter.
+    /// `families` returns whether the node has IPv4 pods, and IPv6 pods; the component ignores other
+    /// families.
     pub fn new(health: Reporter, families: impl Fn() -> (bool, bool) + Send + Sync + 'static) -> Self {
-        Self { health, families: Box::new(families), had: [None, None] }
+        Self { health, families: Box::new(families), last_usable: [None, None] }
     }
 
-    /// Takes in how it is now: the interfaces of the default routes of IPv4 and IPv6.
-    pub(super) fn look(&mut self, interfaces: &[Vec<u32>; 2], links: &Links) {
+    /// Reports on the interfaces of the current IPv4 and IPv6 default routes.
+    pub(super) fn update(&mut self, interfaces: &[Vec<u32>; 2], links: &Links) {
         let (v4, v6) = (self.families)();
-        match self.judge([v4, v6], interfaces, links) {
+        match self.evaluate([v4, v6], interfaces, links) {
             Ok(why) => self.health.healthy(why),
             Err(why) => self.health.unhealthy(why),
         }
     }
 
-    fn judge(
+    fn evaluate(
         &mut self,
-        matters: [bool; 2],
+        has_pods: [bool; 2],
         interfaces: &[Vec<u32>; 2],
         links: &Links,
     ) -> Result<String, String> {
-        let (mut ways, mut faults) = (Vec::new(), Vec::new());
-        let families = ["IPv4", "IPv6"].into_iter().zip(matters).zip(interfaces).zip(&mut self.had);
-        for (((family, matters), interfaces), had) in families {
+        let (mut routes, mut faults) = (Vec::new(), Vec::new());
+        let families = ["IPv4", "IPv6"].into_iter().zip(has_pods).zip(interfaces).zip(&mut self.last_usable);
+        for (((family, has_pods), interfaces), last_usable) in families {
             let listed = || interfaces.iter().filter_map(|ifindex| links.0.get(ifindex));
             let is_ipv4 = family == "IPv4";
             let usable = listed().find(|link| link.fault(is_ipv4).is_none());
             if let Some(link) = usable {
-                *had = Some(link.name.clone());
+                *last_usable = Some(link.name.clone());
             }
-            // Other routes of a family may lead on where its best one does not: one that works is enough.
-            let fault = match (usable, listed().next(), &*had) {
+            // One usable default route is enough, whatever its priority.
+            let fault = match (usable, listed().next(), &*last_usable) {
                 (Some(link), ..) => {
-                    ways.push(format!("{family} leaves through {}", link.name));
+                    routes.push(format!("{family} leaves through {}", link.name));
                     None
                 }
-                // One that has not worked since the start may not be meant to yet.
+                // A route that never worked since the start may not be in use yet.
                 (None, _, None) => None,
                 (None, Some(link), Some(_)) => {
                     let why = link.fault(is_ipv4).unwrap_or_default();
                     Some(format!("the {family} default route leads through {}, which {why}", link.name))
                 }
                 (None, None, Some(name)) => {
-                    Some(format!("the {family} default route, which led through {name}, is gone"))
+                    Some(format!("the {family} default route through {name} is gone"))
                 }
             };
-            faults.extend(fault.filter(|_| matters));
+            faults.extend(fault.filter(|_| has_pods));
         }
         if !faults.is_empty() {
-            return Err(format!("{}: pods reach nobody beyond this node", faults.join("; ")));
+            return Err(format!("{}: pods cannot reach destinations beyond this node", faults.join("; ")));
         }
-        if ways.is_empty() {
-            ways.push(
-                "the node has had no default route since the agent started, and may need none".to_owned(),
-            );
+        if routes.is_empty() {
+            routes.push("no default route since the agent started; the node may not need one".to_owned());
         }
-        Ok(ways.join(", "))
+        Ok(routes.join(", "))
     }
 }
 
 // === impl Links ===
 
 impl Links {
-    /// Looks at all interfaces.
-    ///
     /// # Errors
-    /// If the kernel refuses to tell.
+    /// If the kernel refuses the dump.
     pub(super) fn list(host: &mut Socket) -> Result<Self, NetlinkError> {
-        let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(get_link()))?;
-        let link = |message| {
-            let RouteNetlinkMessage::NewLink(link) = message else { return None };
-            Some((link.header.index, Link::of(&link)?))
-        };
-        Ok(Self(links.into_iter().filter_map(link).collect()))
+        let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(link::get()))?;
+        let links = links.into_iter().filter_map(link_of);
+        Ok(Self(links.filter_map(|it| Some((it.header.index, Link::of(&it)?))).collect()))
     }
 
-    /// The MTU of an interface, in bytes.
+    /// Bytes.
     pub(super) fn mtu(&self, ifindex: u32) -> Option<u32> {
         self.0.get(&ifindex).map(|link| link.mtu)
     }
@@ -125,7 +120,8 @@ impl Links {
 // === impl Link ===
 
 impl Link {
-    /// Answers come in by it: where it does not forward them, no pod gets one. IPv6 goes by the node's setting alone.
+    /// Replies arrive through the uplink, so it must forward them. For IPv6 the kernel takes the node-wide
+    /// setting.
     fn fault(&self, is_ipv4: bool) -> Option<&'static str> {
         let not_forwarded = (is_ipv4 && !self.forwards_ipv4).then_some("does not forward (net.ipv4.conf)");
         self.fault.or(not_forwarded)
@@ -148,7 +144,7 @@ impl Link {
         } else {
             None
         };
-        Some(Self { name: name?, mtu: mtu?, fault, forwards_ipv4: forwards_ipv4(message) })
+        Some(Self { name: name?, mtu: mtu?, fault, forwards_ipv4: link::forwards_ipv4(message) })
     }
 }
 
@@ -172,49 +168,49 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_never_had_a_way_out_is_well() {
+    fn a_node_without_a_default_route_since_start_is_healthy() {
         let mut default_route = default_route();
-        assert!(default_route.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)])).is_ok());
+        assert!(default_route.evaluate(BOTH, &[vec![], vec![]], &links(&[(1, UP)])).is_ok());
         let not_yet = links(&[(1, Some("has no carrier"))]);
-        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &not_yet).is_ok(), "it did not work yet");
+        assert!(default_route.evaluate(BOTH, &[vec![1], vec![]], &not_yet).is_ok(), "the route never worked");
     }
 
     #[test]
-    fn a_way_out_that_was_there_is_missed_until_it_is_back() {
+    fn a_lost_default_route_is_unhealthy_until_it_returns() {
         let mut default_route = default_route();
-        let ok = default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)]));
+        let ok = default_route.evaluate(BOTH, &[vec![1], vec![]], &links(&[(1, UP)]));
         assert_eq!(ok.unwrap(), "IPv4 leaves through up1");
-        let down = default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, Some("is down"))]));
+        let down = default_route.evaluate(BOTH, &[vec![1], vec![]], &links(&[(1, Some("is down"))]));
         assert!(down.unwrap_err().contains("IPv4 default route leads through up1, which is down"));
-        let gone = default_route.judge(BOTH, &[vec![], vec![]], &links(&[(1, UP)]));
-        assert!(gone.unwrap_err().contains("which led through up1, is gone"));
-        let back = default_route.judge(BOTH, &[vec![2], vec![]], &links(&[(1, UP), (2, UP)]));
+        let gone = default_route.evaluate(BOTH, &[vec![], vec![]], &links(&[(1, UP)]));
+        assert!(gone.unwrap_err().contains("default route through up1 is gone"));
+        let back = default_route.evaluate(BOTH, &[vec![2], vec![]], &links(&[(1, UP), (2, UP)]));
         assert_eq!(back.unwrap(), "IPv4 leaves through up2");
     }
 
     #[test]
-    fn a_way_out_that_does_not_forward_what_comes_in_is_none_for_ipv4() {
+    fn an_uplink_that_does_not_forward_ipv4_is_unhealthy() {
         let (mut default_route, mut links) = (default_route(), links(&[(1, UP)]));
-        assert!(default_route.judge(BOTH, &[vec![1], vec![1]], &links).is_ok());
+        assert!(default_route.evaluate(BOTH, &[vec![1], vec![1]], &links).is_ok());
         links.0.get_mut(&1).unwrap().forwards_ipv4 = false;
-        let why = default_route.judge(BOTH, &[vec![1], vec![1]], &links).unwrap_err();
+        let why = default_route.evaluate(BOTH, &[vec![1], vec![1]], &links).unwrap_err();
         assert!(why.contains("IPv4 default route leads through up1, which does not forward"), "{why}");
         assert!(!why.contains("IPv6"), "{why}");
     }
 
     #[test]
-    fn one_of_several_ways_is_enough() {
+    fn one_usable_default_route_is_enough() {
         let mut default_route = default_route();
         let links = links(&[(1, Some("has no carrier")), (2, UP)]);
-        assert!(default_route.judge(BOTH, &[vec![1, 2], vec![]], &links).is_ok());
-        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &links).is_err());
+        assert!(default_route.evaluate(BOTH, &[vec![1, 2], vec![]], &links).is_ok());
+        assert!(default_route.evaluate(BOTH, &[vec![1], vec![]], &links).is_err());
     }
 
     #[test]
-    fn the_way_of_a_family_that_no_pod_has_is_no_matter() {
+    fn a_family_without_pods_is_ignored() {
         let mut default_route = default_route();
-        assert!(default_route.judge(BOTH, &[vec![1], vec![1]], &links(&[(1, UP)])).is_ok());
-        assert!(default_route.judge([true, false], &[vec![1], vec![]], &links(&[(1, UP)])).is_ok());
-        assert!(default_route.judge(BOTH, &[vec![1], vec![]], &links(&[(1, UP)])).is_err());
+        assert!(default_route.evaluate(BOTH, &[vec![1], vec![1]], &links(&[(1, UP)])).is_ok());
+        assert!(default_route.evaluate([true, false], &[vec![1], vec![]], &links(&[(1, UP)])).is_ok());
+        assert!(default_route.evaluate(BOTH, &[vec![1], vec![]], &links(&[(1, UP)])).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! The dataplane's tc filters on a host interface.
 //!
-//! They are clsact filters rather than tcx links: to attach one of those waits for an RCU grace period while holding
-//! the lock over all network configuration. A filter belongs to its interface and dies with it, outlives the
-//! agent without a pin, and is replaced atomically.
+//! The agent uses clsact filters instead of tcx links: attaching a tcx link waits for an RCU grace period
+//! under the kernel's global network lock (RTNL). A filter belongs to its interface, outlives the agent
+//! without a pin, and the kernel replaces it atomically.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -14,51 +14,50 @@ use rtnetlink::packet_route::{
 
 use super::netlink::{NetlinkError, Request, Socket};
 
-/// The loaded programs, as filters.
+/// The loaded programs, by hook.
 #[derive(Debug, Clone, Copy)]
 pub struct Filters<'a> {
-    /// For what the pod sends.
     pub from_pod: BorrowedFd<'a>,
-    /// For what the host sends to the pod.
     pub to_pod: BorrowedFd<'a>,
 }
 
-/// A hook of clsact, named by the direction of the host's end.
+/// A hook of clsact on the host's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// What comes in from the pod.
+    /// clsact ingress: packets that the pod sends.
     FromPod,
-    /// What goes out to the pod.
+    /// clsact egress: packets to the pod.
     ToPod,
 }
 
-/// A filter of anybody's.
+/// A filter of any owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub hook: Hook,
-    /// Whether it is where ours are.
+    /// Whether the filter has the priority and handle of the agent's filters.
     pub is_ours: bool,
     pub priority: u16,
     /// Such as `bpf` or `flower`.
     pub kind: String,
-    /// Of a BPF program.
+    /// Name of a BPF filter.
     pub name: Option<String>,
+    /// ID of a BPF filter's program.
     pub program: Option<u32>,
 }
 
-/// What is on an interface.
+/// All filters of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
     pub filters: Vec<Attached>,
-    /// The kind of somebody else's qdisc that is in the place of ours. Its one hook is the ingress, and no filter on it is ours.
-    pub stranger: Option<String>,
+    /// Kind of a foreign qdisc in the place of clsact. Its only hook is ingress, and no filter there is the
+    /// agent's.
+    pub foreign_qdisc: Option<String>,
 }
 
-/// Of the qdisc that has both hooks.
 const KIND: &str = "clsact";
-/// Ours go first among clsact filters. What others attach as XDP or tcx runs before, and is theirs to answer for.
+/// First among clsact filters. Foreign XDP and tcx programs still run before.
 const PRIORITY: u16 = 1;
-/// With the priority, it names a filter on a hook.
+/// Identifies a filter on a hook, together with the priority.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
 /// `ETH_P_ALL` in `linux/if_ether.h`.
 const ALL_PROTOCOLS: u16 = 3;
@@ -66,7 +65,7 @@ const ALL_PROTOCOLS: u16 = 3;
 // === impl Hook ===
 
 impl Hook {
-    /// Both, with the name of the program on each.
+    /// Both hooks with the names of their programs.
     pub const ALL: [(Self, &'static str); 2] = [(Self::FromPod, "from_pod"), (Self::ToPod, "to_pod")];
 
     fn parent(self) -> TcHandle {
@@ -97,47 +96,49 @@ impl Attached {
     }
 }
 
-/// The requests that put both filters on an interface that has none yet.
+/// The requests that attach both filters to an interface without filters.
 pub fn attach(ifindex: u32, filters: Filters<'_>) -> [Request; 3] {
     let [ingress, egress] = replace(ifindex, filters);
     [qdisc(ifindex), ingress, egress]
 }
 
-/// The request that makes room for filters on an interface.
-pub fn qdisc(ifindex: u32) -> Request {
+/// The request that creates the clsact qdisc, which holds both filters.
+fn qdisc(ifindex: u32) -> Request {
     Request::create("create the clsact qdisc", RouteNetlinkMessage::NewQueueDiscipline(clsact(ifindex)))
 }
 
-/// The requests that put both filters in the place of those that an earlier agent attached.
-pub fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
+/// The requests that replace an earlier agent's filters, or attach both where there are none.
+fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     let programs = [filters.from_pod, filters.to_pod];
     let [(ingress, from_pod), (egress, to_pod)] = Hook::ALL;
     let [first, second] = programs;
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
 }
 
-/// All filters on both hooks of an interface.
+/// Lists all filters on both hooks of an interface.
 ///
 /// # Errors
-/// If the kernel refuses to tell.
+/// If the kernel refuses a dump.
 pub fn list(socket: &mut Socket, ifindex: u32) -> Result<Listed, NetlinkError> {
     let [(ingress, _), (egress, _)] = Hook::ALL;
     let (mut filters, more) = (on(socket, ifindex, ingress)?, on(socket, ifindex, egress)?);
-    // A qdisc with one hook has it in both places. Where they differ, as they do when ours are there, it need not be asked for.
+    // A qdisc with one hook reports the same filters for both. Lists that differ, as the agent's filters do,
+    // prove clsact without another request.
     let are_same = more.iter().map(|it| Attached { hook: ingress, ..it.clone() }).eq(filters.iter().cloned());
-    let stranger = if are_same { stranger(socket, ifindex)? } else { None };
-    if stranger.is_some() {
+    let foreign_qdisc = if are_same { foreign_qdisc(socket, ifindex)? } else { None };
+    if foreign_qdisc.is_some() {
         filters.iter_mut().for_each(|it| it.is_ours = false);
     } else {
         filters.extend(more);
     }
-    Ok(Listed { filters, stranger })
+    Ok(Listed { filters, foreign_qdisc })
 }
 
-/// Puts these programs in the place of an earlier agent's, or where there are none; no packet passes between the two unchecked.
+/// Attaches these programs, and replaces those of an earlier agent atomically: no packet passes unchecked.
 ///
 /// # Errors
-/// If the kernel refuses, the interface is gone (`ENODEV`), or somebody else's qdisc has the place of ours.
+/// If the kernel refuses, the interface does not exist (`ENODEV`), or a foreign qdisc occupies the place of
+/// clsact.
 pub fn reattach(
     host: &mut Socket,
     ifindex: u32,
@@ -146,9 +147,10 @@ pub fn reattach(
 ) -> Result<(), NetlinkError> {
     match host.batch(vec![qdisc(ifindex)]) {
         Err(error) if error.is(Errno::EEXIST) => {
-            // An ingress qdisc would take both, the second in the place of the first, for what the pod sends.
-            if let Some(kind) = stranger(host, ifindex)? {
-                return Err(error.with_hint(in_our_place(&kind, ifname)));
+            // An ingress qdisc would accept both filters on its only hook, so that the second replaces the
+            // first.
+            if let Some(kind) = foreign_qdisc(host, ifindex)? {
+                return Err(error.with_hint(foreign_qdisc_remedy(&kind, ifname)));
             }
         }
         result => drop(result?),
@@ -156,21 +158,19 @@ pub fn reattach(
     host.batch(replace(ifindex, filters).into()).map(drop)
 }
 
-/// What to do about somebody else's qdisc.
-pub fn in_our_place(kind: &str, ifname: &str) -> String {
-    format!(
-        "the {kind} qdisc at ffff: of {ifname} is somebody else's; delete it: tc qdisc del dev {ifname} {kind}"
-    )
+/// The operator's remedy for a foreign qdisc.
+pub fn foreign_qdisc_remedy(kind: &str, ifname: &str) -> String {
+    format!("a foreign {kind} qdisc occupies ffff: of {ifname}; delete it: tc qdisc del dev {ifname} {kind}")
 }
 
-/// The kind of the qdisc that is where ours should be, if there is one that is not ours.
-fn stranger(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, NetlinkError> {
+/// The kind of the qdisc in the place of clsact, if it is another kind.
+fn foreign_qdisc(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, NetlinkError> {
     let mut message = TcMessage::with_index(index(ifindex));
     message.header.parent = TcHandle::CLSACT;
     let get =
         Request::change("read the qdisc of the filters", RouteNetlinkMessage::GetQueueDiscipline(message));
     let answers = match socket.batch(vec![get.echoed()]) {
-        // There is none.
+        // No qdisc at all.
         Err(error) if error.is(Errno::ENOENT) => return Ok(None),
         answers => answers?,
     };
@@ -186,7 +186,7 @@ fn on(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Vec<Attached>, Ne
     message.header.parent = hook.parent();
     let answers = socket.dump("read the filters", RouteNetlinkMessage::GetTrafficFilter(message))?;
     let filter = |answer| match answer {
-        // The kernel tells of each priority also by itself, without a handle.
+        // The kernel also lists each priority by itself, without a handle.
         RouteNetlinkMessage::NewTrafficFilter(filter) if filter.header.handle != TcHandle::default() => {
             Some(Attached::of(hook, &filter))
         }

@@ -1,4 +1,4 @@
-//! What the node itself needs so that its pods' packets can leave it.
+//! Node-wide settings and facts: forwarding, the node's own addresses, a liveness probe of netlink.
 
 use std::{fs, net::IpAddr};
 
@@ -9,33 +9,33 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    get_link,
-    netlink::{NetlinkError, Request, Socket},
+    link,
+    netlink::{NetlinkError, Socket},
     sysctl::{self, SysctlError},
 };
 
-/// The settings of the whole node, below `net/`. By IPv4's, the kernel sets each interface's, too.
+/// Node-wide forwarding, below `net/`. A write to the IPv4 setting also changes that of every interface.
 pub const IPV4: &str = "ipv4/ip_forward";
 const IPV6: &str = "ipv6/conf/all/forwarding";
 /// `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
 const LOOPBACK: u32 = 1;
 
-/// Makes the node forward the families that its pods have.
+/// Enables forwarding for the address families of the pods' ranges.
 ///
-/// A host that forwards IPv6 stops listening to router advertisements, by which it may have got its own default
-/// route. So interfaces that listen are told to go on listening (`accept_ra` 2) first.
+/// A host that forwards IPv6 ignores router advertisements, which may carry its own default route. So
+/// interfaces that accept them get `accept_ra` 2 first, which accepts them in spite of forwarding.
 ///
 /// # Errors
-/// If a setting is not as it should be and cannot be written.
+/// If a setting has another value and cannot be written.
 pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
     let has = |family: fn(&IpAddr) -> bool| ranges.iter().any(|range| family(&range.network()));
     forward_families((has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)))
 }
 
-/// The same for IPv4 and for IPv6.
+/// [`forward`] by family: IPv4, IPv6.
 ///
 /// # Errors
-/// If a setting is not as it should be and cannot be written.
+/// If a setting has another value and cannot be written.
 pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
     if v4 && sysctl::get(IPV4).as_deref() != Some("1") {
         sysctl::set(IPV4, "1")?;
@@ -52,27 +52,24 @@ pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
     Ok(())
 }
 
-/// Which of IPv4 and IPv6 the node does not forward, of those that are asked for: their settings.
+/// The settings by which the node does not forward a required family: IPv4, IPv6.
 pub fn not_forwarded((v4, v6): (bool, bool)) -> Vec<&'static str> {
-    let settings = [(v4, IPV4), (v6, IPV6)].into_iter().filter_map(|(matters, it)| matters.then_some(it));
+    let settings = [(v4, IPV4), (v6, IPV6)].into_iter().filter_map(|(required, it)| required.then_some(it));
     settings.filter(|setting| sysctl::get(setting).as_deref() == Some("0")).collect()
 }
 
-/// Asks the kernel for the loopback interface, which every network namespace has: to see that it answers.
+/// A liveness probe of netlink: reads the loopback interface, which every network namespace has.
 ///
 /// # Errors
-/// If it refuses, or gives no socket.
-pub fn ask() -> Result<(), NetlinkError> {
-    let mut message = get_link();
-    message.header.index = LOOPBACK;
-    let request = Request::change("ask for the loopback interface", RouteNetlinkMessage::GetLink(message));
-    Socket::open()?.batch(vec![request]).map(drop)
+/// If the kernel refuses the request or the socket.
+pub fn probe() -> Result<(), NetlinkError> {
+    link::by_index(&mut Socket::open()?, LOOPBACK).map(drop)
 }
 
-/// The addresses that the node itself has, which no pod may get.
+/// The node's own addresses, which no pod may get.
 ///
 /// # Errors
-/// If the kernel refuses to tell.
+/// If the kernel refuses the dump.
 pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
     let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let answers = Socket::open()?.dump("list the node's addresses", all)?;
@@ -86,7 +83,8 @@ pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
                 _ => {}
             }
         }
-        // Where there is no peer they are the same, and IPv6 says only the second (`IFA_LOCAL` in `linux/if_addr.h`).
+        // Both are the same without a peer, and IPv6 then has only the second (`IFA_LOCAL` in
+        // `linux/if_addr.h`).
         local.or(peer)
     };
     Ok(answers.into_iter().filter_map(address).collect())

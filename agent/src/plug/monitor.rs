@@ -1,4 +1,6 @@
-//! What the kernel tells of changes to interfaces and of what is on them.
+//! Route netlink notifications about changes of links, addresses, routes, neighbours and filters.
+//!
+//! Each subscriber opens its own monitor with the multicast groups that it needs.
 
 use std::{
     io,
@@ -13,42 +15,52 @@ use rtnetlink::{
     packet_core::{NLM_F_REPLACE, NlasIterator},
     sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
 };
+use tokio::time::{Instant, timeout_at};
 
 use super::{
-    netconf::{self, Forwards, Of, RTM_NEWNETCONF},
+    netconf::{self, Forwarding, RTM_NEWNETCONF},
     netlink::borrow,
 };
 
-/// Hears of changes in the network namespace that it was opened in.
+/// A subscription in the network namespace of the thread that opened it.
 pub struct Monitor {
     socket: TokioSocket,
     message: Vec<u8>,
 }
 
-/// A change that may be about a pod's interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// Something came, or is another way, on an interface.
-    Set(u32),
-    /// Something went away from an interface, or it did itself.
-    Removed(u32),
-    /// A route to an address was put in the place of another one.
-    Replaced(IpAddr),
-    /// The node forwards a family no more.
-    NotForwarded,
-    /// More happened than the kernel keeps for us: it may be anything.
-    Lost,
+pub enum Notification {
+    /// A link was created, changed or deleted.
+    Link(u32),
+    /// A neighbour or filter of a link was added, changed or deleted, or its qdisc or a route was deleted.
+    OnLink(u32),
+    /// A route to an address replaced another one; the kernel does not report the deletion of the other.
+    RouteReplaced(IpAddr),
+    /// A default route was added, changed or deleted.
+    DefaultRoute,
+    AddressAdded,
+    AddressRemoved(u32),
+    Forwarding(Forwarding),
+    /// The socket's buffer overflowed, and the kernel dropped notifications: anything may have changed.
+    Overrun,
 }
 
-/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in `linux/rtnetlink.h`, and whether
-/// interfaces forward.
-const GROUPS: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400 | netconf::GROUP_IPV4 | netconf::GROUP_IPV6;
-/// Holds all of a route; of longer messages only the head is looked at, and the kernel cuts off the rest.
+/// `RTMGRP_LINK`, `RTMGRP_NEIGH`, `RTMGRP_TC`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE` in
+/// `linux/rtnetlink.h`, and the forwarding settings: everything that can break a pod's interface.
+pub const POD_INTERFACES: u32 = 0x1 | 0x4 | 0x8 | 0x40 | 0x400 | netconf::GROUP_IPV4 | netconf::GROUP_IPV6;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE`,
+/// and IPv4 forwarding. The kernel deletes IPv4 routes together with their address or link without a
+/// notification of their own.
+pub const UPLINK: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400 | netconf::GROUP_IPV4;
+/// Bytes. Holds a whole route; of longer messages the parser needs only the fixed head, and the kernel
+/// truncates the rest.
 const PEEK: usize = 512;
-/// For what happens while nobody looks: thousands of notifications.
-const ROOM: usize = 8 << 20;
+/// Bytes: room for thousands of notifications between two reads.
+const BUFFER: usize = 8 << 20;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_NEWNEIGH: u16 = 28;
@@ -56,72 +68,82 @@ const RTM_DELNEIGH: u16 = 29;
 const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
-/// Attributes of routes: `RTA_DST`, `RTA_OIF`.
+/// Attributes of routes.
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 
 // === impl Monitor ===
 
 impl Monitor {
-    /// Begins to listen.
+    /// Subscribes to multicast groups, such as [`POD_INTERFACES`].
     ///
     /// # Errors
-    /// If the kernel gives no socket.
-    pub fn open() -> io::Result<Self> {
+    /// If the kernel refuses the socket.
+    pub fn open(groups: u32) -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-        socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
-        setsockopt(&borrow(socket.socket_ref()), RcvBufForce, &ROOM)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
+        setsockopt(&borrow(socket.socket_ref()), RcvBufForce, &BUFFER)?;
         Ok(Self { socket, message: Vec::with_capacity(PEEK) })
     }
 
-    /// The next change that matters. It can be dropped, and misses nothing by that.
+    /// Waits for the next notification. Cancel safe.
     ///
     /// # Errors
     /// If the socket fails.
-    pub async fn next(&mut self) -> io::Result<Change> {
+    pub async fn next(&mut self) -> io::Result<Notification> {
         loop {
             self.message.clear();
             match self.socket.recv(&mut self.message).await {
                 Ok(()) => {
-                    if let Some(change) = change(&self.message) {
-                        return Ok(change);
+                    if let Some(notification) = parse(&self.message) {
+                        return Ok(notification);
                     }
                 }
-                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => return Ok(Change::Lost),
+                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
+                    return Ok(Notification::Overrun);
+                }
                 Err(error) => return Err(error),
             }
         }
     }
+
+    /// The next notification that the kernel has already delivered, if there is one.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub async fn next_delivered(&mut self) -> io::Result<Option<Notification>> {
+        timeout_at(Instant::now(), self.next()).await.ok().transpose()
+    }
 }
 
-/// Notifications come one to a datagram.
-fn change(message: &[u8]) -> Option<Change> {
+/// Parses a datagram, which holds one notification.
+fn parse(message: &[u8]) -> Option<Notification> {
     let (header, body) = message.split_first_chunk::<16>()?;
     // `struct nlmsghdr`: length, type, flags, …
     let [_, _, _, _, a, b, c, d, ..] = *header;
     let (kind, flags) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-    // `struct ifinfomsg`, `struct ndmsg` and `struct tcmsg` have their index at the same place.
+    // `struct ifinfomsg`, `ifaddrmsg`, `ndmsg` and `tcmsg` have the interface's index at the same offset.
     let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
     match kind {
-        RTM_NEWLINK | RTM_NEWNEIGH | RTM_NEWTFILTER => Some(Change::Set(index()?)),
-        RTM_DELLINK | RTM_DELNEIGH | RTM_DELQDISC | RTM_DELTFILTER => Some(Change::Removed(index()?)),
+        RTM_NEWLINK | RTM_DELLINK => Some(Notification::Link(index()?)),
+        RTM_NEWNEIGH | RTM_DELNEIGH | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => {
+            Some(Notification::OnLink(index()?))
+        }
+        RTM_NEWADDR => Some(Notification::AddressAdded),
+        RTM_DELADDR => Some(Notification::AddressRemoved(index()?)),
+        // `struct rtmsg`: family, length of the destination's prefix, …
+        RTM_NEWROUTE | RTM_DELROUTE if *body.get(1)? == 0 => Some(Notification::DefaultRoute),
         RTM_DELROUTE => {
             let index = route_attribute(body, RTA_OIF)?;
-            Some(Change::Removed(u32::from_ne_bytes(index.try_into().ok()?)))
+            Some(Notification::OnLink(u32::from_ne_bytes(index.try_into().ok()?)))
         }
-        // The one that it replaces is not told of.
         RTM_NEWROUTE if flags & NLM_F_REPLACE != 0 => {
             let address = route_attribute(body, RTA_DST)?;
             let v4 = <[u8; 4]>::try_from(address.as_slice()).map(Ipv4Addr::from).map(IpAddr::V4).ok();
             let v6 = || <[u8; 16]>::try_from(address.as_slice()).map(Ipv6Addr::from).map(IpAddr::V6).ok();
-            Some(Change::Replaced(v4.or_else(v6)?))
+            Some(Notification::RouteReplaced(v4.or_else(v6)?))
         }
-        // Each interface tells of itself as well, of which many are somebody else's.
-        RTM_NEWNETCONF => match Forwards::parse(body)? {
-            Forwards { on: true, .. } => None,
-            Forwards { of: Of::Node, .. } => Some(Change::NotForwarded),
-            Forwards { of: Of::Interface(index), is_ipv4, .. } => is_ipv4.then_some(Change::Set(index)),
-        },
+        RTM_NEWNETCONF => Forwarding::parse(body).map(Notification::Forwarding),
         _ => None,
     }
 }
@@ -134,7 +156,11 @@ fn route_attribute(body: &[u8], kind: u16) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::netconf::Scope,
+        Notification::{AddressAdded, AddressRemoved, DefaultRoute, Link, OnLink, RouteReplaced},
+        *,
+    };
 
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let mut message = vec![0; 4];
@@ -151,35 +177,45 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_an_interface_names_it() {
+    fn notifications_of_links_addresses_and_filters_name_the_link() {
         let body = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
-        assert_eq!(change(&message(RTM_NEWLINK, 0, &body)), Some(Change::Set(7)));
-        assert_eq!(change(&message(RTM_DELTFILTER, 0, &body)), Some(Change::Removed(7)));
-        assert_eq!(change(&message(20, 0, &body)), None, "an address is no matter");
-        assert_eq!(change(&message(RTM_DELLINK, 0, &body[..6])), None);
-        assert_eq!(change(&[]), None);
+        assert_eq!(parse(&message(RTM_NEWLINK, 0, &body)), Some(Link(7)));
+        assert_eq!(parse(&message(RTM_DELLINK, 0, &body)), Some(Link(7)));
+        assert_eq!(parse(&message(RTM_DELTFILTER, 0, &body)), Some(OnLink(7)));
+        assert_eq!(parse(&message(RTM_NEWADDR, 0, &body)), Some(AddressAdded));
+        assert_eq!(parse(&message(RTM_DELADDR, 0, &body)), Some(AddressRemoved(7)));
+        assert_eq!(parse(&message(RTM_DELLINK, 0, &body[..6])), None);
+        assert_eq!(parse(&[]), None);
     }
 
     #[test]
-    fn forwarding_is_told_when_it_ends() {
+    fn forwarding_names_its_scope_and_value() {
         let body = |family: u8, index: i32, on: i32| {
             let attributes = [attribute(1, &index.to_ne_bytes()), attribute(2, &on.to_ne_bytes())].concat();
             message(RTM_NEWNETCONF, 0, &[&[family, 0, 0, 0][..], &attributes].concat())
         };
-        assert_eq!(change(&body(10, -1, 0)), Some(Change::NotForwarded));
-        assert_eq!(change(&body(2, 7, 0)), Some(Change::Set(7)));
-        assert_eq!(change(&body(2, -1, 1)), None);
-        assert_eq!(change(&body(10, 7, 0)), None, "IPv6 goes by the node's alone");
+        let forwarding =
+            |is_ipv4, scope, on| Some(Notification::Forwarding(Forwarding { is_ipv4, scope, on }));
+        assert_eq!(parse(&body(10, -1, 0)), forwarding(false, Scope::Node, false));
+        assert_eq!(parse(&body(2, 7, 0)), forwarding(true, Scope::Interface(7), false));
+        assert_eq!(parse(&body(2, -1, 1)), forwarding(true, Scope::Node, true));
     }
 
     #[test]
-    fn a_route_names_its_interface_and_one_that_replaces_another_its_address() {
+    fn a_deleted_route_names_its_link_and_a_replaced_one_its_address() {
         let attributes =
             [attribute(RTA_DST, &[10, 0, 0, 2]), attribute(RTA_OIF, &7_u32.to_ne_bytes())].concat();
-        let body = [&[0; 12][..], &attributes].concat();
-        assert_eq!(change(&message(RTM_DELROUTE, 0, &body)), Some(Change::Removed(7)));
-        assert_eq!(change(&message(RTM_NEWROUTE, 0, &body)), None, "one more harms nobody");
-        let replaced = Change::Replaced([10, 0, 0, 2].into());
-        assert_eq!(change(&message(RTM_NEWROUTE, NLM_F_REPLACE, &body)), Some(replaced));
+        let body = [&[2, 32][..], &[0; 10], &attributes].concat();
+        assert_eq!(parse(&message(RTM_DELROUTE, 0, &body)), Some(OnLink(7)));
+        assert_eq!(parse(&message(RTM_NEWROUTE, 0, &body)), None, "one more route breaks nothing");
+        let replaced = RouteReplaced([10, 0, 0, 2].into());
+        assert_eq!(parse(&message(RTM_NEWROUTE, NLM_F_REPLACE, &body)), Some(replaced));
+    }
+
+    #[test]
+    fn default_routes_are_reported_without_their_interface() {
+        let body = [&[2, 0][..], &[0; 10]].concat();
+        assert_eq!(parse(&message(RTM_NEWROUTE, 0, &body)), Some(DefaultRoute));
+        assert_eq!(parse(&message(RTM_DELROUTE, 0, &body)), Some(DefaultRoute));
     }
 }

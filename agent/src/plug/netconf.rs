@@ -1,37 +1,38 @@
-//! What the kernel tells when somebody sets whether an interface forwards.
+//! `RTM_NEWNETCONF` notifications: changes of the forwarding settings.
 
 use rtnetlink::packet_core::NlasIterator;
 
-/// `RTMGRP_…` of `RTNLGRP_IPV4_NETCONF` and `RTNLGRP_IPV6_NETCONF` in `linux/rtnetlink.h`, which have none of their own.
+/// Multicast masks of `RTNLGRP_IPV4_NETCONF` and `RTNLGRP_IPV6_NETCONF` in `linux/rtnetlink.h`.
 pub(super) const GROUP_IPV4: u32 = 1 << 23;
 pub(super) const GROUP_IPV6: u32 = 1 << 24;
 pub(super) const RTM_NEWNETCONF: u16 = 80;
-/// In `linux/netconf.h`.
+/// Attributes in `linux/netconf.h`.
 const NETCONFA_IFINDEX: u16 = 1;
 const NETCONFA_FORWARDING: u16 = 2;
 const ALL: i32 = -1;
 /// `AF_INET` in `sys/socket.h`.
 const IPV4: u8 = 2;
 
-/// Whether something forwards from now on.
+/// A new value of a forwarding setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Forwards {
+pub struct Forwarding {
     pub is_ipv4: bool,
-    pub of: Of,
+    pub scope: Scope,
     pub on: bool,
 }
 
-/// What does.
+/// The range of a forwarding setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
+pub enum Scope {
     Node,
     Interface(u32),
 }
 
-// === impl Forwards ===
+// === impl Forwarding ===
 
-impl Forwards {
-    /// Reads the body of an [`RTM_NEWNETCONF`]; `None` if it is about something else, or what new interfaces get.
+impl Forwarding {
+    /// Parses the body of [`RTM_NEWNETCONF`]; `None` for another setting, and for the default of new
+    /// interfaces.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         // `struct netconfmsg` has one byte, the family, and attributes begin at multiples of 4.
         let (family, attributes) = (*body.first()?, body.get(4..)?);
@@ -39,11 +40,11 @@ impl Forwards {
             let attribute = NlasIterator::new(attributes).flatten().find(|it| it.kind() == kind)?;
             Some(i32::from_ne_bytes(attribute.value().try_into().ok()?))
         };
-        let of = match number(NETCONFA_IFINDEX)? {
-            ALL => Of::Node,
-            index => Of::Interface(u32::try_from(index).ok()?),
+        let scope = match number(NETCONFA_IFINDEX)? {
+            ALL => Scope::Node,
+            index => Scope::Interface(u32::try_from(index).ok()?),
         };
-        Some(Self { is_ipv4: family == IPV4, of, on: number(NETCONFA_FORWARDING)? != 0 })
+        Some(Self { is_ipv4: family == IPV4, scope, on: number(NETCONFA_FORWARDING)? != 0 })
     }
 }
 
@@ -59,22 +60,25 @@ mod tests {
     }
 
     #[test]
-    fn it_is_about_the_node_or_an_interface() {
+    fn forwarding_names_the_node_or_an_interface() {
         let parsed = |family, index, on| {
-            Forwards::parse(&body(family, &[(NETCONFA_IFINDEX, index), (NETCONFA_FORWARDING, on)]))
+            Forwarding::parse(&body(family, &[(NETCONFA_IFINDEX, index), (NETCONFA_FORWARDING, on)]))
         };
-        assert_eq!(parsed(2, ALL, 0), Some(Forwards { is_ipv4: true, of: Of::Node, on: false }));
-        assert_eq!(parsed(10, 7, 1), Some(Forwards { is_ipv4: false, of: Of::Interface(7), on: true }));
-        assert_eq!(parsed(2, -2, 0), None, "what new interfaces get");
+        assert_eq!(parsed(2, ALL, 0), Some(Forwarding { is_ipv4: true, scope: Scope::Node, on: false }));
+        assert_eq!(
+            parsed(10, 7, 1),
+            Some(Forwarding { is_ipv4: false, scope: Scope::Interface(7), on: true })
+        );
+        assert_eq!(parsed(2, -2, 0), None, "the default of new interfaces");
     }
 
     #[test]
-    fn what_is_cut_off_or_about_something_else_is_nothing() {
-        let of_filter = body(2, &[(NETCONFA_IFINDEX, 7), (3, 1)]);
-        assert_eq!(Forwards::parse(&of_filter), None);
+    fn truncated_messages_and_other_settings_are_ignored() {
+        let of_other = body(2, &[(NETCONFA_IFINDEX, 7), (3, 1)]);
+        assert_eq!(Forwarding::parse(&of_other), None);
         let whole = body(2, &[(NETCONFA_IFINDEX, 7), (NETCONFA_FORWARDING, 1)]);
         for length in 0..whole.len() {
-            assert_eq!(Forwards::parse(&whole[..length]), None);
+            assert_eq!(Forwarding::parse(&whole[..length]), None);
         }
     }
 }

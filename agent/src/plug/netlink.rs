@@ -1,7 +1,7 @@
 //! Route netlink in batches: many requests, one system call.
 //!
-//! The kernel works on a batch before `send` returns, so that an exchange never waits for anyone but the kernel, and a
-//! blocking socket on a blocking thread is the shortest way: a future per request would cost a wake-up each.
+//! The kernel processes a batch before `send` returns, so a blocking socket on a blocking thread is the
+//! fastest way: a future per request would cost a wake-up each.
 
 use std::{
     io,
@@ -28,69 +28,69 @@ use crate::crash::{self, Step};
 pub struct Socket {
     raw: Raw,
     sequence: u32,
-    /// Something changed during a dump, which may lack something because of it.
+    /// Objects changed during a dump (`NLM_F_DUMP_INTR`), so the result may be incomplete.
     interrupted: bool,
 }
 
 /// One request of a batch.
 pub struct Request {
-    /// What it is to do, for an error: "add the route to 10.0.0.2".
+    /// For an error: "add the route to 10.0.0.2".
     what: String,
     message: RouteNetlinkMessage,
     flags: u16,
 }
 
-/// A request that failed.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}{}", hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())]
 pub struct NetlinkError {
     what: String,
-    /// What the kernel added in words (`NLMSGERR_ATTR_MSG`), or we.
+    /// The kernel's explanation (`NLMSGERR_ATTR_MSG`), or the agent's.
     hint: Option<String>,
     #[source]
     source: io::Error,
 }
 
-/// For the answers, which are there when a request has been sent. What takes time is to send it: until others give the
-/// lock over network configuration free, which no caller can put an end to.
+/// Deadline of the answers, which are ready when the request is sent. Only sending waits, for the kernel's
+/// global network lock (RTNL), and that wait cannot be cancelled.
 const DEADLINE_SECONDS: i64 = 10;
-/// How often a dump is begun anew.
+/// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
-/// Larger than any message that the kernel sends us.
+/// Bytes: larger than any answer of the kernel.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
 const ACK_HAS_ATTRIBUTES: u16 = 0x200;
 const ATTRIBUTE_MESSAGE: u16 = 1;
-/// What a request is for: the types of each kind of object are four in a row, in `linux/rtnetlink.h`.
+/// The verb in a message type: `linux/rtnetlink.h` gives each kind of object four types in a row.
 const KIND: u16 = 3;
 const KIND_GET: u16 = 2;
-/// Length of `struct nlmsghdr`, the part of our request that an acknowledgement repeats.
+/// Length of `struct nlmsghdr`, the part of the request that an acknowledgement repeats.
 const HEADER: usize = 16;
 
 // === impl Request ===
 
 impl Request {
-    /// Creates an object that must not exist yet.
+    /// Creates an object; `EEXIST` if it exists.
     pub fn create(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Creates an object, or puts it in the place of the one that exists.
+    /// Creates an object, or replaces the existing one.
     pub fn replace(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Creates an object before those that are there, which stay.
+    /// Creates an object in front of equal ones, which stay.
     pub fn put_first(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, NLM_F_CREATE)
     }
 
-    /// Changes, deletes or reads an object that exists.
+    /// Changes, deletes or reads an existing object.
     pub fn change(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, 0)
     }
 
-    /// The same, told to us as well: of qdiscs, the kernel answers only those who listen to changes.
+    /// Requests an echo of the result: the kernel answers a request for a qdisc only by a notification.
     pub fn echoed(self) -> Self {
         Self { flags: self.flags | NLM_F_ECHO, ..self }
     }
@@ -103,12 +103,12 @@ impl Request {
 // === impl NetlinkError ===
 
 impl NetlinkError {
-    /// Whether the kernel's answer was this error.
+    /// Whether the kernel answered with this error.
     pub fn is(&self, errno: nix::errno::Errno) -> bool {
         self.source.raw_os_error() == Some(errno as i32)
     }
 
-    /// The same, with words that say more than the kernel's.
+    /// Replaces the kernel's explanation.
     pub(super) fn with_hint(self, hint: String) -> Self {
         Self { hint: Some(hint), ..self }
     }
@@ -124,7 +124,7 @@ impl Socket {
     /// Opens a socket in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// If the kernel gives none, for want of descriptors or memory.
+    /// If the kernel refuses the socket, for lack of descriptors or memory.
     pub fn open() -> Result<Self, NetlinkError> {
         let failed = |source| NetlinkError::new("open a netlink socket", source);
         let raw = Raw::new(NETLINK_ROUTE).map_err(failed)?;
@@ -136,13 +136,13 @@ impl Socket {
         Ok(Self { raw, sequence: 0, interrupted: false })
     }
 
-    /// Sends a batch and gives the messages that the kernel answered with, besides its acknowledgements.
+    /// Sends a batch and returns the kernel's answers without the acknowledgements.
     ///
-    /// The kernel works on all requests of a batch, in order, also on those after one that failed: put
-    /// together only what is harmless then.
+    /// The kernel processes all requests in order, also those after a failed one: a batch may hold only
+    /// requests that are harmless then.
     ///
     /// # Errors
-    /// The first request that failed.
+    /// The first failed request.
     pub fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
         let first = self.sequence.wrapping_add(1);
         let mut buffer = Vec::new();
@@ -175,7 +175,7 @@ impl Socket {
             for message in received {
                 self.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 let index = message.header.sequence_number.wrapping_sub(first) as usize;
-                // An answer to an earlier batch, which its deadline ended.
+                // A late answer to an earlier batch, which passed its deadline.
                 let Some(what) = pending.get(index) else { continue };
                 match message.payload {
                     NetlinkPayload::Error(error) => {
@@ -186,7 +186,7 @@ impl Socket {
                         }
                     }
                     NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                    // A dump is ended by this instead of an acknowledgement, also one that failed half way.
+                    // Ends a dump instead of an acknowledgement, also a dump that failed half way.
                     NetlinkPayload::Done(done) => {
                         acknowledged += 1;
                         if done.code != 0 && failure.is_none() {
@@ -207,7 +207,7 @@ impl Socket {
     /// Reads all objects of a kind.
     ///
     /// # Errors
-    /// If the kernel refuses, answers with what cannot be understood, or is changed all the time.
+    /// If the kernel refuses, sends a malformed answer, or concurrent changes interrupt every attempt.
     pub fn dump(
         &mut self,
         what: &str,
@@ -225,18 +225,18 @@ impl Socket {
                 return Ok(answers);
             }
         }
-        // Each time something came or went meanwhile, so that something else may be missing.
+        // Changes interrupted each attempt, so every result may be incomplete.
         Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
     }
 
-    /// Lets the kernel do at once what it does behind a caller's back when an interface has got its carrier: give it its
-    /// queue. Until then, what is sent by it is lost. (`linkwatch_sync_dev`, which `ETHTOOL_GLINK` calls.)
+    /// Activates the queue of an interface that has just got its carrier. The kernel would leave that to a
+    /// worker, and drop packets until then. (`ETHTOOL_GLINK` calls `linkwatch_sync_dev`.)
     ///
     /// # Errors
-    /// If there is no interface of that name in the socket's namespace.
-    pub fn settle_carrier(&self, ifname: &IfName) -> Result<(), NetlinkError> {
-        settle_carrier(&borrow(&self.raw), ifname)
-            .map_err(|errno| NetlinkError::new(format!("let {ifname} take up its carrier"), errno.into()))
+    /// If the socket's namespace has no interface of that name.
+    pub fn sync_carrier(&self, ifname: &IfName) -> Result<(), NetlinkError> {
+        sync_carrier(&borrow(&self.raw), ifname)
+            .map_err(|errno| NetlinkError::new(format!("activate the queue of {ifname}"), errno.into()))
     }
 
     fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
@@ -244,7 +244,7 @@ impl Socket {
         self.raw.recv(&mut datagram, 0).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("the kernel has not answered for {DEADLINE_SECONDS} s"),
+                format!("no answer from the kernel within {DEADLINE_SECONDS} s"),
             ),
             _ => error,
         })?;
@@ -261,7 +261,7 @@ impl Socket {
     }
 }
 
-/// What the kernel says in words about a failure.
+/// The kernel's explanation of a failure.
 fn hint(flags: u16, header: &[u8]) -> Option<String> {
     if flags & ACK_HAS_ATTRIBUTES == 0 {
         return None;
@@ -273,7 +273,7 @@ fn hint(flags: u16, header: &[u8]) -> Option<String> {
 }
 
 #[expect(unsafe_code, reason = "nix has no wrapper for the ioctls of interfaces")]
-fn settle_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
+fn sync_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
     /// `struct ethtool_value` in `linux/ethtool.h`.
     #[repr(C)]
     struct Value {
@@ -293,14 +293,15 @@ fn settle_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
 
     let mut value = Value { command: ETHTOOL_GLINK, data: 0 };
     let mut named = Named { name: [0; 16], value: &mut value, rest: [0; 16] };
-    // Its terminating zero stays: a name has at most 15 bytes.
+    // The terminating zero stays: a name has at most 15 bytes.
     named.name.iter_mut().zip(ifname.as_str().bytes()).for_each(|(to, from)| *to = from);
-    // SAFETY: the kernel reads the name and the command, and writes back to these two structures only; both outlive the call.
+    // SAFETY: the kernel reads the name and the command, and writes to these two structures only; both
+    // outlive the call.
     unsafe { ethtool(socket.as_raw_fd(), &mut named) }.map(drop)
 }
 
-#[expect(unsafe_code, reason = "netlink-sys gives the number of its descriptor only")]
+#[expect(unsafe_code, reason = "netlink-sys exposes only the number of its descriptor")]
 pub(super) fn borrow(raw: &Raw) -> BorrowedFd<'_> {
-    // SAFETY: the socket owns the descriptor and is borrowed for as long.
+    // SAFETY: the socket owns the descriptor, and the result borrows the socket.
     unsafe { BorrowedFd::borrow_raw(raw.as_raw_fd()) }
 }

@@ -1,4 +1,4 @@
-//! A pod's network namespace: opened once, told apart by identity, entered by one thread at a time.
+//! A pod's network namespace: opened once, compared by identity, entered by one thread at a time.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use nix::{
 
 use crate::registry::NetnsId;
 
-/// An open network namespace. While it is open, neither it nor its identity goes away.
+/// An open network namespace. The descriptor keeps the namespace and its identity alive.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -26,36 +26,23 @@ pub struct Netns {
     path: PathBuf,
 }
 
-/// A path that leads to no pod's network namespace.
+/// A path that does not lead to a pod's network namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// The path cannot be opened.
     #[error("cannot open the network namespace {path:?}")]
     Open {
-        /// As it was given.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// There is something else at the path.
     #[error("{path:?} is not a network namespace")]
-    NotNetns {
-        /// As it was given.
-        path: PathBuf,
-    },
-    /// It is where the agent itself is.
+    NotNetns { path: PathBuf },
+    /// The path leads to the agent's own namespace.
     #[error("{path:?} is the host's own network namespace, not a pod's")]
-    Host {
-        /// As it was given.
-        path: PathBuf,
-    },
-    /// The thread could not enter.
+    Host { path: PathBuf },
     #[error("cannot enter the network namespace {path:?}")]
     Enter {
-        /// As it was given.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
@@ -70,7 +57,7 @@ impl Netns {
     /// Opens the network namespace of a pod.
     ///
     /// # Errors
-    /// If the path cannot be opened, leads to something else than a network namespace, or to the caller's own.
+    /// If the path cannot be opened, is not a network namespace, or leads to the caller's own.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         let netns = Self::open_any(path)?;
         let host = Self::current()?;
@@ -88,31 +75,30 @@ impl Netns {
         Self::open_any(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// What tells it apart.
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// By which it was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its descriptor's number, for a netlink attribute.
+    /// The number of the descriptor, for a netlink attribute.
     pub fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Runs a closure inside the namespace. The closure is synchronous, so that the thread cannot be given to
-    /// another task while it is away from home.
+    /// Runs a closure inside the namespace. The closure is synchronous, so the runtime cannot move another
+    /// task to the thread before the thread has returned.
     ///
     /// # Errors
-    /// If the thread could not enter; then the closure has not run.
+    /// If the thread could not enter; then the closure did not run.
     pub fn run<T>(&self, inside: impl FnOnce() -> T) -> Result<T, NetnsError> {
         let home = Self::current()?;
         setns(&self.file, CloneFlags::CLONE_NEWNET)
             .map_err(|source| NetnsError::Enter { path: self.path.clone(), source: source.into() })?;
-        // Only now: a thread that never left must not fail to come home.
+        // Only after `setns`: a thread that never left must not fail to return.
         let home = Home(home);
         let result = inside();
         drop(home);
@@ -121,7 +107,7 @@ impl Netns {
 
     fn open_any(path: &Path) -> Result<Self, NetnsError> {
         let refuse = |source: nix::Error| NetnsError::Open { path: path.to_owned(), source: source.into() };
-        // As a mere location first: opening a device or a pipe for reading can block or have effects.
+        // With `O_PATH` first: opening a device or a pipe for reading can block or have side effects.
         let located = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(refuse)?;
         let stat = fstat(&located).map_err(refuse)?;
         let on_nsfs = fstatfs(&located).map_err(refuse)?.filesystem_type() == NSFS;
@@ -138,14 +124,14 @@ impl Netns {
     }
 }
 
-/// Brings the thread home when dropped, also by a panic.
+/// Returns the thread to its own namespace when dropped, also during a panic.
 struct Home(Netns);
 
 impl Drop for Home {
     fn drop(&mut self) {
         if let Err(error) = setns(&self.0.file, CloneFlags::CLONE_NEWNET) {
-            // The thread would go on to configure a pod's network as if it were the host's.
-            tracing::error!(%error, "a thread cannot return to the host's network namespace: aborting");
+            // The thread would go on and configure the pod's network as if it were the host's.
+            tracing::error!(%error, "cannot return to the host's network namespace: aborting");
             std::process::abort();
         }
     }
@@ -155,7 +141,7 @@ impl Drop for Home {
 fn kind(namespace: BorrowedFd<'_>) -> nix::Result<i32> {
     // `NS_GET_NSTYPE` in `linux/nsfs.h`.
     nix::ioctl_none_bad!(ns_get_nstype, 0xb703);
-    // SAFETY: the ioctl takes no argument, and the descriptor is borrowed for the length of the call.
+    // SAFETY: the ioctl takes no argument, and the call borrows the descriptor.
     unsafe { ns_get_nstype(namespace.as_raw_fd()) }
 }
 
@@ -164,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_network_namespace_is_refused() {
+    fn paths_that_are_not_network_namespaces_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
@@ -181,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_own_namespace_is_refused() {
+    fn the_hosts_namespace_is_refused() {
         let error = Netns::open(Path::new("/proc/self/ns/net")).unwrap_err();
         assert!(matches!(error, NetnsError::Host { .. }), "{error}");
     }

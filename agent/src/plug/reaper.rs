@@ -1,8 +1,7 @@
-//! Deletes dead interfaces, many at a time.
+//! Deletes retired interfaces in batches.
 //!
-//! To delete one link and wait for it costs 31 ms, nearly all of it waiting for the kernel's grace periods;
-//! hundreds of one group cost a quarter of a second together. So DEL only takes an interface out of service, and
-//! here is where it is deleted.
+//! Deleting one link takes 31 ms, nearly all of it RCU grace periods; deleting a group of hundreds takes a
+//! quarter of a second. So DEL only retires an interface, and the reaper deletes the group in the background.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,16 +18,16 @@ use tokio::{
 use super::netlink::{NetlinkError, Request, Socket};
 use crate::crash::{self, Step};
 
-/// The link group of interfaces that are to be deleted: "ferr".
-pub const DEAD: u32 = 0x6665_7272;
-/// The link group of interfaces that have no stamp yet: one that a crash leaves in it is deleted at start.
-pub const UNBORN: u32 = DEAD + 1;
+/// The link group of retired interfaces, which the reaper deletes: "ferr" in ASCII.
+pub const RETIRED: u32 = 0x6665_7272;
+/// The link group of new interfaces without a stamp: after a crash, the next start deletes them.
+pub const UNSTAMPED: u32 = RETIRED + 1;
 
-/// Dead interfaces gather until none has come for this long, and are then deleted together.
+/// A batch closes after this long without another retired interface.
 const QUIET: Duration = Duration::from_millis(20);
-/// The longest that they gather.
+/// The longest time that a batch stays open.
 const GATHER: Duration = Duration::from_millis(80);
-/// How long to wait after the kernel refused.
+/// The wait before a retry, after the kernel refused.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Wakes the task that [`run`]s.
@@ -38,12 +37,12 @@ pub struct Reaper(Arc<Notify>);
 // === impl Reaper ===
 
 impl Reaper {
-    /// Says that an interface was buried.
+    /// Schedules a batch: an interface was retired.
     pub fn notify(&self) {
         self.0.notify_one();
     }
 
-    /// Deletes what is buried, for ever.
+    /// Deletes retired interfaces until the task is dropped.
     pub async fn run(self) {
         loop {
             self.0.notified().await;
@@ -53,10 +52,7 @@ impl Reaper {
                 Ok(Err(error)) => anyhow::Error::new(error),
                 Err(panic) => anyhow::Error::new(panic),
             };
-            tracing::warn!(
-                error = format!("{failure:#}"),
-                "dead interfaces could not be deleted; trying again"
-            );
+            tracing::warn!(error = format!("{failure:#}"), "cannot delete retired interfaces; retrying");
             tokio::time::sleep(RETRY).await;
             self.notify();
         }
@@ -68,23 +64,23 @@ impl Reaper {
     }
 }
 
-/// Deletes all dead interfaces and waits until they are gone.
+/// Deletes all retired interfaces and waits for the kernel to finish.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn reap_now() -> Result<(), NetlinkError> {
-    delete_group(DEAD)?;
+    delete_group(RETIRED)?;
     crash::point(Step::Reaped);
     Ok(())
 }
 
-/// Deletes what an earlier agent left in either group. Nothing may be in the making.
+/// Deletes the interfaces that an earlier agent left in either group. No plug may be in flight.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn reap_at_start() -> Result<(), NetlinkError> {
-    delete_group(UNBORN)?;
-    delete_group(DEAD)
+    delete_group(UNSTAMPED)?;
+    delete_group(RETIRED)
 }
 
 fn delete_group(group: u32) -> Result<(), NetlinkError> {
@@ -92,7 +88,7 @@ fn delete_group(group: u32) -> Result<(), NetlinkError> {
     message.attributes.push(LinkAttribute::Group(group));
     let request = Request::change("delete a group of interfaces", RouteNetlinkMessage::DelLink(message));
     match Socket::open()?.batch(vec![request]) {
-        // It is empty.
+        // The group is empty.
         Err(error) if error.is(Errno::ENODEV) => Ok(()),
         result => result.map(drop),
     }

@@ -1,4 +1,4 @@
-//! The requests that a plug is made of.
+//! Messages and requests that a plug sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,9 +15,9 @@ use rtnetlink::{
 };
 
 use super::{ROUTE_PROTOCOL, netlink::Request};
-use ferrule_vif::PodRoute;
+use ferrule_vif::{Mac, PodRoute};
 
-/// A route of the pod. On link: the gateway is in no range of the interface.
+/// A route in the pod. It needs the `onlink` flag: no prefix of the interface covers the gateway.
 pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
     let mut message = match (route.dst, route.gateway) {
         (IpNet::V4(dst), IpAddr::V4(gateway)) => RouteMessageBuilder::<Ipv4Addr>::new()
@@ -30,7 +30,7 @@ pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
             .gateway(gateway)
             .output_interface(ifindex)
             .build(),
-        // Whoever decodes a VIF sees to it that the families are the same; the kernel refuses this one.
+        // The VIF's decoder rejects mixed families; the kernel refuses this empty message.
         _ => RouteMessage::default(),
     };
     message.header.flags |= RouteFlags::Onlink;
@@ -42,13 +42,12 @@ pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
     message
 }
 
-/// What a route says of the path, as the kernel has it.
-pub(super) fn metrics(route: &PodRoute) -> Vec<RouteMetric> {
+fn metrics(route: &PodRoute) -> Vec<RouteMetric> {
     let mtu = route.mtu.map(RouteMetric::Mtu);
     mtu.into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect()
 }
 
-/// The host's route to an address of a pod, marked as ours.
+/// The host's route to an address of a pod, with the agent's protocol number.
 pub(super) fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
     let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
     match address {
@@ -66,12 +65,11 @@ pub(super) fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
     }
 }
 
-/// Changes a link.
 pub(super) fn set_link(what: &str, message: LinkMessage) -> Request {
     Request::change(what, RouteNetlinkMessage::SetLink(message))
 }
 
-/// Adds an address, which need not wait for duplicates to be looked for.
+/// Adds an address without duplicate address detection (RFC 4862, 5.4): the address is usable at once.
 pub(super) fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request {
     let mut message: AddressMessage = match address {
         IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new().index(ifindex).address(v4, prefix).build(),
@@ -83,13 +81,13 @@ pub(super) fn add_address(ifindex: u32, address: IpAddr, prefix: u8) -> Request 
     Request::create(format!("add the address {address}"), RouteNetlinkMessage::NewAddress(message))
 }
 
-/// Adds a route.
 pub(super) fn add_route(which: &str, message: RouteMessage) -> Request {
     Request::create(format!("add the route {which}"), RouteNetlinkMessage::NewRoute(message))
 }
 
-/// Adds a neighbour that is never asked for.
-pub(super) fn add_neighbour(ifindex: u32, address: IpAddr, mac: [u8; 6]) -> Request {
+/// Adds a permanent neighbour entry, which the kernel never resolves by itself, or replaces the one that
+/// exists.
+pub(super) fn add_neighbour(ifindex: u32, address: IpAddr, mac: Mac) -> Request {
     let mut message = NeighbourMessage::default();
     message.header.ifindex = ifindex;
     message.header.state = NeighbourState::Permanent;
@@ -104,11 +102,10 @@ pub(super) fn add_neighbour(ifindex: u32, address: IpAddr, mac: [u8; 6]) -> Requ
         }
     };
     message.attributes.push(NeighbourAttribute::Destination(destination));
-    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
     Request::replace(format!("add the neighbour {address}"), RouteNetlinkMessage::NewNeighbour(message))
 }
 
-/// The link in an answer.
 pub(super) fn link_of(message: RouteNetlinkMessage) -> Option<LinkMessage> {
     if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None }
 }

@@ -1,4 +1,4 @@
-//! The mark by which we know our own interfaces: the alias of the host's end.
+//! The ownership stamp: the alias (`ifalias`) of the agent's host interfaces.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use ferrule_proto::names::{ContainerId, IfName, NetworkName};
 
 use crate::registry::Key;
 
-/// Written to the `ifalias` of a host interface: whose it is. Interfaces without it are never touched.
+/// Names the attachment that owns a host interface. The agent never changes an interface without its stamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamp(Key);
 
@@ -15,12 +15,11 @@ const PREFIX: &str = "ferrule";
 // === impl Stamp ===
 
 impl Stamp {
-    /// The stamp of an attachment.
     pub fn of(key: &Key) -> Self {
         Self(key.clone())
     }
 
-    /// Reads an alias; `None` if it is not a stamp.
+    /// Parses an alias; `None` if it is not a stamp.
     pub fn parse(alias: &str) -> Option<Self> {
         let mut parts = alias.split(':');
         let (Some(PREFIX), Some(network), Some(container_id), Some(ifname), None) =
@@ -35,7 +34,7 @@ impl Stamp {
         }))
     }
 
-    /// Whose interface it is.
+    /// The key of the attachment that owns the interface.
     pub fn key(&self) -> &Key {
         &self.0
     }
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_reads_back_what_it_prints_and_fits_the_kernel() {
+    fn stamp_round_trips_and_fits_ifalias() {
         let longest = format!("ferrule:{}:{}:{}", "n".repeat(100), "c".repeat(128), "i".repeat(15));
         assert!(longest.len() < 256, "IFALIASZ in linux/if.h");
         for text in ["ferrule:k8s:0123456789abcdef:eth0", &longest] {
@@ -62,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn other_peoples_aliases_are_not_stamps() {
+    fn foreign_aliases_are_not_stamps() {
         for alias in
             ["", "uplink", "ferrule", "ferrule:a:b", "ferrule:a:b:c:d", "other:a:b:c", "ferrule:a:../b:c"]
         {

@@ -1,10 +1,10 @@
-//! Settings below `/proc/sys`, of the network namespace that the calling thread is in.
+//! Settings below `/proc/sys/net`, of the calling thread's network namespace.
 
 use std::{fs, io, sync::OnceLock};
 
 use crate::crash::{self, Step};
 
-/// A setting that could not be written.
+/// A failed write of a setting.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set net.{} to {value}", name.replace('/', "."))]
 pub struct SysctlError {
@@ -17,17 +17,17 @@ pub struct SysctlError {
 // === impl SysctlError ===
 
 impl SysctlError {
-    /// Whether there is no such setting: it goes with its interface.
+    /// Whether the setting does not exist: the kernel removes an interface's settings with the interface.
     pub fn is_missing(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
     }
 }
 
-/// Sets `net/<name>`. A read-only `/proc/sys` is no hindrance where the value is right already, and there is nothing of
-/// IPv6 to set where the kernel has none.
+/// Writes `net/<name>`. A read-only `/proc/sys` is fine if the setting already has the value; IPv6 settings
+/// are skipped on a kernel without IPv6.
 ///
 /// # Errors
-/// If it is missing or cannot be written.
+/// If the setting does not exist or cannot be written.
 pub fn set(name: &str, value: &'static str) -> Result<(), SysctlError> {
     match fs::write(path(name), value) {
         Ok(()) => {
@@ -42,14 +42,13 @@ pub fn set(name: &str, value: &'static str) -> Result<(), SysctlError> {
     }
 }
 
-/// The value of `net/<name>`, if there is such a setting.
+/// The value of `net/<name>`; `None` if there is no such setting.
 pub fn get(name: &str) -> Option<String> {
     fs::read_to_string(path(name)).ok().map(|value| value.trim_end().to_owned())
 }
 
-/// In a container without privileges `/proc/sys` is read-only, and nothing can be mounted over a part of it; there, the
-/// DaemonSet in `deploy/` mounts the node's at another place. Whose settings it shows is up to the namespace that the
-/// thread is in, as below `/proc`.
+/// An unprivileged container has a read-only `/proc/sys` and cannot mount over a part of it, so the DaemonSet
+/// in `deploy/` mounts the node's below `/host`. Both show the settings of the thread's network namespace.
 fn path(name: &str) -> String {
     const OF_HOST: &str = "/host/proc/sys/net";
     static ROOT: OnceLock<&str> = OnceLock::new();
@@ -58,7 +57,7 @@ fn path(name: &str) -> String {
     format!("{root}/{name}")
 }
 
-/// Whether the kernel has IPv6 at all.
+/// Whether the kernel supports IPv6.
 pub fn has_ipv6() -> bool {
     static HAS_IPV6: OnceLock<bool> = OnceLock::new();
     *HAS_IPV6.get_or_init(|| fs::exists("/proc/sys/net/ipv6").unwrap_or(false))

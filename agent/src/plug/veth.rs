@@ -1,17 +1,19 @@
 //! A veth pair between host and pod.
 //!
-//! Order of a plug, and why:
+//! The order of a plug, and its reasons:
 //!
-//! 1. One request creates the pair, with the peer born in the pod's namespace: to move a device later costs 25 ms.
-//!    Names, MACs and MTU are in the request, so that udev finds nothing to change.
-//! 2. The host's end gets its stamp, the qdisc and the filters. From here on it passes nothing: the filters are there
-//!    and the maps have no entry.
-//! 3. The pod's end is configured in one batch from inside, and has no carrier yet. No setting below `/proc/sys` is made
-//!    there: to find one takes the longer the more namespaces were asked for theirs.
-//! 4. The caller writes the maps' entries.
-//! 5. The host's end goes up, and its routes are set. It gets no address: what adds the same one to every interface takes
-//!    the longer the more there are. The dataplane answers for the gateway. Only now a packet can flow. The pod's end, which has got its carrier by
-//!    that, takes it up at once: the kernel would leave that to a worker, and lose what the pod sends before.
+//! 1. One request creates the pair, with the peer in the pod's namespace: moving a device later takes 25 ms.
+//!    Names, MACs and MTU are in the request, so udev has nothing to change.
+//! 2. The host's end gets its stamp, the qdisc and the filters. From here on the filters drop everything,
+//!    because the maps have no entry.
+//! 3. One batch configures the pod's end from inside the pod's namespace; the pod's end has no carrier yet.
+//!    The plug avoids `/proc/sys` there: a lookup gets slower with the number of namespaces that were looked
+//!    up before.
+//! 4. The caller writes the map entries.
+//! 5. The host's end goes up and gets its routes. It has no address: adding the same address to every
+//!    interface gets slower with their number, and the dataplane answers for the gateway. Only now can
+//!    packets flow. The pod's end activates its queue at once: the kernel would leave that to a worker, and
+//!    drop what the pod sends before.
 
 use std::{
     collections::BTreeSet, collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant,
@@ -32,81 +34,82 @@ use rtnetlink::{
 };
 
 use super::{
-    GATEWAY, PlugError, alias,
+    GATEWAY, PlugError,
     filter::{self, Filters},
-    get_link,
+    link,
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
-    reaper::{self, DEAD, UNBORN},
+    reaper::{self, RETIRED, UNSTAMPED},
     requests::{add_address, add_neighbour, add_route, host_route, link_of, pod_route, set_link},
     stamp::Stamp,
     sysctl,
 };
-use ferrule_vif::{Addresses, Vif};
+use ferrule_vif::{Addresses, Mac, Vif};
 
-/// What is to be plugged.
+/// The parameters of a plug.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
     pub netns: &'a Netns,
     pub ifname: &'a IfName,
     pub stamp: &'a Stamp,
     pub vif: &'a Vif,
-    /// The name of the host's end, if it had one before and nobody else has it now; else a new one.
+    /// The former name of the host's end, used again if it is free; `None` for a random name.
     pub host_ifname: Option<&'a str>,
 }
 
-/// A pair that is configured but for its last step. Dropped, it is deleted again.
-pub struct Pending<'a> {
+/// A new pair, complete except for the last step; deleted on drop.
+pub struct NewLink<'a> {
     plan: Plan<'a>,
     host: Socket,
-    /// Once the pod's end is configured.
+    /// A socket in the pod's namespace, once the pod's end is configured.
     pod: Option<Socket>,
     ifname: String,
     ifindex: u32,
-    /// Index of the pod's end, in the pod.
+    /// Index of the pod's end, in the pod's namespace.
     peer: u32,
     keep: bool,
 }
 
-/// The link group of interfaces that are in none.
-const DEFAULT_GROUP: u32 = 0;
+/// The kernel's group for links without an explicit one.
+pub const DEFAULT_GROUP: u32 = 0;
 
-/// Makes the pair, with filters on the host's end, and configures the pod's end.
+/// Creates the pair, attaches the filters to the host's end, and configures the pod's end.
 ///
 /// # Errors
-/// If anything fails; then nothing is left of it.
-pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<Pending<'a>, PlugError> {
-    let mut pending = create_pair(plan)?;
-    let ifindex = pending.ifindex;
+/// If a step fails; the pair is then deleted again.
+pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, PlugError> {
+    let mut new = create_pair(plan)?;
+    let ifindex = new.ifindex;
 
-    let mut requests = vec![set_link("mark the host's interface", mark(ifindex, plan.stamp))];
+    let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, plan.stamp))];
     requests.extend(filter::attach(ifindex, filters));
-    pending.host.batch(requests)?;
+    new.host.batch(requests)?;
     if plan.vif.addresses.v6.is_some() {
-        sysctl::set(&format!("ipv6/conf/{}/accept_ra", pending.ifname), "0")?;
+        sysctl::set(&format!("ipv6/conf/{}/accept_ra", new.ifname), "0")?;
     } else {
-        sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", pending.ifname), "1")?;
+        sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", new.ifname), "1")?;
     }
 
     let mut pod = plan.netns.run(Socket::open)??;
-    if plan.vif.addresses.v6.is_some() && is_without_ipv6(&mut pod, pending.peer)? {
+    if plan.vif.addresses.v6.is_some() && disables_ipv6(&mut pod, new.peer)? {
         plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
     }
-    match pod.batch(pod_requests(pending.peer, plan.vif)) {
-        // All but the default routes is on an interface that has just been made, where nothing else can be.
+    match pod.batch(pod_requests(new.peer, plan.vif)) {
+        // Only a default route can conflict: everything else is on an interface that did not exist before.
         Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
         Err(error) => Err(error.into()),
         Ok(_) => {
-            pending.pod = Some(pod);
-            Ok(pending)
+            new.pod = Some(pod);
+            Ok(new)
         }
     }
 }
 
-/// Takes an attachment's interface out of service: it goes into the group that the reaper deletes, and its routes are
-/// deleted. One that is gone, or not ours, is left as it is.
+/// Retires an attachment's interface: moves it to the group that the reaper deletes, and deletes its routes.
+/// An interface that does not exist or has another stamp stays untouched.
 ///
-/// It is not set down: that waits for an RCU grace period, and nothing passes that has no entry in the maps.
+/// The interface stays up: setting it down waits for an RCU grace period, and without map entries nothing
+/// passes.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -115,17 +118,18 @@ pub fn retire(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), N
     if !is_stamped(&mut host, ifindex, stamp)? {
         return Ok(());
     }
-    // First, so that an agent that starts after a crash does not take an interface without routes for one that lives.
-    let message = LinkUnspec::new_with_index(ifindex).link_group(DEAD).build();
-    match host.batch(vec![set_link("take the host's interface out of service", message)]) {
-        // And its routes went with it.
+    // First, so that after a crash the next start does not mistake an interface without routes for a live
+    // one.
+    let message = LinkUnspec::new_with_index(ifindex).link_group(RETIRED).build();
+    match host.batch(vec![set_link("retire the host interface", message)]) {
+        // The kernel deleted the routes with the interface.
         Err(error) if error.is(Errno::ENODEV) => return Ok(()),
         result => drop(result?),
     }
     for address in addresses.iter() {
         let message = RouteNetlinkMessage::DelRoute(host_route(ifindex, address));
         match host.batch(vec![Request::change(format!("delete the route to {address}"), message)]) {
-            // Somebody has deleted it, or the interface with it.
+            // The route is gone, alone or with its interface.
             Err(error) if !error.is(Errno::ESRCH) && !error.is(Errno::ENODEV) => return Err(error),
             _ => {}
         }
@@ -133,9 +137,9 @@ pub fn retire(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), N
     Ok(())
 }
 
-// === impl Pending ===
+// === impl NewLink ===
 
-impl Pending<'_> {
+impl NewLink<'_> {
     /// Index of the host's end.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
@@ -146,59 +150,59 @@ impl Pending<'_> {
         &self.ifname
     }
 
-    /// The last step: from here on, packets flow.
+    /// The last step: packets flow from here on.
     ///
     /// # Errors
-    /// If the kernel refuses, or has a route to an address already; then the pair is deleted.
+    /// If the kernel refuses, or already has a route to an address; the pair is then deleted.
     pub fn bring_up(mut self) -> Result<(), PlugError> {
         let ifindex = self.ifindex;
         let up = LinkUnspec::new_with_index(ifindex).up().build();
-        let mut requests = vec![set_link("set the host's interface up", up)];
+        let mut requests = vec![set_link("set the host interface up", up)];
         for address in self.plan.vif.addresses.iter() {
             requests.push(add_route(&format!("to {address}"), host_route(ifindex, address)));
-            requests.push(add_neighbour(ifindex, address, self.plan.vif.mac.0));
+            requests.push(add_neighbour(ifindex, address, self.plan.vif.mac));
         }
         self.host.batch(requests).map_err(|error| {
-            // Of all this, only a route can be there before.
+            // Only a route can exist before.
             if error.is(Errno::EEXIST) { PlugError::AddressInUse(error) } else { error.into() }
         })?;
         if let Some(pod) = &self.pod {
-            pod.settle_carrier(self.plan.ifname)?;
+            pod.sync_carrier(self.plan.ifname)?;
         }
         self.keep = true;
         Ok(())
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for NewLink<'_> {
     fn drop(&mut self) {
         if self.keep {
             return;
         }
-        // By name, which is random and so ours alone: the index may not be known yet.
+        // By name, which is random and therefore the agent's own: the index may be unknown yet.
         let by_name = || LinkUnspec::new_with_name(&self.ifname);
         let delete = RouteNetlinkMessage::DelLink(by_name().build());
-        match self.host.batch(vec![Request::change("delete the half-made pair", delete)]) {
+        match self.host.batch(vec![Request::change("roll back the new pair", delete)]) {
             Ok(_) => {}
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => {
-                tracing::error!(ifname = self.ifname, %error, "a half-made pair is left to the reaper");
-                let bury = set_link("leave it to the reaper", by_name().link_group(DEAD).build());
-                // If this fails too, the kernel is beyond our help; the next start finds the stamp or the group.
-                let _ = self.host.batch(vec![bury]);
+                tracing::error!(ifname = self.ifname, %error, "cannot roll back a new pair: retiring it");
+                let retire = set_link("retire the new pair", by_name().link_group(RETIRED).build());
+                // If this fails too, the next start finds the pair by its stamp or group.
+                let _ = self.host.batch(vec![retire]);
             }
         }
     }
 }
 
-fn create_pair(mut plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
+fn create_pair(mut plan: Plan<'_>) -> Result<NewLink<'_>, PlugError> {
     let name_is_taken = |error: &_| matches!(error, PlugError::Netlink(error) if error.is(Errno::EEXIST));
     match try_create_pair(plan) {
         Err(error) if name_is_taken(&error) => {}
         result => return result,
     }
-    // The pod's, by its predecessor that is on its way out, or by a stranger; or the host's, which is random, so that
-    // another try has another one.
+    // Either the pod's name is taken, by a retired predecessor or a foreign interface; or the host's, and a
+    // retry picks another random one.
     if has_link(plan.netns, plan.ifname)? {
         reaper::reap_now()?;
     } else {
@@ -210,7 +214,7 @@ fn create_pair(mut plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     }
 }
 
-fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
+fn try_create_pair(plan: Plan<'_>) -> Result<NewLink<'_>, PlugError> {
     let host = Socket::open()?;
     let ifname = plan.host_ifname.map_or_else(host_ifname, str::to_owned);
     let peer = one_queue(LinkUnspec::new_with_name(plan.ifname.as_str()))
@@ -221,37 +225,38 @@ fn try_create_pair(plan: Plan<'_>) -> Result<Pending<'_>, PlugError> {
     let pair = one_queue(LinkMessageBuilder::<LinkVeth>::new(&ifname, plan.ifname.as_str()))
         .mtu(plan.vif.mtu)
         .address(GATEWAY_MAC.to_vec())
-        .link_group(UNBORN)
+        .link_group(UNSTAMPED)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
-    let mut get = get_link();
+    let mut get = link::get();
     get.attributes.push(LinkAttribute::IfName(ifname.clone()));
     let what = format!("create {ifname} with its peer {} in the pod", plan.ifname);
     let requests = vec![
         Request::create(what, RouteNetlinkMessage::NewLink(pair)),
         Request::change("read the new interface", RouteNetlinkMessage::GetLink(get)),
     ];
-    // From here on there may be something to undo, whatever the kernel's answer, and also without one.
-    let mut pending = Pending { plan, host, pod: None, ifname, ifindex: 0, peer: 0, keep: false };
-    let answers = pending.host.batch(requests).inspect_err(|error| {
-        // But for this one: the interface of that name is somebody else's. And one whose name can be known may be.
-        pending.keep = error.is(Errno::EEXIST) || plan.host_ifname.is_some();
+    // From here on there may be a pair to roll back, whatever the kernel answers, and also without an answer.
+    let mut new = NewLink { plan, host, pod: None, ifname, ifindex: 0, peer: 0, keep: false };
+    let answers = new.host.batch(requests).inspect_err(|error| {
+        // Not after `EEXIST`: the name belongs to a foreign interface. A name that is not random may belong
+        // to one, too.
+        new.keep = error.is(Errno::EEXIST) || plan.host_ifname.is_some();
     })?;
     let link = answers.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
-    pending.ifindex = link.header.index;
+    new.ifindex = link.header.index;
     let peer = |attribute: &_| if let LinkAttribute::Link(peer) = attribute { Some(*peer) } else { None };
-    pending.peer = link.attributes.iter().find_map(peer).ok_or(PlugError::NoAnswer)?;
-    Ok(pending)
+    new.peer = link.attributes.iter().find_map(peer).ok_or(PlugError::NoAnswer)?;
+    Ok(new)
 }
 
-/// One queue for each direction, which is what veth uses. Left to itself, the driver makes one for each CPU and takes
-/// them away again, and waits for an RCU grace period for each end, holding the lock over network configuration.
+/// One queue for each direction, which is all that veth uses. By default the driver allocates one for each
+/// CPU, frees the rest, and waits for an RCU grace period for each end under RTNL.
 fn one_queue<T>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
     link.append_extra_attribute(LinkAttribute::NumTxQueues(1))
         .append_extra_attribute(LinkAttribute::NumRxQueues(1))
 }
 
-/// A name for the host's end that nobody can know beforehand, and so not take.
+/// A random name for the host's end, so that no other program can occupy it beforehand.
 fn host_ifname() -> String {
     const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut bits = RandomState::new().hash_one(Instant::now());
@@ -265,41 +270,26 @@ fn host_ifname() -> String {
 }
 
 fn has_link(netns: &Netns, ifname: &IfName) -> Result<bool, PlugError> {
-    let mut pod = netns.run(Socket::open)??;
-    let mut get = get_link();
-    get.attributes.push(LinkAttribute::IfName(ifname.as_str().to_owned()));
-    match pod.batch(vec![Request::change("look for the interface", RouteNetlinkMessage::GetLink(get))]) {
-        Ok(_) => Ok(true),
-        Err(error) if error.is(Errno::ENODEV) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    Ok(link::by_name(&mut netns.run(Socket::open)??, ifname.as_str())?.is_some())
 }
 
-/// Whether the host's interface at an index is there and carries a stamp.
+/// Whether there is a host interface at an index and it carries a stamp.
 ///
 /// # Errors
-/// If the kernel refuses to tell.
+/// If the kernel refuses the request.
 pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool, NetlinkError> {
-    let mut get = get_link();
-    get.header.index = ifindex;
-    match host.batch(vec![Request::change("read the host's interface", RouteNetlinkMessage::GetLink(get))]) {
-        Ok(answers) => Ok(answers
-            .into_iter()
-            .filter_map(link_of)
-            .any(|link| alias(&link).and_then(Stamp::parse).as_ref() == Some(stamp))),
-        Err(error) if error.is(Errno::ENODEV) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let link = link::by_index(host, ifindex)?;
+    Ok(link.is_some_and(|link| link::alias(&link).and_then(Stamp::parse).as_ref() == Some(stamp)))
 }
 
-/// The host's end: whose it is, and what its stack does with it. Reverse path filtering is loose because the
-/// dataplane has checked the source already, strictly.
-fn mark(ifindex: u32, stamp: &Stamp) -> LinkMessage {
+/// The host's end: stamp, group, and settings. Reverse path filtering is loose because the dataplane checks
+/// the source strictly.
+fn stamped(ifindex: u32, stamp: &Stamp) -> LinkMessage {
     let mut ipv4 = InetDevConf::default();
     ipv4.forwarding = 1;
     ipv4.rp_filter = 2;
     let mut families = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
-    families.extend(no_address_of_its_own());
+    families.extend(no_link_local_address());
     LinkUnspec::new_with_index(ifindex)
         .alias(stamp.to_string())
         .link_group(DEFAULT_GROUP)
@@ -307,36 +297,25 @@ fn mark(ifindex: u32, stamp: &Stamp) -> LinkMessage {
         .build()
 }
 
-/// The kernel would make a link-local address when the interface goes up, and let nobody use it until a second has passed in
-/// which no duplicate was heard of. There is no one on the link to have one: who is to have the address is given it.
-fn no_address_of_its_own() -> Option<AfSpecUnspec> {
+/// Turns off the kernel's own link-local address, which is unusable during a second of duplicate address
+/// detection. No duplicate is possible on the link, so the plug adds the address that the pod needs.
+fn no_link_local_address() -> Option<AfSpecUnspec> {
     sysctl::has_ipv6().then(|| AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]))
 }
 
-/// Whether new interfaces of the pod are without IPv6: a namespace can be made so.
-fn is_without_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
-    let mut get = get_link();
-    get.header.index = ifindex;
-    let request = Request::change("read the pod's interface", RouteNetlinkMessage::GetLink(get));
-    let link = pod.batch(vec![request])?.into_iter().find_map(link_of).ok_or(PlugError::NoAnswer)?;
-    let families = link.attributes.iter().filter_map(|attribute| match attribute {
-        LinkAttribute::AfSpecUnspec(families) => Some(families),
-        _ => None,
-    });
-    let settings = families.flatten().filter_map(|family| match family {
-        AfSpecUnspec::Inet6(settings) => Some(settings),
-        _ => None,
-    });
-    Ok(settings.flatten().any(|it| matches!(it, AfSpecInet6::DevConf(conf) if conf.disable_ipv6 != 0)))
+/// Whether the pod's namespace disables IPv6 on new interfaces.
+fn disables_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
+    let link = link::by_index(pod, ifindex)?.ok_or(PlugError::NoAnswer)?;
+    Ok(link::disables_ipv6(&link))
 }
 
 fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
     let change = || LinkUnspec::new_with_index(ifindex);
     let mut requests = Vec::new();
-    if let Some(setting) = no_address_of_its_own() {
+    if let Some(setting) = no_link_local_address() {
         let families = LinkAttribute::AfSpecUnspec(vec![setting]);
         let change = change().append_extra_attribute(families).build();
-        requests.push(set_link("keep the pod's interface from making an address", change));
+        requests.push(set_link("turn off link-local addresses on the pod's interface", change));
     }
     requests.push(set_link("set the pod's interface up", change().up().build()));
     if vif.addresses.v6.is_some() {
@@ -346,9 +325,9 @@ fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
         requests.push(add_address(ifindex, address, if address.is_ipv4() { 32 } else { 128 }));
     }
     let routes = vif.all_routes(GATEWAY);
-    // Whatever the next hop's address, it is the host that takes the packet.
+    // The host's end receives the packets for every next hop.
     let next_hops: BTreeSet<IpAddr> = routes.iter().map(|route| route.gateway).collect();
-    requests.extend(next_hops.into_iter().map(|gateway| add_neighbour(ifindex, gateway, GATEWAY_MAC)));
+    requests.extend(next_hops.into_iter().map(|gateway| add_neighbour(ifindex, gateway, Mac(GATEWAY_MAC))));
     requests.extend(routes.iter().map(|route| {
         add_route(&format!("to {} through {}", route.dst, route.gateway), pod_route(ifindex, route))
     }));

@@ -16,7 +16,7 @@ use self::{claim::Claim, record::records};
 use crate::{
     dataplane::Dataplane,
     metrics::{StoreMetrics, count},
-    plug::{netlink::Socket, stamp::Stamp, survey},
+    plug::{inventory::HostInventory, netlink::Socket, stamp::Stamp},
     registry::{Attachment, Condition, HostSide, Registry, State},
 };
 
@@ -61,7 +61,8 @@ pub(super) fn rebuild(
         .flat_map(|it| it.vif.addresses.iter())
         .collect();
     let mut keys = HashSet::new();
-    for link in survey::survey(host)?.into_iter().filter(|it| unrecorded.contains(&it.ifindex)) {
+    let inventory = HostInventory::all(host, &HashSet::new())?;
+    for link in inventory.stamped_links().filter(|it| unrecorded.contains(&it.ifindex)) {
         let (ifindex, stamp) = (link.ifindex, link.stamp.clone());
         let entry = dataplane.recorded(ifindex)?;
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *stamp.key();

@@ -15,8 +15,16 @@ use crate::{
     chain::chain,
     crash::{self, Step},
     dataplane::Dataplane,
+    desired::{Presence, netns_exists, presence},
     metrics::StoreMetrics,
-    plug::{HostEnds, filter, host_ends, netlink::Socket, reaper, stamp::Stamp, veth},
+    plug::{
+        filter,
+        inventory::{HostInventory, HostLinkState},
+        netlink::Socket,
+        reaper,
+        stamp::Stamp,
+        veth,
+    },
     registry::{Attachment, HostSide, Registry, State},
 };
 
@@ -52,11 +60,14 @@ impl Recovery {
     /// one.
     pub fn run(&self, deferred: &DeferredDels) -> anyhow::Result<()> {
         let mut host = Socket::open()?;
-        let ends = host_ends(&mut host).context("cannot list the stamped interfaces")?;
-        let unknown =
-            rebuild::rebuild(&self.registry, &self.dataplane, &mut host, &ends.stamped, &self.metrics)
-                .context("cannot rebuild lost attachments from the kernel")?;
-        let Plan { live, foreign, lost, dead } = plan(self.registry.list(), &ends, deferred);
+        let HostInventory { links, .. } =
+            HostInventory::links(&mut host).context("cannot list the host's interfaces")?;
+        let in_service = links.iter().filter(|(_, link)| link.group != reaper::RETIRED);
+        let stamped: HashMap<u32, Stamp> =
+            in_service.filter_map(|(ifindex, link)| Some((*ifindex, link.stamp.clone()?))).collect();
+        let unknown = rebuild::rebuild(&self.registry, &self.dataplane, &mut host, &stamped, &self.metrics)
+            .context("cannot rebuild lost attachments from the kernel")?;
+        let Plan { live, foreign, lost, dead } = plan(self.registry.list(), &links, deferred);
 
         // All entries before any filter: a new program with empty maps would drop what the earlier one
         // passes.
@@ -77,7 +88,7 @@ impl Recovery {
         // Before any record is removed: after a crash in between, a stray interface with map entries and no
         // record would count as an attachment with a lost record.
         let is_stray = |(it, _): &(&u32, &Stamp)| !owners.contains_key(it) && !removing.contains(it);
-        for (ifindex, stamp) in ends.stamped.iter().filter(is_stray) {
+        for (ifindex, stamp) in stamped.iter().filter(is_stray) {
             tracing::warn!(ifindex, %stamp, "deleting a stray interface: the stamp belongs to no attachment");
             veth::retire(*ifindex, stamp, Addresses::default())?;
             crash::point(Step::StartStrayBuried);
@@ -130,14 +141,13 @@ impl Recovery {
     }
 }
 
-fn plan(all: Vec<Attachment>, ends: &HostEnds, deferred: &DeferredDels) -> Plan {
-    let is_live = |it: &Attachment| is_plugged(it, &ends.stamped) && !deferred.covers(it);
-    let is_foreign =
-        |it: &Attachment| it.host.ifindex().is_some_and(|ifindex| ends.disguised.contains(&ifindex));
+fn plan(all: Vec<Attachment>, links: &HashMap<u32, HostLinkState>, deferred: &DeferredDels) -> Plan {
+    let is_live = |it: &Attachment| is_plugged(it, links) && !deferred.covers(it);
+    let is = |it: &Attachment, expected| presence(it, links) == expected;
     // A retired link was deleted by a DEL, and is not lost.
     let stays = |it: &Attachment| {
-        let is_committed = it.state == State::Attached && !deferred.covers(it) && !has_link(it, &ends.dead);
-        is_committed && (is_live(it) || it.is_in_living_netns())
+        let is_deleted = deferred.covers(it) || is(it, Presence::Retired);
+        it.state == State::Attached && !is_deleted && (is_live(it) || netns_exists(it))
     };
     let requested_stays = |it: &Attachment| {
         let requested = it.with.as_ref().and_then(|with| all.iter().find(|other| other.key == *with));
@@ -149,26 +159,19 @@ fn plan(all: Vec<Attachment>, ends: &HostEnds, deferred: &DeferredDels) -> Plan 
         (stays(it) || is_additional) && requested_stays(it)
     });
     let (live, lost): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_live);
-    let (foreign, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(is_foreign);
+    let (foreign, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(|it| is(it, Presence::Restamped));
     Plan { live, foreign, lost, dead }
 }
 
 /// Whether the host side of an attachment is as recorded.
-fn is_plugged(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
-    match attachment.host {
-        HostSide::Link(_) => has_link(attachment, stamped),
+fn is_plugged(attachment: &Attachment, links: &HashMap<u32, HostLinkState>) -> bool {
+    let is_as_recorded = match attachment.host {
+        HostSide::Link(_) => presence(attachment, links) == Presence::Present,
         HostSide::Unplugged => false,
         // The agent does not create such a device, and so cannot have lost one: the namespace decides.
-        HostSide::None | HostSide::Representor(_) => {
-            attachment.state == State::Attached && attachment.is_in_living_netns()
-        }
-    }
-}
-
-/// Whether the host link of an attachment is among these.
-fn has_link(attachment: &Attachment, stamped: &HashMap<u32, Stamp>) -> bool {
-    let stamp = attachment.host.stamped_link().and_then(|link| stamped.get(&link.ifindex));
-    attachment.state == State::Attached && stamp == Some(&Stamp::of(&attachment.key))
+        HostSide::None | HostSide::Representor(_) => netns_exists(attachment),
+    };
+    attachment.state == State::Attached && is_as_recorded
 }
 
 fn by_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {

@@ -63,13 +63,6 @@ fn wait_until_healed(node: &Node, pod: &Pod, peer: &Pod) -> anyhow::Result<()> {
     sys::run(&format!("ping -n -c 1 -W 2 {first}")).map(drop)
 }
 
-fn ifindex(node: &Node, pod: &Pod) -> anyhow::Result<u32> {
-    let attachments = node.attachments()?;
-    let of_pod = |it: &&Value| it["container_id"] == pod.container_id.as_str();
-    let index = attachments.iter().find(of_pod).and_then(|it| it["host_ifindex"].as_u64());
-    Ok(u32::try_from(index.context("the pod is not attached")?)?)
-}
-
 #[test]
 fn damage_to_a_pods_interface_is_repaired_without_a_call() {
     with_agent(|node| {
@@ -114,7 +107,7 @@ fn damage_to_a_pods_interface_is_repaired_without_a_call() {
                 sys::run(&format!("ip route flush {v4} dev uplink"))?;
             }
         }
-        ensure!(node.log().contains("not as it should be"), "the deviation is not logged");
+        ensure!(node.log().contains("deviation found"), "the deviation is not logged");
         Ok(())
     })
     .unwrap();
@@ -127,13 +120,13 @@ fn deleted_interface_of_a_live_pod_is_recreated_identically() {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let seen =
             || pod.run("ip -j addr show eth0").and_then(|text| Ok(serde_json::from_str::<Value>(&text)?));
-        let (before, index) = (seen()?, ifindex(node, &pod)?);
+        let (before, index) = (seen()?, node.host_ifindex(&pod)?);
         let host = node.host_ifname(&pod)?;
         sys::run(&format!("ip link del {host}"))?;
         wait_until_healed(node, &pod, &peer)?;
         let now = seen()?;
         ensure!(now[0]["address"] == before[0]["address"] && now[0]["mtu"] == before[0]["mtu"], "{now:#}");
-        ensure!(node.host_ifname(&pod)? == host && ifindex(node, &pod)? != index);
+        ensure!(node.host_ifname(&pod)? == host && node.host_ifindex(&pod)? != index);
         ensure!(node.metric("ferrule_repairs_total{kind=\"link-gone\",outcome=\"repaired\"}")? == 1.0);
         // The registry has the new interface: a new agent finds it.
         node.kill_agent()?;
@@ -188,7 +181,7 @@ fn interface_deleted_with_its_namespace_is_not_recreated() {
 fn map_entries_are_repaired_by_the_reconcile_period() {
     with_short_period(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
-        let index = ifindex(node, &pod)?;
+        let index = node.host_ifindex(&pod)?;
         let std::net::IpAddr::V4(v4) = pod.addresses[0] else { anyhow::bail!("no IPv4") };
         let address = v4.to_ipv6_mapped().octets();
         for damage in [
@@ -256,7 +249,7 @@ fn verify_reports_every_deviation_and_repairs_none() {
         let (a, b, c) = (a?, b?, c?);
         sys::run(&format!("tc filter del dev {a} ingress"))?;
         sys::run(&format!("ip route del {} dev {a}", pods[0].addresses[0]))?;
-        sys::run(&map_delete("VIFS", &ifindex(node, &pods[0])?.to_ne_bytes()))?;
+        sys::run(&map_delete("VIFS", &node.host_ifindex(&pods[0])?.to_ne_bytes()))?;
         sys::run(&format!("ip link set {b} down"))?;
         sys::run(&format!("ip link del {c}"))?;
         let before = node.kernel_state()?;
@@ -341,7 +334,7 @@ fn repairs_against_another_program_are_rate_limited_and_reported_once() {
         ensure!((2.0..=14.0).contains(&repairs), "{repairs} repairs in 12 s");
         let log = node.log();
         let reported = log.matches("is there another program").count();
-        ensure!(reported <= 1 && log.matches("not as it should be").count() <= 14, "{log}");
+        ensure!(reported <= 1 && log.matches("deviation found").count() <= 14, "{log}");
         sys::wait_until("the pod is repaired in the end", Duration::from_secs(90), || {
             Ok(node.runtime()?.check(&pod).is_ok())
         })

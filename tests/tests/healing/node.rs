@@ -86,7 +86,7 @@ fn repairs_of_contested_forwarding_are_rate_limited_and_reported_once() {
             + node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"failed\"}")?;
         ensure!((2.0..=7.0).contains(&repairs), "{repairs} repairs in 20 s");
         let log = node.log();
-        ensure!(log.matches("not as it should be").count() <= 7, "{log}");
+        ensure!(log.matches("deviation found").count() <= 7, "{log}");
         ensure!(log.matches("is there another program").count() <= 1, "{log}");
         sys::wait_until("forwarding is enabled in the end", Duration::from_secs(60), || Ok(get(V4)? == "1"))
     })

@@ -3,11 +3,11 @@
 use agent_common::VifEntry;
 use ferrule_vif::{Addresses, Mac};
 
-use crate::{cluster::PodRef, dataplane::Recorded, plug::survey, registry::Key};
+use crate::{cluster::PodRef, dataplane::Recorded, plug::inventory::StampedLink, registry::Key};
 
 /// An interface, with the addresses, MAC and pod that it is believed to have.
 pub(super) struct Claim {
-    pub link: survey::Seen,
+    pub link: StampedLink,
     pub addresses: Addresses,
     pub mac: Mac,
     pub pod: PodRef,
@@ -22,7 +22,7 @@ impl Claim {
     /// # Errors
     /// Why the addresses are unknown or ambiguous.
     pub(super) fn of(
-        link: survey::Seen,
+        link: StampedLink,
         entry: Option<Recorded>,
         is_stamped: impl Fn(u32) -> bool,
     ) -> Result<Self, &'static str> {
@@ -66,8 +66,8 @@ mod tests {
     use super::*;
     use crate::plug::stamp::Stamp;
 
-    fn link(addresses: &[&str]) -> survey::Seen {
-        survey::Seen {
+    fn link(addresses: &[&str]) -> StampedLink {
+        StampedLink {
             ifindex: 7,
             ifname: "frx".to_owned(),
             stamp: Stamp::parse("ferrule:net:0123:eth0").unwrap(),

@@ -9,7 +9,8 @@ use crate::{
     plug::{
         GATEWAY,
         netlink::Socket,
-        survey::{self, Place},
+        peer_netns::{self, FoundNetns},
+        pod_end,
     },
     registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, now_ms},
 };
@@ -23,7 +24,7 @@ pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Att
     // Kubernetes runtimes request `eth0`. For others, the lowest index is the first interface, unless it was
     // restored.
     claims.sort_by_key(|it| (it.link.stamp.key().ifname.as_str() != "eth0", it.link.ifindex));
-    let places = survey::places(host, claims.iter().filter_map(|it| it.link.nsid).collect());
+    let places = peer_netns::find(host, claims.iter().filter_map(|it| it.link.nsid).collect());
     let mut records: BTreeMap<Key, Attachment> = BTreeMap::new();
     let mut requested: Vec<Key> = recorded.iter().map(Attachment::runtime_key).collect();
     requested.extend(claims.iter().map(|it| it.link.stamp.key().clone()));
@@ -38,14 +39,19 @@ pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Att
     records.into_values().collect()
 }
 
-fn record(claim: Claim, with: Option<Key>, place: Option<&Place>, before: Option<&Attachment>) -> Attachment {
+fn record(
+    claim: Claim,
+    with: Option<Key>,
+    place: Option<&FoundNetns>,
+    before: Option<&Attachment>,
+) -> Attachment {
     let Claim { link, addresses, mac, pod } = claim;
     let host = HostSide::Link(HostLink { ifname: link.ifname.clone(), ifindex: link.ifindex });
     // A stale record with the same addresses has more than the kernel.
     if let Some(before) = before.filter(|before| before.vif.addresses == addresses) {
         return Attachment { state: State::Attached, host, ..before.clone() };
     }
-    let routes = place.zip(link.peer).map(|(place, peer)| survey::routes_of_pod(&place.netns, peer));
+    let routes = place.zip(link.peer).map(|(place, peer)| pod_end::static_routes(&place.netns, peer));
     let routes = routes.transpose().unwrap_or_else(|error| {
         tracing::warn!(stamp = %link.stamp, %error, "cannot read the routes of a pod; recording the default routes only");
         None

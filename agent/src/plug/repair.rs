@@ -1,4 +1,4 @@
-//! Single settings of a host's end, put right: what somebody else has changed.
+//! Repairs of single settings of a host end.
 
 use std::net::IpAddr;
 
@@ -19,31 +19,32 @@ use super::{
 };
 use ferrule_vif::Mac;
 
-/// What is put right.
+/// A setting to restore.
 #[derive(Debug, Clone, Copy)]
-pub enum Mend<'a> {
-    /// Back into the group of those that are in none.
+pub enum Repair<'a> {
+    /// Back into the default group.
     Group,
-    /// Out of the hands of a bridge.
+    /// Release from a bridge or bond.
     Master,
     Name(&'a str),
     Mac,
     /// Bytes.
     Mtu(u32),
     Up,
-    /// IPv4's.
+    /// IPv4.
     Forwarding,
     Route(IpAddr),
     Neighbour(IpAddr, Mac),
 }
 
-/// Before all that have the kernel's own (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`), or a routing daemon's.
+/// Wins over the kernel's default (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`) and over the routes of routing
+/// daemons.
 const FIRST: u32 = 1;
 
-// === impl Mend ===
+// === impl Repair ===
 
-impl Mend<'_> {
-    /// Puts it right on the host's end at an index.
+impl Repair<'_> {
+    /// Restores the setting on the host end at an index.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -51,11 +52,9 @@ impl Mend<'_> {
         let link = || LinkUnspec::new_with_index(ifindex);
         let request = match self {
             Self::Name(name) => return rename(host, ifindex, name),
-            Self::Group => {
-                set_link("take the host's interface out of its group", link().link_group(0).build())
-            }
+            Self::Group => set_link("reset the host interface's group", link().link_group(0).build()),
             Self::Master => {
-                set_link("take the host's interface away from its master", link().nocontroller().build())
+                set_link("release the host interface from its master", link().nocontroller().build())
             }
             Self::Forwarding => {
                 let mut ipv4 = InetDevConf::default();
@@ -63,16 +62,15 @@ impl Mend<'_> {
                 let setting = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
                 let setting = LinkAttribute::AfSpecUnspec(setting);
                 let message = link().append_extra_attribute(setting).build();
-                set_link("let the host's interface forward", message)
+                set_link("enable forwarding on the host interface", message)
             }
             Self::Mac => {
-                let message = link().address(GATEWAY_MAC.to_vec()).build();
-                set_link("set the MAC of the host's interface", message)
+                set_link("set the host interface's MAC", link().address(GATEWAY_MAC.to_vec()).build())
             }
-            Self::Mtu(mtu) => set_link("set the MTU of the host's interface", link().mtu(mtu).build()),
-            Self::Up => set_link("set the host's interface up", link().up().build()),
-            // Somebody may have put another one in its place, which is theirs, and stays behind it. IPv4 puts the last one
-            // first; IPv6 goes by the priority.
+            Self::Mtu(mtu) => set_link("set the host interface's MTU", link().mtu(mtu).build()),
+            Self::Up => set_link("set the host interface up", link().up().build()),
+            // A foreign route to the same address stays, behind this one. The newest IPv4 route comes first;
+            // IPv6 orders by priority.
             Self::Route(address) => {
                 let mut route = host_route(ifindex, address);
                 route.attributes.extend(address.is_ipv6().then_some(RouteAttribute::Priority(FIRST)));
@@ -81,19 +79,20 @@ impl Mend<'_> {
                     RouteNetlinkMessage::NewRoute(route),
                 )
             }
-            Self::Neighbour(address, mac) => add_neighbour(ifindex, address, mac.0),
+            Self::Neighbour(address, mac) => add_neighbour(ifindex, address, mac),
         };
         match host.batch(vec![request]) {
-            // It came back by itself.
+            // The route is back already.
             Err(error) if matches!(self, Self::Route(_)) && error.is(Errno::EEXIST) => Ok(()),
             result => result.map(drop),
         }
     }
 }
 
-/// Before Linux 6.2 an interface has to be down for it; what it loses by that is found missing and put right next.
+/// Before Linux 6.2 the kernel renames only an interface that is down. The next pass of the repair adds the
+/// routes that the interface loses by that.
 fn rename(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), NetlinkError> {
-    let set = |message: LinkMessage| vec![set_link("give the host's interface its name", message)];
+    let set = |message: LinkMessage| vec![set_link("rename the host interface", message)];
     let rename = || LinkUnspec::new_with_index(ifindex).name(name).build();
     match host.batch(set(rename())) {
         Err(error) if error.is(Errno::EBUSY) => {}
@@ -101,7 +100,7 @@ fn rename(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), NetlinkErro
     }
     host.batch(set(LinkUnspec::new_with_index(ifindex).down().build()))?;
     let renamed = host.batch(set(rename())).map(drop);
-    // Whatever came of it: a pod can do without the name, and not without the interface.
-    let up = set_link("set the host's interface up again", LinkUnspec::new_with_index(ifindex).up().build());
+    // Also after a failure: the pod needs the interface up more than its name.
+    let up = set_link("set the host interface up again", LinkUnspec::new_with_index(ifindex).up().build());
     renamed.and(host.batch(vec![up]).map(drop))
 }

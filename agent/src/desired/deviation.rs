@@ -1,0 +1,153 @@
+//! A difference between the desired and the actual state.
+
+use std::{fmt, net::IpAddr};
+
+use ipnet::IpNet;
+
+use crate::{dataplane::Entry, plug::filter::Hook, registry::Key};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deviation {
+    pub of: Subject,
+    pub kind: Kind,
+    /// One line: found and expected.
+    pub what: String,
+}
+
+/// The deviating object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Subject {
+    Attachment(Key),
+    /// A host interface with the stamp of a key.
+    Interface(u32, Key),
+    Entry(Entry),
+    /// A node-wide setting, below `net/`.
+    Setting(&'static str),
+    /// The pin of a map.
+    Pin(&'static str),
+}
+
+/// The kind of a deviation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The host's end does not exist, but the pod's namespace does.
+    LinkGone,
+    /// The host's end has a wrong alias. Without its stamp, the agent does not touch it.
+    LinkStamp,
+    LinkGroup,
+    /// A bridge or bond receives the packets that the pod sends.
+    LinkMaster,
+    LinkName,
+    LinkMac,
+    LinkMtu,
+    LinkDown,
+    /// The host's end does not forward IPv4.
+    LinkForwarding,
+    /// A foreign qdisc occupies the place of clsact, so neither filter is attached and none can be.
+    Qdisc,
+    /// A filter is missing, or runs another program than this agent's.
+    Filter(Hook),
+    /// The host has no route to an address.
+    Route(IpAddr),
+    /// The host's neighbour entry of an address is missing, not permanent, or has a wrong MAC.
+    Neighbour(IpAddr),
+    /// A map entry is missing or wrong.
+    Entry(Entry),
+    /// The pod's end is missing or down.
+    PodLink,
+    PodMac,
+    PodMtu,
+    /// The pod's end lacks an address.
+    PodAddress(IpAddr),
+    /// The pod lacks a route to a destination.
+    PodRoute(IpNet),
+    /// The pod's neighbour entry of a gateway is missing or has a wrong MAC.
+    PodNeighbour(IpAddr),
+    /// Another attachment has the same address.
+    AddressShared(IpAddr),
+    /// A stamped interface belongs to no attachment.
+    StrayLink,
+    /// A map entry belongs to no attachment.
+    StrayEntry,
+    /// The node does not forward an address family of its pods.
+    NodeForwarding,
+    /// A map has lost its pin, so the next agent would not find the map.
+    Pin,
+}
+
+/// The most deviations that a summary spells out.
+const SUMMARY: usize = 3;
+
+/// Several deviations in one line.
+pub fn summary(deviations: &[Deviation]) -> String {
+    let shown: Vec<_> = deviations.iter().take(SUMMARY).map(Deviation::to_string).collect();
+    let more = match deviations.len().saturating_sub(SUMMARY) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    shown.join("; ") + &more
+}
+
+// === impl Deviation ===
+
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.name(), self.what)
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// The label in metrics, logs and `ferrulectl verify`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LinkGone => "link-gone",
+            Self::LinkStamp => "link-stamp",
+            Self::LinkGroup => "link-group",
+            Self::LinkMaster => "link-master",
+            Self::LinkName => "link-name",
+            Self::LinkMac => "link-mac",
+            Self::LinkMtu => "link-mtu",
+            Self::LinkDown => "link-down",
+            Self::LinkForwarding => "link-forwarding",
+            Self::Qdisc => "qdisc",
+            Self::Filter(_) => "filter",
+            Self::Route(_) => "route",
+            Self::Neighbour(_) => "neighbour",
+            Self::Entry(_) => "map-entry",
+            Self::PodLink => "pod-link",
+            Self::PodMac => "pod-mac",
+            Self::PodMtu => "pod-mtu",
+            Self::PodAddress(_) => "pod-address",
+            Self::PodRoute(_) => "pod-route",
+            Self::PodNeighbour(_) => "pod-neighbour",
+            Self::AddressShared(_) => "address-shared",
+            Self::StrayLink => "stray-link",
+            Self::StrayEntry => "stray-map-entry",
+            Self::NodeForwarding => "node-forwarding",
+            Self::Pin => "pin",
+        }
+    }
+}
+
+// === impl Subject ===
+
+impl Subject {
+    /// The key of an attachment; `None` for every other subject.
+    pub fn attachment(&self) -> Option<&Key> {
+        if let Self::Attachment(key) = self { Some(key) } else { None }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attachment(key) => write!(f, "{key}"),
+            Self::Interface(ifindex, key) => write!(f, "interface {ifindex} of {key}"),
+            Self::Entry(entry) => write!(f, "{entry}"),
+            Self::Setting(setting) => write!(f, "net.{}", setting.replace('/', ".")),
+            Self::Pin(map) => write!(f, "pin of {map}"),
+        }
+    }
+}

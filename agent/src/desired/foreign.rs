@@ -1,0 +1,47 @@
+//! Foreign programs on a pod's interface: shown by `ferrulectl verify`, not deviations.
+
+use super::inventory::Inventory;
+use crate::{
+    plug::filter::Hook,
+    registry::{Attachment, HostLink, Key},
+};
+
+/// A foreign filter or program on an attachment's host interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreign {
+    pub key: Key,
+    pub host: HostLink,
+    /// One line.
+    pub what: String,
+}
+
+/// Foreign tc filters, XDP programs and tcx programs (by hook, in the order of [`Hook::ALL`]) of an
+/// attachment.
+pub fn foreign(it: &Attachment, actual: &Inventory, tcx: &[Vec<u32>; 2]) -> Vec<Foreign> {
+    let Some(host) = it.host.device() else { return Vec::new() };
+    let (filters, link) = (actual.host.filters.get(&host.ifindex), actual.host.links.get(&host.ifindex));
+    let filters = filters.into_iter().flatten().filter(|filter| !filter.is_ours).map(|filter| {
+        let name = filter.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
+        let program = filter.program.map(|id| format!(", program {id}")).unwrap_or_default();
+        let (kind, direction, priority) = (&filter.kind, direction(filter.hook), filter.priority);
+        format!("a {kind} filter{name} on {direction}, priority {priority}{program}")
+    });
+    let xdp = link.into_iter().flat_map(|link| &link.xdp);
+    let xdp = xdp.map(|id| format!("an XDP program {id}, which runs before the agent's filters"));
+    let tcx = Hook::ALL.into_iter().zip(tcx).flat_map(|((hook, _), ids)| {
+        let direction = direction(hook);
+        ids.iter().map(move |id| {
+            format!("a tcx program {id} on {direction}, which runs before the agent's filters")
+        })
+    });
+    let all = filters.chain(xdp).chain(tcx);
+    all.map(|what| Foreign { key: it.key.clone(), host: host.clone(), what }).collect()
+}
+
+/// The direction of the pod's packets.
+fn direction(hook: Hook) -> &'static str {
+    match hook {
+        Hook::FromPod => "egress (the hook ingress)",
+        Hook::ToPod => "ingress (the hook egress)",
+    }
+}

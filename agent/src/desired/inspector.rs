@@ -1,0 +1,122 @@
+//! Reads and compares, twice: inventories are not atomic, and calls change attachments at any time.
+
+use std::{collections::HashSet, sync::Arc};
+
+use super::{
+    deviation::Deviation,
+    foreign::{Foreign, foreign},
+    inventory::Inventory,
+    orphans::shared_addresses,
+};
+use crate::{
+    dataplane::Dataplane,
+    plug::netlink::{NetlinkError, Socket},
+    registry::{Attachment, Key, Registry, State},
+};
+
+/// Finds the deviations of a node. Changes nothing; may block.
+#[derive(Clone)]
+pub struct Inspector {
+    pub registry: Arc<Registry>,
+    pub dataplane: Arc<Dataplane>,
+}
+
+/// The result of one inventory of everything.
+pub struct Inspection {
+    pub attachments: Vec<Attachment>,
+    /// Unconfirmed.
+    pub deviations: Vec<Deviation>,
+    pub actual: Inventory,
+}
+
+/// The result of [`Inspector::verify`].
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub deviations: Vec<Deviation>,
+    pub foreign: Vec<Foreign>,
+    /// The compared attachments.
+    pub attachments: Vec<Attachment>,
+    /// How many attachments were skipped because a call works on them.
+    pub in_work: usize,
+}
+
+// === impl Inspector ===
+
+impl Inspector {
+    /// Compares everything. A reported deviation was found twice, the second time while no call worked on its
+    /// subject.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn verify(&self) -> Result<Findings, NetlinkError> {
+        let mut host = Socket::open()?;
+        let Inspection { attachments, deviations, actual } = self.all(&mut host)?;
+        let mut findings = Findings::default();
+        let keys: HashSet<Key> = deviations.iter().filter_map(|it| it.of.attachment().cloned()).collect();
+        for key in keys {
+            let Some(attachment) = self.registry.get(&key) else { continue };
+            let Some(_guard) = self.registry.try_lock(&attachment.runtime_key()) else {
+                findings.in_work += 1;
+                continue;
+            };
+            let again = self.one(&mut host, &key)?;
+            findings.deviations.extend(again.into_iter().flat_map(|(_, found)| found));
+        }
+        findings.deviations.extend(self.confirm_node(&mut host, deviations)?.0);
+        for it in attachments.iter().filter(|it| it.state == State::Attached) {
+            let device = it.host.device();
+            let tcx = device.map(|device| self.dataplane.tcx(&device.ifname)).unwrap_or_default();
+            findings.foreign.extend(foreign(it, &actual, &tcx));
+        }
+        findings.attachments = attachments;
+        Ok(findings)
+    }
+
+    /// Compares everything once.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn all(&self, host: &mut Socket) -> Result<Inspection, NetlinkError> {
+        let attachments = self.registry.list();
+        let actual = Inventory::all(host, &self.dataplane, &attachments, self.registry.families())?;
+        let deviations = actual.deviations(&attachments, &self.registry.list());
+        Ok(Inspection { attachments, deviations, actual })
+    }
+
+    /// Compares one attachment; `None` unless it is Attached. The caller holds the key's lock.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn one(
+        &self,
+        host: &mut Socket,
+        key: &Key,
+    ) -> Result<Option<(Attachment, Vec<Deviation>)>, NetlinkError> {
+        let attached = self.registry.get(key).filter(|it| it.state == State::Attached);
+        let Some(it) = attached.filter(|it| it.host.device().is_some()) else { return Ok(None) };
+        let mut found = Inventory::one(host, &self.dataplane, &it)?.deviations_of(&it);
+        let has_its = |other: &Attachment| {
+            it.vif.addresses.iter().any(|its| other.vif.addresses.iter().any(|it| it == its))
+        };
+        found.extend(shared_addresses(&it, &self.registry.find(has_its)));
+        Ok(Some((it, found)))
+    }
+
+    /// Keeps the deviations of no attachment that a second inventory shows again, and returns that inventory.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn confirm_node(
+        &self,
+        host: &mut Socket,
+        mut found: Vec<Deviation>,
+    ) -> Result<(Vec<Deviation>, Inventory), NetlinkError> {
+        found.retain(|it| it.of.attachment().is_none());
+        if found.is_empty() {
+            return Ok((found, Inventory::default()));
+        }
+        let again = self.all(host)?;
+        found.retain(|it| again.deviations.contains(it));
+        Ok((found, again.actual))
+    }
+}

@@ -1,0 +1,125 @@
+//! The actual state of the node: what self-healing and `ferrulectl verify` compare.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{
+    attachment::desired,
+    deviation::{Deviation, Kind},
+    diff::{Actual, PodEnd},
+    node::node_deviations,
+    orphans::{orphans, shared_addresses},
+    presence::netns_exists,
+};
+use crate::{
+    dataplane::{Dataplane, Entries},
+    plug::{
+        host,
+        inventory::HostInventory,
+        netlink::{NetlinkError, Socket},
+    },
+    registry::{Attachment, Key, State},
+};
+
+/// The actual state of the node, or of one attachment. The pods' ends are not part of it.
+#[derive(Clone, Default)]
+pub struct Inventory {
+    pub host: HostInventory,
+    pub entries: Entries,
+    /// IDs of this agent's programs, in the order of [`crate::plug::filter::Hook::ALL`].
+    pub programs: [u32; 2],
+    /// Attachments without a host interface whose network namespace exists.
+    pub bereft: HashSet<Key>,
+    /// Settings by which the node does not forward a required family.
+    pub not_forwarded: Vec<&'static str>,
+    /// Maps without a pin.
+    pub lost_pins: Vec<&'static str>,
+}
+
+// === impl Inventory ===
+
+impl Inventory {
+    /// Reads the state of all attachments, and of everything else with a stamp or in the maps. `families`:
+    /// whether the node has IPv4 pods, and IPv6 pods.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn all(
+        host: &mut Socket,
+        dataplane: &Dataplane,
+        attachments: &[Attachment],
+        families: (bool, bool),
+    ) -> Result<Self, NetlinkError> {
+        let indexes = attachments.iter().filter_map(|it| it.host.ifindex()).collect();
+        let inventory = Self {
+            // First: the kernel changes the node-wide setting before those of the interfaces.
+            not_forwarded: host::not_forwarded(families),
+            host: HostInventory::all(host, &indexes)?,
+            entries: dataplane.entries(),
+            programs: dataplane.program_ids(),
+            bereft: HashSet::new(),
+            lost_pins: dataplane.lost_pins(),
+        };
+        Ok(inventory.with_bereft(attachments))
+    }
+
+    /// Reads the state of one attachment; empty without a host interface.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn one(
+        host: &mut Socket,
+        dataplane: &Dataplane,
+        attachment: &Attachment,
+    ) -> Result<Self, NetlinkError> {
+        let Some(ifindex) = attachment.host.ifindex() else { return Ok(Self::default()) };
+        let inventory = Self {
+            not_forwarded: host::not_forwarded((true, false)),
+            host: HostInventory::one(host, ifindex)?,
+            entries: dataplane.entries_of(ifindex, attachment.vif.addresses),
+            programs: dataplane.program_ids(),
+            bereft: HashSet::new(),
+            lost_pins: Vec::new(),
+        };
+        Ok(inventory.with_bereft(std::slice::from_ref(attachment)))
+    }
+
+    /// All deviations. `before` and `after` are the attachments before and after the inventory was read: an
+    /// attachment that a call works on differs between the two, and is skipped.
+    pub fn deviations(&self, before: &[Attachment], after: &[Attachment]) -> Vec<Deviation> {
+        let now: HashMap<&Key, &Attachment> = after.iter().map(|it| (&it.key, it)).collect();
+        let unchanged: Vec<_> = before.iter().filter(|it| now.get(&it.key) == Some(it)).collect();
+        let mut found: Vec<_> = unchanged.iter().flat_map(|it| self.deviations_of(it)).collect();
+        found.extend(unchanged.iter().flat_map(|it| shared_addresses(it, after)));
+        let known: Vec<_> = before.iter().chain(after).collect();
+        found.extend(orphans(&known, self));
+        found.extend(node_deviations(self));
+        found
+    }
+
+    /// The deviations of an attachment's host end and map entries.
+    pub fn deviations_of(&self, attachment: &Attachment) -> Vec<Deviation> {
+        let attached = Some(attachment).filter(|it| it.state == State::Attached);
+        let Some(desired) = attached.and_then(|it| desired(it, self.programs)) else { return Vec::new() };
+        let mut found = desired.diff(&Actual {
+            host: &self.host,
+            entries: &self.entries,
+            netns_exists: self.bereft.contains(&attachment.key),
+            pod: PodEnd::Unread,
+        });
+        // The node-wide setting turned off that of every interface: one deviation of the node, not one of
+        // each.
+        let is_node_wide = self.not_forwarded.contains(&host::IPV4);
+        found.retain(|it| !(is_node_wide && it.kind == Kind::LinkForwarding));
+        found
+    }
+
+    fn with_bereft(mut self, attachments: &[Attachment]) -> Self {
+        let links = &self.host.links;
+        let has_lost_link = |it: &&Attachment| {
+            let is_gone = it.host.ifindex().is_some_and(|ifindex| !links.contains_key(&ifindex));
+            is_gone && it.state == State::Attached && netns_exists(it)
+        };
+        self.bereft = attachments.iter().filter(has_lost_link).map(|it| it.key.clone()).collect();
+        self
+    }
+}

@@ -1,0 +1,38 @@
+//! The desired state of attachments and of the node, and the diff against the actual state.
+//!
+//! ```text
+//!  attachment ─▶ desired() ─▶ Desired ─┐
+//!                                      ├─▶ Desired::diff ─▶ deviations
+//!  plug + dataplane inventories ─▶ Actual ─┘
+//! ```
+//!
+//! | user | reads | compares |
+//! |---|---|---|
+//! | CHECK, a repeated ADD, the commit of a waiting ADD | [`verify`] | both ends, the map entries |
+//! | self-healing, `ferrulectl verify` | [`Inspector`] | host ends, map entries, the node, orphans |
+//! | start | [`presence`] | whether the host's end exists and is the attachment's |
+//!
+//! Only CHECK and ADD read the pod's end: the pod may change it at any time.
+
+mod attachment;
+mod deviation;
+mod diff;
+mod foreign;
+mod inspector;
+mod inventory;
+mod node;
+mod orphans;
+mod presence;
+mod verify;
+
+pub use attachment::{Desired, ExpectedMtu, desired};
+pub use deviation::{Deviation, Kind, Subject, summary};
+pub use diff::{Actual, PodEnd};
+pub use foreign::Foreign;
+pub use inspector::{Findings, Inspection, Inspector};
+pub use inventory::Inventory;
+pub use presence::{Presence, netns_exists, presence};
+pub use verify::verify;
+
+#[cfg(test)]
+mod tests;
