@@ -89,7 +89,7 @@ fn recorded(agent: &str, fails: bool) -> Answers {
 }
 
 /// If this fails because requests changed, keep the old recording under the name of its release and record
-/// `current` anew.
+/// `current` again.
 #[test]
 fn requests_of_this_shim_match_the_recording_of_the_current_release() {
     let agent = RawAgent::start(recorded("current", false));

@@ -186,8 +186,8 @@ fn beside(pins: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path != pins && is_ferrules(path)).collect()
 }
 
-/// Whether a directory has the name of a version's pins, and contains a map of Ferrule. A crash can leave an empty
-/// directory.
+/// Whether a directory has the name of a version's pins, and contains a map of Ferrule. A crash can leave an
+/// empty directory.
 fn is_ferrules(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
     let is_named = name.is_some_and(|name| {

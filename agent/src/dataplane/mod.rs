@@ -130,7 +130,7 @@ impl Dataplane {
         drop((ebpf, loader));
         memory::release();
         let mut writer = Maps::open(&pins, metrics)?;
-        writer.count_nobody()?;
+        writer.count_unknown()?;
         predecessors.copy_rows(&mut writer);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins)?);
         let writer = Mutex::new(writer);
@@ -183,8 +183,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the map is full.
-    pub fn count_nobody(&self) -> Result<(), DataplaneError> {
-        Ok(self.writer().count_nobody()?)
+    pub fn count_unknown(&self) -> Result<(), DataplaneError> {
+        Ok(self.writer().count_unknown()?)
     }
 
     /// Lets an attachment's packets pass and be delivered, through a host interface. On an error, no entry is

@@ -16,6 +16,7 @@
 
 mod attachment;
 mod deviation;
+mod deviations;
 mod diff;
 mod foreign;
 mod inspector;

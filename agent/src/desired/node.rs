@@ -16,7 +16,7 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
         let what = format!("the map {map} has no pin: the next agent would start with an empty map");
         Deviation { of: Subject::Pin(map), kind: Kind::Pin, what }
     };
-    let counters = actual.entries.missing_of_nobody().map(|entry| {
+    let counters = actual.entries.missing_unknown_counters().map(|entry| {
         let of = Subject::Entry(entry);
         let what = format!("{of} is missing: drops that belong to no attachment are not counted");
         Deviation { of, kind: Kind::Entry(entry), what }

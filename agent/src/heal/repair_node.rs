@@ -59,7 +59,7 @@ impl Healer {
             }
             Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,
             Subject::Entry(_) if matches!(it.kind, Kind::Entry(_)) => {
-                dataplane.count_nobody().map_err(|error| chain(&error))?;
+                dataplane.count_unknown().map_err(|error| chain(&error))?;
             }
             Subject::Entry(entry) => {
                 dataplane.forget(*entry, &actual.entries).map_err(|error| chain(&error))?;

@@ -38,8 +38,8 @@ use sysctl::SysctlError;
 pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
-/// The protocol number (`rtm_protocol`) that marks the agent's routes; `linux/rtnetlink.h` assigns it to
-/// nobody.
+/// The protocol number (`rtm_protocol`) that marks the agent's routes; `linux/rtnetlink.h` assigns the number
+/// to no other program.
 pub const ROUTE_PROTOCOL: u8 = 70;
 
 /// A failed plug or unplug. Everything that the operation had changed is rolled back.

@@ -1,7 +1,7 @@
 //! Deletes the host interface of an attachment, found by its ownership stamp (alias).
 //!
-//! A kind of VIF without a stamped host link has nothing to delete here: its devices go with the pod's namespace,
-//! and the agent removes the record when it applies the deferred DEL.
+//! A kind of VIF without a stamped host link has nothing to delete here: its devices go with the pod's
+//! namespace, and the agent removes the record when it applies the deferred DEL.
 //!
 //! Hand-written, because two rtnetlink(7) requests do not justify a library in a program that starts for
 //! every pod. The kernel deletes the interface's routes, filters and peer along with it. The agent removes

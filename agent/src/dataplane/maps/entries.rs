@@ -32,7 +32,7 @@ impl Entries {
     }
 
     /// The entry that counts packets of interfaces without an attachment, if it is missing.
-    pub fn missing_of_nobody(&self) -> Option<Entry> {
+    pub fn missing_unknown_counters(&self) -> Option<Entry> {
         (!self.counters.contains_key(&UNKNOWN)).then(|| VifCounters::entry(UNKNOWN))
     }
 

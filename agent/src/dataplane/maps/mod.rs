@@ -62,7 +62,7 @@ impl Maps {
     }
 
     /// Adds the entry that counts packets of interfaces without an attachment, if it is missing.
-    pub(super) fn count_nobody(&mut self) -> Result<(), MapFailure> {
+    pub(super) fn count_unknown(&mut self) -> Result<(), MapFailure> {
         self.counters.start(UNKNOWN)
     }
 

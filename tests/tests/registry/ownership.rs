@@ -1,0 +1,103 @@
+//! Stores of another network namespace or another boot.
+
+use super::*;
+
+/// Starts an agent in another network namespace, as a deployment without `hostNetwork` does. Returns the
+/// reason of its exit.
+fn start_outside(flags: &[&str]) -> anyhow::Result<String> {
+    let outside = std::path::Path::new("/run/netns/outside");
+    let mut agent = sys::command_in(outside, ferrule_tests::dist::binary("ferrule-agent")?)?;
+    agent.args(["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6]).args(flags);
+    let mut agent = sys::die_with_parent(&mut agent).stderr(Stdio::piped()).spawn()?;
+    let mut ended = None;
+    let refused = sys::wait_until("the agent exits", LIMIT, || {
+        ended = agent.try_wait()?;
+        Ok(ended.is_some())
+    });
+    // An agent that keeps running has done its damage by now.
+    agent.kill()?;
+    let stderr = String::from_utf8_lossy(&agent.wait_with_output()?.stderr).into_owned();
+    refused?;
+    ensure!(ended.and_then(|it| it.code()) == Some(1), "{stderr}");
+    Ok(stderr)
+}
+
+#[test]
+fn agent_in_another_netns_cannot_share_the_maps_of_a_running_agent() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        let state = node.kernel_state()?;
+        let stderr = start_outside(&["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"])?;
+        ensure!(
+            stderr.contains("another agent uses the maps") && stderr.contains("hostNetwork: true"),
+            "{stderr}"
+        );
+        ensure!(node.kernel_state()? == state, "{:#?}\nwas {state:#?}", node.kernel_state()?);
+        lives_on(node, &a, &b)?;
+        // The maps of a dead agent do not block a new one.
+        node.kill_agent()?;
+        node.start_again()?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
+fn agent_in_another_netns_is_refused_without_side_effects() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        node.stop_agent()?;
+        let (state, bytes) = (node.kernel_state()?, fs::read(STORE)?);
+        ensure!(state.iter().any(|it| it.starts_with("VIFS")), "{state:#?}");
+        let stderr = start_outside(&[])?;
+        ensure!(stderr.contains("hostNetwork: true"), "{stderr}");
+        ensure!(node.kernel_state()? == state, "the kernel state was changed: {:#?}", node.kernel_state()?);
+        ensure!(fs::read(STORE)? == bytes, "the store was written to");
+        node.start_again()?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
+fn attachments_from_before_a_reboot_are_dropped_unless_the_kernel_has_them() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        node.runtime()?.del(&node.attach("resting")?)?;
+        let before = identity(&node.attachments()?);
+        node.stop_agent()?;
+        let boot = |id: &str| -> anyhow::Result<()> {
+            fs::write("/run/boot_id", id)?;
+            sys::run("mount --bind /run/boot_id /proc/sys/kernel/random/boot_id").map(drop)
+        };
+        // A changed boot ID alone: the kernel still has everything.
+        boot("00000000-0000-0000-0000-000000000001\n")?;
+        node.start_again()?;
+        ensure!(
+            node.log().contains("before the reboot attachments=2 cooldown=2"),
+            "the reboot is not logged"
+        );
+        ensure!(identity(&node.attachments()?) == before, "existing attachments were changed");
+        lives_on(node, &a, &b)?;
+        node.stop_agent()?;
+        // A reboot deletes the interfaces. The namespaces stay: their inode numbers prove nothing after a
+        // reboot.
+        for link in before.iter().filter_map(|it| it.get(11)?.as_str()) {
+            sys::run(&format!("ip link del {link}"))?;
+        }
+        fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
+        boot("00000000-0000-0000-0000-000000000002\n")?;
+        node.start_again()?;
+        ensure!(node.attachments()?.is_empty(), "{:#?}", node.attachments()?);
+        ensure!(
+            node.metric("ferrule_registry_rebuilds_total")? == 0.0,
+            "the registry was rebuilt without a loss"
+        );
+        node.attach("new").map(drop)
+    })
+    .unwrap();
+}
