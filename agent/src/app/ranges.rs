@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use ipnet::IpNet;
 use tokio::{sync::watch::Receiver, task::spawn_blocking, time::sleep};
 
-use crate::{attach::Engine, health::Reporter, plug::host};
+use crate::{health::Reporter, plug::host, registry::Registry};
 
 /// The wait after the kernel or the store has refused.
 const RETRY: Duration = Duration::from_secs(5);
@@ -15,16 +15,16 @@ const RETRY: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// If a range is unusable, or the kernel or the store refuses.
-pub(super) fn use_ranges(engine: &Engine, ranges: &[IpNet]) -> anyhow::Result<()> {
+pub(super) fn use_ranges(registry: &Registry, ranges: &[IpNet]) -> anyhow::Result<()> {
     let own = host::addresses()?;
     host::forward(ranges)?;
-    Ok(engine.registry.set_ranges(ranges, &own)?)
+    Ok(registry.set_ranges(ranges, &own)?)
 }
 
 /// Calls [`use_ranges`] with the newest ranges after each change, and retries until that succeeds. Never
 /// returns.
 pub(super) async fn follow_ranges(
-    engine: Arc<Engine>,
+    registry: Arc<Registry>,
     mut changes: Receiver<Vec<IpNet>>,
     health: Arc<Reporter>,
 ) {
@@ -35,8 +35,8 @@ pub(super) async fn follow_ranges(
         }
         loop {
             let ranges = changes.borrow_and_update().clone();
-            let (engine, now) = (Arc::clone(&engine), ranges.clone());
-            let failure = match spawn_blocking(move || use_ranges(&engine, &now)).await {
+            let (registry, now) = (Arc::clone(&registry), ranges.clone());
+            let failure = match spawn_blocking(move || use_ranges(&registry, &now)).await {
                 Ok(Ok(())) => {
                     let texts: Vec<_> = ranges.iter().map(IpNet::to_string).collect();
                     tracing::info!(ranges = texts.join(", "), "using the node's pod CIDRs");

@@ -21,12 +21,12 @@ use crate::{
 
 /// Attaches, detaches, verifies and restores attachments.
 pub struct Engine {
-    pub registry: Arc<Registry>,
-    pub dataplane: Arc<Dataplane>,
-    pub uplink: Uplink,
-    pub reaper: Reaper,
-    pub decider: Decider,
-    pub events: Events,
+    pub(super) registry: Arc<Registry>,
+    pub(super) dataplane: Arc<Dataplane>,
+    pub(super) uplink: Uplink,
+    pub(super) reaper: Reaper,
+    pub(super) decider: Decider,
+    pub(super) events: Events,
     pub(super) in_flight: InFlight,
     limits: Limits,
     /// Becomes true at shutdown; ADDs that wait for a VIF then fail with [`AttachError::Stopping`].

@@ -1,0 +1,117 @@
+//! The components that serve pods, after recovery from the state of an earlier agent.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::task::spawn_blocking;
+
+use super::{api_server::ApiServer, ranges::use_ranges, tasks::Tasks};
+use crate::{
+    attach::Engine,
+    cluster::Pods,
+    config::Config,
+    crash::{self, Step},
+    dataplane::Dataplane,
+    decide::Decider,
+    events::{Events, Recorder},
+    health::Reporter,
+    metrics::Metrics,
+    plug::{reaper::Reaper, uplink::Uplink},
+    reconcile::{DeferredDels, Recovery},
+    registry::Registry,
+    server,
+};
+
+pub(super) struct Parts {
+    pub registry: Arc<Registry>,
+    pub dataplane: Arc<Dataplane>,
+    pub engine: Arc<Engine>,
+    pub pods: Pods,
+    pub uplink: Uplink,
+    pub reaper: Reaper,
+    /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
+    pub deferred: DeferredDels,
+}
+
+// === impl Parts ===
+
+impl Parts {
+    /// Opens the registry, loads the dataplane, and recovers from the state of an earlier agent.
+    ///
+    /// # Errors
+    /// If a component cannot start, or the recovery fails.
+    pub async fn take_over(
+        config: &Config,
+        object: &[u8],
+        api: Option<&ApiServer<'_>>,
+        dataplane_health: &Reporter,
+        metrics: &Metrics,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<Self> {
+        let registry = Arc::new(Registry::open(&config.state_dir)?);
+        crash::point(Step::StartRegistryRead);
+        let uplink = Uplink::detect().context("cannot read the MTU of the node's uplink")?;
+        let dataplane = Dataplane::load(object, &config.bpf_dir, &config.dataplane, &metrics.maps)?;
+        crash::point(Step::StartMapsTakenOver);
+        let pins = dataplane.pins().display().to_string();
+        tracing::info!(pins, "dataplane loaded");
+        dataplane_health.healthy(format!("loaded; maps pinned in {pins}"));
+        let dataplane = Arc::new(dataplane);
+
+        let (pods, reaper) = (Pods::default(), Reaper::default());
+        let events = events(api, &pods, metrics, tasks);
+        let decider = Decider::new(
+            config.vif_source,
+            config.vif_timeout,
+            config.vif_cidrs.clone(),
+            Arc::clone(&registry),
+            pods.clone(),
+            events.clone(),
+        );
+        let engine = Engine::new(
+            Arc::clone(&registry),
+            Arc::clone(&dataplane),
+            uplink.clone(),
+            reaper.clone(),
+            decider,
+            events,
+        );
+        let engine = Arc::new(engine);
+        let recovery = Recovery {
+            engine: Arc::clone(&engine),
+            registry: Arc::clone(&registry),
+            dataplane: Arc::clone(&dataplane),
+            metrics: metrics.registry_store.clone(),
+        };
+        let deferred = recover(config, recovery).await?;
+        Ok(Self { registry, dataplane, engine, pods, uplink, reaper, deferred })
+    }
+}
+
+async fn recover(config: &Config, recovery: Recovery) -> anyhow::Result<DeferredDels> {
+    let (ranges, socket) = (config.pod_cidrs.clone(), config.socket.clone());
+    spawn_blocking(move || {
+        if !ranges.is_empty() {
+            use_ranges(&recovery.registry, &ranges).context("invalid pod CIDRs in the configuration")?;
+        }
+        crash::point(Step::StartRanges);
+        server::close_directory(&socket)?;
+        let deferred = DeferredDels::read(&socket)?;
+        crash::point(Step::StartNotesRead);
+        recovery.run(&deferred).context("cannot recover the state of the previous agent")?;
+        deferred.remove_applied(&recovery.registry.list());
+        crash::point(Step::StartNotesSettled);
+        anyhow::Ok(deferred)
+    })
+    .await?
+}
+
+/// The queue of Kubernetes Events.
+fn events(api: Option<&ApiServer<'_>>, pods: &Pods, metrics: &Metrics, tasks: &mut Tasks) -> Events {
+    let metrics = metrics.events.clone();
+    let Some(ApiServer { config, client }) = api else { return Events::disabled(metrics) };
+    let recorder = Recorder::new(Arc::clone(client), &config.node_name, metrics.clone());
+    let (events, notes) = Events::channel(metrics, pods.clone());
+    tasks.spawn("recorder", recorder.run(notes));
+    events
+}
