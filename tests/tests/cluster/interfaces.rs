@@ -179,7 +179,7 @@ fn route_attributes_are_applied_returned_and_checked() {
         let refused = cluster.pod(node, "refused", &[(VIF, &larger)])?;
         let error = runtime.add(&refused).map_or_else(|error| error.to_string(), |it| it.to_string());
         ensure!(
-            error.contains("CNI error 104") && error.contains("more than the interface's 1400"),
+            error.contains("CNI error 104") && error.contains("expected at most 1400, the interface's MTU"),
             "{error}"
         );
         Ok(())

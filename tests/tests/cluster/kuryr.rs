@@ -119,7 +119,10 @@ fn waiting_add_fails_if_its_interface_was_damaged() {
         sys::run(&format!("tc qdisc del dev {host} clsact"))?;
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs("VIFGeneric", true)))?;
         let refused = adding.join()?.into_error()?;
-        ensure!(refused.code == 11 && refused.msg.contains("was changed"), "{refused}");
+        ensure!(
+            refused.code == 11 && refused.msg.contains("was modified before its VIF became active"),
+            "{refused}"
+        );
         node.runtime()?.add(&pod)?;
         node.runtime()?.check(&pod)
     })

@@ -53,7 +53,10 @@ fn del_cancels_an_add_that_waits_for_its_vif() {
         ensure!(!adding.is_finished());
         node.runtime()?.del(&pod)?;
         let error = adding.join()?;
-        ensure!(error.code == 11 && error.msg.contains("deleted meanwhile"), "{error}");
+        ensure!(
+            error.code == 11 && error.msg.contains("a DEL of this container arrived during its ADD"),
+            "{error}"
+        );
         cluster.annotate(&pod, VIF, DECIDED)?;
         ensure!(node.attachments()?.is_empty() && node.kernel_state()? == before);
         // A later ADD of the same container is not cancelled.
