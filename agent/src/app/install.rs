@@ -3,18 +3,21 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
 
 use super::tasks::Tasks;
 use crate::{
+    backoff::{Backoff, Policy},
     chain::chain,
     config::Config,
     health::{Health, Reporter},
     install::Install,
 };
 
-/// The shortest and the longest wait after a failure.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const BACKOFF: Policy = Policy::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Installs the shim now and starts a task that installs the configuration, if directories are configured.
 /// The health component lives as long as the returned reporter.
@@ -41,7 +44,7 @@ pub(super) async fn install(
 /// Waits for readiness first: a runtime that finds the configuration calls the shim.
 async fn configure(install: Install, health: Health, reporter: Arc<Reporter>) {
     health.until_ready().await;
-    let (mut wait, longest) = RETRY;
+    let mut backoff = Backoff::new(BACKOFF);
     loop {
         let now = install.clone();
         let why = match spawn_blocking(move || now.conflist()).await {
@@ -50,8 +53,7 @@ async fn configure(install: Install, health: Health, reporter: Arc<Reporter>) {
             Err(panic) => panic.to_string(),
         };
         reporter.unhealthy(format!("{why}; retrying"));
-        sleep(wait).await;
-        wait = longest.min(wait * 2);
+        sleep(backoff.next(Instant::now())).await;
     }
     let directory = install.conf_dir.display();
     tracing::info!(%directory, "installed the CNI configuration");

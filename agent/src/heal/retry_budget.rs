@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::desired::Subject;
+use crate::{backoff::Policy, desired::Subject};
 
 /// Recent repairs, successful or not, by subject.
 #[derive(Debug, Default)]
@@ -17,10 +17,9 @@ struct Attempts {
     last: Instant,
 }
 
-/// The backoff after the first repair, which doubles with each further one.
 const FIRST: Duration = Duration::from_millis(500);
-/// The longest backoff.
 const LONGEST: Duration = Duration::from_secs(60);
+const BACKOFF: Policy = Policy::new(FIRST, LONGEST);
 /// The budget is full again after this long without a repair.
 const RESET: Duration = Duration::from_secs(300);
 /// This many repairs in a row are a conflict with another program.
@@ -32,7 +31,7 @@ impl RetryBudget {
     /// When the next repair may start; `None` for now.
     pub(super) fn blocked_until(&self, of: &Subject, now: Instant) -> Option<Instant> {
         let attempts = self.0.get(of)?;
-        Some(attempts.last + backoff(attempts.count)).filter(|due| *due > now)
+        Some(attempts.last + BACKOFF.delay(attempts.count)).filter(|due| *due > now)
     }
 
     /// Records a repair, and returns the number of repairs in a row.
@@ -55,11 +54,6 @@ impl RetryBudget {
     pub(super) fn prune(&mut self, exists: impl Fn(&Subject) -> bool, now: Instant) {
         self.0.retain(|of, attempts| exists(of) && now.duration_since(attempts.last) <= RESET);
     }
-}
-
-fn backoff(count: u32) -> Duration {
-    // A larger power exceeds any backoff, and would overflow.
-    FIRST.saturating_mul(1 << count.saturating_sub(1).min(16)).min(LONGEST)
 }
 
 #[cfg(test)]

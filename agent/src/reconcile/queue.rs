@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{metrics::ReconcileMetrics, watch::ObjectKey};
+use crate::{backoff::Policy, metrics::ReconcileMetrics, watch::ObjectKey};
 
 /// The queue. Clones share it.
 #[derive(Clone)]
@@ -79,6 +79,8 @@ const MAX_RETRIES: u32 = 20;
 /// The backoff before the first retry; doubles with each failure.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// With jitter, so that pods that failed together do not retry together.
+const BACKOFF: Policy = Policy::new(MIN_BACKOFF, MAX_BACKOFF).with_jitter();
 
 // === impl Queue ===
 
@@ -187,7 +189,7 @@ impl Queue {
             entry.state = State::Ready;
             ready.push_back(key.clone());
         } else if entry.failures > 0 {
-            let at = Instant::now() + backoff(entry.failures);
+            let at = Instant::now() + BACKOFF.delay(entry.failures);
             entry.state = State::Later(at);
             later.insert((at, key.clone()));
         } else {
@@ -225,14 +227,6 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.queue.finish(&self.key, self.succeeded);
     }
-}
-
-/// The backoff after consecutive failures, with jitter, so that pods that failed together do not retry
-/// together.
-fn backoff(failures: u32) -> Duration {
-    // The cap on the exponent prevents an overflow; beyond it, every backoff is the maximum.
-    let doubled = MIN_BACKOFF.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF);
-    doubled.mul_f64(1.0 + fastrand::f64()).min(MAX_BACKOFF)
 }
 
 #[cfg(test)]
