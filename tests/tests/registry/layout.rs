@@ -19,7 +19,7 @@ fn store_of_a_newer_layout_is_refused_and_kept() {
         let bytes = fs::read(STORE)?;
         let error =
             node.start_again().map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
-        ensure!(error.contains("has layout 99") && error.contains("a newer agent wrote it"), "{error}");
+        ensure!(error.contains("has layout 99") && error.contains("a newer agent wrote the file"), "{error}");
         ensure!(fs::read(STORE)? == bytes, "the store was written to");
         set(before)?;
         node.start_again()?;
