@@ -56,7 +56,7 @@ steps! {
     /// A map entry is removed.
     MapRemoved = "kernel.map_removed",
     /// The directory of pins exists.
-    PinsMade = "kernel.pins_made",
+    PinsCreated = "kernel.pins_created",
     /// The directory of pins has another name, because a map capacity was changed.
     PinsSetAside = "kernel.pins_set_aside",
     /// A pin of a replaced map, or the directory of such pins, is removed.
@@ -66,9 +66,9 @@ steps! {
     /// The registry's store is open, and may be new.
     StoreOpened = "store.opened",
     /// The unfinished store of an earlier crash is removed.
-    StoreWayMade = "store.way_made",
+    StorePathCleared = "store.path_cleared",
     /// A corrupt store is quarantined under a second name.
-    StoreSetAside = "store.set_aside",
+    StoreQuarantined = "store.quarantined",
     /// A new store has replaced the registry's store.
     StorePlaced = "store.placed",
     /// An old quarantined store is removed.
@@ -78,13 +78,13 @@ steps! {
     /// A transaction is committed.
     StoreCommitted = "store.committed",
     /// The state directory exists.
-    StateMade = "file.state_made",
+    StateCreated = "file.state_created",
     /// The socket's directory exists.
-    SocketDirectoryMade = "file.socket_directory_made",
+    SocketDirectoryCreated = "file.socket_directory_created",
     /// The socket's directory has mode 0700.
     SocketDirectoryClosed = "file.socket_directory_closed",
     /// The unfinished socket of an earlier crash is removed.
-    SocketWayMade = "file.socket_way_made",
+    SocketPathCleared = "file.socket_path_cleared",
     /// The new socket is bound under a temporary name.
     SocketBound = "file.socket_bound",
     /// The new socket has mode 0600.
@@ -92,16 +92,16 @@ steps! {
     /// The new socket has replaced the old one.
     SocketPlaced = "file.socket_placed",
     /// A deferred DEL is removed.
-    NoteRemoved = "file.note_removed",
+    DeferredRemoved = "file.deferred_removed",
 
     /// The key is locked, and the VIF is decided.
     AddBegun = "add.begun",
     /// An address is reserved.
     AddReserved = "add.reserved",
     /// The veth pair exists, and passes no packets.
-    AddMade = "add.made",
+    AddLinkCreated = "add.link_created",
     /// The map entries are written.
-    AddEntered = "add.entered",
+    AddEntriesWritten = "add.entries_written",
     /// Packets flow.
     AddUp = "add.up",
     /// All interfaces of the ADD are plugged, and none is committed.
@@ -111,13 +111,13 @@ steps! {
     /// The reply is being sent.
     AddAnswering = "add.answering",
     /// A failed ADD is rolled back.
-    AddUndone = "add.undone",
+    AddRolledBack = "add.rolled_back",
     /// No part of the attachment is removed yet.
     DelBegun = "del.begun",
     /// The map entries are removed, and no packet passes.
     DelEntriesRemoved = "del.entries_removed",
     /// The interface is retired.
-    DelBuried = "del.buried",
+    DelRetired = "del.retired",
     /// The addresses are released, and in cooldown.
     DelReleased = "del.released",
     /// The reply is being sent.
@@ -127,7 +127,7 @@ steps! {
     /// The retired interfaces are deleted.
     Reaped = "reaper.reaped",
     /// An attachment is proven orphaned, and not removed yet.
-    Dangles = "reconcile.dangles",
+    OrphanFound = "reconcile.orphan_found",
     /// The registry is read.
     StartRegistryRead = "start.registry_read",
     /// The new programs are loaded and not attached; the maps are the previous agent's.
@@ -135,17 +135,17 @@ steps! {
     /// Forwarding is on, and the IPAM has its ranges.
     StartRanges = "start.ranges",
     /// The deferred DELs are read, and shims cannot add more.
-    StartNotesRead = "start.notes_read",
+    StartDeferredRead = "start.deferred_read",
     /// The maps have the entries of all live attachments.
     StartEntries = "start.entries",
     /// State of maps of another ABI version is copied.
-    StartInherited = "start.inherited",
+    StartHandedOver = "start.handed_over",
     /// One more interface has the new programs.
     StartFilterReplaced = "start.filter_replaced",
     /// One more incomplete or deleted attachment is removed.
     StartDeadRemoved = "start.dead_removed",
     /// An interface without an attachment is retired.
-    StartStrayBuried = "start.stray_buried",
+    StartStrayRetired = "start.stray_retired",
     /// Stale map entries are pruned.
     StartMapsRetained = "start.maps_retained",
     /// Stale interfaces are deleted.
@@ -153,7 +153,7 @@ steps! {
     /// The missing interface of a live pod is restored, if possible.
     StartRestored = "start.restored",
     /// The deferred DELs are applied.
-    StartNotesSettled = "start.notes_settled",
+    StartDeferredApplied = "start.deferred_applied",
     /// The server accepts calls, and shims cannot defer a DEL yet.
     StartServing = "start.serving",
     /// Start-up is complete.

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// The components of one agent. Clones share them. Clones share them.
+/// The components of one agent. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 

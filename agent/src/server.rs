@@ -79,7 +79,7 @@ pub fn listen(socket: &Path) -> Result<UnixListener, SocketError> {
         }
         _ => {}
     }
-    crash::point(Step::SocketWayMade);
+    crash::point(Step::SocketPathCleared);
     let listener = UnixListener::bind(&fresh).map_err(failed("listen on"))?;
     crash::point(Step::SocketBound);
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed("set the mode of"))?;
@@ -113,7 +113,7 @@ pub fn close_directory(socket: &Path) -> Result<(), SocketError> {
         .mode(0o700)
         .create(directory)
         .map_err(failed("create the directory"))?;
-    crash::point(Step::SocketDirectoryMade);
+    crash::point(Step::SocketDirectoryCreated);
     let metadata = fs::symlink_metadata(directory).map_err(failed("inspect"))?;
     let shared = |why: String| Err(SocketError::Shared { path: directory.to_owned(), why });
     if metadata.uid() != nix::unistd::geteuid().as_raw() {

@@ -97,10 +97,10 @@ async fn recover(config: &Config, recovery: Recovery) -> anyhow::Result<Deferred
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
         let deferred = DeferredDels::read(&socket)?;
-        crash::point(Step::StartNotesRead);
+        crash::point(Step::StartDeferredRead);
         recovery.run(&deferred).context("cannot recover the state of the previous agent")?;
         deferred.remove_applied(&recovery.registry.list());
-        crash::point(Step::StartNotesSettled);
+        crash::point(Step::StartDeferredApplied);
         anyhow::Ok(deferred)
     })
     .await?

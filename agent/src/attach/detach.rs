@@ -96,7 +96,7 @@ impl Engine {
                 phases.enter(Phase::Plug);
                 veth::retire(link.ifindex, &Stamp::of(&going.key), going.vif.addresses)?;
                 self.reaper.notify();
-                crash::point(Step::DelBuried);
+                crash::point(Step::DelRetired);
             }
             // The agent owns no device on the host that it could delete.
             HostSide::Unplugged | HostSide::None | HostSide::Representor(_) => {}

@@ -105,7 +105,7 @@ impl Engine {
                 tracing::error!(key = %reserved.key, %error, "cannot release the address of a failed ADD");
                 attempts = 0;
             }
-            crash::point(Step::AddUndone);
+            crash::point(Step::AddRolledBack);
             if !is_in_use || attempts == 0 {
                 return Err(error);
             }
@@ -165,11 +165,11 @@ impl Engine {
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };
-        crash::point(Step::AddMade);
+        crash::point(Step::AddLinkCreated);
         let host = HostLink { ifname: link.ifname().to_owned(), ifindex: link.ifindex() };
         phases.enter(Phase::Dataplane);
         self.dataplane.insert(host.ifindex, attachment)?;
-        crash::point(Step::AddEntered);
+        crash::point(Step::AddEntriesWritten);
         phases.enter(Phase::Plug);
         let remove_entries = |_: &_| {
             if let Err(error) = self.dataplane.remove(host.ifindex, attachment.vif.addresses) {

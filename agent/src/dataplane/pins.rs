@@ -78,7 +78,7 @@ pub(super) fn make_directory(pins: &Path) -> Result<(), PinDirectoryError> {
         return Err(PinDirectoryError::NotBpffs { path: pins.to_owned() });
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
-    crash::point(Step::PinsMade);
+    crash::point(Step::PinsCreated);
     Ok(())
 }
 

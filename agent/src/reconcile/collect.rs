@@ -166,7 +166,7 @@ impl Collector {
                 return false;
             }
             tracing::info!(key = %of, proofs = %evidence, "removing an orphaned attachment");
-            crash::point(Step::Dangles);
+            crash::point(Step::OrphanFound);
             true
         };
         if self.engine.detach_if(&key, &Phases::untracked(), is_orphaned).await? {

@@ -110,7 +110,7 @@ impl DeferredDels {
                 // the loss of the registry would create.
                 tracing::warn!(file = %path.display(), %error, "cannot remove an applied deferred DEL");
             }
-            crash::point(Step::NoteRemoved);
+            crash::point(Step::DeferredRemoved);
         }
     }
 

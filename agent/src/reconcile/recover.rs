@@ -76,7 +76,7 @@ impl Recovery {
         }
         crash::point(Step::StartEntries);
         self.dataplane.inherit();
-        crash::point(Step::StartInherited);
+        crash::point(Step::StartHandedOver);
         self.replace_filters(&mut host, &live);
 
         let removing: HashSet<u32> = by_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
@@ -91,7 +91,7 @@ impl Recovery {
         for (ifindex, stamp) in stamped.iter().filter(is_stray) {
             tracing::warn!(ifindex, %stamp, "deleting a stray interface: the stamp belongs to no attachment");
             veth::retire(*ifindex, stamp, Addresses::default())?;
-            crash::point(Step::StartStrayBuried);
+            crash::point(Step::StartStrayRetired);
         }
         self.remove(&dead, deferred);
         self.dataplane.disinherit();

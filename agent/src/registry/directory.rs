@@ -20,7 +20,7 @@ use crate::crash::{self, Step};
 pub(super) fn lock(directory: &Path) -> Result<Flock<File>, RegistryError> {
     let failed = |source: io::Error| RegistryError::Directory { path: directory.to_owned(), source };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-    crash::point(Step::StateMade);
+    crash::point(Step::StateCreated);
     let path = directory.join("agent.lock");
     let file =
         File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;

@@ -109,14 +109,14 @@ fn create(path: &Path, migrations: &[Migration], contents: &Contents) -> Result<
     };
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => crash::point(Step::StoreWayMade),
+        _ => crash::point(Step::StorePathCleared),
     }
     match write() {
         Ok(()) => Ok(new),
         Err(error) => {
             // The next start would remove a half-written file too.
             let _ = fs::remove_file(&new);
-            crash::point(Step::StoreWayMade);
+            crash::point(Step::StorePathCleared);
             Err(error)
         }
     }

@@ -21,7 +21,7 @@ pub(super) fn replace(path: &Path, new: &Path) -> io::Result<PathBuf> {
     if fs::hard_link(path, &to).is_err() {
         fs::rename(path, &to)?;
     }
-    crash::point(Step::StoreSetAside);
+    crash::point(Step::StoreQuarantined);
     place(new, path)?;
     for (_, oldest) in earlier.iter().rev().skip(KEPT - 1) {
         if let Err(error) = fs::remove_file(oldest) {
