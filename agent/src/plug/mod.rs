@@ -22,6 +22,7 @@ mod requests;
 pub mod stamp;
 pub mod sysctl;
 pub mod uplink;
+mod usable;
 pub mod veth;
 
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -6,6 +6,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
+    time::{Duration, Instant},
 };
 
 use ferrule_proto::names::IfName;
@@ -53,7 +54,7 @@ pub struct NetlinkError {
 
 /// Deadline of the answers, which are ready when the request is sent. Only sending waits, for the kernel's
 /// global network lock (RTNL), and that wait cannot be cancelled.
-const DEADLINE_SECONDS: i64 = 10;
+pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
 /// Bytes: larger than any answer of the kernel.
@@ -131,9 +132,9 @@ impl Socket {
         raw.set_cap_ack(true).map_err(failed)?;
         raw.set_ext_ack(true).map_err(failed)?;
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
-        let deadline = TimeVal::seconds(DEADLINE_SECONDS);
-        setsockopt(&borrow(&raw), ReceiveTimeout, &deadline).map_err(|errno| failed(errno.into()))?;
-        Ok(Self { raw, sequence: 0, interrupted: false })
+        let mut socket = Self { raw, sequence: 0, interrupted: false };
+        socket.set_receive_timeout(ANSWER_DEADLINE).map_err(failed)?;
+        Ok(socket)
     }
 
     /// Sends a batch and returns the kernel's answers without the acknowledgements.
@@ -229,6 +230,30 @@ impl Socket {
         Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
     }
 
+    /// Subscribes to a multicast group (`RTNLGRP_…`), for [`Self::wait`].
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(super) fn subscribe(&mut self, group: u32) -> Result<(), NetlinkError> {
+        let failed = |source| NetlinkError::new("subscribe to notifications", source);
+        self.raw.bind_auto().map_err(failed)?;
+        self.raw.add_membership(group).map_err(failed)
+    }
+
+    /// Waits for the next notification.
+    ///
+    /// # Errors
+    /// If none arrives before the deadline.
+    pub(super) fn wait(&mut self, what: &str, deadline: Instant) -> Result<(), NetlinkError> {
+        let failed = |source| NetlinkError::new(what, source);
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(failed(io::ErrorKind::TimedOut.into()));
+        }
+        self.set_receive_timeout(left).map_err(failed)?;
+        self.receive().map(drop).map_err(failed)
+    }
+
     /// Activates the queue of an interface that has just got its carrier. The kernel would leave that to a
     /// worker, and drop packets until then. (`ETHTOOL_GLINK` calls `linkwatch_sync_dev`.)
     ///
@@ -239,13 +264,18 @@ impl Socket {
             .map_err(|errno| NetlinkError::new(format!("activate the queue of {ifname}"), errno.into()))
     }
 
+    fn set_receive_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        // A timeout of zero would wait without a limit.
+        let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
+        Ok(setsockopt(&borrow(&self.raw), ReceiveTimeout, &TimeVal::milliseconds(millis))?)
+    }
+
     fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
         let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
         self.raw.recv(&mut datagram, 0).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("no answer from the kernel within {DEADLINE_SECONDS} s"),
-            ),
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "no answer from the kernel before the deadline")
+            }
             _ => error,
         })?;
         let mut messages = Vec::new();

@@ -13,7 +13,8 @@
 //! 5. The host's end goes up and gets its routes. It has no address: adding the same address to every
 //!    interface gets slower with their number, and the dataplane answers for the gateway. Only now can
 //!    packets flow. The pod's end activates its queue at once: the kernel would leave that to a worker, and
-//!    drop what the pod sends before.
+//!    drop what the pod sends before. For the same reason the plug waits for the pod's IPv6 local route
+//!    ([`usable`]).
 
 use std::{
     collections::BTreeSet, collections::hash_map::RandomState, hash::BuildHasher, net::IpAddr, time::Instant,
@@ -42,7 +43,7 @@ use super::{
     reaper::{self, RETIRED, UNSTAMPED},
     requests::{add_address, add_neighbour, add_route, host_route, link_of, pod_route, set_link},
     stamp::Stamp,
-    sysctl,
+    sysctl, usable,
 };
 use ferrule_vif::{Addresses, Mac, Vif};
 
@@ -166,8 +167,11 @@ impl NewLink<'_> {
             // Only a route can exist before.
             if error.is(Errno::EEXIST) { PlugError::AddressInUse(error) } else { error.into() }
         })?;
-        if let Some(pod) = &self.pod {
+        if let Some(pod) = &mut self.pod {
             pod.sync_carrier(self.plan.ifname)?;
+            if let Some(v6) = self.plan.vif.addresses.v6 {
+                usable::until_local(pod, self.plan.netns, v6)?;
+            }
         }
         self.keep = true;
         Ok(())
