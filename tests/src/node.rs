@@ -399,7 +399,15 @@ impl Node {
     pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
         let mut state = Vec::new();
         // An interface without a stamp could be a half-created one of ours.
-        state.extend(sys::run("ip -o link show")?.lines().map(str::to_owned));
+        // Without the operational state, which the kernel updates up to a second late (`linkwatch_event`); the
+        // flags UP and LOWER_UP stay.
+        let without_operstate = |line: &str| {
+            let line = line.replace("NO-CARRIER,", "");
+            ["UP", "DOWN", "UNKNOWN"]
+                .iter()
+                .fold(line, |line, it| line.replace(&format!(" state {it} "), " "))
+        };
+        state.extend(sys::run("ip -o link show")?.lines().map(without_operstate));
         state.extend(sys::run("ip neigh show nud permanent")?.lines().map(str::to_owned));
         for family in ["-4", "-6"] {
             let routes = sys::run(&format!("ip {family} route show proto 70"))?;
