@@ -75,7 +75,8 @@ fn has_local_route(address: Ipv6Addr) -> anyhow::Result<bool> {
 
 #[test]
 fn add_on_a_busy_node_returns_only_when_the_pod_accepts_ipv6() {
-    with_agent(|node| {
+    on_node(|node| {
+        node.start_agent(&["10.244.0.0/16", POD_V6])?;
         let (node, runtime) = (&*node, node.runtime()?);
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -94,7 +95,7 @@ fn add_on_a_busy_node_returns_only_when_the_pod_accepts_ipv6() {
                     Ok(())
                 });
             }
-            let outcome = (0..100).try_for_each(|number| {
+            let outcome = (0..150).try_for_each(|number| {
                 let pod = node.attach(&format!("p{number}"))?;
                 let v6 = pod.addresses.iter().find_map(|it| match it {
                     IpAddr::V6(v6) => Some(*v6),
