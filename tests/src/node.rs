@@ -398,9 +398,8 @@ impl Node {
     /// If one of the tools fails.
     pub fn kernel_state(&self) -> anyhow::Result<Vec<String>> {
         let mut state = Vec::new();
-        // An interface without a stamp could be a half-created one of ours.
-        // Without the operational state, which the kernel updates up to a second late (`linkwatch_event`); the
-        // flags UP and LOWER_UP stay.
+        // An interface without a stamp could be a half-created one of ours. Without the operational state,
+        // which the kernel updates up to a second late (`linkwatch_event`); the flags UP and LOWER_UP stay.
         let without_operstate = |line: &str| {
             let line = line.replace("NO-CARRIER,", "");
             ["UP", "DOWN", "UNKNOWN"]

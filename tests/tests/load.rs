@@ -80,7 +80,8 @@ fn add_on_a_busy_node_returns_only_when_the_pod_accepts_ipv6() {
         let (node, runtime) = (&*node, node.runtime()?);
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Links and namespaces that come and go keep RTNL busy, for which the kernel's IPv6 workqueue waits.
+            // Links and namespaces that come and go keep RTNL busy, for which the kernel's IPv6 workqueue
+            // waits.
             for churn in 0..4 {
                 let is_over = &is_over;
                 scope.spawn(move || -> anyhow::Result<()> {
