@@ -4,8 +4,8 @@
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
 
 use crate::{
-    from_pod::Outcome,
     headers::{Arp, Ethernet, L3, set_mac},
+    outcome::Outcome,
     packet::Packet,
 };
 

@@ -8,20 +8,10 @@ use crate::{
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
     meta::{Meta, Scope, Sender},
     nd,
+    outcome::Outcome,
     packet::Packet,
     spoofing, vifs,
 };
-
-/// Where a packet that passes goes.
-pub enum Outcome {
-    /// To the host's stack: the node itself, and everything beyond it.
-    Stack,
-    /// To a pod of this node, by its host interface. The packet has been rewritten for it.
-    Local { ifindex: u32 },
-    /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the
-    /// gateway's addresses, so the kernel does not answer.
-    Answered,
-}
 
 /// # Errors
 /// Why to drop the packet.

@@ -17,6 +17,7 @@ mod from_pod;
 mod headers;
 mod meta;
 mod nd;
+mod outcome;
 mod packet;
 mod spoofing;
 mod to_pod;
@@ -30,7 +31,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, trace};
 
-use crate::{from_pod::Outcome, packet::Packet};
+use crate::{outcome::Outcome, packet::Packet};
 
 /// clsact ingress of the pod's host interface: packets from the pod.
 #[classifier]

@@ -6,9 +6,9 @@ use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 use crate::{
     address::Address,
     checksum::Sum,
-    from_pod::Outcome,
     headers::{Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, L3, MacOption, NeighbourMessage},
     meta::Meta,
+    outcome::Outcome,
     packet::Packet,
     vifs,
 };

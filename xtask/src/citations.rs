@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::tidy::Finding;
+use crate::finding::Finding;
 
 /// The citing document, below the workspace's root.
 pub(crate) const DOCUMENT: &str = "SECURITY.md";

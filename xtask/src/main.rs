@@ -13,6 +13,7 @@ mod dist;
 mod ebpf;
 mod failure;
 mod files;
+mod finding;
 mod image;
 mod leftovers;
 mod lint;

@@ -1,21 +1,13 @@
 //! The house rules that neither rustfmt nor clippy checks.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::Result;
 
-use crate::{citations, failure::OrFail as _, words};
-
-/// A place that breaks a rule.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    file: PathBuf,
-    line: usize,
-    what: String,
-}
+use crate::{citations, failure::OrFail as _, finding::Finding, words};
 
 /// A longer file holds more than one idea.
 const MAX_LINES: usize = 600;
@@ -140,21 +132,6 @@ fn unexplained(text: &str) -> Vec<usize> {
         }
     }
     lines
-}
-
-// === impl Finding ===
-
-impl Finding {
-    pub(crate) fn new(file: &Path, line: usize, what: String) -> Self {
-        Self { file: file.to_owned(), line, what }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, what } = self;
-        write!(f, "{}:{line}: {what}", file.display())
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::tidy::Finding;
+use crate::finding::Finding;
 
 /// The most characters of a line of a comment or of prose.
 const MAX_WIDTH: usize = 110;
