@@ -14,7 +14,7 @@ use tar::{Builder, EntryType, Header};
 /// The content of an image.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// Without a tag.
+    /// Repository name without tag, such as `ferrule`.
     pub(crate) name: String,
     /// The tag.
     pub(crate) version: String,

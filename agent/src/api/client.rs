@@ -186,7 +186,7 @@ impl Api {
             (Ok(connection), _) => connection,
             (Err(error), None) => return Err(error),
             (Err(error), Some(mut old)) => {
-                tracing::warn!(%error, "keeping the current connection to the API server");
+                tracing::warn!(%error, "cannot open a new connection to the API server; keeping the current one");
                 // Otherwise, each request would try to connect again.
                 if old.has_expired() {
                     old.expires = Some(Instant::now() + self.plugin_timeout);

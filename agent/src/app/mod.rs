@@ -216,10 +216,11 @@ async fn shut_down(
         Ok(reaped) => reaped?.map(|()| true)?,
         Err(_) => false,
     };
-    if !unwatched || !reaped {
-        tracing::warn!(
-            "the kernel or the disk did not respond in time; the next agent finishes the shutdown's work"
-        );
+    if !unwatched {
+        tracing::warn!("stopping the watches exceeded {LAST:?}; the next agent may repeat some events");
+    }
+    if !reaped {
+        tracing::warn!("deleting retired interfaces exceeded {LAST:?}; the next agent deletes them");
     }
     Ok(if drained && undone && unwatched && reaped { Stopped::Clean } else { Stopped::LeftWork })
 }

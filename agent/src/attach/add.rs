@@ -75,7 +75,7 @@ impl Engine {
         let (of, decided, guard) = (request.clone(), decision.clone(), Arc::clone(&in_flight));
         let plug = move |engine: &Self, phases: &Phases| engine.attach_locked(&of, &decided, &guard, phases);
         let outcome = self
-            .run_locked(&request.key, phases, plug, Self::roll_back_abandoned)
+            .run_locked(&request.key, phases, plug, roll_back_abandoned)
             .await
             .inspect_err(|error| self.report_failure(&request.pod, error))?;
         match (outcome, decision) {
@@ -142,13 +142,6 @@ impl Engine {
         self.commit(plugged, phases).map(Outcome::Attached)
     }
 
-    /// Rolls back an ADD whose caller went away before the answer.
-    fn roll_back_abandoned(&self, outcome: Result<Outcome, AttachError>) {
-        if let Ok(Outcome::Attached(attachments) | Outcome::Plugged(attachments)) = outcome {
-            self.roll_back(&attachments, &Phases::untracked());
-        }
-    }
-
     fn report_undecodable(&self, pod: &PodRef, error: &AttachError) {
         if let AttachError::Decide(DecideError::Vif(why)) = error {
             self.events.record(pod, Reason::VifRefused, why.to_string());
@@ -157,9 +150,20 @@ impl Engine {
 
     fn report_failure(&self, pod: &PodRef, error: &AttachError) {
         let reason = match error {
-            AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => Reason::VifRefused,
+            AttachError::Name(_) | AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => {
+                Reason::VifRefused
+            }
+            // The runtime retries, or has deleted the container: nothing failed.
+            AttachError::Overtaken | AttachError::Stopping | AttachError::Busy(_) => return,
             _ => Reason::PlugFailed,
         };
         self.events.record(pod, reason, chain(error));
+    }
+}
+
+/// Rolls back an ADD whose caller went away before the answer.
+fn roll_back_abandoned(engine: &Engine, outcome: Result<Outcome, AttachError>) {
+    if let Ok(Outcome::Attached(attachments) | Outcome::Plugged(attachments)) = outcome {
+        engine.roll_back(&attachments, &Phases::untracked());
     }
 }

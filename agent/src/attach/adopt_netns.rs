@@ -4,7 +4,7 @@
 use super::{engine::Engine, error::AttachError};
 use crate::{
     plug::{PlugError, netlink::Socket, netns::Netns, peer_netns},
-    registry::{Attachment, NetnsId},
+    registry::{Attachment, NetnsId, State},
 };
 
 impl Engine {
@@ -23,7 +23,7 @@ impl Engine {
 
     fn adopt_netns(&self, it: Attachment, netns: &Netns) -> Result<Attachment, AttachError> {
         let is_in_netns = match it.host.stamped_link() {
-            _ if it.has_path() => false,
+            _ if it.has_path() || it.state != State::Attached => false,
             Some(link) if it.netns_id == NetnsId::UNKNOWN => {
                 let has_peer = || peer_netns::has_peer_of(&mut Socket::open()?, link.ifindex, netns);
                 has_peer().map_err(PlugError::from)?

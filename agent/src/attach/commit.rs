@@ -1,4 +1,4 @@
-//! The last step of an ADD: the attachments become durable; and its opposite, the rollback.
+//! The last step of an ADD: the attachments become durable.
 
 use super::{
     engine::Engine,
@@ -35,14 +35,5 @@ impl Engine {
             tracing::info!(%key, %pod, addresses = %vif.addresses, "attached");
         }
         Ok(attached)
-    }
-
-    /// Detaches what a failed or abandoned ADD made. A failure is logged: recovery at the next start, or a
-    /// DEL, retries.
-    pub(super) fn roll_back(&self, attachments: &[Attachment], phases: &Phases) {
-        phases.enter(Phase::Undo);
-        if let Err(error) = self.detach_all(attachments, &Phases::untracked()) {
-            tracing::error!(%error, "cannot roll back a failed or abandoned ADD; the next start or a DEL retries");
-        }
     }
 }

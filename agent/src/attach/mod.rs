@@ -15,6 +15,7 @@ mod phases;
 mod plug;
 mod prev_result;
 mod restore;
+mod rollback;
 mod uncommitted;
 mod verify;
 mod worker;

@@ -43,7 +43,10 @@ impl<'a> Uncommitted<'a> {
             }
         };
         let committed = self.engine.run_locked(key, phases, commit, roll_back).await;
-        self.plugged = None;
+        // The commit has rolled back its own failure, unless its thread ended without a result.
+        if !matches!(committed, Err(AttachError::Lost)) {
+            self.plugged = None;
+        }
         committed
     }
 }

@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// The attachments of an earlier ADD, if a repeated ADD in this namespace would make the same: committed,
-    /// in the same namespace, and without drift. The kernel reuses a namespace's number only after the
+    /// in the same namespace, and without drift that affects packets. The kernel reuses a namespace's number only after the
     /// namespace and with it the interface are gone.
     pub(super) fn unchanged(
         &self,
@@ -111,10 +111,18 @@ impl Engine {
         Ok(())
     }
 
-    /// The deviations of an attachment in one line; `None` without any.
+    /// The deviations that affect packets, in one line; `None` without any. The others are left to healing.
     fn drift(&self, netns: &Netns, attachment: &Attachment) -> Result<Option<String>, AttachError> {
         let Some(desired) = desired(attachment, self.dataplane.program_ids()) else { return Ok(None) };
         let found = verify(&desired, netns, &self.dataplane)?;
-        Ok((!found.is_empty()).then(|| summary(&found)))
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let drift = summary(&found);
+        if found.iter().any(|it| it.kind.affects_packets()) {
+            return Ok(Some(drift));
+        }
+        tracing::warn!(key = %attachment.key, drift, "an ADD found drift, which healing repairs in place");
+        Ok(None)
     }
 }

@@ -1,4 +1,4 @@
-//! Blocking work that completes even if its caller is dropped.
+//! Blocking work that completes even if its caller is dropped; the result of abandoned work is rolled back.
 
 use std::sync::Arc;
 

@@ -122,6 +122,9 @@ fn plug(error: &PlugError) -> (Code, &'static str) {
             Code::TryAgainLater,
             "find the owner of the route with `ip route show`; an address from the IPAM is replaced by the retry",
         ),
+        PlugError::AddressNotUsable { .. } => {
+            (Code::TryAgainLater, "none: the runtime retries by itself; the node is overloaded if this lasts")
+        }
         PlugError::DefaultRouteExists => (
             Code::RouteExists,
             "give only one network of the pod a default route, and list that network first",

@@ -176,12 +176,17 @@ fn set_aside(pins: &Path) -> Result<(), CapacityError> {
     let Some(path) = free.into_iter().find(|path| !path.exists()) else { return Ok(()) };
     fs::rename(pins, &path).map_err(|source| CapacityError::Rename { path: pins.to_owned(), source })?;
     crash::point(Step::PinsSetAside);
-    tracing::info!(?path, "a map capacity was changed: replacing the maps");
+    tracing::info!(set_aside = ?path, "a map capacity was changed: replacing the maps");
     Ok(pins::make_directory(pins)?)
 }
 
 fn beside(pins: &Path) -> Vec<PathBuf> {
-    let entries = pins.parent().and_then(|directory| fs::read_dir(directory).ok());
+    let read = |directory| {
+        let warn =
+            |error: &_| tracing::warn!(?directory, %error, "cannot look for the pins of other versions");
+        fs::read_dir(directory).inspect_err(warn).ok()
+    };
+    let entries = pins.parent().and_then(read);
     let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path != pins && is_ferrules(path)).collect()
 }

@@ -129,6 +129,39 @@ impl Kind {
             Self::Pin => "pin",
         }
     }
+
+    /// Whether the pod's packets may be lost, or pass unchecked. A repeated ADD then replaces the attachment;
+    /// healing repairs the others in place, without an interruption.
+    pub fn affects_packets(self) -> bool {
+        match self {
+            Self::LinkGroup
+            | Self::LinkName
+            | Self::LinkForwarding
+            | Self::Entry(Entry::Counters(_))
+            | Self::StrayLink
+            | Self::StrayEntry
+            | Self::NodeForwarding
+            | Self::Pin => false,
+            Self::LinkGone
+            | Self::LinkStamp
+            | Self::LinkMaster
+            | Self::LinkMac
+            | Self::LinkMtu
+            | Self::LinkDown
+            | Self::Qdisc
+            | Self::Filter(_)
+            | Self::Route(_)
+            | Self::Neighbour(_)
+            | Self::Entry(Entry::Vif(_) | Entry::Endpoint(_))
+            | Self::PodLink
+            | Self::PodMac
+            | Self::PodMtu
+            | Self::PodAddress(_)
+            | Self::PodRoute(_)
+            | Self::PodNeighbour(_)
+            | Self::AddressShared(_) => true,
+        }
+    }
 }
 
 // === impl Subject ===

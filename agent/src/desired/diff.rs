@@ -9,7 +9,7 @@ use crate::{
     dataplane::Entries,
     plug::{
         filter,
-        inventory::{HostInventory, HostLinkState},
+        host_inventory::{HostInventory, HostLinkState},
         pod_end::PodEndState,
         reaper::RETIRED,
     },
@@ -63,7 +63,7 @@ impl Desired<'_> {
                 ),
             ),
             // The map entries disappear with the interface: they are no deviations of their own.
-            _ if actual.netns_exists => {
+            (_, None) if actual.netns_exists => {
                 let what = "is gone, but the pod's network namespace exists";
                 report.add(
                     Kind::LinkGone,

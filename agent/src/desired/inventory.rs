@@ -7,7 +7,7 @@ use crate::{
     dataplane::{Dataplane, Entries},
     plug::{
         host,
-        inventory::HostInventory,
+        host_inventory::HostInventory,
         netlink::{NetlinkError, Socket},
     },
     registry::{Attachment, Key, State},

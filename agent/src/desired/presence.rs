@@ -6,7 +6,7 @@ use agent_common::GATEWAY_MAC;
 
 use crate::{
     plug::{
-        inventory::HostLinkState,
+        host_inventory::HostLinkState,
         netns::Netns,
         reaper::{RETIRED, UNSTAMPED},
         stamp::Stamp,

@@ -13,7 +13,7 @@ use crate::{
         GATEWAY,
         filter::{Attached, Hook},
         host,
-        inventory::{HostInventory, HostLinkState},
+        host_inventory::{HostInventory, HostLinkState},
         pod_end::PodEndState,
         reaper::RETIRED,
         stamp::Stamp,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     dataplane::Dataplane,
-    plug::{PlugError, inventory::HostInventory, netlink::Socket, netns::Netns, pod_end::PodEndState},
+    plug::{PlugError, host_inventory::HostInventory, netlink::Socket, netns::Netns, pod_end::PodEndState},
 };
 
 /// Reads both ends and the map entries of an attachment, and returns all deviations.

@@ -7,7 +7,8 @@
 pub mod default_route;
 pub mod filter;
 pub mod host;
-pub mod inventory;
+pub mod host_inventory;
+mod host_route;
 mod link;
 pub mod monitor;
 pub mod netconf;
@@ -25,7 +26,10 @@ pub mod uplink;
 mod usable;
 pub mod veth;
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
 use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6};
 use ferrule_proto::names::IfName;
@@ -39,10 +43,6 @@ use sysctl::SysctlError;
 pub const GATEWAY: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::from_octets(GATEWAY_IPV4), Ipv6Addr::from_octets(GATEWAY_IPV6));
 
-/// The protocol number (`rtm_protocol`) that marks the agent's routes; `linux/rtnetlink.h` assigns the number
-/// to no other program.
-pub const ROUTE_PROTOCOL: u8 = 70;
-
 /// A failed plug or unplug. Everything that the operation had changed is rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum PlugError {
@@ -54,13 +54,17 @@ pub enum PlugError {
     Sysctl(#[from] SysctlError),
     #[error("the pod already has an interface {0}, which the agent did not create and does not replace")]
     InterfaceExists(IfName),
-    #[error("the node already has a route to an address of the pod, which is not the agent's to replace")]
+    #[error(
+        "the node already has a foreign route to an address of the pod, which the agent does not replace"
+    )]
     AddressInUse(#[source] NetlinkError),
     /// Two default routes would make the pod's way out arbitrary.
     #[error("the pod already has a default route, from another network")]
     DefaultRouteExists,
     #[error("invalid MTU of {mtu} bytes: {why}")]
     Mtu { mtu: u32, why: String },
+    #[error("the kernel does not deliver to the pod's address {address} {} s after adding it", waited.as_secs())]
+    AddressNotUsable { address: Ipv6Addr, waited: Duration },
     #[error("the kernel's answer lacks the interface that it created")]
     NoAnswer,
 }

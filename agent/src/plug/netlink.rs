@@ -54,7 +54,7 @@ pub struct NetlinkError {
 
 /// Deadline of the answers, which are ready when the request is sent. Only sending waits, for the kernel's
 /// global network lock (RTNL), and that wait cannot be cancelled.
-pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
 /// Bytes: larger than any answer of the kernel.
@@ -240,18 +240,17 @@ impl Socket {
         self.raw.add_membership(group).map_err(failed)
     }
 
-    /// Waits for the next notification.
+    /// Waits for the next notification, or until the deadline.
     ///
     /// # Errors
-    /// If none arrives before the deadline.
-    pub(super) fn wait(&mut self, what: &str, deadline: Instant) -> Result<(), NetlinkError> {
-        let failed = |source| NetlinkError::new(what, source);
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(failed(io::ErrorKind::TimedOut.into()));
+    /// If the socket fails.
+    pub(super) fn wait(&mut self, deadline: Instant) -> Result<(), NetlinkError> {
+        let failed = |source| NetlinkError::new("wait for a notification", source);
+        self.set_receive_timeout(deadline.saturating_duration_since(Instant::now())).map_err(failed)?;
+        match self.receive() {
+            Err(error) if error.kind() != io::ErrorKind::TimedOut => Err(failed(error)),
+            _ => Ok(()),
         }
-        self.set_receive_timeout(left).map_err(failed)?;
-        self.receive().map(drop).map_err(failed)
     }
 
     /// Activates the queue of an interface that has just got its carrier. The kernel would leave that to a

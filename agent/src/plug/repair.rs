@@ -14,8 +14,9 @@ use rtnetlink::{
 };
 
 use super::{
+    host_route::host_route,
     netlink::{NetlinkError, Request, Socket},
-    requests::{add_neighbour, host_route, set_link},
+    requests::{add_neighbour, set_link},
 };
 use ferrule_vif::Mac;
 

@@ -10,11 +10,11 @@ use rtnetlink::{
         address::{AddressAttribute, AddressFlags, AddressMessage},
         link::LinkMessage,
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
-        route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteScope},
+        route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric},
     },
 };
 
-use super::{ROUTE_PROTOCOL, netlink::Request};
+use super::netlink::Request;
 use ferrule_vif::{Mac, PodRoute};
 
 /// A route in the pod. It needs the `onlink` flag: no prefix of the interface covers the gateway.
@@ -45,24 +45,6 @@ pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
 fn metrics(route: &PodRoute) -> Vec<RouteMetric> {
     let mtu = route.mtu.map(RouteMetric::Mtu);
     mtu.into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect()
-}
-
-/// The host's route to an address of a pod, with the agent's protocol number.
-pub(super) fn host_route(ifindex: u32, address: IpAddr) -> RouteMessage {
-    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
-    match address {
-        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(v4, 32)
-            .output_interface(ifindex)
-            .scope(RouteScope::Link)
-            .protocol(protocol)
-            .build(),
-        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(v6, 128)
-            .output_interface(ifindex)
-            .protocol(protocol)
-            .build(),
-    }
 }
 
 pub(super) fn set_link(what: &str, message: LinkMessage) -> Request {

@@ -6,7 +6,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::errno::Errno;
@@ -17,27 +17,33 @@ use rtnetlink::packet_route::{
 
 use super::{
     PlugError,
-    netlink::{ANSWER_DEADLINE, NetlinkError, Request, Socket},
+    netlink::{NetlinkError, Request, Socket},
     netns::Netns,
 };
 
 /// `RTNLGRP_IPV6_ROUTE` in `linux/rtnetlink.h`.
 const IPV6_ROUTE_GROUP: u32 = 11;
+const NOT_LOCAL: [Errno; 4] = [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EACCES, Errno::EINVAL];
+/// Shorter than any caller's deadline: the wait holds a thread and the key's lock.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Returns once `pod`, a socket in the pod's namespace, finds the local route of the address.
 ///
 /// # Errors
-/// If the kernel refuses, or does not insert the route within [`ANSWER_DEADLINE`].
+/// If the kernel refuses, or does not insert the route within two seconds.
 pub(super) fn until_local(pod: &mut Socket, netns: &Netns, address: Ipv6Addr) -> Result<(), PlugError> {
     if is_local(pod, address)? {
         return Ok(());
     }
-    let deadline = Instant::now() + ANSWER_DEADLINE;
+    let deadline = Instant::now() + DEADLINE;
     let mut notifications = netns.run(Socket::open)??;
     notifications.subscribe(IPV6_ROUTE_GROUP)?;
     // Once more after the subscription, so that no notification falls between.
     while !is_local(pod, address)? {
-        notifications.wait(&format!("wait for the local route of {address}"), deadline)?;
+        if Instant::now() >= deadline {
+            return Err(PlugError::AddressNotUsable { address, waited: DEADLINE });
+        }
+        notifications.wait(deadline)?;
     }
     Ok(())
 }
@@ -49,7 +55,8 @@ fn is_local(pod: &mut Socket, address: Ipv6Addr) -> Result<bool, NetlinkError> {
     message.attributes.push(RouteAttribute::Destination(RouteAddress::Inet6(address)));
     let what = format!("look up the route to {}", IpAddr::from(address));
     match pod.batch(vec![Request::change(what, RouteNetlinkMessage::GetRoute(message))]) {
-        Err(error) if error.is(Errno::ENETUNREACH) || error.is(Errno::EHOSTUNREACH) => Ok(false),
+        // Another route of the pod applies until then: none, `unreachable`, `prohibit` or `blackhole`.
+        Err(error) if NOT_LOCAL.into_iter().any(|errno| error.is(errno)) => Ok(false),
         answers => Ok(answers?.into_iter().any(|answer| {
             matches!(answer, RouteNetlinkMessage::NewRoute(route) if route.header.kind == RouteType::Local)
         })),

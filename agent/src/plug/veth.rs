@@ -37,11 +37,12 @@ use rtnetlink::{
 use super::{
     GATEWAY, PlugError,
     filter::{self, Filters},
+    host_route::host_route,
     link,
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
     reaper::{self, RETIRED, UNSTAMPED},
-    requests::{add_address, add_neighbour, add_route, host_route, link_of, pod_route, set_link},
+    requests::{add_address, add_neighbour, add_route, link_of, pod_route, set_link},
     stamp::Stamp,
     sysctl, usable,
 };
@@ -190,7 +191,7 @@ impl Drop for NewLink<'_> {
             Ok(_) => {}
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => {
-                tracing::error!(ifname = self.ifname, %error, "cannot roll back a new pair: retiring it");
+                tracing::error!(ifname = self.ifname, %error, "cannot delete the veth pair of a failed ADD; moving it to the group of retired links");
                 let retire = set_link("retire the new pair", by_name().link_group(RETIRED).build());
                 // If this fails too, the next start finds the pair by its stamp or group.
                 let _ = self.host.batch(vec![retire]);

@@ -1,4 +1,5 @@
-//! Deferred DELs: files that shims left while no agent ran, one for each DEL that a shim answered alone.
+//! Deferred DELs: files that shims left while no agent ran, one for each DEL that a shim answered alone. Read
+//! and matched here; [`recover`](super::recover) detaches their attachments.
 //!
 //! [`ferrule_proto::deferred`] documents the locks between shims and a starting agent.
 

@@ -16,7 +16,7 @@ use self::{claim::Claim, record::records};
 use crate::{
     dataplane::Dataplane,
     metrics::{StoreMetrics, count},
-    plug::{inventory::HostInventory, netlink::Socket, stamp::Stamp},
+    plug::{host_inventory::HostInventory, netlink::Socket, stamp::Stamp},
     registry::{Attachment, Condition, HostSide, Registry, State},
 };
 

@@ -19,7 +19,7 @@ use crate::{
     metrics::StoreMetrics,
     plug::{
         filter,
-        inventory::{HostInventory, HostLinkState},
+        host_inventory::{HostInventory, HostLinkState},
         netlink::Socket,
         reaper,
         stamp::Stamp,

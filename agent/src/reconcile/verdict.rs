@@ -17,7 +17,8 @@ pub(super) enum Verdict {
     NamespaceLives,
     /// Kept: the pod may live, and the kubelet has its sandbox deleted or replaced.
     PodNotGone,
-    /// Kept: no API server can confirm, and the link shows that the namespace lives without its path.
+    /// Kept: without an API server to ask, the host link proves that the namespace is alive although its path is
+    /// gone.
     LinkLives,
 }
 

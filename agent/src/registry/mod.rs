@@ -110,9 +110,11 @@ impl Registry {
     pub fn try_store(&self) {
         self.store.try_write();
     }
+}
 
-    // Addresses.
+// === impl Registry: addresses ===
 
+impl Registry {
     /// Sets the ranges of the agent's own IPAM, and excludes the node's own addresses from them.
     ///
     /// # Errors
@@ -177,9 +179,11 @@ impl Registry {
         };
         (has(true), has(false))
     }
+}
 
-    // Locks.
+// === impl Registry: locks ===
 
+impl Registry {
     /// Waits for the lock of a key.
     pub async fn lock(&self, key: &Key) -> KeyGuard {
         self.locks.lock(key).await
@@ -200,9 +204,11 @@ impl Registry {
     pub fn is_locked(&self, key: &Key) -> bool {
         self.locks.is_locked(key)
     }
+}
 
-    // Queries.
+// === impl Registry: queries ===
 
+impl Registry {
     /// The runtime keys of the attachments whose pod matches.
     pub fn runtime_keys(&self, matches: impl Fn(&PodRef) -> bool) -> BTreeSet<Key> {
         let table = self.table();
@@ -233,9 +239,11 @@ impl Registry {
     pub fn find(&self, matches: impl Fn(&Attachment) -> bool) -> Vec<Attachment> {
         self.table().attachments.values().filter(|it| matches(it)).cloned().collect()
     }
+}
 
-    // Changes.
+// === impl Registry: changes ===
 
+impl Registry {
     /// Allocates the addresses of a new attachment and records it durably as [`State::Reserved`].
     ///
     /// # Errors

@@ -121,7 +121,7 @@ impl Inventory {
         lost
     }
 
-    /// Gives up a list, which proves no deletion.
+    /// Discards an incomplete list: objects that it has not delivered may still exist.
     pub(super) fn abort_list(&mut self) {
         self.listed = None;
     }

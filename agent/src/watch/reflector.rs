@@ -249,7 +249,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             Err(error) => return Err(error),
         };
         if self.inventory.expire_if_in_doubt() {
-            tracing::info!(watch = self.scope.name, "relisting after an event without identity");
+            tracing::info!(
+                watch = self.scope.name,
+                "relisting: an event had no usable name or UID, so that a change may be missing"
+            );
         }
         match error {
             WatchError::Short { .. } if had_events && lasted < SHORT => Err(error),

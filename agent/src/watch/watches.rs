@@ -1,4 +1,4 @@
-//! The running watches.
+//! Starts, stops and supervises one reflector per watched resource.
 
 use std::{
     collections::HashMap,

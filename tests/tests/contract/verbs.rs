@@ -184,6 +184,21 @@ fn check_reports_each_deviation() {
 }
 
 #[test]
+fn repeated_add_leaves_drift_that_affects_no_packet_to_healing() {
+    with_agent(|node| {
+        let (runtime, pod) = (node.runtime()?, node.attach("a")?);
+        let (ifname, ifindex) = (node.host_ifname(&pod)?, node.host_ifindex(&pod)?);
+        sys::run(&format!("ip link set {ifname} group 7"))?;
+        runtime.add(&pod)?;
+        ensure!(node.host_ifindex(&pod)? == ifindex, "the repeated ADD replaced a working interface");
+        sys::wait_until("healing repairs the link group", Duration::from_secs(5), || {
+            Ok(!sys::run(&format!("ip link show {ifname}"))?.contains("group 7"))
+        })
+    })
+    .unwrap();
+}
+
+#[test]
 fn repeated_add_repairs_a_damaged_attachment() {
     with_agent_without_healing(|node| {
         let runtime = node.runtime()?;

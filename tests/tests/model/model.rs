@@ -122,7 +122,7 @@ const COOLDOWN_TIME: Duration = Duration::from_secs(30);
 /// Difference between the agent's clock readings and ours.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// The annotation of a VIF number.
+/// The annotation that gives a pod the VIF of this number in the model.
 pub fn vif_text(vif: u8) -> Option<String> {
     let quoted = |addresses: Addresses| {
         let quoted: Vec<_> = addresses.iter().map(|address| format!("\"{address}\"")).collect();

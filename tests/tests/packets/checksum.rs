@@ -28,7 +28,7 @@ fn check_ttl_decrement(programs: &mut Programs, ip: &Ipv4, payload: &[u8]) -> an
 #[test]
 fn update_is_correct_for_every_checksum() {
     with_pods(|programs| {
-        // With the identification, the checksum takes every value.
+        // As the IPv4 identification takes every value, so does the header checksum.
         for id in 0..=u16::MAX {
             check_ttl_decrement(programs, &Ipv4 { id, ..Ipv4::new(A.v4, B.v4, UDP) }, &[])?;
         }

@@ -3,7 +3,7 @@
 use agent_common::VifEntry;
 use ferrule_vif::{Addresses, Mac};
 
-use crate::{cluster::PodRef, dataplane::Recorded, plug::inventory::StampedLink, registry::Key};
+use crate::{cluster::PodRef, dataplane::Recorded, plug::host_inventory::StampedLink, registry::Key};
 
 /// An interface, with the addresses, MAC and pod that it is believed to have.
 pub(super) struct Claim {

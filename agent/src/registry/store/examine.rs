@@ -68,6 +68,10 @@ fn examine_copy(
         return Err(redb::Error::Corrupted("the file has no tables".to_owned()));
     };
     if needed(found, migrations).is_none() {
+        if !has_sound_checksums {
+            let why = format!("wrong checksums, and the layout {found} is unknown");
+            return Ok(Err(Unfit::Damaged { why, salvaged: Box::default() }));
+        }
         let (path, newest) = (path.to_owned(), newest(migrations));
         return Ok(Err(Unfit::Refused(StoreError::Layout { path, found, newest })));
     }

@@ -78,8 +78,8 @@ impl Api {
         Ok(Self { process })
     }
 
-    /// Kills the process by SIGKILL. Saves its objects, except one pod, which thereby counts as deleted
-    /// meanwhile.
+    /// Kills the API server by SIGKILL, and saves its objects except one pod, as if that pod had been deleted
+    /// during the outage.
     ///
     /// # Errors
     /// If the process was not running.

@@ -7,7 +7,7 @@ use super::{table::Table, testbed::Testbed};
 /// Average lifetime of a watch, in seconds: random between 300 and 600.
 const OPEN: f64 = 450.0;
 
-/// Observes an idle cluster for some seconds.
+/// Measures the CPU and the requests of an agent while nothing in the cluster changes.
 pub(super) fn measure(testbed: &Testbed<'_>, seconds: u64, table: &mut Table) -> anyhow::Result<()> {
     // Excludes the lists and first bookmarks of the agent's start.
     thread::sleep(Duration::from_secs(3));

@@ -14,8 +14,8 @@ use rtnetlink::packet_route::{
 };
 
 use super::{
-    ROUTE_PROTOCOL,
     filter::{self, Attached, Listed},
+    host_route::ROUTE_PROTOCOL,
     link,
     netlink::{NetlinkError, Socket},
     parse,
