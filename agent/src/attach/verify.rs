@@ -76,8 +76,8 @@ impl Engine {
     }
 
     /// The attachments of an earlier ADD, if a repeated ADD in this namespace would make the same: committed,
-    /// in the same namespace, and without drift that affects packets. The kernel reuses a namespace's number only after the
-    /// namespace and with it the interface are gone.
+    /// in the same namespace, and without drift that affects packets. The kernel reuses a namespace's number
+    /// only after the namespace and with it the interface are gone.
     pub(super) fn unchanged(
         &self,
         key: &Key,

@@ -63,7 +63,7 @@ impl Desired<'_> {
                 ),
             ),
             // The map entries disappear with the interface: they are no deviations of their own.
-            (_, None) if actual.netns_exists => {
+            _ if actual.netns_exists => {
                 let what = "is gone, but the pod's network namespace exists";
                 report.add(
                     Kind::LinkGone,

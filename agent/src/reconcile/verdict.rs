@@ -17,8 +17,8 @@ pub(super) enum Verdict {
     NamespaceLives,
     /// Kept: the pod may live, and the kubelet has its sandbox deleted or replaced.
     PodNotGone,
-    /// Kept: without an API server to ask, the host link proves that the namespace is alive although its path is
-    /// gone.
+    /// Kept: without an API server to ask, the host link proves that the namespace is alive although its path
+    /// is gone.
     LinkLives,
 }
 
