@@ -32,6 +32,9 @@ pub enum AttachError {
     /// The interface of a waiting ADD was modified before the VIF became active.
     #[error("the plugged interface was modified before its VIF became active: {0}")]
     Damaged(String),
+    /// The interface of an earlier ADD has another alias now: not the agent's to replace.
+    #[error("the host interface of an earlier ADD is not the agent's to replace: {0}")]
+    Restamped(String),
     /// The next agent serves the retried call.
     #[error("the agent is stopping")]
     Stopping,

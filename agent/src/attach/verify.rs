@@ -14,7 +14,7 @@ use super::{
     prev_result,
 };
 use crate::{
-    desired::{desired, summary, verify},
+    desired::{Kind, desired, summary, verify},
     plug::netns::Netns,
     registry::{Attachment, Key, State},
 };
@@ -112,6 +112,8 @@ impl Engine {
     }
 
     /// The deviations that affect packets, in one line; `None` without any. The others are left to healing.
+    /// An interface with a foreign alias is an error: the agent would detach the pod and could not replace
+    /// it.
     fn drift(&self, netns: &Netns, attachment: &Attachment) -> Result<Option<String>, AttachError> {
         let Some(desired) = desired(attachment, self.dataplane.program_ids()) else { return Ok(None) };
         let found = verify(&desired, netns, &self.dataplane)?;
@@ -119,6 +121,9 @@ impl Engine {
             return Ok(None);
         }
         let drift = summary(&found);
+        if found.iter().any(|it| it.kind == Kind::LinkStamp) {
+            return Err(AttachError::Restamped(drift));
+        }
         if found.iter().any(|it| it.kind.affects_packets()) {
             return Ok(Some(drift));
         }

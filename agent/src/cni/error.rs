@@ -69,6 +69,10 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Overtaken | AttachError::Damaged(_) | AttachError::Stopping => {
             (Code::TryAgainLater, "none: the runtime retries by itself")
         }
+        AttachError::Restamped(_) => (
+            Code::InterfaceExists,
+            "restore the alias that `ferrulectl verify` expects, or DEL the container first",
+        ),
         AttachError::Registry(RegistryError::InUse { .. }) => (
             Code::TryAgainLater,
             "wait for the DEL of that pod; if both pods should run, correct one of the two VIFs",

@@ -199,6 +199,16 @@ fn repeated_add_leaves_drift_that_affects_no_packet_to_healing() {
 }
 
 #[test]
+fn repeated_add_refuses_a_restamped_interface_and_leaves_the_pod_connected() {
+    with_agent(|node| {
+        let (runtime, pod) = (node.runtime()?, node.attach("a")?);
+        sys::run(&format!("ip link set {} alias foreign", node.host_ifname(&pod)?))?;
+        refused(node, INTERFACE_EXISTS, || runtime.add(&pod))
+    })
+    .unwrap();
+}
+
+#[test]
 fn repeated_add_repairs_a_damaged_attachment() {
     with_agent_without_healing(|node| {
         let runtime = node.runtime()?;
