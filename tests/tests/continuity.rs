@@ -114,6 +114,19 @@ fn replace(node: &mut Node, build: &str, environment: &[(&str, &str)], by_crash:
     node.start_again()
 }
 
+/// Egress packets of all attachments.
+fn egress_packets(node: &Node) -> anyhow::Result<u64> {
+    let attachments = node.attachments()?;
+    let packets = attachments.iter().filter_map(|it| it.get("counters")?.get("egress_packets")?.as_u64());
+    Ok(packets.sum())
+}
+
+/// CHECKs every pod of the traffic.
+fn check_all(node: &Node, traffic: &Traffic) -> anyhow::Result<()> {
+    let runtime = node.runtime()?;
+    traffic.pods.iter().try_for_each(|pod| runtime.check(pod))
+}
+
 #[test]
 fn no_packet_is_lost_across_an_upgrade() {
     with_agent(|node| {
@@ -128,8 +141,7 @@ fn no_packet_is_lost_across_an_upgrade() {
             Ok(())
         })?;
         ensure!(ids()? == before, "the maps were replaced");
-        let runtime = node.runtime()?;
-        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        check_all(node, &traffic)?;
         traffic.expect_all(node)
     })
     .unwrap();
@@ -139,12 +151,6 @@ fn no_packet_is_lost_across_an_upgrade() {
 fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let counted = |node: &Node| -> anyhow::Result<u64> {
-            let attachments = node.attachments()?;
-            let packets =
-                attachments.iter().filter_map(|it| it.get("counters")?.get("egress_packets")?.as_u64());
-            Ok(packets.sum())
-        };
         let other = PINS.replace("/v1", "/v7");
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
@@ -152,20 +158,19 @@ fn no_packet_or_state_is_lost_across_an_abi_migration() {
                     (OTHER_BUILD, &[(ABI, "7")][..], other.as_str(), PINS),
                     (SHIPPED, &[], PINS, other.as_str()),
                 ] {
-                    let before = counted(node)?;
+                    let before = egress_packets(node)?;
                     let theirs = format!("{gone}/ONLY_THEIRS");
                     sys::run(&format!(
                         "bpftool map create {theirs} type array key 4 value 4 entries 1 name ONLY_THEIRS"
                     ))?;
                     replace(node, build, environment, by_crash)?;
-                    ensure!(counted(node)? >= before, "the counters were reset");
+                    ensure!(egress_packets(node)? >= before, "the counters were reset");
                     ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");
                 }
             }
             Ok(())
         })?;
-        let runtime = node.runtime()?;
-        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        check_all(node, &traffic)?;
         traffic.expect_all(node)
     })
     .unwrap();
@@ -175,12 +180,6 @@ fn no_packet_or_state_is_lost_across_an_abi_migration() {
 fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let counted = |node: &Node| -> anyhow::Result<u64> {
-            let attachments = node.attachments()?;
-            let packets =
-                attachments.iter().filter_map(|it| it.get("counters")?.get("egress_packets")?.as_u64());
-            Ok(packets.sum())
-        };
         let (key, value) = ("9 ".repeat(40), "1 0 0 0");
         sys::run(&format!("bpftool map update pinned {PINS}/STACK_FLOWS key {key} value {value}"))?;
         let parent = Path::new(PINS).parent().context("no parent")?;
@@ -190,17 +189,16 @@ fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
                 (true, &[("FERRULE_MAX_ENDPOINTS", "100000")]),
                 (true, &[]),
             ] {
-                let before = counted(node)?;
+                let before = egress_packets(node)?;
                 replace(node, SHIPPED, settings, by_crash)?;
-                ensure!(counted(node)? >= before, "counts are lost");
+                ensure!(egress_packets(node)? >= before, "counts are lost");
                 sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
                 let directories = fs::read_dir(parent)?.count();
                 ensure!(directories == 1, "{directories} directories of pins are left");
             }
             Ok(())
         })?;
-        let runtime = node.runtime()?;
-        traffic.pods.iter().try_for_each(|pod| runtime.check(pod))?;
+        check_all(node, &traffic)?;
         traffic.expect_all(node)
     })
     .unwrap();

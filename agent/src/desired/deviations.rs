@@ -36,7 +36,7 @@ impl Inventory {
         let mut found = desired.diff(&Actual {
             host: &self.host,
             entries: &self.entries,
-            netns_exists: self.bereft.contains(&attachment.key),
+            netns_exists: self.lost_links.contains(&attachment.key),
             pod: PodEnd::Unread,
         });
         // The node-wide setting turned off that of every interface: one deviation of the node, not one of

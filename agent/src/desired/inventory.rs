@@ -21,7 +21,7 @@ pub struct Inventory {
     /// IDs of this agent's programs, in the order of [`crate::plug::filter::Hook::ALL`].
     pub programs: [u32; 2],
     /// Attachments without a host interface whose network namespace exists.
-    pub bereft: HashSet<Key>,
+    pub lost_links: HashSet<Key>,
     /// Settings by which the node does not forward a required family.
     pub not_forwarded: Vec<&'static str>,
     /// Maps without a pin.
@@ -49,10 +49,10 @@ impl Inventory {
             host: HostInventory::all(host, &indexes)?,
             entries: dataplane.entries(),
             programs: dataplane.program_ids(),
-            bereft: HashSet::new(),
+            lost_links: HashSet::new(),
             lost_pins: dataplane.lost_pins(),
         };
-        Ok(inventory.with_bereft(attachments))
+        Ok(inventory.with_lost_links(attachments))
     }
 
     /// Reads the state of one attachment; empty without a host interface.
@@ -70,19 +70,19 @@ impl Inventory {
             host: HostInventory::one(host, ifindex)?,
             entries: dataplane.entries_of(ifindex, attachment.vif.addresses),
             programs: dataplane.program_ids(),
-            bereft: HashSet::new(),
+            lost_links: HashSet::new(),
             lost_pins: Vec::new(),
         };
-        Ok(inventory.with_bereft(std::slice::from_ref(attachment)))
+        Ok(inventory.with_lost_links(std::slice::from_ref(attachment)))
     }
 
-    fn with_bereft(mut self, attachments: &[Attachment]) -> Self {
+    fn with_lost_links(mut self, attachments: &[Attachment]) -> Self {
         let links = &self.host.links;
         let has_lost_link = |it: &&Attachment| {
             let is_gone = it.host.ifindex().is_some_and(|ifindex| !links.contains_key(&ifindex));
             is_gone && it.state == State::Attached && netns_exists(it)
         };
-        self.bereft = attachments.iter().filter(has_lost_link).map(|it| it.key.clone()).collect();
+        self.lost_links = attachments.iter().filter(has_lost_link).map(|it| it.key.clone()).collect();
         self
     }
 }

@@ -133,7 +133,7 @@ fn lose_entry(actual: &mut Inventory, entry: Entry) {
 fn lose_link(actual: &mut Inventory) {
     actual.host = HostInventory::default();
     actual.entries = Entries::of_none();
-    actual.bereft.insert(one("a", 2, INDEX).key);
+    actual.lost_links.insert(one("a", 2, INDEX).key);
 }
 
 /// One node with one attachment and its pod, to which a deviation is applied.
@@ -391,7 +391,7 @@ fn a_missing_link_is_a_deviation_only_while_its_namespace_exists() {
     assert_eq!(after(lose_link), [Kind::LinkGone], "lost entries are no deviations of their own");
     let foreign = after(|actual| {
         (link(actual).stamp, link(actual).mac) = (None, Some(MAC));
-        actual.bereft.insert(one("a", 2, INDEX).key);
+        actual.lost_links.insert(one("a", 2, INDEX).key);
     });
     assert_eq!(foreign, [Kind::LinkGone], "a foreign link has the same index");
 }
