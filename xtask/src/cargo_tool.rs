@@ -13,6 +13,8 @@ pub(crate) struct CargoTool {
     pub(crate) version: &'static str,
     /// More options for `cargo install`.
     pub(crate) options: &'static [&'static str],
+    /// How the binary prints its version.
+    pub(crate) ask_version: &'static [&'static str],
 }
 
 // === impl CargoTool ===
@@ -23,7 +25,7 @@ impl CargoTool {
     /// # Errors
     /// If `cargo install` fails.
     pub(crate) fn need(&self, ws: &Workspace) -> Result<PathBuf> {
-        let Self { name, version, options } = *self;
+        let Self { name, version, options, .. } = *self;
         let path = ws.tools().join("bin").join(name);
         if !self.is_installed(&path) {
             ws.cargo(
@@ -42,7 +44,7 @@ impl CargoTool {
     fn is_installed(&self, path: &Path) -> bool {
         path.is_file()
             && Step::new(path, format!("reading the version of {}", self.name), "install it again")
-                .arg("--version")
+                .args(self.ask_version)
                 .ask()
                 .is_ok_and(|version| version.split_whitespace().last() == Some(self.version))
     }

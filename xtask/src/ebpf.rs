@@ -24,7 +24,8 @@ use crate::{
 };
 
 /// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer versions ship another LLVM.
-const LINKER: CargoTool = CargoTool { name: "bpf-linker", version: "0.10.4", options: &[] };
+const LINKER: CargoTool =
+    CargoTool { name: "bpf-linker", version: "0.10.4", options: &[], ask_version: &["--version"] };
 /// The environment variable that overrides the path of bpf-linker.
 const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
 

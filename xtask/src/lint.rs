@@ -18,6 +18,7 @@ const DENY: CargoTool = CargoTool {
     name: "cargo-deny",
     version: "0.20.2",
     options: &["--no-default-features", "--debug", "--config", "profile.dev.debug=false"],
+    ask_version: &["--version"],
 };
 
 /// Checks the house rules, dependencies, formatting, and clippy on both sides of the kernel boundary.

@@ -18,6 +18,7 @@ mod image;
 mod leftovers;
 mod lint;
 mod manifests;
+mod mutants;
 mod oci;
 mod remap;
 mod report;
@@ -36,7 +37,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{deploy::Deploy, workspace::Workspace};
+use crate::{deploy::Deploy, mutants::Mutants, workspace::Workspace};
 
 /// Build, test, demonstrate and deploy Ferrule.
 #[derive(Debug, Parser)]
@@ -78,6 +79,11 @@ enum Verb {
     },
     /// Check house rules, rooms, dependencies, formatting, and clippy on both sides of the kernel boundary
     Lint,
+    /// Change one place of the code at a time, and report the changes that no test notices
+    ///
+    /// Fails if the tests catch less than 90 % of a room's mutants and xtask/mutants.toml does not explain each
+    /// survivor.
+    Mutants(Mutants),
 }
 
 #[derive(Debug, Subcommand)]
@@ -128,6 +134,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Bench { what: Bench::Start { args } } => return show::bench(&ws, "start", &args),
         Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,
+        Verb::Mutants(options) => return mutants::mutants(&ws, &options),
     }
     Ok(ExitCode::SUCCESS)
 }
