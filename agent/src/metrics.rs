@@ -69,6 +69,8 @@ pub struct StoreMetrics {
     pub rebuilt_attachments: Counter,
     /// Interfaces whose attachments could not be rebuilt.
     pub unknown_interfaces: Gauge,
+    /// Objects and files that the start skipped after an error.
+    pub start_failures: Counter,
 }
 
 /// Metrics of Kubernetes Events.
@@ -334,6 +336,11 @@ impl StoreMetrics {
             "unknown_interfaces",
             "Interfaces left alone because their attachments could not be rebuilt",
             self.unknown_interfaces.clone(),
+        );
+        registry.register(
+            "start_failures",
+            "Objects and files that the start skipped after an error",
+            self.start_failures.clone(),
         );
     }
 }

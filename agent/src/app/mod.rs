@@ -172,6 +172,7 @@ fn reconcile(
         config.kubernetes.as_ref().map(|_| health.clone()),
         config.reconcile,
         metrics.reconcile.clone(),
+        metrics.registry_store.clone(),
     );
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());

@@ -96,7 +96,7 @@ async fn recover(config: &Config, recovery: Recovery) -> anyhow::Result<Deferred
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;
-        let deferred = DeferredDels::read(&socket)?;
+        let deferred = DeferredDels::read(&socket, &recovery.metrics);
         crash::point(Step::StartDeferredRead);
         recovery.run(&deferred).context("cannot recover the state of the previous agent")?;
         deferred.remove_applied(&recovery.registry.list());

@@ -74,16 +74,11 @@ pub fn reap_now() -> Result<(), NetlinkError> {
     Ok(())
 }
 
-/// Deletes the interfaces that an earlier agent left in either group. No plug may be in flight.
+/// Deletes the interfaces of a group. Those in [`UNSTAMPED`] only while no plug is in flight.
 ///
 /// # Errors
-/// If the kernel refuses.
-pub fn reap_at_start() -> Result<(), NetlinkError> {
-    delete_group(UNSTAMPED)?;
-    delete_group(RETIRED)
-}
-
-fn delete_group(group: u32) -> Result<(), NetlinkError> {
+/// If the kernel refuses; one interface that cannot be deleted keeps the whole group.
+pub fn delete_group(group: u32) -> Result<(), NetlinkError> {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::Group(group));
     let request = Request::change("delete a group of interfaces", RouteNetlinkMessage::DelLink(message));

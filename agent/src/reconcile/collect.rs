@@ -24,7 +24,7 @@ use crate::{
     crash::{self, Step},
     health::Health,
     metrics::ReconcileMetrics,
-    registry::{Attachment, Key, Registry},
+    registry::{Attachment, Key, Registry, since_boot},
     watch::ObjectKey,
 };
 
@@ -180,7 +180,7 @@ impl Collector {
     fn evidence(&self, key: &Key) -> Option<(Identity, Evidence)> {
         let group = self.registry.group(key);
         let witness = Witness { pods: &self.pods, api: self.api.as_ref() };
-        let evidence = Evidence::collect(&self.registry, witness, key, &group)?;
+        let evidence = Evidence::collect(&self.registry, witness, key, &group, since_boot())?;
         Some((Identity::of(group.first()?), evidence))
     }
 

@@ -23,7 +23,9 @@ use nix::{
 };
 
 use crate::{
+    chain::chain,
     crash::{self, Step},
+    metrics::StoreMetrics,
     registry::{Attachment, Key},
 };
 
@@ -43,7 +45,7 @@ struct DeferredFile {
 /// The directory of deferred DELs cannot be read or locked.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {path:?} for the deferred DELs of the CNI plugin")]
-pub struct DeferredDelsError {
+struct DeferredDelsError {
     operation: &'static str,
     path: PathBuf,
     #[source]
@@ -60,19 +62,40 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 impl DeferredDels {
     /// Locks out shims, and reads all deferred DELs beside a socket, whose directory must exist. May block.
     ///
-    /// # Errors
-    /// If the directory cannot be read. An invalid file is logged, and does not prevent the start.
-    pub fn read(socket: &Path) -> Result<Self, DeferredDelsError> {
+    /// Nothing here prevents the start: a file that cannot be locked or read is logged and counted. Garbage
+    /// collection finds the attachments of lost deferred DELs once their namespaces are gone.
+    pub fn read(socket: &Path, metrics: &StoreMetrics) -> Self {
+        let beside = socket_directory(socket);
         let end = Instant::now() + LOCK_TIMEOUT;
+        let locked = |name| {
+            lock(&beside.join(name), end).unwrap_or_else(|error| {
+                metrics.start_failures.inc();
+                tracing::error!(
+                    error = chain(&error),
+                    "starting without the lock against CNI plugins: remove what has the name of the lock file"
+                );
+                None
+            })
+        };
         // Held while waiting for the shims that hold the lock, so that no later shim takes it.
-        let turn = lock(&socket_directory(socket).join(TURNSTILE), end)?;
-        let lock = lock(&socket_directory(socket).join(LOCK), end)?;
+        let turn = locked(TURNSTILE);
+        let lock = locked(LOCK);
         drop(turn);
         let mut deferred = Self { files: HashMap::new(), invalid: Vec::new(), lock };
-        let directory = socket_directory(socket).join(DIRECTORY);
-        let failed = |source| DeferredDelsError { operation: "read", path: directory.clone(), source };
-        let entries = match fs::read_dir(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(deferred),
+        if let Err(error) = deferred.read_all(&beside.join(DIRECTORY)) {
+            metrics.start_failures.inc();
+            tracing::error!(
+                error = chain(&error),
+                "starting without the remaining deferred DELs: garbage collection removes their attachments"
+            );
+        }
+        deferred
+    }
+
+    fn read_all(&mut self, directory: &Path) -> Result<(), DeferredDelsError> {
+        let failed = |source| DeferredDelsError { operation: "read", path: directory.to_owned(), source };
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(failed)?,
         };
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
@@ -81,15 +104,15 @@ impl DeferredDels {
             let path = entry.map_err(failed)?.path();
             match parse(&path, boot_id.trim_end()) {
                 Ok((key, since_boot)) => {
-                    deferred.files.insert(key, DeferredFile { path, since_boot });
+                    self.files.insert(key, DeferredFile { path, since_boot });
                 }
                 Err(why) => {
                     tracing::warn!(file = %path.display(), why, "ignoring an invalid deferred DEL");
-                    deferred.invalid.push(path);
+                    self.invalid.push(path);
                 }
             }
         }
-        Ok(deferred)
+        Ok(())
     }
 
     /// Whether a deferred DEL covers an attachment: the attachment was created before the DEL, not after it
@@ -107,8 +130,7 @@ impl DeferredDels {
         let applied = self.files.iter().filter(|(key, _)| !pending.contains(key)).map(|(_, file)| &file.path);
         for path in applied.chain(&self.invalid) {
             if let Err(error) = fs::remove_file(path) {
-                // Harmless: later attachments are newer than the DEL, except for those that a rebuild after
-                // the loss of the registry would create.
+                // Harmless: every later attachment is newer than the DEL.
                 tracing::warn!(file = %path.display(), %error, "cannot remove an applied deferred DEL");
             }
             crash::point(Step::DeferredRemoved);
@@ -175,6 +197,10 @@ mod tests {
     use crate::registry::{HostSide, NetnsId, State};
     use ferrule_vif::{Addresses, Mac, Vif, VifKind};
 
+    fn read(socket: &Path) -> DeferredDels {
+        DeferredDels::read(socket, &StoreMetrics::default())
+    }
+
     fn key(container: &str) -> Key {
         Key::try_from(format!("net/{container}/eth0")).unwrap()
     }
@@ -227,7 +253,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         defer(&socket, "a", 1000, &boot_id());
-        let deferred = DeferredDels::read(&socket).unwrap();
+        let deferred = read(&socket);
         assert!(deferred.covers(&attachment("a", None, 999)));
         assert!(!deferred.covers(&attachment("a", None, 1000)), "the container ID was reused");
         assert!(!deferred.covers(&attachment("b", None, 1)));
@@ -243,11 +269,11 @@ mod tests {
         for container in ["gone", "stays"] {
             defer(&socket, container, 1000, &boot_id());
         }
-        let deferred = DeferredDels::read(&socket).unwrap();
+        let deferred = read(&socket);
         let newer = attachment("gone", None, 2000);
         deferred.remove_applied(&[attachment("stays", None, 1), newer]);
         deferred.end();
-        let again = DeferredDels::read(&socket).unwrap();
+        let again = read(&socket);
         assert!(!again.covers(&attachment("gone", None, 1)));
         assert!(again.covers(&attachment("stays", None, 1)));
     }
@@ -263,7 +289,7 @@ mod tests {
         fs::write(directory.join("huge"), vec![b' '; MAX_BYTES + 1]).unwrap();
         nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink("/dev/zero", directory.join("link")).unwrap();
-        let read = DeferredDels::read(&socket).unwrap();
+        let read = read(&socket);
         assert!(!read.covers(&attachment("other-boot", None, 1)));
         read.remove_applied(&[]);
         assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
@@ -273,10 +299,28 @@ mod tests {
     fn shims_cannot_defer_while_the_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        let deferred = DeferredDels::read(&socket).unwrap();
+        let deferred = read(&socket);
         let shim = || Flock::lock(File::open(dir.path().join(LOCK)).unwrap(), FlockArg::LockSharedNonblock);
         assert!(shim().is_err());
         deferred.end();
         assert!(shim().is_ok());
+    }
+
+    #[test]
+    fn stray_in_the_place_of_a_lock_or_of_the_directory_does_not_prevent_the_start() {
+        for stray in ["deferred.lock", "deferred.turn", "deferred"] {
+            let dir = tempfile::tempdir().unwrap();
+            let (socket, path) = (dir.path().join("agent.sock"), dir.path().join(stray));
+            if stray == "deferred" {
+                fs::write(path, "").unwrap();
+            } else {
+                fs::create_dir(path).unwrap();
+                defer(&socket, "a", 1000, &boot_id());
+            }
+            let metrics = StoreMetrics::default();
+            let deferred = DeferredDels::read(&socket, &metrics);
+            assert_eq!(metrics.start_failures.get(), 1, "{stray}");
+            assert_eq!(deferred.covers(&attachment("a", None, 1)), stray != "deferred", "{stray}");
+        }
     }
 }

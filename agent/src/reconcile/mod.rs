@@ -8,6 +8,7 @@
 mod collect;
 mod deferred;
 mod evidence;
+mod left;
 mod observations;
 mod queue;
 mod rebuild;
@@ -17,10 +18,17 @@ mod verdict;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until},
+};
 
 use crate::{
-    attach::Engine, chain::chain, cluster::Pods, health::Health, metrics::ReconcileMetrics,
+    attach::Engine,
+    chain::chain,
+    cluster::Pods,
+    health::Health,
+    metrics::{ReconcileMetrics, StoreMetrics, count},
     registry::Registry,
 };
 pub use collect::{Candidate, Collector};
@@ -33,9 +41,11 @@ pub use settings::{PERIOD, Settings};
 /// Garbage-collects a node's attachments.
 pub struct Reconciler {
     collector: Arc<Collector>,
+    registry: Arc<Registry>,
     queue: Queue,
     settings: Settings,
     metrics: ReconcileMetrics,
+    store_metrics: StoreMetrics,
 }
 
 /// The delay of the first round: a watch that resumes delivers the missed events in its first moments.
@@ -52,10 +62,11 @@ impl Reconciler {
         api: Option<Health>,
         settings: Settings,
         metrics: ReconcileMetrics,
+        store_metrics: StoreMetrics,
     ) -> Self {
-        let queue = Queue::new(metrics.clone());
-        let collector = Arc::new(Collector::new(engine, registry, pods, api, settings, metrics.clone()));
-        Self { collector, queue, settings, metrics }
+        let (queue, of) = (Queue::new(metrics.clone()), Arc::clone(&registry));
+        let collector = Arc::new(Collector::new(engine, of, pods, api, settings, metrics.clone()));
+        Self { collector, registry, queue, settings, metrics, store_metrics }
     }
 
     /// The queue for pods that changed.
@@ -88,6 +99,16 @@ impl Reconciler {
         }
     }
 
+    async fn free_left(&self) {
+        let registry = Arc::clone(&self.registry);
+        match spawn_blocking(move || left::free_gone(&registry)).await {
+            Ok(left) => drop(self.store_metrics.unknown_interfaces.set(count(left))),
+            Err(error) => {
+                tracing::error!(error = chain(&error), "the look for interfaces without a record panicked");
+            }
+        }
+    }
+
     async fn rounds(&self) {
         sleep(FIRST_ROUND_DELAY.min(self.settings.period)).await;
         loop {
@@ -99,6 +120,7 @@ impl Reconciler {
                 self.queue.until_room().await;
                 self.queue.add(pod);
             }
+            self.free_left().await;
             self.metrics.rounds.inc();
             tokio::select! {
                 () = sleep_until(next) => {}

@@ -12,7 +12,7 @@ use crate::registry::{Attachment, Key, NetnsId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) netns: NetnsId,
-    pub(super) created_at_ms: u64,
+    pub(super) created_since_boot_ns: u64,
 }
 
 /// The attachments that were found orphaned, each with the first time. Bounded by the number of attachments.
@@ -23,7 +23,7 @@ pub(super) struct Observations(HashMap<Key, (Identity, Instant)>);
 
 impl Identity {
     pub(super) fn of(requested: &Attachment) -> Self {
-        Self { netns: requested.netns_id, created_at_ms: requested.created_at_ms }
+        Self { netns: requested.netns_id, created_since_boot_ns: requested.created_since_boot_ns }
     }
 }
 
@@ -81,8 +81,8 @@ mod tests {
         Key::try_from("net/0123/eth0".to_owned()).unwrap()
     }
 
-    fn identity(created_at_ms: u64) -> Identity {
-        Identity { netns: NetnsId { dev: 4, ino: 7 }, created_at_ms }
+    fn identity(created_since_boot_ns: u64) -> Identity {
+        Identity { netns: NetnsId { dev: 4, ino: 7 }, created_since_boot_ns }
     }
 
     #[tokio::test(start_paused = true)]

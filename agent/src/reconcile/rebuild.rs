@@ -8,20 +8,29 @@
 mod claim;
 mod record;
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+};
 
 use ferrule_vif::Addresses;
 
 use self::{claim::Claim, record::records};
 use crate::{
+    chain::chain,
     dataplane::Dataplane,
     metrics::{StoreMetrics, count},
-    plug::{host_inventory::HostInventory, netlink::Socket, stamp::Stamp},
-    registry::{Attachment, Condition, HostSide, Registry, State},
+    plug::{
+        host_inventory::{HostInventory, StampedLink},
+        netlink::Socket,
+        stamp::Stamp,
+    },
+    registry::{Attachment, Condition, HostSide, LeftAddresses, Registry, State},
 };
 
 /// Rebuilds, durably, the attachments that the kernel has and the registry lacks. Returns the interfaces that
-/// cannot be rebuilt and are left alone, with their addresses in the maps.
+/// cannot be rebuilt and are left alone, with their addresses in the maps. The IPAM allocates none of the
+/// addresses that such an interface has in the maps, or by a route of the host.
 ///
 /// An intact store lacks no record: ADD writes the record before it creates the interface, and DEL removes
 /// the record after the map entries. An interface with map entries and no record has lost its record all the
@@ -54,7 +63,7 @@ pub(super) fn rebuild(
         return Ok(HashMap::new());
     }
 
-    let (mut claims, mut unknown) = (Vec::new(), HashMap::new());
+    let (mut claims, mut unknown, mut left) = (Vec::new(), HashMap::new(), Vec::new());
     let mut taken: HashSet<_> = recorded
         .iter()
         .filter(|it| is_intact || is_live(it))
@@ -64,7 +73,18 @@ pub(super) fn rebuild(
     let inventory = HostInventory::all(host, &HashSet::new())?;
     for link in inventory.stamped_links().filter(|it| unrecorded.contains(&it.ifindex)) {
         let (ifindex, stamp) = (link.ifindex, link.stamp.clone());
-        let entry = dataplane.recorded(ifindex)?;
+        let entry = match dataplane.recorded(ifindex) {
+            Ok(entry) => entry,
+            Err(error) => {
+                let error = chain(&error);
+                metrics.start_failures.inc();
+                tracing::error!(ifindex, %stamp, error, "cannot read the map entry of a pod's interface; leaving the interface alone");
+                unknown
+                    .insert(ifindex, Addresses::collect(link.addresses.iter().copied()).unwrap_or_default());
+                left.extend(left_addresses(&link, Vec::new()));
+                continue;
+            }
+        };
         let is_intent = |it: &Attachment| it.state == State::Reserved && it.key == *stamp.key();
         if entry.is_none() && (is_intact || recorded.iter().any(is_intent)) {
             // The link of an ADD that was interrupted before the map entries: rolled back by recovery. With
@@ -73,8 +93,8 @@ pub(super) fn rebuild(
             continue;
         }
         let owned = entry.iter().flat_map(|it| &it.owners).filter(|(_, owner)| *owner == ifindex);
-        let in_maps = Addresses::collect(owned.map(|(address, _)| *address)).unwrap_or_default();
-        let claim = Claim::of(link, entry, |other| stamped.contains_key(&other)).and_then(|claim| {
+        let owned: Vec<_> = owned.map(|(address, _)| *address).collect();
+        let claim = Claim::of(link.clone(), entry, |other| stamped.contains_key(&other)).and_then(|claim| {
             let is_free = claim.addresses.iter().all(|address| !taken.contains(&address));
             let is_first = keys.insert(stamp.key().clone());
             if is_free && is_first {
@@ -90,7 +110,8 @@ pub(super) fn rebuild(
             }
             Err(why) => {
                 tracing::error!(ifindex, %stamp, why, "cannot rebuild the attachment of a pod's interface; leaving the interface alone");
-                unknown.insert(ifindex, in_maps);
+                unknown.insert(ifindex, Addresses::collect(owned.iter().copied()).unwrap_or_default());
+                left.extend(left_addresses(&link, owned));
             }
         }
     }
@@ -116,7 +137,16 @@ pub(super) fn rebuild(
     metrics.rebuilt_attachments.inc_by(attachments.len() as u64);
     metrics.unknown_interfaces.set(count(unknown.len()));
     registry.adopt(attachments, &superseded, unknown.is_empty())?;
+    registry.leave(left);
     Ok(unknown)
+}
+
+/// The addresses of an interface that is left alone: those of the maps, and those of the host's routes.
+fn left_addresses(link: &StampedLink, in_maps: Vec<IpAddr>) -> Vec<LeftAddresses> {
+    let all: BTreeSet<_> = in_maps.into_iter().chain(link.addresses.iter().copied()).collect();
+    let (key, ifindex) = (link.stamp.key(), link.ifindex);
+    let single = all.into_iter().filter_map(|address| Addresses::collect([address]).ok());
+    single.map(|addresses| LeftAddresses { key: key.clone(), ifindex, addresses }).collect()
 }
 
 /// Whether a record is committed and the kernel does not contradict it.

@@ -25,7 +25,7 @@ use crate::{
         stamp::Stamp,
         veth,
     },
-    registry::{Attachment, HostSide, Registry, State},
+    registry::{Attachment, HostSide, Key, Registry, State},
 };
 
 /// What recovery works on.
@@ -55,9 +55,11 @@ impl Recovery {
     /// deferred DELs, rolls back what was never committed, replaces the filters, and restores lost interfaces
     /// of live pods. Interfaces without the ownership stamp are not touched.
     ///
+    /// The failure of a single object is logged and counted, and affects no other one: healing, the reaper or
+    /// garbage collection retries.
+    ///
     /// # Errors
-    /// If the kernel or the store refuses. The failure of a single attachment is logged, and affects no other
-    /// one.
+    /// If the kernel refuses to list the interfaces, or the store to record what was rebuilt.
     pub fn run(&self, deferred: &DeferredDels) -> anyhow::Result<()> {
         let mut host = Socket::open()?;
         let HostInventory { links, .. } =
@@ -71,13 +73,11 @@ impl Recovery {
 
         // All entries before any filter: a new program with empty maps would drop what the earlier one
         // passes.
-        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
-            self.dataplane.keep(ifindex, attachment)?;
-        }
+        let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
         self.dataplane.inherit();
         crash::point(Step::StartHandedOver);
-        self.replace_filters(&mut host, &live);
+        self.replace_filters(&mut host, live.iter().filter(|it| !unwritten.contains(&it.key)));
 
         let removing: HashSet<u32> = by_ifindex(&dead).map(|(ifindex, _)| ifindex).collect();
         let mut owners: HashMap<u32, Addresses> = by_ifindex(&live)
@@ -90,28 +90,63 @@ impl Recovery {
         let is_stray = |(it, _): &(&u32, &Stamp)| !owners.contains_key(it) && !removing.contains(it);
         for (ifindex, stamp) in stamped.iter().filter(is_stray) {
             tracing::warn!(ifindex, %stamp, "deleting a stray interface: the stamp belongs to no attachment");
-            veth::retire(*ifindex, stamp, Addresses::default())?;
+            if let Err(error) = veth::retire(*ifindex, stamp, Addresses::default()) {
+                let error = chain(&error);
+                self.failed();
+                tracing::error!(ifindex, %stamp, error, "cannot delete a stray interface; healing retries");
+            }
             crash::point(Step::StartStrayRetired);
         }
         self.remove(&dead, deferred);
         self.dataplane.disinherit();
-        self.dataplane.retain(&owners)?;
+        if let Err(error) = self.dataplane.retain(&owners) {
+            self.failed();
+            tracing::error!(error = chain(&error), "cannot remove stray map entries; healing retries");
+        }
         crash::point(Step::StartMapsRetained);
-        reaper::reap_at_start()?;
+        for group in [reaper::UNSTAMPED, reaper::RETIRED] {
+            if let Err(error) = reaper::delete_group(group) {
+                let error = chain(&error);
+                self.failed();
+                tracing::error!(
+                    group,
+                    error,
+                    "cannot delete the interfaces that an earlier agent left; the next start retries"
+                );
+            }
+        }
         crash::point(Step::StartReaped);
         self.restore(&lost);
         tracing::info!(attachments = owners.len(), "recovered: registry, kernel and maps agree");
         Ok(())
     }
 
-    fn replace_filters(&self, host: &mut Socket, live: &[Attachment]) {
-        for (device, attachment) in live.iter().filter_map(|it| Some((it.host.device()?, it))) {
+    /// Writes all map entries, and returns the attachments whose entries cannot be written.
+    fn write_entries<'a>(
+        &self,
+        attachments: impl Iterator<Item = (u32, &'a Attachment)>,
+    ) -> HashSet<&'a Key> {
+        let mut unwritten = HashSet::new();
+        for (ifindex, attachment) in attachments {
+            if let Err(error) = self.dataplane.keep(ifindex, attachment) {
+                let (key, error) = (&attachment.key, chain(&error));
+                self.failed();
+                tracing::error!(%key, error, "cannot write the map entries of an attachment; its earlier filters stay, and healing retries");
+                unwritten.insert(key);
+            }
+        }
+        unwritten
+    }
+
+    fn replace_filters<'a>(&self, host: &mut Socket, live: impl Iterator<Item = &'a Attachment>) {
+        for (device, attachment) in live.filter_map(|it| Some((it.host.device()?, it))) {
             match filter::reattach(host, device.ifindex, &device.ifname, self.dataplane.filters()) {
                 // The interface was deleted with its pod meanwhile.
                 Err(error) if error.is(Errno::ENODEV) => {}
                 Err(error) => {
                     let (key, error) = (&attachment.key, chain(&error));
-                    tracing::error!(%key, error, "cannot replace the filters of an interface; its earlier filters stay");
+                    self.failed();
+                    tracing::error!(%key, error, "cannot replace the filters of an interface; its earlier filters stay, and healing retries");
                 }
                 Ok(()) => {}
             }
@@ -124,7 +159,8 @@ impl Recovery {
             let (key, state, deferred_del) = (&attachment.key, attachment.state, deferred.covers(attachment));
             tracing::info!(%key, ?state, deferred_del, "removing an attachment that was deleted or never committed");
             if let Err(error) = self.engine.detach_one(attachment, &Phases::untracked()) {
-                tracing::error!(%key, error = chain(&error), "cannot remove an attachment; a DEL retries");
+                self.failed();
+                tracing::error!(%key, error = chain(&error), "cannot remove an attachment; a DEL or garbage collection retries");
             }
             crash::point(Step::StartDeadRemoved);
         }
@@ -134,10 +170,15 @@ impl Recovery {
         for attachment in lost {
             if let Err(error) = self.engine.restore(attachment) {
                 let (key, error) = (&attachment.key, chain(&error));
-                tracing::error!(%key, error, "cannot restore the lost interface of a pod; a CHECK of the pod fails");
+                self.failed();
+                tracing::error!(%key, error, "cannot restore the lost interface of a pod; healing retries, and a CHECK of the pod fails");
             }
             crash::point(Step::StartRestored);
         }
+    }
+
+    fn failed(&self) {
+        self.metrics.start_failures.inc();
     }
 }
 

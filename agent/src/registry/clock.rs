@@ -1,11 +1,11 @@
-//! The two clocks of a record.
+//! The two clocks of a record: one for proofs, and one for people.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_BOOTTIME`: counts during suspend, and is never set.
-pub(super) fn since_boot() -> Duration {
+pub(crate) fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
 }
 

@@ -9,6 +9,7 @@ mod directory;
 mod error;
 mod host_side;
 mod key;
+mod left;
 mod locks;
 mod reservation;
 mod store;
@@ -34,10 +35,11 @@ use nix::fcntl::Flock;
 use tokio::sync::watch;
 
 pub use attachment::{Attachment, NetnsId, State};
-pub(crate) use clock::now_ms;
+pub(crate) use clock::{now_ms, since_boot};
 pub use error::RegistryError;
 pub use host_side::{HostLink, HostSide};
 pub use key::{InvalidKey, Key};
+pub use left::LeftAddresses;
 pub use locks::{KeyGuard, Locks};
 pub use reservation::{Allocation, NewAttachment};
 pub use store::{Condition, StoreError};
@@ -46,7 +48,6 @@ use crate::{
     cluster::PodRef,
     ipam::{COOLDOWN, Ipam},
 };
-use clock::since_boot;
 use store::{Identity, Opened, Store};
 use table::Table;
 
@@ -156,6 +157,23 @@ impl Registry {
         }
     }
 
+    /// Claims the addresses of interfaces that have no record and are left alone, until [`Self::free_left`].
+    pub fn leave(&self, left: Vec<LeftAddresses>) {
+        let mut table = self.table();
+        table.left = left;
+        table.claim_left();
+    }
+
+    /// The claims of [`Self::leave`].
+    pub fn left(&self) -> Vec<LeftAddresses> {
+        self.table().left.clone()
+    }
+
+    /// Frees the addresses of an interface that was left alone and is gone. They enter cooldown.
+    pub fn free_left(&self, ifindex: u32) {
+        self.table().free_left(ifindex, since_boot());
+    }
+
     /// The ranges of the agent's own IPAM, now and after each change. Empty until they are known.
     pub fn ranges(&self) -> watch::Receiver<Vec<IpNet>> {
         self.ranges.subscribe()
@@ -231,7 +249,7 @@ impl Registry {
     /// All attachments, oldest first.
     pub fn list(&self) -> Vec<Attachment> {
         let mut all: Vec<_> = self.table().attachments.values().cloned().collect();
-        all.sort_by_key(|attachment| attachment.created_at_ms);
+        all.sort_by_key(|attachment| attachment.created_since_boot_ns);
         all
     }
 
@@ -325,6 +343,7 @@ impl Registry {
         let mut table = self.table();
         table.attachments.remove(&attachment.key);
         table.ipam.cancel(attachment.vif.addresses);
+        table.claim_left();
         Ok(())
     }
 
@@ -340,6 +359,7 @@ impl Registry {
         table.attachments.remove(&attachment.key);
         table.releases += 1;
         table.ipam.release(addresses, now);
+        table.claim_left();
         Ok(())
     }
 

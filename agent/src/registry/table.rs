@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, reservation::Allocation,
+    attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, left::LeftAddresses,
+    reservation::Allocation,
 };
 use crate::ipam::Ipam;
 
@@ -15,6 +16,8 @@ pub(super) struct Table {
     pub(super) attachments: BTreeMap<Key, Attachment>,
     /// Addresses of attachments whose record is being made durable.
     pub(super) allocated: BTreeMap<Key, Addresses>,
+    /// Addresses of interfaces without a record.
+    pub(super) left: Vec<LeftAddresses>,
     /// Counts releases, so that a concurrent read of the store can notice one.
     pub(super) releases: u64,
     pub(super) ipam: Ipam,
@@ -82,9 +85,26 @@ impl Table {
         claimed.into_iter().for_each(|addresses| self.ipam.claim(addresses));
     }
 
+    /// Claims the addresses of interfaces without a record, again after an attachment with the same address
+    /// freed it.
+    pub(super) fn claim_left(&mut self) {
+        let Self { left, ipam, .. } = self;
+        left.iter().for_each(|it| ipam.claim(it.addresses));
+    }
+
+    /// Frees the addresses of an interface without a record, except for those that an attachment has too.
+    pub(super) fn free_left(&mut self, ifindex: u32, now: Duration) {
+        for gone in self.left.extract_if(.., |it| it.ifindex == ifindex) {
+            self.ipam.release(gone.addresses, now);
+        }
+        let in_use: Vec<_> = self.addresses().map(|(_, addresses)| addresses).collect();
+        in_use.into_iter().for_each(|addresses| self.ipam.claim(addresses));
+    }
+
     /// All addresses in use, with their attachments.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&Key, Addresses)> {
         let attached = self.attachments.iter().map(|(key, it)| (key, it.vif.addresses));
-        attached.chain(self.allocated.iter().map(|(key, addresses)| (key, *addresses)))
+        let allocated = self.allocated.iter().map(|(key, addresses)| (key, *addresses));
+        attached.chain(allocated).chain(self.left.iter().map(|it| (&it.key, it.addresses)))
     }
 }

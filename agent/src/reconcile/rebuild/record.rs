@@ -12,7 +12,7 @@ use crate::{
         peer_netns::{self, FoundNetns},
         pod_end,
     },
-    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, now_ms},
+    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, now_ms, since_boot},
 };
 
 /// The most routes that are adopted for an interface, as many as a VIF can have: a pod can create any number.
@@ -47,9 +47,12 @@ fn record(
 ) -> Attachment {
     let Claim { link, addresses, mac, pod } = claim;
     let host = HostSide::Link(HostLink { ifname: link.ifname.clone(), ifindex: link.ifindex });
+    // As if created now: the watch may not have delivered the pod yet, and a deferred DEL means an earlier
+    // interface, because the shim deletes the interfaces of its DEL before it succeeds.
+    let created_since_boot_ns = u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX);
     // A stale record with the same addresses has more than the kernel.
     if let Some(before) = before.filter(|before| before.vif.addresses == addresses) {
-        return Attachment { state: State::Attached, host, ..before.clone() };
+        return Attachment { state: State::Attached, host, created_since_boot_ns, ..before.clone() };
     }
     let routes = place.zip(link.peer).map(|(place, peer)| pod_end::static_routes(&place.netns, peer));
     let routes = routes.transpose().unwrap_or_else(|error| {
@@ -57,19 +60,19 @@ fn record(
         None
     });
     let vif = vif(addresses, mac, link.mtu, with.is_none(), routes.unwrap_or_default());
+    let path = place.and_then(|place| place.path.clone());
     Attachment {
         key: link.stamp.key().clone(),
         state: State::Attached,
         pod,
-        netns: place.and_then(|place| place.path.clone()).unwrap_or_default(),
+        // The store cannot hold a path that is not UTF-8.
+        netns: path.filter(|path| path.to_str().is_some()).unwrap_or_default(),
         netns_id: place.map_or(NetnsId::UNKNOWN, |place| place.netns.id()),
         vif,
         with,
         host,
-        // As if created now, because the watch may not have delivered the pod yet.
         created_at_ms: now_ms(),
-        // Before every deferred DEL: one for this key means this attachment.
-        created_since_boot_ns: 0,
+        created_since_boot_ns,
     }
 }
 
@@ -93,7 +96,54 @@ fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<P
 
 #[cfg(test)]
 mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::PathBuf};
+
     use super::*;
+    use crate::{
+        cluster::PodRef,
+        plug::{host_inventory::StampedLink, netns::Netns, stamp::Stamp},
+    };
+
+    fn claim() -> Claim {
+        let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: None };
+        let link = StampedLink {
+            ifindex: 7,
+            ifname: "frx".to_owned(),
+            stamp: Stamp::parse("ferrule:net:0123:eth0").unwrap(),
+            mtu: 1500,
+            peer: None,
+            nsid: None,
+            addresses: Vec::new(),
+            mac: None,
+        };
+        Claim { link, addresses, mac: addresses.mac(), pod: PodRef::default() }
+    }
+
+    #[test]
+    fn path_that_the_store_cannot_hold_is_not_recorded() {
+        let found = |path: &[u8]| FoundNetns {
+            netns: Netns::current().unwrap(),
+            path: Some(PathBuf::from(OsStr::from_bytes(path))),
+        };
+        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-\xff")), None);
+        assert_eq!((recorded.has_path(), recorded.netns_id), (false, Netns::current().unwrap().id()));
+        serde_json::to_vec(&recorded).unwrap();
+        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-1")), None);
+        assert_eq!(recorded.netns, PathBuf::from("/run/netns/cni-1"));
+    }
+
+    #[test]
+    fn rebuilt_attachment_is_as_old_as_its_record() {
+        // In nanoseconds.
+        let now = || u64::try_from(since_boot().as_nanos()).unwrap();
+        let start = now();
+        let rebuilt = record(claim(), None, None, None);
+        assert!((start..=now()).contains(&rebuilt.created_since_boot_ns));
+        let stale = Attachment { created_since_boot_ns: 5, state: State::Reserved, ..rebuilt };
+        let renewed = record(claim(), None, None, Some(&stale));
+        assert!((start..=now()).contains(&renewed.created_since_boot_ns));
+        assert_eq!(renewed.state, State::Attached);
+    }
 
     #[test]
     fn vif_is_rebuilt_from_the_routes_that_its_plug_made() {
