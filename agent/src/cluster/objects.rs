@@ -28,17 +28,20 @@ pub struct Metadata {
     pub annotations: Annotations,
 }
 
-/// The annotations about a VIF (`ferrule_proto::annotations`), and the one that marks static pods.
+/// The annotations about a VIF (`ferrule_proto::annotations`), and those about static pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Annotations {
     #[serde(default, rename = "vif.ferrule.dev/v1", skip_serializing_if = "Option::is_none")]
     pub ferrule: Option<String>,
     #[serde(default, rename = "openstack.org/kuryr-vif", skip_serializing_if = "Option::is_none")]
     pub kuryr: Option<String>,
-    /// The kubelet's source of the pod. For a static pod, a file or a URL; the API then has a mirror pod with
-    /// another UID.
+    /// The kubelet's source of the pod, as it tells the runtime. For a static pod, a file or a URL.
     #[serde(default, rename = "kubernetes.io/config.source", skip_serializing_if = "Option::is_none")]
     pub config_source: Option<String>,
+    /// Marks a mirror pod: the object in the API for a static pod. The kubelet writes the static pod's own
+    /// UID, a hash of its manifest, here; the API server gives the mirror pod another one.
+    #[serde(default, rename = "kubernetes.io/config.mirror", skip_serializing_if = "Option::is_none")]
+    pub config_mirror: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -139,12 +142,19 @@ impl Pod {
     }
 
     /// Whether this is the mirror pod of a static pod.
-    pub fn is_static(&self) -> bool {
-        self.metadata.annotations.is_static()
+    pub fn is_mirror(&self) -> bool {
+        self.metadata.annotations.config_mirror.is_some()
+    }
+
+    /// The UID of the pod at the kubelet, which runtimes pass on. The manifest of a static pod that is edited
+    /// becomes another pod of the same name.
+    pub fn kubelet_uid(&self) -> &str {
+        self.metadata.annotations.config_mirror.as_deref().unwrap_or(&self.metadata.uid)
     }
 }
 
 impl Annotations {
+    /// Whether the runtime's annotations are those of a static pod.
     pub fn is_static(&self) -> bool {
         self.config_source.as_deref().is_some_and(|source| source != "api")
     }

@@ -34,6 +34,9 @@ struct Gone {
 #[derive(Debug, Clone)]
 pub enum Lookup {
     Present(Annotations),
+    /// A static pod whose containers have ended, by the phase of its mirror pod. The kubelet may start it
+    /// again under the same UID.
+    StaticEnded(Annotations),
     /// Deleted, terminated, or moved to another node.
     Gone,
     /// Not delivered by the watch, which may lag behind.
@@ -70,7 +73,7 @@ impl Pods {
         match change {
             Change::Applied(pod) => {
                 let key = pod.metadata.key();
-                if pod.is_terminal() {
+                if pod.is_terminal() && !pod.is_mirror() {
                     inner.gone.insert(&pod.metadata.uid);
                 } else {
                     inner.gone.remove(&pod.metadata.uid);
@@ -121,10 +124,13 @@ impl Pods {
         if inner.gone.uids.contains(&pod_ref.uid) {
             return Lookup::Gone;
         }
-        match inner.pods.get(&key(pod_ref)) {
-            Some(pod) if is_same(pod_ref, pod) && pod.is_terminal() => Lookup::Gone,
-            Some(pod) if is_same(pod_ref, pod) => Lookup::Present(pod.metadata.annotations.clone()),
-            _ => Lookup::Unknown,
+        let Some(pod) = inner.pods.get(&key(pod_ref)).filter(|pod| is_same(pod_ref, pod)) else {
+            return Lookup::Unknown;
+        };
+        match (pod.is_terminal(), pod.is_mirror()) {
+            (false, _) => Lookup::Present(pod.metadata.annotations.clone()),
+            (true, true) => Lookup::StaticEnded(pod.metadata.annotations.clone()),
+            (true, false) => Lookup::Gone,
         }
     }
 
@@ -132,11 +138,13 @@ impl Pods {
     pub fn kuryr(&self, pod_ref: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
         let port = inner.ports.get(&key(pod_ref))?;
-        // A static pod has another UID at the kubelet than in the API.
-        let is_static = is_static
-            || port.spec.pod_static == Some(true)
-            || inner.pods.get(&key(pod_ref)).is_some_and(Pod::is_static);
-        if !is_static && !pod_ref.uid.is_empty() && port.spec.pod_uid != pod_ref.uid {
+        // Kuryr writes the UID of the API's object, which is the mirror pod's for a static pod.
+        let is_of_pod = match inner.pods.get(&key(pod_ref)).filter(|pod| pod.is_mirror()) {
+            _ if pod_ref.uid.is_empty() => true,
+            Some(mirror) => is_same(pod_ref, mirror) && port.spec.pod_uid == mirror.metadata.uid,
+            None => is_static || port.spec.pod_static == Some(true) || port.spec.pod_uid == pod_ref.uid,
+        };
+        if !is_of_pod {
             return None;
         }
         let text =
@@ -243,7 +251,7 @@ fn key(pod_ref: &PodRef) -> ObjectKey {
 
 /// Whether an API pod is the one that the runtime names.
 fn is_same(pod_ref: &PodRef, pod: &Pod) -> bool {
-    pod_ref.uid.is_empty() || pod_ref.uid == pod.metadata.uid || pod.is_static()
+    pod_ref.uid.is_empty() || pod_ref.uid == pod.kubelet_uid()
 }
 
 #[cfg(test)]
@@ -285,15 +293,38 @@ mod tests {
         assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Gone));
     }
 
+    /// The mirror pod of a static pod with this UID at the kubelet.
+    fn mirror(uid: &str, kubelet_uid: &str) -> Pod {
+        let annotations = format!(
+            r#","annotations":{{"kubernetes.io/config.source":"file","kubernetes.io/config.mirror":"{kubelet_uid}"}}"#
+        );
+        pod("etcd", uid, &annotations)
+    }
+
     #[test]
-    fn a_static_pod_is_found_by_the_uid_of_the_kubelet() {
+    fn a_static_pod_is_found_by_exactly_its_uid_at_the_kubelet() {
         let pods = Pods::default();
-        let mirror = r#","annotations":{"kubernetes.io/config.source":"file"}"#;
-        pods.apply_pod(Change::Applied(pod("etcd", "u-api", mirror)));
-        assert!(matches!(pods.get(&named("etcd", "hash-of-the-file")), Lookup::Present(_)));
-        let from_api = r#","annotations":{"kubernetes.io/config.source":"api"}"#;
-        pods.apply_pod(Change::Applied(pod("web", "u-api", from_api)));
+        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::Present(_)));
+        assert_eq!(pods.api_uid(&named("etcd", "hash-1")).as_deref(), Some("u-api"));
+        assert!(matches!(pods.get(&named("etcd", "hash-0")), Lookup::Unknown), "the manifest before an edit");
+        // Only the kubelet's annotation marks a mirror pod; users can write the other one.
+        let pretender = r#","annotations":{"kubernetes.io/config.source":"file"}"#;
+        pods.apply_pod(Change::Applied(pod("web", "u-api", pretender)));
         assert!(matches!(pods.get(&named("web", "another")), Lookup::Unknown));
+        assert!(matches!(pods.get(&named("web", "u-api")), Lookup::Present(_)));
+    }
+
+    #[test]
+    fn a_static_pod_that_has_ended_may_start_again_under_its_uid() {
+        let pods = Pods::default();
+        let mut ended = mirror("u-api", "hash-1");
+        ended.status.phase = "Failed".to_owned();
+        pods.apply_pod(Change::Applied(ended));
+        assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::StaticEnded(_)));
+        assert!(matches!(pods.get(&named("etcd", "hash-0")), Lookup::Unknown));
+        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::Present(_)));
     }
 
     #[test]
@@ -338,11 +369,27 @@ mod tests {
             Some(r#"{"eth0":{}}"#)
         );
         assert!(pods.kuryr(&named("web", "u2"), false).is_none(), "the KuryrPort of the predecessor");
-        pods.apply_pod(Change::Applied(pod(
-            "web",
-            "u9",
-            r#","annotations":{"kubernetes.io/config.source":"file"}"#,
-        )));
-        assert!(pods.kuryr(&named("web", "hash"), false).is_some(), "a static pod");
+    }
+
+    #[test]
+    fn a_kuryr_port_of_a_static_pod_belongs_to_its_mirror_pod() {
+        let pods = Pods::default();
+        let port = |more: &str| {
+            let port = format!(
+                r#"{{"metadata":{{"namespace":"n","name":"etcd","uid":"k1"}},"spec":{{"podUid":"u-api"{more}}}}}"#
+            );
+            pods.apply_kuryr_port(Change::Applied(serde_json::from_str(&port).unwrap()));
+        };
+        port("");
+        let found =
+            |kubelet_uid: &str, is_static| pods.kuryr(&named("etcd", kubelet_uid), is_static).is_some();
+        assert!(!found("hash-1", false), "no mirror pod yet, and nothing says that the pod is static");
+        assert!(found("hash-1", true), "the runtime says so");
+        port(r#","podStatic":true"#);
+        assert!(found("hash-1", false), "Kuryr says so");
+        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        assert!(found("hash-1", true) && !found("hash-0", true), "the mirror pod is exact");
+        pods.apply_pod(Change::Applied(mirror("u-api-2", "hash-2")));
+        assert!(!found("hash-2", true), "the KuryrPort of the manifest before an edit");
     }
 }

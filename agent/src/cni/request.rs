@@ -93,5 +93,7 @@ fn annotations_of(passed: ferrule_proto::cni::Annotations) -> Annotations {
         ferrule: values.remove(annotations::VIF),
         kuryr: values.remove(annotations::KURYR_VIF),
         config_source: values.remove(annotations::CONFIG_SOURCE),
+        // Only the API has it.
+        config_mirror: None,
     }
 }

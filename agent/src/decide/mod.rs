@@ -162,7 +162,7 @@ impl Decider {
         let known = if pod.is_of_kubernetes() { self.pods.get(pod) } else { Lookup::Unknown };
         let from_watch = match &known {
             Lookup::Gone => return Err(DecideError::PodGone(pod.clone())),
-            Lookup::Present(annotations) => Some(annotations),
+            Lookup::Present(annotations) | Lookup::StaticEnded(annotations) => Some(annotations),
             Lookup::Unknown => None,
         };
         let is_static = from_call.is_some_and(Annotations::is_static);

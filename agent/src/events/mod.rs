@@ -107,10 +107,10 @@ mod tests {
     fn an_event_about_a_static_pod_has_the_uid_of_the_api() {
         let pods = Pods::default();
         let mirror = r#"{"metadata":{"namespace":"n","name":"etcd","uid":"u-api",
-            "annotations":{"kubernetes.io/config.source":"file"}}}"#;
+            "annotations":{"kubernetes.io/config.mirror":"hash"}}}"#;
         pods.apply_pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
         let (events, mut notes) = Events::channel(EventMetrics::default(), pods);
-        events.record(&pod("n", "etcd", "hash-of-the-file"), Reason::PlugFailed, "no such interface");
+        events.record(&pod("n", "etcd", "hash"), Reason::PlugFailed, "no such interface");
         events.record(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");
         let (first, second) = (notes.try_recv().unwrap(), notes.try_recv().unwrap());
         assert_eq!((first.uid.as_str(), first.reason, first.is_warning), ("u-api", "CNIPlugFailed", true));

@@ -23,7 +23,7 @@ struct Position {
 
 /// The schema version of stored objects. It increases with each field that is stored in addition, so that a
 /// checkpoint of an older agent is not mistaken for a complete one.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 /// Watch → [`Position`] as JSON.
 const POSITIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("positions");
 /// Watch and key → object as JSON.

@@ -203,9 +203,11 @@ fn recreated_pod_of_the_same_name_is_distinguished_by_uid() {
 #[test]
 fn static_pod_with_a_different_uid_in_the_api_is_attached() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
-        let mirror = cluster.pod(node, "etcd", &[(VIF, DECIDED), ("kubernetes.io/config.source", "file")])?;
-        let at_kubelet =
-            ferrule_tests::pod::Pod { uid: "0123456789abcdef0123456789abcdef".to_owned(), ..mirror };
+        let hash = "0123456789abcdef0123456789abcdef";
+        let annotations =
+            [(VIF, DECIDED), ("kubernetes.io/config.source", "file"), ("kubernetes.io/config.mirror", hash)];
+        let mirror = cluster.pod(node, "etcd", &annotations)?;
+        let at_kubelet = ferrule_tests::pod::Pod { uid: hash.to_owned(), ..mirror };
         node.runtime()?.add(&at_kubelet).map(drop)
     })
     .unwrap();

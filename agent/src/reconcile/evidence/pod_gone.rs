@@ -41,6 +41,9 @@ impl Witness<'_> {
             Lookup::Gone => {
                 Proof::yes(format!("the pod {pod} was deleted, has ended, or is on another node"))
             }
+            Lookup::StaticEnded(_) => {
+                Proof::yes(format!("all containers of the static pod {pod} have ended"))
+            }
             Lookup::Unknown => {
                 // UIDs have no order: the watch may lag, and have the predecessor's UID.
                 let observed = match self.pods.uid_at(pod) {
@@ -101,10 +104,16 @@ mod tests {
     #[test]
     fn present_pod_is_not_gone_at_any_age() {
         assert!(!proof([applied("u1", "")], &named("u1"), OLD).holds);
-        let static_pod = applied("mirror", r#","annotations":{"kubernetes.io/config.source":"file"}"#);
+        let static_pod = applied("mirror", r#","annotations":{"kubernetes.io/config.mirror":"hash"}"#);
+        assert!(!proof([static_pod.clone()], &named("hash"), OLD).holds);
+        assert!(proof([static_pod], &named("hash-before-an-edit"), OLD).holds, "another manifest");
+        let ended = applied(
+            "mirror",
+            r#","annotations":{"kubernetes.io/config.mirror":"hash"}},"status":{"phase":"Failed""#,
+        );
         assert!(
-            !proof([static_pod], &named("hash-of-the-file"), OLD).holds,
-            "a static pod is matched by name"
+            proof([ended], &named("hash"), NEW).holds,
+            "its sandbox is gone as well, or collection fails"
         );
     }
 
