@@ -1,10 +1,10 @@
 //! Pods' packets, addresses and results survive crashes and restarts of the agent.
 
-use std::{fs, process::Stdio};
+use std::{fs, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{PINS, map_delete, with_agent, with_agent_without_healing},
+    node::{NODE_V4, PINS, map_delete, with_agent, with_agent_without_healing},
     sys,
 };
 
@@ -232,6 +232,97 @@ fn lost_maps_are_filled_before_the_programs_are_replaced() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(text.contains("500 received, 0% packet loss"), "{text}");
         node.runtime()?.check(&b)
+    })
+    .unwrap();
+}
+
+/// "ferr", the link group of retired interfaces.
+const RETIRED: u32 = 0x6665_7272;
+
+#[test]
+fn bad_entries_interfaces_and_files_do_not_prevent_the_start() {
+    with_agent(|node| {
+        let a = node.attach("a")?;
+        let ifindex = node.host_ifindex(&a)?;
+        node.stop_agent()?;
+        node.use_agent("ferrule-agent", &[("FERRULE_MAX_VIFS", "1")]);
+        node.start_again()?;
+        ensure!(node.metric("ferrule_registry_start_failures_total")? == 0.0);
+        node.kill_agent()?;
+        // A stray entry takes the only place in the map.
+        sys::run(&map_delete("VIFS", &ifindex.to_ne_bytes()))?;
+        let value = vec!["0"; 216].join(" ");
+        sys::run(&format!("bpftool map update pinned {PINS}/VIFS key 255 255 255 0 value {value}"))?;
+        // The kernel cannot delete a group that contains the loopback interface.
+        sys::run(&format!("ip link set lo group {RETIRED}"))?;
+        fs::write("/run/ferrule/deferred", "")?;
+        node.start_again()?;
+        ensure!(node.metric("ferrule_registry_start_failures_total")? == 3.0, "{}", node.log());
+        let log = node.log();
+        for expected in [
+            "cannot write the map entries of an attachment",
+            "cannot delete the interfaces that an earlier agent left",
+            "starting without the remaining deferred DELs",
+        ] {
+            ensure!(log.contains(expected), "{expected:?} is missing in {log}");
+        }
+        ensure!(node.attachments()?.len() == 1);
+        sys::wait_until("healing has written the entry", Duration::from_secs(20), || {
+            Ok(node.runtime()?.check(&a).is_ok())
+        })?;
+        a.ping(NODE_V4)?;
+        sys::run("ip link set lo group 0")?;
+        fs::remove_file("/run/ferrule/deferred")?;
+        node.runtime()?.del(&a)
+    })
+    .unwrap();
+}
+
+#[test]
+fn addresses_of_an_interface_that_cannot_be_rebuilt_are_not_allocated_while_it_exists() {
+    with_agent(|node| {
+        let a = node.attach("a")?;
+        ensure!(a.addresses[0].to_string() == "10.244.0.2", "{:?}", a.addresses);
+        sys::run("ip link add frunknown up type veth peer name frunknown1")?;
+        sys::run("ip link set frunknown alias ferrule:cluster:deadbeef:eth0")?;
+        // Several addresses of a family: nothing says which one belongs to the pod. One more than an ADD
+        // tries, which fails for an address to which the node has a route.
+        for last in 3..=7 {
+            sys::run(&format!("ip route add 10.244.0.{last} dev frunknown proto 70"))?;
+        }
+        node.kill_agent()?;
+        fs::remove_file("/run/ferrule/registry.redb")?;
+        node.start_again_with(&["--reconcile-period", "1"])?;
+        ensure!(node.metric("ferrule_registry_unknown_interfaces")? == 1.0);
+        let b = node.attach("b")?;
+        ensure!(b.addresses[0].to_string() == "10.244.0.8", "{:?}", b.addresses);
+        ensure!(!node.log().contains("the node has a foreign route to an address from the IPAM"));
+        sys::run("ip link del frunknown")?;
+        sys::wait_until("the agent notices that the interface is gone", Duration::from_secs(20), || {
+            Ok(node.metric("ferrule_registry_unknown_interfaces")? == 0.0)
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn deferred_del_that_was_not_removed_spares_a_rebuilt_attachment_of_the_same_container() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.attach("restarted")?;
+        let file = format!("/run/ferrule/deferred/cluster:{}:eth0", pod.container_id);
+        node.kill_agent()?;
+        runtime.del(&pod)?;
+        let text = fs::read(&file)?;
+        node.start_again()?;
+        pod.attached(&runtime.add(&pod)?)?;
+        node.kill_agent()?;
+        fs::write(&file, text)?;
+        fs::remove_file("/run/ferrule/registry.redb")?;
+        node.start_again()?;
+        ensure!(node.attachments()?.len() == 1, "the pod was detached");
+        runtime.check(&pod)?;
+        pod.ping(NODE_V4).map(drop)
     })
     .unwrap();
 }

@@ -32,6 +32,7 @@ pub use maps::{Entries, Entry, MapFailure, Recorded};
 pub use pins::{PinDirectoryError, PinFailure};
 
 use crate::{
+    chain::chain,
     crash::{self, Step},
     metrics::MapMetrics,
     plug::filter::Filters,
@@ -130,7 +131,13 @@ impl Dataplane {
         drop((ebpf, loader));
         memory::release();
         let mut writer = Maps::open(&pins, metrics)?;
-        writer.count_unknown()?;
+        if let Err(error) = writer.count_unknown() {
+            // Strays may fill the map; the start removes them, and healing retries.
+            tracing::error!(
+                error = chain(&error),
+                "cannot count the packets of interfaces without an attachment"
+            );
+        }
         predecessors.copy_rows(&mut writer);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins)?);
         let writer = Mutex::new(writer);
