@@ -36,6 +36,12 @@ impl WatchError {
         matches!(self, Self::Api(error) if error.is_not_found())
     }
 
+    /// Whether the server cannot be asked at all.
+    pub(super) fn is_unreachable(&self) -> bool {
+        use ApiError::{Config, Connect, Credential};
+        matches!(self, Self::Api(Connect { .. } | Config { .. } | Credential { .. }))
+    }
+
     /// Whether the server rejects the parameters of a streamed list.
     pub(super) fn is_unsupported(&self) -> bool {
         matches!(self, Self::Api(error) if error.is_unsupported())

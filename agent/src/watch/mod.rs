@@ -21,6 +21,7 @@ mod settings;
 mod silence;
 mod sink;
 mod stream;
+mod unconfirmed;
 mod watches;
 mod wire;
 

@@ -19,7 +19,7 @@
 //! `retryAfterSeconds`; its position is a private field that ends with the process; and an undecodable object
 //! ends its stream.
 
-use std::{marker::PhantomData, ops::ControlFlow, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::ControlFlow, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::oneshot,
@@ -41,6 +41,7 @@ use super::{
     silence::{Comparison, Finding, Silence, SilentEnd, Verdict},
     sink::{Change, Sink},
     stream::{Lines, Received},
+    unconfirmed::{CAUGHT_UP, Unconfirmed},
     wire::{self, Event, Item, Undecodable},
 };
 use crate::{
@@ -58,12 +59,12 @@ pub(super) struct Reflector<T, S> {
     counters: Counters,
     health: Reporter,
     inventory: Inventory,
+    unconfirmed: Unconfirmed<T>,
     list_mode: ListMode,
     silence: Silence,
     failures: Failures,
     /// Whether the next list waits for a random time: the agents of other nodes relist as well.
     spreads_list: bool,
-    object: PhantomData<fn(T)>,
 }
 
 /// Ends a loop between two events.
@@ -100,6 +101,7 @@ const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest streamed list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
 const FOLLOWING: &str = "following the changes";
+const NO_ANSWER: &str = "the API server has not confirmed them in time";
 
 // === impl Reflector ===
 
@@ -117,11 +119,11 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             checkpoint: CheckpointWriter::new(store, scope.name),
             counters: Counters::new(scope.name, metrics),
             inventory: Inventory::default(),
+            unconfirmed: Unconfirmed::default(),
             list_mode: ListMode::default(),
             silence: Silence::new(settings.read_timeout, settings.max_backoff),
             failures: Failures::new(settings.retry_timeout, settings.max_backoff),
             spreads_list: false,
-            object: PhantomData,
             scope,
             api,
             sink,
@@ -161,7 +163,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         }
         let needs_list = self.inventory.position().is_none();
         if needs_list && std::mem::take(&mut self.spreads_list) {
-            sleep(SPREAD.mul_f64(fastrand::f64())).await;
+            self.waiting(sleep(SPREAD.mul_f64(fastrand::f64()))).await;
         }
         let streams_list = needs_list && self.list_mode == ListMode::Stream;
         if needs_list && !streams_list {
@@ -189,13 +191,33 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             return;
         };
         tracing::info!(watch, position, objects = objects.len(), "resuming from the checkpoint");
-        for object in objects {
-            self.inventory.restore(object.key(), object.uid().to_owned());
-            self.sink.apply(Change::Applied(object));
+        let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.key(), object)).collect();
+        for (key, object) in &objects {
+            self.inventory.restore(key.clone(), object.uid().to_owned());
         }
+        self.unconfirmed.hold(objects, Instant::now());
         self.counters.set_objects(self.inventory.len());
         self.inventory.resume(position);
+    }
+
+    /// Passes the objects of the checkpoint on.
+    fn confirmed(&mut self, why: &'static str) {
+        let Some(objects) = self.unconfirmed.release() else { return };
+        tracing::info!(watch = self.scope.name, why, "using the objects of the checkpoint");
+        objects.for_each(|object| self.sink.apply(Change::Applied(object)));
         self.synced();
+    }
+
+    /// Waits; meanwhile, the objects of the checkpoint do not wait too long for their confirmation.
+    async fn waiting<F: Future>(&mut self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        if let Some(until) = self.unconfirmed.until() {
+            if let Ok(output) = timeout_at(until, &mut future).await {
+                return output;
+            }
+            self.confirmed(NO_ANSWER);
+        }
+        future.await
     }
 
     /// Lists all objects in pages.
@@ -204,7 +226,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let mut pages = Pages::new(Arc::clone(&self.api), self.scope.clone());
         let mut newest = None;
         loop {
-            let (page, bytes) = pages.next::<T>().await?;
+            let (page, bytes) = self.waiting(pages.next::<T>()).await?;
             self.counters.received(bytes);
             for item in page.items {
                 newest = newest.max(item.version().and_then(number));
@@ -227,7 +249,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         } else {
             self.inventory.begin_list();
         }
-        let response = self.api.open(&what, &path).await?;
+        let api = Arc::clone(&self.api);
+        let response = self.waiting(api.open(&what, &path)).await?;
         let opened = Instant::now();
         self.silence.stream_opened();
         let deadlines = Deadlines { opened, overdue: opened + 2 * requested + OVERDUE };
@@ -295,12 +318,23 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let mut save_at = opened + CHECKPOINT_INTERVAL;
         // Only complete lines count: single bytes now and then prove nothing.
         let mut idle_at = opened + self.settings.read_timeout;
+        let mut caught_up_at = opened + CAUGHT_UP;
         loop {
+            let until = self.unconfirmed.until();
+            // A list confirms by its end.
+            let caught_up = until.filter(|_| !self.inventory.is_listing()).map(|_| caught_up_at);
+            let wake_at = [Some(idle_at), Some(save_at), Some(overdue), until, caught_up];
+            let wake_at = wake_at.into_iter().flatten().min().unwrap_or(idle_at);
             let received = tokio::select! {
                 received = lines.receive() => Some(received),
-                () = sleep_until(idle_at.min(save_at).min(overdue)) => None,
+                () = sleep_until(wake_at) => None,
             };
             let now = Instant::now();
+            if received.is_none() && caught_up.is_some_and(|at| at <= now) {
+                self.confirmed("a resumed stream has delivered all that was missed");
+            } else if until.is_some_and(|at| at <= now) {
+                self.confirmed(NO_ANSWER);
+            }
             if save_at <= now {
                 self.stream_stays_open(now.duration_since(opened));
                 self.save().await;
@@ -323,7 +357,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 }
             }
             while let Some(line) = lines.next() {
-                idle_at = Instant::now() + self.settings.read_timeout;
+                (idle_at, caught_up_at) =
+                    (Instant::now() + self.settings.read_timeout, Instant::now() + CAUGHT_UP);
                 match line {
                     Ok(line) => self.event(wire::event(what, &line)?),
                     Err(_) => {
@@ -356,6 +391,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                     self.end_list(position);
                 } else {
                     self.inventory.move_to(position);
+                    if !self.inventory.is_listing() {
+                        self.confirmed("a bookmark follows all that was missed");
+                    }
                 }
                 "bookmark"
             }
@@ -383,6 +421,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 let replaced = self.inventory.apply(key.clone(), object.uid().to_owned(), version);
                 self.removed(replaced);
                 self.checkpoint.put(&key, &object);
+                self.unconfirmed.supersede(&key);
                 self.sink.apply(Change::Applied(object));
                 self.counters.set_objects(self.inventory.len());
             }
@@ -393,6 +432,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     fn removed(&mut self, removed: Option<Removed>) {
         let Some(Removed { key, uid }) = removed else { return };
         self.checkpoint.remove(&key);
+        self.unconfirmed.supersede(&key);
         self.sink.apply(Change::Gone { key, uid });
         self.counters.set_objects(self.inventory.len());
     }
@@ -414,6 +454,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         self.counters.list();
         self.list_mode.list_completed();
         tracing::info!(watch = self.scope.name, objects = self.inventory.len(), lost = count, "listed");
+        self.confirmed("a list names them");
         self.synced();
         if self.silence.is_healthy_after_list() {
             self.recovered();
@@ -518,14 +559,19 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             WatchError::Api(ApiError::Connect { .. }) => self.api.reload_after_connect_error(),
             _ => {}
         }
+        if error.is_unreachable() {
+            self.confirmed("the API server cannot be asked");
+        }
         self.inventory.abort_list();
         let now = Instant::now();
         if error.is_expired() {
             tracing::info!(watch, %error, "the position has expired; relisting");
             self.inventory.expire();
-            self.spreads_list = true;
+            // The first list is one node's; those after a restart of the API server come from all nodes.
+            self.spreads_list = self.inventory.has_synced();
             self.failures.expired(error, now)
         } else if error.is_not_found() {
+            self.confirmed("the API server does not have the resource");
             if !self.inventory.has_synced() {
                 // A resource that does not exist has no objects.
                 self.sink.apply(Change::Synced);
@@ -549,13 +595,13 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         self.save().await;
         let end = Instant::now() + retry.wait;
         if let Some(unhealthy_at) = retry.unhealthy_at {
-            if timeout_at(unhealthy_at, &mut *stop).await.is_ok() {
+            if self.waiting(timeout_at(unhealthy_at, &mut *stop)).await.is_ok() {
                 return ControlFlow::Break(());
             }
             let seconds = self.settings.retry_timeout.as_secs();
             self.health.unhealthy(format!("the API server has not been followed for {seconds} s"));
         }
-        match timeout_at(end, stop).await {
+        match self.waiting(timeout_at(end, stop)).await {
             Ok(_) => ControlFlow::Break(()),
             Err(_) => ControlFlow::Continue(()),
         }

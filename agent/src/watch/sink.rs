@@ -8,7 +8,8 @@ pub enum Change<T> {
     Applied(T),
     /// Deleted, or no longer selected.
     Gone { key: ObjectKey, uid: String },
-    /// All objects of the initial list have been applied.
+    /// The objects are complete: those of the initial list, or of a checkpoint. The objects of a checkpoint
+    /// come just before this, once the server has confirmed them, or cannot be asked.
     Synced,
 }
 

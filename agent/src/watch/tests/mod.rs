@@ -1,5 +1,6 @@
 //! The behaviour of a watch against a scripted API server.
 
+mod checkpoints;
 mod script;
 mod silence;
 
@@ -401,27 +402,6 @@ async fn undecodable_objects_are_skipped_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_agent_resumes_from_the_checkpoint() {
-    let mut first = Test::start([listing([event("ADDED", "b", "u2", 12), Step::Hang])]);
-    sleep(Duration::from_millis(100)).await;
-    first.stop().await;
-    let kept = first.checkpoints.clone();
-    let second =
-        Test::restart([Reply::Stream(vec![event("DELETED", "a", "u1", 13), Step::Hang])], kept.clone());
-    sleep(secs(5)).await;
-    let [asked] = second.asked().try_into().unwrap();
-    assert_eq!(version(&asked.query), "12", "resumed without a relist");
-    assert_eq!(second.changes(), ["+a/u1", "+b/u2", "synced", "-a/u1"]);
-    let third = Test::restart([Reply::Stream(vec![error(410, "")]), listing([Step::Hang])], kept);
-    sleep(secs(10)).await;
-    assert_eq!(
-        third.changes(),
-        ["+b/u2", "synced", "+a/u1", "-b/u2"],
-        "deletions during the downtime are found"
-    );
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_aborted_list_deletes_nothing() {
     let test = Test::start([
         listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
@@ -499,7 +479,7 @@ async fn watches_can_be_added_and_removed() {
         "durable"
     );
     watches.add::<TestObject>(scope(), changes.clone());
-    sleep(Duration::from_millis(100)).await;
+    sleep(secs(1)).await;
     assert_eq!(version(&script.asked()[1].query), "12", "resumed from the checkpoint");
     assert_eq!(changes.0.lock().unwrap().len(), 6, "the new sink gets all objects");
     watches.stop().await;
@@ -540,33 +520,6 @@ async fn an_undecodable_object_in_a_list_is_not_deleted() {
     ]);
     sleep(secs(10)).await;
     assert_eq!(test.changes(), ["+a/u1", "+b/u2", "synced", "-b/u2"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_checkpoint_never_has_a_position_without_the_changes_before_it() {
-    let mut test = Test::start([listing([
-        Step::Wait(secs(3)),
-        event("ADDED", "b", "u2", 12),
-        event("DELETED", "a", "u1", 13),
-        Step::Wait(secs(3)),
-        event("ADDED", "c", "u3", 14),
-        Step::Hang,
-    ])]);
-    sleep(Duration::from_millis(2500)).await;
-    test.checkpoints.is_full.store(true, Ordering::SeqCst);
-    sleep(secs(2)).await;
-    assert_eq!(test.position().as_deref(), Some("10"), "the disk is full");
-    test.checkpoints.is_full.store(false, Ordering::SeqCst);
-    sleep(secs(5)).await;
-    test.stop().await;
-    let second = Test::restart([Reply::Stream(vec![Step::Hang])], test.checkpoints.clone());
-    sleep(secs(1)).await;
-    assert_eq!(version(&second.asked()[0].query), "14");
-    assert_eq!(
-        second.changes(),
-        ["+b/u2", "+c/u3", "synced"],
-        "the retry includes the changes of the failed write"
-    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    convert::Infallible,
+    io,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -18,6 +18,8 @@ use tokio_stream::Stream;
 pub(super) enum Reply {
     /// Status, headers and body.
     Whole(u16, Vec<(&'static str, String)>, String),
+    /// The connection is refused.
+    Unreachable,
     /// A stream that performs these steps and ends.
     Stream(Vec<Step>),
 }
@@ -76,12 +78,12 @@ impl Script {
         let service = tower::service_fn(move |request: Request<Body>| {
             let script = script.clone();
             let query = request.uri().query().unwrap_or_default().to_owned();
-            async move { Ok::<_, Infallible>(script.answer(query).await) }
+            async move { script.answer(query).await }
         });
         kube::Client::new(service, "default")
     }
 
-    async fn answer(&self, query: String) -> Response<TestBody> {
+    async fn answer(&self, query: String) -> io::Result<Response<TestBody>> {
         let reply = {
             let mut inner = self.0.lock().unwrap();
             let at = inner.start.elapsed();
@@ -97,16 +99,17 @@ impl Script {
                 for (name, value) in headers {
                     response = response.header(name, value);
                 }
-                response.body(body(vec![Step::Send(text)])).unwrap()
+                Ok(response.body(body(vec![Step::Send(text)])).unwrap())
             }
-            Some(Reply::Stream(steps)) => Response::new(body(steps)),
+            Some(Reply::Unreachable) => Err(io::ErrorKind::ConnectionRefused.into()),
+            Some(Reply::Stream(steps)) => Ok(Response::new(body(steps))),
             None => std::future::pending().await,
         }
     }
 }
 
 type Frame = http_body::Frame<hyper::body::Bytes>;
-type TestBody = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame, std::io::Error>> + Send>>>;
+type TestBody = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame, io::Error>> + Send>>>;
 
 fn body(steps: Vec<Step>) -> TestBody {
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
@@ -120,7 +123,7 @@ fn body(steps: Vec<Step>) -> TestBody {
                 }
                 Step::Wait(time) => sleep(time).await,
                 Step::Break => {
-                    let _ = sender.send(Err(std::io::ErrorKind::ConnectionReset.into())).await;
+                    let _ = sender.send(Err(io::ErrorKind::ConnectionReset.into())).await;
                 }
                 Step::Hang => sender.closed().await,
             }

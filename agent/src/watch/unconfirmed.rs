@@ -1,0 +1,54 @@
+//! The objects of a checkpoint, held back until the API server has confirmed them. Pure.
+//!
+//! While the agent was away, an object may have been rewritten: its VIF, or the Node's pod CIDRs. A resumed
+//! stream begins with all missed changes, so that whatever it does not mention soon is current. If the API
+//! server cannot be asked, the stored objects serve.
+
+use std::{collections::BTreeMap, mem, time::Duration};
+
+use tokio::time::Instant;
+
+use super::object::ObjectKey;
+
+#[derive(Debug)]
+pub(super) struct Unconfirmed<T> {
+    objects: BTreeMap<ObjectKey, T>,
+    /// `None` if nothing is held back.
+    until: Option<Instant>,
+}
+
+/// The longest time that objects are held back; a runtime waits longer for an ADD.
+const HOLD: Duration = Duration::from_secs(5);
+/// A resumed stream that is quiet for this long has delivered the missed changes: the API server sends them
+/// at once, from memory.
+pub(super) const CAUGHT_UP: Duration = Duration::from_millis(500);
+
+// === impl Unconfirmed ===
+
+impl<T> Default for Unconfirmed<T> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), until: None }
+    }
+}
+
+impl<T> Unconfirmed<T> {
+    /// Holds the objects of a checkpoint back.
+    pub(super) fn hold(&mut self, objects: BTreeMap<ObjectKey, T>, now: Instant) {
+        *self = Self { objects, until: Some(now + HOLD) };
+    }
+
+    /// When objects stop waiting for a confirmation; `None` if nothing is held back.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Forgets an object about which the server has said something newer.
+    pub(super) fn supersede(&mut self, key: &ObjectKey) {
+        self.objects.remove(key);
+    }
+
+    /// Ends the wait. Returns the objects that were held back, or `None` if nothing was.
+    pub(super) fn release(&mut self) -> Option<impl Iterator<Item = T> + use<T>> {
+        self.until.take().map(|_| mem::take(&mut self.objects).into_values())
+    }
+}
