@@ -16,6 +16,7 @@ use serde::Deserialize;
 use crate::{
     dataplane::{self, Capacities, LogLevel},
     decide::VifSource,
+    ipam::{self, PodCidrs, RangeError},
     reconcile, watch,
 };
 
@@ -24,8 +25,8 @@ use crate::{
 pub struct Config {
     /// `None` in standalone mode.
     pub kubernetes: Option<Kubernetes>,
-    /// The ranges of the IPAM, which validates them. Empty with Kubernetes: use the Node's `spec.podCIDRs`.
-    pub pod_cidrs: Vec<IpNet>,
+    /// The ranges of the IPAM. `None` with Kubernetes: use the Node's `spec.podCIDRs`.
+    pub pod_cidrs: Option<PodCidrs>,
     /// The source of pods' VIFs.
     pub vif_source: VifSource,
     /// How long an ADD waits for a VIF.
@@ -108,7 +109,7 @@ struct Settings {
     /// Range that addresses in annotations must lie in; repeatable [default: the pod CIDRs].
     #[arg(long = "vif-cidr", env = "FERRULE_VIF_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "vif_cidr")]
-    vif_cidrs: Vec<IpNet>,
+    vif_cidrs: Vec<String>,
     /// Time after which a failing watch becomes unhealthy; the watch keeps retrying [default: 60].
     #[arg(long, env = "FERRULE_WATCH_RETRY_TIMEOUT", value_name = "SECONDS")]
     watch_retry_timeout: Option<u64>,
@@ -140,7 +141,7 @@ struct Settings {
     /// spec.podCIDRs].
     #[arg(long = "pod-cidr", env = "FERRULE_POD_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "pod_cidr")]
-    pod_cidrs: Vec<IpNet>,
+    pod_cidrs: Vec<String>,
     /// Unix socket to listen on, in a directory of its own [default: /run/ferrule/agent.sock].
     #[arg(long, env = "FERRULE_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -184,6 +185,12 @@ pub enum ConfigError {
     NoApiServer,
     #[error("{0} needs Kubernetes: remove it, or remove --standalone")]
     NotWithStandalone(&'static str),
+    #[error("cannot use {setting}: {source}")]
+    Range {
+        setting: &'static str,
+        #[source]
+        source: RangeError,
+    },
     #[error("no range for pods' addresses is configured: set --pod-cidr")]
     NoPodCidr,
     #[error("the host name is empty or not UTF-8: set --node-name")]
@@ -253,7 +260,10 @@ impl Settings {
     fn validate(self) -> Result<Config, ConfigError> {
         let kubernetes = self.kubernetes()?;
         let dataplane = self.dataplane()?;
-        if kubernetes.is_none() && self.pod_cidrs.is_empty() {
+        let pod_cidrs = cidrs("--pod-cidr", &self.pod_cidrs)?;
+        let pod_cidrs = (!pod_cidrs.is_empty()).then(|| PodCidrs::new(pod_cidrs)).transpose();
+        let pod_cidrs = pod_cidrs.map_err(|source| ConfigError::Range { setting: "--pod-cidr", source })?;
+        if kubernetes.is_none() && pod_cidrs.is_none() {
             return Err(ConfigError::NoPodCidr);
         }
         let install = match (self.cni_bin_dir, self.cni_conf_dir) {
@@ -268,11 +278,11 @@ impl Settings {
         let standalone_source = kubernetes.is_none().then_some(VifSource::Ipam);
         Ok(Config {
             kubernetes,
-            pod_cidrs: self.pod_cidrs,
+            pod_cidrs,
             vif_source: standalone_source.or(self.vif_source).unwrap_or_default(),
             // Below the shim's deadline of 90 s.
             vif_timeout: seconds("--vif-timeout", self.vif_timeout, 60, 1..=80)?,
-            vif_cidrs: self.vif_cidrs,
+            vif_cidrs: cidrs("--vif-cidr", &self.vif_cidrs)?,
             reconcile: reconcile::Settings::every(seconds(
                 "--reconcile-period",
                 self.reconcile_period,
@@ -376,6 +386,11 @@ fn capacity(
     Err(ConfigError::Capacity { setting, least: *allowed.start(), most: *allowed.end(), given })
 }
 
+fn cidrs(setting: &'static str, given: &[String]) -> Result<Vec<IpNet>, ConfigError> {
+    let parsed = given.iter().map(|text| ipam::parse_cidr(text.trim()));
+    parsed.collect::<Result<_, _>>().map_err(|source| ConfigError::Range { setting, source })
+}
+
 fn collector(given: &str) -> Result<Uri, ConfigError> {
     let refuse = |why| Err(ConfigError::Collector { given: given.to_owned(), why });
     let Ok(uri) = given.parse::<Uri>() else { return refuse("not a URL") };
@@ -428,7 +443,7 @@ mod tests {
     fn flags_alone_configure_the_agent_and_paths_have_defaults() {
         let config =
             config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--pod-cidr", "fd00::/64"], None).unwrap();
-        assert_eq!(config.pod_cidrs, ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()]);
+        assert_eq!(config.pod_cidrs.unwrap().to_string(), "10.0.0.0/24, fd00::/64");
         assert_eq!(config.socket, Path::new("/run/ferrule/agent.sock"));
         assert_eq!(config.dataplane, dataplane::Settings::default());
     }
@@ -437,7 +452,7 @@ mod tests {
     fn flags_override_the_file() {
         let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nstate_dir = \"/a\"\nself_heal = \"off\"\nebpf_log = \"debug\"\n";
         let config = config(&["--state-dir", "/b"], Some(file)).unwrap();
-        assert_eq!(config.pod_cidrs, ["10.9.0.0/16".parse().unwrap()]);
+        assert_eq!(config.pod_cidrs.unwrap().to_string(), "10.9.0.0/16");
         assert_eq!(config.state_dir, Path::new("/b"));
         assert_eq!(config.dataplane.log, LogLevel::Debug);
         assert_eq!(config.self_heal, SelfHeal::Off);
@@ -465,7 +480,7 @@ mod tests {
         let config = config(&["--kubeconfig", "/k", "--node-name", "Node-1"], None).unwrap();
         let kubernetes = config.kubernetes.unwrap();
         assert_eq!(kubernetes.node_name, "node-1");
-        assert_eq!((config.pod_cidrs.len(), config.vif_source), (0, VifSource::Auto));
+        assert_eq!((config.pod_cidrs, config.vif_source), (None, VifSource::Auto));
         assert_eq!(kubernetes.watch.retry_timeout, Duration::from_secs(60));
     }
 

@@ -19,6 +19,9 @@ pub struct Vif {
     /// Bytes, on both ends.
     pub mtu: u32,
     pub addresses: Addresses,
+    /// Whether the IPv6 address is the primary one, which the result of an ADD lists first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_ipv6_first: bool,
     /// Gateways that replace the agent's own for this pod. The host's end answers for any gateway address.
     #[serde(default)]
     pub gateways: Addresses,
@@ -68,6 +71,15 @@ fn yes() -> bool {
 // === impl Vif ===
 
 impl Vif {
+    /// The addresses, the primary one first.
+    pub fn by_preference(&self) -> impl Iterator<Item = IpAddr> {
+        let mut addresses: Vec<IpAddr> = self.addresses.iter().collect();
+        if self.is_ipv6_first {
+            addresses.reverse();
+        }
+        addresses.into_iter()
+    }
+
     /// The pod's gateway for a family: the VIF's own, or else the agent's.
     pub fn gateway_for(&self, family_of: IpAddr, ours: (Ipv4Addr, Ipv6Addr)) -> IpAddr {
         match family_of {

@@ -62,7 +62,7 @@ impl<'a> ApiServer<'a> {
             // KuryrPorts need no ranges.
             VifSource::Kuryr => false,
         };
-        let ranges = config.pod_cidrs.is_empty().then(|| {
+        let ranges = config.pod_cidrs.is_none().then(|| {
             let waiting = "waiting for the Node object's spec.podCIDRs";
             health.component("ranges", needs_ranges, waiting)
         });

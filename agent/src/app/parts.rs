@@ -91,8 +91,8 @@ impl Parts {
 async fn recover(config: &Config, recovery: Recovery) -> anyhow::Result<DeferredDels> {
     let (ranges, socket) = (config.pod_cidrs.clone(), config.socket.clone());
     spawn_blocking(move || {
-        if !ranges.is_empty() {
-            use_ranges(&recovery.registry, &ranges).context("invalid pod CIDRs in the configuration")?;
+        if let Some(ranges) = ranges {
+            use_ranges(&recovery.registry, ranges).context("cannot use the configured pod CIDRs")?;
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;

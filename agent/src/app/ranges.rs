@@ -2,30 +2,34 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ipnet::IpNet;
-use tokio::{sync::watch::Receiver, task::spawn_blocking, time::sleep};
+use tokio::{sync::watch::Receiver, task::spawn_blocking, time::timeout};
 
-use crate::{health::Reporter, plug::host, registry::Registry};
+use crate::{
+    health::Reporter,
+    ipam::{PodCidrs, Ranges},
+    plug::host,
+    registry::Registry,
+};
 
-/// The wait after the kernel or the store has refused.
+/// The wait after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Enables forwarding to and from the ranges, and then hands them to the IPAM: with the ranges, ADDs begin.
 /// Blocks.
 ///
 /// # Errors
-/// If a range is unusable, or the kernel or the store refuses.
-pub(super) fn use_ranges(registry: &Registry, ranges: &[IpNet]) -> anyhow::Result<()> {
+/// If the kernel refuses.
+pub(super) fn use_ranges(registry: &Registry, ranges: PodCidrs) -> anyhow::Result<()> {
     let own = host::addresses()?;
-    host::forward(ranges)?;
-    Ok(registry.set_ranges(ranges, &own)?)
+    host::forward(ranges.nets())?;
+    registry.set_ranges(ranges, &own);
+    Ok(())
 }
 
-/// Calls [`use_ranges`] with the newest ranges after each change, and retries until that succeeds. Never
-/// returns.
+/// Applies the newest ranges after each change, and retries until that succeeds. Never returns.
 pub(super) async fn follow_ranges(
     registry: Arc<Registry>,
-    mut changes: Receiver<Vec<IpNet>>,
+    mut changes: Receiver<Ranges>,
     health: Arc<Reporter>,
 ) {
     loop {
@@ -34,20 +38,33 @@ pub(super) async fn follow_ranges(
             std::future::pending::<()>().await;
         }
         loop {
-            let ranges = changes.borrow_and_update().clone();
-            let (registry, now) = (Arc::clone(&registry), ranges.clone());
-            let failure = match spawn_blocking(move || use_ranges(&registry, &now)).await {
+            let ranges = match changes.borrow_and_update().clone() {
+                Ranges::Awaited => break,
+                Ranges::Known(ranges) => ranges,
+                Ranges::Withdrawn(why) => {
+                    health.unhealthy(format!("{why}; pods keep their addresses, and new pods get none"));
+                    registry.withdraw_ranges(why);
+                    break;
+                }
+            };
+            let text = ranges.to_string();
+            let to = Arc::clone(&registry);
+            let failure = match spawn_blocking(move || use_ranges(&to, ranges)).await {
                 Ok(Ok(())) => {
-                    let texts: Vec<_> = ranges.iter().map(IpNet::to_string).collect();
-                    tracing::info!(ranges = texts.join(", "), "using the node's pod CIDRs");
-                    health.healthy(texts.join(", "));
+                    tracing::info!(ranges = text, "using the node's pod CIDRs");
+                    health.healthy(text);
                     break;
                 }
                 Ok(Err(error)) => error,
                 Err(panic) => panic.into(),
             };
-            health.unhealthy(format!("cannot use the node's pod CIDRs: {failure:#}; retrying"));
-            sleep(RETRY).await;
+            // Earlier ranges are not this node's any more.
+            let why = format!("cannot use the node's pod CIDRs {text}: {failure:#}");
+            health.unhealthy(format!("{why}; retrying"));
+            registry.withdraw_ranges(why);
+            if let Ok(Err(_)) = timeout(RETRY, changes.changed()).await {
+                std::future::pending::<()>().await;
+            }
         }
     }
 }

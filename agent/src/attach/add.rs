@@ -18,7 +18,7 @@ use crate::{
     decide::{DecideError, Decision, Request, is_active},
     events::Reason,
     plug::netns::Netns,
-    registry::{Attachment, Key},
+    registry::{Attachment, Key, RegistryError},
 };
 
 /// A validated ADD.
@@ -153,6 +153,7 @@ impl Engine {
             AttachError::Name(_) | AttachError::Refused(_) | AttachError::Decide(DecideError::Vif(_)) => {
                 Reason::VifRefused
             }
+            AttachError::Registry(RegistryError::NoAddress(_)) => Reason::NoAddress,
             // The runtime retries, or has deleted the container: nothing failed.
             AttachError::Overtaken | AttachError::Stopping | AttachError::Busy(_) => return,
             _ => Reason::PlugFailed,

@@ -58,7 +58,7 @@ impl Engine {
         let addresses = decided.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
         host::forward(&addresses.collect::<Vec<_>>()).map_err(PlugError::from)?;
         let explicit = !self.decider.vif_cidrs.is_empty();
-        let pod_cidrs = self.registry.ranges().borrow().clone();
+        let pod_cidrs = self.registry.ranges().borrow().nets().to_vec();
         let rules = Rules {
             ranges: if explicit { &self.decider.vif_cidrs } else { &pod_cidrs },
             ranges_are_explicit: explicit,

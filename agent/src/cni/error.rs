@@ -80,7 +80,7 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Registry(RegistryError::KeyTaken(_)) => {
             (Code::InterfaceExists, "choose another interface name for this network")
         }
-        AttachError::Registry(RegistryError::Exhausted(_)) => (
+        AttachError::Registry(RegistryError::NoAddress(_)) => (
             Code::TryAgainLater,
             "wait for pods to end, or give the node a larger pod CIDR (spec.podCIDRs, --pod-cidr)",
         ),
@@ -106,6 +106,10 @@ fn decide(error: &DecideError) -> (Code, &'static str) {
         DecideError::TimedOut { .. } => (
             Code::TryAgainLater,
             "see the log of the controller that decides the VIF, `ferrulectl status`, and the pod's events",
+        ),
+        DecideError::RangesWithdrawn(_) => (
+            Code::TryAgainLater,
+            "create the Node object again, or let a controller assign its spec.podCIDRs; see `ferrulectl status`",
         ),
         DecideError::Vif(_) => {
             (Code::VifRefused, "correct it; `ferrulectl vif decode -f` shows how the agent reads it")

@@ -25,7 +25,7 @@ pub(super) fn add(attachments: &[Attachment]) -> AddResult {
         };
         let pod_index = u32::try_from(result.interfaces.len() + 1).unwrap_or_default();
         result.interfaces.extend([host_end, pod_end]);
-        result.ips.extend(vif.addresses.iter().map(|address| {
+        result.ips.extend(vif.by_preference().map(|address| {
             let gateway = vif.gateway_for(address, GATEWAY).to_string();
             Ip { address: IpNet::from(address).to_string(), gateway, interface: pod_index }
         }));

@@ -88,6 +88,7 @@ impl Rules<'_> {
             mac: interface.mac.unwrap_or_else(|| addresses.mac()),
             mtu,
             addresses,
+            is_ipv6_first: interface.addresses.first().is_some_and(|first| first.addr().is_ipv6()),
             gateways,
             is_default,
             routes: interface.routes.clone(),

@@ -20,6 +20,7 @@ pub use source::{Decision, VifSource};
 use crate::{
     cluster::{Annotations, Lookup, PodRef, Pods},
     events::{Events, Reason},
+    ipam::Ranges,
     registry::Registry,
 };
 use source::{Facts, Outcome};
@@ -53,6 +54,9 @@ pub enum DecideError {
     /// The missing object did not arrive within the deadline.
     #[error("no {missing} within {} s", waited.as_secs())]
     TimedOut { missing: &'static str, waited: Duration },
+    /// The node has lost its pod CIDRs, for this reason.
+    #[error("no pod CIDR: {0}")]
+    RangesWithdrawn(String),
     /// The annotation or the KuryrPort cannot be decoded.
     #[error("cannot decode the pod's VIF: {0}")]
     Vif(#[from] VifError),
@@ -92,10 +96,15 @@ impl Decider {
         let mut changes = self.pods.subscribe(request.pod);
         let mut ranges = self.registry.ranges();
         loop {
-            let has_ranges = !ranges.borrow_and_update().is_empty();
-            let missing = match self.evaluate(request, has_ranges)? {
-                Outcome::Decided(decision) => return Ok(decision),
-                Outcome::Missing(missing) => missing,
+            let known = ranges.borrow_and_update().clone();
+            let missing = match (self.evaluate(request, !known.nets().is_empty())?, known) {
+                (Outcome::Decided(decision), _) => return Ok(decision),
+                (Outcome::MissingRange(_), Ranges::Withdrawn(why)) => {
+                    let error = DecideError::RangesWithdrawn(why);
+                    self.events.record(request.pod, Reason::NoAddress, error.to_string());
+                    return Err(error);
+                }
+                (Outcome::Missing(missing) | Outcome::MissingRange(missing), _) => missing,
             };
             let wake = if is_reported { deadline } else { deadline.min(start + EVENT_DELAY) };
             let changed = async {

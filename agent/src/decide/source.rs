@@ -48,6 +48,8 @@ pub(super) enum Outcome {
     Decided(Decision),
     /// Names the fact to wait for.
     Missing(&'static str),
+    /// As [`Self::Missing`], about the node's ranges.
+    MissingRange(&'static str),
 }
 
 const POD: &str = "pod of this name and UID at the API server";
@@ -87,7 +89,7 @@ impl Facts<'_> {
     }
 
     fn ipam(&self) -> Outcome {
-        if self.has_ranges { Outcome::Decided(Decision::FromIpam) } else { Outcome::Missing(POD_CIDR) }
+        if self.has_ranges { Outcome::Decided(Decision::FromIpam) } else { Outcome::MissingRange(POD_CIDR) }
     }
 
     /// The call's annotations are current when the call begins, while the watch may lag behind.
@@ -116,7 +118,7 @@ impl Facts<'_> {
         if self.has_ranges || self.has_vif_cidrs {
             Outcome::Decided(Decision::Fixed(vif))
         } else {
-            Outcome::Missing(ALLOWED_RANGE)
+            Outcome::MissingRange(ALLOWED_RANGE)
         }
     }
 }
@@ -181,7 +183,7 @@ mod tests {
     fn an_annotated_vif_waits_for_ranges_to_be_validated_against() {
         let with = annotated(Some(VIF));
         let facts = Facts { from_call: Some(&with), has_ranges: false, ..NOTHING };
-        assert_eq!(VifSource::Annotation.evaluate(&facts).unwrap(), Outcome::Missing(ALLOWED_RANGE));
+        assert_eq!(VifSource::Annotation.evaluate(&facts).unwrap(), Outcome::MissingRange(ALLOWED_RANGE));
         let configured = Facts { has_vif_cidrs: true, ..facts };
         assert_eq!(first_address(VifSource::Annotation.evaluate(&configured).unwrap()), "10.0.0.9");
     }

@@ -41,6 +41,7 @@ fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
             mac: MAC,
             mtu: 1500,
             addresses,
+            is_ipv6_first: false,
             gateways: Addresses::default(),
             is_default: true,
             routes: Vec::new(),

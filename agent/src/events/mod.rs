@@ -36,6 +36,8 @@ pub enum Reason {
     TimedOutWaitingForActiveVifs,
     /// The VIF cannot be decoded, or violates an admission rule.
     VifRefused,
+    /// The agent's own IPAM has no address for the pod.
+    NoAddress,
     PlugFailed,
 }
 
@@ -85,6 +87,7 @@ impl Reason {
             Self::WaitingForActiveVifs => "CNIWaitingForActiveVIFs",
             Self::TimedOutWaitingForActiveVifs => "CNITimedOutWaitingForActiveVIFs",
             Self::VifRefused => "CNIVIFRefused",
+            Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
         }
     }

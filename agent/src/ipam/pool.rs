@@ -7,20 +7,23 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
     time::Duration,
 };
 
 use ipnet::IpNet;
 
-use super::range::{self, RangeError};
+use super::{
+    number,
+    range::{PodCidrs, allocatable},
+};
 
 /// The addresses of one range. Addresses are numbers, as [`number`] gives them.
 #[derive(Debug)]
 pub struct Pool {
     net: IpNet,
-    /// Only numbers from `first` to `last` are allocated; the others of the range can be claimed.
-    first: u128,
-    last: u128,
+    /// Only these numbers are allocated; the others of the range can be claimed.
+    allocatable: RangeInclusive<u128>,
     /// The next number that was never allocated.
     fresh: u128,
     /// Allocated and cancelled before use: allocated first.
@@ -32,6 +35,8 @@ pub struct Pool {
     ahead: HashSet<u128>,
     /// The node's own addresses, which are never allocated. A pod may use one already.
     own: HashSet<u128>,
+    /// Addresses of the node that an allocation passed over.
+    skipped: HashSet<u128>,
     /// Claimed during cooldown, with the time of the earlier release.
     claimed_early: HashMap<u128, Duration>,
 }
@@ -44,32 +49,25 @@ pub const COOLDOWN: Duration = Duration::from_secs(30);
 // === impl Pool ===
 
 impl Pool {
-    /// # Errors
-    /// If the range is invalid, or has no address for a pod.
-    pub fn new(net: IpNet) -> Result<Self, RangeError> {
-        range::check(net)?;
-        // The first address is the network's (IPv4) or the subnet-router anycast address (IPv6, RFC 4291
-        // 2.6.1), the second by convention the gateway's, IPv4's last the broadcast address.
-        let fresh = number(net.network()) + 2;
-        let last = match net.broadcast() {
-            IpAddr::V4(broadcast) => number(broadcast.into()).saturating_sub(1),
-            IpAddr::V6(last) => number(last.into()),
-        };
-        if fresh > last {
-            return Err(RangeError::NoRoom(net));
-        }
-        Ok(Self {
+    /// One pool for each range.
+    pub fn of(ranges: &PodCidrs) -> impl Iterator<Item = Self> {
+        ranges.nets().iter().map(|net| Self::new(*net))
+    }
+
+    fn new(net: IpNet) -> Self {
+        let allocatable = allocatable(net);
+        Self {
             net,
-            first: fresh,
-            last,
-            fresh,
+            fresh: *allocatable.start(),
+            allocatable,
             cancelled: Vec::new(),
             used: HashSet::new(),
             released: VecDeque::new(),
             ahead: HashSet::new(),
             own: HashSet::new(),
+            skipped: HashSet::new(),
             claimed_early: HashMap::new(),
-        })
+        }
     }
 
     pub fn net(&self) -> IpNet {
@@ -80,18 +78,18 @@ impl Pool {
     pub fn allocate(&mut self, now: Duration) -> Option<IpAddr> {
         loop {
             let number = self.next(now)?;
-            // A skipped address is not offered again before a restart, which is acceptable: nodes have few
-            // addresses.
             if !self.own.contains(&number) {
                 self.used.insert(number);
                 return Some(self.address(number));
             }
+            self.skipped.insert(number);
         }
     }
 
     /// Replaces the set of the node's own addresses.
     pub fn exclude(&mut self, own: &[IpAddr]) {
         self.own = own.iter().filter(|it| self.net.contains(*it)).map(|it| number(*it)).collect();
+        self.cancelled.extend(self.skipped.extract_if(|number| !self.own.contains(number)));
     }
 
     /// Marks a given address as in use. Returns whether the address is in this range and was free.
@@ -101,6 +99,7 @@ impl Pool {
             return false;
         }
         self.cancelled.retain(|cancelled| *cancelled != number);
+        self.skipped.remove(&number);
         self.ahead.remove(&number);
         let at = self.released.iter().position(|(released, _)| *released == number);
         if let Some((_, since)) = at.and_then(|at| self.released.remove(at)) {
@@ -144,17 +143,36 @@ impl Pool {
         }
     }
 
-    /// Addresses in cooldown.
-    pub fn cooling_down(&self, now: Duration) -> usize {
-        self.released.iter().filter(|(_, since)| !has_cooled_down(*since, now)).count()
-    }
-
+    /// Addresses in use by pods.
     pub fn used(&self) -> usize {
         self.used.len()
     }
 
+    /// Addresses in cooldown that an allocation gets later.
+    pub fn cooling_down(&self, now: Duration) -> usize {
+        self.in_cooldown(now).filter(|(number, _)| !self.own.contains(number)).count()
+    }
+
+    /// Addresses that an allocation gets now.
+    pub fn free(&self, now: Duration) -> u128 {
+        let size = self.allocatable.end() - self.allocatable.start() + 1;
+        let claimed_beside = [0, 1].map(|it| number(self.net.network()) + it);
+        let claimed_beside = claimed_beside.into_iter().chain([number(self.net.broadcast())]);
+        let claimed_beside =
+            claimed_beside.filter(|it| !self.is_allocatable(*it) && self.used.contains(it)).count();
+        let own = self.own.iter().filter(|it| self.is_allocatable(**it) && !self.used.contains(it)).count();
+        let taken = self.used.len() - claimed_beside + self.cooling_down(now) + own;
+        size.saturating_sub(taken as u128)
+    }
+
+    /// The addresses in cooldown, earliest release first.
+    fn in_cooldown(&self, now: Duration) -> impl Iterator<Item = &(u128, Duration)> {
+        let cooled_down = self.released.partition_point(|(_, since)| has_cooled_down(*since, now));
+        self.released.range(cooled_down..)
+    }
+
     fn is_allocatable(&self, number: u128) -> bool {
-        (self.first..=self.last).contains(&number)
+        self.allocatable.contains(&number)
     }
 
     fn next(&mut self, now: Duration) -> Option<u128> {
@@ -174,7 +192,7 @@ impl Pool {
     }
 
     fn next_fresh(&mut self) -> Option<u128> {
-        while self.fresh <= self.last {
+        while self.fresh <= *self.allocatable.end() {
             let number = self.fresh;
             self.fresh += 1;
             let is_released = self.ahead.remove(&number);
@@ -211,13 +229,6 @@ fn has_cooled_down(released: Duration, now: Duration) -> bool {
     now.saturating_sub(released) >= COOLDOWN
 }
 
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().into(),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -227,7 +238,7 @@ mod tests {
     const T0: Duration = Duration::from_secs(1000);
 
     fn pool(net: &str) -> Pool {
-        Pool::new(net.parse().unwrap()).unwrap()
+        Pool::new(net.parse().unwrap())
     }
 
     fn ip(address: &str) -> IpAddr {
@@ -249,42 +260,20 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_are_too_small_or_not_unicast_are_refused() {
-        let refuse = |net: &str| Pool::new(net.parse().unwrap()).unwrap_err();
-        for net in ["10.0.0.0/31", "10.0.0.0/32", "fd00::/127", "fd00::/128"] {
-            assert_eq!(refuse(net), RangeError::NoRoom(net.parse().unwrap()));
-        }
-        for net in [
-            "224.0.0.0/8",
-            "127.0.0.0/8",
-            "169.254.0.0/16",
-            "fe80::/64",
-            "ff00::/8",
-            "0.0.0.0/0",
-            "::/0",
-            "0.1.0.0/16",
-            "240.0.0.0/8",
-            "128.0.0.0/1",
-            "169.0.0.0/8",
-            "::10.0.0.0/120",
-        ] {
-            assert_eq!(refuse(net), RangeError::NotUnicast(net.parse().unwrap()), "{net}");
-        }
-        let error = refuse("10.0.0.7/24").to_string();
-        assert!(error.contains("10.0.0.0/24"), "{error}");
-    }
-
-    #[test]
     fn addresses_are_not_reused_before_their_cooldown_and_then_oldest_first() {
         let mut pool = pool("10.0.0.0/29");
         let all: Vec<IpAddr> = std::iter::from_fn(|| pool.allocate(T0)).collect();
         pool.release(all[3], T0);
         pool.release(all[1], T0 + Duration::from_secs(1));
-        assert_eq!(pool.allocate(T0 + COOLDOWN - Duration::from_millis(1)), None);
+        assert_eq!(pool.allocate(T0 + Duration::from_millis(29_999)), None);
         assert_eq!(pool.cooling_down(T0), 2);
-        assert_eq!(pool.allocate(T0 + COOLDOWN), Some(all[3]));
-        assert_eq!(pool.allocate(T0 + COOLDOWN), None, "the other address was released a second later");
-        assert_eq!(pool.allocate(T0 + COOLDOWN + Duration::from_secs(1)), Some(all[1]));
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(30)), Some(all[3]));
+        assert_eq!(
+            pool.allocate(T0 + Duration::from_secs(30)),
+            None,
+            "the other address was released a second later"
+        );
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(31)), Some(all[1]));
     }
 
     #[test]
@@ -292,7 +281,7 @@ mod tests {
         let mut pool = pool("10.0.0.0/29");
         let first = pool.allocate(T0).unwrap();
         pool.release(first, T0);
-        assert_eq!(pool.allocate(T0 + COOLDOWN * 2), Some(ip("10.0.0.3")));
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(60)), Some(ip("10.0.0.3")));
     }
 
     #[test]
@@ -337,9 +326,32 @@ mod tests {
         pool.exclude(&[first, second, ip("10.0.0.5"), ip("192.0.2.1")]);
         pool.release(first, T0);
         pool.cancel(second);
-        let later = T0 + 2 * COOLDOWN;
+        let later = T0 + Duration::from_secs(60);
         let rest: Vec<IpAddr> = std::iter::from_fn(|| pool.allocate(later)).collect();
         assert_eq!(rest, ["10.0.0.4", "10.0.0.6"].map(ip));
+    }
+
+    #[test]
+    fn an_address_that_the_node_gives_up_is_allocated() {
+        let mut pool = pool("10.0.0.0/30");
+        pool.exclude(&[ip("10.0.0.2")]);
+        assert_eq!((pool.free(T0), pool.allocate(T0)), (0, None));
+        pool.exclude(&[]);
+        assert_eq!((pool.free(T0), pool.allocate(T0)), (1, Some(ip("10.0.0.2"))));
+        pool.release(ip("10.0.0.2"), T0);
+        pool.exclude(&[ip("10.0.0.2")]);
+        assert_eq!((pool.free(T0), pool.cooling_down(T0)), (0, 0), "does not come back");
+    }
+
+    #[test]
+    fn a_pod_with_an_address_that_is_never_allocated_takes_no_free_one() {
+        let mut pool = pool("10.0.0.0/29");
+        for address in ["10.0.0.0", "10.0.0.1", "10.0.0.7"] {
+            assert!(pool.claim(ip(address)));
+        }
+        assert_eq!((pool.used(), pool.free(T0)), (3, 5));
+        assert!(pool.claim(ip("10.0.0.2")));
+        assert_eq!((pool.used(), pool.free(T0)), (4, 4));
     }
 
     #[test]
@@ -350,7 +362,8 @@ mod tests {
         pool.resume_cooldown(ip("10.0.0.5"), T0);
         let fresh: Vec<IpAddr> = std::iter::from_fn(|| pool.allocate(T0)).collect();
         assert_eq!(fresh, ["10.0.0.2", "10.0.0.4", "10.0.0.6"].map(ip));
-        let cooled_down: Vec<IpAddr> = std::iter::from_fn(|| pool.allocate(T0 + COOLDOWN)).collect();
+        let cooled_down: Vec<IpAddr> =
+            std::iter::from_fn(|| pool.allocate(T0 + Duration::from_secs(30))).collect();
         assert_eq!(cooled_down, ["10.0.0.3", "10.0.0.5"].map(ip));
         assert!(pool.ahead.is_empty() && pool.released.is_empty());
     }
@@ -375,13 +388,19 @@ mod tests {
                     _ => if let Some(address) = pool.allocate(now) {
                         prop_assert!(!out.contains(&address));
                         if let Some(since) = released_at.remove(&address) {
-                            prop_assert!(now - since >= COOLDOWN);
+                            prop_assert!(now - since >= Duration::from_secs(30));
                         }
                         out.push(address);
                     }
                 }
                 prop_assert_eq!(pool.used(), out.len());
             }
+            let free = pool.free(now);
+            let coming_back = pool.cooling_down(now) as u128;
+            let at_once = std::iter::from_fn(|| pool.allocate(now)).count();
+            prop_assert_eq!(free, at_once as u128);
+            let later = std::iter::from_fn(|| pool.allocate(now + Duration::from_secs(30))).count();
+            prop_assert_eq!(coming_back, later as u128);
         }
     }
 }

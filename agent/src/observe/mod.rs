@@ -90,7 +90,7 @@ impl AgentService {
             host_ifindex,
             mac: vif.mac.to_string(),
             mtu: vif.mtu,
-            addresses: vif.addresses.iter().map(|address| address.to_string()).collect(),
+            addresses: vif.by_preference().map(|address| address.to_string()).collect(),
             state: show_state(state).into(),
             created_at_ms,
             counters,

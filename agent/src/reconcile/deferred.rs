@@ -237,6 +237,7 @@ mod tests {
                 mac,
                 mtu: 1500,
                 addresses,
+                is_ipv6_first: false,
                 gateways,
                 is_default: true,
                 routes: Vec::new(),

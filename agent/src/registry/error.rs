@@ -5,7 +5,7 @@ use std::{io, net::IpAddr, path::PathBuf};
 use ferrule_proto::names::IfName;
 
 use super::{key::Key, store::StoreError};
-use crate::ipam::{Exhausted, IpamError};
+use crate::ipam::NoAddress;
 
 /// A failed operation of the registry.
 #[derive(Debug, thiserror::Error)]
@@ -13,9 +13,7 @@ pub enum RegistryError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Exhausted(#[from] Exhausted),
-    #[error("invalid pod CIDRs: {0}")]
-    Ipam(#[from] IpamError),
+    NoAddress(#[from] NoAddress),
     #[error("the address {address} is in use by {by}")]
     InUse { address: IpAddr, by: Key },
     #[error("the interface name {0} is in use by another interface of the container")]

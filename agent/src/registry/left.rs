@@ -19,6 +19,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::PodRef,
+        ipam::PodCidrs,
         registry::{Allocation, Attachment, NetnsId, NewAttachment, Registry, RegistryError},
     };
     use ferrule_vif::{Vif, VifKind};
@@ -30,7 +31,7 @@ mod tests {
     fn registry(dir: &std::path::Path) -> Registry {
         let registry = Registry::open(dir).unwrap();
         // Room for 10.0.0.2 to 10.0.0.6.
-        registry.set_ranges(&["10.0.0.0/29".parse().unwrap()], &[]).unwrap();
+        registry.set_ranges(PodCidrs::new(vec!["10.0.0.0/29".parse().unwrap()]).unwrap(), &[]);
         registry
     }
 
@@ -44,6 +45,7 @@ mod tests {
             mac: addresses(v4).mac(),
             mtu: 1500,
             addresses: addresses(v4),
+            is_ipv6_first: false,
             gateways: Addresses::default(),
             is_default: true,
             routes: Vec::new(),
@@ -78,7 +80,7 @@ mod tests {
             );
             registry.cancel(&second).unwrap();
             registry.cancel(&first).unwrap();
-            registry.set_ranges(&["10.0.0.0/29".parse().unwrap()], &[]).unwrap();
+            registry.set_ranges(PodCidrs::new(vec!["10.0.0.0/29".parse().unwrap()]).unwrap(), &[]);
         }
         let refused = reserve(&registry, "c", Some([10, 0, 0, 2])).unwrap_err();
         assert!(matches!(refused, RegistryError::InUse { by, .. } if by == left([0; 4]).key));

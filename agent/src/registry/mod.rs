@@ -30,7 +30,6 @@ use std::{
 };
 
 use ferrule_vif::Addresses;
-use ipnet::IpNet;
 use nix::fcntl::Flock;
 use tokio::sync::watch;
 
@@ -46,7 +45,7 @@ pub use store::{Condition, StoreError};
 
 use crate::{
     cluster::PodRef,
-    ipam::{COOLDOWN, Ipam},
+    ipam::{COOLDOWN, Ipam, PodCidrs, Ranges, Usage},
 };
 use store::{Identity, Opened, Store};
 use table::Table;
@@ -56,7 +55,7 @@ pub struct Registry {
     store: Store,
     table: Mutex<Table>,
     locks: Locks,
-    ranges: watch::Sender<Vec<IpNet>>,
+    ranges: watch::Sender<Ranges>,
     condition: Condition,
     /// Whether every attachment of the kernel has a record.
     complete: AtomicBool,
@@ -82,7 +81,7 @@ impl Registry {
         let Opened { store, contents, condition } = Store::open_as(&directory.join("registry.redb"), own)?;
         Ok(Self {
             store,
-            table: Mutex::new(Table::new(contents.attachments)),
+            table: Mutex::new(Table::new(contents.attachments, contents.cooldown, since_boot())),
             locks: Locks::default(),
             ranges: watch::Sender::default(),
             complete: AtomicBool::new(condition == Condition::Intact),
@@ -116,30 +115,22 @@ impl Registry {
 // === impl Registry: addresses ===
 
 impl Registry {
-    /// Sets the ranges of the agent's own IPAM, and excludes the node's own addresses from them.
-    ///
-    /// # Errors
-    /// If a range is invalid, or the store cannot be read; the ranges then stay as they were.
-    pub fn set_ranges(&self, ranges: &[IpNet], own: &[IpAddr]) -> Result<(), RegistryError> {
-        loop {
-            let (releases, mut ipam) = (self.table().releases, Ipam::new(ranges)?);
-            let now = since_boot();
-            // A release in the future dates from before a reboot, which ended the cooldown.
-            let cooldown = self.store.load()?.cooldown.into_iter().filter(|(_, released)| *released <= now);
-            cooldown.for_each(|(address, released)| ipam.resume_cooldown(address, released));
-            let mut table = self.table();
-            // The read may lack an address that was released meanwhile.
-            if table.releases == releases {
-                for (_, addresses) in table.addresses() {
-                    ipam.claim(addresses);
-                }
-                ipam.exclude(own);
-                table.ipam = ipam;
-                break;
-            }
-        }
-        self.ranges.send_replace(ranges.to_vec());
-        Ok(())
+    /// Sets the ranges of the agent's own IPAM, and excludes the node's own addresses from them. Attachments
+    /// outside of the ranges stay.
+    pub fn set_ranges(&self, ranges: PodCidrs, own: &[IpAddr]) {
+        self.table().set_ranges(&ranges, own);
+        self.ranges.send_replace(Ranges::Known(ranges));
+    }
+
+    /// Ends every allocation. Attachments stay.
+    pub fn withdraw_ranges(&self, why: String) {
+        self.table().ipam = Ipam::default();
+        self.ranges.send_replace(Ranges::Withdrawn(why));
+    }
+
+    /// The addresses of each family of the agent's own IPAM.
+    pub fn usage(&self) -> Vec<Usage> {
+        self.table().ipam.usage(since_boot())
     }
 
     /// Excludes the node's own addresses from allocation, from now on.
@@ -174,8 +165,8 @@ impl Registry {
         self.table().free_left(ifindex, since_boot());
     }
 
-    /// The ranges of the agent's own IPAM, now and after each change. Empty until they are known.
-    pub fn ranges(&self) -> watch::Receiver<Vec<IpNet>> {
+    /// The ranges of the agent's own IPAM, now and after each change.
+    pub fn ranges(&self) -> watch::Receiver<Ranges> {
         self.ranges.subscribe()
     }
 
@@ -189,7 +180,7 @@ impl Registry {
         let ranges = self.ranges.borrow().clone();
         let table = self.table();
         let has = |is_v4: bool| {
-            ranges.iter().any(|range| range.addr().is_ipv4() == is_v4)
+            ranges.nets().iter().any(|range| range.addr().is_ipv4() == is_v4)
                 || table
                     .attachments
                     .values()
@@ -357,8 +348,7 @@ impl Registry {
         self.store.remove(&attachment.key, addresses, now, now.saturating_sub(COOLDOWN))?;
         let mut table = self.table();
         table.attachments.remove(&attachment.key);
-        table.releases += 1;
-        table.ipam.release(addresses, now);
+        table.release(addresses, now);
         table.claim_left();
         Ok(())
     }

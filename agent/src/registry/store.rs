@@ -75,9 +75,7 @@ impl Store {
     }
 
     /// Reads all records.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
+    #[cfg(test)]
     pub fn load(&self) -> Result<Contents, StoreError> {
         self.database.read(contents::read).map_err(|source| self.failed("read", source))
     }

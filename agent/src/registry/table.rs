@@ -1,6 +1,10 @@
 //! The attachments in memory, and the addresses that are allocated for them. No I/O.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
@@ -8,7 +12,7 @@ use super::{
     attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, left::LeftAddresses,
     reservation::Allocation,
 };
-use crate::ipam::Ipam;
+use crate::ipam::{COOLDOWN, Ipam, PodCidrs};
 
 /// The in-memory half of the registry.
 #[derive(Debug, Default)]
@@ -18,17 +22,44 @@ pub(super) struct Table {
     pub(super) allocated: BTreeMap<Key, Addresses>,
     /// Addresses of interfaces without a record.
     pub(super) left: Vec<LeftAddresses>,
-    /// Counts releases, so that a concurrent read of the store can notice one.
-    pub(super) releases: u64,
+    /// The addresses in cooldown, in whatever range, earliest release first.
+    cooldown: VecDeque<(IpAddr, Duration)>,
     pub(super) ipam: Ipam,
 }
 
 // === impl Table ===
 
 impl Table {
-    pub(super) fn new(attachments: Vec<Attachment>) -> Self {
+    pub(super) fn new(
+        attachments: Vec<Attachment>,
+        cooldown: Vec<(IpAddr, Duration)>,
+        now: Duration,
+    ) -> Self {
         let attachments = attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
-        Self { attachments, ..Self::default() }
+        // A release in the future dates from before a reboot, which ended the cooldown.
+        let cooldown = cooldown.into_iter().filter(|(_, released)| *released <= now).collect();
+        Self { attachments, cooldown, ..Self::default() }
+    }
+
+    /// Allocates from these ranges from now on, except the node's own addresses, those in use and those in
+    /// cooldown.
+    pub(super) fn set_ranges(&mut self, ranges: &PodCidrs, own: &[IpAddr]) {
+        let mut ipam = Ipam::new(ranges);
+        for (address, released) in &self.cooldown {
+            ipam.resume_cooldown(*address, *released);
+        }
+        for (_, addresses) in self.addresses() {
+            ipam.claim(addresses);
+        }
+        ipam.exclude(own);
+        self.ipam = ipam;
+    }
+
+    /// Starts the cooldown of addresses that were in use.
+    pub(super) fn release(&mut self, addresses: Addresses, now: Duration) {
+        self.ipam.release(addresses, now);
+        while self.cooldown.pop_front_if(|(_, since)| now.saturating_sub(*since) >= COOLDOWN).is_some() {}
+        self.cooldown.extend(addresses.iter().map(|address| (address, now)));
     }
 
     /// Allocates the addresses of a new attachment.
@@ -47,6 +78,7 @@ impl Table {
                     mac: addresses.mac(),
                     mtu,
                     addresses,
+                    is_ipv6_first: self.ipam.is_ipv6_first(),
                     gateways: Addresses::default(),
                     is_default: true,
                     routes: Vec::new(),
@@ -73,13 +105,13 @@ impl Table {
     pub(super) fn adopt(&mut self, attachments: Vec<Attachment>, superseded: &[Attachment], now: Duration) {
         for Attachment { key, vif, .. } in superseded {
             self.attachments.remove(key);
-            self.ipam.release(vif.addresses, now);
+            self.release(vif.addresses, now);
         }
         // Every release before any claim: a rebuilt attachment may own an address that another record had.
         let claimed: Vec<_> = attachments.iter().map(|it| it.vif.addresses).collect();
         for attachment in attachments {
             if let Some(before) = self.attachments.insert(attachment.key.clone(), attachment) {
-                self.ipam.release(before.vif.addresses, now);
+                self.release(before.vif.addresses, now);
             }
         }
         claimed.into_iter().for_each(|addresses| self.ipam.claim(addresses));
@@ -94,9 +126,8 @@ impl Table {
 
     /// Frees the addresses of an interface without a record, except for those that an attachment has too.
     pub(super) fn free_left(&mut self, ifindex: u32, now: Duration) {
-        for gone in self.left.extract_if(.., |it| it.ifindex == ifindex) {
-            self.ipam.release(gone.addresses, now);
-        }
+        let gone: Vec<_> = self.left.extract_if(.., |it| it.ifindex == ifindex).collect();
+        gone.into_iter().for_each(|it| self.release(it.addresses, now));
         let in_use: Vec<_> = self.addresses().map(|(_, addresses)| addresses).collect();
         in_use.into_iter().for_each(|addresses| self.ipam.claim(addresses));
     }

@@ -9,9 +9,13 @@ use super::*;
 
 const RANGE: &str = "10.0.0.0/29";
 
+fn range(range: &str) -> PodCidrs {
+    PodCidrs::new(vec![range.parse().unwrap()]).unwrap()
+}
+
 fn open(directory: &Path) -> Result<Registry, RegistryError> {
     let registry = Registry::open(directory)?;
-    registry.set_ranges(&[RANGE.parse().unwrap()], &[])?;
+    registry.set_ranges(range(RANGE), &[]);
     Ok(registry)
 }
 
@@ -37,6 +41,7 @@ fn fixed(id: &str, address: &str) -> NewAttachment {
         mac: addresses.mac(),
         mtu: 1500,
         addresses,
+        is_ipv6_first: false,
         gateways: Addresses::default(),
         is_default: true,
         routes: Vec::new(),
@@ -108,7 +113,7 @@ fn attachments_outside_of_the_ranges_are_kept() {
     let attached = attach(&registry, "a");
     drop(registry);
     let moved = Registry::open(dir.path()).unwrap();
-    moved.set_ranges(&["10.9.0.0/29".parse().unwrap()], &[]).unwrap();
+    moved.set_ranges(range("10.9.0.0/29"), &[]);
     assert_eq!(moved.list(), std::slice::from_ref(&attached));
     moved.release(&attached).unwrap();
 }
@@ -169,7 +174,7 @@ fn addresses_swapped_by_adopted_attachments_are_in_use() {
     let turned = vec![Attachment { vif: b.vif.clone(), ..a.clone() }, Attachment { vif: a.vif, ..b }];
     registry.adopt(turned.clone(), &[], true).unwrap();
     // Every cooldown has ended by then.
-    let later = since_boot() + COOLDOWN;
+    let later = since_boot() + Duration::from_secs(30);
     while let Ok(taken) = registry.table().ipam.allocate(later) {
         assert!(turned.iter().all(|it| it.vif.addresses != taken), "{taken} is in use");
     }
@@ -208,9 +213,9 @@ fn without_ranges_attachments_are_listed_and_fixed_addresses_accepted() {
     let attached = attach(&open(dir.path()).unwrap(), "a");
     let registry = Registry::open(dir.path()).unwrap();
     assert_eq!(registry.list(), std::slice::from_ref(&attached));
-    assert!(registry.ranges().borrow().is_empty());
+    assert_eq!(*registry.ranges().borrow(), Ranges::Awaited);
     registry.reserve(fixed("b", "10.0.0.5")).unwrap();
-    registry.set_ranges(&[RANGE.parse().unwrap()], &["10.0.0.3".parse().unwrap()]).unwrap();
+    registry.set_ranges(range(RANGE), &["10.0.0.3".parse().unwrap()]);
     assert_eq!(registry.reserve(new("c")).unwrap().vif.addresses.to_string(), "10.0.0.4");
     assert_eq!(registry.reserve(new("d")).unwrap().vif.addresses.to_string(), "10.0.0.6");
 }

@@ -86,7 +86,9 @@ fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<P
     let gateways = Addresses::collect(gateways).unwrap_or_default();
     // No other kind has a stamped link.
     let kind = VifKind::Veth;
-    let mut vif = Vif { kind, mac, mtu, addresses, gateways, is_default, routes: Vec::new() };
+    // The kernel does not know which family is primary.
+    let is_ipv6_first = false;
+    let mut vif = Vif { kind, mac, mtu, addresses, is_ipv6_first, gateways, is_default, routes: Vec::new() };
     for PodRoute { dst, gateway, mtu, advmss, priority } in others.into_iter().take(MAX_ROUTES) {
         let gw = Some(gateway).filter(|it| *it != vif.gateway_for(dst.addr(), GATEWAY));
         vif.routes.push(Route { dst, gw, mtu, advmss, priority });
@@ -160,6 +162,7 @@ mod tests {
             mac: addresses.mac(),
             mtu: 1500,
             addresses,
+            is_ipv6_first: false,
             gateways,
             is_default: true,
             routes,

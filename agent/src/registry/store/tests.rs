@@ -35,6 +35,7 @@ fn attachment(number: u8) -> Attachment {
             mac,
             mtu: 1500,
             addresses,
+            is_ipv6_first: false,
             gateways,
             is_default: true,
             routes: Vec::new(),
