@@ -57,6 +57,8 @@ steps! {
     MapRemoved = "kernel.map_removed",
     /// The directory of pins exists.
     PinsCreated = "kernel.pins_created",
+    /// The network namespace that owns the pinned maps is recorded.
+    OwnerRecorded = "kernel.owner_recorded",
     /// The directory of pins has another name, because a map capacity was changed.
     PinsSetAside = "kernel.pins_set_aside",
     /// A pin of a replaced map, or the directory of such pins, is removed.

@@ -9,12 +9,13 @@ mod layout;
 mod log;
 mod maps;
 mod memory;
+mod owner;
 mod pins;
 
 use std::{
     collections::HashMap,
     os::fd::AsFd as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -29,6 +30,7 @@ pub use handover::CapacityError;
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Entries, Entry, MapFailure, Recorded};
+pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
 
 use crate::{
@@ -51,11 +53,8 @@ pub struct Dataplane {
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
-    pins: PathBuf,
     pinned: Pins,
     predecessors: Predecessors,
-    /// Held until the agent exits.
-    _lock: PinLock,
 }
 
 /// Settings of the dataplane.
@@ -76,6 +75,8 @@ struct Loaded {
 pub enum DataplaneError {
     #[error(transparent)]
     Directory(#[from] PinDirectoryError),
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
     #[error(transparent)]
     Layout(#[from] LayoutError),
     #[error(transparent)]
@@ -102,7 +103,7 @@ impl Dataplane {
     /// the programs are new, and replace those of an earlier agent when they are attached.
     ///
     /// # Errors
-    /// If the kernel rejects the object, another agent uses the maps, a pinned map has another layout, or a
+    /// If the kernel rejects the object, another agent uses the maps or its pods do, a pinned map has another layout, or a
     /// capacity is smaller than the entries in use.
     pub fn load(
         object: &[u8],
@@ -111,8 +112,10 @@ impl Dataplane {
         metrics: &MapMetrics,
     ) -> Result<Self, DataplaneError> {
         let pins = directory.join(format!("v{}", layout::version()));
-        pins::make_directory(&pins)?;
+        pins::make_directory(directory)?;
         let lock = PinLock::take(directory)?;
+        owner::claim(directory)?;
+        pins::make_directory(&pins)?;
         let predecessors = Predecessors::prepare(&pins, Layouts::of_object(object)?, &settings.capacities)?;
         let mut loader = EbpfLoader::new();
         let level = settings.log.as_u8();
@@ -139,9 +142,9 @@ impl Dataplane {
             );
         }
         predecessors.copy_rows(&mut writer);
-        let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins)?);
+        let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
         let writer = Mutex::new(writer);
-        Ok(Self { from_pod, to_pod, writer, reader, pins, pinned, predecessors, _lock: lock })
+        Ok(Self { from_pod, to_pod, writer, reader, pinned, predecessors })
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -170,7 +173,7 @@ impl Dataplane {
 
     /// The directory of the pins.
     pub fn pins(&self) -> &Path {
-        &self.pins
+        self.pinned.directory()
     }
 
     /// The maps whose pins are missing: the next agent would not find them.

@@ -3,8 +3,9 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -15,18 +16,27 @@ use aya::{
 };
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use super::maps::{MapFailure, MapSpec, PINNED};
+use super::{
+    maps::{MapFailure, MapSpec, PINNED},
+    owner::{self, OwnerError},
+};
 use crate::crash::{self, Step};
 
 /// The pinned maps, kept open so that lost pins can be restored.
 pub(super) struct Pins {
+    /// Of this version.
     directory: PathBuf,
     maps: Vec<(MapSpec, MapData)>,
+    lock: PinLock,
 }
 
 /// An exclusive lock on the pins below a directory, for agents of all network namespaces that share the file
 /// system.
-pub(super) struct PinLock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
+pub(super) struct PinLock {
+    directory: PathBuf,
+    /// The locked directory: closing the file releases the lock.
+    file: Mutex<File>,
+}
 
 /// A directory for pins that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +62,8 @@ pub enum PinDirectoryError {
 pub enum PinFailure {
     #[error(transparent)]
     Directory(#[from] PinDirectoryError),
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
     /// A foreign file with the name of the pin is left alone.
     #[error("cannot pin the map {map}")]
     Pin {
@@ -90,30 +102,55 @@ impl PinLock {
     /// # Errors
     /// If another agent holds the lock.
     pub(super) fn take(directory: &Path) -> Result<Self, PinDirectoryError> {
-        let failed = |source| PinDirectoryError::Io { path: directory.to_owned(), source };
-        let file = File::open(directory).map_err(failed)?;
-        for _ in 0..LOCK_ATTEMPTS {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(TryLockError::WouldBlock) => thread::sleep(LOCK_BACKOFF),
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-            }
-        }
-        Err(PinDirectoryError::SecondAgent { path: directory.to_owned() })
+        Ok(Self { directory: directory.to_owned(), file: Mutex::new(lock(directory)?) })
     }
+
+    /// Locks the directory that the path names now, if that is another one: the locked directory may have been
+    /// removed, or hidden by a mount.
+    ///
+    /// # Errors
+    /// If another agent holds that lock, or there is no directory.
+    fn renew(&self) -> Result<(), PinDirectoryError> {
+        let failed = |source| PinDirectoryError::Io { path: self.directory.clone(), source };
+        let identity = |it: fs::Metadata| (it.dev(), it.ino());
+        let mut held = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = fs::metadata(&self.directory).map_err(failed)?;
+        if identity(now) != identity(held.metadata().map_err(failed)?) {
+            *held = lock(&self.directory)?;
+        }
+        Ok(())
+    }
+}
+
+fn lock(directory: &Path) -> Result<File, PinDirectoryError> {
+    let failed = |source| PinDirectoryError::Io { path: directory.to_owned(), source };
+    let file = File::open(directory).map_err(failed)?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_BACKOFF),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+    }
+    Err(PinDirectoryError::SecondAgent { path: directory.to_owned() })
 }
 
 // === impl Pins ===
 
 impl Pins {
     /// Opens the pinned maps.
-    pub(super) fn open(directory: &Path) -> Result<Self, MapFailure> {
+    pub(super) fn open(directory: &Path, lock: PinLock) -> Result<Self, MapFailure> {
         let open = |map: &MapSpec| {
             let opened = MapData::from_pin(map.path(directory));
             opened.map(|data| (*map, data)).map_err(map.failure("open"))
         };
         let maps = PINNED.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { directory: directory.to_owned(), maps })
+        Ok(Self { directory: directory.to_owned(), maps, lock })
+    }
+
+    /// The directory of the pins.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The maps whose pins are missing, or are pins of another map. A pin that cannot be read counts as
@@ -122,8 +159,12 @@ impl Pins {
         self.maps.iter().filter(|(map, data)| self.is_lost(map, data)).map(|(map, _)| map.name).collect()
     }
 
-    /// Pins a map again, if its pin is lost.
+    /// Pins a map again, if its pin is lost. The directory may be a new one, which another agent can have
+    /// taken.
     pub(super) fn restore(&self, name: &str) -> Result<(), PinFailure> {
+        make_directory(&self.lock.directory)?;
+        self.lock.renew()?;
+        owner::claim(&self.lock.directory)?;
         make_directory(&self.directory)?;
         let mut lost = self.maps.iter().filter(|(map, data)| map.name == name && self.is_lost(map, data));
         lost.try_for_each(|(map, data)| {

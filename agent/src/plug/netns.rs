@@ -1,16 +1,19 @@
 //! A pod's network namespace: opened once, compared by identity, entered by one thread at a time.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::{Path, PathBuf},
+    ptr,
 };
 
 use nix::{
     fcntl::{OFlag, open},
+    libc,
     sched::{CloneFlags, setns},
     sys::{
+        socket::{AddressFamily, SockFlag, SockType, socket},
         stat::{Mode, fstat},
         statfs::{FsType, fstatfs},
     },
@@ -51,6 +54,25 @@ pub enum NetnsError {
 /// `NSFS_MAGIC` in `linux/magic.h`.
 const NSFS: FsType = FsType(0x6e73_6673);
 
+/// `SO_NETNS_COOKIE` in `asm-generic/socket.h`.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// Names the namespace of the calling thread, as in `net:[4026531840] cookie 1`. The kernel reuses the inode
+/// number once a namespace is gone, and the cookie never; it has cookies from Linux 5.14 on.
+///
+/// # Errors
+/// If `/proc` is not mounted, or the kernel refuses a socket.
+pub fn identity() -> io::Result<String> {
+    let inode = fs::read_link(OWN)?.to_string_lossy().into_owned();
+    let any = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    Ok(match cookie(any.as_fd()) {
+        Ok(cookie) => format!("{inode} cookie {cookie}"),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => inode,
+        Err(error) => return Err(error),
+    })
+}
+
 // === impl Netns ===
 
 impl Netns {
@@ -72,7 +94,7 @@ impl Netns {
     /// # Errors
     /// If `/proc` is not mounted.
     pub fn current() -> Result<Self, NetnsError> {
-        Self::open_any(Path::new("/proc/thread-self/ns/net"))
+        Self::open_any(Path::new(OWN))
     }
 
     pub fn id(&self) -> NetnsId {
@@ -145,9 +167,34 @@ fn kind(namespace: BorrowedFd<'_>) -> nix::Result<i32> {
     unsafe { ns_get_nstype(namespace.as_raw_fd()) }
 }
 
+/// The cookie of a socket's network namespace.
+#[expect(unsafe_code, reason = "nix has no wrapper for this socket option")]
+fn cookie(of: BorrowedFd<'_>) -> io::Result<u64> {
+    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: `cookie` is writable for `length` bytes, and the call borrows the descriptor.
+    let result = unsafe {
+        libc::getsockopt(
+            of.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            ptr::from_mut(&mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn identity_names_inode_and_cookie() {
+        let own = identity().unwrap();
+        let inode = fs::read_link("/proc/self/ns/net").unwrap();
+        let cookie = own.strip_prefix(&format!("{} cookie ", inode.display()));
+        assert!(cookie.is_some_and(|it| it.parse::<u64>().is_ok_and(|it| it > 0)), "{own}");
+    }
 
     #[test]
     fn paths_that_are_not_network_namespaces_are_refused() {

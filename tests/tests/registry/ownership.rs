@@ -44,6 +44,66 @@ fn agent_in_another_netns_cannot_share_the_maps_of_a_running_agent() {
     .unwrap();
 }
 
+/// Flags of an agent that shares nothing with the node's but the pins.
+const OWN_STATE: [&str; 4] = ["--state-dir", "/run/another", "--socket", "/run/another/agent.sock"];
+
+fn pins() -> anyhow::Result<Vec<String>> {
+    let found = sys::run("find /sys/fs/bpf -printf %p=%l\\n")?;
+    let mut found: Vec<_> = found.lines().map(str::to_owned).collect();
+    found.sort();
+    Ok(found)
+}
+
+#[test]
+fn agent_in_another_netns_with_a_new_state_directory_cannot_take_the_maps_of_pods() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let traffic = Traffic::begin(&a, &b)?;
+        node.kill_agent()?;
+        let (state, before) = (node.kernel_state()?, pins()?);
+        // A capacity of its own would rename the directory of pins.
+        let stderr = start_outside(&[&OWN_STATE[..], &["--max-vifs", "100"]].concat())?;
+        let [inside, outside] = ["/proc/thread-self/ns/net", "/run/netns/outside"]
+            .map(|path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap()));
+        for part in
+            [&format!("net:[{inside}] cookie "), &format!("net:[{outside}] cookie "), "hostNetwork: true"]
+        {
+            ensure!(stderr.contains(part), "{part} is missing in: {stderr}");
+        }
+        ensure!(node.kernel_state()? == state, "the kernel state was changed: {:#?}", node.kernel_state()?);
+        ensure!(pins()? == before, "{:#?}\nwas {before:#?}", pins()?);
+        node.start_again()?;
+        lives_on(node, &a, &b)?;
+        traffic.end()
+    })
+    .unwrap();
+}
+
+#[test]
+fn maps_of_a_namespace_without_pods_are_taken_over_from_another() {
+    with_agent(|node| {
+        let host = node.attach("a").and_then(|pod| node.host_ifname(&pod))?;
+        node.kill_agent()?;
+        // As left by a namespace that is gone: entries, and an owner, but no interface with filters.
+        sys::run(&format!("ip link del {host}"))?;
+        let record = "/sys/fs/bpf/ferrule/netns";
+        fs::remove_file(record)?;
+        std::os::unix::fs::symlink("net:[1] cookie 999999", record)?;
+        // The kernel frees the programs a little later than the interface.
+        sys::wait_until("the agent starts", LIMIT, || node.start_again().map(|()| true))?;
+        ensure!(node.log().contains("no program uses the pinned maps"), "{}", node.log());
+        let owner = fs::read_link(record)?.to_string_lossy().into_owned();
+        ensure!(owner.contains("cookie") && !owner.contains("999999"), "{owner}");
+        // Pins of an earlier build have no owner.
+        node.stop_agent()?;
+        fs::remove_file(record)?;
+        node.start_again()?;
+        ensure!(fs::read_link(record)?.to_string_lossy() == owner);
+        node.attach("b").map(drop)
+    })
+    .unwrap();
+}
+
 #[test]
 fn agent_in_another_netns_is_refused_without_side_effects() {
     with_agent(|node| {
