@@ -184,4 +184,39 @@ mod tests {
         ];
         assert_eq!(errors, expected);
     }
+
+    #[test]
+    fn keys_of_at_most_64_plain_bytes_are_not_quoted() {
+        let path = |key: &str| {
+            let mut path = "a".to_owned();
+            push_key(&mut path, key);
+            path
+        };
+        let longest = "k".repeat(64);
+        assert_eq!(path(&longest), format!("a.{longest}"));
+        assert_eq!(path("b_c-d.9"), "a.b_c-d.9");
+        assert!(path(&format!("{longest}k")).starts_with("a[\"kkk"));
+        assert_eq!(path(""), "a[\"\"]");
+        let mut root = String::new();
+        push_key(&mut root, "b");
+        assert_eq!(root, "b");
+    }
+
+    #[test]
+    fn values_are_read_and_errors_have_their_path() {
+        let json = Json::parse(r#"{"n":7,"b":false,"t":"x","l":[1,2],"o":{}}"#, 100, "").unwrap();
+        let root = Cursor::root(&json, "r").object().unwrap();
+        let at = |key: &str| root.require(key).unwrap();
+        assert_eq!(at("n").number_by("a number", Ok), Ok(7));
+        assert_eq!((at("b").bool(), at("t").text()), (Ok(false), Ok("x")));
+        assert_eq!((root.items("l").unwrap().len(), root.items("missing").unwrap().len()), (2, 0));
+        assert_eq!(root.entries().map(|(key, _)| key).collect::<Vec<_>>(), ["b", "l", "n", "o", "t"]);
+        assert_eq!(root.error("odd").to_string(), "r: odd");
+        assert_eq!(at("t").with_path("elsewhere").error("odd").to_string(), "elsewhere: odd");
+        let refused = at("n").number_by("a number", |number| Err::<(), _>(format!("{number} is odd")));
+        assert_eq!(refused.unwrap_err().to_string(), "r.n: 7 is odd");
+        assert_eq!(at("o").bool().unwrap_err().to_string(), "r.o: found an object, expected true or false");
+        let null = Json::Null;
+        assert_eq!(Cursor::root(&null, "").text().unwrap_err().to_string(), "found null, expected a string");
+    }
 }

@@ -121,6 +121,7 @@ mod tests {
         let duplicate = error(r#"{"a":{"b":1,"b":2}}"#);
         assert!(duplicate.starts_with(r#"x: invalid JSON: duplicate key "b" at line 1"#), "{duplicate}");
         assert_eq!(error(&" ".repeat(1001)), "x: found 1001 bytes, expected at most 1000");
+        assert!(Json::parse(&format!("{:1000}", 7), 1000, "x").is_ok());
         assert!(error(&"[".repeat(1000)).contains("recursion limit"));
         assert!(error("").contains("invalid JSON"));
     }

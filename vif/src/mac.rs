@@ -65,4 +65,15 @@ mod tests {
             assert!(Mac::try_from(text.to_owned()).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn the_link_local_address_has_the_universal_bit_flipped() {
+        let mac = Mac([0x0a, 0xfe, 0x0a, 1, 2, 3]);
+        assert_eq!(mac.link_local().to_string(), "fe80::8fe:aff:fe01:203");
+        assert_eq!(
+            Mac([0, 0x11, 0x22, 0x33, 0x44, 0x55]).link_local().to_string(),
+            "fe80::211:22ff:fe33:4455"
+        );
+        assert_eq!(format!("{mac:?}"), "0a:fe:0a:01:02:03");
+    }
 }

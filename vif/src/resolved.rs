@@ -166,4 +166,59 @@ mod tests {
         let Mac([first, ..]) = mac(Some("10.1.2.3"), None);
         assert_eq!(first & 0b11, 0b10);
     }
+
+    #[test]
+    fn default_routes_come_first_for_each_family_that_the_pod_has() {
+        let ours = ("169.254.1.1".parse().unwrap(), "fe80::1".parse().unwrap());
+        let mut vif = Vif {
+            kind: VifKind::Veth,
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            addresses: Addresses {
+                v4: Some("10.1.2.3".parse().unwrap()),
+                v6: Some("fd00::3".parse().unwrap()),
+            },
+            gateways: Addresses { v4: None, v6: Some("fd00::1".parse().unwrap()) },
+            is_default: true,
+            routes: vec![
+                Route::new("10.9.0.0/16".parse().unwrap(), Some("10.1.2.254".parse().unwrap())),
+                Route { mtu: Some(1300), ..Route::new("fd09::/64".parse().unwrap(), None) },
+            ],
+        };
+        let shown = |vif: &Vif| {
+            let routes = vif.all_routes(ours).into_iter();
+            routes.map(|it| format!("{} {} {:?}", it.dst, it.gateway, it.mtu)).collect::<Vec<_>>()
+        };
+        let all = [
+            "0.0.0.0/0 169.254.1.1 None",
+            "::/0 fd00::1 None",
+            "10.9.0.0/16 10.1.2.254 None",
+            "fd09::/64 fd00::1 Some(1300)",
+        ];
+        assert_eq!(shown(&vif), all);
+        vif.is_default = false;
+        assert_eq!(shown(&vif), all[2..]);
+        (vif.is_default, vif.addresses.v4) = (true, None);
+        assert_eq!(shown(&vif), all[1..]);
+    }
+
+    #[test]
+    fn a_second_address_of_a_family_is_refused() {
+        let collect = |all: &[&str]| Addresses::collect(all.iter().map(|it| it.parse().unwrap()));
+        let both = collect(&["fd00::3", "10.1.2.3"]).unwrap();
+        assert_eq!(both.to_string(), "10.1.2.3 fd00::3");
+        assert_eq!(collect(&["10.1.2.3", "fd00::3", "10.1.2.4"]), Err("10.1.2.4".parse().unwrap()));
+        assert_eq!(collect(&["fd00::3", "fd00::4"]), Err("fd00::4".parse().unwrap()));
+        assert_eq!(collect(&[]), Ok(Addresses::default()));
+        assert_eq!(Addresses::default().mac().to_string(), "0a:fe:00:00:00:00");
+    }
+
+    #[test]
+    fn a_stored_vif_of_an_earlier_release_is_the_default_one() {
+        let stored =
+            r#"{"kind":"veth","mac":"02:00:00:00:00:01","mtu":1500,"addresses":{"v4":"10.1.2.3","v6":null}}"#;
+        let vif: Vif = serde_json::from_str(stored).unwrap();
+        assert!(vif.is_default && vif.routes.is_empty());
+        assert_eq!(vif.gateways, Addresses::default());
+    }
 }

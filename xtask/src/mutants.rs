@@ -103,6 +103,12 @@ pub(crate) fn mutants(ws: &Workspace, options: &Mutants) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The packages that rooms are built from. Cargo names what it builds from path and version below the
+/// workspace's root, which are the same in the copy: a profile of their own keeps mutants out of other builds in
+/// the shared target directory, while all other packages are shared. Backtraces of mutants need no lines.
+const PACKAGES: [&str; 6] =
+    ["agent-common", "ferrule-agent", "ferrule-proto", "ferrule-shim", "ferrule-vif", "ferrulectl"];
+
 /// cargo-mutants on the copy of the workspace.
 #[derive(Debug)]
 struct Lab<'a> {
@@ -151,6 +157,7 @@ impl Lab<'_> {
             .args(["--in-place", "--no-times", "--colors=never", "--timeout", TEST_SECONDS])
             .args(["--build-timeout", BUILD_SECONDS, "--output"])
             .arg(&out)
+            .args(PACKAGES.map(|name| format!("--cargo-arg=--config=profile.dev.package.{name}.debug=false")))
             .args(if is_sample { names.map(|name| format!("--re={name}")).collect() } else { Vec::new() })
             .args(room.judges());
         match step.status()?.code() {

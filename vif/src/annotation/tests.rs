@@ -1,5 +1,6 @@
 //! Valid and invalid annotations.
 
+mod limits;
 pub(super) mod schema;
 
 use std::{collections::BTreeMap, fmt::Write as _};

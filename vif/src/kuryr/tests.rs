@@ -377,6 +377,92 @@ fn addresses_and_routes_of_a_pod_are_limited() {
     }
 }
 
+#[test]
+fn values_at_the_limits_are_accepted() {
+    let text = json!({"eth0": vif(|_| ())}).to_string();
+    assert!(from_annotation(&(" ".repeat(262_144 - text.len()) + &text)).is_ok());
+
+    let map = |count: usize| {
+        let all = (0..count)
+            .map(|i| (format!("eth{i}"), vif(|vif| data(vif, &["network"])["subnets"] = Value::Null)));
+        Value::from(all.collect::<serde_json::Map<_, _>>())
+    };
+    assert_eq!(from_annotation(&map(16).to_string()).unwrap().interfaces.len(), 16);
+    let mut state: Value = serde_json::from_str(POD_STATE).unwrap();
+    let mut additional = map(16);
+    remove(&mut additional, "eth0");
+    data(&mut state, &[])["additional_vifs"] = additional.clone();
+    assert_eq!(from_annotation(&state.to_string()).unwrap().interfaces.len(), 16);
+    additional["eth16"] = additional["eth1"].clone();
+    data(&mut state, &[])["additional_vifs"] = additional;
+    let error = from_annotation(&state.to_string()).unwrap_err().to_string();
+    assert!(error.ends_with(": found 17 interfaces, expected at most 16"), "{error}");
+
+    // The second subnet has one address and no route.
+    for (list, key, most) in [("ips", "address", 63_u32), ("routes", "cidr", 256)] {
+        let many = vif(|vif| {
+            remove(data(vif, &["network", "subnets", "1"]), "routes");
+            let items = &mut data(vif, &["network", "subnets", "0", list])["objects"];
+            let item = |i: u32| {
+                let mut item = items[0].clone();
+                let text = if list == "ips" { format!("10.11.9.{i}") } else { format!("10.7.{i}.0/24") };
+                item["versioned_object.data"][key] = json!(text);
+                item
+            };
+            *items = (0..most).map(item).collect();
+        });
+        let decoded = decode_one(&many).unwrap();
+        let count = if list == "ips" { decoded.addresses.len() } else { decoded.routes.len() };
+        assert_eq!(count, if list == "ips" { 64 } else { 256 });
+    }
+}
+
+#[test]
+fn details_are_cut_and_those_without_a_text_or_number_omitted() {
+    let vif = vif(|vif| {
+        let data = data(vif, &[]);
+        data["vif_name"] = json!("x".repeat(200));
+        data["bridge_name"] = json!("");
+        data["physnet"] = json!(["x"]);
+        data["vlan_id"] = json!(7);
+    });
+    let details = decode_one(&vif).unwrap().details;
+    assert_eq!(details["vif_name"], "x".repeat(128));
+    assert_eq!(details["vlan_id"], "7");
+    assert!(!details.contains_key("bridge_name") && !details.contains_key("physnet"), "{details:?}");
+}
+
+#[test]
+fn the_default_interface_is_the_marked_one_else_eth0_else_the_only_one() {
+    let names = |entries: Value| {
+        let decoded = from_vifs(None, Some(&entries.to_string())).map_err(|error| error.to_string())?;
+        let names = decoded.unwrap().interfaces.into_iter().map(|it| it.name).collect::<Vec<_>>();
+        Ok::<_, String>(names.join(" "))
+    };
+    let entry = |default: bool| json!({"default": default, "vif": vif(|_| ())});
+    assert_eq!(names(json!({"eth0": entry(false), "net1": entry(true)})).unwrap(), "net1 eth0");
+    assert_eq!(names(json!({"a": entry(false), "eth0": entry(false)})).unwrap(), "eth0 a");
+    assert_eq!(names(json!({"net1": {"vif": vif(|_| ())}})).unwrap(), "net1");
+    let error = names(json!({"a": entry(false), "b": entry(false)})).unwrap_err();
+    assert_eq!(error, "KuryrPort: status.vifs: found no default VIF, expected one marked or named eth0");
+    let error = names(json!({"a": entry(true), "b": entry(true)})).unwrap_err();
+    assert_eq!(error, "KuryrPort: status.vifs: found a second default VIF, expected one");
+}
+
+#[test]
+fn only_os_vif_1_and_its_classes_are_decoded() {
+    for (version, is_known) in [("1.0", true), ("1.17", true), ("1.x", false), ("1.", false), ("2.0", false)]
+    {
+        let vif = vif(|vif| vif["versioned_object.version"] = json!(version));
+        assert_eq!(decode_one(&vif).is_ok(), is_known, "{version}");
+    }
+    let class =
+        |class: &str| decode_one(&vif(|vif| vif["versioned_object.name"] = json!(class))).map(|it| it.kind);
+    assert_eq!(class("VIFGeneric"), Ok(Kind::Veth));
+    assert_eq!(class("VIFNew"), Ok(Kind::Other("VIFNew".to_owned())));
+    assert!(class("Vif").unwrap_err().contains("expected a class of VIFs"));
+}
+
 /// Replaces `cut` characters at a position.
 fn mutate(text: &str, at: usize, with: &str, cut: usize) -> String {
     let start = text.char_indices().map(|(i, _)| i).nth(at % text.chars().count().max(1)).unwrap_or(0);

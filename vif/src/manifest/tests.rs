@@ -133,3 +133,39 @@ fn other_manifests_are_refused() {
         assert!(error.starts_with(expected), "{json}: {error}");
     }
 }
+
+#[test]
+fn kuryr_port_tells_whether_its_pod_is_static() {
+    for (value, expected) in [(json!(true), true), (json!(false), false), (Value::Null, false)] {
+        let mut port: Value = serde_json::from_str(ERA4).unwrap();
+        port["spec"]["podStatic"] = value;
+        assert_eq!(decode_one(&port.to_string()).static_pod, expected);
+    }
+}
+
+#[test]
+fn a_manifest_has_at_most_16_mib() {
+    let list = r#"{"kind":"List"}"#;
+    let padded = |bytes: usize| from_manifest(&(" ".repeat(bytes - list.len()) + list));
+    assert_eq!(padded(16_777_216), Ok(vec![]));
+    let error = padded(16_777_217).unwrap_err().to_string();
+    assert_eq!(error, "found 16777217 bytes, expected at most 16777216");
+}
+
+#[test]
+fn items_of_a_plain_list_need_a_kind_and_every_source_has_its_name() {
+    let error = from_manifest(r#"{"kind":"List","items":[{"metadata":{"name":"a"}}]}"#).unwrap_err();
+    assert_eq!(error.to_string(), "items[0].kind: missing");
+    let decoded = decode_one(&pod(&json!({ KURYR_ANNOTATION: "{}" })));
+    let [Found { source, outcome: Outcome::Refused(error) }] = decoded.found.as_slice() else {
+        panic!("{decoded:?}")
+    };
+    assert_eq!(source.as_str(), "openstack.org/kuryr-vif");
+    assert_eq!(error.to_string(), "annotation openstack.org/kuryr-vif: found no VIF, expected at least one");
+    assert_eq!(Source::KuryrPort.to_string(), "KuryrPort");
+    let formats = [Format::KuryrVif, Format::KuryrVifMap, Format::KuryrPodState, Format::KuryrPortSpec];
+    assert_eq!(
+        formats.map(|format| format.to_string()).join(" "),
+        "kuryr-vif kuryr-vif-map kuryr-pod-state kuryr-port-spec"
+    );
+}
