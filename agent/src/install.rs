@@ -3,6 +3,9 @@
 //! Each file is written under a temporary name and then renamed: a runtime sees the old file or the new one,
 //! never a part, and a shim in execution can be replaced (writing to it would fail with ETXTBSY).
 
+mod first;
+mod watch;
+
 use std::{
     env, fs,
     io::{self, Write as _},
@@ -11,6 +14,8 @@ use std::{
 };
 
 use serde_json::json;
+
+pub use watch::Watch;
 
 /// The directories of the node's container runtime, and the agent's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +49,8 @@ pub enum InstallError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot find out which configuration the runtime uses")]
+    First(#[source] io::Error),
     #[error("{path:?} differs from the content written to it: check the file system and its disk")]
     Differs { path: PathBuf },
     #[error(
@@ -65,26 +72,35 @@ const CONFLIST: &str = "05-ferrule.conflist";
 // === impl Install ===
 
 impl Install {
-    /// Installs the shim that is shipped with this agent into [`Self::bin_dir`].
+    /// Installs the shim that is shipped with this agent into [`Self::bin_dir`], and returns whether it was
+    /// missing or another.
     ///
     /// # Errors
     /// If the shim is not beside the agent's own executable, or the directory cannot be written.
-    pub fn shim(&self) -> Result<(), InstallError> {
+    pub fn shim(&self) -> Result<bool, InstallError> {
         let shipped = env::current_exe().map(|agent| agent.with_file_name(SHIM));
         let unknown = |source| InstallError::NoShim { path: SHIM.into(), source };
         self.shim_from(&shipped.map_err(unknown)?)
     }
 
-    /// Installs the CNI configuration. Must follow readiness: a runtime that finds the file reports the
-    /// node's network as ready.
+    /// Installs the CNI configuration, and returns whether it was missing or another. Must follow readiness: a
+    /// runtime that finds the file reports the node's network as ready.
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn conflist(&self) -> Result<(), InstallError> {
+    pub fn conflist(&self) -> Result<bool, InstallError> {
         put(&self.conf_dir.join(CONFLIST), self.network()?.as_bytes(), 0o644)
     }
 
-    fn shim_from(&self, shipped: &Path) -> Result<(), InstallError> {
+    /// The configuration that the runtime uses instead of one with this plugin, if any.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn foreign_first(&self) -> Result<Option<String>, InstallError> {
+        first::foreign_first(&self.conf_dir).map_err(InstallError::First)
+    }
+
+    fn shim_from(&self, shipped: &Path) -> Result<bool, InstallError> {
         let content =
             fs::read(shipped).map_err(|source| InstallError::NoShim { path: shipped.to_owned(), source })?;
         put(&self.bin_dir.join(SHIM), &content, 0o755)
@@ -114,15 +130,16 @@ impl Install {
     }
 }
 
-/// Installs a file durably with this content and mode. Leaves an identical file alone.
-fn put(path: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
+/// Installs a file durably with this content and mode, and returns whether there was a need. Leaves an identical
+/// file alone.
+fn put(path: &Path, content: &[u8], mode: u32) -> Result<bool, InstallError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let fresh = beside(path);
     fs::create_dir_all(directory).map_err(failed("create the directory", directory))?;
     // Left by a crash: only one agent runs on a node at a time.
     remove(&fresh)?;
     if holds(path, content, mode) {
-        return Ok(());
+        return Ok(false);
     }
     let put = write(&fresh, content, mode).and_then(|()| {
         fs::rename(&fresh, path).map_err(failed("rename the new file to", path))?;
@@ -134,7 +151,7 @@ fn put(path: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
         // The first error is reported.
         let _ = remove(&fresh);
     }
-    put
+    put.map(|()| true)
 }
 
 fn write(fresh: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
@@ -231,10 +248,10 @@ mod tests {
         let plugin = install.bin_dir.join("ferrule");
         install.shim_from(&shipped).unwrap();
         let first = fs::metadata(&plugin).unwrap().ino();
-        install.shim_from(&shipped).unwrap();
+        assert!(!install.shim_from(&shipped).unwrap());
         assert_eq!(fs::metadata(&plugin).unwrap().ino(), first);
         fs::set_permissions(&plugin, fs::Permissions::from_mode(0o644)).unwrap();
-        install.shim_from(&shipped).unwrap();
+        assert!(install.shim_from(&shipped).unwrap());
         assert_eq!(mode(&plugin), 0o755, "the mode is repaired");
     }
 

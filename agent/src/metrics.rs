@@ -20,12 +20,22 @@ pub struct Metrics {
     pub trace: TraceMetrics,
     pub heal: HealMetrics,
     pub maps: MapMetrics,
+    pub install: InstallMetrics,
 }
 
 /// Metrics of CNI calls.
 #[derive(Debug, Clone)]
 pub struct CniMetrics {
     duration: Family<CallLabels, Histogram, fn() -> Histogram>,
+}
+
+/// Metrics of the installation of plugin and configuration.
+#[derive(Debug, Clone, Default)]
+pub struct InstallMetrics {
+    /// Files that were installed again.
+    pub repairs: Counter,
+    /// 1 if the runtime uses another plugin's configuration.
+    pub overridden: Gauge,
 }
 
 /// Metrics of the trace exporter.
@@ -163,6 +173,7 @@ impl Default for Metrics {
         let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
         let (heal, maps) = (HealMetrics::default(), MapMetrics::default());
+        let install = InstallMetrics::default();
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
@@ -171,6 +182,7 @@ impl Default for Metrics {
         trace.register(registry.sub_registry_with_prefix("trace_spans"));
         heal.register(&mut registry);
         maps.register(&mut registry);
+        install.register(registry.sub_registry_with_prefix("install"));
         Self {
             registry: Arc::new(registry),
             watch,
@@ -181,6 +193,7 @@ impl Default for Metrics {
             trace,
             heal,
             maps,
+            install,
         }
     }
 }
@@ -288,6 +301,19 @@ impl MapMetrics {
             self.entries.clone(),
         );
         registry.register("map_capacity", "Capacity of a pinned eBPF map, in entries", self.capacity.clone());
+    }
+}
+
+// === impl InstallMetrics ===
+
+impl InstallMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("repairs", "Installed files that were removed or changed", self.repairs.clone());
+        registry.register(
+            "overridden",
+            "1 if the runtime uses another plugin's configuration",
+            self.overridden.clone(),
+        );
     }
 }
 

@@ -10,7 +10,11 @@ mod table;
 mod verify;
 mod vif;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use ferrule_proto::DEFAULT_SOCKET;
@@ -70,20 +74,33 @@ fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(Report { text, failures }) => {
-            println!("{text}");
-            for failure in &failures {
-                eprintln!("ferrulectl: {failure}");
-            }
+            let unprinted = print(&text).err().map(|error| format!("cannot write the output: {error}"));
+            let failures: Vec<_> = failures.into_iter().chain(unprinted).collect();
+            failures.iter().for_each(|failure| complain(failure));
             if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("ferrulectl: {error:#}");
+            complain(&format!("{error:#}"));
             match args.command {
                 Command::Verify => ExitCode::from(UNKNOWN),
                 _ => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// Writes a report to standard output. A reader that has read enough (`| head -1`) is no failure.
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
+}
+
+/// Writes a failure to standard error; the exit code tells it too.
+fn complain(failure: &str) {
+    let _ = writeln!(io::stderr(), "ferrulectl: {failure}");
 }
 
 fn run(args: &Args) -> anyhow::Result<Report> {

@@ -8,8 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use ferrule_proto::quoted::Quoted;
 use ferrule_vif::{
-    InterfaceRequest, VifRequest,
+    InterfaceRequest, Kind, VifRequest,
     manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
 };
 
@@ -19,7 +20,8 @@ use crate::{Output, Report};
 pub(crate) enum Command {
     /// Decode the VIFs in a Pod's annotations or in a KuryrPort, as the agent does
     ///
-    /// Exit code 0: every VIF is valid. 1: the manifest or a VIF in it is invalid.
+    /// Exit code 0: every VIF is valid. 1: the manifest or a VIF in it is invalid, the agent does not support
+    /// its kind, or an annotation looks like a misspelt VIF.
     Decode {
         /// Manifest in YAML or JSON: a Pod, a KuryrPort or a list of them; - for standard input
         #[arg(short, long, value_name = "FILE")]
@@ -149,10 +151,28 @@ fn render_vif(text: &mut String, vif: &VifRequest) {
 }
 
 fn failures(object: &Decoded) -> impl Iterator<Item = String> {
-    object.found.iter().filter_map(|found| match &found.outcome {
-        Outcome::Refused(error) => Some(format!("{}: {error}", title(object))),
-        Outcome::Decoded(_) | Outcome::NotYet => None,
-    })
+    let of_found = object.found.iter().flat_map(|found| match &found.outcome {
+        Outcome::Refused(error) => vec![error.to_string()],
+        Outcome::Decoded(vif) => vif.interfaces.iter().filter_map(unsupported).collect(),
+        Outcome::NotYet => Vec::new(),
+    });
+    let of_keys = object.misspelt.iter().map(|key| {
+        format!(
+            "the agent ignores the annotation {}; a VIF is read from vif.ferrule.dev/v1 or openstack.org/kuryr-vif",
+            Quoted(key)
+        )
+    });
+    of_found.chain(of_keys).map(|failure| format!("{}: {failure}", title(object)))
+}
+
+/// As the agent refuses the ADD.
+fn unsupported(InterfaceRequest { name, kind, .. }: &InterfaceRequest) -> Option<String> {
+    match kind {
+        Kind::Veth => None,
+        Kind::Other(kind) => {
+            Some(format!("ADD refuses interface {name}: the kind {kind} is not supported yet; expected veth"))
+        }
+    }
 }
 
 fn title(object: &Decoded) -> String {
@@ -228,6 +248,21 @@ Pod default/b
         let expected = "Pod default/web-0: annotation vif.ferrule.dev/v1: interfaces[0].mtu: 67 is out of range, \
                         expected a number of bytes from 68 to 65535";
         assert_eq!(failure, expected);
+    }
+
+    #[test]
+    fn a_misspelt_annotation_and_an_unsupported_kind_are_failures() {
+        let objects = decode(
+            "kind: Pod\nmetadata: {name: web-0, annotations: {vif.ferule.dev/v1: x, vif.ferrule.dev/v1: \
+             '{\"interfaces\":[{\"kind\":\"macvlan\",\"addresses\":[\"10.1.2.3\"]}]}'}}\n",
+        );
+        let failures: Vec<_> = objects.unwrap().iter().flat_map(failures).collect();
+        let expected = [
+            "Pod default/web-0: ADD refuses interface eth0: the kind macvlan is not supported yet; expected veth",
+            "Pod default/web-0: the agent ignores the annotation \"vif.ferule.dev/v1\"; a VIF is read from \
+             vif.ferrule.dev/v1 or openstack.org/kuryr-vif",
+        ];
+        assert_eq!(failures, expected);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod deferred;
 mod json;
+pub mod misspelt;
 pub mod names;
 pub mod quoted;
 pub mod trace;

@@ -28,12 +28,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Deadline of an ADD, which may wait for a controller to write the VIF. Shorter than the runtimes' two
 /// minutes, so that the runtime receives our error instead of its own timeout.
 const ADD_DEADLINE: Duration = Duration::from_secs(90);
+/// Deadline of a STATUS, including the wait for an agent that restarts. The kubelet asks its runtime every
+/// five seconds, one call at a time, and takes the runtime for dead 30 s after the last answer
+/// (`maxWaitForContainerRuntime`).
+const STATUS_DEADLINE: Duration = Duration::from_secs(20);
 /// Deadline of all other calls.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long to retry a DEL while an agent stops, and the backoff between attempts.
-const RETRY_DEADLINE: Duration = Duration::from_secs(10);
-const RETRY_BACKOFF: Duration = Duration::from_millis(50);
+/// How long to retry a DEL while an agent stops, and the pause between attempts.
+const DEL_RETRY_DEADLINE: Duration = Duration::from_secs(10);
+const DEL_PAUSE: Duration = Duration::from_millis(50);
+/// The pause between attempts of a STATUS: an attempt without an agent is a single connect(2).
+const STATUS_PAUSE: Duration = Duration::from_millis(250);
 
 const START_AGENT: &str = "check that ferrule-agent runs on this node and that \"socket\" in the network \
                            configuration, if set, is the path of the agent's socket";
@@ -55,42 +61,81 @@ enum Cause {
     Unserved,
 }
 
+/// The agent's answer. The error is the agent's.
+type Answer = Result<Option<AddResult>, CniError>;
+
+/// The time since an arbitrary moment, and sleep; a test has another one.
+trait Clock {
+    fn now(&self) -> Duration;
+    fn sleep(&self, pause: Duration);
+}
+
+struct RealClock(Instant);
+
 /// Calls the agent and waits for its answer, which has a result only for ADD. Without an agent, a DEL
-/// completes here.
+/// completes here, and a STATUS waits for one.
 ///
 /// # Errors
 /// The agent's error, or an error of the transport.
-pub(crate) fn call(
+pub(crate) fn call(socket: &str, request: Request, trace: Option<Trace>) -> Answer {
+    let clock = RealClock(Instant::now());
+    call_with(&clock, socket, &request, |left| attempt(socket, &request, trace.as_ref(), left))
+}
+
+/// `attempt` makes one attempt, with a deadline.
+fn call_with(
+    clock: &impl Clock,
     socket: &str,
-    request: Request,
-    trace: Option<Trace>,
-) -> Result<Option<AddResult>, CniError> {
-    match (attempt(socket, &request, trace.as_ref()), &request) {
-        (Ok(answer), _) => answer,
-        (
-            Err(Failure { cause: Cause::NoAgent | Cause::ConnectionLost, .. }),
-            Request::Del(DelRequest { key: Some(key), .. }),
-        ) => {
+    request: &Request,
+    mut attempt: impl FnMut(Duration) -> Result<Answer, Failure>,
+) -> Answer {
+    let began = clock.now();
+    let failure = match attempt(request.deadline()) {
+        Ok(answer) => return answer,
+        Err(failure) => failure,
+    };
+    match (failure.cause, request) {
+        (Cause::NoAgent | Cause::ConnectionLost, Request::Del(DelRequest { key: Some(key), .. })) => {
             let key = agentless::Key::new(key).map_err(|error| invalid(&error))?;
-            let retry = || retry(socket, &request, trace.as_ref());
-            agentless::del(socket, &key, retry).map(|()| None)
+            // While an agent stops, its connections break before its socket closes.
+            let is_stopping = |cause| cause == Cause::ConnectionLost;
+            let again = || {
+                let end = clock.now() + DEL_RETRY_DEADLINE;
+                match persist(clock, end, DEL_PAUSE, is_stopping, |_| attempt(request.deadline())) {
+                    Err(Failure { cause: Cause::NoAgent, .. }) => None,
+                    Err(Failure { error, .. }) => Some(Err(error)),
+                    Ok(answer) => Some(answer.map(drop)),
+                }
+            };
+            agentless::del(socket, &key, again).map(|()| None)
         }
-        (Err(Failure { error, .. }), _) => Err(error),
+        (Cause::NoAgent | Cause::ConnectionLost, Request::Status(_)) => {
+            clock.sleep(STATUS_PAUSE);
+            let may_come = |cause| matches!(cause, Cause::NoAgent | Cause::ConnectionLost);
+            let end = began + STATUS_DEADLINE;
+            persist(clock, end, STATUS_PAUSE, may_come, attempt).unwrap_or_else(
+                |Failure { error, .. }| {
+                    let waited = clock.now().saturating_sub(began).as_secs();
+                    Err(CniError { msg: format!("{} (waited {waited} s for an agent)", error.msg), ..error })
+                },
+            )
+        }
+        _ => Err(failure.error),
     }
 }
 
-/// Retries the call after a failed first attempt. Returns `None` if no agent listens. While an agent stops,
-/// its connections break before its socket closes, so broken connections are retried.
-fn retry(socket: &str, request: &Request, trace: Option<&Trace>) -> Option<Result<(), CniError>> {
-    let deadline = Instant::now() + RETRY_DEADLINE;
+/// Repeats a call as long as `again` says so for the cause of its failure, until `end`.
+fn persist(
+    clock: &impl Clock,
+    end: Duration,
+    pause: Duration,
+    again: impl Fn(Cause) -> bool,
+    mut attempt: impl FnMut(Duration) -> Result<Answer, Failure>,
+) -> Result<Answer, Failure> {
     loop {
-        match attempt(socket, request, trace) {
-            Ok(answer) => return Some(answer.map(drop)),
-            Err(Failure { cause: Cause::NoAgent, .. }) => return None,
-            Err(Failure { cause: Cause::ConnectionLost, .. }) if Instant::now() < deadline => {
-                thread::sleep(RETRY_BACKOFF);
-            }
-            Err(Failure { error, .. }) => return Some(Err(error)),
+        match attempt(end.saturating_sub(clock.now())) {
+            Err(Failure { cause, .. }) if again(cause) && clock.now() + pause < end => clock.sleep(pause),
+            outcome => return outcome,
         }
     }
 }
@@ -100,7 +145,8 @@ fn attempt(
     socket: &str,
     request: &Request,
     trace: Option<&Trace>,
-) -> Result<Result<Option<AddResult>, CniError>, Failure> {
+    deadline: Duration,
+) -> Result<Answer, Failure> {
     // The socket and the deadline have at most two events at a time; the default of 1024 costs memory.
     let runtime =
         Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
@@ -108,9 +154,13 @@ fn attempt(
             let details = "check the container runtime's limits on open files and memory";
             Failure { error: CniError::new(Code::IoFailure, msg, details), cause: Cause::Unserved }
         })?;
-    let answer = runtime.block_on(exchange(socket, request.clone(), trace.cloned()));
-    // Skips the shutdown of the event loop: the process exits next, which closes the connection.
-    mem::forget(runtime);
+    let answer = runtime.block_on(exchange(socket, request.clone(), trace.cloned(), deadline));
+    match &answer {
+        // Skips the shutdown of the event loop: the process exits next, which closes the connection.
+        Ok(_) => mem::forget(runtime),
+        // Another attempt may follow, and each event loop has file descriptors.
+        Err(_) => drop(runtime),
+    }
     answer
 }
 
@@ -118,13 +168,13 @@ async fn exchange(
     socket: &str,
     request: Request,
     trace: Option<Trace>,
-) -> Result<Result<Option<AddResult>, CniError>, Failure> {
+    deadline: Duration,
+) -> Result<Answer, Failure> {
     let verb = request.verb();
     let transport = match time::timeout(CONNECT_TIMEOUT, Transport::connect(socket, trace)).await {
         Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
         Err(_) => return Err(unreachable(verb, socket, &io::ErrorKind::TimedOut.into())),
     };
-    let deadline = request.deadline();
     match time::timeout(deadline, send(transport, request, deadline)).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(status)) => Err(failed(verb, socket, &status)),
@@ -136,11 +186,7 @@ async fn exchange(
 }
 
 /// Sends the request. The outer error is the transport's, the inner error is the agent's.
-async fn send(
-    transport: Transport,
-    request: Request,
-    deadline: Duration,
-) -> Result<Result<Option<AddResult>, CniError>, Status> {
+async fn send(transport: Transport, request: Request, deadline: Duration) -> Result<Answer, Status> {
     // HTTP requires an authority; a unix socket has none.
     let mut client = CniClient::with_origin(transport, Uri::from_static("http://ferrule-agent"));
     let error = match request {
@@ -173,7 +219,23 @@ impl Request {
     }
 
     fn deadline(&self) -> Duration {
-        if matches!(self, Self::Add(_)) { ADD_DEADLINE } else { DEADLINE }
+        match self {
+            Self::Add(_) => ADD_DEADLINE,
+            Self::Status(_) => STATUS_DEADLINE,
+            Self::Del(_) | Self::Check(_) | Self::Gc(_) => DEADLINE,
+        }
+    }
+}
+
+// === impl RealClock ===
+
+impl Clock for RealClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep(&self, pause: Duration) {
+        thread::sleep(pause);
     }
 }
 
@@ -228,7 +290,7 @@ fn failed(verb: Verb, socket: &str, status: &Status) -> Failure {
         status.code(),
         status.message().escape_debug()
     );
-    // The agent never returns Unavailable: only our transport does.
+    // From our transport, or from an agent that is stopping (STATUS).
     let lost = status.code() == tonic::Code::Unavailable;
     let cause = if lost { Cause::ConnectionLost } else { Cause::Unserved };
     Failure { error: CniError::new(code, msg, details), cause }
@@ -245,101 +307,4 @@ fn unavailable(verb: Verb) -> Code {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
-
-    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
-    use tokio::time::Instant;
-
-    use super::*;
-
-    fn requests() -> [Request; 5] {
-        [
-            Request::Add(AddRequest::default()),
-            Request::Del(DelRequest::default()),
-            Request::Check(CheckRequest::default()),
-            Request::Gc(GcRequest::default()),
-            Request::Status(StatusRequest::default()),
-        ]
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn hanging_agent_fails_the_call_at_its_deadline() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("agent.sock");
-        let _never_accepted = UnixListener::bind(&path).unwrap();
-        for request in requests() {
-            let (deadline, verb) = (request.deadline(), request.verb());
-            let start = Instant::now();
-            let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
-            let elapsed = start.elapsed();
-            assert!(elapsed >= deadline && elapsed < deadline + CONNECT_TIMEOUT, "{verb:?} took {elapsed:?}");
-            assert_eq!(error.code, if verb == Verb::Status { 50 } else { 11 });
-            assert_eq!(cause, Cause::Unserved, "the agent may still complete the call");
-            assert!(error.msg.contains("no response after"), "{}", error.msg);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn full_accept_queue_fails_the_call_at_the_connect_timeout() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("agent.sock");
-        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
-        bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&path).unwrap()).unwrap();
-        listen(&fd, Backlog::new(0).unwrap()).unwrap();
-        let _fills_the_queue = UnixStream::connect(&path).unwrap();
-
-        let start = Instant::now();
-        let request = Request::Add(AddRequest::default());
-        let Failure { error, cause } = exchange(path.to_str().unwrap(), request, None).await.unwrap_err();
-        assert_eq!((error.code, cause), (11, Cause::Unserved), "{}", error.msg);
-        assert!(start.elapsed() >= CONNECT_TIMEOUT && start.elapsed() < 2 * CONNECT_TIMEOUT);
-    }
-
-    #[test]
-    fn missing_agent_is_an_error_with_the_socket() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("missing.sock");
-        let stale = dir.path().join("stale.sock");
-        drop(UnixListener::bind(&stale).unwrap());
-        for path in [missing, stale] {
-            for request in requests().into_iter().filter(|it| it.verb() != Verb::Del) {
-                let code = if request.verb() == Verb::Status { 50 } else { 11 };
-                let error = call(path.to_str().unwrap(), request, None).unwrap_err();
-                assert_eq!(error.code, code, "{}", error.msg);
-                assert!(error.msg.contains(path.to_str().unwrap()), "{}", error.msg);
-                assert!(error.details.contains("check that ferrule-agent runs"), "{}", error.details);
-            }
-        }
-    }
-
-    #[test]
-    fn permission_denied_on_the_socket_asks_for_root() {
-        let Failure { error, cause } = unreachable(Verb::Add, "/x", &io::ErrorKind::PermissionDenied.into());
-        assert_eq!(cause, Cause::Unserved);
-        assert_eq!((error.code, error.details.as_str()), (5, "run the plugin as root"));
-    }
-
-    #[test]
-    fn grpc_codes_map_to_cni_codes() {
-        use tonic::Code as Grpc;
-        for (grpc, add, status) in [
-            (Grpc::Unavailable, 11, 50),
-            (Grpc::DeadlineExceeded, 11, 50),
-            (Grpc::Cancelled, 11, 50),
-            (Grpc::ResourceExhausted, 11, 50),
-            (Grpc::PermissionDenied, 5, 5),
-            (Grpc::Unauthenticated, 5, 5),
-            (Grpc::Unimplemented, 100, 100),
-            (Grpc::Internal, 999, 999),
-            (Grpc::Unknown, 999, 999),
-        ] {
-            let failure = Status::new(grpc, "it\nbroke");
-            let Failure { error, cause } = failed(Verb::Add, "/x", &failure);
-            assert_eq!(error.code, add, "{grpc:?}");
-            assert!(error.msg.contains(r"it\nbroke"));
-            assert_eq!(cause == Cause::ConnectionLost, grpc == Grpc::Unavailable);
-            assert_eq!(failed(Verb::Status, "/x", &failure).error.code, status, "{grpc:?}");
-        }
-    }
-}
+mod tests;

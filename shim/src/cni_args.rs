@@ -14,11 +14,12 @@ const MAX_VALUE: usize = 4096;
 /// Parses the pod's namespace, name and UID from `CNI_ARGS`.
 ///
 /// Unknown keys of Kubernetes (`K8S_…`) are ignored: their number grows. By the CNI conventions, other
-/// unknown keys are an error unless `IgnoreUnknown` is set, because they may request something (`IP`, `MAC`).
+/// unknown keys are an error unless `IgnoreUnknown` is set. `IP` and `MAC` are refused even then: podman sets
+/// `IgnoreUnknown` always, and a container without the address that its user asked for is worse than none.
 ///
 /// # Errors
 /// If a pair is malformed, a value is too long, a known key is repeated, an unknown key is not to be ignored,
-/// or a name of the pod is invalid.
+/// an address or a MAC is requested, or a name of the pod is invalid.
 pub(crate) fn parse(args: &str) -> Result<Pod, CniError> {
     let mut known = Known::default();
     if args.is_empty() {
@@ -54,6 +55,15 @@ impl<'a> Known<'a> {
             "K8S_POD_NAME" => &mut self.name,
             "K8S_POD_UID" => &mut self.uid,
             "IgnoreUnknown" => &mut self.ignore_unknown,
+            "IP" | "MAC" if !value.is_empty() => {
+                let msg = format!(
+                    "ADD: CNI_ARGS requests {key}={}, which this plugin does not support",
+                    Quoted(value)
+                );
+                let remedy = "remove the request (podman: --ip, --ip6, --mac-address): the agent's IPAM chooses \
+                              the addresses, or the pod's annotation vif.ferrule.dev/v1 sets addresses and MAC";
+                return Err(CniError::new(Code::UnsupportedField, msg, remedy));
+            }
             _ => {
                 if !key.starts_with("K8S_") {
                     self.unknown.get_or_insert(key);
@@ -125,7 +135,21 @@ mod tests {
         assert_eq!(parse("").unwrap(), Pod::default());
         assert_eq!(parse("K8S_POD_NAME=quirky_Wozniak.1").unwrap(), pod("", "quirky_Wozniak.1", ""));
         assert_eq!(parse("K8S_POD_NAMESPACE=;K8S_POD_NEW_KEY=\n").unwrap(), Pod::default());
-        assert_eq!(parse("MAC=02:00:00:00:00:01;IgnoreUnknown=true").unwrap(), Pod::default());
+        assert_eq!(parse("GW=02:00:00:00:00:01;IgnoreUnknown=true").unwrap(), Pod::default());
+        assert_eq!(parse("IP=;MAC=;IgnoreUnknown=1").unwrap(), Pod::default(), "nothing is requested");
+    }
+
+    #[test]
+    fn requested_addresses_are_refused_even_if_unknown_keys_are_to_be_ignored() {
+        for (args, expected) in [
+            ("IgnoreUnknown=1;K8S_POD_NAME=a;IP=10.0.0.1", "requests IP=\"10.0.0.1\""),
+            ("MAC=02:00:00:00:00:01;IgnoreUnknown=true", "requests MAC=\"02:00:00:00:00:01\""),
+            ("IP=10.0.0.1", "requests IP="),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert_eq!(error.code, 2, "{args}");
+            assert!(error.msg.contains(expected) && error.details.contains("--ip"), "{error:?}");
+        }
     }
 
     #[test]
@@ -138,8 +162,8 @@ mod tests {
             ("=x", "=x"),
             ("K8S_POD_NAME=a;", "KEY=VALUE"),
             ("K8S_POD_NAME=a;K8S_POD_NAME=b", "duplicate key K8S_POD_NAME"),
-            ("IP=10.0.0.1", "unknown key \"IP\""),
-            ("IP=10.0.0.1;IgnoreUnknown=0", "unknown key \"IP\""),
+            ("GW=10.0.0.1", "unknown key \"GW\""),
+            ("GW=10.0.0.1;IgnoreUnknown=0", "unknown key \"GW\""),
             ("IgnoreUnknown=maybe", "boolean"),
             ("K8S_POD_NAME=../../etc", "pod name \"../../etc\""),
             ("K8S_POD_NAMESPACE=a\nb", "pod namespace \"a\\nb\""),

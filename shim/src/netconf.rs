@@ -5,6 +5,7 @@
 
 mod annotations;
 mod capabilities;
+mod misspelt;
 mod prev_result;
 
 use ferrule_proto::{
@@ -42,19 +43,28 @@ pub(crate) struct Document<'a> {
     runtime_config: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "cni.dev/valid-attachments", deserialize_with = "even_null")]
     valid_attachments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    args: Option<&'a RawValue>,
+    /// The whole input.
+    #[serde(skip)]
+    text: &'a str,
 }
 
-/// The validated fields that every verb needs.
+/// The validated fields that every verb needs. A DEL parses no others: a typing error in them would keep pods
+/// from terminating.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Netconf {
     pub(crate) name: NetworkName,
     /// The agent's socket.
     pub(crate) socket: String,
+}
+
+/// The validated fields that ADD needs, and STATUS, which tells whether an ADD would succeed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Settings {
     /// Bytes; 0 means the agent's choice.
     pub(crate) mtu: u32,
     pub(crate) dns: Dns,
-    /// Whether there is the result of an earlier plugin or of an earlier ADD.
-    pub(crate) has_prev_result: bool,
 }
 
 /// DNS settings of the pod, which the result of ADD returns to the runtime.
@@ -103,7 +113,8 @@ impl<'a> Document<'a> {
         if text.trim_start().starts_with('[') {
             return Err(refuse(&"found an array, expected an object"));
         }
-        serde_json::from_str(text).map_err(|e| refuse(&e))
+        let document: Self = serde_json::from_str(text).map_err(|e| refuse(&e))?;
+        Ok(Self { text, ..document })
     }
 
     /// The requested version, which may be unsupported. The default is 0.1.0, because 0.2.0 introduced the
@@ -141,9 +152,19 @@ impl<'a> Document<'a> {
     pub(crate) fn netconf(&self) -> Result<Netconf, CniError> {
         let name = field::<String>(self.name, "name", "a string")?.unwrap_or_default();
         let name = NetworkName::new(&name).map_err(|e| refuse("name", e))?;
-        field::<String>(self.r#type, "type", "a string")?;
         let socket = field::<String>(self.socket, "socket", "a string")?.unwrap_or_default();
-        let mtu = field::<u32>(self.mtu, "mtu", "a whole number of bytes")?.unwrap_or_default();
+        Ok(Netconf { name, socket: checked_socket(socket)? })
+    }
+
+    /// Validates the fields that ADD needs.
+    ///
+    /// # Errors
+    /// If a field is invalid, or an unknown one looks like a misspelt one.
+    pub(crate) fn settings(&self) -> Result<Settings, CniError> {
+        misspelt::check(self.text)?;
+        field::<String>(self.r#type, "type", "a string")?;
+        let mtu = field::<u32>(self.mtu, "mtu", "a whole number of bytes, without quotes")?;
+        let mtu = mtu.unwrap_or_default();
         if mtu != 0 && !MTU.contains(&mtu) {
             let expected = format_args!("expected {} to {} bytes", MTU.start(), MTU.end());
             return Err(refuse("mtu", format_args!("{mtu} is out of range, {expected}")));
@@ -152,13 +173,12 @@ impl<'a> Document<'a> {
             return Err(refuse("dns", format_args!("longer than {MAX_DNS} bytes")));
         }
         let dns = "an object with \"nameservers\", \"domain\", \"search\", \"options\"";
-        Ok(Netconf {
-            name,
-            socket: checked_socket(socket)?,
-            mtu,
-            dns: field(self.dns, "dns", dns)?.unwrap_or_default(),
-            has_prev_result: self.prev_result.is_some(),
-        })
+        Ok(Settings { mtu, dns: field(self.dns, "dns", dns)?.unwrap_or_default() })
+    }
+
+    /// Whether there is the result of an earlier plugin or of an earlier ADD.
+    pub(crate) fn has_prev_result(&self) -> bool {
+        self.prev_result.is_some()
     }
 
     /// The pod annotations that the agent reads, or `None` if the runtime does not pass annotations. For ADD.
@@ -172,9 +192,10 @@ impl<'a> Document<'a> {
     /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.
     ///
     /// # Errors
-    /// If the runtime's settings are malformed, or if the runtime requests a capability that this plugin does
-    /// not support.
+    /// If the runtime's settings are malformed, or if the runtime requests a capability or an address that this
+    /// plugin does not support.
     pub(crate) fn dns_for_pod(&self, configured: &Dns) -> Result<Dns, CniError> {
+        capabilities::refuse_args(self.args)?;
         capabilities::merge_dns(self.runtime_config, configured)
     }
 
@@ -223,7 +244,15 @@ fn field<T: DeserializeOwned>(
 ) -> Result<Option<T>, CniError> {
     let Some(raw) = raw else { return Ok(None) };
     serde_json::from_str(raw.get())
-        .map_err(|_| refuse(name, format_args!("found {}, expected {expected}", Quoted(raw.get()))))
+        .map_err(|_| refuse(name, format_args!("found {}, expected {expected}", found(raw))))
+}
+
+/// A value as messages show it: a string without the quotes of JSON inside those of the message.
+fn found(raw: &RawValue) -> String {
+    match serde_json::from_str::<String>(raw.get()) {
+        Ok(text) => format!("the string {}", Quoted(&text)),
+        Err(_) => Quoted(raw.get()).to_string(),
+    }
 }
 
 /// Decodes `null` to `Some`, to tell `null` from a missing field.

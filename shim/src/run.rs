@@ -17,7 +17,7 @@ use crate::{
     client::Request,
     env::{Command, Env, Target, Verb},
     error::CniError,
-    netconf::{Document, Netconf},
+    netconf::{Dns, Document, Netconf},
     result, stdin,
     version::{CniVersion, Supported},
 };
@@ -73,14 +73,21 @@ fn serve(
     if let Ok(requested) = requested {
         *version = requested;
     }
-    let (command, document, requested) = (command?, document?, requested?);
+    let (command, document) = (command?, document?);
+    let requested = match (requested, command.verb()) {
+        // A DEL prints no result, and a pod must terminate.
+        (Err(_), Verb::Del) => CniVersion::NEWEST,
+        (requested, _) => requested?,
+    };
     check_verb(command.verb(), requested)?;
 
-    let mut netconf = document.netconf()?;
+    let netconf = document.netconf()?;
+    let mut dns = Dns::default();
     let request = match command {
         Command::Add(target, pod) => {
-            let request = add(target, pod, &document, &netconf)?;
-            netconf.dns = document.dns_for_pod(&netconf.dns)?;
+            let settings = document.settings()?;
+            let request = add(target, pod, settings.mtu, &document, &netconf)?;
+            dns = document.dns_for_pod(&settings.dns)?;
             request
         }
         Command::Del(target) => {
@@ -93,15 +100,25 @@ fn serve(
             Request::Check(CheckRequest { api: Some(API), key, netns: target.netns, previous })
         }
         Command::Gc => gc(&document, &netconf)?,
-        Command::Status | Command::Version => Request::Status(StatusRequest { api: Some(API) }),
+        Command::Status | Command::Version => {
+            // An ADD with invalid settings fails.
+            document.settings()?;
+            Request::Status(StatusRequest { api: Some(API) })
+        }
     };
     let result = agent(&netconf.socket, request)?;
-    let json = result.map(|result| result::render(&result, &netconf.dns, requested)).transpose()?;
+    let json = result.map(|result| result::render(&result, &dns, requested)).transpose()?;
     Ok(Outcome::Done(json))
 }
 
-fn add(target: Target, pod: Pod, document: &Document<'_>, netconf: &Netconf) -> Result<Request, CniError> {
-    if netconf.has_prev_result {
+fn add(
+    target: Target,
+    pod: Pod,
+    mtu: u32,
+    document: &Document<'_>,
+    netconf: &Netconf,
+) -> Result<Request, CniError> {
+    if document.has_prev_result() {
         return Err(CniError::new(
             Code::InvalidNetworkConfig,
             "ADD: the network configuration has a \"prevResult\", but this plugin creates the interface and must be \
@@ -114,7 +131,7 @@ fn add(target: Target, pod: Pod, document: &Document<'_>, netconf: &Netconf) -> 
         key: Some(key(&target, &netconf.name)),
         netns: target.netns,
         pod: Some(Pod { annotations: document.annotations()?, ..pod }),
-        mtu: netconf.mtu,
+        mtu,
     }))
 }
 

@@ -467,6 +467,16 @@ pub fn map_delete(map: &str, key: &[u8]) -> String {
     format!("bpftool map delete pinned {PINS}/{map} key {}", key.join(" "))
 }
 
+/// The connections to the agent's socket that wait for the agent or are open.
+///
+/// # Errors
+/// If `/proc` is not mounted.
+pub fn connections() -> anyhow::Result<usize> {
+    // The accepting side has the path too; the listener has it once.
+    let sockets = fs::read_to_string("/proc/thread-self/net/unix")?;
+    Ok(sockets.lines().filter(|line| line.ends_with(SOCKET)).count().saturating_sub(1))
+}
+
 /// The agent's socket.
 pub fn socket() -> PathBuf {
     PathBuf::from(SOCKET)

@@ -2,24 +2,24 @@
 
 use std::{
     fs,
-    io::Write as _,
+    io::{Read as _, Write as _},
     os::unix::net::UnixStream,
     process::Command,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{socket, with_agent},
+    node::{connections, socket, with_agent},
     pod::Pod,
     sys,
 };
 use nix::sys::signal::Signal;
 
-/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, and HEADERS (RFC 9113,
-/// 6.2; RFC 7541, 6).
+/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, HEADERS and PING (RFC 9113,
+/// 6.2 and 6.7; RFC 7541, 6).
 fn unfinished_call() -> Vec<u8> {
     let text = |name: u8, value: &str| [&[name, value.len() as u8], value.as_bytes()].concat();
     let (path, authority, content) = (0x44, 0x41, 0x5f);
@@ -32,7 +32,21 @@ fn unfinished_call() -> Vec<u8> {
     headers.push(0x40);
     headers.extend(b"\x02te\x08trailers");
     let frame = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1], headers.as_slice()].concat();
-    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".as_slice(), &frame].concat()
+    let ping = b"\0\0\x08\x06\0\0\0\0\0in order";
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".as_slice(), &frame, ping].concat()
+}
+
+/// Reads until the agent has answered the PING, and so has taken the call before it.
+fn until_taken(caller: &mut UnixStream) -> anyhow::Result<()> {
+    caller.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let (mut received, mut part) = (Vec::new(), [0; 1024]);
+    let answer = b"\0\0\x08\x06\x01\0\0\0\0in order";
+    while !received.windows(answer.len()).any(|it| it == answer) {
+        let length = caller.read(&mut part).context("no answer to the PING")?;
+        ensure!(length > 0, "the agent closed the connection");
+        received.extend_from_slice(&part[..length]);
+    }
+    Ok(())
 }
 
 #[test]
@@ -41,18 +55,15 @@ fn readiness_fails_before_in_flight_calls_end() {
         ensure!(node.http("/readyz")?.0 == 200);
         let mut caller = UnixStream::connect(socket())?;
         caller.write_all(&unfinished_call())?;
-        thread::sleep(Duration::from_millis(200));
+        until_taken(&mut caller)?;
         node.signal_agent(Signal::SIGTERM)?;
-        sys::wait_until("the agent is not ready while a call is in flight", Duration::from_secs(3), || {
+        // The agent drains for 15 s, and ends at once without the call.
+        sys::wait_until("the agent is not ready while a call is in flight", Duration::from_secs(10), || {
             let (code, text) = node.http("/readyz")?;
-            ensure!(code == 503 && text.contains("stopping"), "{code} {text}");
-            Ok(true)
+            Ok(code == 503 && text.contains("stopping"))
         })?;
         drop(caller);
-        let start = Instant::now();
-        node.stop_agent()?;
-        ensure!(start.elapsed() < Duration::from_secs(10), "shutdown took {:?}", start.elapsed());
-        Ok(())
+        node.stop_agent()
     })
     .unwrap();
 }
@@ -78,6 +89,11 @@ fn calls_in_flight_at_shutdown_complete_or_roll_back() {
             let pods = (0..24)
                 .map(|number| node.pod(&format!("r{round}-{number}")))
                 .collect::<Result<Vec<_>, _>>()?;
+            // The signal arrives while all calls wait for the agent, or while some are served.
+            let is_suspended = round == 0;
+            if is_suspended {
+                node.signal_agent(Signal::SIGSTOP)?;
+            }
             let calls: Vec<_> = pods
                 .iter()
                 .map(|pod| {
@@ -85,7 +101,14 @@ fn calls_in_flight_at_shutdown_complete_or_roll_back() {
                     Ok(thread::spawn(move || runtime.call("ADD", &pod)))
                 })
                 .collect::<anyhow::Result<_>>()?;
-            thread::sleep(Duration::from_millis(10 * (round + 1)));
+            let expected = if is_suspended { pods.len() } else { 4 * round };
+            sys::wait_until("the calls are in flight", Duration::from_secs(30), || {
+                Ok(connections()? >= expected || calls.iter().all(thread::JoinHandle::is_finished))
+            })?;
+            if is_suspended {
+                node.signal_agent(Signal::SIGTERM)?;
+                node.signal_agent(Signal::SIGCONT)?;
+            }
             node.stop_agent()?;
             let mut added = Vec::new();
             for call in calls {

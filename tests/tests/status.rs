@@ -1,6 +1,9 @@
 //! STATUS: whether ADD can be served, whether existing pods are reachable, and the reasons.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -8,6 +11,7 @@ use ferrule_tests::{
     runtime::CniError,
     sys,
 };
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const NOT_AVAILABLE: u64 = 50;
@@ -172,6 +176,38 @@ fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
             affected == [(Some("default-route"), Some("all-pods")), (Some("vifs"), Some("new-pods"))],
             "{reported:?}"
         );
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn status_during_a_restart_waits_for_the_next_agent() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        node.signal_agent(Signal::SIGTERM)?;
+        let call = thread::spawn(move || runtime.status());
+        node.stop_agent()?;
+        // Enough for the first attempt, which finds an agent that stops, or none.
+        thread::sleep(Duration::from_secs(2));
+        node.start_again()?;
+        let answer = call.join().map_err(|_| anyhow::anyhow!("STATUS panicked"))??;
+        ensure!(answer.status.success(), "{:?}", answer.into_error());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn status_without_an_agent_is_50_after_twenty_seconds() {
+    with_agent(|node| {
+        node.kill_agent()?;
+        let began = Instant::now();
+        let error = status(node)?.context("STATUS succeeded")?;
+        ensure!(error.code == NOT_AVAILABLE && error.msg.contains("s for an agent"), "{error}");
+        // The kubelet's limit is 30 s, of which five pass between two questions.
+        let took = began.elapsed().as_secs();
+        ensure!((15..25).contains(&took), "STATUS took {took} s");
         Ok(())
     })
     .unwrap();

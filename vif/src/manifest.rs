@@ -1,6 +1,6 @@
 //! Decodes the VIFs in a whole manifest: a Pod, a KuryrPort, or a list of them. For `ferrulectl vif decode`.
 
-use ferrule_proto::{annotations::CONFIG_SOURCE, quoted::Quoted};
+use ferrule_proto::{annotations::CONFIG_SOURCE, misspelt::is_misspelt, quoted::Quoted};
 use serde::Serialize;
 
 use crate::{
@@ -30,6 +30,9 @@ pub struct Decoded {
     pub static_pod: bool,
     /// In the agent's order of precedence. If empty, the agent's IPAM allocates addresses.
     pub found: Vec<Found>,
+    /// Annotations that the agent ignores, and whose keys look like the ones that hold a VIF.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub misspelt: Vec<String>,
 }
 
 /// The kinds of objects that can have VIFs.
@@ -109,6 +112,8 @@ fn pod(object: &Object<'_>) -> Result<Decoded, FieldError> {
     if let Some(text) = annotation(KURYR_ANNOTATION)? {
         found.push(Found::new(Source::KuryrAnnotation, kuryr::from_annotation(text).map(Some)));
     }
+    let keys = annotations.iter().flat_map(Object::entries).map(|(key, _)| key);
+    let misspelt = keys.filter(|key| looks_like_a_vif(key)).map(str::to_owned).collect();
     Ok(Decoded {
         kind: ObjectKind::Pod,
         namespace: text(Some(&metadata), "namespace")?,
@@ -116,6 +121,7 @@ fn pod(object: &Object<'_>) -> Result<Decoded, FieldError> {
         pod_uid: text(Some(&metadata), "uid")?,
         static_pod: annotation(CONFIG_SOURCE)?.is_some_and(|source| source != "api"),
         found,
+        misspelt,
     })
 }
 
@@ -137,7 +143,16 @@ fn kuryr_port(object: &Object<'_>) -> Result<Decoded, FieldError> {
         pod_uid: text(spec.as_ref(), "podUid")?,
         static_pod: static_pod.map_or(Ok(false), |at| at.bool())?,
         found: vec![Found::new(Source::KuryrPort, decoded)],
+        misspelt: Vec::new(),
     })
+}
+
+fn looks_like_a_vif(key: &str) -> bool {
+    let ours = [ANNOTATION, KURYR_ANNOTATION];
+    !ours.contains(&key)
+        && (ours.into_iter().any(|it| is_misspelt(key, it))
+            || key.contains("ferrule.dev")
+            || key.contains("kuryr-vif"))
 }
 
 fn text(object: Option<&Object<'_>>, key: &str) -> Result<String, FieldError> {

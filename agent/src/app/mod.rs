@@ -107,7 +107,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         verifier: Verifier::new(inspector.clone(), is_healing),
         node_name: config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default(),
     };
-    let _installed = install::install(&config, &health, &mut tasks).await?;
+    let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);
     let cni = CniService {
         engine: Arc::clone(&parts.engine),
@@ -132,7 +132,9 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         error = grpc.ended() => Err(error),
         error = server::displaced(&config.socket) => Err(error.into()),
     };
-    // First, so that readiness ends before any service does.
+    // First, so that STATUS sends shims to the next agent instead of reporting the lost readiness.
+    parts.engine.stop();
+    // Readiness ends before any service does.
     let _stopping = health.component("shutdown", true, "the agent is stopping");
     crash::point(Step::StopBegun);
     match &outcome {
@@ -197,7 +199,6 @@ async fn shut_down(
     watches: Option<&Watches>,
     tracer: &Tracer,
 ) -> anyhow::Result<Stopped> {
-    engine.stop();
     let drained = grpc.drain().await;
     let undone = timeout(UNDO, engine.drained()).await.is_ok();
     if !undone {

@@ -9,14 +9,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     running: JoinSet<()>,
-    names: HashMap<Id, (&'static str, End)>,
-}
-
-/// When a task may end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Never,
-    WhenDone,
+    names: HashMap<Id, &'static str>,
 }
 
 /// A task that ended unexpectedly.
@@ -37,12 +30,8 @@ pub(super) enum TaskError {
 impl Tasks {
     /// Starts a task that runs as long as the agent.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.start(name, End::Never, task);
-    }
-
-    /// Starts a task that may complete.
-    pub fn spawn_until_done(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.start(name, End::WhenDone, task);
+        let id = self.running.spawn(task).id();
+        self.names.insert(id, name);
     }
 
     /// Waits for the first task that ends unexpectedly.
@@ -54,16 +43,11 @@ impl Tasks {
                 None => pending().await,
             };
             match (self.names.remove(&id), failed) {
-                (Some((_, End::WhenDone)), None) | (None, _) => {}
-                (Some((name, End::Never)), None) => return TaskError::Ended(name),
-                (Some((name, _)), Some(source)) => return TaskError::Failed { name, source },
+                (None, _) => {}
+                (Some(name), None) => return TaskError::Ended(name),
+                (Some(name), Some(source)) => return TaskError::Failed { name, source },
             }
         }
-    }
-
-    fn start(&mut self, name: &'static str, end: End, task: impl Future<Output = ()> + Send + 'static) {
-        let id = self.running.spawn(task).id();
-        self.names.insert(id, (name, end));
     }
 }
 
@@ -87,11 +71,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_may_complete_but_not_panic() {
+    async fn a_panic_of_a_task_is_reported_with_its_message() {
         let mut tasks = Tasks::default();
-        tasks.spawn_until_done("install", async {});
-        assert!(timeout(Duration::from_millis(20), tasks.failure()).await.is_err());
-        tasks.spawn_until_done("install", async { panic!("half done") });
+        tasks.spawn("install", async { panic!("half done") });
         let error = anyhow::Error::new(tasks.failure().await);
         let text = format!("{error:#}");
         assert!(text.contains("install") && text.contains("half done"), "{text}");

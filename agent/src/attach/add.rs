@@ -7,8 +7,9 @@ use tokio::time::Instant;
 use super::{
     engine::Engine,
     error::AttachError,
-    in_flight::InFlightGuard,
+    in_flight::NotOvertaken,
     phases::{Phase, Phases},
+    rollback::Changes,
     uncommitted::Uncommitted,
 };
 use crate::{
@@ -33,13 +34,13 @@ pub struct AttachRequest {
     pub mtu: Option<u32>,
 }
 
-/// What the locked part of an ADD found or made. The requested interface comes first.
+/// What the locked part of an ADD found or made.
 enum Outcome {
     /// Plugged and committed by this call.
-    Attached(Vec<Attachment>),
+    Attached(Changes),
     /// Plugged by this call, and not committed before its VIF is active.
-    Plugged(Vec<Attachment>),
-    /// Attached by an earlier call, and without drift.
+    Plugged(Changes),
+    /// Attached by an earlier call, and without drift. The requested interface comes first.
     Unchanged(Vec<Attachment>),
 }
 
@@ -50,7 +51,7 @@ impl Engine {
     /// interface comes first, then the further interfaces of its VIF.
     ///
     /// # Errors
-    /// See [`AttachError`]; the attempt is rolled back.
+    /// See [`AttachError`]; the attempt is rolled back, and the attachment of an earlier ADD still works.
     pub(crate) async fn attach(
         self: &Arc<Self>,
         request: AttachRequest,
@@ -66,27 +67,30 @@ impl Engine {
         // deadline covers both waits, because the caller has one.
         let deadline = Instant::now() + self.decider.timeout;
         phases.enter(Phase::WaitForVif);
-        let pod = Request { pod: &request.pod, annotations: request.annotations.as_ref() };
-        let decide = self.decider.decide(&pod, deadline);
+        let pod = Request { pod: &request.pod, annotations: request.annotations.as_ref(), deadline };
+        let decide = self.decider.decide(&pod);
         let decision = self
             .unless_stopping(in_flight.unless_deleted(decide))
             .await
             .inspect_err(|error| self.report_undecodable(&request.pod, error))?;
         let (of, decided, guard) = (request.clone(), decision.clone(), Arc::clone(&in_flight));
-        let plug = move |engine: &Self, phases: &Phases| engine.attach_locked(&of, &decided, &guard, phases);
+        let plug = move |engine: &Self, phases: &Phases| {
+            engine.attach_locked(&guard.check()?, &of, &decided, phases)
+        };
         let outcome = self
             .run_locked(&request.key, phases, plug, roll_back_abandoned)
             .await
             .inspect_err(|error| self.report_failure(&request.pod, error))?;
         match (outcome, decision) {
-            (Outcome::Plugged(plugged), Decision::Fixed(vif)) => {
-                let uncommitted = Uncommitted::new(self, plugged);
+            (Outcome::Plugged(changes), Decision::Fixed(vif)) => {
+                let uncommitted = Uncommitted::new(self, changes);
                 phases.enter(Phase::WaitForVif);
-                let active = self.decider.until_active(&pod, &vif, deadline);
+                let active = self.decider.until_active(&pod, &vif);
                 self.unless_stopping(in_flight.unless_deleted(active)).await?;
                 uncommitted.commit(&request.key, phases).await
             }
-            (Outcome::Attached(all) | Outcome::Plugged(all) | Outcome::Unchanged(all), _) => Ok(all),
+            (Outcome::Attached(changes) | Outcome::Plugged(changes), _) => Ok(changes.plugged),
+            (Outcome::Unchanged(all), _) => Ok(all),
         }
     }
 
@@ -108,38 +112,38 @@ impl Engine {
 
     fn attach_locked(
         &self,
+        _: &NotOvertaken,
         request: &AttachRequest,
         decision: &Decision,
-        in_flight: &InFlightGuard,
         phases: &Phases,
     ) -> Result<Outcome, AttachError> {
-        in_flight.check()?;
         crash::point(Step::AddBegun);
         phases.enter(Phase::Intent);
         let netns = Netns::open(&request.netns)?;
         if let Some(unchanged) = self.unchanged(&request.key, &netns, phases)? {
             return Ok(Outcome::Unchanged(unchanged));
         }
-        // An attachment of a namespace that is gone, a half-made one, or one with drift.
-        self.detach_all(&self.registry.group(&request.key), phases)?;
-        phases.enter(Phase::Intent);
+        // An attachment of another namespace, a half-made one, or one with drift.
+        let before = self.registry.group(&request.key);
         let planned = self.plan(request, decision, &netns)?;
-        let mut plugged = Vec::with_capacity(planned.len());
-        for new in planned {
-            phases.enter(Phase::Intent);
-            match self.reserve_and_plug(&netns, new, phases) {
-                Ok(attachment) => plugged.push(attachment),
-                Err(error) => {
-                    self.roll_back(&plugged, phases);
-                    return Err(error);
-                }
+        let replaced = self.check_replacement(&before, &planned, &netns, phases)?;
+        let mut changes = Changes { plugged: Vec::with_capacity(planned.len()), replaced };
+        let plugged = self.detach_all(&before, phases).and_then(|()| {
+            for new in planned {
+                phases.enter(Phase::Intent);
+                changes.plugged.push(self.reserve_and_plug(&netns, new, phases)?);
             }
+            Ok(())
+        });
+        if let Err(error) = plugged {
+            self.roll_back(&changes, phases);
+            return Err(error);
         }
         crash::point(Step::AddPlugged);
         if matches!(decision, Decision::Fixed(vif) if !is_active(vif)) {
-            return Ok(Outcome::Plugged(plugged));
+            return Ok(Outcome::Plugged(changes));
         }
-        self.commit(plugged, phases).map(Outcome::Attached)
+        self.commit(changes, phases).map(Outcome::Attached)
     }
 
     fn report_undecodable(&self, pod: &PodRef, error: &AttachError) {
@@ -164,7 +168,7 @@ impl Engine {
 
 /// Rolls back an ADD whose caller went away before the answer.
 fn roll_back_abandoned(engine: &Engine, outcome: Result<Outcome, AttachError>) {
-    if let Ok(Outcome::Attached(attachments) | Outcome::Plugged(attachments)) = outcome {
-        engine.roll_back(&attachments, &Phases::untracked());
+    if let Ok(Outcome::Attached(changes) | Outcome::Plugged(changes)) = outcome {
+        engine.roll_back(&changes, &Phases::untracked());
     }
 }

@@ -4,6 +4,7 @@ use super::{
     engine::Engine,
     error::AttachError,
     phases::{Phase, Phases},
+    rollback::Changes,
 };
 use crate::{
     crash::{self, Step},
@@ -11,29 +12,70 @@ use crate::{
 };
 
 impl Engine {
-    /// Makes plugged attachments durable, the requested interface last: after a crash in between, recovery
-    /// finds the requested one uncommitted, and rolls back all of them.
+    /// Makes plugged attachments durable.
     ///
     /// # Errors
-    /// If the store fails; all of them are rolled back.
-    pub(super) fn commit(
-        &self,
-        plugged: Vec<Attachment>,
-        phases: &Phases,
-    ) -> Result<Vec<Attachment>, AttachError> {
+    /// If the store fails; the changes are rolled back.
+    pub(super) fn commit(&self, changes: Changes, phases: &Phases) -> Result<Changes, AttachError> {
         phases.enter(Phase::Commit);
-        for attachment in plugged.iter().rev() {
+        for attachment in in_commit_order(&changes.plugged) {
             if let Err(error) = self.registry.advance(attachment.clone(), State::Attached) {
-                self.roll_back(&plugged, phases);
+                self.roll_back(&changes, phases);
                 return Err(error.into());
             }
         }
         crash::point(Step::AddCommitted);
-        let attached: Vec<_> =
-            plugged.into_iter().map(|it| Attachment { state: State::Attached, ..it }).collect();
-        for Attachment { key, pod, vif, .. } in &attached {
+        let attached = |it| Attachment { state: State::Attached, ..it };
+        let changes = Changes { plugged: changes.plugged.into_iter().map(attached).collect(), ..changes };
+        for Attachment { key, pod, vif, .. } in &changes.plugged {
             tracing::info!(%key, %pod, addresses = %vif.addresses, "attached");
         }
-        Ok(attached)
+        Ok(changes)
+    }
+}
+
+/// The requested interface last: after a crash in between, recovery finds the requested one uncommitted, and
+/// rolls back all of them. Otherwise a repeated ADD would find it attached, and succeed without the others.
+fn in_commit_order(plugged: &[Attachment]) -> impl Iterator<Item = &Attachment> {
+    plugged.iter().rev()
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrule_vif::{Addresses, Mac, Vif, VifKind};
+
+    use super::*;
+    use crate::registry::{HostSide, Key, NetnsId};
+
+    fn plugged(ifname: &str, with: Option<&str>) -> Attachment {
+        let key = |ifname: &str| Key::try_from(format!("net/a/{ifname}")).unwrap();
+        Attachment {
+            key: key(ifname),
+            state: State::Plugged,
+            pod: crate::cluster::PodRef::default(),
+            netns: "/run/netns/a".into(),
+            netns_id: NetnsId::UNKNOWN,
+            vif: Vif {
+                kind: VifKind::Veth,
+                mac: Mac([2, 0, 0, 0, 0, 1]),
+                mtu: 1500,
+                addresses: Addresses::default(),
+                gateways: Addresses::default(),
+                is_default: with.is_none(),
+                routes: Vec::new(),
+            },
+            with: with.map(key),
+            host: HostSide::Unplugged,
+            created_at_ms: 0,
+            created_since_boot_ns: 0,
+        }
+    }
+
+    #[test]
+    fn the_requested_interface_is_committed_last() {
+        let all = [plugged("eth0", None), plugged("eth1", Some("eth0")), plugged("eth2", Some("eth0"))];
+        let order: Vec<_> = in_commit_order(&all).map(|it| it.key.ifname.as_str()).collect();
+        assert_eq!(order.last(), Some(&"eth0"), "{order:?}");
+        assert_eq!(order.len(), 3);
     }
 }

@@ -25,6 +25,10 @@ pub(super) struct InFlightGuard {
     cancelled: watch::Receiver<bool>,
 }
 
+/// The proof that no DEL has overtaken an ADD, which the ADD's locked part requires.
+#[derive(Debug)]
+pub(super) struct NotOvertaken(());
+
 // === impl InFlight ===
 
 impl InFlight {
@@ -53,8 +57,8 @@ impl InFlightGuard {
     ///
     /// # Errors
     /// [`AttachError::Overtaken`] if a DEL has arrived since the ADD entered.
-    pub fn check(&self) -> Result<(), AttachError> {
-        if *self.cancelled.borrow() { Err(AttachError::Overtaken) } else { Ok(()) }
+    pub fn check(&self) -> Result<NotOvertaken, AttachError> {
+        if *self.cancelled.borrow() { Err(AttachError::Overtaken) } else { Ok(NotOvertaken(())) }
     }
 
     /// Waits for `wait`, unless a DEL arrives first.
@@ -68,9 +72,9 @@ impl InFlightGuard {
         let mut cancelled = self.cancelled.clone();
         tokio::select! {
             biased;
-            outcome = wait => outcome.map_err(Into::into),
             // The sender is dropped only after it has sent.
             _ = cancelled.wait_for(|cancelled| *cancelled) => Err(AttachError::Overtaken),
+            outcome = wait => outcome.map_err(Into::into),
         }
     }
 }
@@ -117,6 +121,11 @@ mod tests {
         assert!(timeout(Duration::from_secs(1), waits).await.is_err());
         in_flight.cancel(&key("a"));
         assert!(later.check().is_err(), "the drop of an older guard keeps the flag of a newer ADD");
+        let decided = later.unless_deleted(std::future::ready(Ok::<_, AttachError>(())));
+        assert!(
+            matches!(decided.await, Err(AttachError::Overtaken)),
+            "also if the wait ends at the same time"
+        );
     }
 
     #[test]

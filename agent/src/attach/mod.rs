@@ -14,6 +14,7 @@ mod limits;
 mod phases;
 mod plug;
 mod prev_result;
+mod replace;
 mod restore;
 mod rollback;
 mod uncommitted;

@@ -131,7 +131,12 @@ impl Engine {
     /// Detaches the holder of an address if it is an older sandbox of the same pod (by UID) whose interfaces
     /// are gone from the kernel, and returns whether the address may be free now. A runtime that lost its
     /// state never sends the DEL, and a pod that keeps its UID would never get its address again.
-    fn detach_stale(&self, holder: &Key, pod: &PodRef, phases: &Phases) -> Result<bool, AttachError> {
+    pub(super) fn detach_stale(
+        &self,
+        holder: &Key,
+        pod: &PodRef,
+        phases: &Phases,
+    ) -> Result<bool, AttachError> {
         let Some(key) = self.registry.get(holder).map(|holder| holder.runtime_key()) else { return Ok(true) };
         let Some(_lock) = self.registry.lock_within(&key, STALE_LOCK_TIMEOUT) else { return Ok(false) };
         let group = self.registry.group(&key);

@@ -114,7 +114,11 @@ impl Engine {
     /// The deviations that affect packets, in one line; `None` without any. The others are left to healing.
     /// An interface with a foreign alias is an error: the agent would detach the pod and could not replace
     /// it.
-    fn drift(&self, netns: &Netns, attachment: &Attachment) -> Result<Option<String>, AttachError> {
+    pub(super) fn drift(
+        &self,
+        netns: &Netns,
+        attachment: &Attachment,
+    ) -> Result<Option<String>, AttachError> {
         let Some(desired) = desired(attachment, self.dataplane.program_ids()) else { return Ok(None) };
         let found = verify(&desired, netns, &self.dataplane)?;
         if found.is_empty() {

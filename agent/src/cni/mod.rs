@@ -99,9 +99,13 @@ impl Cni for CniService {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        if self.engine.is_stopping() {
+            // The shim waits for the next agent: a restart is no reason for a node that is not ready.
+            return Err(Status::unavailable("the agent is stopping"));
+        }
         let call = self.calls.begin("STATUS", request.metadata());
         let error = match request::api(request.into_inner().api) {
-            Ok(()) => status::error(&self.health.troubles()),
+            Ok(()) => status::error(&status::settled(&self.health).await),
             Err(error) => Some(error.into_proto("STATUS")),
         };
         // Not logged: runtimes poll STATUS every few seconds, and each component logs its own changes.

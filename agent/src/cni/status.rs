@@ -1,12 +1,14 @@
 //! STATUS: the components that keep ADD from being served, as text in `message` and as JSON in `details`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use ferrule_proto::cni::{Error, error::Code};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::health::Component;
+use tokio::time::timeout;
+
+use crate::health::{Component, Health, State};
 
 /// `details`, documented in `docs/operations.md`. Keys are stable; more may be added.
 #[derive(Serialize)]
@@ -22,6 +24,27 @@ struct Shown<'a> {
     since: String,
     reason: &'a str,
     affects: &'static str,
+}
+
+/// How long a STATUS waits for components that have just been started; the shim waits for 20 s. The shims that
+/// waited for this agent ask in the moment in which its socket appears.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// The troubles of an agent, without those of its first seconds.
+pub(super) async fn settled(health: &Health) -> BTreeMap<&'static str, Component> {
+    let troubles = health.troubles();
+    if !is_starting(&troubles) {
+        return troubles;
+    }
+    // Either way, the troubles are those of now.
+    let _ = timeout(SETTLE, health.until_ready()).await;
+    health.troubles()
+}
+
+/// Whether only components that have never been healthy block ADD.
+fn is_starting(troubles: &BTreeMap<&'static str, Component>) -> bool {
+    let mut blocking = troubles.values().filter(|it| it.blocks_add()).peekable();
+    blocking.peek().is_some() && blocking.all(|it| it.state == State::Starting)
 }
 
 /// The error of a STATUS, or `None` if an ADD can be served, as the CNI specification demands. A lost default
@@ -70,8 +93,10 @@ impl<'a> Shown<'a> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::{Instant, sleep};
+
     use super::*;
-    use crate::health::{Affects, State};
+    use crate::health::Affects;
 
     fn component(state: State, affects: Affects, why: &str) -> Component {
         Component { state, why: why.to_owned(), since_ms: 1_767_323_045_678, affects }
@@ -90,6 +115,25 @@ mod tests {
         let message =
             "STATUS failed: the agent cannot serve an ADD yet: ranges: waiting for \"spec.podCIDRs\"";
         assert_eq!(error.message, message);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_has_just_started_is_given_three_seconds() {
+        let (health, began) = (Health::default(), Instant::now());
+        let ranges = health.component("ranges", true, "waiting");
+        assert_eq!(settled(&health).await.len(), 1, "still starting");
+        assert_eq!(began.elapsed().as_secs(), 3);
+        let starting = async {
+            sleep(Duration::from_secs(1)).await;
+            ranges.healthy("10.244.0.0/24");
+        };
+        let (troubles, ()) = tokio::join!(settled(&health), starting);
+        assert!(troubles.is_empty(), "{troubles:?}");
+        assert_eq!(began.elapsed().as_secs(), 4);
+        ranges.unhealthy("the Node is gone");
+        let _socket = health.component("socket", true, "not yet");
+        assert_eq!(settled(&health).await.len(), 2, "a failure is reported at once");
+        assert_eq!(began.elapsed().as_secs(), 4);
     }
 
     #[test]

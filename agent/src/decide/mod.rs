@@ -44,6 +44,8 @@ pub(crate) struct Request<'a> {
     pub pod: &'a PodRef,
     /// The pod's annotations, if the runtime passes them.
     pub annotations: Option<&'a Annotations>,
+    /// The end of all waits for this pod together.
+    pub deadline: Instant,
 }
 
 /// There is no decision, or the decision was replaced.
@@ -86,11 +88,8 @@ impl Decider {
     ///
     /// # Errors
     /// See [`DecideError`].
-    pub(crate) async fn decide(
-        &self,
-        request: &Request<'_>,
-        deadline: Instant,
-    ) -> Result<Decision, DecideError> {
+    pub(crate) async fn decide(&self, request: &Request<'_>) -> Result<Decision, DecideError> {
+        let deadline = request.deadline;
         let start = Instant::now();
         let mut is_reported = false;
         let mut changes = self.pods.subscribe(request.pod);
@@ -139,7 +138,6 @@ impl Decider {
         &self,
         request: &Request<'_>,
         decided: &VifRequest,
-        deadline: Instant,
     ) -> Result<(), DecideError> {
         self.events.record(
             request.pod,
@@ -158,7 +156,7 @@ impl Decider {
                     return Ok(());
                 }
             }
-            if timeout_at(deadline, changes.changed()).await.is_err() {
+            if timeout_at(request.deadline, changes.changed()).await.is_err() {
                 let error = DecideError::TimedOut { missing: "active VIF", waited: self.timeout };
                 self.events.record(request.pod, Reason::TimedOutWaitingForActiveVifs, error.to_string());
                 return Err(error);
@@ -167,7 +165,7 @@ impl Decider {
     }
 
     fn evaluate(&self, request: &Request<'_>, has_ranges: bool) -> Result<Outcome, DecideError> {
-        let Request { pod, annotations: from_call } = *request;
+        let Request { pod, annotations: from_call, .. } = *request;
         let known = if pod.is_of_kubernetes() { self.pods.get(pod) } else { Lookup::Unknown };
         let from_watch = match &known {
             Lookup::Gone => return Err(DecideError::PodGone(pod.clone())),

@@ -1,9 +1,10 @@
 //! `/metrics`, `/readyz` and `/healthz` over HTTP, for monitoring systems and the kubelet.
 //!
 //! Every local user can connect. The number of connections, their lifetime and the size of a request are
-//! bounded; each connection carries one request.
+//! bounded; each connection carries one request. A new connection is always served, if need be instead of the
+//! oldest: a user who holds connections open cannot keep the kubelet's probes waiting.
 
-use std::{fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, fmt::Write as _, io, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -19,7 +20,7 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 
@@ -45,8 +46,9 @@ pub struct HttpError {
     source: io::Error,
 }
 
-/// Concurrent connections; monitoring and kubelet use a few.
-const MAX_CONNECTIONS: usize = 32;
+/// Concurrent connections; monitoring and kubelet use a few. A probe is answered within a millisecond, in which
+/// no user can open so many.
+const MAX_CONNECTIONS: usize = 256;
 /// Deadlines for the request head, and for the whole connection; /healthz takes up to two seconds.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,18 +68,19 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
 /// Serves until dropped.
 pub async fn serve(listener: TcpListener, observed: Observed) {
     let router = router(observed);
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // Oldest first.
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        // Without a free slot, clients wait in the listen queue. The semaphore is never closed.
-        let slot = Arc::clone(&slots).acquire_owned().await.ok();
         match listener.accept().await {
             Ok((stream, _)) => {
+                open.retain(|connection| !connection.is_finished());
+                if open.len() >= MAX_CONNECTIONS {
+                    open.pop_front().inspect(AbortHandle::abort);
+                }
                 let serving = serve_one(stream, router.clone());
-                tokio::spawn(async move {
-                    // A client's protocol errors need no report.
-                    let _ = timeout(CONNECTION_TIMEOUT, serving).await;
-                    drop(slot);
-                });
+                // A client's protocol errors need no report.
+                let serving = async { drop(timeout(CONNECTION_TIMEOUT, serving).await) };
+                open.push_back(tokio::spawn(serving).abort_handle());
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a connection for metrics or probes");

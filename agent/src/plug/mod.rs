@@ -17,6 +17,7 @@ pub mod netns;
 mod parse;
 pub mod peer_netns;
 pub mod pod_end;
+pub mod preflight;
 pub mod reaper;
 pub mod repair;
 mod requests;

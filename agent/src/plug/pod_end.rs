@@ -22,6 +22,7 @@ use super::{
     netlink::{NetlinkError, Socket},
     netns::Netns,
     parse,
+    preflight::IPV6_PRIORITY,
 };
 use ferrule_vif::{Mac, PodRoute};
 
@@ -37,9 +38,6 @@ pub struct PodEndState {
     pub routes: Vec<PodRoute>,
     pub neighbours: HashMap<IpAddr, Mac>,
 }
-
-/// The priority of an IPv6 route that was added without one (`IP6_RT_PRIO_USER` in `linux/ipv6_route.h`).
-const IPV6_PRIORITY: u32 = 1024;
 
 // === impl PodEndState ===
 

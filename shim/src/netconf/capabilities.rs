@@ -28,6 +28,21 @@ const UNSUPPORTED: [(&str, &str); 8] = [
     ("aliases", "remove the capability: this plugin does not resolve names"),
 ];
 
+/// `args`: only what the CNI conventions define. Other tools pass more, in any form.
+#[derive(Deserialize)]
+struct Args<'a> {
+    #[serde(borrow)]
+    cni: Option<CniArgs<'a>>,
+}
+
+#[derive(Deserialize)]
+struct CniArgs<'a> {
+    #[serde(borrow)]
+    ips: Option<&'a RawValue>,
+    #[serde(borrow)]
+    mac: Option<&'a RawValue>,
+}
+
 /// `runtimeConfig.dns`. containerd writes Go's field names, capitalized.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with \"servers\", \"searches\", \"options\"")]
@@ -81,6 +96,29 @@ pub(super) fn merge_dns(runtime_config: Option<&RawValue>, configured: &Dns) -> 
         }
     }
     Ok(dns)
+}
+
+/// Refuses addresses and a MAC in `args.cni`, the older way to request them.
+///
+/// # Errors
+/// If one is requested.
+pub(super) fn refuse_args(args: Option<&RawValue>) -> Result<(), CniError> {
+    let Some(args) = args.and_then(|raw| serde_json::from_str::<Args<'_>>(raw.get()).ok()) else {
+        return Ok(());
+    };
+    let Some(cni) = args.cni else { return Ok(()) };
+    for (key, raw) in [("ips", cni.ips), ("mac", cni.mac)] {
+        if let Some(raw) = raw.filter(|raw| !is_empty(key, raw)) {
+            let msg = format!(
+                "ADD: \"args.cni.{key}\" of the network configuration requests {}, which this plugin does not support",
+                Quoted(raw.get())
+            );
+            let remedy =
+                "remove the request: set addresses and MAC in the pod's annotation vif.ferrule.dev/v1";
+            return Err(CniError::new(Code::UnsupportedField, msg, remedy));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a value requests nothing.
@@ -182,6 +220,23 @@ mod tests {
             assert_eq!(error.code, 2, "{key}");
             let expected = format!("requests the capability \"{key}\": {:?}", value);
             assert!(error.msg.contains(&expected) && error.details.contains(remedy), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_mac_in_args_are_refused() {
+        let refuse = |args: &str| refuse_args(Some(&RawValue::from_string(args.to_owned()).unwrap()));
+        for (args, key) in [
+            (r#"{"cni":{"ips":["10.1.2.3"]}}"#, "args.cni.ips"),
+            (r#"{"cni":{"ips":"10.1.2.3","mac":null}}"#, "args.cni.ips"),
+            (r#"{"other":1,"cni":{"mac":"c2:11:22:33:44:55"}}"#, "args.cni.mac"),
+        ] {
+            let error = refuse(args).unwrap_err();
+            assert!(error.code == 2 && error.msg.contains(key), "{error:?}");
+        }
+        for nothing in ["null", "7", "{}", r#"{"cni":null}"#, r#"{"cni":{"ips":[],"mac":"","labels":[{}]}}"#]
+        {
+            assert_eq!(refuse(nothing), Ok(()), "{nothing}");
         }
     }
 

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn netconf(text: &str) -> Result<Netconf, CniError> {
-    Document::parse(text.as_bytes())?.netconf()
+fn netconf(text: &str) -> Result<(Netconf, Settings), CniError> {
+    let document = Document::parse(text.as_bytes())?;
+    Ok((document.netconf()?, document.settings()?))
 }
 
 #[test]
@@ -13,25 +14,22 @@ fn minimal_configuration_gets_defaults() {
     let text = r#"{"cniVersion":"1.0.0","name":"cluster","type":"ferrule"}"#;
     let document = Document::parse(text.as_bytes()).unwrap();
     assert_eq!(document.supported_version().unwrap(), CniVersion::V1_0_0);
-    let expected = Netconf {
-        name: NetworkName::new("cluster").unwrap(),
-        socket: "/run/ferrule/agent.sock".into(),
-        mtu: 0,
-        dns: Dns::default(),
-        has_prev_result: false,
-    };
+    let expected =
+        Netconf { name: NetworkName::new("cluster").unwrap(), socket: "/run/ferrule/agent.sock".into() };
     assert_eq!(document.netconf().unwrap(), expected);
+    assert_eq!(document.settings().unwrap(), Settings { mtu: 0, dns: Dns::default() });
+    assert!(!document.has_prev_result());
 }
 
 #[test]
 fn full_configuration_is_decoded_and_unknown_fields_are_ignored() {
-    let read = netconf(
+    let (netconf, read) = netconf(
         r#" {"name": "n", "socket": "/tmp/a", "mtu": 1450, "capabilities": {"mac": true}, "x": 1e999,
              "dns": {"nameservers": ["10.0.0.1"], "search": ["a.b"], "unknown": 1},
              "prevResult": "garbage", "ipam": [[{}]]}"#,
     )
     .unwrap();
-    assert_eq!((read.socket.as_str(), read.mtu, read.has_prev_result), ("/tmp/a", 1450, true));
+    assert_eq!((netconf.socket.as_str(), read.mtu), ("/tmp/a", 1450));
     assert_eq!(read.dns.nameservers, ["10.0.0.1"]);
     assert_eq!(read.dns.search, ["a.b"]);
 }
@@ -99,6 +97,14 @@ fn invalid_field_is_refused_and_named() {
         assert!(error.msg.starts_with(&start) && error.msg.len() < 250, "{}", error.msg);
         assert!(!error.msg.contains(char::is_control), "{}", error.msg);
     }
+}
+
+#[test]
+fn a_string_in_place_of_a_number_is_quoted_once() {
+    let error = netconf(r#"{"name":"n","mtu":"1400"}"#).unwrap_err();
+    let expected = "reading \"mtu\" of the network configuration: found the string \"1400\", expected a whole number \
+                    of bytes, without quotes";
+    assert_eq!(error.msg, expected);
 }
 
 #[test]
@@ -202,7 +208,12 @@ fn deep_nesting_does_not_overflow_the_stack() {
         for name in ["x", "prevResult", "dns", "mtu", "name", "runtimeConfig", "cni.dev/valid-attachments"] {
             let text = format!(r#"{{"name":"n","{name}":{nested}}}"#);
             if let Ok(document) = Document::parse(text.as_bytes()) {
-                let _ = (document.netconf(), document.valid_attachments(), document.annotations());
+                let _ = (
+                    document.netconf(),
+                    document.settings(),
+                    document.valid_attachments(),
+                    document.annotations(),
+                );
             }
         }
         assert_eq!(Document::parse(open.as_bytes()).unwrap_err().code, 6);
@@ -218,7 +229,7 @@ fn recorded_configurations_are_decoded() {
         assert_eq!(document.supported_version().unwrap(), CniVersion::V1_0_0);
         let read = document.netconf().unwrap();
         assert_eq!(read.name.as_str(), "cluster");
-        assert_eq!(read.has_prev_result, call["stdin"]["prevResult"].is_object());
+        assert_eq!(document.has_prev_result(), call["stdin"]["prevResult"].is_object());
         let annotations = document.annotations().unwrap().unwrap();
         assert_eq!(annotations.values, [("kubernetes.io/config.source".to_owned(), "api".to_owned())].into());
     }
@@ -238,7 +249,7 @@ proptest! {
         let text = format!(r#"{{"{}":{value}}}"#, names[field]);
         if let Ok(document) = Document::parse(text.as_bytes()) {
             let _ = (document.supported_version(), document.netconf(), document.valid_attachments());
-            let _ = document.annotations();
+            let _ = (document.settings(), document.annotations());
         }
     }
 }

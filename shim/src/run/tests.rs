@@ -240,6 +240,52 @@ fn add_returns_requested_dns_and_refuses_unsupported_capabilities() {
     assert_eq!(invoke("DEL", &with_mac).0, Outcome::Done(None), "the DEL after a refused ADD must succeed");
 }
 
+/// Which verbs fail for a broken field, with the code: ADD, STATUS, CHECK, GC, DEL. A runtime repeats a failing
+/// DEL for ever, and its pod stays in the state Terminating: only what names the attachment and the agent may
+/// fail it.
+#[test]
+fn del_and_gc_parse_only_what_they_need() {
+    const VERBS: [&str; 5] = ["ADD", "STATUS", "CHECK", "GC", "DEL"];
+    for (field, codes) in [
+        (r#""mtu":"1400""#, [7, 7, 0, 0, 0]),
+        (r#""mtu":67"#, [7, 7, 0, 0, 0]),
+        (r#""mtu":-1e999"#, [7, 7, 0, 0, 0]),
+        (r#""mtuu":1400"#, [7, 7, 0, 0, 0]),
+        (r#""dns":"10.0.0.1""#, [7, 7, 0, 0, 0]),
+        (r#""dns":{"search":7}"#, [7, 7, 0, 0, 0]),
+        (r#""type":7"#, [7, 7, 0, 0, 0]),
+        (r#""runtimeConfig":7"#, [7, 0, 0, 0, 0]),
+        (r#""runtimeConfig":{"mac":"c2:11:22:33:44:55"}"#, [2, 0, 0, 0, 0]),
+        (r#""runtimeConfig":{"dns":7}"#, [7, 0, 0, 0, 0]),
+        (r#""args":{"cni":{"ips":["10.1.2.3"]}}"#, [2, 0, 0, 0, 0]),
+        (r#""args":7"#, [0, 0, 0, 0, 0]),
+        (r#""capabilities":7"#, [0, 0, 0, 0, 0]),
+        (r#""cni.dev/valid-attachments":7"#, [0, 0, 0, 7, 0]),
+        (r#""prevResult":7"#, [7, 0, 6, 0, 0]),
+        (r#""cniVersion":"9.9.9""#, [1, 1, 1, 1, 0]),
+        (r#""cniVersion":1.1"#, [7, 7, 7, 7, 0]),
+        (r#""name":"a/b""#, [7, 7, 7, 7, 7]),
+        (r#""socket":"run/agent.sock""#, [7, 7, 7, 7, 7]),
+    ] {
+        let key = field.split(':').next().unwrap();
+        let all = [
+            r#""cniVersion":"1.1.0""#,
+            r#""name":"n""#,
+            r#""prevResult":{}"#,
+            r#""cni.dev/valid-attachments":[]"#,
+        ];
+        for (verb, code) in VERBS.into_iter().zip(codes) {
+            let others = all.into_iter().filter(|it| !it.starts_with(key));
+            let others = others.filter(|it| verb == "CHECK" || !it.contains("prevResult"));
+            let stdin = format!("{{{}}}", others.chain([field]).collect::<Vec<_>>().join(","));
+            let (outcome, called) = invoke(verb, &stdin);
+            let found =
+                if let Outcome::Failed(_) = &outcome { failure(outcome)["code"].clone() } else { json!(0) };
+            assert_eq!((found, called.is_some()), (json!(code), code == 0), "{verb} with {field}");
+        }
+    }
+}
+
 #[test]
 fn check_needs_a_prev_result_in_the_requested_version() {
     for (prev_result, code) in

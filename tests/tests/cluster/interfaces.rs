@@ -48,6 +48,32 @@ fn any_interface_deleted_while_no_agent_ran_is_recreated() {
 }
 
 #[test]
+fn add_of_a_further_interface_of_the_same_container_is_refused_and_changes_nothing() {
+    with_cluster(&[], |node, cluster| {
+        let runtime = node.runtime()?;
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        let result = runtime.add(&pod)?;
+        let before = node.kernel_state()?;
+        let mut further = runtime.clone();
+        further.ifname = "eth1".to_owned();
+        for _ in 0..2 {
+            let error = further.call("ADD", &pod)?.into_error()?;
+            ensure!(error.code == 102 && error.msg.contains("eth1"), "{error}");
+            ensure!(node.kernel_state()? == before && node.attachments()?.len() == 2);
+        }
+        // Only the requested interface is the key of the pair.
+        further.call("DEL", &pod)?.into_result()?;
+        ensure!(node.kernel_state()? == before && node.attachments()?.len() == 2);
+        runtime.check(&pod)?;
+        ensure!(runtime.add(&pod)? == result);
+        runtime.del(&pod)?;
+        ensure!(node.attachments()?.is_empty());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn all_interfaces_and_addresses_are_created_and_returned() {
     with_cluster(&[], |node, cluster| {
         let before = node.kernel_state()?;

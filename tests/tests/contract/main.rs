@@ -2,6 +2,7 @@
 
 mod agents;
 mod refusals;
+mod repeated_add;
 mod verbs;
 
 use std::{fs, net::IpAddr, path::PathBuf, process::Command, thread, time::Duration};

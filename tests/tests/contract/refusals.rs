@@ -152,7 +152,11 @@ fn ipam_skips_the_nodes_own_addresses() {
         // Also addresses added later, and the local end of a point-to-point link.
         sys::run("ip addr add 10.244.0.4/32 dev lo")?;
         sys::run("ip addr add 10.244.0.5 peer 10.244.0.99/32 dev lo")?;
-        thread::sleep(Duration::from_millis(500));
+        // The last one is a pod's, which the agent reports once it knows all of them.
+        sys::run("ip addr add 10.244.0.3/32 dev lo")?;
+        sys::wait_until("the agent knows the addresses", Duration::from_secs(20), || {
+            Ok(node.log().contains("the node has the address of a pod"))
+        })?;
         let pod = node.attach("b")?;
         ensure!(pod.addresses[0].to_string() == "10.244.0.6", "{:?}", pod.addresses);
         Ok(())

@@ -43,20 +43,6 @@ fn result_has_the_requested_cni_version() {
 }
 
 #[test]
-fn repeated_add_is_idempotent() {
-    with_agent(|node| {
-        let runtime = node.runtime()?;
-        let pod = node.pod("a")?;
-        let first = runtime.add(&pod)?;
-        let state = node.kernel_state()?;
-        ensure!(runtime.add(&pod)? == first);
-        ensure!(node.kernel_state()? == state);
-        Ok(())
-    })
-    .unwrap();
-}
-
-#[test]
 fn concurrent_adds_of_one_key_return_the_same_result() {
     with_agent(|node| {
         let runtime = node.runtime()?;
@@ -179,44 +165,6 @@ fn check_reports_each_deviation() {
         let unknown = with_result.check(&never).map_or_else(|error| error.to_string(), |()| String::new());
         ensure!(unknown.contains("CNI error 3"), "{unknown}");
         Ok(())
-    })
-    .unwrap();
-}
-
-#[test]
-fn repeated_add_leaves_drift_that_affects_no_packet_to_healing() {
-    with_agent(|node| {
-        let (runtime, pod) = (node.runtime()?, node.attach("a")?);
-        let (ifname, ifindex) = (node.host_ifname(&pod)?, node.host_ifindex(&pod)?);
-        sys::run(&format!("ip link set {ifname} group 7"))?;
-        runtime.add(&pod)?;
-        ensure!(node.host_ifindex(&pod)? == ifindex, "the repeated ADD replaced a working interface");
-        sys::wait_until("healing repairs the link group", Duration::from_secs(5), || {
-            Ok(!sys::run(&format!("ip link show {ifname}"))?.contains("group 7"))
-        })
-    })
-    .unwrap();
-}
-
-#[test]
-fn repeated_add_refuses_a_restamped_interface_and_leaves_the_pod_connected() {
-    with_agent(|node| {
-        let (runtime, pod) = (node.runtime()?, node.attach("a")?);
-        sys::run(&format!("ip link set {} alias foreign", node.host_ifname(&pod)?))?;
-        refused(node, INTERFACE_EXISTS, || runtime.add(&pod))
-    })
-    .unwrap();
-}
-
-#[test]
-fn repeated_add_repairs_a_damaged_attachment() {
-    with_agent_without_healing(|node| {
-        let runtime = node.runtime()?;
-        let mut pod = node.attach("a")?;
-        sys::run(&format!("tc qdisc del dev {} clsact", node.host_ifname(&pod)?))?;
-        pod.attached(&runtime.add(&pod)?)?;
-        runtime.check(&pod)?;
-        pod.ping(ferrule_tests::node::NODE_V4).map(drop)
     })
     .unwrap();
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
+use ferrule_tests::sys;
 
 use crate::{addresses, reaches, remove, with_containerd};
 
@@ -80,24 +81,31 @@ fn pods_created_and_removed_during_agent_crashes_leak_nothing() {
     const CRASHES: usize = 5;
     with_containerd(|node, containerd| {
         let (empty, cri) = (node.kernel_state()?, containerd.cri().clone());
-        let (done, ran) = (AtomicBool::new(false), AtomicU32::new(0));
+        let (done, ran, refused) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
         let come_and_go = |name: &str| -> anyhow::Result<()> {
             while !done.load(Ordering::Relaxed) {
                 // Creation and removal may fail; a kubelet would retry.
-                if let Ok(pod) = cri.run(name, &[]) {
-                    ensure!(cri.status(&pod)?.addresses.len() == 2, "a pod without its addresses");
-                    ran.fetch_add(1, Ordering::Relaxed);
-                    let _ = cri.stop(&pod).and_then(|()| cri.remove(&pod));
+                match cri.run(name, &[]) {
+                    Ok(pod) => {
+                        ensure!(cri.status(&pod)?.addresses.len() == 2, "a pod without its addresses");
+                        ran.fetch_add(1, Ordering::Relaxed);
+                        let _ = cri.stop(&pod).and_then(|()| cri.remove(&pod));
+                    }
+                    Err(_) => drop(refused.fetch_add(1, Ordering::Relaxed)),
                 }
             }
             Ok(())
         };
         thread::scope(|scope| {
             let workers = ["a", "b", "c"].map(|name| scope.spawn(|| come_and_go(name)));
+            let one_more = |what: &str, of: &AtomicU32| {
+                let before = of.load(Ordering::Relaxed);
+                sys::wait_until(what, Duration::from_secs(60), || Ok(of.load(Ordering::Relaxed) > before))
+            };
             let crashed = (0..CRASHES).try_for_each(|_| {
-                thread::sleep(Duration::from_millis(300));
+                one_more("a pod is created with an agent", &ran)?;
                 node.kill_agent()?;
-                thread::sleep(Duration::from_millis(100));
+                one_more("the creation of a pod fails without an agent", &refused)?;
                 node.start_again()
             });
             done.store(true, Ordering::Relaxed);
@@ -106,7 +114,6 @@ fn pods_created_and_removed_during_agent_crashes_leak_nothing() {
             }
             crashed
         })?;
-        ensure!(ran.load(Ordering::Relaxed) > 0, "no pod was created");
         // containerd still knows partially stopped pods.
         remove(node, containerd, &cri.list()?, &empty)
     })

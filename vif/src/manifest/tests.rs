@@ -44,6 +44,18 @@ fn own_annotation_precedes_kuryrs() {
 }
 
 #[test]
+fn annotations_that_look_like_a_vif_are_named() {
+    let misspelt = ["ferrule.dev/vif", "openstack.org/kuryr_vif", "vif.ferrule.dev/v2", "vif.ferule.dev/v1"];
+    let mut annotations = json!({ ANNOTATION: "x", KURYR_ANNOTATION: "x", "other.dev/v1": "x" });
+    for key in misspelt {
+        annotations[key] = json!("x");
+    }
+    let mut found = decode_one(&pod(&annotations)).misspelt;
+    found.sort();
+    assert_eq!(found, misspelt);
+}
+
+#[test]
 fn pod_without_annotations_has_no_vif() {
     for annotations in [Value::Null, json!({}), json!({"other": "x"})] {
         let decoded = decode_one(&pod(&annotations));
