@@ -96,7 +96,7 @@ impl Kind {
             Self::PodLink => (
                 false,
                 "the pod has no network, and the kernel discards what IN PKTS counts",
-                "nsenter --net=NETNS ip link set dev IFNAME up",
+                "nsenter --net=NETNS ip link show dev IFNAME",
             ),
             Self::PodMac => (
                 false,

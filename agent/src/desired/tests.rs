@@ -427,7 +427,7 @@ fn advice_names_interface_stamp_namespace_and_map() {
     let stray = Subject::Interface(9, it.key.clone());
     for (of, kind, expected) in [
         (of(), Kind::LinkStamp, "ip link set dev fra alias ferrule:net:a:eth0"),
-        (of(), Kind::PodLink, "nsenter --net=/run/netns/x ip link set dev eth0 up"),
+        (of(), Kind::PodLink, "nsenter --net=/run/netns/x ip link show dev eth0"),
         (of(), Kind::Route(V4), "ip route get 10.0.0.2"),
         (of(), Kind::Entry(Entry::Endpoint(V4)), "bpftool map dump name ENDPOINTS"),
         (Subject::Entry(Entry::Vif(9)), Kind::StrayEntry, "bpftool map dump name VIFS"),
