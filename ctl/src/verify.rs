@@ -1,13 +1,19 @@
 //! `ferrulectl verify`.
 
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
-use ferrule_proto::agent::{VerifyRequest, VerifyResponse};
+use ferrule_proto::agent::{Deviation, VerifyRequest, VerifyResponse};
 
 use crate::{
     Output, Report, client,
     table::{interface, pod, short_id, table},
 };
+
+/// Commands shown for each kind of deviation.
+const COMMANDS: usize = 3;
 
 /// Any deviation is a failure.
 pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report> {
@@ -29,7 +35,7 @@ fn failure(response: &VerifyResponse) -> Option<String> {
     (count > 0).then(|| format!("{} found; {next}", plural(count, "deviation")))
 }
 
-/// A summary, then one line for each deviation and each foreign object.
+/// A summary, then one line for each deviation and each foreign object, and what the deviations mean.
 fn render(response: &VerifyResponse) -> String {
     let deviations = response.deviations.iter().map(|it| {
         [
@@ -56,7 +62,27 @@ fn render(response: &VerifyResponse) -> String {
     if rows.peek().is_none() {
         return summary;
     }
-    format!("{summary}\n\n{}", table(["POD", "CONTAINER", "IF", "HOST IF", "KIND", "FOUND"], rows))
+    let table = table(["POD", "CONTAINER", "IF", "HOST IF", "KIND", "FOUND"], rows);
+    format!("{summary}\n\n{table}{}", advice(&response.deviations))
+}
+
+/// The consequences and commands of each kind, once.
+fn advice(deviations: &[Deviation]) -> String {
+    let mut kinds = BTreeMap::<_, BTreeSet<_>>::new();
+    // An agent of an earlier build sends none.
+    for it in deviations.iter().filter(|it| !it.means.is_empty()) {
+        kinds.entry((&it.kind, &it.means, it.repairable)).or_default().insert(&it.command);
+    }
+    let mut text = String::new();
+    for ((kind, means, repairable), commands) in kinds {
+        let by = if repairable { "the agent repairs this" } else { "the agent does not repair this" };
+        text += &format!("\n\n{kind}: {means}; {by}");
+        text.extend(commands.iter().take(COMMANDS).map(|command| format!("\n  {command}")));
+        if commands.len() > COMMANDS {
+            text += &format!("\n  and {} more like these", commands.len() - COMMANDS);
+        }
+    }
+    text
 }
 
 fn summary(response: &VerifyResponse) -> String {
@@ -65,10 +91,14 @@ fn summary(response: &VerifyResponse) -> String {
         count => plural(count, "deviation"),
     };
     let attachments = plural(response.attachments as usize, "attachment");
-    match response.in_work {
-        0 => format!("{deviations} in {attachments}"),
-        count => format!("{deviations} in {attachments}; {count} not verified (call in flight), retry"),
+    let mut summary = format!("{deviations} in {attachments}");
+    if !response.foreign.is_empty() {
+        summary += &format!("; {} of other software", plural(response.foreign.len(), "object"));
     }
+    if response.in_work > 0 {
+        summary += &format!("; {} not verified (call in flight), retry", response.in_work);
+    }
+    summary
 }
 
 fn plural(count: usize, noun: &str) -> String {
@@ -77,7 +107,7 @@ fn plural(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ferrule_proto::agent::{Deviation, Foreign};
+    use ferrule_proto::agent::Foreign;
     use serde_json::json;
 
     use super::*;
@@ -92,6 +122,9 @@ mod tests {
             pod_name: "web-0".to_owned(),
             host_ifname: "frabc".to_owned(),
             host_ifindex: 7,
+            means: "the pod has no network".to_owned(),
+            command: "ip link set dev frabc up".to_owned(),
+            repairable: true,
             ..Default::default()
         };
         let stray =
@@ -106,10 +139,32 @@ mod tests {
 
 POD            CONTAINER     IF    HOST IF    KIND             FOUND
 default/web-0  0123456789ab  eth0  frabc (7)  link-down        frabc is down
--                                  -          stray-map-entry  VIFS 9";
+-                                  -          stray-map-entry  VIFS 9
+
+link-down: the pod has no network; the agent repairs this
+  ip link set dev frabc up";
         assert_eq!(render(&response()), expected);
         let failure = failure(&response()).unwrap();
         assert!(failure.starts_with("2 deviations found; ") && failure.contains("--self-heal off"));
+    }
+
+    #[test]
+    fn each_kind_is_explained_once_with_some_of_its_commands() {
+        let of = |number| Deviation {
+            kind: "link-stamp".to_owned(),
+            means: "packets flow".to_owned(),
+            command: format!("ip link set dev fr{number} alias x"),
+            ..Default::default()
+        };
+        let deviations: Vec<_> = [2, 1, 2, 3, 4, 5].map(of).into();
+        let expected = "
+
+link-stamp: packets flow; the agent does not repair this
+  ip link set dev fr1 alias x
+  ip link set dev fr2 alias x
+  ip link set dev fr3 alias x
+  and 2 more like these";
+        assert_eq!(advice(&deviations), expected);
     }
 
     #[test]
@@ -117,7 +172,7 @@ default/web-0  0123456789ab  eth0  frabc (7)  link-down        frabc is down
         let foreign = Foreign { what: "an XDP program 3".to_owned(), ..Default::default() };
         let response = VerifyResponse { foreign: vec![foreign], in_work: 1, ..Default::default() };
         let table = render(&response);
-        let summary = "no deviations in 0 attachments; 1 not verified (call in flight), retry\n";
+        let summary = "no deviations in 0 attachments; 1 object of other software; 1 not verified (call in flight), retry\n";
         assert!(table.starts_with(summary), "{table}");
         assert!(table.contains("(foreign)  an XDP program 3"), "{table}");
         assert_eq!(failure(&response), None);
@@ -132,7 +187,8 @@ default/web-0  0123456789ab  eth0  frabc (7)  link-down        frabc is down
             "deviations": [{
                 "kind": "link-down", "what": "frabc is down", "network": "", "container_id": "0123456789abcdef",
                 "ifname": "eth0", "pod_namespace": "default", "pod_name": "web-0", "host_ifname": "frabc",
-                "host_ifindex": 7,
+                "host_ifindex": 7, "means": "the pod has no network", "command": "ip link set dev frabc up",
+                "repairable": true,
             }],
             "foreign": [{
                 "network": "", "container_id": "", "ifname": "", "pod_namespace": "", "pod_name": "",

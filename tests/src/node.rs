@@ -381,14 +381,33 @@ impl Node {
         Ok((code, body.to_owned()))
     }
 
-    /// The value of a metric, named with its printed labels; 0 if the series does not exist.
+    /// The value of a metric, named with its printed labels.
     ///
     /// # Errors
-    /// If the agent does not answer.
+    /// If the agent does not answer, or the series does not exist.
     pub fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        self.series(name)?.with_context(|| format!("the agent has no metric {name}"))
+    }
+
+    /// The value of a counter with labels, whose series appear with the first count: 0 before.
+    ///
+    /// # Errors
+    /// If the agent does not answer, or the operations guide has no such counter with these labels.
+    pub fn count(&self, name: &str) -> anyhow::Result<f64> {
+        const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+        let (family, labels) = name.split_once('{').with_context(|| format!("{name} has no labels"))?;
+        let keys: Vec<_> = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0)).collect();
+        // A histogram's.
+        let family = family.trim_end_matches("_count");
+        let documented = format!("`{family}{{{}}}`", keys.join(","));
+        ensure!(fs::read_to_string(GUIDE)?.contains(&documented), "no counter {documented} in {GUIDE}");
+        Ok(self.series(name)?.unwrap_or_default())
+    }
+
+    fn series(&self, name: &str) -> anyhow::Result<Option<f64>> {
         let (_, body) = self.http("/metrics")?;
         let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(value.unwrap_or("0").parse()?)
+        Ok(value.map(str::parse).transpose()?)
     }
 
     /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of

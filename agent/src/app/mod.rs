@@ -99,10 +99,13 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let is_healing = config.self_heal == SelfHeal::On;
     let inspector =
         Inspector { registry: Arc::clone(&parts.registry), dataplane: Arc::clone(&parts.dataplane) };
+    let pins = Arc::new(health.component("pins", false, "not checked yet"));
+    parts.dataplane.report_pins(&pins);
     let agent = AgentService {
         registry: Arc::clone(&parts.registry),
         dataplane: Arc::clone(&parts.dataplane),
         health: health.clone(),
+        pins: Arc::clone(&pins),
         collector,
         verifier: Verifier::new(inspector.clone(), is_healing),
         node_name: config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default(),
@@ -120,7 +123,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     parts.deferred.end();
     crash::point(Step::StartDone);
     let (engine, reaper) = (Arc::clone(&parts.engine), parts.reaper);
-    let healer = Arc::new(Healer::new(engine, inspector, reaper, is_healing, metrics.heal.clone()));
+    let healer = Arc::new(Healer::new(engine, inspector, reaper, is_healing, metrics.heal.clone(), pins));
     let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
     needed.socket.healthy(format!("listening on {}", config.socket.display()));

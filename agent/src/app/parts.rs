@@ -55,7 +55,7 @@ impl Parts {
         crash::point(Step::StartMapsTakenOver);
         let pins = dataplane.pins().display().to_string();
         tracing::info!(pins, "dataplane loaded");
-        dataplane_health.healthy(format!("loaded; maps pinned in {pins}"));
+        dataplane_health.healthy("programs and maps are loaded");
         let dataplane = Arc::new(dataplane);
 
         let (pods, reaper) = (Pods::default(), Reaper::default());

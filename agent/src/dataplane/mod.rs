@@ -36,6 +36,7 @@ pub use pins::{PinDirectoryError, PinFailure};
 use crate::{
     chain::chain,
     crash::{self, Step},
+    health::Reporter,
     metrics::MapMetrics,
     plug::filter::Filters,
     registry::Attachment,
@@ -179,6 +180,14 @@ impl Dataplane {
     /// The maps whose pins are missing: the next agent would not find them.
     pub fn lost_pins(&self) -> Vec<&'static str> {
         self.pinned.lost()
+    }
+
+    /// Reports whether the next agent would find the maps.
+    pub fn report_pins(&self, health: &Reporter) {
+        match self.pinned.trouble() {
+            Some(why) => health.unhealthy(why),
+            None => health.healthy(format!("the maps are pinned in {}", self.pins().display())),
+        }
     }
 
     /// Pins a map again, if its pin is lost.

@@ -14,13 +14,19 @@ use aya::{
     maps::{MapData, MapError, MapInfo},
     pin::PinError,
 };
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::{
+    errno::Errno,
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
 
 use super::{
     maps::{MapFailure, MapSpec, PINNED},
     owner::{self, OwnerError},
 };
-use crate::crash::{self, Step};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+};
 
 /// The pinned maps, kept open so that lost pins can be restored.
 pub(super) struct Pins {
@@ -82,16 +88,19 @@ const LOCK_BACKOFF: Duration = Duration::from_millis(50);
 /// # Errors
 /// If the path is not on a BPF file system, or the directory cannot be created.
 pub(super) fn make_directory(pins: &Path) -> Result<(), PinDirectoryError> {
+    bpffs(pins)?;
     let failed = |source| PinDirectoryError::Io { path: pins.to_owned(), source };
-    // Checked on the nearest existing ancestor, before any directory is created.
-    let existing = pins.ancestors().find(|part| part.exists()).unwrap_or(pins);
-    let is_bpffs = statfs(existing).map_err(|errno| failed(errno.into()))?.filesystem_type() == BPF_FS_MAGIC;
-    if !is_bpffs {
-        return Err(PinDirectoryError::NotBpffs { path: pins.to_owned() });
-    }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
     crash::point(Step::PinsCreated);
     Ok(())
+}
+
+/// Refuses a path outside of a BPF file system, by its nearest existing ancestor.
+fn bpffs(pins: &Path) -> Result<(), PinDirectoryError> {
+    let existing = pins.ancestors().find(|part| part.exists()).unwrap_or(pins);
+    let failed = |errno: Errno| PinDirectoryError::Io { path: pins.to_owned(), source: errno.into() };
+    let is_bpffs = statfs(existing).map_err(failed)?.filesystem_type() == BPF_FS_MAGIC;
+    if is_bpffs { Ok(()) } else { Err(PinDirectoryError::NotBpffs { path: pins.to_owned() }) }
 }
 
 // === impl PinLock ===
@@ -157,6 +166,20 @@ impl Pins {
     /// present.
     pub(super) fn lost(&self) -> Vec<&'static str> {
         self.maps.iter().filter(|(map, data)| self.is_lost(map, data)).map(|(map, _)| map.name).collect()
+    }
+
+    /// Why the next agent would not find the maps, or another one could take them; `None` if all is well.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let lost = self.lost();
+        if lost.is_empty() {
+            return self.lock.renew().err().map(|error| chain(&error));
+        }
+        let why = match bpffs(&self.directory) {
+            Err(error) => chain(&error),
+            Ok(()) => format!("the pins below {:?} were removed or hidden by a mount", self.directory),
+        };
+        let lost = lost.join(", ");
+        Some(format!("{why}: the next agent would not find the maps {lost}, and start with empty ones"))
     }
 
     /// Pins a map again, if its pin is lost. The directory may be a new one, which another agent can have

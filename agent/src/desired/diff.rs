@@ -90,7 +90,15 @@ impl Desired<'_> {
                 format!("the map entry {} is missing or wrong", Subject::Entry(entry)),
             );
         }
-        match actual.pod {
+        report.found.extend(self.diff_pod(actual.pod));
+        report.found
+    }
+
+    /// The deviations of the pod's end.
+    pub fn diff_pod(&self, actual: PodEnd<'_>) -> Vec<Deviation> {
+        let of = Subject::Attachment(self.attachment.key.clone());
+        let mut report = Report { of, found: Vec::new() };
+        match actual {
             PodEnd::Unread => {}
             PodEnd::Missing => {
                 report.add(Kind::PodLink, format!("the pod has no interface {}", self.pod.ifname));

@@ -1,4 +1,4 @@
-//! Foreign programs on a pod's interface: shown by `ferrulectl verify`, not deviations.
+//! Foreign objects that see pods' packets: shown by `ferrulectl verify`, not deviations.
 
 use super::inventory::Inventory;
 use crate::{
@@ -6,11 +6,10 @@ use crate::{
     registry::{Attachment, HostLink, Key},
 };
 
-/// A foreign filter or program on an attachment's host interface.
+/// A foreign filter or program on an attachment's host interface, or a chain that concerns all pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
-    pub key: Key,
-    pub host: HostLink,
+    pub of: Option<(Key, HostLink)>,
     /// One line.
     pub what: String,
 }
@@ -35,7 +34,7 @@ pub fn foreign(it: &Attachment, actual: &Inventory, tcx: &[Vec<u32>; 2]) -> Vec<
         })
     });
     let all = filters.chain(xdp).chain(tcx);
-    all.map(|what| Foreign { key: it.key.clone(), host: host.clone(), what }).collect()
+    all.map(|what| Foreign { of: Some((it.key.clone(), host.clone())), what }).collect()
 }
 
 /// The direction of the pod's packets.

@@ -3,14 +3,19 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
-    deviation::Deviation,
+    deviation::{Deviation, Kind},
     foreign::{Foreign, foreign},
     inventory::Inventory,
     orphans::shared_addresses,
+    verify::verify_pod_end,
 };
 use crate::{
+    chain::chain,
     dataplane::Dataplane,
-    plug::netlink::{NetlinkError, Socket},
+    plug::{
+        firewall,
+        netlink::{NetlinkError, Socket},
+    },
     registry::{Attachment, Key, Registry, State},
 };
 
@@ -43,7 +48,7 @@ pub struct Findings {
 // === impl Inspector ===
 
 impl Inspector {
-    /// Compares everything. A reported deviation was found twice, the second time while no call worked on its
+    /// Compares everything, pods' ends included. A reported deviation was found twice, the second time while no call worked on its
     /// subject.
     ///
     /// # Errors
@@ -52,15 +57,21 @@ impl Inspector {
         let mut host = Socket::open()?;
         let Inspection { attachments, deviations, actual } = self.all(&mut host)?;
         let mut findings = Findings::default();
-        let keys: HashSet<Key> = deviations.iter().filter_map(|it| it.of.attachment().cloned()).collect();
+        let mut keys: HashSet<Key> = deviations.iter().filter_map(|it| it.of.attachment().cloned()).collect();
+        let deviates = |it: &&Attachment| !self.pod_end(it).is_empty();
+        keys.extend(attachments.iter().filter(deviates).map(|it| it.key.clone()));
         for key in keys {
             let Some(attachment) = self.registry.get(&key) else { continue };
             let Some(_guard) = self.registry.try_lock(&attachment.runtime_key()) else {
                 findings.in_work += 1;
                 continue;
             };
-            let again = self.one(&mut host, &key)?;
-            findings.deviations.extend(again.into_iter().flat_map(|(_, found)| found));
+            let Some((attachment, found)) = self.one(&mut host, &key)? else { continue };
+            // The two ends of a pair disappear together.
+            if !found.iter().any(|it| it.kind == Kind::LinkGone) {
+                findings.deviations.extend(self.pod_end(&attachment));
+            }
+            findings.deviations.extend(found);
         }
         findings.deviations.extend(self.confirm_node(&mut host, deviations)?.0);
         for it in attachments.iter().filter(|it| it.state == State::Attached) {
@@ -68,8 +79,19 @@ impl Inspector {
             let tcx = device.map(|device| self.dataplane.tcx(&device.ifname)).unwrap_or_default();
             findings.foreign.extend(foreign(it, &actual, &tcx));
         }
+        let chains = firewall::forward_drops()
+            .unwrap_or_else(|error| vec![format!("the chains of nftables cannot be read: {error}")]);
+        findings.foreign.extend(chains.into_iter().map(|what| Foreign { of: None, what }));
         findings.attachments = attachments;
         Ok(findings)
+    }
+
+    /// A namespace that cannot be read is no deviation: the agent may not see its path.
+    fn pod_end(&self, it: &Attachment) -> Vec<Deviation> {
+        verify_pod_end(it, self.dataplane.program_ids()).unwrap_or_else(|error| {
+            tracing::warn!(key = %it.key, error = chain(&error), "cannot compare the pod's end");
+            Vec::new()
+        })
     }
 
     /// Compares everything once.

@@ -9,11 +9,13 @@
 //! | user | reads | compares |
 //! |---|---|---|
 //! | CHECK, a repeated ADD, the commit of a waiting ADD | [`verify`] | both ends, the map entries |
-//! | self-healing, `ferrulectl verify` | [`Inspector`] | host ends, map entries, the node, orphans |
+//! | self-healing | [`Inspector`] | host ends, map entries, the node, orphans |
+//! | `ferrulectl verify` | [`Inspector`], [`verify_pod_end`] | the same, pods' ends, netfilter chains |
 //! | start | [`presence`] | whether the host's end exists and is the attachment's |
 //!
-//! Only CHECK and ADD read the pod's end: the pod may change it at any time.
+//! Healing does not read the pod's end: the pod may change it at any time.
 
+mod advice;
 mod attachment;
 mod deviation;
 mod deviations;
@@ -26,6 +28,7 @@ mod orphans;
 mod presence;
 mod verify;
 
+pub use advice::Advice;
 pub use attachment::{Desired, ExpectedMtu, desired};
 pub use deviation::{Deviation, Kind, Subject, summary};
 pub use diff::{Actual, PodEnd};
@@ -33,7 +36,7 @@ pub use foreign::Foreign;
 pub use inspector::{Findings, Inspection, Inspector};
 pub use inventory::Inventory;
 pub use presence::{Presence, netns_exists, presence};
-pub use verify::verify;
+pub use verify::{verify, verify_pod_end};
 
 #[cfg(test)]
 mod tests;

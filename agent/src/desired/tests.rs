@@ -181,6 +181,12 @@ impl Case {
         kinds(&desired.diff(&Actual { host, entries, netns_exists: true, pod }))
     }
 
+    /// What [`verify_pod_end`] does for `ferrulectl verify`, but for the reads.
+    fn pod_end(&self) -> Vec<Kind> {
+        let desired = desired(&self.attachment, PROGRAMS).unwrap().without_chain();
+        kinds(&desired.diff_pod(self.pod.as_ref().map_or(PodEnd::Missing, PodEnd::Present)))
+    }
+
     fn whole_node(&self) -> Vec<Kind> {
         let all: Vec<_> = [&self.attachment].into_iter().chain(&self.others).cloned().collect();
         kinds(&self.actual.deviations(&all, &all))
@@ -194,7 +200,7 @@ impl Case {
                 let found = kinds(&self.actual.deviations_of(&self.attachment));
                 found.contains(&kind) || self.whole_node().contains(&kind)
             }
-            User::Verify => self.whole_node().contains(&kind),
+            User::Verify => self.whole_node().contains(&kind) || self.pod_end().contains(&kind),
             User::Start => presence(&self.attachment, &self.actual.host.links) != Presence::Present,
         }
     }
@@ -206,8 +212,10 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
     // The start rewrites filters and map entries anyway, and a pass over everything follows it at once.
     const HOST: &[User] = &[Check, RepeatedAdd, Heal, Verify];
     const PRESENCE: &[User] = &USERS;
-    // The pod's end is the pod's own, so healing leaves it alone.
-    const POD: &[User] = &[Check, RepeatedAdd];
+    // The pod's end is the pod's own, so healing leaves it alone. Later plugins of a chain, which only CHECK
+    // knows, may change the pod's routes.
+    const POD: &[User] = &[Check, RepeatedAdd, Verify];
+    const POD_ROUTES: &[User] = &[Check, RepeatedAdd];
     const NODE: &[User] = &[Heal, Verify];
     match kind {
         Kind::LinkGone => {
@@ -276,7 +284,7 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             POD
         }
         Kind::PodMtu => {
-            case.pod().mtu = 1400;
+            case.pod().mtu = 1600;
             POD
         }
         Kind::PodAddress(address) => {
@@ -285,11 +293,11 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
         }
         Kind::PodRoute(dst) => {
             case.pod().routes.retain(|route| route.dst != dst);
-            POD
+            POD_ROUTES
         }
         Kind::PodNeighbour(gateway) => {
             case.pod().neighbours.remove(&gateway);
-            POD
+            POD_ROUTES
         }
         Kind::AddressShared(_) => {
             case.others.push(one("b", 2, 8));
@@ -360,6 +368,89 @@ fn every_user_finds_every_kind_of_deviation_within_its_scope() {
         let expected = apply(kind, &mut case);
         let found: Vec<_> = USERS.into_iter().filter(|user| case.found_by(*user, kind)).collect();
         assert_eq!(found, expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn verify_finds_a_pods_end_that_is_down_and_accepts_what_a_chain_may_change() {
+    let mut case = Case::new();
+    assert_eq!(case.pod_end(), []);
+    case.pod().mtu = 1400;
+    case.pod().routes.clear();
+    case.pod().neighbours.clear();
+    assert_eq!(case.pod_end(), []);
+    case.pod().up = false;
+    assert_eq!(case.pod_end(), [Kind::PodLink]);
+    assert_eq!(case.whole_node(), [], "healing does not read the pod's end");
+}
+
+#[test]
+fn only_the_agents_own_links_and_devices_have_a_desired_state() {
+    let device = || HostLink { ifname: "fra".to_owned(), ifindex: INDEX };
+    let mut it = one("a", 2, INDEX);
+    let links = good(&it).host.links;
+    let mut actual = good(&it);
+    actual.entries = Entries::of_none();
+    for (host, is_ours, of_links) in [
+        (HostSide::Link(device()), true, Presence::Present),
+        (HostSide::Unplugged, false, Presence::Missing),
+        (HostSide::None, false, Presence::Missing),
+        // The driver owns the device: no stamp marks it, and nothing of it is compared.
+        (HostSide::Representor(device()), false, Presence::Missing),
+    ] {
+        it.host = host.clone();
+        actual.host = HostInventory { links: links.clone(), ..HostInventory::default() };
+        assert_eq!(presence(&it, &links), of_links, "{host:?}");
+        assert_eq!(desired(&it, PROGRAMS).is_some(), is_ours, "{host:?}");
+        // Two filters, routes and neighbours of two families, four entries; all without the link's own facts.
+        let found_kinds = kinds(&actual.deviations_of(&it));
+        assert_eq!(found_kinds.len(), if is_ours { 10 } else { 0 }, "{host:?}: {found_kinds:?}");
+    }
+    // The entries of a representor's index are known, those of no device are strays.
+    let of_device = Entries::of(INDEX, &one("a", 2, INDEX));
+    for (host, strays) in [(HostSide::Representor(device()), 0), (HostSide::None, 2)] {
+        it.host = host;
+        let actual = Inventory { entries: of_device.clone(), programs: PROGRAMS, ..Inventory::default() };
+        let found = kinds(&actual.deviations(from_ref(&it), from_ref(&it)));
+        assert_eq!(found, vec![Kind::StrayEntry; strays], "VIFS and VIF_COUNTERS");
+    }
+}
+
+#[test]
+fn advice_names_interface_stamp_namespace_and_map() {
+    let it = one("a", 2, INDEX);
+    let command = |of: Subject, kind: Kind| {
+        let of_it = of.attachment().map(|_| &it);
+        Deviation { of, kind, what: String::new() }.advice(of_it).command
+    };
+    let of = || Subject::Attachment(it.key.clone());
+    let stray = Subject::Interface(9, it.key.clone());
+    for (of, kind, expected) in [
+        (of(), Kind::LinkStamp, "ip link set dev fra alias ferrule:net:a:eth0"),
+        (of(), Kind::PodLink, "nsenter --net=/run/netns/x ip link show dev eth0"),
+        (of(), Kind::Route(V4), "ip route get 10.0.0.2"),
+        (of(), Kind::Entry(Entry::Endpoint(V4)), "bpftool map dump name ENDPOINTS"),
+        (Subject::Entry(Entry::Vif(9)), Kind::StrayEntry, "bpftool map dump name VIFS"),
+        (stray, Kind::StrayLink, "ip -d link show"),
+        (Subject::Setting(host::IPV4), Kind::NodeForwarding, "sysctl -w net.ipv4.ip_forward=1"),
+    ] {
+        assert_eq!(command(of, kind), expected);
+    }
+}
+
+#[test]
+fn the_operations_guide_has_the_advice_of_every_kind() {
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let items: Vec<String> =
+        guide.split("\n* ").map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for kind in every_kind() {
+        let (is_repaired, means, command) = kind.row();
+        let item = items.iter().find(|it| it.starts_with(&format!("`{}`:", kind.name())));
+        let item = item.unwrap_or_else(|| panic!("{} is missing", kind.name()));
+        let repaired = if is_repaired { "Repaired" } else { "Not repaired" };
+        let expected = format!("{means}. {repaired}; `{command}`.");
+        assert!(item.contains(&expected), "{expected}\n{item}");
     }
 }
 

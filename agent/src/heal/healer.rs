@@ -1,21 +1,22 @@
 //! Passes: read, diff, report and repair. All of them may block.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use super::{
-    repair::{self, is_repairable},
+    repair,
     retry_budget::CONFLICT,
-    tracker::Tracker,
+    tracker::{Tracker, Turn},
 };
 use crate::{
     attach::Engine,
     chain::chain,
     dataplane::Dataplane,
-    desired::{Deviation, Inspection, Inspector, Subject},
+    desired::{Deviation, Inspection, Inspector, Kind, Subject},
+    health::Reporter,
     metrics::HealMetrics,
     plug::{
         netlink::{NetlinkError, Socket},
@@ -32,6 +33,8 @@ pub struct Healer {
     reaper: Reaper,
     repairs: bool,
     metrics: HealMetrics,
+    /// The state of the maps' pins.
+    pins: Arc<Reporter>,
     tracker: Mutex<Tracker>,
 }
 
@@ -43,15 +46,16 @@ const PASSES: usize = 3;
 // === impl Healer ===
 
 impl Healer {
-    /// `repairs`: whether deviations are repaired, or only counted and logged.
+    /// `repairs`: whether deviations are repaired, or only counted and logged. `pins`: reports the maps' pins.
     pub fn new(
         engine: Arc<Engine>,
         inspector: Inspector,
         reaper: Reaper,
         repairs: bool,
         metrics: HealMetrics,
+        pins: Arc<Reporter>,
     ) -> Self {
-        Self { engine, inspector, reaper, repairs, metrics, tracker: Mutex::default() }
+        Self { engine, inspector, reaper, repairs, metrics, pins, tracker: Mutex::default() }
     }
 
     /// Whether deviations are repaired.
@@ -80,6 +84,7 @@ impl Healer {
         for it in found.iter().filter(|_| self.repairs) {
             self.repair_node(it, &actual);
         }
+        self.dataplane().report_pins(&self.pins);
         Ok(())
     }
 
@@ -131,12 +136,12 @@ impl Healer {
     }
 
     /// Logged once: the conflict may go on for ever.
-    pub(super) fn log_conflict(of: &Subject, what: &str) {
+    pub(super) fn log_conflict(of: &Subject, kind: Kind) {
         tracing::error!(
             %of,
-            what,
+            kind = kind.name(),
             "repairs keep failing or being undone; is there another program that changes this? From now on the \
-             agent retries at most once a minute, without logging"
+             agent does not log repairs of this kind, and retries with growing pauses, at last once a minute"
         );
     }
 
@@ -159,57 +164,68 @@ impl Healer {
         let found = read.as_ref().map(|(_, found)| found.as_slice()).unwrap_or_default();
         self.report(found, is_its);
         let Some((attachment, found)) = read.filter(|_| self.repairs) else { return Ok(()) };
-        if !found.iter().any(|it| is_repairable(it.kind)) {
-            return Ok(());
-        }
-        let of = Subject::Attachment(key.clone());
-        let blocked = self.tracker().budget.blocked_until(&of, Instant::now());
-        if let Some(due) = blocked {
+        let turn = self.tracker().turn(&found, Instant::now());
+        if let Some(due) = turn.next {
             self.examine_later(key, due);
-            return Ok(());
         }
-        self.repair(host, attachment, &found)
+        if turn.is_due(&found) { self.repair(host, attachment, &found, &turn) } else { Ok(()) }
     }
 
-    fn repair(&self, host: &mut Socket, mut it: Attachment, found: &[Deviation]) -> Result<(), NetlinkError> {
+    fn repair(
+        &self,
+        host: &mut Socket,
+        mut it: Attachment,
+        found: &[Deviation],
+        turn: &Turn,
+    ) -> Result<(), NetlinkError> {
         let (key, mut left, mut failures) = (it.key.clone(), found.to_vec(), Vec::new());
         let of = Subject::Attachment(key.clone());
         let restore = |it: &Attachment| self.engine.restore(it).map_err(|error| chain(&error));
+        // By name: a repair can cause deviations of further kinds.
+        let mut repaired = BTreeMap::new();
         for _ in 0..PASSES {
             // Checked after the read: from now on a shim may delete interfaces by itself, and the agent must
             // not recreate them.
             if self.engine.is_stopping() {
                 return Ok(());
             }
-            let repaired = repair::repair(self.dataplane(), restore, host, &it, &left);
-            (it, failures) = (repaired.attachment, repaired.failures);
+            left.retain(|it| !turn.blocks(it.kind));
+            repaired
+                .extend(left.iter().filter(|it| it.kind.is_repairable()).map(|it| (it.kind.name(), it.kind)));
+            let done = repair::repair(self.dataplane(), restore, host, &it, &left);
+            (it, failures) = (done.attachment, done.failures);
             left = self.inspector.one(host, &key)?.map(|(_, found)| found).unwrap_or_default();
-            if !failures.is_empty() || !left.iter().any(|it| is_repairable(it.kind)) {
+            if !failures.is_empty() || !turn.is_due(&left) {
                 break;
             }
         }
         let now = Instant::now();
-        let attempts = self.tracker().budget.spend(&of, now);
-        for Deviation { kind, .. } in found {
+        let mut tracker = self.tracker();
+        tracker.reported.retain(|(other, kind)| *other != of || left.iter().any(|it| it.kind == *kind));
+        let mut mended = Vec::new();
+        for kind in repaired.into_values() {
+            let attempts = tracker.budget.spend(&of, kind, now);
             let is_left = left.iter().any(|it| it.kind.name() == kind.name());
-            self.metrics.repair(kind.name(), if is_left { "failed" } else { "repaired" });
-        }
-        if left.is_empty() {
-            self.tracker().reported.retain(|(of, _)| of.attachment() != Some(&key));
+            let count = found.iter().filter(|it| it.kind.name() == kind.name()).count();
+            (0..count.max(1))
+                .for_each(|_| self.metrics.repair(kind.name(), if is_left { "failed" } else { "repaired" }));
             if attempts < CONFLICT {
-                tracing::info!(of = %key, kind = names(found), "repaired");
-            }
-        } else {
-            for (kind, error) in failures.iter().filter(|_| attempts < CONFLICT) {
-                tracing::warn!(of = %key, kind = kind.name(), error, "repair failed; retrying");
-            }
-            let blocked = self.tracker().budget.blocked_until(&of, now);
-            if let Some(due) = blocked {
-                self.examine_later(&key, due);
+                let errors = failures.iter().filter(|(failed, _)| failed.name() == kind.name());
+                for (_, error) in errors {
+                    tracing::warn!(of = %key, kind = kind.name(), error, "repair failed; retrying");
+                }
+                mended.extend((!is_left).then(|| kind.name()));
+            } else if attempts == CONFLICT {
+                Self::log_conflict(&of, kind);
             }
         }
-        if attempts == CONFLICT {
-            Self::log_conflict(&of, &names(found));
+        if !mended.is_empty() {
+            tracing::info!(of = %key, kind = mended.join(", "), "repaired");
+        }
+        let next = tracker.turn(&left, now).next;
+        drop(tracker);
+        if let Some(due) = next {
+            self.examine_later(&key, due);
         }
         Ok(())
     }
@@ -219,15 +235,9 @@ impl Healer {
         let mut tracker = self.tracker();
         for it in tracker.update(found, these) {
             self.metrics.deviation(it.kind.name());
-            if !tracker.budget.is_conflict(&it.of) {
+            if !tracker.budget.is_conflict(&it.of, it.kind) {
                 tracing::warn!(of = %it.of, kind = it.kind.name(), what = it.what, "deviation found");
             }
         }
     }
-}
-
-fn names(found: &[Deviation]) -> String {
-    let mut names: Vec<&str> = found.iter().map(|it| it.kind.name()).collect();
-    names.dedup();
-    names.join(", ")
 }

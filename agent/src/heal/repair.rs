@@ -15,37 +15,6 @@ pub(super) struct Repaired {
     pub failures: Vec<(Kind, String)>,
 }
 
-/// Whether the agent may repair a deviation.
-pub(super) fn is_repairable(kind: Kind) -> bool {
-    match kind {
-        // Not the agent's to change, or an operator's decision.
-        Kind::LinkStamp | Kind::Qdisc | Kind::AddressShared(_) => false,
-        // The pod's own.
-        Kind::PodLink
-        | Kind::PodMac
-        | Kind::PodMtu
-        | Kind::PodAddress(_)
-        | Kind::PodRoute(_)
-        | Kind::PodNeighbour(_) => false,
-        Kind::LinkGone
-        | Kind::LinkGroup
-        | Kind::LinkMaster
-        | Kind::LinkName
-        | Kind::LinkMac
-        | Kind::LinkMtu
-        | Kind::LinkDown
-        | Kind::LinkForwarding
-        | Kind::Filter(_)
-        | Kind::Route(_)
-        | Kind::Neighbour(_)
-        | Kind::Entry(_)
-        | Kind::StrayLink
-        | Kind::StrayEntry
-        | Kind::NodeForwarding
-        | Kind::Pin => true,
-    }
-}
-
 /// Repairs all repairable deviations in the order of a plug: filters, then map entries, then what leads
 /// packets there. `restore` recreates a lost interface.
 pub(super) fn repair(
@@ -57,7 +26,7 @@ pub(super) fn repair(
 ) -> Repaired {
     let mut repaired = Repaired { attachment: attachment.clone(), failures: Vec::new() };
     let Some(HostLink { ifname, ifindex }) = attachment.host.device() else { return repaired };
-    let mut kinds: Vec<Kind> = found.iter().map(|it| it.kind).filter(|kind| is_repairable(*kind)).collect();
+    let mut kinds: Vec<Kind> = found.iter().map(|it| it.kind).filter(|kind| kind.is_repairable()).collect();
     kinds.sort_by_key(|kind| rank(*kind));
     let is_shared = found.iter().any(|it| matches!(it.kind, Kind::AddressShared(_)));
     let (mut has_filters, mut has_entries) = (false, false);

@@ -23,7 +23,7 @@ impl Healer {
             return;
         }
         let now = Instant::now();
-        let blocked = self.tracker().budget.blocked_until(&it.of, now);
+        let blocked = self.tracker().budget.blocked_until(&it.of, it.kind, now);
         if let Some(due) = blocked {
             self.tracker().advance_full_pass(due);
             return;
@@ -35,7 +35,7 @@ impl Healer {
             if done.is_ok() {
                 tracker.reported.remove(&(it.of.clone(), it.kind));
             }
-            tracker.budget.spend(&it.of, now)
+            tracker.budget.spend(&it.of, it.kind, now)
         };
         match done {
             Ok(()) if attempts < CONFLICT => {
@@ -44,7 +44,7 @@ impl Healer {
             Err(error) if attempts < CONFLICT => {
                 tracing::warn!(of = %it.of, kind = it.kind.name(), error, "repair failed; retrying");
             }
-            _ if attempts == CONFLICT => Self::log_conflict(&it.of, it.kind.name()),
+            _ if attempts == CONFLICT => Self::log_conflict(&it.of, it.kind),
             _ => {}
         }
     }

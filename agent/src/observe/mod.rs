@@ -15,11 +15,13 @@ use ferrule_proto::agent::{
     GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, VerifyRequest, VerifyResponse,
     agent_server::Agent, attachment::State as ShownState,
 };
+use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use crate::{
+    chain::chain,
     dataplane::Dataplane,
-    health::Health,
+    health::{Health, Reporter},
     reconcile::Collector,
     registry::{Attachment, Registry, State},
 };
@@ -31,6 +33,8 @@ pub struct AgentService {
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
     pub health: Health,
+    /// The component of the maps' pins: their removal sends no notification.
+    pub pins: Arc<Reporter>,
     pub collector: Arc<Collector>,
     pub verifier: Verifier,
     /// The name of the Node object; empty without Kubernetes.
@@ -48,6 +52,9 @@ impl Agent for AgentService {
     }
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
+        let (dataplane, pins) = (Arc::clone(&self.dataplane), Arc::clone(&self.pins));
+        let checked = spawn_blocking(move || dataplane.report_pins(&pins)).await;
+        checked.map_err(|error| Status::internal(chain(&error)))?;
         Ok(Response::new(status::show(&self.health, &self.node_name)))
     }
 

@@ -8,7 +8,7 @@ use tonic::{Response, Status};
 
 use crate::{
     chain::chain,
-    desired::{Deviation, Findings, Foreign, Inspector, Subject},
+    desired::{Advice, Deviation, Findings, Foreign, Inspector, Subject},
     registry::{Attachment, HostLink, Key},
 };
 
@@ -64,8 +64,16 @@ fn show(found: &Findings, self_heal: bool) -> VerifyResponse {
 }
 
 fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation {
-    let mut shown =
-        ShownDeviation { kind: it.kind.name().to_owned(), what: it.what.clone(), ..Default::default() };
+    let of = it.of.attachment().and_then(|key| attachments.iter().find(|it| it.key == *key));
+    let Advice { means, command, is_repaired } = it.advice(of);
+    let mut shown = ShownDeviation {
+        kind: it.kind.name().to_owned(),
+        what: it.what.clone(),
+        means: means.to_owned(),
+        command,
+        repairable: is_repaired,
+        ..Default::default()
+    };
     let (key, ifindex) = match &it.of {
         Subject::Attachment(key) => (key, None),
         Subject::Interface(ifindex, key) => (key, Some(*ifindex)),
@@ -82,7 +90,8 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
 }
 
 fn show_foreign(it: &Foreign, attachments: &[Attachment]) -> ShownForeign {
-    let Foreign { key, host, what } = it.clone();
+    let Foreign { of, what } = it.clone();
+    let Some((key, host)) = of else { return ShownForeign { what, ..Default::default() } };
     let (network, container_id, ifname) = names(&key);
     let pod = attachments.iter().find(|it| it.key == key).map(|it| it.pod.clone()).unwrap_or_default();
     ShownForeign {

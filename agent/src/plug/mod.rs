@@ -6,6 +6,7 @@
 
 pub mod default_route;
 pub mod filter;
+pub mod firewall;
 pub mod host;
 pub mod host_inventory;
 mod host_route;

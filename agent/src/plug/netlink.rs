@@ -6,6 +6,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
+    sync::Once,
     time::{Duration, Instant},
 };
 
@@ -16,14 +17,17 @@ use nix::sys::{
 };
 use rtnetlink::{
     packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
-        NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
+        DecodeError, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_EXCL,
+        NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
     },
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
-use crate::crash::{self, Step};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+};
 
 /// A route netlink socket. It stays in the network namespace of the thread that opened it.
 pub struct Socket {
@@ -65,6 +69,8 @@ const ATTRIBUTE_MESSAGE: u16 = 1;
 /// The verb in a message type: `linux/rtnetlink.h` gives each kind of object four types in a row.
 const KIND: u16 = 3;
 const KIND_GET: u16 = 2;
+/// `NLMSG_MIN_TYPE` in `linux/netlink.h`: smaller types are not about objects.
+const FIRST_OBJECT: u16 = 16;
 /// Length of `struct nlmsghdr`, the part of the request that an acknowledgement repeats.
 const HEADER: usize = 16;
 
@@ -277,17 +283,39 @@ impl Socket {
             }
             _ => error,
         })?;
-        let mut messages = Vec::new();
-        let mut rest = datagram.as_slice();
-        while rest.len() >= HEADER {
-            let message = NetlinkMessage::deserialize(rest)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            let length = (message.header.length as usize).next_multiple_of(4).max(HEADER);
-            messages.push(message);
-            rest = rest.get(length..).unwrap_or_default();
-        }
-        Ok(messages)
+        decode(&datagram)
     }
+}
+
+/// The messages of a datagram. An object with an unknown form, of other software or a newer kernel, is skipped:
+/// the agent must not fail to see its own objects because of that one.
+fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+    let malformed = |error: DecodeError| io::Error::new(io::ErrorKind::InvalidData, error);
+    let mut messages = Vec::new();
+    let mut rest = datagram;
+    while let Some([l0, l1, l2, l3, k0, k1, ..]) = rest.first_chunk::<HEADER>() {
+        let length = u32::from_ne_bytes([*l0, *l1, *l2, *l3]) as usize;
+        let kind = u16::from_ne_bytes([*k0, *k1]);
+        let whole = rest.get(..length).filter(|it| it.len() >= HEADER).unwrap_or(rest);
+        match NetlinkMessage::deserialize(whole) {
+            Ok(message) => messages.push(message),
+            // Framing, and answers that end a request.
+            Err(error) if kind < FIRST_OBJECT || whole.len() != length => return Err(malformed(error)),
+            Err(error) => {
+                static SKIPPED: Once = Once::new();
+                SKIPPED.call_once(|| {
+                    let error = chain(&error);
+                    tracing::warn!(
+                        kind,
+                        error,
+                        "skipping network objects that cannot be decoded; logged once"
+                    );
+                });
+            }
+        }
+        rest = rest.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
+    }
+    Ok(messages)
 }
 
 /// The kernel's explanation of a failure.
@@ -333,4 +361,37 @@ fn sync_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
 pub(super) fn borrow(raw: &Raw) -> BorrowedFd<'_> {
     // SAFETY: the socket owns the descriptor, and the result borrows the socket.
     unsafe { BorrowedFd::borrow_raw(raw.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message of a type: `RTM_NEWLINK` is 16.
+    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER + body.len()).unwrap();
+        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], body].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// `struct ifinfomsg` of the interface 7, and an `IFLA_MTU` of a length.
+    fn link(mtu: &[u8]) -> Vec<u8> {
+        let mut body = vec![0; 16];
+        body[4] = 7;
+        body.extend([4 + u8::try_from(mtu.len()).unwrap(), 0, 4, 0]);
+        body.extend(mtu);
+        message(16, &body)
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_decoded_does_not_hide_the_others() {
+        let (good, bad) = (link(&[0xdc, 5, 0, 0]), link(&[1]));
+        assert!(NetlinkMessage::<RouteNetlinkMessage>::deserialize(&bad).is_err());
+        assert_eq!(decode(&[good.clone(), bad, good.clone()].concat()).unwrap().len(), 2);
+        // `NLMSG_ERROR` with a truncated code: the request would seem to go on.
+        decode(&[good.clone(), message(2, &[0])].concat()).unwrap_err();
+        // A message that claims to be longer than its datagram.
+        decode(&good[..good.len() - 4]).unwrap_err();
+    }
 }

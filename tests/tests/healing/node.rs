@@ -1,6 +1,9 @@
 //! Node-wide settings: forwarding and map pins.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs::{self, File, TryLockError},
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -24,7 +27,7 @@ fn set(name: &str, value: &str) -> anyhow::Result<()> {
 }
 
 fn deviations(node: &Node, kind: &str) -> anyhow::Result<f64> {
-    node.metric(&format!("ferrule_deviations_total{{kind=\"{kind}\"}}"))
+    node.count(&format!("ferrule_deviations_total{{kind=\"{kind}\"}}"))
 }
 
 #[test]
@@ -39,7 +42,7 @@ fn disabled_forwarding_is_repaired_on_notification() {
             wait_until_healed(node, &pod, &peer)?;
             ensure!(deviations(node, "node-forwarding")? == number, "{name}");
             let repaired =
-                node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"repaired\"}")?;
+                node.count("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"repaired\"}")?;
             ensure!(repaired == number, "{repaired} repairs after {name}");
         }
         ensure!(get(&format!("net/ipv4/conf/{host}/forwarding"))? == "1");
@@ -69,26 +72,6 @@ fn disabled_forwarding_is_only_reported_with_healing_off() {
         let (code, found) = verify()?;
         ensure!(code == Some(1) && kinds(&found) == ["link-forwarding"], "{found:#}");
         Ok(())
-    })
-    .unwrap();
-}
-
-#[test]
-fn repairs_of_contested_forwarding_are_rate_limited_and_reported_once() {
-    with_agent(|node| {
-        node.attach("a")?;
-        let start = std::time::Instant::now();
-        while start.elapsed() < Duration::from_secs(20) {
-            set(V4, "0")?;
-            thread::sleep(Duration::from_millis(50));
-        }
-        let repairs = node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"repaired\"}")?
-            + node.metric("ferrule_repairs_total{kind=\"node-forwarding\",outcome=\"failed\"}")?;
-        ensure!((2.0..=7.0).contains(&repairs), "{repairs} repairs in 20 s");
-        let log = node.log();
-        ensure!(log.matches("deviation found").count() <= 7, "{log}");
-        ensure!(log.matches("is there another program").count() <= 1, "{log}");
-        sys::wait_until("forwarding is enabled in the end", Duration::from_secs(60), || Ok(get(V4)? == "1"))
     })
     .unwrap();
 }
@@ -144,6 +127,72 @@ fn missing_pins_are_only_reported_with_healing_off() {
         ensure!(code == Some(1) && kinds(&found) == ["pin"], "{found:#}");
         ensure!(!fs::exists(PINS)?, "the pins were restored");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Whether the component is healthy, and why.
+fn component(node: &Node, name: &str) -> anyhow::Result<(bool, String)> {
+    let status: serde_json::Value = serde_json::from_str(&node.ctl(&["status", "-o", "json"])?)?;
+    ensure!(status["ready"] == true, "{status:#}");
+    let all = status["components"].as_array().context("no components")?;
+    let found = all.iter().find(|it| it["name"] == name).with_context(|| format!("{status:#}"))?;
+    Ok((found["state"] == "healthy", found["reason"].as_str().unwrap_or_default().to_owned()))
+}
+
+#[test]
+fn status_shows_lost_pins_at_once() {
+    with_agent_without_healing(|node| {
+        let pod = node.attach("a")?;
+        let healthy = (true, format!("the maps are pinned in {PINS}"));
+        ensure!(component(node, "pins")? == healthy, "{:?}", component(node, "pins")?);
+        sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
+        let (is_healthy, why) = component(node, "pins")?;
+        ensure!(!is_healthy && why.contains("is not on a BPF file system; mount one"), "{why}");
+        sys::run("umount /sys/fs/bpf")?;
+        ensure!(component(node, "pins")? == healthy);
+        sys::run(&format!("rm {PINS}/ENDPOINTS"))?;
+        let (is_healthy, why) = component(node, "pins")?;
+        ensure!(!is_healthy && why.contains("would not find the maps ENDPOINTS, and start"), "{why}");
+        // The agent holds the locked directory.
+        sys::run("umount -l /sys/fs/bpf")?;
+        let (is_healthy, why) = component(node, "pins")?;
+        ensure!(!is_healthy && why.contains("VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS"), "{why}");
+        // Neither running nor new pods depend on the pins.
+        node.attach("b")?.ping(&pod.addresses[0].to_string())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_new_directory_of_pins_is_locked_and_marked() {
+    with_short_period(|node| {
+        let directory = "/sys/fs/bpf/ferrule";
+        let is_locked =
+            || anyhow::Ok(matches!(File::open(directory)?.try_lock(), Err(TryLockError::WouldBlock)));
+        ensure!(is_locked()?);
+        let owner = fs::read_link(format!("{directory}/netns"))?;
+        for damage in [format!("rm -r {directory}"), "mount -t bpf bpf /sys/fs/bpf".to_owned()] {
+            sys::run(&damage)?;
+            sys::wait_until("the pins are restored", TIMEOUT, || Ok(component(node, "pins")?.0))?;
+            ensure!(pinned()?.len() == 4, "{:?}", pinned()?);
+            ensure!(is_locked()?, "the lock is on another directory after {damage}");
+            ensure!(fs::read_link(format!("{directory}/netns"))? == owner);
+        }
+        // The first directory is visible again.
+        sys::run("umount -l /sys/fs/bpf")?;
+        sys::wait_until("the directory is locked", TIMEOUT, is_locked)?;
+        // Another agent has taken a new directory first.
+        sys::run(&format!("rm -r {directory}"))?;
+        fs::create_dir(directory)?;
+        let other = File::open(directory)?;
+        other.lock()?;
+        sys::wait_until("the refused repair is logged", TIMEOUT, || {
+            Ok(node.log().contains("another agent uses the maps"))
+        })?;
+        ensure!(fs::read_dir(directory)?.next().is_none(), "pins in another agent's directory");
+        drop(other);
+        sys::wait_until("the pins are restored", TIMEOUT, || Ok(component(node, "pins")?.0 && is_locked()?))
     })
     .unwrap();
 }

@@ -27,7 +27,7 @@ fn foreign_ingress_qdisc_gets_no_filters_and_filters_return_after_its_removal() 
         let host = node.host_ifname(&pod)?;
         put_ingress(&host)?;
         sys::wait_until("the deviation is reported", TIMEOUT, || {
-            Ok(node.metric("ferrule_deviations_total{kind=\"qdisc\"}")? >= 1.0)
+            Ok(node.count("ferrule_deviations_total{kind=\"qdisc\"}")? >= 1.0)
         })?;
         // Long enough for several retries of a failing repair.
         thread::sleep(Duration::from_secs(3));

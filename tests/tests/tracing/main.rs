@@ -44,7 +44,7 @@ fn start_standalone(node: &mut Node) -> anyhow::Result<()> {
 
 /// Number of spans dropped for a reason.
 fn dropped(node: &Node, reason: &str) -> anyhow::Result<f64> {
-    node.metric(&format!(r#"ferrule_trace_spans_dropped_total{{reason="{reason}"}}"#))
+    node.count(&format!(r#"ferrule_trace_spans_dropped_total{{reason="{reason}"}}"#))
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn duration_histogram_covers_each_phase_of_each_verb() {
 
         let series = |verb: &str, phase: &str, code: u64| {
             let labels = format!(r#"{{verb="{verb}",phase="{phase}",code="{code}"}}"#);
-            node.metric(&format!("ferrule_cni_duration_seconds_count{labels}"))
+            node.count(&format!("ferrule_cni_duration_seconds_count{labels}"))
         };
         let expected: [(&str, &[&str]); 4] = [
             ("ADD", &["queue", "wait_for_vif", "intent", "plug", "dataplane", "commit", "total"]),

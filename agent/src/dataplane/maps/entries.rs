@@ -85,12 +85,22 @@ impl Entries {
 
 // === impl Entry ===
 
+impl Entry {
+    /// The name of the entry's map.
+    pub fn map(&self) -> &'static str {
+        match self {
+            Self::Vif(_) => Vifs::SPEC.name,
+            Self::Endpoint(_) => Endpoints::SPEC.name,
+            Self::Counters(_) => VifCounters::SPEC.name,
+        }
+    }
+}
+
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Vif(ifindex) => write!(f, "{} {ifindex}", Vifs::SPEC.name),
-            Self::Endpoint(address) => write!(f, "{} {address}", Endpoints::SPEC.name),
-            Self::Counters(ifindex) => write!(f, "{} {ifindex}", VifCounters::SPEC.name),
+            Self::Vif(index) | Self::Counters(index) => write!(f, "{} {index}", self.map()),
+            Self::Endpoint(address) => write!(f, "{} {address}", self.map()),
         }
     }
 }

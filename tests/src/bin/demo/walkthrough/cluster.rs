@@ -125,7 +125,7 @@ fn late_decision(
     })?;
     report.fact("the watch resumes at its position, without a relist", || {
         wait_until("the watch has resumed", TIMEOUT, || Ok(node.metric(RESUMES_METRIC)? > 0.0))?;
-        ensure!(node.metric(&lists("pods"))? == 0.0, "the agent listed again");
+        ensure!(node.count(&lists("pods"))? == 0.0, "the agent listed again");
         Ok(())
     })?;
     let waited = thread::scope(|scope| -> anyhow::Result<Duration> {
