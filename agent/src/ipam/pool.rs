@@ -311,6 +311,43 @@ mod tests {
     }
 
     #[test]
+    fn address_that_is_claimed_and_cancelled_during_its_cooldown_continues_it() {
+        // In seconds since boot.
+        let at = Duration::from_secs;
+        let mut pool = pool("10.0.0.0/30");
+        let only = pool.allocate(at(1000)).unwrap();
+        pool.release(only, at(1000));
+        assert!(pool.claim(only));
+        assert_eq!((pool.used(), pool.cooling_down(at(1010))), (1, 0));
+        pool.cancel(only);
+        assert_eq!((pool.used(), pool.cooling_down(at(1010))), (0, 1));
+        assert_eq!(pool.allocate(at(1029)), None, "released 29 s ago");
+        assert_eq!(pool.allocate(at(1030)), Some(only));
+        // A release after the claim begins a cooldown of its own.
+        pool.release(only, at(1030));
+        assert!(pool.claim(only));
+        pool.release(only, at(1050));
+        assert_eq!((pool.allocate(at(1079)), pool.allocate(at(1080))), (None, Some(only)));
+        // Without a claim during cooldown, nothing is left of an earlier one.
+        pool.cancel(only);
+        assert_eq!(pool.allocate(at(1081)), Some(only), "never used");
+    }
+
+    #[test]
+    fn cancelled_address_resumes_its_place_among_the_released_ones() {
+        let at = Duration::from_secs;
+        let mut pool = pool("10.0.0.0/29");
+        let all: Vec<IpAddr> = std::iter::from_fn(|| pool.allocate(at(1000))).collect();
+        pool.release(all[0], at(1000));
+        pool.release(all[1], at(1005));
+        pool.release(all[2], at(1010));
+        assert!(pool.claim(all[1]));
+        pool.cancel(all[1]);
+        let order: Vec<_> = std::iter::from_fn(|| pool.allocate(at(1040))).collect();
+        assert_eq!(order, [all[0], all[1], all[2]]);
+    }
+
+    #[test]
     fn claimed_address_is_not_allocated() {
         let mut pool = pool("10.0.0.0/29");
         assert!(pool.claim(ip("10.0.0.2")));

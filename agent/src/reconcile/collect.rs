@@ -28,9 +28,19 @@ use crate::{
     watch::ObjectKey,
 };
 
+/// Removes attachments with their keys locked.
+pub trait Detach: Send + Sync + 'static {
+    /// As [`Engine::detach_if`].
+    fn detach_if(
+        self: &Arc<Self>,
+        key: &Key,
+        condition: impl FnOnce() -> bool + Send + 'static,
+    ) -> impl Future<Output = Result<bool, AttachError>> + Send;
+}
+
 /// Examines attachments, and removes those that were found orphaned twice.
-pub struct Collector {
-    engine: Arc<Engine>,
+pub struct Collector<D = Engine> {
+    engine: Arc<D>,
     registry: Arc<Registry>,
     pods: Pods,
     /// Health of the watches; `None` without an API server.
@@ -78,11 +88,23 @@ pub enum ExplainError {
 /// For an explanation; shorter than the caller's deadline.
 const DEADLINE: Duration = Duration::from_secs(8);
 
+// === impl Engine ===
+
+impl Detach for Engine {
+    async fn detach_if(
+        self: &Arc<Self>,
+        key: &Key,
+        condition: impl FnOnce() -> bool + Send + 'static,
+    ) -> Result<bool, AttachError> {
+        Engine::detach_if(self, key, &Phases::untracked(), |_| condition()).await
+    }
+}
+
 // === impl Collector ===
 
-impl Collector {
+impl<D: Detach> Collector<D> {
     pub(super) fn new(
-        engine: Arc<Engine>,
+        engine: Arc<D>,
         registry: Arc<Registry>,
         pods: Pods,
         api: Option<Health>,
@@ -158,7 +180,7 @@ impl Collector {
     /// Removes an attachment if the same incarnation is still orphaned once its key is locked.
     async fn remove(self: &Arc<Self>, key: Key, it: Identity) -> Result<(), ExamineError> {
         let (this, of) = (Arc::clone(self), key.clone());
-        let is_orphaned = move |_: &[Attachment]| {
+        let is_orphaned = move || {
             let Some((identity, mut evidence)) = this.evidence(&of) else { return false };
             evidence.not_in_work = Proof::yes("garbage collection holds the lock");
             if identity != it || Verdict::of(&evidence) != Verdict::Orphaned {
@@ -169,7 +191,7 @@ impl Collector {
             crash::point(Step::OrphanFound);
             true
         };
-        if self.engine.detach_if(&key, &Phases::untracked(), is_orphaned).await? {
+        if self.engine.detach_if(&key, is_orphaned).await? {
             self.metrics.removed.inc();
         }
         self.change(|observations| observations.forget(&key));
@@ -210,3 +232,6 @@ impl Collector {
         self.observations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

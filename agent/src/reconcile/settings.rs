@@ -24,3 +24,15 @@ impl Settings {
         Self { period, spacing: SPACING.min(period) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn observations_are_thirty_seconds_apart_or_one_shorter_period() {
+        let spacing = |period| Settings::every(Duration::from_secs(period)).spacing.as_secs();
+        assert_eq!((PERIOD.as_secs(), spacing(120), spacing(30), spacing(5)), (120, 30, 30, 5));
+        assert_eq!(Settings::every(Duration::from_secs(5)).period.as_secs(), 5);
+    }
+}

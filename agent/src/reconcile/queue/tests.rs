@@ -56,34 +56,48 @@ async fn pod_added_during_its_work_is_queued_once_more() {
     assert_eq!(names(&queue).await, ["a"]);
 }
 
+/// The least delay of each retry, in seconds; jitter at most doubles it, up to a minute.
+const DELAYS: [u64; 20] = [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60];
+
+/// The shortest and the longest delay after a number of failures.
+fn delays(failures: usize) -> (Duration, Duration) {
+    let least = DELAYS[failures - 1];
+    (Duration::from_secs(least), Duration::from_secs((2 * least).min(60)))
+}
+
 #[tokio::test(start_paused = true)]
 async fn failures_back_off_exponentially_until_the_retry_budget_is_spent() {
     let queue = queue();
     queue.add(key("a"));
-    let mut last = Duration::ZERO;
-    for retry in 0..=MAX_RETRIES {
+    let began = Instant::now();
+    drop(queue.next().await);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    for failures in 1..=20 {
         let began = Instant::now();
         drop(queue.next().await);
-        let waited = began.elapsed();
-        if retry == 0 {
-            assert_eq!(waited, Duration::ZERO);
-            continue;
-        }
-        let least = Duration::from_secs(1 << (retry - 1).min(6)).min(MAX_BACKOFF);
-        assert!(
-            waited >= least && waited <= MAX_BACKOFF + SOON && waited + SOON >= last.min(least),
-            "{retry}: {waited:?}"
-        );
-        last = waited;
+        let (waited, (least, most)) = (began.elapsed(), delays(failures));
+        // Timers have a resolution of a millisecond.
+        assert!(waited >= least && waited <= most + SOON, "{failures}: {waited:?}");
     }
-    assert!(timeout(MAX_BACKOFF * 10, queue.next()).await.is_err(), "retried after giving up");
-    assert_eq!(
-        (queue.0.metrics.given_up.get(), queue.0.metrics.failures.get()),
-        (1, u64::from(MAX_RETRIES) + 1)
-    );
+    assert!(timeout(Duration::from_secs(3600), queue.next()).await.is_err(), "retried after giving up");
+    assert_eq!((queue.0.metrics.given_up.get(), queue.0.metrics.failures.get()), (1, 21));
     queue.add(key("a"));
     drop(timeout(SOON, queue.next()).await.expect("a change queues it again"));
-    timeout(MIN_BACKOFF * 2 + SOON, queue.next()).await.expect("with a fresh retry budget").done();
+    let (_, most) = delays(1);
+    timeout(most + SOON, queue.next()).await.expect("with a fresh retry budget").done();
+}
+
+#[tokio::test(start_paused = true)]
+async fn delays_of_pods_that_fail_together_differ() {
+    let queue = queue();
+    for number in 0..20 {
+        queue.add(key(&number.to_string()));
+    }
+    while let Some(job) = now(&queue).await {
+        drop(job);
+    }
+    let due: std::collections::BTreeSet<_> = queue.inner().later.iter().map(|(at, _)| *at).collect();
+    assert!(due.len() > 15, "{due:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,10 +109,10 @@ async fn change_skips_the_backoff_and_success_resets_it() {
     }
     queue.add(key("a"));
     timeout(SOON, queue.next()).await.expect("the change skips the backoff").done();
-    assert!(timeout(MAX_BACKOFF * 2, queue.next()).await.is_err(), "the skipped retry must not run");
+    assert!(timeout(Duration::from_secs(120), queue.next()).await.is_err(), "the skipped retry must not run");
     queue.add(key("a"));
     drop(queue.next().await);
-    timeout(MIN_BACKOFF * 2 + SOON, queue.next()).await.expect("the backoff starts over").done();
+    timeout(Duration::from_secs(2) + SOON, queue.next()).await.expect("the backoff starts over").done();
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +130,8 @@ async fn sleeping_workers_wake_for_new_pods_and_due_retries() {
     // Each job fails, and the last worker gets the first retry.
     let began = Instant::now();
     assert_eq!(workers.join_all().await.len(), 4);
-    assert!(began.elapsed() >= MIN_BACKOFF && began.elapsed() <= MIN_BACKOFF * 2 + SOON);
+    let (least, most) = delays(1);
+    assert!(began.elapsed() >= least && began.elapsed() <= most + SOON, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +176,7 @@ struct Model {
     /// Ready now.
     due: bool,
     working: bool,
-    failures: u32,
+    failures: usize,
     /// The earliest and the latest time of the retry.
     again: Option<(Instant, Instant)>,
 }
@@ -206,11 +221,11 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let job = jobs.remove(which);
                 let it = model.get_mut(&job.key().name).unwrap();
                 it.working = false;
-                it.failures = if succeeded { 0 } else { (it.failures + 1) % (MAX_RETRIES + 1) };
+                // Twenty retries, and then none.
+                it.failures = if succeeded { 0 } else { (it.failures + 1) % 21 };
                 if it.failures > 0 && !it.due {
-                    let doubled = (MIN_BACKOFF * (1 << (it.failures - 1).min(10))).min(MAX_BACKOFF);
-                    it.again =
-                        Some((Instant::now() + doubled, Instant::now() + (doubled * 2).min(MAX_BACKOFF)));
+                    let (least, most) = delays(it.failures);
+                    it.again = Some((Instant::now() + least, Instant::now() + most));
                 }
                 if succeeded { job.done() } else { drop(job) }
             }
