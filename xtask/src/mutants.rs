@@ -1,8 +1,8 @@
 //! `cargo xtask mutants`: changes one place of the code at a time, and checks that a test fails.
 //!
 //! cargo-mutants makes the changes (mutants) and runs the tests, room by room, in a copy of the workspace.
-//! What it cannot change, such as constants, needs tests that state literals. Accepted survivors are listed in
-//! xtask/mutants.toml.
+//! What it cannot change, such as constants, needs tests that state literals. Accepted survivors are listed
+//! in xtask/mutants.toml.
 
 mod explained;
 mod mutant;
@@ -47,7 +47,7 @@ const MUTANTS: CargoTool = CargoTool {
 /// The options of a run.
 #[derive(Debug, Args)]
 pub(crate) struct Mutants {
-    /// Rooms of the agent, or the crates shim, vif, ctl [default: those with a goal, see xtask/src/mutants/room.rs]
+    /// Modules of the agent, or shim, vif, ctl [default: those in xtask/src/mutants/room.rs]
     #[arg(value_name = "ROOM")]
     rooms: Vec<String>,
     /// The most mutants to test in each room; the same ones in each run
@@ -147,8 +147,8 @@ impl Lab<'_> {
         let names = chosen.iter().map(|mutant| sample::exactly(&mutant.name));
         let step = self
             .of(room, timeout)
-            // Of its own: cargo gives the packages of the copy the same names as the workspace's, and the wait
-            // for another cargo would count as a mutant that hangs.
+            // Of its own: cargo gives the packages of the copy the same names as the workspace's, and the
+            // wait for another cargo would count as a mutant that hangs.
             .env("CARGO_TARGET_DIR", self.ws.target().join("mutants/build"))
             .args(["--in-place", "--no-times", "--colors=never", "--timeout", TEST_SECONDS])
             .args(["--build-timeout", BUILD_SECONDS, "--output"])

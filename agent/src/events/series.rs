@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_pods_without_uid_are_told_apart_by_name() {
+    fn events_of_pods_without_uid_are_distinguished_by_name() {
         let event = |name: &str, uid: &str, reason| PodEvent {
             namespace: "n".to_owned(),
             name: name.to_owned(),
