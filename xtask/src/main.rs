@@ -81,8 +81,8 @@ enum Verb {
     Lint,
     /// Change one place of the code at a time, and report the changes that no test notices
     ///
-    /// Fails if the tests catch less than 90 % of a room's mutants and xtask/mutants.toml does not explain each
-    /// survivor.
+    /// Fails if the tests catch less than 90 % of a room's mutants and xtask/mutants.toml does not explain
+    /// each survivor.
     Mutants(Mutants),
 }
 

@@ -20,8 +20,19 @@ const UNFINISHED: [&str; 4] =
 const HOMES: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
 
+/// Where `unsafe` is allowed: by docs/architecture.md in the agent, and elsewhere for map types, programs and
+/// the tests' children.
+const UNSAFE: [&str; 6] = [
+    "agent-common/src",
+    "agent-ebpf/src",
+    "agent/src/dataplane",
+    "agent/src/plug/netlink.rs",
+    "agent/src/plug/netns.rs",
+    "tests/src/sys.rs",
+];
+
 /// Kinds of files whose language is checked.
-const TEXTS: [&str; 5] = ["md", "proto", "rs", "toml", "yaml"];
+const TEXTS: [&str; 6] = ["json", "md", "proto", "rs", "toml", "yaml"];
 
 /// Checks every text file below `root`.
 ///
@@ -44,6 +55,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
         if file.extension().is_some_and(|it| it == "rs") {
             findings.extend(check_file(file, &text));
         }
+        findings.extend(homes(file, &text));
         findings.extend(words::check(file, &text));
         match file.extension() {
             Some(extension) if extension == "rs" => sources.push(text),
@@ -87,11 +99,14 @@ fn check_file(file: &Path, text: &str) -> Vec<Finding> {
         for word in UNFINISHED.into_iter().filter(|word| contains_word(line, word)) {
             found(number, format!("`{word}`: finish the work"));
         }
-        for home in HOMES.into_iter().filter(|home| contains_path(line, home)) {
-            found(number, format!("a path below {home}, which differs between machines"));
+    }
+    if !UNSAFE.iter().any(|place| file.starts_with(place)) {
+        for number in attributes(text).filter(|(_, it)| it.contains("unsafe_code")).map(|(number, _)| number)
+        {
+            found(number, "`unsafe` outside the files that may have some".to_owned());
         }
     }
-    for number in unexplained(text) {
+    for (number, _) in attributes(text).filter(|(_, it)| !it.contains("reason = \"")) {
         found(number, "a lint is disabled without `reason = \"…\"`".to_owned());
     }
     findings
@@ -117,21 +132,28 @@ fn contains_path(line: &str, home: &str) -> bool {
     })
 }
 
-/// The lines of `allow` and `expect` attributes without a reason.
-fn unexplained(text: &str) -> Vec<usize> {
-    let mut lines = Vec::new();
-    for start in ["#[allow(", "#![allow(", "#[expect(", "#![expect("] {
-        for (at, _) in text.match_indices(start) {
-            let (before, rest) = text.split_at(at);
-            // An attribute starts its line; elsewhere the text only mentions one.
-            let indent = before.rsplit('\n').next().unwrap_or_default();
-            let attribute = rest.split(")]").next().unwrap_or_default();
-            if indent.trim().is_empty() && !attribute.contains("reason = \"") {
-                lines.push(before.matches('\n').count() + 1);
-            }
+/// Finds paths that differ between machines.
+fn homes(file: &Path, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for home in HOMES.into_iter().filter(|home| contains_path(line, home)) {
+            let what = format!("a path below {home}, which differs between machines");
+            findings.push(Finding::new(file, number, what));
         }
     }
-    lines
+    findings
+}
+
+/// The `allow` and `expect` attributes, and their lines.
+fn attributes(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let starts = ["#[allow(", "#![allow(", "#[expect(", "#![expect("];
+    starts.into_iter().flat_map(|start| text.match_indices(start)).filter_map(|(at, _)| {
+        let (before, rest) = text.split_at(at);
+        // An attribute starts its line; elsewhere the text only mentions one.
+        let indent = before.rsplit('\n').next().unwrap_or_default();
+        let attribute = rest.split(")]").next().unwrap_or_default();
+        indent.trim().is_empty().then(|| (before.matches('\n').count() + 1, attribute))
+    })
 }
 
 #[cfg(test)]
@@ -161,11 +183,6 @@ mod tests {
             findings(&format!("//! x\n\n// {unfinished}\n")),
             [format!("x.rs:3: `{unfinished}`: finish the work")]
         );
-        let [home, ..] = HOMES;
-        assert_eq!(
-            findings(&format!("//! x\nconst A: &str = \"{home}me\";\n")),
-            [format!("x.rs:2: a path below {home}, which differs between machines")]
-        );
         assert_eq!(
             findings("//! x\n\n    #[allow(dead_code)]\nfn f() {}\n"),
             ["x.rs:3: a lint is disabled without `reason = \"…\"`"]
@@ -184,7 +201,37 @@ mod tests {
         assert_eq!(findings("//! x\n// never `#[allow(dead_code)]`\n"), [] as [&str; 0]);
     }
 
+    #[test]
+    fn paths_of_a_machine_are_found_in_files_of_every_kind() {
+        for home in HOMES {
+            for file in ["x.rs", "x.md", "x.toml", "x.yaml", "x.json"] {
+                assert_eq!(
+                    shown(&homes(Path::new(file), &format!("a\n\"{home}me\"\n"))),
+                    [format!("{file}:2: a path below {home}, which differs between machines")]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn unsafe_code_is_found_outside_the_files_that_may_have_some() {
+        let text = concat!("//! x\n\n", "#[expect(unsafe_code, reason = \"why\")]\nfn f() {}\n");
+        let found = |file: &str| shown(&check_file(Path::new(file), text));
+        for file in
+            ["agent/src/attach/add.rs", "agent/src/plug/veth.rs", "agent/src/dataplane_tools.rs", "x.rs"]
+        {
+            assert_eq!(found(file), [format!("{file}:3: `unsafe` outside the files that may have some")]);
+        }
+        for file in ["agent/src/plug/netns.rs", "agent/src/dataplane/bpf.rs", "agent-common/src/vif.rs"] {
+            assert_eq!(found(file), [] as [&str; 0], "{file}");
+        }
+    }
+
     fn findings(text: &str) -> Vec<String> {
-        check_file(Path::new("x.rs"), text).iter().map(ToString::to_string).collect()
+        shown(&check_file(Path::new("x.rs"), text))
+    }
+
+    fn shown(findings: &[Finding]) -> Vec<String> {
+        findings.iter().map(ToString::to_string).collect()
     }
 }

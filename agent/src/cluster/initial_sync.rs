@@ -28,3 +28,21 @@ impl InitialSync {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::{Health, State};
+
+    #[test]
+    fn healthy_once_each_source_is_listed_in_any_order() {
+        let health = Health::default();
+        let state = || health.components()["vifs"].state;
+        let sync = InitialSync::new(&["pods", "kuryrports"], health.component("vifs", true, "listing"));
+        sync.listed("kuryrports");
+        sync.listed("kuryrports");
+        assert_eq!((state(), health.is_ready()), (State::Starting, false));
+        sync.clone().listed("pods");
+        assert_eq!((state(), health.is_ready()), (State::Healthy, true));
+    }
+}

@@ -199,4 +199,53 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<Pod>(&stored).unwrap(), pod);
     }
+
+    #[test]
+    fn every_object_has_its_key_uid_and_version_and_null_is_missing() {
+        fn seen<T: Object + serde::de::DeserializeOwned>() -> (String, String, String) {
+            let json = r#"{"metadata":{"name":"a","namespace":"n","uid":"u","resourceVersion":"7",
+                "annotations":null},"spec":null,"status":null}"#;
+            let mut object: T = serde_json::from_str(json).unwrap();
+            (object.key().to_string(), object.uid().to_owned(), object.take_version())
+        }
+        let expected = ("n/a".to_owned(), "u".to_owned(), "7".to_owned());
+        assert_eq!([seen::<Pod>(), seen::<Node>(), seen::<KuryrPort>()], [(); 3].map(|()| expected.clone()));
+    }
+
+    #[test]
+    fn a_pod_without_annotations_of_ours_is_stored_without_any() {
+        let json = |annotations: &str| {
+            let text = format!(r#"{{"metadata":{{"name":"a","annotations":{{{annotations}}}}}}}"#);
+            serde_json::to_string(&serde_json::from_str::<Pod>(&text).unwrap()).unwrap()
+        };
+        assert!(!json(r#""other":"x""#).contains("annotations"));
+        for ours in ["vif.ferrule.dev/v1", "openstack.org/kuryr-vif", "kubernetes.io/config.source"] {
+            let ours = format!(r#""{ours}":"x""#);
+            assert!(json(&ours).contains(&ours), "{ours}");
+        }
+    }
+
+    #[test]
+    fn ended_and_static_pods_are_recognized() {
+        let pod = |more: &str| -> Pod {
+            serde_json::from_str(&format!(r#"{{"metadata":{{"name":"a"}}{more}}}"#)).unwrap()
+        };
+        for (phase, is_terminal) in [
+            ("Pending", false),
+            ("Running", false),
+            ("Succeeded", true),
+            ("Failed", true),
+            ("Unknown", false),
+        ] {
+            assert_eq!(
+                pod(&format!(r#","status":{{"phase":"{phase}"}}"#)).is_terminal(),
+                is_terminal,
+                "{phase}"
+            );
+        }
+        let source = |source: Option<&str>| {
+            Annotations { config_source: source.map(str::to_owned), ..Annotations::default() }.is_static()
+        };
+        assert_eq!([None, Some("api"), Some("file"), Some("http")].map(source), [false, false, true, true]);
+    }
 }

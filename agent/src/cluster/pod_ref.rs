@@ -29,3 +29,25 @@ impl fmt::Display for PodRef {
         if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_outside_kubernetes_has_no_namespace() {
+        let pod = |namespace: &str, name: &str| PodRef {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: String::new(),
+        };
+        for (pod, is_of_kubernetes, shown) in [
+            (pod("shop", "web"), true, "shop/web"),
+            (pod("", "web"), false, "web"),
+            (pod("shop", ""), false, "shop/"),
+            (pod("", ""), false, ""),
+        ] {
+            assert_eq!((pod.is_of_kubernetes(), pod.to_string()), (is_of_kubernetes, shown.to_owned()));
+        }
+    }
+}

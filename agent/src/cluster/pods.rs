@@ -392,4 +392,88 @@ mod tests {
         pods.apply_pod(Change::Applied(mirror("u-api-2", "hash-2")));
         assert!(!found("hash-2", true), "the KuryrPort of the manifest before an edit");
     }
+
+    #[tokio::test]
+    async fn the_end_of_the_list_wakes_every_subscriber() {
+        let pods = Pods::default();
+        assert!(!pods.is_synced());
+        let (mut a, mut b) = (pods.subscribe(&named("a", "")), pods.subscribe(&named("b", "")));
+        assert_eq!(pods.apply_pod(Change::Synced), None);
+        timeout(Duration::from_secs(10), async { (a.changed().await, b.changed().await) }).await.unwrap();
+        timeout(Duration::from_secs(10), pods.until_synced()).await.unwrap();
+        assert!(pods.is_synced());
+    }
+
+    #[tokio::test]
+    async fn a_kuryr_port_wakes_the_subscribers_of_its_pod() {
+        let pods = Pods::default();
+        let mut web = pods.subscribe(&named("web", "u1"));
+        let key = ObjectKey::new("n", "web");
+        for change in [Change::Applied(port("k1")), Change::Gone { key: key.clone(), uid: "k1".to_owned() }] {
+            pods.apply_kuryr_port(change);
+            timeout(Duration::from_secs(10), web.changed()).await.unwrap();
+        }
+    }
+
+    fn port(uid: &str) -> KuryrPort {
+        let json = format!(
+            r#"{{"metadata":{{"namespace":"n","name":"web","uid":"{uid}"}},"spec":{{"podUid":"u1"}}}}"#
+        );
+        serde_json::from_str(&json).unwrap()
+    }
+
+    #[test]
+    fn only_the_deletion_of_the_present_kuryr_port_removes_it() {
+        let pods = Pods::default();
+        let found = || pods.kuryr(&named("web", "u1"), false).is_some();
+        let gone = |uid: &str| {
+            let (key, uid) = (ObjectKey::new("n", "web"), uid.to_owned());
+            pods.apply_kuryr_port(Change::Gone { key, uid });
+        };
+        pods.apply_kuryr_port(Change::Applied(port("k2")));
+        gone("k1");
+        assert!(found(), "a late event does not remove the successor");
+        pods.apply_kuryr_port(Change::Synced);
+        assert!(found());
+        gone("k2");
+        assert!(!found());
+    }
+
+    #[test]
+    fn a_pod_without_uid_is_found_by_its_name_and_never_by_the_gone_ones() {
+        let pods = Pods::default();
+        assert_eq!(pods.apply_pod(gone("web", "")), Some(ObjectKey::new("n", "web")));
+        assert!(matches!(pods.get(&named("web", "")), Lookup::Unknown));
+        pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+        assert!(matches!(pods.get(&named("web", "")), Lookup::Present(_)));
+        assert_eq!(pods.api_uid(&named("web", "")).as_deref(), Some("u1"));
+        assert_eq!(pods.api_uid(&named("web", "u2")), None);
+        assert_eq!(pods.uid_at(&named("web", "u2")).as_deref(), Some("u1"), "of any pod with the name");
+        assert_eq!(pods.uid_at(&named("db", "u1")), None);
+    }
+
+    #[test]
+    fn a_pod_that_comes_back_is_forgotten_as_gone_and_can_go_again() {
+        let pods = Pods::default();
+        for _ in 0..2 {
+            pods.apply_pod(gone("web", "u1"));
+            assert!(matches!(pods.get(&named("web", "u1")), Lookup::Gone));
+            assert_eq!(pods.inner().gone.order.len(), 1);
+            pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+            assert!(matches!(pods.get(&named("web", "u1")), Lookup::Present(_)));
+            assert!(pods.inner().gone.order.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_last_4096_gone_pods_are_remembered() {
+        let pods = Pods::default();
+        for number in 0..4096 {
+            pods.apply_pod(gone("a", &number.to_string()));
+        }
+        assert!(matches!(pods.get(&named("a", "0")), Lookup::Gone));
+        pods.apply_pod(gone("a", "4096"));
+        assert!(matches!(pods.get(&named("a", "0")), Lookup::Unknown));
+        assert!(matches!(pods.get(&named("a", "1")), Lookup::Gone));
+    }
 }

@@ -62,3 +62,54 @@ impl Sink<KuryrPort> for KuryrPortSink {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{cluster::PodRef, health::Health};
+
+    fn object<T: serde::de::DeserializeOwned>() -> T {
+        serde_json::from_str(
+            r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"},"spec":{"podUid":"u1"}}"#,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn each_change_of_a_pod_is_applied_before_it_is_announced() {
+        let pods = Pods::default();
+        let health = Health::default();
+        let initial_sync = InitialSync::new(&[Pods::WATCH], health.component("vifs", true, "listing"));
+        let seen = Mutex::new(Vec::new());
+        let web = PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+        let seen = std::sync::Arc::new(seen);
+        let on_change = {
+            let (seen, pods, web) = (std::sync::Arc::clone(&seen), pods.clone(), web.clone());
+            move |key: ObjectKey| seen.lock().unwrap().push((key.to_string(), pods.uid_at(&web)))
+        };
+        let sink = PodSink { pods: pods.clone(), on_change, initial_sync: Some(initial_sync) };
+        sink.apply(Change::Applied(object()));
+        assert!(!health.is_ready());
+        sink.apply(Change::Gone { key: ObjectKey::new("n", "web"), uid: "u1".to_owned() });
+        assert!(!pods.is_synced() && !health.is_ready());
+        sink.apply(Change::Synced);
+        assert!(pods.is_synced() && health.is_ready());
+        let expected = [("n/web".to_owned(), Some("u1".to_owned())), ("n/web".to_owned(), None)];
+        assert_eq!(*seen.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn kuryr_ports_are_applied_and_the_end_of_their_list_is_reported() {
+        let (pods, health) = (Pods::default(), Health::default());
+        let initial_sync = InitialSync::new(&[KURYR_PORTS], health.component("vifs", true, "listing"));
+        let sink = KuryrPortSink { pods: pods.clone(), initial_sync: Some(initial_sync) };
+        let web = PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+        sink.apply(Change::Applied(object()));
+        assert!(pods.kuryr(&web, false).is_some() && !health.is_ready());
+        sink.apply(Change::Synced);
+        assert!(health.is_ready());
+        assert!(!pods.is_synced(), "the pods have not been listed");
+    }
+}

@@ -1,5 +1,7 @@
 //! Actual states with one deviation each.
 
+mod texts;
+
 use std::{collections::HashMap, net::IpAddr, slice::from_ref};
 
 use agent_common::GATEWAY_MAC;

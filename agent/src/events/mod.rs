@@ -134,4 +134,26 @@ mod tests {
         events.record(&pod("", "container-of-podman", ""), Reason::PlugFailed, "not of Kubernetes");
         assert_eq!(metrics.lost.get(), 3);
     }
+
+    #[test]
+    fn waiting_is_no_warning_and_every_reason_has_the_name_that_kuryr_or_the_documents_give_it() {
+        for (reason, name, is_warning) in [
+            (Reason::WaitingForVif, "CNIWaitingForVIF", false),
+            (Reason::TimedOutWaitingForVif, "CNITimedOutWaitingForVIF", true),
+            (Reason::TimedOutWaitingForKuryrPort, "CNITimeoutKuryrPortRegistry", true),
+            (Reason::WaitingForActiveVifs, "CNIWaitingForActiveVIFs", false),
+            (Reason::TimedOutWaitingForActiveVifs, "CNITimedOutWaitingForActiveVIFs", true),
+            (Reason::VifRefused, "CNIVIFRefused", true),
+            (Reason::PlugFailed, "CNIPlugFailed", true),
+        ] {
+            assert_eq!((reason.as_str(), reason.is_warning()), (name, is_warning));
+        }
+    }
+
+    #[test]
+    fn an_agent_without_an_api_server_loses_no_events() {
+        let metrics = EventMetrics::default();
+        Events::disabled(metrics.clone()).record(&pod("n", "web", "u1"), Reason::PlugFailed, "");
+        assert_eq!(metrics.lost.get(), 0);
+    }
 }

@@ -91,4 +91,17 @@ mod tests {
         sleep_until(limit.next_count_at()).await;
         assert_eq!(taken(|| limit.take_for_count()), 1);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_count_is_possible_when_eleven_tokens_are_there() {
+        let mut limit = RateLimit::default();
+        let start = Instant::now();
+        // 25 tokens: a count is possible at once.
+        assert_eq!(limit.next_count_at(), start + Duration::from_millis(1));
+        assert_eq!(taken(|| limit.take_for_first()), 25);
+        assert_eq!(limit.next_count_at(), start + Duration::from_millis(110_001));
+        advance(Duration::from_secs(30)).await;
+        let rest = limit.next_count_at() - start;
+        assert!(rest.abs_diff(Duration::from_millis(110_001)) < Duration::from_millis(1), "{rest:?}");
+    }
 }

@@ -150,4 +150,63 @@ mod tests {
         );
         assert_eq!((all.next_due(), all.due()), (None, None));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repetition_within_ten_minutes_continues_the_series() {
+        let mut all = AllSeries::default();
+        insert(&mut all, 1);
+        assert!(!all.count(&key(2)));
+        advance(Duration::from_secs(599)).await;
+        assert!(all.count(&key(1)));
+        // Counted from the last repetition.
+        advance(Duration::from_secs(599)).await;
+        assert!(all.count(&key(1)));
+        advance(Duration::from_secs(600)).await;
+        assert!(!all.count(&key(1)));
+        all.remove(&key(1));
+        assert_eq!(all.due(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_is_due_sixty_seconds_after_the_last_one() {
+        let mut all = AllSeries::default();
+        let start = Instant::now();
+        insert(&mut all, 1);
+        assert!(all.count(&key(1)));
+        assert_eq!(all.due(), Some(start + Duration::from_secs(60)));
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(all.next_due().unwrap().2, 2, "due at this instant");
+        assert!(all.count(&key(1)));
+        assert_eq!(all.due(), Some(start + Duration::from_secs(120)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn there_are_1024_series_at_most() {
+        let mut all = AllSeries::default();
+        for pod in 0..1024 {
+            insert(&mut all, pod);
+            advance(Duration::from_millis(1)).await;
+        }
+        assert!(all.count(&key(0)));
+        insert(&mut all, 1024);
+        assert_eq!((all.0.len(), all.0.contains_key(&key(1))), (1024, false));
+    }
+
+    #[test]
+    fn events_of_pods_without_uid_are_distinguished_by_name() {
+        let event = |name: &str, uid: &str, reason| PodEvent {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            reason,
+            is_warning: true,
+            note: String::new(),
+        };
+        let key = |name, uid, reason| Key::of(&event(name, uid, reason));
+        assert_eq!(key("a", "u1", "X"), key("b", "u1", "X"));
+        assert_ne!(key("a", "u1", "X"), key("a", "u2", "X"));
+        assert_ne!(key("a", "u1", "X"), key("a", "u1", "Y"));
+        assert_ne!(key("a", "", "X"), key("b", "", "X"));
+        assert_eq!(key("a", "", "X").pod, "n/a");
+    }
 }

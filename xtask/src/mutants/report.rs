@@ -46,6 +46,7 @@ struct Stale<'a> {
 pub(super) struct Total {
     counts: Counts,
     below_goal: Vec<String>,
+    untested: usize,
     unexplained: usize,
     stale: usize,
     strays: Vec<String>,
@@ -172,6 +173,7 @@ impl Total {
         self.counts.timeouts += timeouts;
         self.counts.missed += missed;
         self.counts.unviable += unviable;
+        self.untested += report.chosen - report.counts.tested();
         self.unexplained += report.survivors.len();
         self.stale += report.stale.len();
         if !report.survivors.is_empty() && report.counts.share().is_some_and(|share| share < GOAL) {
@@ -190,15 +192,15 @@ impl Total {
         self.below_goal.is_empty()
     }
 
-    /// Whether every survivor is explained, and each explanation needed.
+    /// Whether the whole sample was tested, every survivor is explained, and each explanation needed.
     pub(super) fn is_spotless(&self) -> bool {
-        self.unexplained == 0 && self.stale == 0
+        self.untested == 0 && self.unexplained == 0 && self.stale == 0
     }
 }
 
 impl fmt::Display for Total {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { counts, below_goal, unexplained, stale, strays } = self;
+        let Self { counts, below_goal, unexplained, stale, strays, .. } = self;
         for stray in strays {
             writeln!(f, "stale in {FILE}, the file belongs to no room: {stray}")?;
         }

@@ -152,9 +152,12 @@ fn an_entry_about_an_untested_mutant_is_not_stale() {
     .unwrap();
     let vif = room("vif");
     let chosen: Vec<&Mutant> = mutants.iter().take(2).collect();
-    let report = Report::new(&vif, &mutants, &chosen, &Outcomes::default(), &list).to_string();
+    let report = Report::new(&vif, &mutants, &chosen, &Outcomes::default(), &list);
+    let mut total = Total::default();
+    total.add(&report);
+    assert_eq!((total.is_good(), total.is_spotless()), (true, false), "nothing was tested");
     assert_eq!(
-        report,
+        report.to_string(),
         "vif: nothing tested (0 caught, 0 timeouts, 0 missed, 0 unviable); tested 0 of 6 mutants; \
          2 of the sample untested, for lack of time\n"
     );

@@ -1,6 +1,6 @@
 //! The copy of the workspace that mutants are made in: an interrupted run changes no source.
 //!
-//! Always in the same place, so that builds in the shared target directory stay incremental.
+//! Always in the same place, so that builds stay incremental.
 
 use std::{collections::BTreeSet, ffi::OsString, fs, io, path::Path};
 

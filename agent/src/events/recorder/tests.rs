@@ -263,3 +263,56 @@ async fn a_hanging_api_server_does_not_block_callers() {
     let [sent, failed, lost] = test.counted();
     assert_eq!((failed, sent + lost), (1, 64));
 }
+
+#[tokio::test(start_paused = true)]
+async fn failures_that_may_pass_are_retried_once_and_others_not() {
+    for (code, requests) in
+        [(401, 2), (408, 2), (429, 2), (500, 2), (503, 2), (400, 1), (403, 1), (404, 1), (409, 1), (422, 1)]
+    {
+        let test = Test::start([Reply::Code(code), Reply::Code(code)]);
+        test.record("a").await;
+        sleep(secs(120)).await;
+        assert_eq!((test.asked().len(), test.counted()), (requests, [0, 1, 0]), "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_is_due_sixty_seconds_after_the_first_event() {
+    let test = Test::start([]);
+    test.record("a").await;
+    sleep(secs(5)).await;
+    test.record("a").await;
+    sleep(secs(100)).await;
+    let [first, count] = test.asked().try_into().unwrap();
+    let after = (count.at - first.at).as_secs_f64();
+    assert!((60.0..60.1).contains(&after), "{after} s");
+    assert_eq!(count.body["series"]["count"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_names_are_kept() {
+    let server = Server::default();
+    let api = Arc::new(Api::with_client(server.client()));
+    let (notes, arriving) = mpsc::channel(64);
+    tokio::spawn(Recorder::new(api, &"n".repeat(200), EventMetrics::default()).run(arriving));
+    for length in [236, 237] {
+        notes.send(note(&"a".repeat(length))).await.unwrap();
+    }
+    sleep(secs(1)).await;
+    let asked = server.asked.lock().unwrap().clone();
+    for asked in &asked {
+        assert_eq!(asked.body["reportingInstance"], "n".repeat(128));
+        let name = asked.body["metadata"]["name"].as_str().unwrap();
+        assert_eq!((name.len(), name.rsplit_once('.').unwrap().0.len()), (253, 236));
+    }
+    assert_eq!(asked.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_recorder_ends_with_its_queue() {
+    let (notes, arriving) = mpsc::channel(1);
+    let api = Arc::new(Api::with_client(Server::default().client()));
+    let recorder = tokio::spawn(Recorder::new(api, "node-1", EventMetrics::default()).run(arriving));
+    drop(notes);
+    tokio::time::timeout(secs(60), recorder).await.unwrap().unwrap();
+}
