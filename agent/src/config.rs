@@ -1,5 +1,7 @@
 //! The configuration: flags override the environment, which overrides the file; validated once.
 
+mod log_filter;
+
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -20,12 +22,15 @@ use crate::{
     reconcile, watch,
 };
 
+pub use log_filter::parse as parse_log_filter;
+
 /// The validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// `None` in standalone mode.
     pub kubernetes: Option<Kubernetes>,
-    /// The ranges of the IPAM. `None` with Kubernetes: use the Node's `spec.podCIDRs`.
+    /// The ranges of the IPAM. `None` with Kubernetes: use the Node's `spec.podCIDRs`; otherwise the cluster
+    /// has this node only.
     pub pod_cidrs: Option<PodCidrs>,
     /// The source of pods' VIFs.
     pub vif_source: VifSource,
@@ -137,11 +142,14 @@ struct Settings {
     /// Directory to write the CNI configuration to, once the agent is ready; needs --cni-bin-dir.
     #[arg(long, env = "FERRULE_CNI_CONF_DIR", value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// Range to allocate pods' addresses from; repeatable [default with Kubernetes: the node's
-    /// spec.podCIDRs].
+    /// Range to allocate pods' addresses from; repeatable, with Kubernetes only together with
+    /// --single-node [default with Kubernetes: the node's spec.podCIDRs].
     #[arg(long = "pod-cidr", env = "FERRULE_POD_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "pod_cidr")]
     pod_cidrs: Vec<String>,
+    /// The cluster has this node only, so that --pod-cidr gives no other node the same addresses.
+    #[arg(long, env = "FERRULE_SINGLE_NODE", num_args = 0..=1, default_missing_value = "true")]
+    single_node: Option<bool>,
     /// Unix socket to listen on, in a directory of its own [default: /run/ferrule/agent.sock].
     #[arg(long, env = "FERRULE_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -169,7 +177,7 @@ struct Settings {
 /// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("cannot read the configuration file {path:?}")]
+    #[error("cannot read the configuration file {path:?}: {source}")]
     Read {
         path: PathBuf,
         #[source]
@@ -193,6 +201,12 @@ pub enum ConfigError {
     },
     #[error("no range for pods' addresses is configured: set --pod-cidr")]
     NoPodCidr,
+    #[error(
+        "with Kubernetes, --pod-cidr {0} would give the pods of every node with this configuration the same addresses: \
+         remove it, so that each node uses its Node's spec.podCIDRs; or set --single-node if the cluster has this node \
+         only"
+    )]
+    SharedPodCidr(PodCidrs),
     #[error("the host name is empty or not UTF-8: set --node-name")]
     NoNodeName,
     #[error("{0:?} is not a valid name of a Node object: set --node-name")]
@@ -247,6 +261,7 @@ impl Settings {
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             pod_cidrs: if self.pod_cidrs.is_empty() { file.pod_cidrs } else { self.pod_cidrs },
+            single_node: self.single_node.or(file.single_node),
             socket: self.socket.or(file.socket),
             state_dir: self.state_dir.or(file.state_dir),
             bpf_dir: self.bpf_dir.or(file.bpf_dir),
@@ -260,11 +275,17 @@ impl Settings {
     fn validate(self) -> Result<Config, ConfigError> {
         let kubernetes = self.kubernetes()?;
         let dataplane = self.dataplane()?;
-        let pod_cidrs = cidrs("--pod-cidr", &self.pod_cidrs)?;
-        let pod_cidrs = (!pod_cidrs.is_empty()).then(|| PodCidrs::new(pod_cidrs)).transpose();
-        let pod_cidrs = pod_cidrs.map_err(|source| ConfigError::Range { setting: "--pod-cidr", source })?;
-        if kubernetes.is_none() && pod_cidrs.is_none() {
-            return Err(ConfigError::NoPodCidr);
+        let vif_source = self.vif_source.unwrap_or_default();
+        let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
+        let pod_cidrs = self.pod_cidrs()?;
+        match &pod_cidrs {
+            Some(pod_cidrs) if kubernetes.is_some() && !self.single_node.unwrap_or_default() => {
+                return Err(ConfigError::SharedPodCidr(pod_cidrs.clone()));
+            }
+            None if kubernetes.is_none() && (vif_source != VifSource::Annotation || vif_cidrs.is_empty()) => {
+                return Err(ConfigError::NoPodCidr);
+            }
+            _ => {}
         }
         let install = match (self.cni_bin_dir, self.cni_conf_dir) {
             (Some(bin), Some(conf)) => Some(InstallDirs {
@@ -274,15 +295,13 @@ impl Settings {
             (None, None) => None,
             _ => return Err(ConfigError::HalfInstalled),
         };
-        // Without Kubernetes, no other source exists.
-        let standalone_source = kubernetes.is_none().then_some(VifSource::Ipam);
         Ok(Config {
             kubernetes,
             pod_cidrs,
-            vif_source: standalone_source.or(self.vif_source).unwrap_or_default(),
+            vif_source,
             // Below the shim's deadline of 90 s.
             vif_timeout: seconds("--vif-timeout", self.vif_timeout, 60, 1..=80)?,
-            vif_cidrs: cidrs("--vif-cidr", &self.vif_cidrs)?,
+            vif_cidrs,
             reconcile: reconcile::Settings::every(seconds(
                 "--reconcile-period",
                 self.reconcile_period,
@@ -298,6 +317,15 @@ impl Settings {
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
         })
+    }
+
+    fn pod_cidrs(&self) -> Result<Option<PodCidrs>, ConfigError> {
+        let setting = "--pod-cidr";
+        let given = cidrs(setting, &self.pod_cidrs)?;
+        if given.is_empty() {
+            return Ok(None);
+        }
+        PodCidrs::new(given).map(Some).map_err(|source| ConfigError::Range { setting, source })
     }
 
     fn dataplane(&self) -> Result<dataplane::Settings, ConfigError> {
@@ -322,8 +350,11 @@ impl Settings {
 
     fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {
         if self.standalone.unwrap_or_default() {
-            let given =
-                [("--kubeconfig", self.kubeconfig.is_some()), ("--vif-cidr", !self.vif_cidrs.is_empty())];
+            let given = [
+                ("--kubeconfig", self.kubeconfig.is_some()),
+                // The runtime hands over annotations, and no KuryrPorts.
+                ("--vif-source kuryr", self.vif_source == Some(VifSource::Kuryr)),
+            ];
             return match given.iter().find(|(_, given)| *given) {
                 Some((name, _)) => Err(ConfigError::NotWithStandalone(name)),
                 None => Ok(None),
@@ -512,6 +543,85 @@ mod tests {
     }
 
     #[test]
+    fn ranges_are_checked_at_once_and_their_setting_is_named() {
+        let refused =
+            |flags: &[&str]| config(&[&["--standalone"], flags].concat(), None).unwrap_err().to_string();
+        for (flags, named) in [
+            (&["--pod-cidr", "10.0.0.0/33"][..], "cannot use --pod-cidr: \"10.0.0.0/33\" is not a CIDR"),
+            (&["--pod-cidr", "10.0.0.1/24"], "did you mean 10.0.0.0/24"),
+            (&["--pod-cidr", "10.0.0.0/31"], "is too small"),
+            (&["--pod-cidr", "127.0.0.0/24"], "loopback"),
+            (&["--pod-cidr", "10.0.0.0/16,10.0.3.0/24"], "overlap"),
+            (&["--pod-cidr", "10.0.0.0/24", "--vif-cidr", "10.0.0.0"], "cannot use --vif-cidr"),
+        ] {
+            let error = refused(flags);
+            assert!(error.contains(named), "{flags:?}: {error}");
+        }
+        let file = "standalone = true\npod_cidr = [\"10.9.0.0/99\"]\n";
+        let error = config(&[], Some(file)).unwrap_err().to_string();
+        assert!(error.contains("\"99\" must be a number from 0 to 32"), "{error}");
+    }
+
+    #[test]
+    fn a_range_that_nodes_share_needs_a_single_node() {
+        let with = |more: &[&str]| {
+            let flags = ["--kubeconfig", "/k", "--node-name", "n", "--pod-cidr", "10.0.0.0/24"];
+            config(&[&flags, more].concat(), None)
+        };
+        let error = with(&[]).unwrap_err();
+        assert!(matches!(error, ConfigError::SharedPodCidr(_)));
+        assert!(error.to_string().contains("--single-node"), "{error}");
+        assert!(with(&["--single-node=false"]).is_err());
+        assert_eq!(with(&["--single-node"]).unwrap().pod_cidrs.unwrap().to_string(), "10.0.0.0/24");
+        let file = "kubeconfig = \"/k\"\nnode_name = \"n\"\npod_cidr = [\"10.0.0.0/24\"]\n";
+        assert!(matches!(config(&[], Some(file)), Err(ConfigError::SharedPodCidr(_))));
+        assert!(config(&[], Some(&format!("{file}single_node = true\n"))).is_ok());
+    }
+
+    #[test]
+    fn a_standalone_agent_takes_annotations_from_the_call_and_refuses_kuryr() {
+        let standalone = |more: &[&str]| config(&[&["--standalone"], more].concat(), None);
+        let pod_cidr = ["--pod-cidr", "10.0.0.0/24"];
+        assert_eq!(standalone(&pod_cidr).unwrap().vif_source, VifSource::Auto);
+        let with = |source: &'static str| standalone(&[&pod_cidr[..], &["--vif-source", source]].concat());
+        assert_eq!(with("ipam").unwrap().vif_source, VifSource::Ipam);
+        assert_eq!(with("annotation").unwrap().vif_source, VifSource::Annotation);
+        assert!(matches!(with("kuryr"), Err(ConfigError::NotWithStandalone("--vif-source kuryr"))));
+        let only_annotations = ["--vif-source", "annotation", "--vif-cidr", "10.0.0.0/24"];
+        assert_eq!(standalone(&only_annotations).unwrap().pod_cidrs, None);
+        assert!(matches!(standalone(&only_annotations[2..]), Err(ConfigError::NoPodCidr)));
+        assert!(matches!(standalone(&only_annotations[..2]), Err(ConfigError::NoPodCidr)));
+    }
+
+    #[test]
+    fn numbers_have_their_documented_defaults_and_limits() {
+        let with =
+            |more: &[&str]| config(&[&["--kubeconfig", "/k", "--node-name", "n"], more].concat(), None);
+        let config = with(&[]).unwrap();
+        let watch = config.kubernetes.unwrap().watch;
+        let found = [
+            config.vif_timeout,
+            watch.retry_timeout,
+            watch.read_timeout,
+            watch.max_backoff,
+            config.reconcile.period,
+        ];
+        assert_eq!(found.map(|it| it.as_secs()), [60, 60, 90, 30, 120]);
+        assert_eq!(config.http.to_string(), "127.0.0.1:9469");
+        for (flag, least, most) in [
+            ("--vif-timeout", 1, 80),
+            ("--watch-retry-timeout", 1, 3600),
+            ("--watch-read-timeout", 2, 3600),
+            ("--watch-max-backoff", 1, 600),
+            ("--reconcile-period", 1, 3600),
+        ] {
+            for (given, is_allowed) in [(least - 1, false), (least, true), (most, true), (most + 1, false)] {
+                assert_eq!(with(&[flag, &given.to_string()]).is_ok(), is_allowed, "{flag} {given}");
+            }
+        }
+    }
+
+    #[test]
     fn invalid_settings_are_refused() {
         assert!(matches!(config(&[], None), Err(ConfigError::NoApiServer)));
         let both = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--kubeconfig", "/x"], None);
@@ -530,6 +640,7 @@ mod tests {
             matches!(config(&[], Some("sock = \"/x\"")), Err(ConfigError::Parse { .. })),
             "a typo is an error"
         );
-        assert!(matches!(config(&["--config", "/nowhere.toml"], None), Err(ConfigError::Read { .. })));
+        let missing = config(&["--config", "/nowhere.toml"], None).unwrap_err().to_string();
+        assert!(missing.contains("/nowhere.toml") && missing.contains("No such file"), "{missing}");
     }
 }

@@ -5,12 +5,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
+use std::{env::VarError, io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use ferrule_agent::{
-    app::{self, Stopped},
-    config::Args,
+    app::{self, Stopped, UnusableRange},
+    config::{Args, parse_log_filter},
     dataplane::LogLevel,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -55,7 +55,10 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    start_log(config.dataplane.log);
+    if let Err(why) = start_log(config.dataplane.log) {
+        eprintln!("ferrule-agent: invalid FERRULE_LOG: {why}");
+        return ExitCode::from(USAGE);
+    }
     if let Err(error) = raise_file_limit() {
         tracing::warn!(%error, "cannot raise the limit on open files; fewer calls can be served at once");
     }
@@ -74,7 +77,8 @@ fn main() -> ExitCode {
         Ok(Stopped::LeftWork) => ExitCode::from(LEFT_WORK),
         Err(error) => {
             eprintln!("ferrule-agent: {error:#}");
-            ExitCode::FAILURE
+            let is_usage = error.chain().any(|cause| cause.is::<UnusableRange>());
+            if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -85,14 +89,19 @@ fn raise_file_limit() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(OPEN_FILES).min(hard), hard)
 }
 
-fn start_log(ebpf: LogLevel) {
+fn start_log(ebpf: LogLevel) -> Result<(), String> {
     // The eBPF programs log under the target `ferrule`, which is a prefix of the agent's own target.
     // kube logs each refused connection as an error, which the agent reports itself.
     let default = match ebpf {
         LogLevel::Off => "info,kube_client=off",
         _ => "info,kube_client=off,ferrule=trace,ferrule_agent=info",
     };
-    let filter = EnvFilter::try_from_env("FERRULE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = match std::env::var("FERRULE_LOG") {
+        Ok(text) if !text.trim().is_empty() => parse_log_filter(&text)?,
+        Err(VarError::NotUnicode(text)) => return Err(format!("{text:?} is not UTF-8")),
+        _ => EnvFilter::new(default),
+    };
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    Ok(())
 }

@@ -8,6 +8,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use crate::ipam::{Family as AddressFamily, Usage};
+
 /// All metrics of the agent. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -21,6 +23,15 @@ pub struct Metrics {
     pub heal: HealMetrics,
     pub maps: MapMetrics,
     pub install: InstallMetrics,
+    pub ipam: IpamMetrics,
+}
+
+/// The addresses of the agent's own IPAM.
+#[derive(Debug, Clone, Default)]
+pub struct IpamMetrics {
+    addresses: Family<AddressLabels, Gauge>,
+    /// Attachments with an address outside of the node's ranges.
+    pub outside: Gauge,
 }
 
 /// Metrics of CNI calls.
@@ -142,6 +153,12 @@ struct MapLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AddressLabels {
+    family: &'static str,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: &'static str,
 }
@@ -172,8 +189,8 @@ impl Default for Metrics {
         let reconcile = ReconcileMetrics::default();
         let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
-        let (heal, maps) = (HealMetrics::default(), MapMetrics::default());
         let install = InstallMetrics::default();
+        let (heal, maps, ipam) = (HealMetrics::default(), MapMetrics::default(), IpamMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
@@ -183,6 +200,7 @@ impl Default for Metrics {
         heal.register(&mut registry);
         maps.register(&mut registry);
         install.register(registry.sub_registry_with_prefix("install"));
+        ipam.register(registry.sub_registry_with_prefix("ipam"));
         Self {
             registry: Arc::new(registry),
             watch,
@@ -194,6 +212,7 @@ impl Default for Metrics {
             heal,
             maps,
             install,
+            ipam,
         }
     }
 }
@@ -313,6 +332,41 @@ impl InstallMetrics {
             "overridden",
             "1 if the runtime uses another plugin's configuration",
             self.overridden.clone(),
+        );
+    }
+}
+
+// === impl IpamMetrics ===
+
+impl IpamMetrics {
+    /// Replaces the numbers of all families; one without a range has no series.
+    pub fn set(&self, usage: &[Usage]) {
+        for family in [AddressFamily::Ipv4, AddressFamily::Ipv6] {
+            let of_family = usage.iter().find(|it| it.family == family);
+            let numbers = of_family.map(|it| {
+                let free = i64::try_from(it.free).unwrap_or(i64::MAX);
+                [free, count(it.used), count(it.cooling_down)]
+            });
+            for (index, state) in ["free", "used", "cooldown"].into_iter().enumerate() {
+                let labels = AddressLabels { family: family.as_str(), state };
+                match numbers.and_then(|numbers| numbers.get(index).copied()) {
+                    Some(number) => drop(self.addresses.get_or_create(&labels).set(number)),
+                    None => drop(self.addresses.remove(&labels)),
+                }
+            }
+        }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "addresses",
+            "Addresses of the node's ranges: free, used by pods, and in cooldown after a release",
+            self.addresses.clone(),
+        );
+        registry.register(
+            "outside",
+            "Attachments with an address outside of the node's ranges",
+            self.outside.clone(),
         );
     }
 }

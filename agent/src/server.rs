@@ -26,10 +26,14 @@ use crate::crash::{self, Step};
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     #[error(
-        "another ferrule-agent works in this network namespace: stop that agent first (two agents would collect each \
-         other's interfaces as orphans)"
+        "another ferrule-agent works in this network namespace{}: stop that agent first (two agents would collect each \
+         other's interfaces as orphans)",
+        pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
-    SecondAgent,
+    SecondAgent {
+        /// `None` if the kernel does not say, as for an agent of another PID namespace.
+        pid: Option<i32>,
+    },
     #[error("cannot {what} {path:?}")]
     Access {
         what: &'static str,

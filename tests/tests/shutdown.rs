@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{connections, socket, with_agent},
+    node::{connections, on_node, socket, with_agent},
     pod::Pod,
     sys,
 };
@@ -148,6 +148,19 @@ fn exit_code_distinguishes_shutdown_usage_error_and_failure() {
         assert_eq!(code, Some(64), "{flags:?}: {stderr}");
     }
     assert_eq!(ends(&["--version"]).unwrap().0, Some(0));
+    let mut misspelt = Command::new(dist::binary("ferrule-agent").unwrap());
+    misspelt.args(["--standalone", "--pod-cidr", "10.9.0.0/24"]).env("FERRULE_LOG", "blah=foo");
+    let output = misspelt.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(64) && stderr.contains("FERRULE_LOG"), "{stderr}");
+    // A range of the node's neighbours.
+    on_node(|_| {
+        let (code, stderr) = ends(&["--standalone", "--pod-cidr", "192.0.2.128/25"])?;
+        let named = "the network of this node's interface uplink";
+        ensure!(code == Some(64) && stderr.contains(named), "{code:?} {stderr}");
+        Ok(())
+    })
+    .unwrap();
     // Another failure: an agent is already running.
     with_agent(|node| {
         let _node = node;

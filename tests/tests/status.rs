@@ -165,7 +165,10 @@ fn status_50_names_the_component_that_blocks_add() {
 #[test]
 fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
     on_node(|node| {
-        start_without_api_server(node, &["--vif-source", "annotation", "--pod-cidr", POD_V4])?;
+        start_without_api_server(
+            node,
+            &["--vif-source", "annotation", "--single-node", "--pod-cidr", POD_V4],
+        )?;
         components(node, NOT_AVAILABLE)?;
         expect_default_route(node, "leaves through uplink")?;
         sys::run("ip link set uplink down")?;

@@ -94,3 +94,61 @@ pub(crate) fn deploy(ws: &Workspace, deploy: Deploy) -> Result<()> {
 fn kubectl(doing: &str, remedy: &str) -> Step {
     Step::new("kubectl", doing, remedy)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command};
+
+    use super::*;
+
+    /// The values of a setting of the systemd unit.
+    fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
+        let settings =
+            unit.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
+        settings.filter(|(name, _)| *name == key).map(|(_, value)| value).collect()
+    }
+
+    #[test]
+    fn the_systemd_unit_keeps_the_registry_and_what_the_agent_needs() {
+        let folder = Workspace::find().unwrap().root.join("deploy/systemd");
+        let unit = fs::read_to_string(folder.join("ferrule-agent.service")).unwrap();
+        for (key, expected) in [
+            ("Type", "exec"),
+            ("ExecStart", "/usr/local/bin/ferrule-agent --standalone"),
+            ("RestartPreventExitStatus", "64"),
+            ("SuccessExitStatus", "75"),
+            ("RuntimeDirectory", "ferrule"),
+            ("RuntimeDirectoryMode", "0700"),
+            ("RuntimeDirectoryPreserve", "yes"),
+            ("LimitMEMLOCK", "infinity"),
+            ("TimeoutStopSec", "30"),
+            ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6 AF_NETLINK"),
+        ] {
+            assert_eq!(values(&unit, key), [expected], "{key}");
+        }
+        let capabilities: Vec<_> =
+            values(&unit, "CapabilityBoundingSet").join(" ").split(' ').map(str::to_owned).collect();
+        for needed in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"] {
+            assert!(capabilities.iter().any(|it| it == needed), "{needed}");
+        }
+        for forbidden in
+            ["ProtectKernelTunables", "PrivateNetwork", "RestrictNamespaces", "PrivateUsers", "User"]
+        {
+            assert!(values(&unit, forbidden).is_empty(), "{forbidden}");
+        }
+        if !tools::is_there("systemd-analyze") {
+            return;
+        }
+        // The agent is not installed here.
+        let installed = "/usr/local/bin/ferrule-agent --standalone";
+        let dir = std::env::temp_dir().join(format!("ferrule-unit-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let copy = dir.join("ferrule-agent.service");
+        fs::write(&copy, unit.replace(installed, "/bin/true")).unwrap();
+        let verified = Command::new("systemd-analyze").arg("verify").arg(&copy).output();
+        fs::remove_dir_all(&dir).unwrap();
+        let verified = verified.unwrap();
+        let complaints = String::from_utf8_lossy(&verified.stderr).into_owned();
+        assert!(verified.status.success() && !complaints.contains("ferrule-agent.service"), "{complaints}");
+    }
+}

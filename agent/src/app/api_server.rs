@@ -3,19 +3,19 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use tokio::time::sleep;
+use tokio::{sync::watch::channel, time::sleep};
 
-use super::{ranges, tasks::Tasks};
+use super::{ranges::follow_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
     cluster::{self, InitialSync, KURYR_PORTS, Pods},
     config::{Config, Kubernetes},
     decide::VifSource,
     health::Health,
+    ipam::Ranges,
     metrics::Metrics,
-    reconcile::Queue,
     registry::Registry,
-    watch::{CheckpointDb, Watches},
+    watch::{CheckpointDb, ObjectKey, Watches},
 };
 
 pub(super) struct ApiServer<'a> {
@@ -33,20 +33,25 @@ impl<'a> ApiServer<'a> {
         Self { config, client: Arc::new(Api::new(config.kubeconfig.clone())) }
     }
 
-    /// Starts the watches. `queue` gets the changed pods, and the registry the node's ranges.
+    /// Starts the watches. `on_change` gets the changed pods, and the registry the node's ranges.
     pub fn watch(
         self,
         config: &Config,
         (registry, pods): (&Arc<Registry>, Pods),
-        queue: Queue,
+        on_change: impl Fn(ObjectKey) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
     ) -> anyhow::Result<Watches> {
         let Self { config: kubernetes, client } = self;
         let cache = CheckpointDb::open(&config.state_dir)
             .context("cannot open the checkpoint store of the watches")?;
-        let watches =
-            Watches::new(client, Arc::new(cache), kubernetes.watch, metrics.watch.clone(), health.clone());
+        let watches = Watches::new(
+            Arc::clone(&client),
+            Arc::new(cache),
+            kubernetes.watch,
+            metrics.watch.clone(),
+            health.clone(),
+        );
         let source = config.vif_source;
         // With `auto`, the runtime passes the pod's annotations in the call.
         let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
@@ -62,20 +67,23 @@ impl<'a> ApiServer<'a> {
             // KuryrPorts need no ranges.
             VifSource::Kuryr => false,
         };
-        let ranges = config.pod_cidrs.is_none().then(|| {
-            let waiting = "waiting for the Node object's spec.podCIDRs";
-            health.component("ranges", needs_ranges, waiting)
-        });
+        let ranges =
+            Arc::new(health.component("ranges", needs_ranges, "waiting for the Node object's spec.podCIDRs"));
         let name = &kubernetes.node_name;
-        cluster::watch_pods(&watches, name, pods.clone(), move |key| queue.add(key), initial_sync.clone());
+        cluster::watch_pods(&watches, name, pods.clone(), on_change, initial_sync.clone());
         if is_kuryr {
             cluster::watch_kuryr_ports(&watches, name, pods, initial_sync);
         }
-        if let Some(health) = ranges {
-            let health = Arc::new(health);
-            let changes = cluster::watch_own_node(&watches, name, Arc::clone(&health));
-            tasks.spawn("ranges", ranges::follow_ranges(Arc::clone(registry), changes, health));
-        }
+        let changes = match &config.pod_cidrs {
+            None => cluster::watch_own_node(&watches, name, Arc::clone(&ranges)),
+            Some(configured) => {
+                ranges.healthy(configured.to_string());
+                let (sender, changes) = channel(Ranges::Known(configured.clone()));
+                tasks.spawn("single-node", single_node::watch(client, configured.clone(), sender));
+                changes
+            }
+        };
+        tasks.spawn("ranges", follow_ranges(Arc::clone(registry), changes, ranges));
         Ok(watches)
     }
 }

@@ -3,9 +3,11 @@
 mod api_server;
 mod grpc;
 mod install;
+mod ipam;
 mod parts;
 mod ranges;
 mod signals;
+mod single_node;
 mod tasks;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -16,6 +18,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use self::{
     api_server::{ApiServer, dead},
     grpc::Grpc,
+    ipam::IpamReport,
     parts::Parts,
     signals::StopSignals,
     tasks::Tasks,
@@ -26,9 +29,11 @@ use crate::{
     cni::{Calls, CniService},
     config::{Config, SelfHeal},
     crash::{self, Step},
+    decide::{LateAnnotations, VifSource},
     desired::Inspector,
     heal::Healer,
     health::{Health, Reporter},
+    ipam::Pressure,
     metrics::Metrics,
     observe::{
         AgentService, Verifier,
@@ -40,8 +45,10 @@ use crate::{
     reconcile::{Collector, Queue, Reconciler},
     server::{self, NodeLock},
     trace::Tracer,
-    watch::Watches,
+    watch::{ObjectKey, Watches},
 };
+
+pub use ranges::UnusableRange;
 
 /// The health components that every ADD needs.
 struct Needed {
@@ -88,11 +95,18 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     tasks.spawn("store", store_health::follow(trouble, move || store.try_store(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
     follow_uplink(&parts, &health, &mut tasks);
+    report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);
     let watches = match api {
         Some(api) => {
+            let (registry, pods) = (Arc::clone(&parts.registry), parts.pods.clone());
+            let late = LateAnnotations::new(config.vif_source, registry, pods, parts.events.clone());
+            let on_change = move |key: ObjectKey| {
+                late.look(&key);
+                queue.add(key);
+            };
             let targets = (&parts.registry, parts.pods.clone());
-            Some(api.watch(&config, targets, queue, (&health, &metrics), &mut tasks)?)
+            Some(api.watch(&config, targets, on_change, (&health, &metrics), &mut tasks)?)
         }
         None => None,
     };
@@ -160,6 +174,24 @@ fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
     let registry = Arc::clone(&parts.registry);
     let exclude_own = move |addresses: &[IpAddr]| registry.exclude(addresses);
     tasks.spawn("uplink", parts.uplink.clone().follow(uplink, default_route, exclude_own));
+}
+
+/// Reports the use of the node's ranges.
+fn report_addresses(config: &Config, parts: &Parts, health: &Health, metrics: &Metrics, tasks: &mut Tasks) {
+    let source = config.vif_source;
+    let has_ipam = matches!(source, VifSource::Auto | VifSource::Ipam);
+    // A KuryrPort's addresses are in Neutron's subnets.
+    let has_ranges = source != VifSource::Kuryr || !config.vif_cidrs.is_empty();
+    let mut report = IpamReport {
+        registry: Arc::clone(&parts.registry),
+        also_allowed: config.vif_cidrs.clone(),
+        metrics: metrics.ipam.clone(),
+        ipam: has_ipam.then(|| health.component("ipam", true, "not counted yet")),
+        addresses: has_ranges.then(|| health.component("addresses", false, "not compared yet")),
+        pressure: Pressure::default(),
+    };
+    report.update();
+    tasks.spawn("ipam", report.run());
 }
 
 /// Starts garbage collection.

@@ -29,6 +29,7 @@ pub(super) struct Parts {
     pub pods: Pods,
     pub uplink: Uplink,
     pub reaper: Reaper,
+    pub events: Events,
     /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
     pub deferred: DeferredDels,
 }
@@ -64,6 +65,7 @@ impl Parts {
             config.vif_source,
             config.vif_timeout,
             config.vif_cidrs.clone(),
+            config.kubernetes.is_some(),
             Arc::clone(&registry),
             pods.clone(),
             events.clone(),
@@ -74,7 +76,7 @@ impl Parts {
             uplink.clone(),
             reaper.clone(),
             decider,
-            events,
+            events.clone(),
         );
         let engine = Arc::new(engine);
         let recovery = Recovery {
@@ -84,7 +86,7 @@ impl Parts {
             metrics: metrics.registry_store.clone(),
         };
         let deferred = recover(config, recovery).await?;
-        Ok(Self { registry, dataplane, engine, pods, uplink, reaper, deferred })
+        Ok(Self { registry, dataplane, engine, pods, uplink, reaper, events, deferred })
     }
 }
 

@@ -60,6 +60,7 @@ mod tests {
                 mac: Mac([2, 0, 0, 0, 0, 1]),
                 mtu: 1500,
                 addresses: Addresses::default(),
+                is_ipv6_first: false,
                 gateways: Addresses::default(),
                 is_default: with.is_none(),
                 routes: Vec::new(),

@@ -90,7 +90,7 @@ impl Engine {
                     IpNet::V4(_) => IpNet::V4(Ipv4Net::default()),
                     IpNet::V6(_) => IpNet::V6(Ipv6Net::default()),
                 };
-                ranges.iter().map(|range| RouteKey::new(default(range), None)).collect()
+                ranges.nets().iter().map(|range| RouteKey::new(default(range), None)).collect()
             }
         }
     }

@@ -134,13 +134,24 @@ impl Pods {
         }
     }
 
+    /// As [`Self::get`], for a pod whose sandbox is new. A runtime that passes no UID could mean a successor of
+    /// the same name: an object that is being deleted or has ended is not the new sandbox's.
+    pub fn of_new_sandbox(&self, pod_ref: &PodRef) -> Lookup {
+        let is_leaving =
+            pod_ref.uid.is_empty() && self.inner().pods.get(&key(pod_ref)).is_some_and(is_leaving);
+        if is_leaving { Lookup::Unknown } else { self.get(pod_ref) }
+    }
+
     /// The KuryrPort of a pod. `is_static`: the annotations in the runtime's call are those of a static pod.
     pub fn kuryr(&self, pod_ref: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
         let port = inner.ports.get(&key(pod_ref))?;
         // Kuryr writes the UID of the API's object, which is the mirror pod's for a static pod.
         let is_of_pod = match inner.pods.get(&key(pod_ref)).filter(|pod| pod.is_mirror()) {
-            _ if pod_ref.uid.is_empty() => true,
+            _ if pod_ref.uid.is_empty() => inner
+                .pods
+                .get(&key(pod_ref))
+                .is_some_and(|pod| !is_leaving(pod) && pod.metadata.uid == port.spec.pod_uid),
             Some(mirror) => is_same(pod_ref, mirror) && port.spec.pod_uid == mirror.metadata.uid,
             None => is_static || port.spec.pod_static == Some(true) || port.spec.pod_uid == pod_ref.uid,
         };
@@ -249,6 +260,11 @@ fn key(pod_ref: &PodRef) -> ObjectKey {
     ObjectKey::new(&pod_ref.namespace, &pod_ref.name)
 }
 
+/// Whether a pod gets no new sandbox. The kubelet may start an ended static pod again.
+fn is_leaving(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some() || (pod.is_terminal() && !pod.is_mirror())
+}
+
 /// Whether an API pod is the one that the runtime names.
 fn is_same(pod_ref: &PodRef, pod: &Pod) -> bool {
     pod_ref.uid.is_empty() || pod_ref.uid == pod.kubelet_uid()
@@ -325,6 +341,35 @@ mod tests {
         assert!(matches!(pods.get(&named("etcd", "hash-0")), Lookup::Unknown));
         pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
         assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::Present(_)));
+    }
+
+    #[test]
+    fn without_a_uid_a_pod_that_leaves_is_not_the_one_of_a_new_sandbox() {
+        let pods = Pods::default();
+        let of_new = |uid| pods.of_new_sandbox(&named("web-0", uid));
+        pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
+        assert!(matches!(of_new(""), Lookup::Present(_)));
+        let deleting = r#","deletionTimestamp":"2026-01-02T03:04:05Z""#;
+        pods.apply_pod(Change::Applied(pod("web-0", "u1", deleting)));
+        assert!(matches!(of_new(""), Lookup::Unknown), "its successor is awaited");
+        assert!(matches!(of_new("u1"), Lookup::Present(_)), "the UID is evidence");
+        let mut ended = pod("web-0", "u2", "");
+        ended.status.phase = "Failed".to_owned();
+        pods.apply_pod(Change::Applied(ended));
+        assert!(matches!(of_new(""), Lookup::Unknown));
+        assert!(matches!(of_new("u2"), Lookup::Gone));
+    }
+
+    #[test]
+    fn without_a_uid_a_kuryr_port_must_be_that_of_the_present_pod() {
+        let pods = Pods::default();
+        let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"}}"#;
+        pods.apply_kuryr_port(Change::Applied(serde_json::from_str(port).unwrap()));
+        assert!(pods.kuryr(&named("web", ""), false).is_none(), "the pod is not known");
+        pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+        assert!(pods.kuryr(&named("web", ""), false).is_some());
+        pods.apply_pod(Change::Applied(pod("web", "u2", "")));
+        assert!(pods.kuryr(&named("web", ""), false).is_none(), "the KuryrPort of the predecessor");
     }
 
     #[test]

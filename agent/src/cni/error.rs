@@ -107,6 +107,10 @@ fn decide(error: &DecideError) -> (Code, &'static str) {
             Code::TryAgainLater,
             "see the log of the controller that decides the VIF, `ferrulectl status`, and the pod's events",
         ),
+        DecideError::Never(_) => (
+            Code::VifRefused,
+            "annotate the pod, and let the runtime pass annotations (docs/vif.md); or set another --vif-source",
+        ),
         DecideError::RangesWithdrawn(_) => (
             Code::TryAgainLater,
             "create the Node object again, or let a controller assign its spec.podCIDRs; see `ferrulectl status`",

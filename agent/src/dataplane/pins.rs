@@ -47,7 +47,10 @@ pub(super) struct PinLock {
 /// A directory for pins that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PinDirectoryError {
-    #[error("{path:?} is not on a BPF file system; mount one: mount -t bpf bpf /sys/fs/bpf")]
+    #[error(
+        "{path:?} is not on a BPF file system; mount one where the parent of --bpf-dir is: mount -t bpf bpf {}",
+        mount_point(path).display()
+    )]
     NotBpffs { path: PathBuf },
     #[error("cannot use the directory of pins {path:?}")]
     Io {
@@ -101,6 +104,11 @@ fn bpffs(pins: &Path) -> Result<(), PinDirectoryError> {
     let failed = |errno: Errno| PinDirectoryError::Io { path: pins.to_owned(), source: errno.into() };
     let is_bpffs = statfs(existing).map_err(failed)?.filesystem_type() == BPF_FS_MAGIC;
     if is_bpffs { Ok(()) } else { Err(PinDirectoryError::NotBpffs { path: pins.to_owned() }) }
+}
+
+/// The parent of `--bpf-dir`, from the directory of the pins of one ABI version below it.
+fn mount_point(pins: &Path) -> &Path {
+    pins.ancestors().nth(2).unwrap_or(pins)
 }
 
 // === impl PinLock ===
@@ -205,5 +213,20 @@ impl Pins {
         }
         let ids = || Ok::<_, MapError>((MapInfo::from_pin(&path)?.id(), data.info()?.id()));
         ids().is_ok_and(|(pinned, own)| pinned != own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_about_a_missing_bpf_file_system_names_the_given_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = dir.path().join("bpf/ferrule/v1");
+        let error = make_directory(&pins).unwrap_err().to_string();
+        let hint = format!("mount -t bpf bpf {}/bpf", dir.path().display());
+        assert!(error.ends_with(&hint), "{error}");
+        assert_eq!(mount_point(Path::new("/sys/fs/bpf/ferrule/v1")), Path::new("/sys/fs/bpf"));
     }
 }

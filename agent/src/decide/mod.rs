@@ -6,6 +6,7 @@
 //! watch wakes the ADD.
 
 mod admit;
+mod late;
 mod source;
 
 use std::{sync::Arc, time::Duration};
@@ -15,6 +16,7 @@ use ipnet::IpNet;
 use tokio::time::{Instant, timeout_at};
 
 pub use admit::{Refused, Rules};
+pub use late::LateAnnotations;
 pub use source::{Decision, VifSource};
 
 use crate::{
@@ -33,6 +35,8 @@ pub struct Decider {
     pub timeout: Duration,
     /// Ranges that a decided address must be in; empty for the node's pod CIDRs.
     pub vif_cidrs: Vec<IpNet>,
+    /// Whether pods are watched: without Kubernetes, annotations come with the call or not at all.
+    has_watch: bool,
     registry: Arc<Registry>,
     pods: Pods,
     events: Events,
@@ -56,6 +60,9 @@ pub enum DecideError {
     /// The missing object did not arrive within the deadline.
     #[error("no {missing} within {} s", waited.as_secs())]
     TimedOut { missing: &'static str, waited: Duration },
+    /// No source can deliver the missing object.
+    #[error("no {0}, and no watch of the API server that could deliver one later")]
+    Never(&'static str),
     /// The node has lost its pod CIDRs, for this reason.
     #[error("no pod CIDR: {0}")]
     RangesWithdrawn(String),
@@ -77,11 +84,12 @@ impl Decider {
         source: VifSource,
         timeout: Duration,
         vif_cidrs: Vec<IpNet>,
+        has_watch: bool,
         registry: Arc<Registry>,
         pods: Pods,
         events: Events,
     ) -> Self {
-        Self { source, timeout, vif_cidrs, registry, pods, events }
+        Self { source, timeout, vif_cidrs, has_watch, registry, pods, events }
     }
 
     /// Waits for the decision about a pod's VIF.
@@ -103,6 +111,7 @@ impl Decider {
                     self.events.record(request.pod, Reason::NoAddress, error.to_string());
                     return Err(error);
                 }
+                (Outcome::Never(missing), _) => return Err(DecideError::Never(missing)),
                 (Outcome::Missing(missing) | Outcome::MissingRange(missing), _) => missing,
             };
             let wake = if is_reported { deadline } else { deadline.min(start + EVENT_DELAY) };
@@ -166,7 +175,8 @@ impl Decider {
 
     fn evaluate(&self, request: &Request<'_>, has_ranges: bool) -> Result<Outcome, DecideError> {
         let Request { pod, annotations: from_call, .. } = *request;
-        let known = if pod.is_of_kubernetes() { self.pods.get(pod) } else { Lookup::Unknown };
+        let is_watched = self.has_watch && pod.is_of_kubernetes();
+        let known = if is_watched { self.pods.of_new_sandbox(pod) } else { Lookup::Unknown };
         let from_watch = match &known {
             Lookup::Gone => return Err(DecideError::PodGone(pod.clone())),
             Lookup::Present(annotations) | Lookup::StaticEnded(annotations) => Some(annotations),
@@ -175,7 +185,7 @@ impl Decider {
         let is_static = from_call.is_some_and(Annotations::is_static);
         let port = (self.source == VifSource::Kuryr).then(|| self.pods.kuryr(pod, is_static)).flatten();
         let facts = Facts {
-            is_of_kubernetes: pod.is_of_kubernetes(),
+            is_watched,
             from_call,
             from_watch,
             port: port.as_ref(),

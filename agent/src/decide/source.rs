@@ -33,7 +33,8 @@ pub enum Decision {
 /// What is known about a pod and the node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts<'a> {
-    pub is_of_kubernetes: bool,
+    /// Whether the watch can deliver the pod: not without Kubernetes, nor for a container of podman.
+    pub is_watched: bool,
     pub from_call: Option<&'a Annotations>,
     pub from_watch: Option<&'a Annotations>,
     pub port: Option<&'a Port>,
@@ -48,6 +49,8 @@ pub(super) enum Outcome {
     Decided(Decision),
     /// Names the fact to wait for.
     Missing(&'static str),
+    /// Names a fact that cannot come any more.
+    Never(&'static str),
     /// As [`Self::Missing`], about the node's ranges.
     MissingRange(&'static str),
 }
@@ -70,7 +73,11 @@ impl VifSource {
     pub(super) fn evaluate(self, facts: &Facts<'_>) -> Result<Outcome, VifError> {
         match self {
             Self::Ipam => Ok(facts.ipam()),
-            Self::Annotation => Ok(facts.annotated()?.unwrap_or(Outcome::Missing(ANNOTATION))),
+            Self::Annotation => Ok(match facts.annotated()? {
+                Some(outcome) => outcome,
+                None if facts.is_watched => Outcome::Missing(ANNOTATION),
+                None => Outcome::Never(ANNOTATION),
+            }),
             Self::Auto => match facts.annotated()? {
                 Some(outcome) => Ok(outcome),
                 None if facts.knows_annotations() => Ok(facts.ipam()),
@@ -85,7 +92,7 @@ impl VifSource {
 
 impl Facts<'_> {
     fn knows_annotations(&self) -> bool {
-        self.from_call.is_some() || self.from_watch.is_some() || !self.is_of_kubernetes
+        self.from_call.is_some() || self.from_watch.is_some() || !self.is_watched
     }
 
     fn ipam(&self) -> Outcome {
@@ -139,7 +146,7 @@ mod tests {
     const VIF: &str = r#"{"interfaces":[{"addresses":["10.0.0.9"]}]}"#;
     const OTHER: &str = r#"{"interfaces":[{"addresses":["10.0.0.7"]}]}"#;
     const NOTHING: Facts<'_> = Facts {
-        is_of_kubernetes: true,
+        is_watched: true,
         from_call: None,
         from_watch: None,
         port: None,
@@ -162,9 +169,13 @@ mod tests {
         let without = annotated(None);
         let known = Facts { from_watch: Some(&without), ..NOTHING };
         assert_eq!(VifSource::Auto.evaluate(&known).unwrap(), Outcome::Decided(Decision::FromIpam));
-        let standalone = Facts { is_of_kubernetes: false, ..NOTHING };
+        let standalone = Facts { is_watched: false, ..NOTHING };
         assert_eq!(VifSource::Auto.evaluate(&standalone).unwrap(), Outcome::Decided(Decision::FromIpam));
         let with = annotated(Some(VIF));
+        let handed_over = Facts { from_call: Some(&with), ..standalone };
+        assert_eq!(first_address(VifSource::Auto.evaluate(&handed_over).unwrap()), "10.0.0.9");
+        assert_eq!(VifSource::Annotation.evaluate(&NOTHING).unwrap(), Outcome::Missing(ANNOTATION));
+        assert_eq!(VifSource::Annotation.evaluate(&standalone).unwrap(), Outcome::Never(ANNOTATION));
         let decided = Facts { from_watch: Some(&with), ..NOTHING };
         assert_eq!(first_address(VifSource::Auto.evaluate(&decided).unwrap()), "10.0.0.9");
     }

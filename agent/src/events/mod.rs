@@ -36,6 +36,8 @@ pub enum Reason {
     TimedOutWaitingForActiveVifs,
     /// The VIF cannot be decoded, or violates an admission rule.
     VifRefused,
+    /// The pod's annotation came after its VIF was plugged.
+    VifIgnored,
     /// The agent's own IPAM has no address for the pod.
     NoAddress,
     PlugFailed,
@@ -87,6 +89,7 @@ impl Reason {
             Self::WaitingForActiveVifs => "CNIWaitingForActiveVIFs",
             Self::TimedOutWaitingForActiveVifs => "CNITimedOutWaitingForActiveVIFs",
             Self::VifRefused => "CNIVIFRefused",
+            Self::VifIgnored => "CNIVIFIgnored",
             Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
         }

@@ -2,6 +2,7 @@
 //! since boot.
 
 mod pool;
+mod pressure;
 mod range;
 
 use std::{fmt, net::IpAddr, time::Duration};
@@ -11,6 +12,7 @@ use ipnet::IpNet;
 
 pub use pool::COOLDOWN;
 use pool::Pool;
+pub use pressure::Pressure;
 pub(crate) use range::is_unicast;
 pub use range::{PodCidrs, RangeError, overlap, parse as parse_cidr};
 

@@ -38,17 +38,30 @@ pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
 /// If a setting has another value and cannot be written.
 pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
     if v4 && sysctl::get(IPV4).as_deref() != Some("1") {
-        sysctl::set(IPV4, "1")?;
+        change(IPV4, "1")?;
     }
     if v6 && sysctl::get(IPV6).as_deref() == Some("0") {
         for interface in ipv6_interfaces() {
             let setting = format!("ipv6/conf/{interface}/accept_ra");
             if sysctl::get(&setting).as_deref() == Some("1") {
-                sysctl::set(&setting, "2")?;
+                change(&setting, "2")?;
             }
         }
-        sysctl::set(IPV6, "1")?;
+        change(IPV6, "1")?;
     }
+    Ok(())
+}
+
+/// Changes a setting of the node, which outlives the agent, and says so in the log.
+fn change(setting: &str, to: &'static str) -> Result<(), SysctlError> {
+    let from = sysctl::get(setting).unwrap_or_default();
+    sysctl::set(setting, to)?;
+    tracing::info!(
+        setting = format!("net.{}", setting.replace('/', ".")),
+        from,
+        to,
+        "changed a setting of the node"
+    );
     Ok(())
 }
 

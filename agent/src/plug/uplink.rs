@@ -33,7 +33,8 @@ pub struct Uplink(Arc<AtomicU32>);
 /// The node's default routes.
 #[derive(Debug)]
 struct DefaultRoutes {
-    mtu: u32,
+    /// `None` without a default route.
+    mtu: Option<u32>,
     /// The interfaces of the IPv4 and of the IPv6 default routes, by priority.
     interfaces: [Vec<u32>; 2],
     links: Links,
@@ -63,7 +64,14 @@ impl Uplink {
     /// If the kernel refuses a dump.
     pub fn detect() -> Result<Self, NetlinkError> {
         let mtu = DefaultRoutes::read()?.mtu;
-        tracing::info!(mtu, "new pods get the uplink's MTU");
+        match mtu {
+            Some(mtu) => tracing::info!(mtu, "new pods get the uplink's MTU"),
+            None => tracing::warn!(
+                mtu = ETHERNET,
+                "no uplink: the node has no default route; new pods get this MTU"
+            ),
+        }
+        let mtu = mtu.unwrap_or(ETHERNET);
         Ok(Self(Arc::new(AtomicU32::new(mtu))))
     }
 
@@ -94,6 +102,19 @@ impl Uplink {
         }
     }
 
+    /// Takes over the uplink's MTU, or keeps the last one and says so.
+    fn update(&self, uplink: Option<u32>) -> Result<u32, String> {
+        let Some(mtu) = uplink else {
+            let kept = self.0.load(Ordering::Relaxed);
+            return Err(format!("no uplink: the node has no default route; new pods get an MTU of {kept}"));
+        };
+        let before = self.0.swap(mtu, Ordering::Relaxed);
+        if before != mtu {
+            tracing::info!(before, mtu, "the uplink's MTU has changed; new pods get it");
+        }
+        Ok(mtu)
+    }
+
     async fn follow_until_failure(
         &self,
         health: &Reporter,
@@ -105,11 +126,10 @@ impl Uplink {
             let read = || Ok::<_, NetlinkError>((DefaultRoutes::read()?, host::addresses()?));
             let (routes, addresses) = spawn_blocking(read).await??;
             own(&addresses);
-            let before = self.0.swap(routes.mtu, Ordering::Relaxed);
-            if before != routes.mtu {
-                tracing::info!(before, mtu = routes.mtu, "the uplink's MTU has changed; new pods get it");
+            match self.update(routes.mtu) {
+                Ok(mtu) => health.healthy(format!("following changes; the MTU is {mtu}")),
+                Err(why) => health.unhealthy(why),
             }
-            health.healthy(format!("following changes; the MTU is {}", routes.mtu));
             default_route.update(&routes.interfaces, &routes.links);
             while !routes.may_change_by(monitor.next().await?) {}
             // Addresses and routes often change in bursts.
@@ -144,7 +164,7 @@ impl DefaultRoutes {
             let best = interfaces.first().and_then(|ifindex| links.mtu(*ifindex));
             mtu = mtu.into_iter().chain(best).min();
         }
-        Ok(Self { mtu: mtu.unwrap_or(ETHERNET), interfaces, links })
+        Ok(Self { mtu, interfaces, links })
     }
 
     /// Every plug causes a dozen notifications; none of them is about an uplink.
@@ -179,4 +199,18 @@ fn default_route(message: RouteNetlinkMessage) -> Option<(u32, Vec<u32>)> {
         }
     }
     Some((priority, interfaces)).filter(|(_, interfaces)| !interfaces.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_uplink_is_reported_and_new_pods_keep_its_mtu() {
+        let uplink = Uplink(Arc::new(AtomicU32::new(1400)));
+        assert_eq!(uplink.update(Some(9000)), Ok(9000));
+        let why = uplink.update(None).unwrap_err();
+        assert!(why.contains("the node has no default route") && why.contains("9000"), "{why}");
+        assert_eq!(uplink.mtu_for(None, false).unwrap(), 9000);
+    }
 }

@@ -30,6 +30,7 @@ use std::{
 };
 
 use ferrule_vif::Addresses;
+use ipnet::IpNet;
 use nix::fcntl::Flock;
 use tokio::sync::watch;
 
@@ -131,6 +132,24 @@ impl Registry {
     /// The addresses of each family of the agent's own IPAM.
     pub fn usage(&self) -> Vec<Usage> {
         self.table().ipam.usage(since_boot())
+    }
+
+    /// The pods with an address that is neither in the node's ranges nor in `allowed`, with these addresses.
+    /// None before the ranges are known.
+    pub fn outside(&self, allowed: &[IpNet]) -> Vec<(PodRef, String)> {
+        let ranges = self.ranges.borrow().clone();
+        if ranges == Ranges::Awaited {
+            return Vec::new();
+        }
+        let is_outside =
+            |address: &IpAddr| !ranges.nets().iter().chain(allowed).any(|it| it.contains(address));
+        let table = self.table();
+        let outside = table.attachments.values().filter_map(|it| {
+            let addresses: Vec<_> =
+                it.vif.addresses.iter().filter(is_outside).map(|it| it.to_string()).collect();
+            (!addresses.is_empty()).then(|| (it.pod.clone(), addresses.join(" ")))
+        });
+        outside.collect()
     }
 
     /// Excludes the node's own addresses from allocation, from now on.

@@ -59,7 +59,9 @@ impl NodeLock {
                 Err(error) => return Err(failed(error)),
             }
             match holder(name) {
-                Ok(it) if is_trusted(it.uid()) => return Err(SocketError::SecondAgent),
+                Ok(it) if is_trusted(it.uid()) => {
+                    return Err(SocketError::SecondAgent { pid: Some(it.pid()).filter(|pid| *pid != 0) });
+                }
                 Ok(it) => {
                     tracing::warn!(
                         pid = it.pid(),
@@ -73,7 +75,7 @@ impl NodeLock {
                 // The holder does not listen, or has released the name.
                 Err(Errno::ECONNREFUSED) => thread::sleep(PAUSE),
                 // The queue of connections is full: assume an agent.
-                Err(Errno::EAGAIN) => return Err(SocketError::SecondAgent),
+                Err(Errno::EAGAIN) => return Err(SocketError::SecondAgent { pid: None }),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
@@ -111,7 +113,9 @@ mod tests {
         let name = name("one");
         let first = NodeLock::take_name(&name).unwrap();
         assert!(first._name.is_some());
-        assert!(matches!(NodeLock::take_name(&name), Err(SocketError::SecondAgent)));
+        let refused = NodeLock::take_name(&name).unwrap_err().to_string();
+        let named = format!("works in this network namespace (pid {}): stop", std::process::id());
+        assert!(refused.contains(&named), "{refused}");
         drop(first);
         assert!(NodeLock::take_name(&name).unwrap()._name.is_some());
     }
@@ -132,6 +136,9 @@ mod tests {
             waiting.push(client);
         }
         let refused = NodeLock::take_name(&name);
-        assert!(matches!(refused, Err(SocketError::SecondAgent)), "a full queue counts as an agent");
+        assert!(
+            matches!(refused, Err(SocketError::SecondAgent { pid: None })),
+            "a full queue counts as an agent"
+        );
     }
 }

@@ -4,5 +4,6 @@ mod faults;
 mod interfaces;
 mod kuryr;
 mod operator;
+mod ranges;
 mod resume;
 mod sources;

@@ -59,7 +59,7 @@ impl<'a> Fixture<'a> {
         let follow: &[&str] = match &cluster {
             Some(cluster) => {
                 cluster.api.create(Resource::Nodes, objects::node(NODE, &RANGES))?;
-                &["--kubeconfig", KUBECONFIG, "--node-name", NODE]
+                &["--kubeconfig", KUBECONFIG, "--node-name", NODE, "--single-node"]
             }
             None => &["--standalone"],
         };

@@ -90,6 +90,7 @@ fn attach(registry: &Registry, netns: &Path) {
         mac: Mac([2, 0, 0, 0, 0, 2]),
         mtu: 1500,
         addresses,
+        is_ipv6_first: false,
         gateways: Addresses::default(),
         is_default: true,
         routes: Vec::new(),

@@ -1,0 +1,148 @@
+//! The node's ranges: renumbered, exhausted, shared, and in their order.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    apiserver::{Options, Resource, objects},
+    cluster::{Cluster, KUBECONFIG, NODE, with_cluster, with_cluster_of},
+    node::{Node, POD_V4, POD_V6, on_node},
+    sys::wait_until,
+};
+use serde_json::json;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Waits until `ferrulectl status` has all of these texts in the line of a component.
+fn expect(node: &Node, component: &str, texts: &[&str]) -> anyhow::Result<()> {
+    wait_until(&format!("{component} reports {texts:?}"), TIMEOUT, || {
+        // Fails while the agent is not ready, with the same output.
+        let reported = node.ctl(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
+        let mut lines = reported.lines().map(str::trim_start);
+        let line = lines.find(|line| line.starts_with(&format!("{component} "))).unwrap_or_default();
+        ensure!(texts.iter().all(|text| line.contains(text)), "{reported}");
+        Ok(true)
+    })
+}
+
+fn expect_code(node: &Node, pod: &str, code: u64, text: &str) -> anyhow::Result<()> {
+    let error = node.runtime()?.call("ADD", &node.pod(pod)?)?.into_error()?;
+    ensure!(error.code == code && error.msg.contains(text), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
+    with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        let old = cluster.attach(node, "old")?;
+        cluster.api.delete(Resource::Nodes, "", NODE)?;
+        expect(node, "ranges", &["unhealthy", "was deleted"])?;
+        expect(node, "addresses", &["unhealthy", "old (10.244.0.2)"])?;
+        let status = node.runtime()?.status()?.into_error()?;
+        ensure!(status.code == 50 && status.msg.contains("was deleted"), "{status}");
+        let waiting = cluster.pod(node, "refused", &[])?;
+        let error = node.runtime()?.call("ADD", &waiting)?.into_error()?;
+        ensure!(error.code == 11 && error.msg.contains("was deleted"), "{error}");
+        node.runtime()?.check(&old)?;
+
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &["10.245.0.0/24"]))?;
+        expect(node, "ranges", &[" healthy", "10.245.0.0/24"])?;
+        let new = cluster.attach(node, "new")?;
+        ensure!(new.addresses[0].to_string() == "10.245.0.2", "{:?}", new.addresses);
+        new.ping("10.244.0.2")?;
+        old.ping("10.245.0.2")?;
+        expect(node, "addresses", &["unhealthy", "old (10.244.0.2)"])?;
+        ensure!(node.metric("ferrule_ipam_outside")? == 1.0);
+        let told = node.log().matches("component is unhealthy component=\"addresses\"").count();
+        ensure!(told == 1, "told {told} times:\n{}", node.log());
+        node.runtime()?.del(&old)?;
+        expect(node, "addresses", &[" healthy"])?;
+        ensure!(node.metric("ferrule_ipam_outside")? == 0.0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
+    with_cluster_of(&["10.244.0.0/30"], &[], |node, cluster| {
+        let only = cluster.attach(node, "only")?;
+        let late = cluster.pod(node, "late", &[])?;
+        let error = node.runtime()?.call("ADD", &late)?.into_error()?;
+        ensure!(error.code == 11 && error.msg.contains("no IPv4 address is free"), "{error}");
+        expect(node, "ipam", &["unhealthy", "every IPv4 address is in use"])?;
+        let status = node.runtime()?.status()?.into_error()?;
+        ensure!(status.code == 50 && status.details.contains("\"name\":\"ipam\""), "{status}");
+        ensure!(node.http("/readyz")?.0 == 503);
+        ensure!(node.metric(r#"ferrule_ipam_addresses{family="IPv4",state="free"}"#)? == 0.0);
+        ensure!(node.metric(r#"ferrule_ipam_addresses{family="IPv4",state="used"}"#)? == 1.0);
+        wait_until("the pod has an Event", TIMEOUT, || {
+            let events = cluster.api.list(Resource::Events);
+            Ok(events.iter().any(|it| it["reason"] == "CNINoAddress" && it["regarding"]["name"] == "late"))
+        })?;
+        node.runtime()?.del(&only)?;
+        expect(node, "ipam", &["unhealthy", "1 in cooldown"])?;
+        wait_until("the cooldown ends", Duration::from_secs(60), || Ok(node.http("/readyz")?.0 == 200))?;
+        node.runtime()?.add(&late)?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn configured_ranges_are_withdrawn_when_the_cluster_has_a_second_node() {
+    on_node(|node| {
+        let cluster = Cluster::start(Options::default())?;
+        for name in [NODE, "node-2"] {
+            cluster.api.create(Resource::Nodes, objects::node(name, &[]))?;
+        }
+        let shared = ["--kubeconfig", KUBECONFIG, "--node-name", NODE, "--pod-cidr", POD_V4];
+        let refused = node.start_agent_with(&shared).err().context("the agent started")?;
+        ensure!(format!("{refused:#}").contains("set --single-node"), "{refused:#}");
+        node.start_agent_with(&[&shared[..], &["--single-node"]].concat())?;
+        expect(node, "ranges", &["unhealthy", "the nodes node-1 and node-2"])?;
+        expect_code(node, "a", 11, "the nodes node-1 and node-2")
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_primary_family_of_the_node_comes_first() {
+    with_cluster_of(&[POD_V6, POD_V4], &[], |node, cluster| {
+        let pod = cluster.pod(node, "a", &[])?;
+        let result = node.runtime()?.add(&pod)?;
+        ensure!(result["ips"][0]["address"] == "fd00:10:244::2/128", "{result}");
+        ensure!(result["ips"][1]["address"] == "10.244.0.2/32", "{result}");
+        ensure!(node.runtime()?.add(&pod)?["ips"] == result["ips"], "a repeated ADD");
+        node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_late_annotation_causes_an_event() {
+    with_cluster(&[], |node, cluster| {
+        let pod = cluster.attach(node, "a")?;
+        cluster.annotate(&pod, "vif.ferrule.dev/v1", r#"{"interfaces":[{"addresses":["10.244.0.99"]}]}"#)?;
+        wait_until("the pod has an Event", TIMEOUT, || {
+            let events = cluster.api.list(Resource::Events);
+            Ok(events.iter().any(|it| it["reason"] == "CNIVIFIgnored" && it["regarding"]["name"] == "a"))
+        })?;
+        node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_standalone_agent_takes_the_annotation_that_comes_with_the_call() {
+    on_node(|node| {
+        node.start_agent_with(&["--standalone", "--pod-cidr", POD_V4, "--vif-source", "annotation"])?;
+        let vif = r#"{"interfaces":[{"addresses":["10.244.0.77"]}]}"#;
+        let annotations = json!({ "io.kubernetes.cri.pod-annotations": { "vif.ferrule.dev/v1": vif } });
+        let pod = node.pod("a")?;
+        let result = node.runtime()?.with("runtimeConfig", annotations).add(&pod)?;
+        ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
+        expect_code(node, "b", 104, "no annotation vif.ferrule.dev/v1")
+    })
+    .unwrap();
+}
