@@ -142,9 +142,8 @@ fn cancelled_add_completes_or_rolls_back() {
         let before = node.kernel_state()?;
         let pod = node.pod("a")?;
         // The calls that the agent found abandoned.
-        let abandoned = || {
-            node.metric(r#"ferrule_cni_duration_seconds_count{verb="ADD",phase="total",code="11"}"#)
-        };
+        let abandoned =
+            || node.metric(r#"ferrule_cni_duration_seconds_count{verb="ADD",phase="total",code="11"}"#);
         let end = Instant::now() + Duration::from_secs(120);
         // The time of the cancellation relative to the ADD is random.
         for round in 0.. {
@@ -178,7 +177,9 @@ fn call_to_a_suspended_agent_completes_after_it_resumes() {
         node.signal_agent(Signal::SIGSTOP)?;
         let result = thread::scope(|scope| {
             let call = scope.spawn(|| runtime.add(&pod));
-            sys::wait_until("the call waits for the agent", Duration::from_secs(20), || Ok(connections()? > 0))?;
+            sys::wait_until("the call waits for the agent", Duration::from_secs(20), || {
+                Ok(connections()? > 0)
+            })?;
             node.signal_agent(Signal::SIGCONT)?;
             call.join().map_err(|_| anyhow::anyhow!("the call panicked"))?
         })?;
