@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
@@ -162,15 +162,17 @@ fn del_succeeds_during_agent_restarts() {
         let empty = node.kernel_state()?;
         let pods =
             (0..40).map(|number| node.attach(&format!("p{number}"))).collect::<anyhow::Result<Vec<_>>>()?;
-        let done = AtomicBool::new(false);
+        let (done, deleted) = (AtomicBool::new(false), AtomicUsize::new(0));
         thread::scope(|scope| -> anyhow::Result<()> {
             let deleting = scope.spawn(|| {
-                let deleted = pods.iter().try_for_each(|pod| {
+                let outcome = pods.iter().try_for_each(|pod| {
                     thread::sleep(Duration::from_millis(10));
-                    runtime.del(pod).with_context(|| format!("DEL of {}", pod.name))
+                    runtime.del(pod).with_context(|| format!("DEL of {}", pod.name))?;
+                    deleted.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
                 });
                 done.store(true, Ordering::SeqCst);
-                deleted
+                outcome
             });
             let mut replaced = || -> anyhow::Result<()> {
                 for number in 0.. {
@@ -182,7 +184,10 @@ fn del_succeeds_during_agent_restarts() {
                     } else {
                         node.stop_agent()?
                     }
-                    thread::sleep(Duration::from_millis(20));
+                    let before = deleted.load(Ordering::SeqCst);
+                    sys::wait_until("a DEL succeeds without an agent", Duration::from_secs(30), || {
+                        Ok(deleted.load(Ordering::SeqCst) > before || done.load(Ordering::SeqCst))
+                    })?;
                     node.start_again()?;
                 }
                 Ok(())

@@ -42,39 +42,15 @@ fn in_commit_order(plugged: &[Attachment]) -> impl Iterator<Item = &Attachment> 
 
 #[cfg(test)]
 mod tests {
-    use ferrule_vif::{Addresses, Mac, Vif, VifKind};
-
-    use super::*;
-    use crate::registry::{HostSide, Key, NetnsId};
-
-    fn plugged(ifname: &str, with: Option<&str>) -> Attachment {
-        let key = |ifname: &str| Key::try_from(format!("net/a/{ifname}")).unwrap();
-        Attachment {
-            key: key(ifname),
-            state: State::Plugged,
-            pod: crate::cluster::PodRef::default(),
-            netns: "/run/netns/a".into(),
-            netns_id: NetnsId::UNKNOWN,
-            vif: Vif {
-                kind: VifKind::Veth,
-                mac: Mac([2, 0, 0, 0, 0, 1]),
-                mtu: 1500,
-                addresses: Addresses::default(),
-                is_ipv6_first: false,
-                gateways: Addresses::default(),
-                is_default: with.is_none(),
-                routes: Vec::new(),
-            },
-            with: with.map(key),
-            host: HostSide::Unplugged,
-            created_at_ms: 0,
-            created_since_boot_ns: 0,
-        }
-    }
+    use super::{super::testing::attachment, *};
 
     #[test]
     fn the_requested_interface_is_committed_last() {
-        let all = [plugged("eth0", None), plugged("eth1", Some("eth0")), plugged("eth2", Some("eth0"))];
+        let all = [
+            attachment("eth0", None, 2),
+            attachment("eth1", Some("eth0"), 3),
+            attachment("eth2", Some("eth0"), 4),
+        ];
         let order: Vec<_> = in_commit_order(&all).map(|it| it.key.ifname.as_str()).collect();
         assert_eq!(order.last(), Some(&"eth0"), "{order:?}");
         assert_eq!(order.len(), 3);

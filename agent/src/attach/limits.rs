@@ -67,3 +67,45 @@ impl Limits {
 fn admit(slots: &Arc<Semaphore>) -> Result<Admission, AttachError> {
     Arc::clone(slots).try_acquire_owned().map_err(|_| AttachError::Busy(MAX_CALLS))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_adds_leave_slots_for_every_other_call() {
+        let limits = Limits::default();
+        let adds: Vec<_> = (0..1024).map(|_| limits.admit_attach().unwrap()).collect();
+        assert!(matches!(limits.admit_attach(), Err(AttachError::Busy(1024))));
+        let others: Vec<_> = (0..1024).map(|_| limits.admit_other().unwrap()).collect();
+        assert!(matches!(limits.admit_other(), Err(AttachError::Busy(1024))));
+        drop(adds);
+        assert!(limits.admit_attach().is_ok() && limits.admit_other().is_err());
+        drop(others);
+        assert!(limits.admit_other().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_most_eight_calls_work_and_drained_waits_for_each_kind() {
+        let limits = Limits::default();
+        let limit = Duration::from_secs(60);
+        let mut working = Vec::new();
+        for _ in 0..8 {
+            working.push(limits.work().await.unwrap());
+        }
+        assert!(timeout(limit, limits.work()).await.is_err(), "the ninth waits");
+        working.pop();
+        drop(timeout(limit, limits.work()).await.unwrap());
+        assert!(timeout(limit, limits.drained()).await.is_err(), "work");
+        working.clear();
+        for slot in [limits.admit_attach(), limits.admit_other()] {
+            assert!(timeout(limit, limits.drained()).await.is_err());
+            drop(slot);
+        }
+        timeout(limit, limits.drained()).await.unwrap();
+    }
+}

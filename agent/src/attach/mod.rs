@@ -17,6 +17,8 @@ mod prev_result;
 mod replace;
 mod restore;
 mod rollback;
+#[cfg(test)]
+pub(crate) mod testing;
 mod uncommitted;
 mod verify;
 mod worker;

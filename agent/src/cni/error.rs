@@ -168,6 +168,45 @@ mod tests {
     }
 
     #[test]
+    fn each_failure_has_its_code() {
+        use std::path::PathBuf;
+
+        use nix::errno::Errno;
+
+        use crate::registry::{Key, RegistryError};
+
+        let key = || Key::try_from("net/a/eth0".to_owned()).unwrap();
+        let enter = NetnsError::Enter { path: PathBuf::new(), source: Errno::EPERM.into() };
+        for (error, code) in [
+            (AttachError::Overtaken, 11),
+            (AttachError::Stopping, 11),
+            (AttachError::Damaged(String::new()), 11),
+            (AttachError::Busy(1024), 11),
+            (AttachError::Restamped(String::new()), 102),
+            (AttachError::Unknown, 3),
+            (AttachError::Differs(String::new()), 101),
+            (AttachError::Lost, 999),
+            (RegistryError::InUse { address: [10, 0, 0, 1].into(), by: key() }.into(), 11),
+            (RegistryError::KeyTaken(key().ifname).into(), 102),
+            (RegistryError::Identity(std::io::ErrorKind::NotFound.into()).into(), 11),
+            (PlugError::InterfaceExists(key().ifname).into(), 102),
+            (PlugError::DefaultRouteExists.into(), 103),
+            (PlugError::Mtu { mtu: 9000, why: String::new() }.into(), 7),
+            (PlugError::NoAnswer.into(), 999),
+            (enter.into(), 999),
+            (NetnsError::Host { path: PathBuf::new() }.into(), 8),
+            (DecideError::Changed.into(), 11),
+            (DecideError::PodGone(crate::cluster::PodRef::default()).into(), 3),
+            (DecideError::TimedOut { missing: "VIF", waited: std::time::Duration::ZERO }.into(), 11),
+        ] {
+            let text = format!("{error:?}");
+            let error = CallError::from(error).into_proto("ADD");
+            assert_eq!(error.code, code, "{text}");
+            assert!(!error.details.is_empty(), "{text}");
+        }
+    }
+
+    #[test]
     fn an_api_error_carries_our_own_range() {
         let error = CallError::Api(ApiRange { min: 7, max: 9 }).into_proto("ADD");
         assert_eq!((error.code(), error.api), (Code::ApiIncompatible, Some(API)));

@@ -40,3 +40,37 @@ pub(super) fn add(attachments: &[Attachment]) -> AddResult {
     }
     result
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::testing::attachment;
+
+    #[test]
+    fn every_interface_is_listed_after_its_host_end_and_each_address_names_its_interface() {
+        let result = add(&[attachment("eth0", None, 2), attachment("eth1", Some("eth0"), 3)]);
+        let interfaces: Vec<_> =
+            result.interfaces.iter().map(|it| (it.name.as_str(), it.sandbox.as_str(), it.mtu)).collect();
+        let netns = "/run/netns/a";
+        assert_eq!(
+            interfaces,
+            [("fr2", "", 1450), ("eth0", netns, 1450), ("fr3", "", 1450), ("eth1", netns, 1450)]
+        );
+        assert_eq!(result.interfaces[1].mac, "02:00:00:00:00:02");
+        let ips: Vec<_> =
+            result.ips.iter().map(|it| (it.address.as_str(), it.gateway.as_str(), it.interface)).collect();
+        let gateways = [ips[0].1, ips[1].1];
+        assert!(gateways[0] == "169.254.1.1" && gateways[1].starts_with("fe80::"), "{gateways:?}");
+        let addresses: Vec<_> = ips.iter().map(|(address, _, interface)| (*address, *interface)).collect();
+        assert_eq!(
+            addresses,
+            [("10.0.0.2/32", 1), ("fd00::2/128", 1), ("10.0.0.3/32", 3), ("fd00::3/128", 3)]
+        );
+        let routes: Vec<_> = result.routes.iter().map(|it| (it.dst.as_str(), it.gw.as_str())).collect();
+        assert_eq!(
+            routes,
+            [("0.0.0.0/0", gateways[0]), ("::/0", gateways[1])],
+            "only the first is the way out"
+        );
+    }
+}

@@ -97,3 +97,78 @@ fn annotations_of(passed: ferrule_proto::cni::Annotations) -> Annotations {
         config_mirror: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> AddRequest {
+        let key = AttachmentKey { network: "net".into(), container_id: "a".into(), ifname: "eth0".into() };
+        AddRequest { api: Some(API), key: Some(key), netns: "/run/netns/a".into(), pod: None, mtu: 0 }
+    }
+
+    #[test]
+    fn a_valid_add_is_decoded_and_zero_is_no_mtu() {
+        let decoded = add(request()).unwrap();
+        assert_eq!(
+            (decoded.key.to_string(), decoded.mtu, decoded.annotations),
+            ("net/a/eth0".into(), None, None)
+        );
+        assert_eq!(add(AddRequest { mtu: 1400, ..request() }).unwrap().mtu, Some(1400));
+        let values = [annotations::VIF, annotations::KURYR_VIF, annotations::CONFIG_SOURCE, "other"];
+        let values = values.map(|key| (key.to_owned(), format!("of {key}"))).into();
+        let pod = ferrule_proto::cni::Pod {
+            namespace: "default".into(),
+            name: "web-0".into(),
+            uid: "u".into(),
+            annotations: Some(ferrule_proto::cni::Annotations { values }),
+        };
+        let decoded = add(AddRequest { pod: Some(pod), ..request() }).unwrap();
+        assert_eq!(
+            decoded.pod.to_string(),
+            PodRef { namespace: "default".into(), name: "web-0".into(), uid: "u".into() }.to_string()
+        );
+        let passed = decoded.annotations.unwrap();
+        assert_eq!(passed.ferrule.as_deref(), Some("of vif.ferrule.dev/v1"));
+        assert_eq!(passed.kuryr.as_deref(), Some("of openstack.org/kuryr-vif"));
+        assert_eq!(passed.config_source.as_deref(), Some("of kubernetes.io/config.source"));
+    }
+
+    #[test]
+    fn every_field_is_validated() {
+        let with_key = |change: fn(&mut AttachmentKey)| {
+            let mut request = request();
+            request.key.iter_mut().for_each(change);
+            request
+        };
+        for bad in [
+            AddRequest { api: None, ..request() },
+            AddRequest { key: None, ..request() },
+            AddRequest { netns: String::new(), ..request() },
+            AddRequest { netns: "run/netns/a".into(), ..request() },
+            with_key(|key| key.network = "a/b".into()),
+            with_key(|key| key.container_id = "../a".into()),
+            with_key(|key| key.ifname = "lo".into()),
+        ] {
+            let error = add(bad).unwrap_err();
+            assert!(matches!(error, CallError::Name(_) | CallError::Missing(_)), "{error}");
+        }
+        let of = |min, max| api(Some(ApiRange { min, max }));
+        assert!(of(API.max + 1, API.max + 2).is_err() && of(0, API.min - 1).is_err());
+        assert!(of(API.max, API.max + 2).is_ok() && of(0, API.min).is_ok());
+    }
+
+    #[test]
+    fn gc_takes_the_network_of_the_call_for_each_attachment() {
+        let of = |network: &str, container: &str| AttachmentKey {
+            network: network.into(),
+            container_id: container.into(),
+            ifname: "eth0".into(),
+        };
+        let request =
+            GcRequest { api: Some(API), network: "net".into(), valid: vec![of("", "a"), of("other", "b")] };
+        let Gc { network, valid } = gc(request).unwrap();
+        assert_eq!(network.as_str(), "net");
+        assert_eq!(valid.iter().map(Key::to_string).collect::<Vec<_>>(), ["net/a/eth0", "net/b/eth0"]);
+    }
+}
