@@ -207,6 +207,14 @@ mod tests {
     }
 
     #[test]
+    fn a_node_without_ranges_lets_the_runtime_retry_and_an_impossible_annotation_does_not() {
+        let code =
+            |error: DecideError| CallError::from(AttachError::from(error)).into_proto("ADD").code() as i32;
+        assert_eq!(code(DecideError::RangesWithdrawn("the Node was deleted".to_owned())), 11);
+        assert_eq!(code(DecideError::Never("annotation")), 104);
+    }
+
+    #[test]
     fn an_api_error_carries_our_own_range() {
         let error = CallError::Api(ApiRange { min: 7, max: 9 }).into_proto("ADD");
         assert_eq!((error.code(), error.api), (Code::ApiIncompatible, Some(API)));

@@ -175,6 +175,43 @@ mod tests {
     }
 
     #[test]
+    fn an_explicit_range_binds_kuryr_ports_too() {
+        let ranges = ["10.11.0.0/16".parse().unwrap()];
+        let rules = Rules { ranges: &ranges, ranges_are_explicit: true, own: &[], gateway: GATEWAY };
+        for format in [Format::KuryrPort, Format::KuryrPortSpec] {
+            assert!(rules.resolve(format, &interface(&["10.11.9.5"]), true, 1400).is_ok());
+            let refused = rules.resolve(format, &interface(&["10.12.9.5"]), true, 1400).unwrap_err();
+            assert!(refused.to_string().contains("outside the ranges for pods (10.11.0.0/16)"), "{refused}");
+        }
+        let none = Rules { ranges: &[], ..rules };
+        let refused = none.resolve(Format::Annotation, &interface(&["10.11.9.5"]), true, 1400).unwrap_err();
+        assert!(refused.to_string().contains("(none)"), "{refused}");
+    }
+
+    #[test]
+    fn the_primary_address_is_the_first_one() {
+        let vif = |addresses: &[&str]| resolve(Format::Annotation, &interface(addresses)).unwrap();
+        let order = |vif: Vif| vif.by_preference().map(|it| it.to_string()).collect::<Vec<_>>();
+        assert_eq!(order(vif(&["fd00::9", "10.0.0.9"])), ["fd00::9", "10.0.0.9"]);
+        assert_eq!(order(vif(&["10.0.0.9", "fd00::9"])), ["10.0.0.9", "fd00::9"]);
+    }
+
+    #[test]
+    fn given_fields_and_further_gateways_are_kept_or_refused() {
+        let mut given = interface(&["10.0.0.9"]);
+        given.mtu = Some(1300);
+        given.gateways = vec!["10.0.0.254".parse().unwrap()];
+        let vif = resolve(Format::Annotation, &given).unwrap();
+        assert_eq!((vif.mtu, vif.gateways.to_string().as_str()), (1300, "10.0.0.254"));
+        given.gateways.push("10.0.0.253".parse().unwrap());
+        assert!(matches!(resolve(Format::Annotation, &given), Err(Refused::SecondGateway { .. })));
+        for gateway in ["169.254.1.1", "fe80::1"] {
+            let refused = resolve(Format::KuryrPort, &interface(&[gateway])).unwrap_err();
+            assert!(matches!(refused, Refused::NotUnicast { .. }), "{gateway}: {refused}");
+        }
+    }
+
+    #[test]
     fn an_unsupported_kind_is_refused_by_name() {
         let nested =
             InterfaceRequest { kind: Kind::Other("VIFVlanNested".to_owned()), ..interface(&["10.0.0.9"]) };

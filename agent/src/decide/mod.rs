@@ -200,3 +200,122 @@ impl Decider {
 pub(crate) fn is_active(vif: &VifRequest) -> bool {
     vif.interfaces.iter().all(|interface| interface.active)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        sync::mpsc::Receiver,
+        time::{sleep, timeout},
+    };
+
+    use super::*;
+    use crate::{events::PodEvent, ipam::PodCidrs, metrics::EventMetrics, watch::Change};
+
+    struct Fixture {
+        decider: Arc<Decider>,
+        registry: Arc<Registry>,
+        pods: Pods,
+        notes: Receiver<PodEvent>,
+        _dir: tempfile::TempDir,
+    }
+
+    fn fixture(source: VifSource, has_watch: bool) -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Arc::new(Registry::open(dir.path()).unwrap());
+        let pods = Pods::default();
+        let (events, notes) = Events::channel(EventMetrics::default(), pods.clone());
+        let decider = Decider::new(
+            source,
+            Duration::from_secs(60),
+            Vec::new(),
+            has_watch,
+            Arc::clone(&registry),
+            pods.clone(),
+            events,
+        );
+        Fixture { decider: Arc::new(decider), registry, pods, notes, _dir: dir }
+    }
+
+    fn ranges() -> PodCidrs {
+        PodCidrs::new(vec!["10.0.0.0/24".parse().unwrap()]).unwrap()
+    }
+
+    fn pod() -> PodRef {
+        PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() }
+    }
+
+    async fn decide(decider: &Decider) -> Result<Decision, DecideError> {
+        let pod = pod();
+        let request = Request { pod: &pod, annotations: None };
+        decider.decide(&request, Instant::now() + decider.timeout).await
+    }
+
+    impl Fixture {
+        fn reasons(&mut self) -> Vec<&'static str> {
+            std::iter::from_fn(|| self.notes.try_recv().ok()).map(|it| it.reason).collect()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn withdrawn_ranges_end_the_wait_at_once_and_known_ones_decide() {
+        let mut fixture = fixture(VifSource::Ipam, true);
+        let decider = Arc::clone(&fixture.decider);
+        let waiting = tokio::spawn(async move { decide(&decider).await });
+        sleep(Duration::from_secs(1)).await;
+        fixture.registry.withdraw_ranges("the Node was deleted".to_owned());
+        let error = timeout(Duration::from_millis(10), waiting).await.unwrap().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "no pod CIDR: the Node was deleted");
+        assert_eq!(fixture.reasons(), ["CNINoAddress"]);
+        fixture.registry.set_ranges(ranges(), &[]);
+        assert_eq!(decide(&fixture.decider).await.unwrap(), Decision::FromIpam);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiting_add_reports_once_after_two_seconds_and_fails_at_its_deadline() {
+        let mut fixture = fixture(VifSource::Auto, true);
+        let decider = Arc::clone(&fixture.decider);
+        let start = Instant::now();
+        let waiting = tokio::spawn(async move { decide(&decider).await });
+        sleep(Duration::from_millis(1999)).await;
+        assert_eq!(fixture.reasons(), [""; 0]);
+        sleep(Duration::from_millis(2)).await;
+        assert_eq!(fixture.reasons(), ["CNIWaitingForVIF"]);
+        let error = waiting.await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("within 60 s"), "{error}");
+        assert_eq!(start.elapsed().as_secs(), 60);
+        assert_eq!(fixture.reasons(), ["CNITimedOutWaitingForVIF"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watch_and_the_ranges_wake_a_waiting_add() {
+        let fixture = fixture(VifSource::Auto, true);
+        let decider = Arc::clone(&fixture.decider);
+        let waiting = tokio::spawn(async move { decide(&decider).await });
+        sleep(Duration::from_secs(5)).await;
+        let json = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"}}"#;
+        fixture.pods.apply_pod(Change::Applied(serde_json::from_str(json).unwrap()));
+        sleep(Duration::from_secs(5)).await;
+        fixture.registry.set_ranges(ranges(), &[]);
+        let decided = timeout(Duration::from_millis(10), waiting).await.unwrap().unwrap();
+        assert_eq!(decided.unwrap(), Decision::FromIpam);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_watch_nothing_is_waited_for_that_only_a_watch_could_deliver() {
+        let annotation = fixture(VifSource::Annotation, false);
+        let error = timeout(Duration::from_millis(10), decide(&annotation.decider)).await.unwrap();
+        assert!(matches!(error, Err(DecideError::Never(_))));
+        let auto = fixture(VifSource::Auto, false);
+        auto.registry.set_ranges(ranges(), &[]);
+        assert_eq!(decide(&auto.decider).await.unwrap(), Decision::FromIpam);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gone_pod_is_not_waited_for() {
+        let fixture = fixture(VifSource::Auto, true);
+        let json = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"},"status":{"phase":"Failed"}}"#;
+        fixture.pods.apply_pod(Change::Applied(serde_json::from_str(json).unwrap()));
+        let error = timeout(Duration::from_millis(10), decide(&fixture.decider)).await.unwrap();
+        assert!(matches!(error, Err(DecideError::PodGone(_))));
+    }
+}

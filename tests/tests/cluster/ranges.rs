@@ -78,7 +78,9 @@ fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
         ensure!(node.metric(r#"ferrule_ipam_addresses{family="IPv4",state="used"}"#)? == 1.0);
         wait_until("the pod has an Event", TIMEOUT, || {
             let events = cluster.api.list(Resource::Events);
-            Ok(events.iter().any(|it| it["reason"] == "CNINoAddress" && it["regarding"]["name"] == "late"))
+            Ok(events
+                .iter()
+                .any(|it| it["reason"] == "CNINoAddress" && it["involvedObject"]["name"] == "late"))
         })?;
         node.runtime()?.del(&only)?;
         expect(node, "ipam", &["unhealthy", "1 in cooldown"])?;
@@ -126,7 +128,7 @@ fn a_late_annotation_causes_an_event() {
         cluster.annotate(&pod, "vif.ferrule.dev/v1", r#"{"interfaces":[{"addresses":["10.244.0.99"]}]}"#)?;
         wait_until("the pod has an Event", TIMEOUT, || {
             let events = cluster.api.list(Resource::Events);
-            Ok(events.iter().any(|it| it["reason"] == "CNIVIFIgnored" && it["regarding"]["name"] == "a"))
+            Ok(events.iter().any(|it| it["reason"] == "CNIVIFIgnored" && it["involvedObject"]["name"] == "a"))
         })?;
         node.runtime()?.check(&pod)
     })
