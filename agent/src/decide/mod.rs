@@ -246,8 +246,9 @@ mod tests {
 
     async fn decide(decider: &Decider) -> Result<Decision, DecideError> {
         let pod = pod();
-        let request = Request { pod: &pod, annotations: None };
-        decider.decide(&request, Instant::now() + decider.timeout).await
+        let deadline = Instant::now() + decider.timeout;
+        let request = Request { pod: &pod, annotations: None, deadline };
+        decider.decide(&request).await
     }
 
     impl Fixture {
