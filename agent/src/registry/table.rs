@@ -1,13 +1,17 @@
 //! The attachments in memory, and the addresses that are allocated for them. No I/O.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, reservation::Allocation,
+    attachment::{Attachment, State},
+    error::RegistryError,
+    key::Key,
+    reservation::Allocation,
+    store::{Kept, Released},
 };
-use crate::ipam::Ipam;
+use crate::ipam::{COOLDOWN, Ipam};
 
 /// The in-memory half of the registry.
 #[derive(Debug, Default)]
@@ -15,30 +19,97 @@ pub(super) struct Table {
     pub(super) attachments: BTreeMap<Key, Attachment>,
     /// Addresses of attachments whose record is being made durable.
     pub(super) allocated: BTreeMap<Key, Addresses>,
-    /// Counts releases, so that a concurrent read of the store can notice one.
-    pub(super) releases: u64,
+    /// The released addresses of each key, earliest first. Ended cooldowns are forgotten late.
+    cooldown: BTreeMap<Key, Vec<Released>>,
     pub(super) ipam: Ipam,
 }
 
 // === impl Table ===
 
 impl Table {
-    pub(super) fn new(attachments: Vec<Attachment>) -> Self {
-        let attachments = attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
-        Self { attachments, ..Self::default() }
+    pub(super) fn new(records: Vec<(Key, Kept)>) -> Self {
+        let mut table = Self::default();
+        for (key, kept) in records {
+            table.keep(key, kept);
+        }
+        table
+    }
+
+    /// Replaces what is kept of a key.
+    pub(super) fn keep(&mut self, key: Key, Kept { attachment, cooldown }: Kept) {
+        if cooldown.is_empty() {
+            self.cooldown.remove(&key);
+        } else {
+            self.cooldown.insert(key.clone(), cooldown);
+        }
+        match attachment {
+            Some(attachment) => drop(self.attachments.insert(key, attachment)),
+            None => drop(self.attachments.remove(&key)),
+        }
+    }
+
+    /// The keys of which anything is kept.
+    pub(super) fn keys(&self) -> Vec<Key> {
+        let unattached = self.cooldown.keys().filter(|key| !self.attachments.contains_key(key));
+        self.attachments.keys().chain(unattached).cloned().collect()
+    }
+
+    /// All that is kept, in states that are durable.
+    pub(super) fn durable(&self, now: Duration) -> Vec<(Key, Kept)> {
+        let durable = |it: &Attachment| {
+            let state = match it.state {
+                State::Reserved | State::Plugged => State::Reserved,
+                State::Attached | State::Unplugging => State::Attached,
+            };
+            Attachment { state, ..it.clone() }
+        };
+        let kept = |key: Key| {
+            let attachment = self.attachments.get(&key).map(durable);
+            let cooldown = self.cooling(&key, now);
+            (key, Kept { attachment, cooldown })
+        };
+        self.keys().into_iter().map(kept).collect()
+    }
+
+    /// The addresses of a key that are in cooldown.
+    pub(super) fn cooling(&self, key: &Key, now: Duration) -> Vec<Released> {
+        let released = self.cooldown.get(key).into_iter().flatten();
+        released.filter(|it| now < it.at() + COOLDOWN).copied().collect()
+    }
+
+    /// The number of released addresses of a key, also of those whose cooldown has ended.
+    pub(super) fn cooling_down(&self, key: &Key) -> usize {
+        self.cooldown.get(key).map_or(0, Vec::len)
+    }
+
+    /// Each released address with the time of its last release, earliest first.
+    pub(super) fn cooldown(&self) -> Vec<(IpAddr, Duration)> {
+        let mut last = BTreeMap::new();
+        for released in self.cooldown.values().flatten() {
+            let at: &mut Duration = last.entry(released.address).or_default();
+            *at = released.at().max(*at);
+        }
+        let mut all: Vec<_> = last.into_iter().collect();
+        all.sort_by_key(|(_, at)| *at);
+        all
     }
 
     /// Allocates the addresses of a new attachment.
     ///
     /// # Errors
     /// If the key or an address is in use, or the IPAM is exhausted.
-    pub(super) fn allocate(&mut self, key: &Key, allocation: Allocation) -> Result<Vif, RegistryError> {
+    pub(super) fn allocate(
+        &mut self,
+        key: &Key,
+        allocation: Allocation,
+        now: Duration,
+    ) -> Result<Vif, RegistryError> {
         if self.attachments.contains_key(key) || self.allocated.contains_key(key) {
             return Err(RegistryError::KeyTaken(key.ifname.clone()));
         }
         let vif = match allocation {
             Allocation::FromIpam { mtu } => {
-                let addresses = self.ipam.allocate(since_boot())?;
+                let addresses = self.ipam.allocate(now)?;
                 Vif {
                     kind: VifKind::Veth,
                     mac: addresses.mac(),
