@@ -65,20 +65,22 @@ steps! {
     PinRemoved = "kernel.pin_removed",
     /// The maps are pinned, or reused from their pins.
     MapsPinned = "kernel.maps_pinned",
-    /// The registry's store is open, and may be new.
-    StoreOpened = "store.opened",
-    /// The unfinished store of an earlier crash is removed.
-    StorePathCleared = "store.path_cleared",
-    /// A corrupt store is quarantined under a second name.
-    StoreQuarantined = "store.quarantined",
-    /// A new store has replaced the registry's store.
-    StorePlaced = "store.placed",
-    /// An old quarantined store is removed.
-    StoreForgotten = "store.forgotten",
-    /// A transaction has all its writes and is not committed.
+    /// The directory of a store exists, and may be new.
+    StoreDirectoryCreated = "store.directory_created",
+    /// An unfinished file has all its content, or was not written.
     StoreWritten = "store.written",
-    /// A transaction is committed.
-    StoreCommitted = "store.committed",
+    /// A file has its new content, or could not be replaced.
+    StorePlaced = "store.placed",
+    /// An unfinished file is removed.
+    StoreCleared = "store.cleared",
+    /// A file is removed.
+    StoreRemoved = "store.removed",
+    /// A damaged file is quarantined.
+    StoreQuarantined = "store.quarantined",
+    /// An old quarantined file is removed.
+    StoreForgotten = "store.forgotten",
+    /// The store of a build with a database is removed.
+    StoreEarlierRemoved = "store.earlier_removed",
     /// The state directory exists.
     StateCreated = "file.state_created",
     /// The socket's directory exists.

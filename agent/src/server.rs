@@ -55,9 +55,17 @@ pub enum SocketError {
 }
 
 /// The files of an agent's directory. A directory with no other files belongs to the agent.
-const OWN_FILES: [&str; 6] =
-    ["agent.sock", "agent.new", "agent.lock", deferred::DIRECTORY, deferred::LOCK, deferred::TURNSTILE];
-/// The stores: quarantined and unfinished copies have names that start with these.
+const OWN_FILES: [&str; 8] = [
+    "agent.sock",
+    "agent.new",
+    "agent.lock",
+    "attachments",
+    "watch",
+    deferred::DIRECTORY,
+    deferred::LOCK,
+    deferred::TURNSTILE,
+];
+/// The stores of earlier builds: quarantined and unfinished copies have names that start with these.
 const STORES: [&str; 2] = ["registry.redb", "watch.redb"];
 /// How often the socket's identity is checked. Without the socket, shims act as if no agent ran.
 const CHECK_PERIOD: Duration = Duration::from_secs(2);

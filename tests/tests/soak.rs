@@ -2,7 +2,6 @@
 
 use std::{
     env, fs,
-    path::Path,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::Duration,
@@ -26,8 +25,8 @@ const WORKERS: u32 = 4;
 /// 100,000.
 const KEPT_KIB: u64 = 3 << 10;
 const KEPT_FOR_LONG_KIB: u64 = 6 << 10;
-/// Threads of an idle agent.
-const THREADS: u64 = 3;
+/// Threads of an idle agent. One audits the store every few seconds.
+const THREADS: u64 = 4;
 
 /// Resources that could leak.
 #[derive(Debug, PartialEq, Eq)]
@@ -107,7 +106,8 @@ impl Size {
         let mut pins: Vec<_> =
             fs::read_dir(PINS)?.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect();
         pins.sort();
-        let store = fs::metadata(Path::new("/run/ferrule/registry.redb"))?.len();
+        let files = fs::read_dir("/run/ferrule/attachments")?.map(|it| Ok(it?.metadata()?.len()));
+        let store: u64 = files.sum::<std::io::Result<_>>()?;
         let descriptors: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd"))?
             .flatten()
             .filter_map(|it| fs::read_link(it.path()).ok())

@@ -15,7 +15,7 @@ use crate::{
     ipam::Ranges,
     metrics::Metrics,
     registry::Registry,
-    watch::{CheckpointDb, ObjectKey, Watches},
+    watch::{CheckpointLogs, ObjectKey, Watches},
 };
 
 pub(super) struct ApiServer<'a> {
@@ -43,8 +43,8 @@ impl<'a> ApiServer<'a> {
         tasks: &mut Tasks,
     ) -> anyhow::Result<Watches> {
         let Self { config: kubernetes, client } = self;
-        let cache = CheckpointDb::open(&config.state_dir)
-            .context("cannot open the checkpoint store of the watches")?;
+        let cache =
+            CheckpointLogs::open(&config.state_dir).context("cannot open the checkpoints of the watches")?;
         let watches = Watches::new(
             Arc::clone(&client),
             Arc::new(cache),

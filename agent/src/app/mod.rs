@@ -92,7 +92,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let parts =
         Parts::take_over(&config, object, api.as_ref(), &needed.dataplane, &metrics, &mut tasks).await?;
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
-    tasks.spawn("store", store_health::follow(trouble, move || store.try_store(), needed.registry));
+    tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
     follow_uplink(&parts, &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);

@@ -16,7 +16,7 @@ struct Unmarked {
 }
 
 /// Patterns of calls whose effects outlive the process.
-const CHANGES: [&str; 24] = [
+const CHANGES: [&str; 21] = [
     ".send_to(",
     "ethtool(",
     "fs::write(",
@@ -31,9 +31,6 @@ const CHANGES: [&str; 24] = [
     ".write_all(",
     ".create(",
     ".create_new(",
-    "Database::create(",
-    "builder().create(",
-    ".commit()",
     "UnixListener::bind(",
     "loader.load(",
     "program.load(",
@@ -51,14 +48,8 @@ const POINT: &str = "crash::point(";
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crash.rs", "", "part of the crash points themselves"),
     ("install.rs", "", "unit tests cover partial files, and no pod depends on them"),
-    ("watch/checkpoint_db.rs", "", "a lost checkpoint only costs a relist"),
-    ("registry/store/examine.rs", "transaction.commit()?", "a copy in memory"),
-    ("registry/store/examine.rs", "memory.set_len(", "a copy in memory"),
-    (
-        "registry/store/quarantine.rs",
-        "fs::hard_link(",
-        "the point follows the fallback for file systems without links",
-    ),
+    ("watch/checkpoint_log.rs", "", "a lost checkpoint only costs a relist"),
+    ("durable/directory.rs", "self.write_with(", "the called function has the point"),
     ("registry/directory.rs", "File::options()", "the file is only a lock"),
     ("registry/directory.rs", "lock.set_len(0)", "the PID in the file is for operators"),
     ("reconcile/deferred.rs", "File::options()", "the file is only a lock"),

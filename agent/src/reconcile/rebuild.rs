@@ -173,6 +173,10 @@ fn report(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
             interfaces,
             "the registry's store was lost, and pods have interfaces: rebuilding their attachments from the kernel"
         ),
+        Condition::Upgraded => tracing::info!(
+            interfaces,
+            "an earlier build has left its registry in a database: rebuilding its attachments from the kernel"
+        ),
         Condition::Incomplete if interfaces > 0 => tracing::warn!(
             interfaces,
             "an earlier agent lost the registry's store and did not rebuild all attachments: retrying"
@@ -180,7 +184,7 @@ fn report(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
         Condition::Intact if interfaces > 0 => {}
         _ => return,
     }
-    if !matches!(condition, Condition::Incomplete | Condition::Intact) {
+    if !matches!(condition, Condition::Incomplete | Condition::Intact | Condition::Upgraded) {
         metrics.rebuilds.inc();
     }
 }

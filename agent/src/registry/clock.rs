@@ -4,6 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
+/// The time since boot; tests set it.
+pub(super) type Clock = fn() -> Duration;
+
 /// `CLOCK_BOOTTIME`: counts during suspend, and is never set.
 pub(crate) fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()

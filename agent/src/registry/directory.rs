@@ -19,6 +19,10 @@ use crate::crash::{self, Step};
 /// when the process ends, whatever ends it.
 pub(super) fn lock(directory: &Path) -> Result<Flock<File>, RegistryError> {
     let failed = |source: io::Error| RegistryError::Directory { path: directory.to_owned(), source };
+    if fs::metadata(directory).is_ok_and(|it| !it.is_dir()) {
+        let what = "the path leads to a file, expected a directory: move the file away, or choose another --state-dir";
+        return Err(failed(io::Error::new(io::ErrorKind::NotADirectory, what)));
+    }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
     crash::point(Step::StateCreated);
     let path = directory.join("agent.lock");

@@ -29,7 +29,6 @@ use std::{
     time::Duration,
 };
 
-use ferrule_vif::Addresses;
 use ipnet::IpNet;
 use nix::fcntl::Flock;
 use tokio::sync::watch;
@@ -45,10 +44,12 @@ pub use reservation::{Allocation, NewAttachment};
 pub use store::{Condition, StoreError};
 
 use crate::{
+    chain::chain,
     cluster::PodRef,
-    ipam::{COOLDOWN, Ipam, PodCidrs, Ranges, Usage},
+    ipam::{Ipam, PodCidrs, Ranges, Usage},
 };
-use store::{Identity, Opened, Store};
+use clock::Clock;
+use store::{Identity, Kept, Opened, Released, Store};
 use table::Table;
 
 /// The attachments of this node.
@@ -60,13 +61,16 @@ pub struct Registry {
     condition: Condition,
     /// Whether every attachment of the kernel has a record.
     complete: AtomicBool,
+    /// One thread at a time creates a removed store again.
+    recreating: Mutex<()>,
+    clock: Clock,
     _directory: Flock<File>,
 }
 
 // === impl Registry ===
 
 impl Registry {
-    /// Opens the registry of a state directory, which is created if it is missing. A damaged store is
+    /// Opens the registry of a state directory, which is created if it is missing. Damaged files are
     /// quarantined.
     ///
     /// # Errors
@@ -74,19 +78,21 @@ impl Registry {
     /// newer agent or to an agent in another network namespace.
     pub fn open(directory: &Path) -> Result<Self, RegistryError> {
         let own = Identity::own().map_err(RegistryError::Identity)?;
-        Self::open_as(directory, &own)
+        Self::open_as(directory, &own, since_boot)
     }
 
-    fn open_as(directory: &Path, own: &Identity) -> Result<Self, RegistryError> {
+    fn open_as(directory: &Path, own: &Identity, clock: Clock) -> Result<Self, RegistryError> {
         let lock = directory::lock(directory)?;
-        let Opened { store, contents, condition } = Store::open_as(&directory.join("registry.redb"), own)?;
+        let Opened { store, records, condition } = Store::open_as(directory, own)?;
         Ok(Self {
             store,
-            table: Mutex::new(Table::new(contents.attachments, contents.cooldown, since_boot())),
+            table: Mutex::new(Table::new(records)),
             locks: Locks::default(),
             ranges: watch::Sender::default(),
             complete: AtomicBool::new(condition == Condition::Intact),
             condition,
+            recreating: Mutex::new(()),
+            clock,
             _directory: lock,
         })
     }
@@ -107,9 +113,12 @@ impl Registry {
         self.store.trouble()
     }
 
-    /// Probes whether the store is writable, and updates [`Self::store_trouble`].
-    pub fn try_store(&self) {
-        self.store.try_write();
+    /// Repairs the store: files that were removed or changed under the agent are written again, and those of
+    /// ended cooldowns removed. Updates [`Self::store_trouble`].
+    pub fn audit(&self) {
+        if let Err(error) = self.try_audit() {
+            tracing::warn!(error = chain(&error), "cannot repair the registry's store; retrying");
+        }
     }
 }
 
@@ -131,7 +140,7 @@ impl Registry {
 
     /// The addresses of each family of the agent's own IPAM.
     pub fn usage(&self) -> Vec<Usage> {
-        self.table().ipam.usage(since_boot())
+        self.table().ipam.usage((self.clock)())
     }
 
     /// The pods with an address that is neither in the node's ranges nor in `allowed`, with these addresses.
@@ -181,7 +190,7 @@ impl Registry {
 
     /// Frees the addresses of an interface that was left alone and is gone. They enter cooldown.
     pub fn free_left(&self, ifindex: u32) {
-        self.table().free_left(ifindex, since_boot());
+        self.table().free_left(ifindex, (self.clock)());
     }
 
     /// The ranges of the agent's own IPAM, now and after each change.
@@ -278,7 +287,8 @@ impl Registry {
     /// If an address is in use, the IPAM is exhausted, or the store fails; nothing stays allocated.
     pub fn reserve(&self, new: NewAttachment) -> Result<Attachment, RegistryError> {
         let NewAttachment { key, with, pod, netns, netns_id, allocation } = new;
-        let vif = self.table().allocate(&key, allocation)?;
+        let now = (self.clock)();
+        let vif = self.table().allocate(&key, allocation, now)?;
         let addresses = vif.addresses;
         let attachment = Attachment {
             key,
@@ -290,7 +300,7 @@ impl Registry {
             with,
             host: HostSide::Unplugged,
             created_at_ms: now_ms(),
-            created_since_boot_ns: u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX),
+            created_since_boot_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
         };
         let key = attachment.key.clone();
         let recorded = self.update(attachment);
@@ -316,21 +326,29 @@ impl Registry {
         Ok(attachment)
     }
 
-    /// Records attachments that were rebuilt from the kernel, durably and atomically. Each replaces the
-    /// record under its key; superseded records are removed. `complete` is whether every attachment of the
-    /// kernel now has a record.
+    /// Records attachments that were rebuilt from the kernel, durably. Each replaces the record under its key;
+    /// superseded records are removed. `complete` is whether every attachment of the kernel now has a record.
     ///
     /// # Errors
-    /// If the store fails; the registry stays as it was.
+    /// If the store fails; the next start rebuilds again.
     pub fn adopt(
         &self,
         attachments: Vec<Attachment>,
         superseded: &[Attachment],
         complete: bool,
     ) -> Result<(), RegistryError> {
-        self.store.adopt(&attachments, superseded, complete)?;
-        self.complete.store(complete, Ordering::Relaxed);
-        self.table().adopt(attachments, superseded, since_boot());
+        // Removed before their addresses get other records: a crash in between leaves none with two.
+        for Attachment { key, .. } in superseded {
+            self.record(key, &self.kept(key, None))?;
+        }
+        for attachment in &attachments {
+            self.record(&attachment.key, &self.kept(&attachment.key, Some(attachment.clone())))?;
+        }
+        if self.complete.load(Ordering::Relaxed) != complete {
+            self.store.mark(complete)?;
+            self.complete.store(complete, Ordering::Relaxed);
+        }
+        self.table().adopt(attachments, superseded, (self.clock)());
         Ok(())
     }
 
@@ -339,8 +357,10 @@ impl Registry {
     /// # Errors
     /// If the store fails; the record stays as it was.
     pub fn update(&self, attachment: Attachment) -> Result<Attachment, RegistryError> {
-        self.store.put(&attachment)?;
-        self.table().attachments.insert(attachment.key.clone(), attachment.clone());
+        let key = attachment.key.clone();
+        let kept = self.kept(&key, Some(attachment.clone()));
+        self.record(&key, &kept)?;
+        self.table().keep(key, kept);
         Ok(attachment)
     }
 
@@ -349,9 +369,11 @@ impl Registry {
     /// # Errors
     /// If the store fails; the record and its addresses stay as they were.
     pub fn cancel(&self, attachment: &Attachment) -> Result<(), RegistryError> {
-        self.store.remove(&attachment.key, Addresses::default(), Duration::ZERO, Duration::ZERO)?;
+        let key = &attachment.key;
+        let kept = self.kept(key, None);
+        self.record(key, &kept)?;
         let mut table = self.table();
-        table.attachments.remove(&attachment.key);
+        table.keep(key.clone(), kept);
         table.ipam.cancel(attachment.vif.addresses);
         table.claim_left();
         Ok(())
@@ -362,12 +384,13 @@ impl Registry {
     /// # Errors
     /// If the store fails; the record stays as it was.
     pub fn release(&self, attachment: &Attachment) -> Result<(), RegistryError> {
-        let now = since_boot();
-        let addresses = attachment.vif.addresses;
-        self.store.remove(&attachment.key, addresses, now, now.saturating_sub(COOLDOWN))?;
+        let (key, addresses, now) = (&attachment.key, attachment.vif.addresses, (self.clock)());
+        let mut kept = self.kept(key, None);
+        kept.cooldown.extend(addresses.iter().map(|address| Released::new(address, now)));
+        self.record(key, &kept)?;
         let mut table = self.table();
-        table.attachments.remove(&attachment.key);
-        table.release(addresses, now);
+        table.keep(key.clone(), kept);
+        table.ipam.release(addresses, now);
         table.claim_left();
         Ok(())
     }
@@ -375,5 +398,75 @@ impl Registry {
     /// Never held across a system call.
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Registry: the store ===
+
+impl Registry {
+    /// What the store keeps of a key that has this attachment from now on.
+    fn kept(&self, key: &Key, attachment: Option<Attachment>) -> Kept {
+        Kept { attachment, cooldown: self.table().cooling(key, (self.clock)()) }
+    }
+
+    /// Makes durable what is kept of a key, which the caller has locked.
+    fn record(&self, key: &Key, kept: &Kept) -> Result<(), StoreError> {
+        match self.store.put(key, kept) {
+            Err(StoreError::Displaced { .. }) => {
+                self.recreate()?;
+                self.store.put(key, kept)
+            }
+            done => done,
+        }
+    }
+
+    /// Writes all records again if the store was removed or replaced.
+    fn recreate(&self) -> Result<(), StoreError> {
+        let _one = self.recreating.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.store.is_in_place() {
+            return Ok(());
+        }
+        let records = self.table().durable((self.clock)());
+        self.store.recreate(&records, self.is_complete())?;
+        tracing::error!(
+            records = records.len(),
+            "the registry's store was removed or replaced under the running agent: wrote all records again"
+        );
+        Ok(())
+    }
+
+    fn try_audit(&self) -> Result<(), StoreError> {
+        self.recreate()?;
+        let recorded = self.table().keys();
+        for key in recorded.into_iter().chain(self.store.keys()?) {
+            // A record is written before the table changes: only a second look, with the key locked, counts.
+            let runtime_key = self.get(&key).map_or_else(|| key.clone(), |it| it.runtime_key());
+            if self.deviates(&key)?.is_some()
+                && let Some(_locked) = self.try_lock(&runtime_key)
+                && let Some(kept) = self.deviates(&key)?
+            {
+                if self.table().cooling_down(&key) == kept.cooldown.len() {
+                    tracing::error!(%key, "a file of the registry's store was removed or changed under the running agent: repairing it");
+                }
+                self.record(&key, &kept)?;
+                self.table().keep(key, kept);
+            }
+        }
+        let is_marked = self.store.holds_mark(self.is_complete())?;
+        if !is_marked || self.store.trouble().borrow().is_some() {
+            self.store.mark(self.is_complete())?;
+        }
+        Ok(())
+    }
+
+    /// What should be kept of a key, if its file has something else. The file of an attachment whose plug or
+    /// unplug is interrupted has an earlier state, and that of a reservation in progress a later one.
+    fn deviates(&self, key: &Key) -> Result<Option<Kept>, StoreError> {
+        let kept = self.kept(key, self.get(key));
+        let is_durable = |it: &Attachment| matches!(it.state, State::Reserved | State::Attached);
+        if !kept.attachment.as_ref().is_none_or(is_durable) || self.table().allocated.contains_key(key) {
+            return Ok(None);
+        }
+        Ok((!self.store.holds(key, &kept)?).then_some(kept))
     }
 }

@@ -1,16 +1,16 @@
 //! The attachments in memory, and the addresses that are allocated for them. No I/O.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    net::IpAddr,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    attachment::Attachment, clock::since_boot, error::RegistryError, key::Key, left::LeftAddresses,
+    attachment::{Attachment, State},
+    error::RegistryError,
+    key::Key,
+    left::LeftAddresses,
     reservation::Allocation,
+    store::{Kept, Released},
 };
 use crate::ipam::{COOLDOWN, Ipam, PodCidrs};
 
@@ -22,31 +22,87 @@ pub(super) struct Table {
     pub(super) allocated: BTreeMap<Key, Addresses>,
     /// Addresses of interfaces without a record.
     pub(super) left: Vec<LeftAddresses>,
-    /// The addresses in cooldown, in whatever range, earliest release first.
-    cooldown: VecDeque<(IpAddr, Duration)>,
+    /// The released addresses of each key, earliest first. Ended cooldowns are forgotten late.
+    cooldown: BTreeMap<Key, Vec<Released>>,
     pub(super) ipam: Ipam,
 }
 
 // === impl Table ===
 
 impl Table {
-    pub(super) fn new(
-        attachments: Vec<Attachment>,
-        cooldown: Vec<(IpAddr, Duration)>,
-        now: Duration,
-    ) -> Self {
-        let attachments = attachments.into_iter().map(|it| (it.key.clone(), it)).collect();
-        // A release in the future dates from before a reboot, which ended the cooldown.
-        let cooldown = cooldown.into_iter().filter(|(_, released)| *released <= now).collect();
-        Self { attachments, cooldown, ..Self::default() }
+    pub(super) fn new(records: Vec<(Key, Kept)>) -> Self {
+        let mut table = Self::default();
+        for (key, kept) in records {
+            table.keep(key, kept);
+        }
+        table
+    }
+
+    /// Replaces what is kept of a key.
+    pub(super) fn keep(&mut self, key: Key, Kept { attachment, cooldown }: Kept) {
+        if cooldown.is_empty() {
+            self.cooldown.remove(&key);
+        } else {
+            self.cooldown.insert(key.clone(), cooldown);
+        }
+        match attachment {
+            Some(attachment) => drop(self.attachments.insert(key, attachment)),
+            None => drop(self.attachments.remove(&key)),
+        }
+    }
+
+    /// The keys of which anything is kept.
+    pub(super) fn keys(&self) -> Vec<Key> {
+        let unattached = self.cooldown.keys().filter(|key| !self.attachments.contains_key(key));
+        self.attachments.keys().chain(unattached).cloned().collect()
+    }
+
+    /// All that is kept, in states that are durable.
+    pub(super) fn durable(&self, now: Duration) -> Vec<(Key, Kept)> {
+        let durable = |it: &Attachment| {
+            let state = match it.state {
+                State::Reserved | State::Plugged => State::Reserved,
+                State::Attached | State::Unplugging => State::Attached,
+            };
+            Attachment { state, ..it.clone() }
+        };
+        let kept = |key: Key| {
+            let attachment = self.attachments.get(&key).map(durable);
+            let cooldown = self.cooling(&key, now);
+            (key, Kept { attachment, cooldown })
+        };
+        self.keys().into_iter().map(kept).collect()
+    }
+
+    /// The addresses of a key that are in cooldown.
+    pub(super) fn cooling(&self, key: &Key, now: Duration) -> Vec<Released> {
+        let released = self.cooldown.get(key).into_iter().flatten();
+        released.filter(|it| now < it.at() + COOLDOWN).copied().collect()
+    }
+
+    /// The number of released addresses of a key, also of those whose cooldown has ended.
+    pub(super) fn cooling_down(&self, key: &Key) -> usize {
+        self.cooldown.get(key).map_or(0, Vec::len)
+    }
+
+    /// Each released address with the time of its last release, earliest first.
+    pub(super) fn cooldown(&self) -> Vec<(IpAddr, Duration)> {
+        let mut last = BTreeMap::new();
+        for released in self.cooldown.values().flatten() {
+            let at: &mut Duration = last.entry(released.address).or_default();
+            *at = released.at().max(*at);
+        }
+        let mut all: Vec<_> = last.into_iter().collect();
+        all.sort_by_key(|(_, at)| *at);
+        all
     }
 
     /// Allocates from these ranges from now on, except the node's own addresses, those in use and those in
     /// cooldown.
     pub(super) fn set_ranges(&mut self, ranges: &PodCidrs, own: &[IpAddr]) {
         let mut ipam = Ipam::new(ranges);
-        for (address, released) in &self.cooldown {
-            ipam.resume_cooldown(*address, *released);
+        for (address, released) in self.cooldown() {
+            ipam.resume_cooldown(address, released);
         }
         for (_, addresses) in self.addresses() {
             ipam.claim(addresses);
@@ -56,23 +112,28 @@ impl Table {
     }
 
     /// Starts the cooldown of addresses that were in use.
-    pub(super) fn release(&mut self, addresses: Addresses, now: Duration) {
+    fn release(&mut self, key: &Key, addresses: Addresses, now: Duration) {
         self.ipam.release(addresses, now);
-        while self.cooldown.pop_front_if(|(_, since)| now.saturating_sub(*since) >= COOLDOWN).is_some() {}
-        self.cooldown.extend(addresses.iter().map(|address| (address, now)));
+        let cooldown = self.cooldown.entry(key.clone()).or_default();
+        cooldown.extend(addresses.iter().map(|address| Released::new(address, now)));
     }
 
     /// Allocates the addresses of a new attachment.
     ///
     /// # Errors
     /// If the key or an address is in use, or the IPAM is exhausted.
-    pub(super) fn allocate(&mut self, key: &Key, allocation: Allocation) -> Result<Vif, RegistryError> {
+    pub(super) fn allocate(
+        &mut self,
+        key: &Key,
+        allocation: Allocation,
+        now: Duration,
+    ) -> Result<Vif, RegistryError> {
         if self.attachments.contains_key(key) || self.allocated.contains_key(key) {
             return Err(RegistryError::KeyTaken(key.ifname.clone()));
         }
         let vif = match allocation {
             Allocation::FromIpam { mtu } => {
-                let addresses = self.ipam.allocate(since_boot())?;
+                let addresses = self.ipam.allocate(now)?;
                 Vif {
                     kind: VifKind::Veth,
                     mac: addresses.mac(),
@@ -105,13 +166,13 @@ impl Table {
     pub(super) fn adopt(&mut self, attachments: Vec<Attachment>, superseded: &[Attachment], now: Duration) {
         for Attachment { key, vif, .. } in superseded {
             self.attachments.remove(key);
-            self.release(vif.addresses, now);
+            self.release(key, vif.addresses, now);
         }
         // Every release before any claim: a rebuilt attachment may own an address that another record had.
         let claimed: Vec<_> = attachments.iter().map(|it| it.vif.addresses).collect();
         for attachment in attachments {
             if let Some(before) = self.attachments.insert(attachment.key.clone(), attachment) {
-                self.release(before.vif.addresses, now);
+                self.release(&before.key, before.vif.addresses, now);
             }
         }
         claimed.into_iter().for_each(|addresses| self.ipam.claim(addresses));
@@ -127,7 +188,7 @@ impl Table {
     /// Frees the addresses of an interface without a record, except for those that an attachment has too.
     pub(super) fn free_left(&mut self, ifindex: u32, now: Duration) {
         let gone: Vec<_> = self.left.extract_if(.., |it| it.ifindex == ifindex).collect();
-        gone.into_iter().for_each(|it| self.release(it.addresses, now));
+        gone.into_iter().for_each(|it| self.release(&it.key, it.addresses, now));
         let in_use: Vec<_> = self.addresses().map(|(_, addresses)| addresses).collect();
         in_use.into_iter().for_each(|addresses| self.ipam.claim(addresses));
     }

@@ -6,7 +6,7 @@
 //! up.
 
 mod checkpoint;
-mod checkpoint_db;
+mod checkpoint_log;
 mod checkpoint_writer;
 mod counters;
 mod error;
@@ -26,7 +26,7 @@ mod watches;
 mod wire;
 
 pub use checkpoint::{Checkpoint, CheckpointStore, Update};
-pub use checkpoint_db::CheckpointDb;
+pub use checkpoint_log::CheckpointLogs;
 pub use object::{Object, ObjectKey};
 pub use scope::Scope;
 pub use settings::Settings;

@@ -353,18 +353,23 @@ fn lost_maps(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     Ok(fs::remove_dir_all("/sys/fs/bpf/ferrule")?)
 }
 
+/// As after the last run of a build with a database.
 fn lost_store(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     fixture.node.kill_agent()?;
-    Ok(fs::remove_file(format!("{STATE}/registry.redb"))?)
+    fs::remove_dir_all(format!("{STATE}/attachments"))?;
+    Ok(fs::write(format!("{STATE}/registry.redb"), "database")?)
 }
 
-/// A corrupt store, as after a power failure, beside an earlier quarantined one.
+/// Corrupt and unfinished files, beside as many quarantined ones as are kept.
 fn damaged_store(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     fixture.node.stop_agent()?;
-    for number in 1..=3 {
-        fs::write(format!("{STATE}/registry.redb.corrupt-{number}"), "")?;
+    for entry in fs::read_dir(format!("{STATE}/attachments"))? {
+        fs::write(entry?.path(), "no record")?;
     }
-    Ok(fs::write(format!("{STATE}/registry.redb"), "no database ".repeat(1000))?)
+    for number in 1..=16 {
+        fs::write(format!("{STATE}/attachments/corrupt-{number}"), "")?;
+    }
+    Ok(fs::write(format!("{STATE}/attachments/new-7"), "")?)
 }
 
 /// As on a node that never ran an agent.

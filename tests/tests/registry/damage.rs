@@ -37,54 +37,50 @@ fn damaged_store_is_rebuilt(
 
 #[test]
 fn missing_store_is_rebuilt_without_packet_loss() {
-    damaged_store_is_rebuilt(|| Ok(fs::remove_file(STORE)?), "was lost").unwrap();
+    damaged_store_is_rebuilt(|| Ok(fs::remove_dir_all(STORE)?), "was lost").unwrap();
 }
 
 #[test]
-fn empty_store_is_rebuilt_without_packet_loss() {
-    damaged_store_is_rebuilt(|| Ok(fs::write(STORE, "")?), "was lost").unwrap();
+fn store_without_its_mark_is_rebuilt_without_packet_loss() {
+    let lose = || Ok(fs::remove_file(Path::new(STORE).join("meta"))?);
+    damaged_store_is_rebuilt(lose, "was lost").unwrap();
 }
 
 #[test]
-fn truncated_store_is_quarantined_and_rebuilt() {
+fn empty_files_are_quarantined_and_rebuilt_without_packet_loss() {
+    let empty = || files()?.into_keys().try_for_each(|path| Ok(fs::write(path, "")?));
+    damaged_store_is_rebuilt(empty, "is damaged").unwrap();
+}
+
+#[test]
+fn truncated_files_are_quarantined_and_rebuilt() {
     let cut = || {
-        let bytes = fs::read(STORE)?;
-        Ok(fs::write(STORE, bytes.get(..bytes.len() / 2).context("the store is too short")?)?)
+        for (path, bytes) in files()? {
+            fs::write(path, bytes.get(..bytes.len() / 2).context("the file is too short")?)?;
+        }
+        Ok(())
     };
     damaged_store_is_rebuilt(cut, "is damaged").unwrap();
 }
 
 #[test]
-fn corrupt_store_is_quarantined_and_rebuilt() {
-    let garble = || {
-        fs::write(STORE, "no database")?;
-        Ok(())
-    };
+fn corrupt_files_are_quarantined_and_rebuilt() {
+    let garble = || files()?.into_keys().try_for_each(|path| Ok(fs::write(path, "no record")?));
     damaged_store_is_rebuilt(garble, "is damaged").unwrap();
+}
+
+/// The first record.
+fn a_record() -> anyhow::Result<PathBuf> {
+    files()?.into_keys().find(|path| path.to_string_lossy().contains(':')).context("no record")
 }
 
 #[test]
 fn unreadable_record_is_rebuilt_and_others_are_kept() {
-    let spoil = || {
-        let database = redb::Database::open(STORE)?;
-        let transaction = database.begin_write()?;
-        {
-            let mut table = transaction.open_table(ATTACHMENTS)?;
-            let key = table.first()?.context("no record")?.0.value().to_owned();
-            table.insert(key.as_str(), b"{\"key\": 7}".as_slice())?;
-        }
-        Ok(transaction.commit()?)
-    };
-    damaged_store_is_rebuilt(spoil, "1 unreadable records").unwrap();
+    let spoil = || record::write(&a_record()?, "ferrule-attachment 3", &serde_json::json!({ "key": 7 }));
+    damaged_store_is_rebuilt(spoil, "1 damaged files").unwrap();
 }
 
 #[test]
 fn missing_record_is_rebuilt() {
-    let lose = || {
-        let database = redb::Database::open(STORE)?;
-        let transaction = database.begin_write()?;
-        transaction.open_table(ATTACHMENTS)?.pop_first()?.context("no record")?;
-        Ok(transaction.commit()?)
-    };
-    damaged_store_is_rebuilt(lose, "had lost attachments").unwrap();
+    damaged_store_is_rebuilt(|| Ok(fs::remove_file(a_record()?)?), "had lost attachments").unwrap();
 }

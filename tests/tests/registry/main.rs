@@ -5,11 +5,15 @@ mod full_disk;
 mod layout;
 mod ownership;
 mod rebuild;
+mod record;
+mod running;
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
     process::{Child, Stdio},
     time::Duration,
 };
@@ -21,12 +25,9 @@ use ferrule_tests::{
     pod::Pod,
     sys,
 };
-use redb::ReadableTable as _;
 use serde_json::Value;
 
-const STORE: &str = "/run/ferrule/registry.redb";
-const META: redb::TableDefinition<'_, &str, u64> = redb::TableDefinition::new("meta");
-const ATTACHMENTS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("attachments");
+const STORE: &str = "/run/ferrule/attachments";
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A ping and a TCP connection between two pods, to detect interruptions.
@@ -73,6 +74,19 @@ impl Traffic {
         ensure!(text.contains(" 0% packet loss"), "{text}");
         Ok(())
     }
+}
+
+/// All files of the store with their contents.
+fn files() -> anyhow::Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let entries = fs::read_dir(STORE)?.map(|entry| Ok(entry?.path()));
+    let paths = entries.collect::<std::io::Result<Vec<_>>>()?;
+    paths.into_iter().map(|path| Ok((path.clone(), fs::read(path)?))).collect()
+}
+
+/// The file of a pod's attachment.
+fn record_of(pod: &Pod) -> anyhow::Result<PathBuf> {
+    let is_it = |path: &Path| path.to_string_lossy().contains(&pod.container_id);
+    files()?.into_keys().find(|path| is_it(path)).context("the pod has no record")
 }
 
 /// The part of an attachment that must survive a restart.

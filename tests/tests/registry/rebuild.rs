@@ -9,21 +9,15 @@ fn attached_pod_whose_record_reverted_to_reserved_stays_connected() {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         node.stop_agent()?;
         // The record lacks only its last transition, to Attached.
-        let database = redb::Database::open(STORE)?;
-        let transaction = database.begin_write()?;
-        {
-            let mut table = transaction.open_table(ATTACHMENTS)?;
-            let found = table.iter()?.filter_map(Result::ok).map(|(key, _)| key.value().to_owned());
-            let key = found.into_iter().find(|it| it.contains(&a.container_id)).context("no record")?;
-            let mut record: Value =
-                serde_json::from_slice(table.get(key.as_str())?.context("none")?.value())?;
-            record["state"] = "Reserved".into();
-            record["host"] = Value::Null;
-            table.insert(key.as_str(), serde_json::to_vec(&record)?.as_slice())?;
-            transaction.open_table(META)?.insert("unsettled", 1)?;
-        }
-        transaction.commit()?;
-        drop(database);
+        let path = record_of(&a)?;
+        let (kind, mut record) = record::read(&path)?;
+        record["attachment"]["state"] = "Reserved".into();
+        record["attachment"]["host"] = "unplugged".into();
+        record::write(&path, &kind, &record)?;
+        let meta = Path::new(STORE).join("meta");
+        let (kind, mut mark) = record::read(&meta)?;
+        mark["complete"] = false.into();
+        record::write(&meta, &kind, &mark)?;
         node.start_again()?;
         lives_on(node, &a, &b)?;
         let runtime = node.runtime()?;
@@ -48,7 +42,7 @@ fn additional_interfaces_are_rebuilt_and_deleted_with_the_first_after_store_loss
         let before = identity(&node.attachments()?);
         ensure!(before.len() == 2, "{before:#?}");
         node.kill_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         node.start_again()?;
         let after = identity(&node.attachments()?);
         ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
@@ -69,7 +63,7 @@ fn attachment_without_known_pod_is_kept_until_its_namespace_ends() {
         let clean = node.kernel_state()?;
         let pod = cluster.attach(node, "web")?;
         node.kill_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
         node.start_again()?;
         // The API server may even report the pod as deleted.
@@ -99,7 +93,7 @@ fn single_family_pod_is_rebuilt_with_its_family_after_store_loss() {
         ensure!((a.addresses.len(), b.addresses.len()) == (1, 2));
         let before = identity(&node.attachments()?);
         node.stop_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         node.start_again()?;
         let after = identity(&node.attachments()?);
         ensure!(after == before, "attachments {after:#?}\nbefore: {before:#?}");
@@ -116,7 +110,7 @@ fn deferred_del_is_applied_despite_store_loss() {
         node.kill_agent()?;
         let runtime = node.runtime()?;
         runtime.del(&a)?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         node.start_again()?;
         let left = node.attachments()?;
         ensure!(left.len() == 1 && left[0]["container_id"] == b.container_id.as_str(), "{left:#?}");
@@ -133,7 +127,7 @@ fn lost_maps_and_store_are_rebuilt_from_routes_and_neighbours() {
         let traffic = Traffic::begin(&a, &b)?;
         let before = node.attachments()?;
         node.kill_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         fs::remove_dir_all("/sys/fs/bpf/ferrule")?;
         node.start_again()?;
         let after = node.attachments()?;
@@ -153,7 +147,7 @@ fn unreachable_namespace_is_adopted_when_the_runtime_names_it() {
         let a = node.attach("a")?;
         let hidden = a.netns.with_extension("hidden");
         node.kill_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         // Outside the directories that the agent searches for namespaces, and without a process inside.
         fs::create_dir_all("/run/elsewhere")?;
         let elsewhere = std::path::Path::new("/run/elsewhere").join(hidden.file_name().context("no name")?);
@@ -186,7 +180,7 @@ fn unrecoverable_stamped_interface_is_kept_and_logged() {
         sys::run("ip link add frunknown type veth peer name frunknown1")?;
         sys::run("ip link set frunknown alias ferrule:cluster:deadbeef:eth0")?;
         node.kill_agent()?;
-        fs::remove_file(STORE)?;
+        fs::remove_dir_all(STORE)?;
         for _ in 0..2 {
             node.start_again()?;
             ensure!(sys::run("ip -o link show")?.contains("frunknown@"), "the interface was deleted");

@@ -1,41 +1,40 @@
 //! Failures of the store.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
+
+use crate::{durable::DirectoryError, registry::Key};
 
 /// A store that cannot be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot open the registry's store {path:?}")]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
+    #[error("cannot open the registry's store")]
+    Directory(#[source] DirectoryError),
     /// A full or a read-only disk, most likely.
     #[error("cannot {operation} the registry's store {path:?}")]
     Access {
         operation: &'static str,
         path: PathBuf,
         #[source]
-        source: Box<redb::Error>,
+        source: io::Error,
     },
-    #[error("cannot encode the record of attachment {key} for the registry's store {path:?}")]
+    #[error("the registry's store {path:?} was removed or replaced while the agent runs")]
+    Displaced { path: PathBuf },
+    #[error("cannot encode the record of attachment {key}")]
     Encode {
-        path: PathBuf,
-        key: String,
+        key: Key,
         #[source]
         source: serde_json::Error,
     },
     #[error(
-        "the registry's store {path:?} has layout {found}, and this agent supports the layouts 1 to {newest}: a newer agent wrote \
-         the file. Nothing was changed. Start the newer agent again; or move the file away, and this agent rebuilds the attachments \
-         from the kernel"
+        "the file {path:?} of the registry's store has layout {found}, and this agent supports the layouts {oldest} to {newest}: \
+         another version of the agent wrote the file. Nothing was changed. Start that version again; or move the directory away, and \
+         this agent rebuilds the attachments from the kernel"
     )]
-    Layout { path: PathBuf, found: u64, newest: u64 },
+    Layout { path: PathBuf, found: u64, oldest: u64, newest: u64 },
     #[error(
-        "the registry's store {path:?} belongs to an agent in another network namespace ({recorded}; this agent's is {own}), which \
-         holds the interfaces of its pods: all pods would seem gone. Nothing was changed. Start the agent in the node's own network \
-         namespace, as a pod with `hostNetwork: true`; or if the other namespace has ended, move the file away"
+        "the file {path:?} of the registry's store belongs to an agent in another network namespace ({recorded}; this agent's is \
+         {own}), which holds the interfaces of its pods: all pods would seem gone. Nothing was changed. Start the agent in the node's \
+         own network namespace, as a pod with `hostNetwork: true`; or if the other namespace has ended, move the directory away"
     )]
     OtherNetns { path: PathBuf, recorded: String, own: String },
     #[error(
@@ -45,6 +44,6 @@ pub enum StoreError {
         path: PathBuf,
         why: String,
         #[source]
-        source: Box<redb::Error>,
+        source: io::Error,
     },
 }

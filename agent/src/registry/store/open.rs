@@ -1,130 +1,151 @@
-//! Opening a store that may be missing, damaged, of an earlier layout, or another agent's.
+//! Opening a store whose files may be missing, damaged, of another layout, or another agent's. Each file is
+//! judged by itself, and all of them before the first change.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
-
-use redb::{Database, ReadableDatabase as _, WriteTransaction};
+use std::path::{Path, PathBuf};
 
 use super::{
-    contents::{Contents, initialize, layout, read},
-    error::StoreError,
-    examine::{Unfit, examine},
-    identity::{self, Identity},
-    quarantine::{self, place},
-    schema::{Migration, migrate, newest},
+    DIRECTORY, EARLIER, Kept, MAX_BYTES, META, Opened, Store, StoreError, failed,
+    identity::Identity,
+    layout::{Migration, OLDEST, newest},
+    record::{self, Meta, Record, Unfit},
 };
-use crate::{
-    crash::{self, Step},
-    durable::{DurableDb, builder, catch_panic},
-};
-
-/// An open file and its records.
-pub(super) struct OpenFile {
-    pub database: DurableDb,
-    pub contents: Contents,
-    pub condition: Condition,
-}
+use crate::{durable::Directory, registry::Key};
 
 /// How the store was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
     /// Every attachment of the kernel has a record.
     Intact,
-    /// No store existed.
+    /// No store existed, or one without its mark of completeness.
     New,
-    /// The file was damaged. The readable records were salvaged into a new store.
+    /// An earlier build ran last, and has left its database, which this agent does not read.
+    Upgraded,
+    /// Files were damaged. They are quarantined, the first of them at this path.
     Damaged { why: String, quarantined: PathBuf },
-    /// An earlier agent found no store or a damaged one, and did not rebuild all attachments.
+    /// An earlier agent found no store or a damaged one, and did not rebuild all attachments; or the records
+    /// were those of an earlier boot.
     Incomplete,
 }
 
-/// Opens a store, and migrates it to the newest layout, for an agent of this identity.
-pub(super) fn open(path: &Path, migrations: &[Migration], own: &Identity) -> Result<OpenFile, StoreError> {
-    let condition = match examine(path, migrations, own) {
-        Ok(()) => None,
-        Err(Unfit::Refused(error)) => return Err(error),
-        Err(Unfit::Missing) => {
-            create(path, migrations, &Contents::default())
-                .and_then(|new| Ok(place(&new, path)?))
-                .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
-            Some(Condition::New)
+/// The files of a store, judged.
+#[derive(Default)]
+struct Found {
+    mark: Option<Meta>,
+    kept: Vec<(Key, Kept)>,
+    /// Keys with a record of an earlier layout.
+    outdated: Vec<Key>,
+    /// Names of files of an earlier boot.
+    expired: Vec<String>,
+    /// Names and reasons.
+    damaged: Vec<(String, String)>,
+}
+
+/// Opens the store in a state directory for an agent of this identity.
+pub(super) fn open(state_dir: &Path, migrations: &[Migration], own: &Identity) -> Result<Opened, StoreError> {
+    let directory = Directory::open(&state_dir.join(DIRECTORY)).map_err(StoreError::Directory)?;
+    let found = judge(&directory, migrations, own)?;
+    let earlier = state_dir.join(EARLIER);
+    let was_complete = found.mark.as_ref().is_some_and(|it| it.of == *own && it.complete);
+    let condition = match (&found.mark, found.damaged.as_slice()) {
+        (_, [(first, why), ..]) => {
+            let count = found.damaged.len();
+            let why = format!("{count} damaged files, the first: {first:?}: {why}");
+            Condition::Damaged { why, quarantined: PathBuf::new() }
         }
-        Err(Unfit::Damaged { why, salvaged }) => {
-            let replaced =
-                create(path, migrations, &salvaged).and_then(|new| Ok(quarantine::replace(path, &new)?));
-            let quarantined = replaced.map_err(|source| StoreError::Quarantine {
-                path: path.to_owned(),
-                why: why.clone(),
-                source: Box::new(source),
-            })?;
-            Some(Condition::Damaged { why, quarantined })
-        }
+        (_, []) if earlier.is_file() => Condition::Upgraded,
+        (None, []) => Condition::New,
+        (Some(_), []) if was_complete => Condition::Intact,
+        (Some(_), []) => Condition::Incomplete,
     };
-    let (database, contents) = catch_panic(|| open_file(path, migrations, own))
-        .map_err(|source| StoreError::Open { path: path.to_owned(), source: Box::new(source) })?;
-    let found = if contents.is_incomplete { Condition::Incomplete } else { Condition::Intact };
-    let database = DurableDb::new(database, path);
-    Ok(OpenFile { database, contents, condition: condition.unwrap_or(found) })
+    let store = Store::new(directory, earlier, own);
+    let condition = store.adopt(&found, condition)?;
+    Ok(Opened { store, records: found.kept, condition })
 }
 
-/// Opens the file itself, with a write, so that a store that is not writable fails now and not at the first
-/// ADD.
-fn open_file(
-    path: &Path,
-    migrations: &[Migration],
-    own: &Identity,
-) -> Result<(Database, Contents), redb::Error> {
-    let database = builder().open(path)?;
-    let found = layout(&database.begin_read()?)?.unwrap_or_else(|| newest(migrations));
-    let transaction = database.begin_write()?;
-    migrate(&transaction, found, migrations)?;
-    let discarded = identity::adopt(&transaction, own)?;
-    commit(transaction)?;
-    if let Some(identity::Discarded { attachments, cooldown }) = discarded {
-        tracing::info!(attachments, cooldown, "discarded the records from before the reboot");
-    }
-    if found != newest(migrations) {
-        tracing::info!(
-            ?path,
-            found,
-            now = newest(migrations),
-            "migrated the registry's store to the newest layout"
-        );
-    }
-    let contents = read(&database.begin_read()?)?;
-    Ok((database, contents))
-}
-
-/// Creates a complete store beside a path, or nothing.
-fn create(path: &Path, migrations: &[Migration], contents: &Contents) -> Result<PathBuf, redb::Error> {
-    let new = path.with_extension("redb.new");
-    let write = || -> Result<(), redb::Error> {
-        let database = builder().create(&new)?;
-        crash::point(Step::StoreOpened);
-        let transaction = database.begin_write()?;
-        initialize(&transaction, newest(migrations), contents)?;
-        commit(transaction)
-    };
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => crash::point(Step::StorePathCleared),
-    }
-    match write() {
-        Ok(()) => Ok(new),
-        Err(error) => {
-            // The next start would remove a half-written file too.
-            let _ = fs::remove_file(&new);
-            crash::point(Step::StorePathCleared);
-            Err(error)
+/// Reads all files, and changes nothing.
+fn judge(directory: &Directory, migrations: &[Migration], own: &Identity) -> Result<Found, StoreError> {
+    let mut found = Found::default();
+    for name in directory.names().map_err(|it| failed(directory, "read", it))? {
+        let name = name.to_string_lossy();
+        let key = record::key(&name);
+        if key.is_none() && name != META {
+            tracing::warn!(directory = ?directory.path(), file = %name, "ignoring a file that is not the registry's");
+            continue;
+        }
+        let bytes = directory.read(&name, MAX_BYTES).map_err(|it| failed(directory, "read", it))?;
+        let bytes = bytes.unwrap_or_default();
+        let path = || directory.path().join(&*name);
+        let judged = match key {
+            None => Meta::decode(&bytes, migrations).map(|mark| {
+                let of = mark.of.clone();
+                found.mark = Some(mark);
+                of
+            }),
+            Some(key) => Record::decode(&bytes, &key, migrations).map(|(record, is_outdated)| {
+                let of = record.of.clone().into_owned();
+                if of.boot == own.boot {
+                    found.outdated.extend(is_outdated.then(|| key.clone()));
+                    found.kept.push((key, record.kept()));
+                } else {
+                    found.expired.push(name.clone().into_owned());
+                }
+                of
+            }),
+        };
+        match judged {
+            Ok(of) if of.boot == own.boot && of.netns != own.netns => {
+                let (recorded, own) = (of.netns, own.netns.clone());
+                return Err(StoreError::OtherNetns { path: path(), recorded, own });
+            }
+            Ok(_) => {}
+            Err(Unfit::Layout(layout)) => {
+                let (oldest, newest) = (OLDEST, newest(migrations));
+                return Err(StoreError::Layout { path: path(), found: layout, oldest, newest });
+            }
+            Err(Unfit::Damaged(why)) => found.damaged.push((name.into_owned(), why)),
         }
     }
+    Ok(found)
 }
 
-pub(super) fn commit(transaction: WriteTransaction) -> Result<(), redb::Error> {
-    crash::point(Step::StoreWritten);
-    transaction.commit()?;
-    crash::point(Step::StoreCommitted);
-    Ok(())
+// === impl Store ===
+
+impl Store {
+    /// Brings the files up to date. The mark is first: after a crash in between, the next agent rebuilds what
+    /// is missing. A missing mark says the same.
+    fn adopt(&self, found: &Found, mut condition: Condition) -> Result<Condition, StoreError> {
+        let (directory, mark) = (self.directory(), Meta::new(&self.own, false).encode());
+        let wrote = |source| failed(&directory, "write to", source);
+        if let Condition::Damaged { why, quarantined } = &mut condition {
+            let path = directory.path();
+            let stays = |source| StoreError::Quarantine { path: path.to_owned(), why: why.clone(), source };
+            let (marks, records): (Vec<_>, Vec<_>) = found.damaged.iter().partition(|(name, _)| name == META);
+            for (name, _) in marks {
+                *quarantined = directory.quarantine(name).map_err(stays)?;
+            }
+            directory.write(META, &mark).map_err(stays)?;
+            for (name, _) in records.iter().rev() {
+                *quarantined = directory.quarantine(name).map_err(stays)?;
+            }
+        } else if condition != Condition::Intact {
+            directory.write(META, &mark).map_err(wrote)?;
+        }
+        directory.clear().map_err(wrote)?;
+        for name in &found.expired {
+            directory.remove(name).map_err(wrote)?;
+        }
+        for (key, kept) in found.kept.iter().filter(|(key, _)| found.outdated.contains(key)) {
+            self.put(key, kept)?;
+        }
+        if !found.expired.is_empty() {
+            tracing::info!(records = found.expired.len(), "discarded the records from before the reboot");
+        }
+        if !found.outdated.is_empty() {
+            tracing::info!(
+                records = found.outdated.len(),
+                "migrated the registry's store to the newest layout"
+            );
+        }
+        Ok(condition)
+    }
 }

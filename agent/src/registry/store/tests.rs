@@ -1,21 +1,17 @@
-//! Damaged stores, other layouts, other boots and namespaces.
+//! Damaged files, other layouts, other boots and namespaces.
 
-mod power;
+use std::{fs, path::Path, time::Duration};
 
-use std::{fs, path::PathBuf};
+use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    super::Key,
-    schema::{MIGRATIONS, Migration, rewrite},
+    layout::{MIGRATIONS, Migration},
     *,
 };
 use crate::{
     cluster::PodRef,
-    durable::tests::in_memory,
     registry::{HostLink, HostSide, NetnsId, State},
 };
-use ferrule_vif::{Vif, VifKind};
-use redb::TableDefinition;
 
 fn attachment(number: u8) -> Attachment {
     let addresses = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
@@ -47,434 +43,405 @@ fn attachment(number: u8) -> Attachment {
     }
 }
 
-/// The bytes of a store after a crash or a clean end (`closed`), and the contents that it may open with.
-fn pods(directory: &Path, closed: bool) -> (Vec<u8>, Vec<Vec<Attachment>>) {
-    let path = directory.join("made.redb");
-    let Opened { store, .. } = Store::open(&path).unwrap();
-    store.adopt(&[], &[], true).unwrap();
-    for number in 2..32 {
-        store.put(&attachment(number)).unwrap();
-    }
-    for number in [3, 9, 21] {
-        let gone = attachment(number);
-        store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
-    }
-    let before = store.load().unwrap().attachments;
-    store.put(&attachment(40)).unwrap();
-    let last = store.load().unwrap().attachments;
-    assert_eq!(last.len(), 28);
-    let crashed = fs::read(&path).unwrap();
-    drop(store);
-    let bytes = if closed { fs::read(&path).unwrap() } else { crashed };
-    // redb takes a damaged last transaction for one that a crash interrupted.
-    (bytes, if closed { vec![last] } else { vec![last, before] })
+fn attached(number: u8) -> (Key, Kept) {
+    let attachment = attachment(number);
+    (attachment.key.clone(), Kept { attachment: Some(attachment), cooldown: Vec::new() })
 }
 
-fn path(directory: &Path) -> PathBuf {
-    directory.join("registry.redb")
-}
-
-impl Store {
-    fn open(path: &Path) -> Result<Opened, StoreError> {
-        open_with(path, schema::MIGRATIONS)
-    }
-}
-
-fn open_with(path: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
-    Store::open_with(path, migrations, &identity("boot", "4:1"))
+fn cooling(number: u8) -> (Key, Kept) {
+    let released = Released::new([10, 0, 0, number].into(), Duration::from_secs(9));
+    (attachment(number).key, Kept { attachment: None, cooldown: vec![released] })
 }
 
 fn identity(boot: &str, netns: &str) -> Identity {
     Identity { boot: boot.to_owned(), netns: netns.to_owned() }
 }
 
-/// Opens a store with these bytes.
-fn opened(bytes: &[u8]) -> (tempfile::TempDir, Opened) {
-    let directory = in_memory();
-    fs::write(path(directory.path()), bytes).unwrap();
-    let opened = Store::open(&path(directory.path())).unwrap();
-    (directory, opened)
+fn open(state_dir: &Path) -> Result<Opened, StoreError> {
+    open_as(state_dir, "boot", "4:1")
 }
 
-/// A corrupted store opens, with records that were written, and is not `Intact` if it lacks some. Returns
-/// whether the corruption was noticed.
-fn no_silent_loss(what: &str, bytes: &[u8], held: &[Vec<Attachment>]) -> bool {
-    let (_directory, Opened { contents, condition, store }) = opened(bytes);
-    for it in &contents.attachments {
-        let number = it.vif.addresses.v4.unwrap().octets()[3];
-        assert!(*it == attachment(number), "{what}: {it:?}");
-    }
-    if condition == Condition::Intact {
-        assert!(held.contains(&contents.attachments), "{what}");
-    }
-    if let Condition::Damaged { quarantined, .. } = &condition {
-        assert!(fs::read(quarantined).unwrap() == bytes, "{what}: the quarantined file differs");
-    }
-    store.put(&attachment(50)).unwrap();
-    assert_eq!(store.load().unwrap().attachments.len(), contents.attachments.len() + 1, "{what}");
-    condition != Condition::Intact
+fn open_as(state_dir: &Path, boot: &str, netns: &str) -> Result<Opened, StoreError> {
+    Store::open_as(state_dir, &identity(boot, netns))
 }
 
-#[test]
-fn truncated_zeroed_and_bit_flipped_stores_are_noticed() {
-    for closed in [true, false] {
-        let made = in_memory();
-        let (bytes, held) = pods(made.path(), closed);
-        assert!(!no_silent_loss("intact", &bytes, &held), "closed: {closed}");
-        let mut damaged = 0;
-        for part in 0..12 {
-            let length = bytes.len() * part / 12 + part % 3;
-            damaged += u32::from(no_silent_loss(
-                &format!("truncated at {length}, closed: {closed}"),
-                bytes.get(..length).unwrap(),
-                &held,
-            ));
-        }
-        assert!(damaged >= 11, "{damaged}");
-        let used = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap();
-        for start in (0..used).step_by(16 * 4096) {
-            let mut holed = bytes.clone();
-            holed[start..(start + 4096).min(bytes.len())].fill(0);
-            no_silent_loss(&format!("zeroed page at {start}, closed: {closed}"), &holed, &held);
-        }
-        for at in (0..320).step_by(23).chain((512..used).step_by(49_999)) {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 1 << (at % 8);
-            no_silent_loss(&format!("flipped bit at {at}, closed: {closed}"), &flipped, &held);
-        }
+fn open_with(state_dir: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
+    super::open::open(state_dir, migrations, &identity("boot", "4:1"))
+}
+
+/// A complete store with the attachments 2 and 3, and the address of 4 in cooldown.
+fn filled(state_dir: &Path) {
+    let Opened { store, .. } = open(state_dir).unwrap();
+    for (key, kept) in [attached(2), attached(3), cooling(4)] {
+        store.put(&key, &kept).unwrap();
     }
+    store.mark(true).unwrap();
+}
+
+fn path(state_dir: &Path, number: u8) -> PathBuf {
+    state_dir.join("attachments").join(record::name(&attachment(number).key))
+}
+
+fn meta(state_dir: &Path) -> PathBuf {
+    state_dir.join("attachments/meta")
+}
+
+/// All files of the store with their contents.
+fn snapshot(state_dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = fs::read_dir(state_dir.join("attachments")).unwrap();
+    let mut files: Vec<_> =
+        entries.map(|it| it.unwrap().path()).map(|it| (it.clone(), fs::read(it).unwrap())).collect();
+    files.sort();
+    files
 }
 
 #[test]
-fn unreadable_record_does_not_affect_the_others() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = path(directory.path());
-    let Opened { store, .. } = Store::open(&path).unwrap();
-    store.adopt(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
-    let gone = attachment(5);
-    store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
-    let key = attachment(3).key.to_string();
-    store
-        .write(|transaction| {
-            transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), b"{}".as_slice())?;
-            Ok(())
-        })
-        .unwrap();
+fn a_record_is_one_readable_file() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let text = fs::read_to_string(path(dir.path(), 2)).unwrap();
+    let (header, json) = text.split_once('\n').unwrap();
+    assert!(header.starts_with("crc32c:") && header.ends_with(" ferrule-attachment 3"), "{header}");
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!((&json["boot"], &json["netns"]), (&"boot".into(), &"4:1".into()));
+    assert_eq!(json["attachment"]["pod"]["name"], "web-2");
+    let text = fs::read_to_string(path(dir.path(), 4)).unwrap();
+    assert!(text.contains(r#""cooldown":[{"address":"10.0.0.4","since_boot_ms":9000}]"#), "{text}");
+    assert!(!text.contains("attachment\":"), "{text}");
+}
+
+#[test]
+fn names_of_files_lead_back_to_the_keys_and_the_longest_fits() {
+    for key in [
+        "net/0123/eth0",
+        "a.b-c_d/0.1/x@y",
+        &format!("{}/{}/fifteen-bytes-x", "n".repeat(100), "c".repeat(128)),
+    ] {
+        let key = Key::try_from(key.to_owned()).unwrap();
+        let name = record::name(&key);
+        assert!(name.len() <= 255, "{name}");
+        assert_eq!(record::key(&name), Some(key));
+    }
+    for name in
+        ["meta", "new-1", "corrupt-1", "net:0123", "net:0123:eth0:x", "net/0123/eth0", "net:01/23:eth0"]
+    {
+        assert_eq!(record::key(name), None, "{name}");
+    }
+}
+
+#[test]
+fn contents_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(open(dir.path()).unwrap().condition, Condition::New);
+    filled(dir.path());
+    let before = snapshot(dir.path());
+    let Opened { records, condition, .. } = open(dir.path()).unwrap();
+    assert_eq!((records, condition), (vec![attached(2), attached(3), cooling(4)], Condition::Intact));
+    assert_eq!(snapshot(dir.path()), before, "nothing is written");
+}
+
+#[test]
+fn a_key_of_which_nothing_is_kept_has_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let Opened { store, .. } = open(dir.path()).unwrap();
+    for _ in 0..2 {
+        store.put(&attachment(2).key, &Kept::default()).unwrap();
+        assert!(!path(dir.path(), 2).exists());
+        assert!(store.holds(&attachment(2).key, &Kept::default()).unwrap());
+    }
+    let (key, kept) = attached(3);
+    assert!(store.holds(&key, &kept).unwrap() && !store.holds(&key, &Kept::default()).unwrap());
+    assert_eq!(store.keys().unwrap(), [attachment(3).key, attachment(4).key]);
+}
+
+/// Each record is damaged in turn; the others are kept.
+fn damage_is_noticed(dir: &Path, what: &str, damaged: &[u8], why: &str) {
+    fs::write(path(dir, 2), damaged).unwrap();
+    let Opened { store, records, condition } = open(dir).unwrap();
+    assert_eq!(records, [attached(3), cooling(4)], "{what}");
+    let Condition::Damaged { why: found, quarantined } = condition else { panic!("{what}: {condition:?}") };
+    assert!(
+        found.starts_with("1 damaged files, the first: \"net:0202") && found.contains(why),
+        "{what}: {found}"
+    );
+    assert_eq!(fs::read(quarantined).unwrap(), damaged, "{what}");
     drop(store);
-    let Opened { contents, condition, store } = Store::open(&path).unwrap();
-    assert_eq!(contents.attachments, [attachment(2), attachment(4)]);
-    assert_eq!(contents.cooldown, [([10, 0, 0, 5].into(), Duration::from_secs(9))]);
-    assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains(&key)));
-    drop(store);
-    assert_eq!(Store::open(&path).unwrap().condition, Condition::Incomplete, "until a rebuild");
+    assert_eq!(open(dir).unwrap().condition, Condition::Incomplete, "until a rebuild, {what}");
+    filled(dir);
 }
 
 #[test]
-fn record_under_another_key_is_unreadable() {
-    let json = serde_json::to_vec(&attachment(2)).unwrap();
-    assert!(contents::decode(&attachment(2).key.to_string(), &json).is_ok());
-    assert!(contents::decode(&attachment(3).key.to_string(), &json).is_err());
-}
-
-#[test]
-fn expired_cooldowns_are_pruned() {
-    let directory = in_memory();
-    let Opened { store, .. } = Store::open(&path(directory.path())).unwrap();
-    let (step, rest) = (Duration::from_millis(100), Duration::from_secs(3));
-    for number in 0..250_u8 {
-        let now = Duration::from_secs(100) + step * number.into();
-        let address = Addresses { v4: Some([10, 0, 0, number].into()), v6: None };
-        store.remove(&attachment(2).key, address, now, now - rest).unwrap();
-        let cooldown = store.load().unwrap().cooldown;
-        let must = usize::from(number.min(29)) + 1;
-        assert!((must..=must + 10).contains(&cooldown.len()), "{number}: {}", cooldown.len());
-        assert_eq!(cooldown.last(), Some(&([10, 0, 0, number].into(), now)));
+fn every_truncation_and_every_flipped_bit_of_a_record_is_noticed_and_costs_no_other_record() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let bytes = fs::read(path(dir.path(), 2)).unwrap();
+    for at in 0..bytes.len() {
+        damage_is_noticed(dir.path(), &format!("cut at {at}"), &bytes[..at], "");
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        damage_is_noticed(dir.path(), &format!("flipped bit in byte {at}"), &flipped, "");
     }
 }
 
 #[test]
-fn only_the_newest_quarantined_files_are_kept() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = path(directory.path());
-    for number in 1..=5 {
-        fs::write(&path, format!("garbage {number}")).unwrap();
-        let Condition::Damaged { quarantined, .. } = Store::open(&path).unwrap().condition else { panic!() };
+fn sealed_nonsense_and_a_record_of_another_key_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let sealed = |json: &str| crate::durable::seal("ferrule-attachment", 3, json.as_bytes());
+    damage_is_noticed(dir.path(), "no record", &sealed("{}"), "missing field");
+    damage_is_noticed(dir.path(), "no JSON", &sealed("["), "");
+    let other = fs::read(path(dir.path(), 3)).unwrap();
+    damage_is_noticed(dir.path(), "another record", &other, "the record belongs to net/0303");
+    // The attachment's own key counts, too.
+    let text = String::from_utf8(other).unwrap().replacen(&"03".repeat(32), &"02".repeat(32), 1);
+    let json = text.split_once('\n').unwrap().1;
+    damage_is_noticed(dir.path(), "another attachment", &sealed(json), "the record belongs to net/0303");
+    let meta = fs::read(meta(dir.path())).unwrap();
+    damage_is_noticed(dir.path(), "another kind", &meta, "another kind");
+}
+
+#[test]
+fn damaged_or_missing_mark_makes_the_store_incomplete_and_keeps_the_records() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let bytes = fs::read(meta(dir.path())).unwrap();
+    let all = [attached(2), attached(3), cooling(4)];
+    for at in 0..bytes.len() {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        for damaged in [&flipped, &bytes[..at]] {
+            fs::write(meta(dir.path()), damaged).unwrap();
+            let Opened { records, condition, .. } = open(dir.path()).unwrap();
+            assert_eq!(records, all, "byte {at}");
+            let Condition::Damaged { quarantined, .. } = condition else {
+                panic!("byte {at}: {condition:?}")
+            };
+            assert_eq!(fs::read(quarantined).unwrap(), damaged);
+        }
+    }
+    fs::remove_file(meta(dir.path())).unwrap();
+    let Opened { records, condition, .. } = open(dir.path()).unwrap();
+    assert_eq!((records.as_slice(), condition), (all.as_slice(), Condition::New));
+    assert_eq!(open(dir.path()).unwrap().condition, Condition::Incomplete);
+}
+
+#[test]
+fn a_directory_or_a_fifo_in_the_place_of_a_record_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    fs::remove_file(path(dir.path(), 2)).unwrap();
+    fs::create_dir(path(dir.path(), 2)).unwrap();
+    fs::remove_file(path(dir.path(), 3)).unwrap();
+    nix::unistd::mkfifo(&path(dir.path(), 3), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let Opened { records, condition, .. } = open(dir.path()).unwrap();
+    assert_eq!(records, [cooling(4)]);
+    assert!(matches!(condition, Condition::Damaged { why, .. } if why.starts_with("2 damaged files")));
+}
+
+#[test]
+fn only_the_newest_16_quarantined_files_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    for number in 1..=20 {
+        fs::write(path(dir.path(), 2), format!("garbage {number}")).unwrap();
+        let Condition::Damaged { quarantined, .. } = open(dir.path()).unwrap().condition else { panic!() };
         assert_eq!(fs::read_to_string(quarantined).unwrap(), format!("garbage {number}"));
     }
-    let mut names: Vec<_> = fs::read_dir(&directory).unwrap().map(|it| it.unwrap().file_name()).collect();
-    names.sort_unstable();
-    let expected =
-        ["registry.redb", "registry.redb.corrupt-3", "registry.redb.corrupt-4", "registry.redb.corrupt-5"];
-    assert_eq!(names, expected);
+    let kept: Vec<_> =
+        snapshot(dir.path()).into_iter().filter(|(_, bytes)| bytes.starts_with(b"garbage")).collect();
+    let mut kept: Vec<_> = kept.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect();
+    kept.sort_by_key(|it| it.len());
+    assert_eq!((kept.len(), kept[0].as_str()), (16, "garbage 5"));
 }
 
 #[test]
-fn newer_layout_is_refused_and_the_file_unchanged() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = path(directory.path());
-    let later: &[Migration] = &[MIGRATIONS[0], |_| Ok(())];
-    let Opened { store, .. } = open_with(&path, later).unwrap();
-    store.put(&attachment(2)).unwrap();
-    // Also after a crash, which redb would repair.
-    let crashed = fs::read(&path).unwrap();
-    drop(store);
-    for bytes in [fs::read(&path).unwrap(), crashed] {
-        fs::write(&path, &bytes).unwrap();
-        let error = Store::open(&path).err().unwrap();
-        assert!(matches!(error, StoreError::Layout { found: 3, newest: 2, .. }), "{error}");
-        assert!(fs::read(&path).unwrap() == bytes, "the file changed");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "a file beside the store");
+fn unfinished_files_are_removed_and_foreign_ones_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let before = snapshot(dir.path());
+    fs::write(dir.path().join("attachments/new-7"), "unfinished").unwrap();
+    let note = dir.path().join("attachments/README");
+    fs::write(&note, "an operator's").unwrap();
+    assert_eq!(open(dir.path()).unwrap().condition, Condition::Intact);
+    fs::remove_file(note).unwrap();
+    assert_eq!(snapshot(dir.path()), before);
+}
+
+#[test]
+fn a_later_layout_is_refused_and_nothing_changed() {
+    for name in ["record", "meta"] {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path());
+        // A damaged file, an unfinished one and one of another boot stay as well.
+        fs::write(path(dir.path(), 3), "damaged").unwrap();
+        fs::write(dir.path().join("attachments/new-7"), "unfinished").unwrap();
+        let (path, kind) = match name {
+            "meta" => (meta(dir.path()), "ferrule-registry"),
+            _ => (path(dir.path(), 4), "ferrule-attachment"),
+        };
+        for layout in [4, 99, 2, 0] {
+            fs::write(&path, crate::durable::seal(kind, layout, b"{}")).unwrap();
+            let before = snapshot(dir.path());
+            let error = open(dir.path()).err().unwrap();
+            assert!(
+                matches!(&error, StoreError::Layout { oldest: 3, newest: 3, found, .. } if *found == layout),
+                "{error}"
+            );
+            assert_eq!(snapshot(dir.path()), before, "{name}");
+        }
     }
 }
 
-fn of_boot(directory: &Path, boot: &str, netns: &str) -> Result<Opened, StoreError> {
-    Store::open_as(&path(directory), &identity(boot, netns))
-}
-
-/// A store with two attachments, and an address in cooldown.
-fn filled(directory: &Path, boot: &str, netns: &str) {
-    let Opened { store, .. } = of_boot(directory, boot, netns).unwrap();
-    store.adopt(&[attachment(2), attachment(3), attachment(4)], &[], true).unwrap();
-    let gone = attachment(4);
-    store.remove(&gone.key, gone.vif.addresses, Duration::from_secs(9), Duration::ZERO).unwrap();
-}
-
 #[test]
-fn store_of_another_netns_is_refused_and_the_file_unchanged() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), "boot", "4:1");
-    let path = path(directory.path());
-    let bytes = fs::read(&path).unwrap();
-    let transaction = redb::Database::open(&path).unwrap().begin_write().unwrap();
-    transaction.open_table(ATTACHMENTS).unwrap().insert("spoilt", b"{}".as_slice()).unwrap();
-    transaction.commit().unwrap();
-    let damaged = fs::read(&path).unwrap();
-    for bytes in [bytes, damaged] {
-        fs::write(&path, &bytes).unwrap();
-        let error = of_boot(directory.path(), "boot", "4:2").err().unwrap();
+fn a_store_of_another_netns_is_refused_and_nothing_changed() {
+    for kept in ["everything", "record", "meta"] {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path());
+        if kept != "everything" {
+            for (file, _) in snapshot(dir.path()) {
+                let is_meta = file == meta(dir.path());
+                if is_meta != (kept == "meta") {
+                    fs::remove_file(file).unwrap();
+                }
+            }
+        }
+        fs::write(dir.path().join("attachments/new-7"), "unfinished").unwrap();
+        let before = snapshot(dir.path());
+        let error = open_as(dir.path(), "boot", "4:2").err().unwrap();
         assert!(matches!(error, StoreError::OtherNetns { .. }), "{error}");
         assert!(error.to_string().contains("(4:1; this agent's is 4:2)"), "{error}");
-        assert!(fs::read(&path).unwrap() == bytes, "the file changed");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "a file beside the store");
+        assert_eq!(snapshot(dir.path()), before, "{kept}");
+        assert!(open(dir.path()).is_ok());
     }
-    let there = of_boot(directory.path(), "boot", "4:1").unwrap();
-    assert_eq!(there.contents.attachments, [attachment(2), attachment(3)]);
-    drop(there);
-    // The salvaged store keeps the identity of the damaged one.
-    assert!(of_boot(directory.path(), "boot", "4:2").is_err());
 }
 
 #[test]
 fn records_of_an_earlier_boot_are_discarded() {
     for netns in ["4:1", "4:2"] {
-        let directory = tempfile::tempdir().unwrap();
-        filled(directory.path(), "boot", "4:1");
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path());
         for _ in 0..2 {
-            let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
-            assert_eq!((contents.attachments, contents.cooldown), (vec![], vec![]));
-            assert_eq!(condition, Condition::Incomplete, "until a rebuild");
-            assert_eq!(contents.identity, Some(identity("next", netns)));
+            let Opened { records, condition, .. } = open_as(dir.path(), "next", netns).unwrap();
+            assert_eq!((records, condition), (vec![], Condition::Incomplete), "until a rebuild");
+            assert_eq!(snapshot(dir.path()).len(), 1, "the mark");
         }
-        let Opened { store, .. } = of_boot(directory.path(), "next", netns).unwrap();
-        store.adopt(&[attachment(5)], &[], true).unwrap();
-        drop(store);
-        let Opened { contents, condition, .. } = of_boot(directory.path(), "next", netns).unwrap();
-        assert_eq!((contents.attachments, condition), (vec![attachment(5)], Condition::Intact));
+        let Opened { store, .. } = open_as(dir.path(), "next", netns).unwrap();
+        let (key, kept) = attached(5);
+        store.put(&key, &kept).unwrap();
+        store.mark(true).unwrap();
+        let Opened { records, condition, .. } = open_as(dir.path(), "next", netns).unwrap();
+        assert_eq!((records, condition), (vec![attached(5)], Condition::Intact));
+    }
+}
+
+/// No write waits for the disk: of each file, a power cut leaves the present content, an earlier one, nothing,
+/// or garbage of any length. The next boot begins with an empty kernel, and must begin with an empty registry.
+#[test]
+fn whatever_a_power_cut_leaves_the_next_boot_starts_without_records() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for cut in 0..300 {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path());
+        for (file, mut bytes) in snapshot(dir.path()) {
+            match random.u8(..5) {
+                0 => fs::remove_file(file).unwrap(),
+                1 => fs::write(file, &bytes[..random.usize(..bytes.len())]).unwrap(),
+                2 => {
+                    let from = random.usize(..bytes.len());
+                    bytes[from..].fill(0);
+                    fs::write(file, bytes).unwrap();
+                }
+                3 => fs::rename(file, dir.path().join(format!("attachments/new-{cut}"))).unwrap(),
+                _ => {}
+            }
+        }
+        let Opened { store, records, condition } = open_as(dir.path(), "next", "4:7").unwrap();
+        assert_eq!(records, [], "cut {cut}");
+        assert_ne!(condition, Condition::Intact, "cut {cut}");
+        store.mark(true).unwrap();
+        assert_eq!(open_as(dir.path(), "next", "4:7").unwrap().condition, Condition::Intact);
     }
 }
 
 #[test]
-fn salvaged_records_of_an_earlier_boot_are_discarded() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), "boot", "4:1");
-    let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
-    transaction.open_table(ATTACHMENTS).unwrap().insert("spoilt", b"{}".as_slice()).unwrap();
-    transaction.commit().unwrap();
-    let Opened { contents, condition, .. } = of_boot(directory.path(), "next", "4:1").unwrap();
-    assert_eq!((contents.attachments, contents.cooldown), (vec![], vec![]));
-    assert!(matches!(condition, Condition::Damaged { .. }), "{condition:?}");
+fn an_unreadable_store_is_not_taken_for_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("attachments", dir.path().join("attachments")).unwrap();
+    let error = open(dir.path()).err().unwrap();
+    assert!(matches!(error, StoreError::Directory(_)), "{error}");
 }
 
-#[test]
-fn store_without_identity_is_trusted_once() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), "boot", "4:1");
-    let transaction = redb::Database::open(path(directory.path())).unwrap().begin_write().unwrap();
-    let table: TableDefinition<'_, &str, &str> = TableDefinition::new("identity");
-    assert!(transaction.delete_table(table).unwrap());
-    transaction.commit().unwrap();
-    let Opened { contents, condition, .. } = of_boot(directory.path(), "another", "4:7").unwrap();
-    assert_eq!(
-        (contents.attachments, condition),
-        (vec![attachment(2), attachment(3)], Condition::Intact),
-        "as an earlier build left it"
-    );
-    assert!(matches!(of_boot(directory.path(), "another", "4:1"), Err(StoreError::OtherNetns { .. })));
-    assert!(of_boot(directory.path(), "boot", "4:1").unwrap().contents.attachments.is_empty());
-}
-
-#[test]
-fn io_error_is_not_damage() {
-    let directory = tempfile::tempdir().unwrap();
-    let in_the_way = path(directory.path());
-    fs::create_dir(&in_the_way).unwrap();
-    let error = Store::open(&in_the_way).err().unwrap();
-    assert!(matches!(error, StoreError::Open { .. }), "{error}");
-    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
-}
-
-/// Made-up migrations: layout 1 had the pod's name at the top, and layout 2 times in seconds.
+/// Two later layouts: the first renames a field, the second changes its unit.
 const TWO_STEPS: &[Migration] = &[
-    |transaction| {
-        rewrite(transaction, |record| {
-            let pod = record.remove("pod_name").unwrap();
-            record.insert(
-                "pod".to_owned(),
-                serde_json::json!({ "namespace": "default", "name": pod, "uid": "u-2" }),
-            );
-        })
+    |record| {
+        if let Some(netns) = record.remove("network_namespace") {
+            record.insert("netns".to_owned(), netns);
+        }
     },
-    |transaction| {
-        rewrite(transaction, |record| {
-            let seconds = record.remove("created_at").unwrap().as_u64().unwrap();
-            record.insert("created_at_ms".to_owned(), (seconds * 1000).into());
-        })
+    |record| {
+        for released in record.get_mut("cooldown").and_then(|it| it.as_array_mut()).into_iter().flatten() {
+            if let Some(seconds) = released["since_boot_s"].as_u64() {
+                released["since_boot_ms"] = (seconds * 1000).into();
+            }
+        }
     },
 ];
 
-fn old_store(path: &Path, layout: u64) {
-    let Opened { store, .. } = open_with(path, &[]).unwrap();
-    let mut record = serde_json::to_value(attachment(2)).unwrap();
-    let fields = record.as_object_mut().unwrap();
-    fields.remove("created_at_ms");
-    fields.insert("created_at".to_owned(), 1_700_000_000.into());
-    if layout == 1 {
-        fields.remove("pod");
-        fields.insert("pod_name".to_owned(), "web-2".into());
-    }
-    let (key, json) = (attachment(2).key.to_string(), serde_json::to_vec(&record).unwrap());
-    let write = |transaction: &WriteTransaction| {
-        transaction.open_table(ATTACHMENTS)?.insert(key.as_str(), json.as_slice())?;
-        let mut meta = transaction.open_table(META)?;
-        meta.insert(LAYOUT, layout)?;
-        meta.remove(INCOMPLETE)?;
-        Ok(())
-    };
-    store.write(write).unwrap();
-}
-
 #[test]
 fn earlier_layouts_migrate_step_by_step() {
-    for layout in [1, 2] {
-        let directory = tempfile::tempdir().unwrap();
-        let path = path(directory.path());
-        old_store(&path, layout);
-        let Opened { contents, condition, store } = open_with(&path, TWO_STEPS).unwrap();
-        assert_eq!(
-            (contents.attachments, condition),
-            (vec![attachment(2)], Condition::Intact),
-            "from {layout}"
-        );
-        assert_eq!(store.database.read(contents::layout).unwrap(), Some(3));
-        drop(store);
-        let again = open_with(&path, TWO_STEPS).unwrap();
-        assert_eq!((again.contents.attachments, again.condition), (vec![attachment(2)], Condition::Intact));
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "no file was quarantined");
+    for layout in [3, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path());
+        let text = fs::read_to_string(path(dir.path(), 4)).unwrap();
+        let mut json =
+            text.split_once('\n').unwrap().1.replace(r#""since_boot_ms":9000"#, r#""since_boot_s":9"#);
+        if layout == 3 {
+            json = json.replace(r#""netns":"4:1""#, r#""network_namespace":"4:1""#);
+        }
+        fs::write(path(dir.path(), 4), crate::durable::seal("ferrule-attachment", layout, json.as_bytes()))
+            .unwrap();
+        let Opened { records, condition, .. } = open_with(dir.path(), TWO_STEPS).unwrap();
+        assert_eq!(condition, Condition::Intact, "from {layout}");
+        assert_eq!(records, [attached(2), attached(3), cooling(4)], "from {layout}");
+        assert_eq!(snapshot(dir.path()).len(), 4, "no file was quarantined");
     }
 }
 
+/// Files of layout 3, as agents wrote them. Every later agent must read them.
 #[test]
-fn failed_migration_changes_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = path(directory.path());
-    old_store(&path, 1);
-    let bytes = fs::read(&path).unwrap();
-    let fails: &[Migration] = &[TWO_STEPS[0], |_| Err(redb::Error::Corrupted("an old record".to_owned()))];
-    let Condition::Damaged { quarantined, why } = open_with(&path, fails).unwrap().condition else {
-        panic!()
+fn files_of_layout_3_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("attachments")).unwrap();
+    let golden = include_str!("tests/layout_3.txt");
+    for file in golden.split("---- ").skip(1) {
+        let (name, content) = file.split_once('\n').unwrap();
+        fs::write(dir.path().join("attachments").join(name), content).unwrap();
+    }
+    let boot = "0f5d3a51-32d8-4f0a-9d2b-5f3c1c0b7a11";
+    let Opened { records, condition, .. } = open_as(dir.path(), boot, "4:4026531840").unwrap();
+    assert_eq!(condition, Condition::Intact);
+    let [(requested, first), (additional, second), (reserved, third), (released, fourth)] =
+        records.as_slice()
+    else {
+        panic!("{records:#?}")
     };
-    assert!(why.contains("an old record"), "{why}");
-    assert!(fs::read(&quarantined).unwrap() == bytes, "partly migrated");
-}
-
-/// Records of layout 1 as agents wrote them: key → record.
-const LAYOUT_1: &str = include_str!("tests/layout_1.json");
-
-/// A whole store of layout 1 with the records of [`LAYOUT_1`] and one more.
-fn layout_1_store(path: &Path, more: Option<(&str, &[u8])>) {
-    let Opened { store, .. } = open_with(path, &[]).unwrap();
-    let records: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LAYOUT_1).unwrap();
-    let write = |transaction: &WriteTransaction| {
-        let mut table = transaction.open_table(ATTACHMENTS)?;
-        for (key, record) in &records {
-            table.insert(key.as_str(), record.to_string().as_bytes())?;
-        }
-        if let Some((key, record)) = more {
-            table.insert(key, record)?;
-        }
-        transaction.open_table(META)?.remove(INCOMPLETE)?;
-        Ok(())
-    };
-    store.write(write).unwrap();
-}
-
-fn host_of<'a>(contents: &'a Contents, key: &str) -> &'a HostSide {
-    &contents.attachments.iter().find(|it| it.key.to_string() == key).unwrap().host
-}
-
-#[test]
-fn layout_1_migrates_to_records_with_kind_and_host_side() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = path(directory.path());
-    layout_1_store(&path, None);
-    for round in ["migrating", "reopening"] {
-        let Opened { contents, condition, store } = Store::open(&path).unwrap();
-        assert_eq!((condition, contents.attachments.len()), (Condition::Intact, 4), "{round}");
-        assert_eq!(store.database.read(contents::layout).unwrap(), Some(2), "{round}");
-        assert!(contents.attachments.iter().all(|it| it.vif.kind == VifKind::Veth));
-        let link = |ifname: &str, ifindex| HostSide::Link(HostLink { ifname: ifname.to_owned(), ifindex });
-        assert_eq!(*host_of(&contents, "cluster/0123/eth0"), link("fr8c1d5b0e", 41));
-        assert_eq!(*host_of(&contents, "cluster/0123/net1"), link("fr2f60aa17", 43));
-        assert_eq!(*host_of(&contents, "cluster/4567/eth0"), HostSide::Unplugged, "Reserved");
-        assert_eq!(*host_of(&contents, "cluster/89ab/eth0"), link("frx", 7));
-        let first = contents.attachments.iter().find(|it| it.key.container_id.as_str() == "89ab").unwrap();
-        assert_eq!((&first.with, first.created_since_boot_ns, first.vif.is_default), (&None, 0, true));
-        assert!(first.vif.routes.is_empty() && first.vif.gateways == Addresses::default());
-    }
-    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "no file was quarantined");
-}
-
-#[test]
-fn migration_keeps_every_field_that_it_does_not_change() {
-    let directory = tempfile::tempdir().unwrap();
-    layout_1_store(&path(directory.path()), None);
-    let Opened { contents, .. } = Store::open(&path(directory.path())).unwrap();
-    let mut old: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LAYOUT_1).unwrap();
-    for attachment in &contents.attachments {
-        let mut migrated = serde_json::to_value(attachment).unwrap();
-        let old = old.get_mut(&attachment.key.to_string()).unwrap().as_object_mut().unwrap();
-        old.remove("host");
-        let migrated_vif = migrated["vif"].take();
-        for (field, value) in old.remove("vif").unwrap().as_object().unwrap() {
-            assert_eq!(migrated_vif[field], *value, "{}: vif.{field}", attachment.key);
-        }
-        for (field, value) in old {
-            assert_eq!(migrated[field.as_str()], *value, "{}: {field}", attachment.key);
-        }
-    }
-}
-
-#[test]
-fn migration_quarantines_a_store_with_an_unreadable_record_and_salvages_the_others() {
-    let spoilt: [&[u8]; 3] = [b"{", b"[]", br#"{"vif": 7, "host": []}"#];
-    for record in spoilt {
-        let directory = tempfile::tempdir().unwrap();
-        let path = path(directory.path());
-        layout_1_store(&path, Some(("cluster/spoilt/eth0", record)));
-        let Opened { contents, condition, .. } = Store::open(&path).unwrap();
-        assert_eq!(contents.attachments.len(), 4);
-        assert!(matches!(condition, Condition::Damaged { why, .. } if why.contains("cluster/spoilt/eth0")));
-    }
+    assert_eq!(requested.to_string(), "cluster/0123/eth0");
+    let first = first.attachment.as_ref().unwrap();
+    assert_eq!(first.host, HostSide::Link(HostLink { ifname: "fr8c1d5b0e".to_owned(), ifindex: 41 }));
+    assert_eq!((first.vif.addresses.to_string().as_str(), first.vif.mtu), ("10.0.0.2 fd00::2", 1450));
+    assert_eq!((first.vif.routes.len(), first.created_since_boot_ns), (2, 81_234_567_890));
+    let second = second.attachment.as_ref().unwrap();
+    assert_eq!(
+        (additional.to_string().as_str(), second.with.as_ref()),
+        ("cluster/0123/net1", Some(requested))
+    );
+    assert_eq!(reserved.to_string(), "cluster/4567/eth0");
+    let (cooldown, third) = (&third.cooldown, third.attachment.as_ref().unwrap());
+    assert_eq!((third.state, &third.host), (State::Reserved, &HostSide::Unplugged));
+    assert_eq!(*cooldown, [Released::new([10, 0, 0, 9].into(), Duration::from_millis(82_000))]);
+    assert_eq!((released.to_string().as_str(), &fourth.attachment), ("cluster/89ab/eth0", &None));
+    assert_eq!(fourth.cooldown.len(), 2);
 }
 
 #[test]
@@ -490,4 +457,9 @@ fn host_side_is_recorded_by_name() {
         assert_eq!(serde_json::to_string(&side).unwrap(), json);
         assert_eq!(serde_json::from_str::<HostSide>(&json).unwrap(), side);
     }
+}
+
+#[test]
+fn this_agent_writes_layout_3() {
+    assert_eq!(layout::newest(MIGRATIONS), 3);
 }

@@ -46,7 +46,7 @@ impl<'a> Testbed<'a> {
     pub(super) fn start(&mut self) -> anyhow::Result<()> {
         self.node.stop_agent()?;
         // The checkpoint does not exist before the first start.
-        let _ = fs::remove_file("/run/ferrule/watch.redb");
+        let _ = fs::remove_dir_all("/run/ferrule/watch");
         self.cluster.start_agent(self.node, &self.flags)?;
         self.wait_for_sync()
     }
