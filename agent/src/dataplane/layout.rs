@@ -48,7 +48,7 @@ pub enum LayoutError {
         #[source]
         source: BtfError,
     },
-    #[error("cannot read the pinned map {path:?}")]
+    #[error("cannot read the pinned map {path:?}; remove it if it is no map of the agent")]
     Read {
         path: PathBuf,
         #[source]

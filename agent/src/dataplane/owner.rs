@@ -34,18 +34,16 @@ pub enum OwnerError {
     Elsewhere { path: PathBuf, owner: String, own: String },
     #[error("cannot read the identity of the agent's network namespace")]
     Own(#[source] io::Error),
-    #[error("cannot read or write the owner of the pinned maps, {path:?}")]
+    #[error(
+        "cannot read or write the owner of the pinned maps, the symbolic link {path:?}; remove whatever has its name"
+    )]
     Record {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot find out whether programs use the maps that are pinned below {path:?}")]
-    Programs {
-        path: PathBuf,
-        #[source]
-        source: ProgramError,
-    },
+    #[error("cannot find out whether programs use the maps of another network namespace")]
+    Programs(#[source] ProgramError),
 }
 
 const RECORD: &str = "netns";
@@ -92,7 +90,7 @@ fn are_in_use(directory: &Path) -> Result<bool, OwnerError> {
             Err(ProgramError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
                 continue;
             }
-            Err(source) => return Err(OwnerError::Programs { path: directory.to_owned(), source }),
+            Err(error) => return Err(OwnerError::Programs(error)),
         };
         if used.iter().any(|id| maps.contains(id)) {
             return Ok(true);

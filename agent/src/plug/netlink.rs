@@ -35,6 +35,8 @@ pub struct Socket {
     sequence: u32,
     /// Objects changed during a dump (`NLM_F_DUMP_INTR`), so the result may be incomplete.
     interrupted: bool,
+    /// The most answers to one batch.
+    limit: usize,
 }
 
 /// One request of a batch.
@@ -138,9 +140,15 @@ impl Socket {
         raw.set_cap_ack(true).map_err(failed)?;
         raw.set_ext_ack(true).map_err(failed)?;
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
-        let mut socket = Self { raw, sequence: 0, interrupted: false };
+        let mut socket = Self { raw, sequence: 0, interrupted: false, limit: usize::MAX };
         socket.set_receive_timeout(ANSWER_DEADLINE).map_err(failed)?;
         Ok(socket)
+    }
+
+    /// Fails dumps with more objects than this: what a pod can create must not use up the agent's memory. The
+    /// socket is useless after such a failure.
+    pub(super) fn with_limit(self, limit: usize) -> Self {
+        Self { limit, ..self }
     }
 
     /// Sends a batch and returns the kernel's answers without the acknowledgements.
@@ -179,6 +187,10 @@ impl Socket {
         let mut acknowledged = 0;
         while acknowledged < pending.len() {
             let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
+            if answers.len() > self.limit {
+                let source = io::Error::other(format!("there are more than {}", self.limit));
+                return Err(NetlinkError::new(all(), source));
+            }
             for message in received {
                 self.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 let index = message.header.sequence_number.wrapping_sub(first) as usize;

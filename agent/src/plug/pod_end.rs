@@ -13,8 +13,8 @@ use rtnetlink::packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
     link::{LinkAttribute, LinkFlags},
-    neighbour::NeighbourMessage,
-    route::{RouteHeader, RouteMessage, RouteProtocol},
+    neighbour::{NeighbourAttribute, NeighbourMessage},
+    route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol},
 };
 
 use super::{
@@ -39,6 +39,9 @@ pub struct PodEndState {
     pub neighbours: HashMap<IpAddr, Mac>,
 }
 
+/// The most addresses, routes or neighbours of a pod's end that the agent reads: each takes half a kilobyte.
+const LIMIT: usize = 1 << 14;
+
 // === impl PodEndState ===
 
 impl PodEndState {
@@ -47,7 +50,7 @@ impl PodEndState {
     /// # Errors
     /// If the namespace cannot be entered, or the kernel refuses a dump.
     pub fn read(netns: &Netns, ifname: &IfName) -> Result<Option<Self>, PlugError> {
-        let mut pod = netns.run(Socket::open)??;
+        let mut pod = netns.run(Socket::open)??.with_limit(LIMIT);
         let has_name = LinkAttribute::IfName(ifname.to_string());
         let link = link::by_name(&mut pod, ifname.as_str())?.filter(|it| it.attributes.contains(&has_name));
         let Some(link) = link else { return Ok(None) };
@@ -76,7 +79,7 @@ impl PodEndState {
 /// # Errors
 /// If the namespace cannot be entered, or the kernel refuses the dump.
 pub fn static_routes(netns: &Netns, ifindex: u32) -> Result<Vec<PodRoute>, PlugError> {
-    let mut pod = netns.run(Socket::open)??;
+    let mut pod = netns.run(Socket::open)??.with_limit(LIMIT);
     let routes = routes(&mut pod, ifindex)?;
     let added = routes.iter().filter(|it| it.header.protocol == RouteProtocol::Static);
     let added = added.filter_map(parse::route_through_gateway).map(|it| PodRoute {
@@ -87,7 +90,9 @@ pub fn static_routes(netns: &Netns, ifindex: u32) -> Result<Vec<PodRoute>, PlugE
 }
 
 fn addresses(pod: &mut Socket, ifindex: u32) -> Result<HashSet<IpAddr>, NetlinkError> {
-    let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let mut of_link = AddressMessage::default();
+    of_link.header.index = ifindex;
+    let all = RouteNetlinkMessage::GetAddress(of_link);
     let address = |answer| match answer {
         RouteNetlinkMessage::NewAddress(message) if message.header.index == ifindex => {
             message.attributes.into_iter().find_map(|it| match it {
@@ -101,7 +106,10 @@ fn addresses(pod: &mut Socket, ifindex: u32) -> Result<HashSet<IpAddr>, NetlinkE
 }
 
 fn routes(pod: &mut Socket, ifindex: u32) -> Result<Vec<RouteMessage>, NetlinkError> {
-    let all = RouteNetlinkMessage::GetRoute(RouteMessage::default());
+    let mut through_link = RouteMessage::default();
+    through_link.header.table = RouteHeader::RT_TABLE_MAIN;
+    through_link.attributes.push(RouteAttribute::Oif(ifindex));
+    let all = RouteNetlinkMessage::GetRoute(through_link);
     let route = move |answer| match answer {
         RouteNetlinkMessage::NewRoute(route) if route.header.table == RouteHeader::RT_TABLE_MAIN => {
             Some(route).filter(|route| parse::output_interface(route) == Some(ifindex))
@@ -112,7 +120,9 @@ fn routes(pod: &mut Socket, ifindex: u32) -> Result<Vec<RouteMessage>, NetlinkEr
 }
 
 fn neighbours(pod: &mut Socket, ifindex: u32) -> Result<HashMap<IpAddr, Mac>, NetlinkError> {
-    let all = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+    let mut of_link = NeighbourMessage::default();
+    of_link.attributes.push(NeighbourAttribute::IfIndex(ifindex));
+    let all = RouteNetlinkMessage::GetNeighbour(of_link);
     let neighbours = pod.dump("list the pod's neighbours", all)?.into_iter().filter_map(parse::neighbour);
     Ok(neighbours.filter(|it| it.ifindex == ifindex).map(|it| (it.address, it.mac)).collect())
 }

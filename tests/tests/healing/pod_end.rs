@@ -64,6 +64,42 @@ fn a_changed_mac_or_a_lost_address_of_the_pods_end_is_a_deviation() {
     .unwrap();
 }
 
+#[test]
+fn a_pod_with_very_many_routes_does_not_use_up_memory() {
+    with_agent(|node| {
+        let pod = node.attach("a")?;
+        let before = node.agent_status("VmRSS")?;
+        let routes = |action: &str| {
+            let all = (0..40_000).map(|number| {
+                format!(
+                    "route {action} 10.{}.{}.{}/32 dev eth0\n",
+                    100 + number / 65536,
+                    number / 256 % 256,
+                    number % 256
+                )
+            });
+            std::fs::write("/run/routes", all.collect::<String>())?;
+            pod.run("ip -batch /run/routes")
+        };
+        routes("add")?;
+        let error = node.runtime()?.check(&pod).map_err(|error| format!("{error:#}"));
+        ensure!(error.as_ref().is_err_and(|it| it.contains("there are more than 16384")), "{error:?}");
+        let (code, found) = verify()?;
+        ensure!(code == Some(0), "{found:#}");
+        let used = node.agent_status("VmRSS")?.saturating_sub(before);
+        ensure!(used < 64 * 1024, "{used} KiB more");
+        routes("del")?;
+        // Other interfaces of the pod do not count.
+        pod.run("ip link add other type bridge")?;
+        pod.run("ip link set other up")?;
+        let other = std::fs::read_to_string("/run/routes")?.replace("eth0", "other").replace("del", "add");
+        std::fs::write("/run/routes", other)?;
+        pod.run("ip -batch /run/routes")?;
+        node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
 fn foreign(found: &Value) -> Vec<String> {
     let all = found["foreign"].as_array().into_iter().flatten();
     all.filter_map(|it| it["what"].as_str().map(str::to_owned)).collect()
