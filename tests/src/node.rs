@@ -491,9 +491,10 @@ pub fn map_delete(map: &str, key: &[u8]) -> String {
 /// # Errors
 /// If `/proc` is not mounted.
 pub fn connections() -> anyhow::Result<usize> {
-    // The accepting side has the path too; the listener has it once.
+    // The kernel keeps the name under which the agent bound the socket before the rename; the accepting sides
+    // have the listener's.
     let sockets = fs::read_to_string("/proc/thread-self/net/unix")?;
-    Ok(sockets.lines().filter(|line| line.ends_with(SOCKET)).count().saturating_sub(1))
+    Ok(sockets.lines().filter(|line| line.ends_with("/run/ferrule/agent.new")).count().saturating_sub(1))
 }
 
 /// The agent's socket.

@@ -169,7 +169,7 @@ fn del_succeeds_during_agent_restarts() {
                     thread::sleep(Duration::from_millis(10));
                     runtime.del(pod).with_context(|| format!("DEL of {}", pod.name))?;
                     deleted.fetch_add(1, Ordering::SeqCst);
-                    Ok(())
+                    anyhow::Ok(())
                 });
                 done.store(true, Ordering::SeqCst);
                 outcome

@@ -9,9 +9,10 @@ use crate::{
     chain::chain,
     desired::netns_exists,
     plug::{
-        GATEWAY,
+        GATEWAY, PlugError,
         netns::Netns,
         preflight::{self, Going, RouteKey},
+        reaper,
     },
     registry::{Allocation, Attachment, Key, NewAttachment, RegistryError, State},
 };
@@ -19,7 +20,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 impl Engine {
     /// Refuses a replacement that would fail, while the attachments `before` are untouched, and returns those
-    /// of them to put back should the replacement fail after all.
+    /// of them to put back should the replacement fail after all. Does nothing for a first ADD.
     ///
     /// # Errors
     /// The error that the plug or the reservation would give.
@@ -30,6 +31,9 @@ impl Engine {
         netns: &Netns,
         phases: &Phases,
     ) -> Result<Vec<Attachment>, AttachError> {
+        if before.is_empty() {
+            return Ok(Vec::new());
+        }
         let is_live = |it: &Attachment| it.state == State::Attached && netns_exists(it);
         for it in before.iter().filter(|it| it.netns_id != netns.id() && is_live(it)) {
             // Only for its error: an interface with a foreign alias cannot be replaced.
@@ -44,7 +48,15 @@ impl Engine {
             .collect();
         let ifnames: Vec<_> = planned.iter().map(|it| &it.key.ifname).collect();
         let routes: Vec<_> = planned.iter().flat_map(|it| self.routes(&it.allocation)).collect();
-        preflight::check(netns, &ifnames, &routes, &going)?;
+        let check = || preflight::check(netns, &ifnames, &routes, &going);
+        match check() {
+            // Perhaps those of a retired interface, as in a plug.
+            Err(PlugError::InterfaceExists(_) | PlugError::DefaultRouteExists) => {
+                reaper::reap_now()?;
+                check()?;
+            }
+            checked => checked?,
+        }
         if !before.iter().all(is_live) {
             return Ok(Vec::new());
         }

@@ -188,7 +188,7 @@ fn del(outcomes: &[Result<Answer, Cause>]) -> (Answer, usize, Duration, bool) {
 #[test]
 fn del_is_deferred_only_if_a_second_look_finds_no_agent_either() {
     let (none, lost) = (Err(Cause::NoAgent), Err(Cause::ConnectionLost));
-    assert_eq!(del(&[none.clone()]), (Ok(None), 2, Duration::ZERO, true));
+    assert_eq!(del(std::slice::from_ref(&none)), (Ok(None), 2, Duration::ZERO, true));
     assert_eq!(
         del(&[none.clone(), Ok(Ok(None))]),
         (Ok(None), 2, Duration::ZERO, false),

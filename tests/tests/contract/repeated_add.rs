@@ -90,6 +90,10 @@ fn failed_add_in_another_namespace_leaves_the_attachment_untouched() {
         refused(node, INVALID_CONFIG, || mtu.add(&second))?;
         works()?;
 
+        // The namespace has the retired interface of another container, until the reaper deletes it.
+        let retired = Pod { container_id: "retired".to_owned(), ..second.clone() };
+        runtime.add(&retired)?;
+        runtime.del(&retired)?;
         let mut moved = second;
         moved.attached(&runtime.add(&moved)?)?;
         moved.addresses.iter().try_for_each(|address| peer.ping(&address.to_string()).map(drop))?;
