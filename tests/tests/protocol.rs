@@ -143,7 +143,7 @@ fn cancelled_add_completes_or_rolls_back() {
         let pod = node.pod("a")?;
         // The calls that the agent found abandoned.
         let abandoned =
-            || node.metric(r#"ferrule_cni_duration_seconds_count{verb="ADD",phase="total",code="11"}"#);
+            || node.count(r#"ferrule_cni_duration_seconds_count{verb="ADD",phase="total",code="11"}"#);
         let end = Instant::now() + Duration::from_secs(120);
         // The time of the cancellation relative to the ADD is random.
         for round in 0.. {
