@@ -178,6 +178,7 @@ mod tests {
                 v4: Some("10.1.2.3".parse().unwrap()),
                 v6: Some("fd00::3".parse().unwrap()),
             },
+            is_ipv6_first: false,
             gateways: Addresses { v4: None, v6: Some("fd00::1".parse().unwrap()) },
             is_default: true,
             routes: vec![
@@ -196,6 +197,11 @@ mod tests {
             "fd09::/64 fd00::1 Some(1300)",
         ];
         assert_eq!(shown(&vif), all);
+        let primary = |vif: &Vif| vif.by_preference().map(|it| it.to_string()).collect::<Vec<_>>();
+        assert_eq!(primary(&vif), ["10.1.2.3", "fd00::3"]);
+        vif.is_ipv6_first = true;
+        assert_eq!(primary(&vif), ["fd00::3", "10.1.2.3"]);
+        assert_eq!(shown(&vif), all, "the order of routes is no preference");
         vif.is_default = false;
         assert_eq!(shown(&vif), all[2..]);
         (vif.is_default, vif.addresses.v4) = (true, None);
@@ -218,7 +224,7 @@ mod tests {
         let stored =
             r#"{"kind":"veth","mac":"02:00:00:00:00:01","mtu":1500,"addresses":{"v4":"10.1.2.3","v6":null}}"#;
         let vif: Vif = serde_json::from_str(stored).unwrap();
-        assert!(vif.is_default && vif.routes.is_empty());
+        assert!(vif.is_default && !vif.is_ipv6_first && vif.routes.is_empty());
         assert_eq!(vif.gateways, Addresses::default());
     }
 }

@@ -131,7 +131,7 @@ mod tests {
     fn an_event_that_finds_the_queue_full_is_dropped_and_counted() {
         let metrics = EventMetrics::default();
         let (events, _notes) = Events::channel(metrics.clone(), Pods::default());
-        for _ in 0..QUEUE_CAPACITY + 3 {
+        for _ in 0..1024 + 3 {
             events.record(&pod("n", "web", "u1"), Reason::PlugFailed, "");
         }
         events.record(&pod("", "container-of-podman", ""), Reason::PlugFailed, "not of Kubernetes");

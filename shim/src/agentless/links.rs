@@ -236,6 +236,16 @@ mod tests {
         links.delete(&[u32::MAX >> 1]).unwrap();
     }
 
+    #[test]
+    fn the_kernel_lists_the_loopback_interface() {
+        let Links(socket) = Links::open().unwrap();
+        let mut indices = Vec::new();
+        let flags = request(&socket, 18, 0x300, 0, &skip_stats(), |link| indices.extend(index_of(link)));
+        assert!(indices.contains(&1), "{indices:?}");
+        // NLM_F_MULTI: the answer has several messages.
+        assert_eq!(flags.unwrap() & 0x2, 0x2);
+    }
+
     proptest! {
         #[test]
         fn malformed_response_neither_panics_nor_loops(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {

@@ -253,3 +253,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_dns_of_65536_bytes_is_accepted_and_a_longer_one_not() {
+    let settings = |bytes: usize| {
+        let frame = r#"{"domain":""}"#.len();
+        let text = format!(r#"{{"name":"n","dns":{{"domain":"{}"}}}}"#, "x".repeat(bytes - frame));
+        Document::parse(text.as_bytes()).unwrap().settings().map(|it| it.dns.domain.len())
+    };
+    assert_eq!(settings(65_536).unwrap(), 65_523);
+    let error = settings(65_537).unwrap_err();
+    assert!(error.msg.contains("longer than 65536 bytes"), "{}", error.msg);
+}

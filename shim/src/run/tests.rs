@@ -309,3 +309,14 @@ fn del_ignores_prev_result() {
         assert_eq!(invoke("DEL", &stdin).0, Outcome::Done(None));
     }
 }
+
+#[test]
+fn version_echoes_up_to_32_plain_bytes() {
+    let of = |requested: &str| invoke("VERSION", &format!(r#"{{"cniVersion":"{requested}"}}"#)).0;
+    let longest = "1".repeat(32);
+    let Outcome::Done(Some(json)) = of(&longest) else { panic!("{:?}", of(&longest)) };
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["cniVersion"], longest);
+    for refused in ["1".repeat(33), "1".repeat(34), "1 0".to_owned()] {
+        assert_eq!(failure(of(&refused))["code"], 7, "{refused}");
+    }
+}

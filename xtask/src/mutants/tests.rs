@@ -164,6 +164,17 @@ fn an_entry_about_an_untested_mutant_is_not_stale() {
 }
 
 #[test]
+fn mutants_that_were_tested_without_being_chosen_count_too() {
+    let (vif, mutants, list) = (room("vif"), listed(), Explained::default());
+    let outcomes = Outcomes::parse(OUTCOMES).unwrap();
+    let report = Report::new(&vif, &mutants, &[], &outcomes, &list).to_string();
+    assert!(
+        report.starts_with("vif: 75 % caught (2 caught, 1 timeouts, 1 missed, 2 unviable); tested 6 of 6")
+    );
+    assert!(report.contains("survivor: ") && !report.contains("untested"), "{report}");
+}
+
+#[test]
 fn an_entry_in_a_file_of_no_room_is_stale_and_one_without_a_reason_an_error() {
     let list = Explained::parse(
         r#"[[survivor]]

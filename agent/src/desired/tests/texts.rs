@@ -85,7 +85,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::Entry(Entry::Counters(INDEX)), vec!["map-entry: ", "VIF_COUNTERS", "7"]),
         (Kind::PodLink, vec!["pod-link: ", "no interface eth0"]),
         (Kind::PodMac, vec!["pod-mac: ", &gateway, ", expected 02:00:00:00:00:02", "eth0"]),
-        (Kind::PodMtu, vec!["pod-mtu: ", "1400, expected 1500", "eth0"]),
+        (Kind::PodMtu, vec!["pod-mtu: ", "wrong MTU 1600, expected 1500", "eth0"]),
         (Kind::PodAddress(V4), vec!["pod-address: ", "eth0", "10.0.0.2"]),
         (
             Kind::PodRoute(IpNet::V4(ipnet::Ipv4Net::default())),

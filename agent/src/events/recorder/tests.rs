@@ -316,3 +316,14 @@ async fn the_recorder_ends_with_its_queue() {
     drop(notes);
     tokio::time::timeout(secs(60), recorder).await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_retry_waits_for_one_to_two_times_800_milliseconds() {
+    let test = Test::start([Reply::Code(500)]);
+    test.record("a").await;
+    sleep(secs(60)).await;
+    let [first, retry] = test.asked().try_into().unwrap();
+    let after = (retry.at - first.at).as_millis();
+    assert!((800..=1602).contains(&after), "{after} ms");
+    assert_eq!(test.counted(), [1, 0, 0]);
+}
