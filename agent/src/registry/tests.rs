@@ -294,6 +294,7 @@ fn store_that_is_removed_or_replaced_under_the_agent_is_written_again() {
         ("replaced", |store| {
             fs::rename(store, store.with_extension("moved")).unwrap();
             fs::create_dir(store).unwrap();
+            (0..9).for_each(|it| fs::write(store.join(format!("new-{it}")), "unfinished").unwrap());
         }),
     ];
     for (what, change) in changes {
@@ -464,6 +465,28 @@ fn addresses_of_adopted_attachments_are_in_use() {
     let registry = open(dir.path()).unwrap();
     assert_eq!((registry.get(&first.key), registry.get(&other.key)), (None, Some(other)));
     assert_ne!(registry.reserve(new("d")).unwrap().vif.addresses, first.vif.addresses);
+}
+
+#[test]
+fn failed_adoption_leaves_no_address_with_two_records_and_the_store_incomplete() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let first = attach(&registry, "a");
+    // Nothing can be written under the new key.
+    fs::create_dir(file(dir.path(), "c")).unwrap();
+    let other = Attachment { key: new("c").key, ..first.clone() };
+    assert!(registry.adopt(vec![other], std::slice::from_ref(&first), true).is_err());
+    assert!(!file(dir.path(), "a").exists(), "removed before the address gets another record");
+    let mark = fs::read_to_string(dir.path().join("attachments/meta")).unwrap();
+    assert!(mark.contains(r#""complete":false"#) && !registry.is_complete(), "{mark}");
+}
+
+#[test]
+fn key_of_a_reservation_in_progress_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    registry.table().allocated.insert(new("a").key, Addresses::default());
+    assert!(matches!(registry.reserve(new("a")), Err(RegistryError::KeyTaken(_))));
 }
 
 #[test]

@@ -41,8 +41,11 @@ fn missing_store_is_rebuilt_without_packet_loss() {
 }
 
 #[test]
-fn store_without_its_mark_is_rebuilt_without_packet_loss() {
-    let lose = || Ok(fs::remove_file(Path::new(STORE).join("meta"))?);
+fn store_without_its_mark_and_a_record_is_rebuilt_without_packet_loss() {
+    let lose = || {
+        fs::remove_file(a_record()?)?;
+        Ok(fs::remove_file(Path::new(STORE).join("meta"))?)
+    };
     damaged_store_is_rebuilt(lose, "was lost").unwrap();
 }
 

@@ -166,6 +166,7 @@ impl Store {
                 let meta = Meta::new(&self.own, complete).encode();
                 directory.write(META, &meta).map_err(|it| failed(&directory, "write to", it))
             };
+            directory.clear().map_err(|it| failed(&directory, "write to", it))?;
             // An agent that starts after a crash in between rebuilds the missing records.
             mark(false)?;
             for (key, kept) in records {

@@ -116,6 +116,7 @@ impl Store {
     fn adopt(&self, found: &Found, mut condition: Condition) -> Result<Condition, StoreError> {
         let (directory, mark) = (self.directory(), Meta::new(&self.own, false).encode());
         let wrote = |source| failed(&directory, "write to", source);
+        directory.clear().map_err(wrote)?;
         if let Condition::Damaged { why, quarantined } = &mut condition {
             let path = directory.path();
             let stays = |source| StoreError::Quarantine { path: path.to_owned(), why: why.clone(), source };
@@ -130,7 +131,6 @@ impl Store {
         } else if condition != Condition::Intact {
             directory.write(META, &mark).map_err(wrote)?;
         }
-        directory.clear().map_err(wrote)?;
         for name in &found.expired {
             directory.remove(name).map_err(wrote)?;
         }

@@ -1,6 +1,6 @@
 //! Damaged files, other layouts, other boots and namespaces.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
@@ -99,6 +99,8 @@ fn snapshot(state_dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 fn a_record_is_one_readable_file() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path());
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&dir.path().join("attachments")), mode(&path(dir.path(), 2))), (0o700, 0o600));
     let text = fs::read_to_string(path(dir.path(), 2)).unwrap();
     let (header, json) = text.split_once('\n').unwrap();
     assert!(header.starts_with("crc32c:") && header.ends_with(" ferrule-attachment 3"), "{header}");
@@ -138,6 +140,18 @@ fn contents_survive_a_restart() {
     let Opened { records, condition, .. } = open(dir.path()).unwrap();
     assert_eq!((records, condition), (vec![attached(2), attached(3), cooling(4)], Condition::Intact));
     assert_eq!(snapshot(dir.path()), before, "nothing is written");
+}
+
+#[test]
+fn a_large_record_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let Opened { store, .. } = open(dir.path()).unwrap();
+    let (key, mut kept) = attached(2);
+    let address = |number: u16| [10, 1, (number >> 8) as u8, number as u8].into();
+    kept.cooldown = (0..10_000).map(|it| Released::new(address(it), Duration::from_secs(9))).collect();
+    store.put(&key, &kept).unwrap();
+    assert!(fs::metadata(path(dir.path(), 2)).unwrap().len() > 400_000);
+    assert_eq!(open(dir.path()).unwrap().records, [(key, kept)]);
 }
 
 #[test]
@@ -266,6 +280,13 @@ fn unfinished_files_are_removed_and_foreign_ones_left_alone() {
     assert_eq!(open(dir.path()).unwrap().condition, Condition::Intact);
     fs::remove_file(note).unwrap();
     assert_eq!(snapshot(dir.path()), before);
+    // The names that this agent's own files get.
+    for name in ["new-0", "new-1", "new-2"] {
+        fs::write(dir.path().join("attachments").join(name), "unfinished").unwrap();
+    }
+    fs::remove_file(meta(dir.path())).unwrap();
+    assert_eq!(open(dir.path()).unwrap().condition, Condition::New);
+    assert_eq!(snapshot(dir.path()).len(), before.len());
 }
 
 #[test]
