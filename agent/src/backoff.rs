@@ -65,14 +65,11 @@ impl Backoff {
         self.policy.delay(self.failures)
     }
 
-    /// Like [`Self::next`]; a delay that the server requests wins, up to five minutes. Up to a tenth is added
-    /// to it, because the server requests the same of other nodes.
+    /// Like [`Self::next`], or as long as the server requests, up to five minutes, if that is longer. Up to a
+    /// tenth is added to the request, because the server requests the same of other nodes.
     pub fn next_requested(&mut self, requested: Option<Duration>, now: Instant) -> Duration {
-        let delay = self.next(now);
-        match requested {
-            Some(requested) => requested.min(MAX_REQUESTED).mul_f64(1.0 + 0.1 * fastrand::f64()),
-            None => delay,
-        }
+        let requested = requested.unwrap_or_default().min(MAX_REQUESTED);
+        self.next(now).max(requested.mul_f64(1.0 + 0.1 * fastrand::f64()))
     }
 
     /// Failures since the last healthy spell.
@@ -132,8 +129,19 @@ mod tests {
         let requested = Duration::from_secs(45);
         let delay = backoff.next_requested(Some(requested), now);
         assert!(delay >= requested && delay <= requested.mul_f64(1.1), "{delay:?}");
-        let day = Duration::from_secs(86_400);
-        assert!(backoff.next_requested(Some(day), now) <= MAX_REQUESTED.mul_f64(1.1));
+        let delay = backoff.next_requested(Some(Duration::MAX), now);
+        assert!(delay >= Duration::from_secs(300) && delay <= Duration::from_secs(330), "{delay:?}");
         assert_eq!(backoff.next_requested(None, now), FIRST * 4, "requested delays count as failures");
+    }
+
+    #[test]
+    fn a_server_that_always_requests_a_second_is_asked_ever_less() {
+        let (mut backoff, now) = (Backoff::new(POLICY), Instant::now());
+        let second = Duration::from_secs(1);
+        let first = backoff.next_requested(Some(second), now);
+        assert!(first >= second && first <= second.mul_f64(1.1), "{first:?}");
+        for expected in [1600, 3200, 6400, 12_800, 25_600, 30_000] {
+            assert_eq!(backoff.next_requested(Some(second), now), Duration::from_millis(expected));
+        }
     }
 }

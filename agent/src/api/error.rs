@@ -36,13 +36,20 @@ pub struct Status {
     pub code: u16,
     pub reason: String,
     pub message: String,
-    pub details: Option<Details>,
+    pub details: Option<Box<Details>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Details {
     pub retry_after_seconds: Option<u64>,
+    pub causes: Vec<Cause>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Cause {
+    pub reason: String,
 }
 
 /// Characters of a server's message that are shown.
@@ -62,6 +69,16 @@ impl ApiError {
     /// 410: the requested resourceVersion is too old.
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if status.code == 410 || status.reason == "Expired")
+    }
+
+    /// 504: the server does not have the requested resourceVersion yet. Servers before 1.18.6 say so in the
+    /// message only.
+    pub fn is_version_too_large(&self) -> bool {
+        let Self::Refused { status, .. } = self else { return false };
+        let mut causes = status.details.iter().flat_map(|details| &details.causes);
+        status.code == 504
+            && (causes.any(|cause| cause.reason == "ResourceVersionTooLarge")
+                || status.message.contains("Too large resource version"))
     }
 
     pub fn is_not_found(&self) -> bool {

@@ -14,12 +14,15 @@ pub(super) enum WatchError {
     /// The connection may be half open.
     #[error("no event and no bookmark on the stream of {what} for {} s", after.as_secs())]
     Idle { what: String, after: Duration },
+    /// A list with an object or an event that cannot be identified does not prove that any object is gone.
+    #[error("the list of {what} has an object without a usable name or UID")]
+    Garbled { what: String },
     #[error("the initial list of {what} was not complete within {} s", after.as_secs())]
     ListTimeout { what: String, after: Duration },
     #[error("the stream of {what} ended after {} s, {}", after.as_secs(), if *had_events { "with few events" } else { "without any event" })]
     Short { what: String, after: Duration, had_events: bool },
     /// A list showed changes that the stream had not delivered.
-    #[error("the stream of {what} does not deliver changes; relisting every few minutes instead")]
+    #[error("the stream of {what} does not deliver changes; lists stand in for it")]
     Deaf { what: String },
 }
 
@@ -47,15 +50,9 @@ impl WatchError {
         matches!(self, Self::Api(error) if error.is_unsupported())
     }
 
-    /// Whether a streamed list may have failed because the server cannot stream lists. On etcd 3.4 no error
-    /// says so.
-    pub(super) fn may_be_unsupported(&self) -> bool {
-        match self {
-            Self::Api(error @ ApiError::Refused { .. }) => error.is_server_error(),
-            Self::Api(ApiError::Timeout { .. }) => true,
-            Self::Idle { .. } | Self::ListTimeout { .. } | Self::Short { .. } => true,
-            Self::Api(_) | Self::Broken { .. } | Self::Deaf { .. } => false,
-        }
+    /// Whether the server does not have the position yet.
+    pub(super) fn is_version_too_large(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_version_too_large())
     }
 
     pub(super) fn retry_after(&self) -> Option<Duration> {
@@ -72,6 +69,7 @@ impl WatchError {
             Self::Api(error) => error.reason(),
             Self::Broken { .. } => "broken",
             Self::Idle { .. } => "idle",
+            Self::Garbled { .. } => "garbled",
             Self::ListTimeout { .. } => "slow",
             Self::Short { .. } => "short",
             Self::Deaf { .. } => "deaf",

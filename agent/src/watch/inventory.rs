@@ -9,13 +9,22 @@ use super::object::ObjectKey;
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     position: Option<String>,
+    /// The last position before it expired: no list should be older.
+    expired: Option<String>,
     /// Key → UID.
     known: HashMap<ObjectKey, String>,
-    /// Objects named by the list in progress.
-    listed: Option<HashSet<ObjectKey>>,
+    /// The list in progress.
+    list: Option<List>,
     has_synced: bool,
     /// An event that could not be identified may have been a change of any object.
     is_in_doubt: bool,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    named: HashSet<ObjectKey>,
+    /// Whether the list has an object that could not be identified.
+    is_garbled: bool,
 }
 
 /// An object that a change removed.
@@ -33,13 +42,23 @@ impl Inventory {
         self.position.as_deref()
     }
 
+    /// The position, current or expired.
+    pub(super) fn last_position(&self) -> Option<&str> {
+        self.position.as_deref().or(self.expired.as_deref())
+    }
+
+    /// The position up to which no change is missing: none in doubt, nor during a list.
+    pub(super) fn certain_position(&self) -> Option<&str> {
+        self.position().filter(|_| !self.is_in_doubt && self.list.is_none())
+    }
+
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
     /// Whether a list is in progress.
     pub(super) fn is_listing(&self) -> bool {
-        self.listed.is_some()
+        self.list.is_some()
     }
 
     /// Whether the objects were complete at some time.
@@ -91,7 +110,7 @@ impl Inventory {
 
     /// Returns whether the position has moved.
     pub(super) fn move_to(&mut self, position: String) -> bool {
-        let moves = self.listed.is_none() && !position.is_empty();
+        let moves = self.list.is_none() && !position.is_empty();
         if moves {
             self.position = Some(position);
         }
@@ -99,41 +118,52 @@ impl Inventory {
     }
 
     pub(super) fn begin_list(&mut self) {
-        self.listed = Some(HashSet::new());
+        self.list = Some(List::default());
     }
 
     /// Names an object in the list in progress, if there is one.
     pub(super) fn list(&mut self, key: &ObjectKey) {
-        if let Some(listed) = &mut self.listed {
-            listed.insert(key.clone());
+        if let Some(list) = &mut self.list {
+            list.named.insert(key.clone());
         }
     }
 
     /// Completes a list. Removes and returns, in the order of their keys, the objects that the list lacks:
-    /// their deletions were missed.
-    pub(super) fn end_list(&mut self, position: String) -> Vec<Removed> {
-        let listed = self.listed.take().unwrap_or_default();
-        let lost = self.known.extract_if(|key, _| !listed.contains(key));
+    /// their deletions were missed. `None` if any of them may be what the list has garbled; then nothing
+    /// changes.
+    pub(super) fn end_list(&mut self, position: String) -> Option<Vec<Removed>> {
+        let List { named, is_garbled } = self.list.take().unwrap_or_default();
+        if is_garbled {
+            return None;
+        }
+        let lost = self.known.extract_if(|key, _| !named.contains(key));
         let mut lost: Vec<_> = lost.map(|(key, uid)| Removed { key, uid }).collect();
         lost.sort_by(|a, b| a.key.cmp(&b.key));
         self.move_to(position);
         self.is_in_doubt = false;
-        lost
+        Some(lost)
     }
 
     /// Discards an incomplete list: objects that it has not delivered may still exist.
     pub(super) fn abort_list(&mut self) {
-        self.listed = None;
+        self.list = None;
     }
 
     /// Drops the position, so that a relist follows.
     pub(super) fn expire(&mut self) {
-        self.position = None;
+        self.expired = self.position.take().or(self.expired.take());
     }
 
-    /// Notes an event that could not be identified.
+    /// Notes an object or an event that could not be identified.
     pub(super) fn doubt(&mut self) {
         self.is_in_doubt = true;
+        if let Some(list) = &mut self.list {
+            list.is_garbled = true;
+        }
+    }
+
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.is_in_doubt
     }
 
     /// Drops the position if it is in doubt, and returns whether it was.
@@ -166,7 +196,7 @@ mod tests {
             assert_eq!(inventory.apply(key(name), uid.to_owned(), "99".to_owned()), None);
         }
         assert_eq!(inventory.position(), None, "versions within a list are no positions");
-        assert_eq!(inventory.end_list("10".to_owned()), []);
+        assert_eq!(inventory.end_list("10".to_owned()).unwrap(), []);
         inventory
     }
 
@@ -203,20 +233,38 @@ mod tests {
         inventory.apply(key("c"), "u3".to_owned(), "11".to_owned());
         inventory.begin_list();
         inventory.pass_over(&key("b"), "15".to_owned());
-        assert_eq!(inventory.end_list("20".to_owned()), [removed("a", "u1"), removed("c", "u3")]);
+        assert_eq!(inventory.end_list("20".to_owned()).unwrap(), [removed("a", "u1"), removed("c", "u3")]);
         assert_eq!((inventory.position(), inventory.len()), (Some("20"), 1));
     }
 
     #[test]
     fn doubt_expires_the_position_once_and_a_list_clears_it() {
         let mut inventory = listed();
+        assert_eq!(inventory.certain_position(), Some("10"));
         inventory.doubt();
+        assert_eq!((inventory.certain_position(), inventory.position()), (None, Some("10")));
         assert!(inventory.expire_if_in_doubt() && !inventory.expire_if_in_doubt());
-        assert_eq!(inventory.position(), None);
-        inventory.begin_list();
+        assert_eq!((inventory.position(), inventory.last_position()), (None, Some("10")));
+        inventory.expire();
+        assert_eq!(inventory.last_position(), Some("10"));
         inventory.doubt();
-        inventory.end_list("20".to_owned());
+        inventory.begin_list();
+        assert_eq!(inventory.end_list("20".to_owned()).unwrap().len(), 2);
         assert!(!inventory.expire_if_in_doubt());
-        assert_eq!(inventory.position(), Some("20"));
+        assert_eq!((inventory.position(), inventory.last_position()), (Some("20"), Some("20")));
+    }
+
+    #[test]
+    fn a_garbled_list_proves_no_absence_and_moves_no_position() {
+        let mut inventory = listed();
+        inventory.begin_list();
+        assert_eq!(inventory.certain_position(), None);
+        inventory.apply(key("c"), "u3".to_owned(), "15".to_owned());
+        inventory.doubt();
+        assert_eq!(inventory.end_list("20".to_owned()), None);
+        assert_eq!((inventory.position(), inventory.len()), (Some("10"), 3));
+        assert!(inventory.is_in_doubt() && !inventory.is_listing());
+        inventory.begin_list();
+        assert_eq!(inventory.end_list("20".to_owned()).unwrap().len(), 3, "the next list is not in doubt");
     }
 }

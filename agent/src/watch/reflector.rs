@@ -1,5 +1,5 @@
-//! The loop of one watch: list, then follow; resume after an interruption, and relist only if the position is
-//! lost.
+//! The loop of one watch: list, then follow; resume after an interruption, and relist if the position is lost
+//! or the watch does not work.
 //!
 //! ```text
 //!             ┌──────────────── checkpoint ─────────────────────┐
@@ -11,19 +11,23 @@
 //!                                                                  └── any other end ◀───────┘
 //! ```
 //!
-//! The loop does the I/O. The decisions are pure: [`Inventory`] (objects and position), [`ListMode`],
-//! [`Silence`] (streams without events) and [`Failures`] (retries and health).
+//! [`Liveness`] leads to further lists while the watch fails or is silent; they keep the position.
+//!
+//! The loop does the I/O, [`follow`] that of a stream. The decisions are pure: [`Inventory`] (objects and
+//! position), [`Liveness`], and [`Failures`] (retries and health).
 //!
 //! kube-runtime's `watcher` (5.0.0) does not fit: after a 410 as the response, and not in the stream, it
 //! watches from the same position again and never relists (`State::InitListed`); it ignores
 //! `retryAfterSeconds`; its position is a private field that ends with the process; and an undecodable object
 //! ends its stream.
 
+mod follow;
+
 use std::{collections::BTreeMap, ops::ControlFlow, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{
@@ -33,16 +37,14 @@ use super::{
     error::WatchError,
     failures::{Failures, Report, Retry},
     inventory::{Inventory, Removed},
-    list_mode::ListMode,
+    liveness::{Comparison, Finding, Liveness},
     object::Object,
     pages::Pages,
     scope::Scope,
     settings::Settings,
-    silence::{Comparison, Finding, Silence, SilentEnd, Verdict},
     sink::{Change, Sink},
-    stream::{Lines, Received},
-    unconfirmed::{CAUGHT_UP, Unconfirmed},
-    wire::{self, Event, Item, Undecodable},
+    unconfirmed::Unconfirmed,
+    wire::{Item, Undecodable},
 };
 use crate::{
     api::{Api, ApiError},
@@ -60,11 +62,12 @@ pub(super) struct Reflector<T, S> {
     health: Reporter,
     inventory: Inventory,
     unconfirmed: Unconfirmed<T>,
-    list_mode: ListMode,
-    silence: Silence,
+    liveness: Liveness,
     failures: Failures,
     /// Whether the next list waits for a random time: the agents of other nodes relist as well.
     spreads_list: bool,
+    /// Whether the server can stream lists (`sendInitialEvents`), which costs it less memory than pages.
+    has_streamed_lists: bool,
 }
 
 /// Ends a loop between two events.
@@ -77,29 +80,9 @@ struct Listed {
     lost: usize,
 }
 
-/// The times of one stream.
-#[derive(Clone, Copy)]
-struct Deadlines {
-    opened: Instant,
-    /// The server should have ended the stream long before.
-    overdue: Instant,
-}
-
-/// A stream that ends sooner is reopened with backoff.
-const SHORT: Duration = Duration::from_secs(1);
-/// Seconds. The request asks the server to end the stream after a random time from this to its double, as
-/// client-go does.
-const WATCH_SECONDS: u64 = 300;
-/// A stream that ends at most this much before the requested time ends as requested.
-const EARLY: Duration = Duration::from_secs(5);
-/// A stream that lasts longer than twice the requested time, and this, has lost its server.
-const OVERDUE: Duration = Duration::from_secs(60);
-/// The longest random wait before a relist.
-const SPREAD: Duration = Duration::from_secs(2);
-/// The interval of checkpoints. After a crash, the watch resumes that much earlier.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest streamed list.
-const LIST_TIMEOUT: Duration = Duration::from_secs(120);
+/// The longest random wait before a relist. A restart of the API server expires the positions of all nodes:
+/// 5000 nodes then send 500 lists per second for each source, and an ADD waits for a change ten seconds longer.
+const SPREAD: Duration = Duration::from_secs(10);
 const FOLLOWING: &str = "following the changes";
 const NO_ANSWER: &str = "the API server has not confirmed them in time";
 
@@ -120,10 +103,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             counters: Counters::new(scope.name, metrics),
             inventory: Inventory::default(),
             unconfirmed: Unconfirmed::default(),
-            list_mode: ListMode::default(),
-            silence: Silence::new(settings.read_timeout, settings.max_backoff),
+            liveness: Liveness::new(settings.read_timeout),
             failures: Failures::new(settings.retry_timeout, settings.max_backoff),
             spreads_list: false,
+            has_streamed_lists: true,
             scope,
             api,
             sink,
@@ -155,30 +138,36 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         self.checkpoint.finish().await;
     }
 
-    /// Lists if there is no position, and watches until the stream ends.
+    /// Lists if there is no position or the watch does not work, and watches until the stream ends.
     async fn round(&mut self) -> Result<(), WatchError> {
         if !self.checkpoint.is_loaded() {
             let identity = self.scope.identity(&self.api.url().await?);
             self.restore(identity).await;
         }
-        let needs_list = self.inventory.position().is_none();
-        if needs_list && std::mem::take(&mut self.spreads_list) {
+        if self.inventory.position().is_some() {
+            if self.liveness.list_is_due(Instant::now()) {
+                self.list_instead().await?;
+            }
+            return self.watch().await;
+        }
+        if std::mem::take(&mut self.spreads_list) {
             self.waiting(sleep(SPREAD.mul_f64(fastrand::f64()))).await;
         }
-        let streams_list = needs_list && self.list_mode == ListMode::Stream;
-        if needs_list && !streams_list {
-            self.list().await?;
+        if !self.has_streamed_lists || !self.liveness.can_stream_lists() {
+            if let Err(error) = self.list().await {
+                self.liveness.list_failed();
+                return Err(error);
+            }
+            return self.watch().await;
         }
-        let watched = self.watch().await;
-        if let Err(error) = &watched
-            && streams_list
-            && self.inventory.position().is_none()
-            && self.list_mode.stream_failed(error)
-        {
-            tracing::info!(watch = self.scope.name, %error, "the server cannot stream lists; listing in pages");
-            return self.list().await.map(drop);
+        match self.watch().await {
+            Err(error) if error.is_unsupported() && self.inventory.position().is_none() => {
+                tracing::info!(watch = self.scope.name, %error, "the server cannot stream lists; listing in pages");
+                self.has_streamed_lists = false;
+                self.list().await.map(drop)
+            }
+            watched => watched,
         }
-        watched
     }
 
     /// Restores objects and position from the checkpoint of an earlier agent.
@@ -223,194 +212,65 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     /// Lists all objects in pages.
     async fn list(&mut self) -> Result<Listed, WatchError> {
         self.inventory.begin_list();
-        let mut pages = Pages::new(Arc::clone(&self.api), self.scope.clone());
+        let known = self.inventory.last_position();
+        let mut pages = Pages::new(Arc::clone(&self.api), self.scope.clone(), known);
         let mut newest = None;
         loop {
-            let (page, bytes) = self.waiting(pages.next::<T>()).await?;
+            let (page, bytes) = match self.waiting(pages.next::<T>()).await {
+                Ok(page) => page,
+                Err(error) if pages.restart(&error) => {
+                    tracing::info!(watch = self.scope.name, %error, "beginning the list again");
+                    self.inventory.begin_list();
+                    newest = None;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             self.counters.received(bytes);
             for item in page.items {
                 newest = newest.max(item.version().and_then(number));
                 self.item(item);
             }
             if page.token.is_empty() {
-                let lost = self.end_list(page.position.clone());
+                let lost = self.end_list(page.position.clone())?;
                 return Ok(Listed { position: page.position, newest, lost });
             }
         }
     }
 
-    /// Watches from the position, until the stream ends. Without a position, the stream begins with a list.
-    async fn watch(&mut self) -> Result<(), WatchError> {
-        let what = format!("watch {}", self.scope.name);
-        let requested = Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS));
-        let path = self.watch_request(requested);
-        if self.inventory.position().is_some() {
-            self.counters.resume();
-        } else {
-            self.inventory.begin_list();
-        }
-        let api = Arc::clone(&self.api);
-        let response = self.waiting(api.open(&what, &path)).await?;
-        let opened = Instant::now();
-        self.silence.stream_opened();
-        let deadlines = Deadlines { opened, overdue: opened + 2 * requested + OVERDUE };
-        let streamed = self.follow(&what, Lines::new(response.into_body()), deadlines).await;
-        let lasted = opened.elapsed();
-        let had_events = self.silence.had_events();
-        let error = match streamed {
-            Ok(()) if self.inventory.is_listing() => {
-                let why = "ended before the end of its initial list".to_owned();
-                return Err(WatchError::Broken { what, why });
-            }
-            Ok(()) => WatchError::Short { what, after: lasted, had_events },
-            Err(error @ WatchError::Broken { .. })
-                if lasted >= SHORT && self.inventory.position().is_some() =>
-            {
-                error
-            }
-            Err(error @ WatchError::Idle { .. }) if !self.inventory.is_listing() => error,
-            Err(error) => return Err(error),
-        };
-        if self.inventory.expire_if_in_doubt() {
-            tracing::info!(
-                watch = self.scope.name,
-                "relisting: an event had no usable name or UID, so that a change may be missing"
-            );
-        }
-        match error {
-            WatchError::Short { .. } if had_events && lasted < SHORT => Err(error),
-            WatchError::Short { .. } if had_events => Ok(()),
-            WatchError::Broken { .. } if had_events => {
-                self.resume_after(&error);
-                Ok(())
-            }
-            _ => {
-                let end = SilentEnd {
-                    lasted,
-                    as_requested: matches!(error, WatchError::Short { .. }) && lasted + EARLY >= requested,
-                    is_idle: matches!(error, WatchError::Idle { .. }),
-                };
-                self.silent_stream(error, end).await
-            }
-        }
-    }
-
-    fn watch_request(&self, requested: Duration) -> String {
-        let seconds = requested.as_secs().to_string();
-        let mut parameters =
-            vec![("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", seconds.as_str())];
-        match self.inventory.position() {
-            Some(position) => parameters.push(("resourceVersion", position)),
-            None => {
-                parameters.extend([("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")])
-            }
-        }
-        self.scope.request(&parameters)
-    }
-
-    /// Applies the events of a stream until it ends.
-    async fn follow(
-        &mut self,
-        what: &str,
-        mut lines: Lines,
-        Deadlines { opened, overdue }: Deadlines,
-    ) -> Result<(), WatchError> {
-        let mut save_at = opened + CHECKPOINT_INTERVAL;
-        // Only complete lines count: single bytes now and then prove nothing.
-        let mut idle_at = opened + self.settings.read_timeout;
-        let mut caught_up_at = opened + CAUGHT_UP;
-        loop {
-            let until = self.unconfirmed.until();
-            // A list confirms by its end.
-            let caught_up = until.filter(|_| !self.inventory.is_listing()).map(|_| caught_up_at);
-            let wake_at = [Some(idle_at), Some(save_at), Some(overdue), until, caught_up];
-            let wake_at = wake_at.into_iter().flatten().min().unwrap_or(idle_at);
-            let received = tokio::select! {
-                received = lines.receive() => Some(received),
-                () = sleep_until(wake_at) => None,
-            };
-            let now = Instant::now();
-            if received.is_none() && caught_up.is_some_and(|at| at <= now) {
-                self.confirmed("a resumed stream has delivered all that was missed");
-            } else if until.is_some_and(|at| at <= now) {
-                self.confirmed(NO_ANSWER);
-            }
-            if save_at <= now {
-                self.stream_stays_open(now.duration_since(opened));
-                self.save().await;
-                save_at = Instant::now() + CHECKPOINT_INTERVAL;
-            }
-            if now >= overdue {
-                let why = "the server has not ended it in time".to_owned();
-                return Err(WatchError::Broken { what: what.to_owned(), why });
-            }
-            match received {
-                None if now >= idle_at => {
-                    let (what, after) = (what.to_owned(), self.settings.read_timeout);
-                    return Err(WatchError::Idle { what, after });
-                }
-                None => continue,
-                Some(Received::Bytes(bytes)) => self.counters.received(bytes),
-                Some(Received::End) => return Ok(()),
-                Some(Received::Broken(why)) => {
-                    return Err(WatchError::Broken { what: what.to_owned(), why });
-                }
-            }
-            while let Some(line) = lines.next() {
-                (idle_at, caught_up_at) =
-                    (Instant::now() + self.settings.read_timeout, Instant::now() + CAUGHT_UP);
-                match line {
-                    Ok(line) => self.event(wire::event(what, &line)?),
-                    Err(_) => {
-                        let why = "a line that is too long or not UTF-8".to_owned();
-                        self.undecodable(Undecodable { meta: None, why });
-                        self.inventory.doubt();
-                    }
-                }
-            }
-            self.counters.set_buffered(lines.buffered());
-            if self.inventory.is_listing() && opened.elapsed() > LIST_TIMEOUT {
-                return Err(WatchError::ListTimeout { what: what.to_owned(), after: LIST_TIMEOUT });
-            }
-        }
-    }
-
-    fn event(&mut self, event: Event<T>) {
-        let kind = match event {
-            Event::Applied(item @ Item::Object { .. }) => {
-                self.item(item);
-                "applied"
-            }
-            Event::Deleted(meta) => {
-                let removed = self.inventory.delete(meta.key(), meta.uid(), meta.resource_version.clone());
-                self.removed(removed);
-                "deleted"
-            }
-            Event::Bookmark { position, ends_initial_list } => {
-                if ends_initial_list && self.inventory.is_listing() {
-                    self.end_list(position);
-                } else {
-                    self.inventory.move_to(position);
-                    if !self.inventory.is_listing() {
-                        self.confirmed("a bookmark follows all that was missed");
-                    }
-                }
-                "bookmark"
-            }
-            Event::Applied(Item::Undecodable(undecodable)) | Event::Unknown(undecodable) => {
-                if undecodable.meta.is_some() {
-                    self.undecodable(undecodable);
-                    self.heard();
-                } else {
-                    self.undecodable(undecodable);
-                    self.inventory.doubt();
-                }
-                return;
+    /// Lists because the watch fails or is silent: the inventory becomes current in any case.
+    async fn list_instead(&mut self) -> Result<(), WatchError> {
+        let position = self.inventory.position().unwrap_or_default().to_owned();
+        let Listed { position: server, newest, lost } = match self.list().await {
+            Ok(listed) => listed,
+            Err(error) => {
+                self.liveness.list_failed();
+                return Err(error);
             }
         };
-        self.heard();
-        self.recovered();
-        self.counters.event(kind);
+        let watch = self.scope.name;
+        let comparison = Comparison { ours: number(&position), server: number(&server), newest, lost };
+        match self.liveness.compare(&comparison, Instant::now()) {
+            Finding::OtherHistory => {
+                tracing::warn!(watch, position, server, "the API server has another history; relisted");
+                self.recovered();
+            }
+            Finding::Deaf => {
+                tracing::warn!(
+                    watch,
+                    position,
+                    server,
+                    "a list revealed changes that the watch had not delivered"
+                );
+                self.failures.failing_since(Instant::now().checked_sub(self.liveness.silence()));
+                return Err(WatchError::Deaf { what: format!("watch {watch}") });
+            }
+            Finding::Quiet => {
+                self.recovered_as("no events from the watch; a list has shown that nothing changed")
+            }
+            Finding::Open => {}
+        }
+        Ok(())
     }
 
     /// Applies an object of an event or of a list.
@@ -440,96 +300,34 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     fn undecodable(&mut self, Undecodable { meta, why }: Undecodable) {
         self.counters.undecodable();
         tracing::warn!(watch = self.scope.name, %why, "skipping an undecodable object");
-        if let Some(meta) = meta {
-            self.inventory.pass_over(&meta.key(), meta.resource_version);
+        match meta {
+            Some(meta) => self.inventory.pass_over(&meta.key(), meta.resource_version),
+            None => self.inventory.doubt(),
         }
     }
 
     /// Completes a list, and returns the number of objects whose deletion it revealed.
-    fn end_list(&mut self, position: String) -> usize {
-        let lost = self.inventory.end_list(position);
+    fn end_list(&mut self, position: String) -> Result<usize, WatchError> {
+        let Some(lost) = self.inventory.end_list(position) else {
+            return Err(WatchError::Garbled { what: self.scope.name.to_owned() });
+        };
         let count = lost.len();
         lost.into_iter().for_each(|removed| self.removed(Some(removed)));
         self.checkpoint.replace_all();
         self.counters.list();
-        self.list_mode.list_completed();
         tracing::info!(watch = self.scope.name, objects = self.inventory.len(), lost = count, "listed");
         self.confirmed("a list names them");
         self.synced();
-        if self.silence.is_healthy_after_list() {
+        if self.liveness.is_healthy_after_list() {
             self.recovered();
         }
-        count
+        Ok(count)
     }
 
     fn synced(&mut self) {
         if self.inventory.set_synced() {
             self.sink.apply(Change::Synced);
         }
-    }
-
-    fn heard(&mut self) {
-        if self.silence.event() {
-            self.recovered_as(FOLLOWING);
-        }
-    }
-
-    fn stream_stays_open(&mut self, open: Duration) {
-        if self.silence.is_healthy_after(open) && !self.inventory.is_listing() && self.inventory.has_synced()
-        {
-            self.recovered();
-        }
-    }
-
-    /// Reacts to a stream without events. `Ok` if the next one may be opened at once.
-    async fn silent_stream(&mut self, error: WatchError, end: SilentEnd) -> Result<(), WatchError> {
-        let compares = self.silence.stream_was_silent(&end, Instant::now());
-        if compares && self.inventory.position().is_some() {
-            self.compare_with_list(end.lasted).await?;
-        }
-        match self.silence.verdict(&end) {
-            Verdict::Deaf => Err(WatchError::Deaf { what: format!("watch {}", self.scope.name) }),
-            Verdict::Fail => Err(error),
-            Verdict::Resume if end.as_requested => Ok(()),
-            Verdict::Resume => {
-                self.resume_after(&error);
-                Ok(())
-            }
-        }
-    }
-
-    /// Lists to find out why streams are silent, and to make the inventory current in any case.
-    async fn compare_with_list(&mut self, lasted: Duration) -> Result<(), WatchError> {
-        let position = self.inventory.position().unwrap_or_default().to_owned();
-        let Listed { position: server, newest, lost } = match self.list().await {
-            Ok(listed) => listed,
-            Err(error) => {
-                self.silence.comparison_failed(Instant::now());
-                return Err(error);
-            }
-        };
-        let watch = self.scope.name;
-        let comparison = Comparison { ours: number(&position), server: number(&server), newest, lost };
-        match self.silence.compare(&comparison, lasted, Instant::now()) {
-            Finding::OtherHistory => {
-                tracing::warn!(watch, position, server, "the API server has another history; relisted");
-                self.recovered();
-            }
-            Finding::MissedChanges => {
-                tracing::warn!(
-                    watch,
-                    position,
-                    server,
-                    "a relist revealed changes that the watch had not delivered"
-                );
-                self.failures.failing_since(Instant::now().checked_sub(lasted));
-            }
-            Finding::NoChanges { is_healthy: true } => {
-                self.recovered_as("no events from the watch; a relist has shown that nothing changed");
-            }
-            Finding::NoChanges { is_healthy: false } => {}
-        }
-        Ok(())
     }
 
     /// Counts a failure after which the watch resumes at once.
@@ -578,9 +376,19 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             }
             self.failures.not_found(self.inventory.has_synced(), now)
         } else {
-            let retry = self.failures.failed(error, now);
-            let (why, wait_ms) = (format!("{error}{}", error.remedy()), retry.wait.as_millis());
-            tracing::warn!(watch, error = why, wait_ms, "the watch failed; retrying");
+            let stand_in = if self.liveness.lists_stand_in() {
+                "; meanwhile, lists keep the known objects current"
+            } else {
+                ""
+            };
+            let why = format!("{error}{}{stand_in}", error.remedy());
+            let retry = self.failures.failed(why.clone(), error.retry_after(), now);
+            tracing::warn!(
+                watch,
+                error = why,
+                wait_ms = retry.wait.as_millis(),
+                "the watch failed; retrying"
+            );
             retry
         }
     }
@@ -607,9 +415,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         }
     }
 
-    /// Starts to make the changes durable. A list in progress has no position yet.
+    /// Starts to make the changes durable, unless some may be missing: a restarted agent gets those again.
     async fn save(&mut self) {
-        if let Some(position) = self.inventory.position().filter(|_| !self.inventory.is_listing()) {
+        if let Some(position) = self.inventory.certain_position() {
             self.checkpoint.save(position).await;
         }
         self.counters.set_unsaved(self.checkpoint.unsaved());

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod script;
 mod silence;
+mod stand_in;
 
 use std::{
     collections::BTreeMap,
@@ -309,7 +310,9 @@ async fn an_expired_position_leads_to_a_relist_that_finds_missed_deletions() {
         let expected = ["+a/u1", "synced", "+b/u2", "-a/u1", "+a/u9", "-b/u2"];
         assert_eq!(test.changes(), expected, "{how}: `a` was replaced and `b` deleted");
         assert_eq!(test.position().as_deref(), Some("31"));
-        assert_eq!(version(&test.asked()[2].query), "", "{how}");
+        let asked = &test.asked()[2].query;
+        assert_eq!(version(asked), "12", "{how}: a relist does not go back in time");
+        assert!(asked.contains("sendInitialEvents=true&resourceVersionMatch=NotOlderThan"), "{asked}");
     }
 }
 
@@ -353,13 +356,12 @@ async fn a_watch_is_unhealthy_after_the_retry_timeout_and_keeps_retrying() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_recovers_when_its_stream_is_accepted() {
-    let mut replies = vec![listing([Step::Wait(secs(2))])];
-    replies.extend((0..8).map(|_| status(503)));
-    replies.push(Reply::Stream(vec![Step::Hang]));
-    let test = Test::start(replies);
+    let test = Test::start([listing([Step::Wait(secs(2))])]);
+    test.script.otherwise(status(503), status(503));
     sleep(secs(100)).await;
     assert_eq!(test.state(), State::Unhealthy);
-    sleep(secs(95)).await;
+    test.script.otherwise(Reply::Stream(vec![Step::Hang]), status(503));
+    sleep(secs(89)).await;
     assert_eq!(test.state(), State::Healthy, "even without events");
 }
 
@@ -407,12 +409,8 @@ async fn an_aborted_list_deletes_nothing() {
         listing([event("ADDED", "b", "u2", 12), Step::Wait(secs(2))]),
         status(410),
         Reply::Stream(vec![event("ADDED", "c", "u3", 20), Step::Break]),
-        Reply::Stream(vec![
-            event("ADDED", "a", "u1", 5),
-            event("ADDED", "b", "u2", 12),
-            bookmark(31, true),
-            Step::Hang,
-        ]),
+        page(&[pod("a", "u1", 5), pod("b", "u2", 12)], 31, ""),
+        Reply::Stream(vec![Step::Hang]),
     ]);
     sleep(secs(30)).await;
     assert_eq!(test.changes(), ["+a/u1", "synced", "+b/u2", "+c/u3", "+a/u1", "+b/u2", "-c/u3"]);
@@ -532,11 +530,17 @@ async fn a_resource_that_disappears_becomes_unhealthy() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_restarts_without_history_is_relisted_at_once() {
-    let away = (0..5).map(|_| status(503));
-    let back = [Reply::Stream(vec![error(410, "")]), listing([event("ADDED", "b", "u2", 30), Step::Hang])];
+    let away = (0..3).map(|_| status(503));
+    let list = page(&[pod("a", "u1", 5), pod("b", "u2", 30)], 30, "");
+    let back = [Reply::Stream(vec![error(410, "")]), list, Reply::Stream(vec![Step::Hang])];
     let test = Test::start(std::iter::once(listing([Step::Wait(secs(2))])).chain(away).chain(back));
     sleep(secs(120)).await;
     let asked = test.asked();
-    let [.., expired, list] = asked.as_slice() else { panic!("{asked:?}") };
-    assert!(list.at - expired.at <= secs(2), "{asked:?}");
+    let expired = asked.get(4).unwrap();
+    let list = asked.get(5).unwrap();
+    assert_eq!(
+        list.query,
+        "fieldSelector=spec.nodeName%3Dnode&resourceVersion=10&resourceVersionMatch=NotOlderThan"
+    );
+    assert!(list.at - expired.at <= secs(10), "{asked:?}");
 }
