@@ -25,12 +25,6 @@ fn expect(node: &Node, component: &str, texts: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-fn expect_code(node: &Node, pod: &str, code: u64, text: &str) -> anyhow::Result<()> {
-    let error = node.runtime()?.call("ADD", &node.pod(pod)?)?.into_error()?;
-    ensure!(error.code == code && error.msg.contains(text), "{error}");
-    Ok(())
-}
-
 #[test]
 fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
     with_cluster_of(&[POD_V4], &[], |node, cluster| {
@@ -103,7 +97,9 @@ fn configured_ranges_are_withdrawn_when_the_cluster_has_a_second_node() {
         ensure!(format!("{refused:#}").contains("set --single-node"), "{refused:#}");
         node.start_agent_with(&[&shared[..], &["--single-node"]].concat())?;
         expect(node, "ranges", &["unhealthy", "the nodes node-1 and node-2"])?;
-        expect_code(node, "a", 11, "the nodes node-1 and node-2")
+        let error = node.runtime()?.call("ADD", &cluster.pod(node, "a", &[])?)?.into_error()?;
+        ensure!(error.code == 11 && error.msg.contains("the nodes node-1 and node-2"), "{error}");
+        Ok(())
     })
     .unwrap();
 }
@@ -144,7 +140,9 @@ fn a_standalone_agent_takes_the_annotation_that_comes_with_the_call() {
         let pod = node.pod("a")?;
         let result = node.runtime()?.with("runtimeConfig", annotations).add(&pod)?;
         ensure!(result["ips"][0]["address"] == "10.244.0.77/32", "{result}");
-        expect_code(node, "b", 104, "no annotation vif.ferrule.dev/v1")
+        let error = node.runtime()?.call("ADD", &node.pod("b")?)?.into_error()?;
+        ensure!(error.code == 104 && error.msg.contains("no annotation vif.ferrule.dev/v1"), "{error}");
+        Ok(())
     })
     .unwrap();
 }
