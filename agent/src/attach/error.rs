@@ -3,7 +3,7 @@
 use ferrule_proto::names::InvalidName;
 
 use crate::{
-    dataplane::DataplaneError,
+    dataplane::MapFailure,
     decide::{DecideError, Refused},
     plug::{PlugError, netlink::NetlinkError, netns::NetnsError},
     registry::RegistryError,
@@ -25,7 +25,7 @@ pub enum AttachError {
     #[error("the registry refused the change")]
     Registry(#[from] RegistryError),
     #[error("cannot change the dataplane's maps")]
-    Dataplane(#[from] DataplaneError),
+    Dataplane(#[from] MapFailure),
     /// A DEL of the same key arrived while an ADD was waiting.
     #[error("a DEL of this container arrived during its ADD")]
     Overtaken,

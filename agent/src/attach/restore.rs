@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use crate::{
-    dataplane::DataplaneError,
+    dataplane::MapFailure,
     plug::{
         PlugError,
         netns::Netns,
@@ -21,7 +21,7 @@ pub(crate) enum RestoreError {
     #[error(transparent)]
     Plug(#[from] PlugError),
     #[error(transparent)]
-    Dataplane(#[from] DataplaneError),
+    Dataplane(#[from] MapFailure),
     #[error("cannot record the restored interface")]
     Registry(#[from] RegistryError),
 }

@@ -202,8 +202,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the map is full.
-    pub fn count_unknown(&self) -> Result<(), DataplaneError> {
-        Ok(self.writer().count_unknown()?)
+    pub fn count_unknown(&self) -> Result<(), MapFailure> {
+        self.writer().count_unknown()
     }
 
     /// Lets an attachment's packets pass and be delivered, through a host interface. On an error, no entry is
@@ -211,46 +211,46 @@ impl Dataplane {
     ///
     /// # Errors
     /// If a map is full.
-    pub fn insert(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
+    pub fn insert(&self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         let mut maps = self.writer();
         let written = maps.ensure(ifindex, attachment);
         if written.is_err() {
             // The first error is the cause.
             let _ = maps.remove(ifindex, attachment.vif.addresses);
         }
-        Ok(written?)
+        written
     }
 
     /// Like [`Self::insert`], for a live attachment: entries stay on an error.
     ///
     /// # Errors
     /// If a map is full.
-    pub fn keep(&self, ifindex: u32, attachment: &Attachment) -> Result<(), DataplaneError> {
-        Ok(self.writer().ensure(ifindex, attachment)?)
+    pub fn keep(&self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
+        self.writer().ensure(ifindex, attachment)
     }
 
     /// Removes an attachment's entries, so that no packet passes. Succeeds if they are absent.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn remove(&self, ifindex: u32, addresses: Addresses) -> Result<(), DataplaneError> {
-        Ok(self.writer().remove(ifindex, addresses)?)
+    pub fn remove(&self, ifindex: u32, addresses: Addresses) -> Result<(), MapFailure> {
+        self.writer().remove(ifindex, addresses)
     }
 
     /// The counters of a host interface, summed over all CPUs; `None` if it has no entry.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn counters(&self, ifindex: u32) -> Result<Option<Counters>, DataplaneError> {
-        Ok(self.reader.counters(ifindex)?)
+    pub fn counters(&self, ifindex: u32) -> Result<Option<Counters>, MapFailure> {
+        self.reader.counters(ifindex)
     }
 
     /// The entries of a host interface; `None` if `VIFS` has none.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn recorded(&self, ifindex: u32) -> Result<Option<Recorded>, DataplaneError> {
-        Ok(self.reader.recorded(ifindex)?)
+    pub fn recorded(&self, ifindex: u32) -> Result<Option<Recorded>, MapFailure> {
+        self.reader.recorded(ifindex)
     }
 
     /// All entries. Updates the pressure metrics; does not block writers.
@@ -267,8 +267,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn forget(&self, entry: Entry, snapshot: &Entries) -> Result<(), DataplaneError> {
-        Ok(self.writer().remove_stray(entry, snapshot)?)
+    pub fn forget(&self, entry: Entry, snapshot: &Entries) -> Result<(), MapFailure> {
+        self.writer().remove_stray(entry, snapshot)
     }
 
     /// The IDs of other programs' tcx attachments on an interface, by the pod's direction. Empty without
@@ -285,8 +285,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), DataplaneError> {
-        Ok(self.writer().retain(live)?)
+    pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
+        self.writer().retain(live)
     }
 
     /// Held for single map operations, which do not wait.
