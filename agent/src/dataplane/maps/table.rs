@@ -81,7 +81,7 @@ pub enum MapFailure {
         action: &'static str,
         map: &'static str,
         #[source]
-        source: MapError,
+        source: Box<MapError>,
     },
 }
 
@@ -124,7 +124,7 @@ impl MapSpec {
 
     pub fn failure(&self, action: &'static str) -> impl FnOnce(MapError) -> MapFailure {
         let map = self.name;
-        move |source| MapFailure::Access { action, map, source }
+        move |source| MapFailure::Access { action, map, source: Box::new(source) }
     }
 
     /// Opens the pinned map.
