@@ -23,21 +23,24 @@ pub async fn follow(
     reporter: Reporter,
 ) {
     let audit = Arc::new(audit);
-    let mut next = Instant::now() + PERIOD;
+    let mut audited = Instant::now();
     loop {
         let why = trouble.borrow_and_update().clone();
-        match &why {
-            None => reporter.healthy("the store is writable"),
-            Some(why) => reporter.unhealthy(why),
-        }
-        if why.is_some() {
-            next = next.min(Instant::now() + AGAIN);
-        }
+        let period = match &why {
+            None => {
+                reporter.healthy("the store is writable");
+                PERIOD
+            }
+            Some(why) => {
+                reporter.unhealthy(why);
+                AGAIN
+            }
+        };
         // The registry keeps the sender.
-        if timeout_at(next, trouble.changed()).await.is_err() {
+        if timeout_at(audited + period, trouble.changed()).await.is_err() {
             let audit = Arc::clone(&audit);
             let _ = spawn_blocking(move || audit()).await;
-            next = Instant::now() + PERIOD;
+            audited = Instant::now();
         }
     }
 }
