@@ -60,6 +60,8 @@ fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
 #[test]
 fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
     with_cluster_of(&["10.244.0.0/30"], &[], |node, cluster| {
+        let changed = r#"setting="net.ipv4.ip_forward" from="0" to="1""#;
+        ensure!(node.log().matches(changed).count() == 1, "{}", node.log());
         let only = cluster.attach(node, "only")?;
         let late = cluster.pod(node, "late", &[])?;
         let error = node.runtime()?.call("ADD", &late)?.into_error()?;
