@@ -200,13 +200,17 @@ mod tests {
     fn given_fields_and_further_gateways_are_kept_or_refused() {
         let mut given = interface(&["10.0.0.9"]);
         given.mtu = Some(1300);
+        given.mac = Some(ferrule_vif::Mac([0x02, 0, 0, 0, 0, 7]));
         given.gateways = vec!["10.0.0.254".parse().unwrap()];
         let vif = resolve(Format::Annotation, &given).unwrap();
         assert_eq!((vif.mtu, vif.gateways.to_string().as_str()), (1300, "10.0.0.254"));
+        assert_eq!(vif.mac.to_string(), "02:00:00:00:00:07");
         given.gateways.push("10.0.0.253".parse().unwrap());
         assert!(matches!(resolve(Format::Annotation, &given), Err(Refused::SecondGateway { .. })));
-        for gateway in ["169.254.1.1", "fe80::1"] {
-            let refused = resolve(Format::KuryrPort, &interface(&[gateway])).unwrap_err();
+        let ours = ("10.0.0.254".parse().unwrap(), "fd00::254".parse().unwrap());
+        let rules = Rules { ranges: &[], ranges_are_explicit: false, own: &[], gateway: ours };
+        for gateway in ["10.0.0.254", "fd00::254"] {
+            let refused = rules.resolve(Format::KuryrPort, &interface(&[gateway]), true, 1400).unwrap_err();
             assert!(matches!(refused, Refused::NotUnicast { .. }), "{gateway}: {refused}");
         }
     }

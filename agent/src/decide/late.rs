@@ -130,6 +130,12 @@ mod tests {
         assert_eq!(change(&late, annotated("u1", "10.0.0.9")), [], "once");
         assert_eq!(change(&late, annotated("u1", "10.0.0.8")).len(), 1, "another annotation");
         assert_eq!(change(&late, annotated("u1", "10.0.0.2")), [], "what the pod has");
+        let both = r#"10.0.0.2\",\"fd00::2"#;
+        assert_eq!(change(&late, annotated("u1", both)).len(), 1, "a second address");
+        let without = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"}}"#;
+        let without = Change::Applied(serde_json::from_str(without).unwrap());
+        assert_eq!(change(&late, without), []);
+        assert_eq!(change(&late, annotated("u1", both)).len(), 1, "again after the annotation was gone");
         assert_eq!(change(&late, annotated("u2", "10.0.0.9")), [], "the successor is not plugged");
         let other = LateAnnotations::new(VifSource::Ipam, registry, pods.clone(), events);
         assert_eq!(change(&other, annotated("u1", "10.0.0.9")), [], "annotations do not count");

@@ -311,6 +311,81 @@ mod tests {
         assert_eq!(decide(&auto.decider).await.unwrap(), Decision::FromIpam);
     }
 
+    fn annotated(name: &str, text: &str) -> Change<crate::cluster::Pod> {
+        let annotations = serde_json::json!({ name: text });
+        let pod = serde_json::json!({ "metadata": {
+            "namespace": "n", "name": "web", "uid": "u1", "annotations": annotations,
+        } });
+        Change::Applied(serde_json::from_value(pod).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plugged_vif_becomes_active_or_was_changed() {
+        let pod: serde_json::Value =
+            serde_json::from_str(include_str!("../../../vif/testdata/era2_pod_real_doc.json")).unwrap();
+        let kuryr = "openstack.org/kuryr-vif";
+        let active = pod["metadata"]["annotations"][kuryr].as_str().unwrap();
+        let inactive = active.replacen("\"active\": true", "\"active\": false", 1);
+        let changed = active.replacen("fa:16:3e:bf:84:ff", "fa:16:3e:bf:84:fe", 1);
+        assert!(inactive != active && changed != active);
+        for (next, becomes_active) in [(active, true), (&changed, false)] {
+            let fixture = fixture(VifSource::Kuryr, true);
+            fixture.registry.set_ranges(ranges(), &[]);
+            fixture.pods.apply_pod(annotated(kuryr, &inactive));
+            let Decision::Fixed(decided) = decide(&fixture.decider).await.unwrap() else {
+                panic!("decided by the IPAM")
+            };
+            assert!(!is_active(&decided));
+            let decider = Arc::clone(&fixture.decider);
+            let waiting = tokio::spawn(async move {
+                let pod = super::tests::pod();
+                let deadline = Instant::now() + decider.timeout;
+                let request = Request { pod: &pod, annotations: None, deadline };
+                decider.until_active(&request, &decided).await
+            });
+            sleep(Duration::from_secs(5)).await;
+            assert!(!waiting.is_finished());
+            fixture.pods.apply_pod(annotated(kuryr, next));
+            let ended = timeout(Duration::from_millis(10), waiting).await.unwrap().unwrap();
+            assert_eq!(ended.is_ok(), becomes_active, "{ended:?}");
+            assert!(becomes_active || matches!(ended, Err(DecideError::Changed)));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_annotations_of_the_call_do_not_keep_a_vif_inactive() {
+        let fixture = fixture(VifSource::Annotation, true);
+        fixture.registry.set_ranges(ranges(), &[]);
+        let now = r#"{"interfaces":[{"addresses":["10.0.0.7"]}]}"#;
+        fixture.pods.apply_pod(annotated("vif.ferrule.dev/v1", now));
+        let mut decided = ferrule_vif::from_annotation(now).unwrap();
+        decided.interfaces[0].active = false;
+        let old = r#"{"interfaces":[{"addresses":["10.0.0.9"]}]}"#.to_owned();
+        let of_call = Annotations { ferrule: Some(old), ..Annotations::default() };
+        let (pod, deadline) = (pod(), Instant::now() + Duration::from_secs(60));
+        let request = Request { pod: &pod, annotations: Some(&of_call), deadline };
+        fixture.decider.until_active(&request, &decided).await.unwrap();
+    }
+
+    #[test]
+    fn a_vif_is_active_if_all_its_interfaces_are() {
+        let two = r#"{"interfaces":[{"addresses":["10.0.0.7"]},{"name":"eth1","addresses":["10.0.0.8"]}]}"#;
+        let mut vif = ferrule_vif::from_annotation(two).unwrap();
+        assert!(is_active(&vif));
+        vif.interfaces[1].active = false;
+        assert!(!is_active(&vif));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn explicit_ranges_replace_those_of_the_node() {
+        let mut fixture = fixture(VifSource::Annotation, true);
+        let vif = r#"{"interfaces":[{"addresses":["10.0.0.9"]}]}"#;
+        fixture.pods.apply_pod(annotated("vif.ferrule.dev/v1", vif));
+        let decider = Arc::get_mut(&mut fixture.decider).unwrap();
+        decider.vif_cidrs = vec!["10.0.0.0/24".parse().unwrap()];
+        assert!(matches!(decide(&fixture.decider).await, Ok(Decision::Fixed(_))));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_gone_pod_is_not_waited_for() {
         let fixture = fixture(VifSource::Auto, true);

@@ -191,6 +191,22 @@ mod tests {
     }
 
     #[test]
+    fn kuryr_takes_its_port_else_the_newer_annotation_of_the_watch() {
+        let pod: serde_json::Value =
+            serde_json::from_str(include_str!("../../../vif/testdata/era2_pod_real_doc.json")).unwrap();
+        let text = pod["metadata"]["annotations"]["openstack.org/kuryr-vif"].as_str().unwrap();
+        let of = |text: &str| Annotations { kuryr: Some(text.to_owned()), ..Annotations::default() };
+        let (watch, call) = (of(text), of("{"));
+        let facts = Facts { from_call: Some(&call), from_watch: Some(&watch), ..NOTHING };
+        let decided = VifSource::Kuryr.evaluate(&facts).unwrap();
+        assert!(matches!(decided, Outcome::Decided(Decision::Fixed(_))), "the call's copy is older");
+        let port = Port::default();
+        let with_port = Facts { port: Some(&port), ..facts };
+        assert_eq!(VifSource::Kuryr.evaluate(&with_port).unwrap(), Outcome::Missing(KURYR_VIF));
+        assert_eq!(VifSource::Kuryr.evaluate(&NOTHING).unwrap(), Outcome::Missing(KURYR_PORT));
+    }
+
+    #[test]
     fn an_annotated_vif_waits_for_ranges_to_be_validated_against() {
         let with = annotated(Some(VIF));
         let facts = Facts { from_call: Some(&with), has_ranges: false, ..NOTHING };

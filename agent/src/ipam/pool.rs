@@ -196,7 +196,8 @@ impl Pool {
             let number = self.fresh;
             self.fresh += 1;
             let is_released = self.ahead.remove(&number);
-            if !is_released && !self.used.contains(&number) && !self.cancelled.contains(&number) {
+            // None is cancelled: cancelled ones were allocated before.
+            if !is_released && !self.used.contains(&number) {
                 return Some(number);
             }
         }
@@ -389,6 +390,69 @@ mod tests {
         assert_eq!((pool.used(), pool.free(T0)), (3, 5));
         assert!(pool.claim(ip("10.0.0.2")));
         assert_eq!((pool.used(), pool.free(T0)), (4, 4));
+    }
+
+    fn all(pool: &mut Pool, now: Duration) -> Vec<IpAddr> {
+        std::iter::from_fn(|| pool.allocate(now)).collect()
+    }
+
+    #[test]
+    fn a_claimed_address_is_neither_cancelled_nor_given_up_by_the_node() {
+        let mut pool = pool("10.0.0.0/29");
+        let first = pool.allocate(T0).unwrap();
+        pool.cancel(first);
+        pool.exclude(&[first]);
+        assert_eq!(pool.allocate(T0), Some(ip("10.0.0.3")), "the node's own address is skipped");
+        assert!(pool.claim(first), "a pod had it before");
+        pool.exclude(&[]);
+        assert_eq!(all(&mut pool, T0), ["10.0.0.4", "10.0.0.5", "10.0.0.6"].map(ip));
+        pool.cancel(ip("10.0.0.4"));
+        assert!(pool.claim(ip("10.0.0.4")));
+        assert_eq!(pool.allocate(T0), None);
+    }
+
+    #[test]
+    fn an_address_claimed_during_its_cooldown_and_cancelled_continues_it_in_its_place() {
+        let mut pool = pool("10.0.0.0/30");
+        let only = pool.allocate(T0).unwrap();
+        pool.release(only, T0);
+        assert!(pool.claim(only));
+        pool.cancel(only);
+        assert_eq!(pool.allocate(T0 + Duration::from_millis(29_999)), None);
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(30)), Some(only));
+
+        let mut pool = self::pool("10.0.0.0/29");
+        let out = all(&mut pool, T0);
+        pool.release(out[0], T0);
+        pool.release(out[1], T0 + Duration::from_secs(10));
+        assert!(pool.claim(out[1]));
+        pool.cancel(out[1]);
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(30)), Some(out[0]), "the earlier release first");
+    }
+
+    #[test]
+    fn a_release_ends_the_claim_during_an_earlier_cooldown() {
+        let mut pool = pool("10.0.0.0/29");
+        let out = all(&mut pool, T0);
+        pool.release(out[0], T0);
+        assert!(pool.claim(out[0]));
+        pool.release(out[0], T0 + Duration::from_secs(1));
+        let later = T0 + Duration::from_secs(31);
+        assert_eq!(pool.allocate(later), Some(out[0]));
+        pool.cancel(out[0]);
+        assert_eq!(pool.released.len(), 0, "the new holder was not claimed during a cooldown");
+        assert_eq!(pool.allocate(later), Some(out[0]));
+    }
+
+    #[test]
+    fn only_free_addresses_that_are_allocated_resume_a_cooldown() {
+        let mut pool = pool("10.0.0.0/30");
+        for address in ["10.0.0.0", "10.0.0.1", "10.0.0.3", "10.9.0.2"] {
+            pool.resume_cooldown(ip(address), T0);
+        }
+        assert!(pool.claim(ip("10.0.0.2")));
+        pool.resume_cooldown(ip("10.0.0.2"), T0);
+        assert_eq!((pool.released.len(), pool.allocate(T0 + Duration::from_secs(60))), (0, None));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    apiserver::{Options, Resource, objects},
+    apiserver::{History, Options, Resource, Switch, objects},
     cluster::{Cluster, KUBECONFIG, NODE, with_cluster, with_cluster_of},
     node::{Node, POD_V4, POD_V6, on_node},
     sys::wait_until,
@@ -60,6 +60,8 @@ fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
 #[test]
 fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
     with_cluster_of(&["10.244.0.0/30"], &[], |node, cluster| {
+        let changed = r#"setting="net.ipv4.ip_forward" from="0" to="1""#;
+        ensure!(node.log().matches(changed).count() == 1, "{}", node.log());
         let only = cluster.attach(node, "only")?;
         let late = cluster.pod(node, "late", &[])?;
         let error = node.runtime()?.call("ADD", &late)?.into_error()?;
@@ -143,6 +145,33 @@ fn a_standalone_agent_takes_the_annotation_that_comes_with_the_call() {
         let error = node.runtime()?.call("ADD", &node.pod("b")?)?.into_error()?;
         ensure!(error.code == 104 && error.msg.contains("no annotation vif.ferrule.dev/v1"), "{error}");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_node_renumbered_while_the_agent_was_down_never_allocates_from_its_stored_ranges() {
+    with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        let old = cluster.attach(node, "old")?;
+        // The checkpoint has the Node.
+        node.stop_agent()?;
+        cluster.api.delete(Resource::Nodes, "", NODE)?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &["10.245.0.0/24"]))?;
+        node.start_again()?;
+        let new = cluster.attach(node, "new")?;
+        ensure!(new.addresses[0].to_string() == "10.245.0.2", "{:?}", new.addresses);
+        let used = "using the node's pod CIDRs ranges=";
+        let log = node.log();
+        let ranges: Vec<_> = log.split(used).skip(1).filter_map(|it| it.split_whitespace().next()).collect();
+        ensure!(ranges == [r#""10.244.0.0/24""#, r#""10.245.0.0/24""#], "{log}");
+        expect(node, "addresses", &["unhealthy", "old (10.244.0.2)"])?;
+        node.runtime()?.del(&old)?;
+
+        // Without an API server, the stored Node serves.
+        node.stop_agent()?;
+        cluster.api.switch(Switch::Restart { pause_ms: 3_600_000, history: History::Kept });
+        node.start_again()?;
+        expect(node, "ranges", &[" healthy", "10.245.0.0/24"])
     })
     .unwrap();
 }
