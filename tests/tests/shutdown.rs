@@ -44,7 +44,7 @@ fn until_taken(caller: &mut UnixStream) -> anyhow::Result<()> {
     while !received.windows(answer.len()).any(|it| it == answer) {
         let length = caller.read(&mut part).context("no answer to the PING")?;
         ensure!(length > 0, "the agent closed the connection");
-        received.extend_from_slice(&part[..length]);
+        received.extend_from_slice(part.get(..length).unwrap_or_default());
     }
     Ok(())
 }

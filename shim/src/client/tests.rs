@@ -209,6 +209,20 @@ fn del_is_deferred_only_if_a_second_look_finds_no_agent_either() {
 }
 
 #[test]
+fn del_of_a_container_without_an_interface_leaves_half_of_the_room_to_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, deferred) = (dir.path().join("agent.sock"), dir.path().join("deferred"));
+    std::fs::create_dir(&deferred).unwrap();
+    for number in 0..512 {
+        std::fs::write(deferred.join(number.to_string()), "").unwrap();
+    }
+    let no_agent = |_| Err(failure(Cause::NoAgent));
+    let answer = call_with(&FakeClock::default(), socket.to_str().unwrap(), &del_of_a(), no_agent);
+    assert_eq!(answer, Ok(None), "the pod must terminate");
+    assert!(!deferred.join("n:a:eth0").exists());
+}
+
+#[test]
 fn permission_denied_on_the_socket_asks_for_root() {
     let Failure { error, cause } = unreachable(Verb::Add, "/x", &io::ErrorKind::PermissionDenied.into());
     assert_eq!(cause, Cause::Unserved);

@@ -100,6 +100,16 @@ fn invalid_field_is_refused_and_named() {
 }
 
 #[test]
+fn dns_has_at_most_64_kib() {
+    let dns = |length: usize| {
+        let empty = r#"{"domain":""}"#.len();
+        format!(r#"{{"name":"n","dns":{{"domain":"{}"}}}}"#, "x".repeat(length - empty))
+    };
+    assert!(netconf(&dns(65_536)).is_ok());
+    assert!(netconf(&dns(65_537)).unwrap_err().msg.ends_with("longer than 65536 bytes"));
+}
+
+#[test]
 fn a_string_in_place_of_a_number_is_quoted_once() {
     let error = netconf(r#"{"name":"n","mtu":"1400"}"#).unwrap_err();
     let expected = "reading \"mtu\" of the network configuration: found the string \"1400\", expected a whole number \
