@@ -1,6 +1,7 @@
 //! A test node: network and mount namespaces, an uplink and an agent.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
@@ -164,8 +165,8 @@ impl Node {
         let mut ended = None;
         let answered = sys::wait_until("the agent serves", START, || {
             ended = agent.try_wait()?;
-            // The socket appears atomically, but a previous agent's stale socket may still exist.
-            Ok(ended.is_some() || std::os::unix::net::UnixStream::connect(SOCKET).is_ok())
+            // The socket file may be a previous agent's, and the agent listens before it is ready to serve.
+            Ok(ended.is_some() || http("/readyz?verbose")?.1.contains("[+] socket "))
         });
         if let Some(status) = ended {
             self.agent = None;
@@ -370,15 +371,7 @@ impl Node {
     /// # Errors
     /// If the agent does not answer within two seconds.
     pub fn http(&self, path: &str) -> anyhow::Result<(u16, String)> {
-        let mut stream = TcpStream::connect_timeout(&HTTP, HTTP_LIMIT)
-            .context("cannot connect to the agent's HTTP port")?;
-        stream.set_read_timeout(Some(HTTP_LIMIT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("the HTTP response has no header")?;
-        let code = head.split(' ').nth(1).context("the HTTP response has no status code")?.parse()?;
-        Ok((code, body.to_owned()))
+        http(path)
     }
 
     /// The value of a metric, named with its printed labels.
@@ -408,6 +401,32 @@ impl Node {
         let (_, body) = self.http("/metrics")?;
         let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(value.map(str::parse).transpose()?)
+    }
+
+    /// Packets dropped at interfaces without an entry in `VIFS`, all together.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn unknown_interface_drops(&self) -> anyhow::Result<u64> {
+        let dump = sys::run(&format!("bpftool -j map lookup pinned {PINS}/VIF_COUNTERS key 0 0 0 0"))?;
+        let dump: Value = serde_json::from_str(&dump)?;
+        let of_cpus = dump.pointer("/formatted/values").and_then(Value::as_array).context("no values")?;
+        let drops = |it: &Value| it.pointer("/value/drops/no_vif").and_then(Value::as_u64);
+        of_cpus.iter().map(|it| drops(it).with_context(|| format!("no drops in {it}"))).sum()
+    }
+
+    /// Packets of a pod that were dropped, by reason; without the reasons that did not occur.
+    ///
+    /// # Errors
+    /// If the pod is not attached.
+    pub fn drops(&self, pod: &Pod) -> anyhow::Result<BTreeMap<String, u64>> {
+        let attachments = self.attachments()?;
+        let of_pod = |it: &&Value| it.get("container_id").and_then(Value::as_str) == Some(&pod.container_id);
+        let drops = attachments.iter().find(of_pod).and_then(|it| it.pointer("/counters/drops"));
+        let drops =
+            drops.and_then(Value::as_object).with_context(|| format!("{} has no counters", pod.name))?;
+        let counted = drops.iter().filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?)));
+        Ok(counted.filter(|(_, count)| *count > 0).collect())
     }
 
     /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of
@@ -455,7 +474,7 @@ impl Node {
     /// # Errors
     /// If the states still differ; the error carries both.
     pub fn wait_for_kernel_state(&self, expected: &[String]) -> anyhow::Result<()> {
-        sys::wait_until("the kernel state is as expected", Duration::from_secs(5), || {
+        sys::wait_until("the kernel state is as expected", Duration::from_secs(10), || {
             let state = self.kernel_state()?;
             ensure!(state == expected, "found {state:#?}\nexpected {expected:#?}");
             Ok(true)
@@ -500,6 +519,19 @@ pub fn connections() -> anyhow::Result<usize> {
 /// The agent's socket.
 pub fn socket() -> PathBuf {
     PathBuf::from(SOCKET)
+}
+
+/// Sends an HTTP request to the agent and returns status code and body.
+fn http(path: &str) -> anyhow::Result<(u16, String)> {
+    let mut stream =
+        TcpStream::connect_timeout(&HTTP, HTTP_LIMIT).context("cannot connect to the agent's HTTP port")?;
+    stream.set_read_timeout(Some(HTTP_LIMIT))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the HTTP response has no header")?;
+    let code = head.split(' ').nth(1).context("the HTTP response has no status code")?.parse()?;
+    Ok((code, body.to_owned()))
 }
 
 fn log_text() -> String {

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -23,6 +23,8 @@ pub struct Probe {
     stop: Arc<AtomicBool>,
     /// Set once the sender has stopped.
     ended: Arc<AtomicBool>,
+    /// Packets that have arrived so far.
+    arrived: Arc<AtomicU64>,
     sender: JoinHandle<anyhow::Result<u64>>,
     receiver: JoinHandle<anyhow::Result<Received>>,
 }
@@ -48,6 +50,8 @@ const PACE: Duration = Duration::from_millis(1);
 const ROOM: usize = 4 << 20;
 /// After this time without a packet, none is in flight.
 const SILENCE: Duration = Duration::from_millis(500);
+/// For packets of a stream, on a loaded machine.
+const FLOW_LIMIT: Duration = Duration::from_secs(20);
 
 // === impl Probe ===
 
@@ -68,12 +72,25 @@ impl Probe {
             Ok(socket)
         })?;
         let [stop, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (stopped, no_more) = (Arc::clone(&stop), Arc::clone(&ended));
+        let arrived = Arc::new(AtomicU64::new(0));
+        let (stopped, no_more, count) = (Arc::clone(&stop), Arc::clone(&ended), Arc::clone(&arrived));
         Ok(Self {
             stop,
             ended,
+            arrived,
             sender: thread::spawn(move || send(&sending, &stopped)),
-            receiver: thread::spawn(move || receive(&receiving, &no_more)),
+            receiver: thread::spawn(move || receive(&receiving, &no_more, &count)),
+        })
+    }
+
+    /// Waits until fifty further packets have arrived: packets flow now.
+    ///
+    /// # Errors
+    /// If they do not arrive.
+    pub fn expect_flow(&self, when: &str) -> anyhow::Result<()> {
+        let before = self.arrived.load(Ordering::Relaxed);
+        sys::wait_until(&format!("packets arrive {when}"), FLOW_LIMIT, || {
+            Ok(self.arrived.load(Ordering::Relaxed) >= before + 50)
         })
     }
 
@@ -115,7 +132,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> anyhow::Result<u64> {
     Ok(sent)
 }
 
-fn receive(socket: &UdpSocket, ended: &AtomicBool) -> anyhow::Result<Received> {
+fn receive(socket: &UdpSocket, ended: &AtomicBool, arrived: &AtomicU64) -> anyhow::Result<Received> {
     let mut received = Received::default();
     let mut next = 0;
     let mut packet = [0; 8];
@@ -124,6 +141,7 @@ fn receive(socket: &UdpSocket, ended: &AtomicBool) -> anyhow::Result<Received> {
             Ok(_) => {
                 let number = u64::from_be_bytes(packet);
                 received.packets += 1;
+                arrived.store(received.packets, Ordering::Relaxed);
                 received.late += u64::from(number < next);
                 next = next.max(number + 1);
             }

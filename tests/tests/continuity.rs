@@ -62,6 +62,11 @@ impl Traffic {
         })
     }
 
+    /// Waits until packets of every stream arrive.
+    fn expect_flow(&self, when: &str) -> anyhow::Result<()> {
+        self.probes.iter().try_for_each(|probe| probe.expect_flow(when))
+    }
+
     fn expect_all(self, node: &Node) -> anyhow::Result<()> {
         let outcomes = self.probes.into_iter().map(Probe::end).collect::<anyhow::Result<Vec<_>>>()?;
         let is_whole = outcomes.iter().try_for_each(|it| it.expect_all());
@@ -79,19 +84,23 @@ fn no_packet_is_lost_across_agent_downtime_and_restarts() {
         let traffic = Traffic::start(node)?;
         let dead = Duration::from_secs(number(DOWNTIME, 3)?);
         traffic.while_streaming(|| {
+            traffic.expect_flow("before the crash")?;
             node.kill_agent()?;
             thread::sleep(dead);
+            traffic.expect_flow("without an agent")?;
             node.start_again()?;
             node.signal_agent(Signal::SIGSTOP)?;
-            thread::sleep(Duration::from_millis(300));
+            traffic.expect_flow("while the agent hangs")?;
             node.signal_agent(Signal::SIGCONT)?;
             for _ in 0..number(RESTARTS, 3)? {
                 node.stop_agent()?;
+                traffic.expect_flow("after the agent was stopped")?;
                 node.start_again()?;
                 node.kill_agent()?;
+                traffic.expect_flow("after the agent was killed")?;
                 node.start_again()?;
             }
-            Ok(())
+            traffic.expect_flow("at the end")
         })?;
         traffic.expect_all(node)
     })
@@ -136,7 +145,9 @@ fn no_packet_is_lost_across_an_upgrade() {
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
                 replace(node, OTHER_BUILD, &[], by_crash)?;
+                traffic.expect_flow("with the other build")?;
                 replace(node, SHIPPED, &[], by_crash)?;
+                traffic.expect_flow("with this build")?;
             }
             Ok(())
         })?;
@@ -166,6 +177,7 @@ fn no_packet_or_state_is_lost_across_an_abi_migration() {
                     replace(node, build, environment, by_crash)?;
                     ensure!(egress_packets(node)? >= before, "the counters were reset");
                     ensure!(Path::new(pins).join("VIFS").exists() && !Path::new(gone).exists(), "{pins}");
+                    traffic.expect_flow("through the new maps")?;
                 }
             }
             Ok(())
@@ -196,6 +208,7 @@ fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
                 let directories =
                     fs::read_dir(parent)?.flatten().filter(|it| it.path().join("VIFS").exists()).count();
                 ensure!(directories == 1, "{directories} directories of pins are left");
+                traffic.expect_flow("through the new maps")?;
             }
             Ok(())
         })?;
@@ -211,13 +224,14 @@ fn no_packet_is_lost_during_pod_churn() {
         let traffic = Traffic::start(node)?;
         let runtime = node.runtime()?;
         for round in 0..20 {
+            traffic.expect_flow("during the churn")?;
             let pods = (0..5)
                 .map(|number| node.attach(&format!("r{round}-{number}")))
                 .collect::<Result<Vec<_>, _>>()?;
             pods.iter().try_for_each(|pod| runtime.del(pod))?;
             pods.into_iter().try_for_each(Pod::remove)?;
         }
-        sys::wait_until("only the two pods are left", Duration::from_secs(5), || {
+        sys::wait_until("only the two pods are left", Duration::from_secs(10), || {
             Ok(node.attachments()?.len() == 2)
         })?;
         traffic.expect_all(node)

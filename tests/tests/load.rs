@@ -1,15 +1,15 @@
-//! Many concurrent ADDs.
+//! Many concurrent ADDs, and an ADD that waits for the pod's kernel.
 
 use std::{
     fs,
-    net::{IpAddr, Ipv6Addr},
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{POD_V6, on_node, with_agent},
+    node::{NODE_V6, Node, POD_V6, on_node, with_agent},
     pod::Pod,
     sys,
 };
@@ -59,56 +59,67 @@ fn five_hundred_concurrent_adds_all_succeed() {
     .unwrap();
 }
 
-/// `RTF_LOCAL` in `linux/ipv6_route.h`.
-const LOCAL: u32 = 0x8000_0000;
+/// `RTNLGRP_IPV6_ROUTE` in `linux/rtnetlink.h`, as a bit of the groups that `/proc/net/netlink` shows.
+const IPV6_ROUTES: u32 = 1 << (11 - 1);
 
-/// Whether the calling thread's namespace delivers to an address: it has a local route.
-fn has_local_route(address: Ipv6Addr) -> anyhow::Result<bool> {
-    let address: String = address.octets().iter().map(|byte| format!("{byte:02x}")).collect();
-    let routes = fs::read_to_string("/proc/thread-self/net/ipv6_route")?;
-    Ok(routes.lines().any(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        let flags = fields.get(8).and_then(|flags| u32::from_str_radix(flags, 16).ok()).unwrap_or_default();
-        fields.first() == Some(&address.as_str()) && flags & LOCAL != 0
-    }))
+/// Whether a socket in the calling thread's namespace waits for changes of IPv6 routes.
+fn has_waiting_socket() -> anyhow::Result<bool> {
+    let sockets = fs::read_to_string("/proc/thread-self/net/netlink")?;
+    let groups = sockets.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3));
+    Ok(groups.filter_map(|it| u32::from_str_radix(it, 16).ok()).any(|it| it & IPV6_ROUTES != 0))
+}
+
+/// A pod whose kernel finds no local IPv6 route: as between a request for an address and its local route,
+/// which the kernel inserts from a workqueue.
+fn pod_without_local_routes(node: &Node, name: &str) -> anyhow::Result<Pod> {
+    let pod = node.pod(name)?;
+    pod.run("ip -6 rule add pref 1 prohibit")?;
+    pod.run("ip -6 rule del pref 0")?;
+    Ok(pod)
 }
 
 #[test]
-fn add_on_a_busy_node_returns_only_when_the_pod_accepts_ipv6() {
-    on_node(|node| {
-        node.start_agent(&["10.244.0.0/16", POD_V6])?;
-        let (node, runtime) = (&*node, node.runtime()?);
-        let is_over = AtomicBool::new(false);
+fn add_returns_only_when_the_pods_kernel_delivers_to_its_ipv6_address() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = pod_without_local_routes(node, "late")?;
+        ensure!(!sys::in_netns(pod.path(), has_waiting_socket)?);
+        let is_local = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Links and namespaces that come and go keep RTNL busy, for which the kernel's IPv6 workqueue
-            // waits.
-            for churn in 0..4 {
-                let is_over = &is_over;
-                scope.spawn(move || -> anyhow::Result<()> {
-                    for number in 0.. {
-                        if is_over.load(Ordering::Relaxed) {
-                            break;
-                        }
-                        let pod = node.attach(&format!("c{churn}-{number}"))?;
-                        node.runtime()?.del(&pod)?;
-                        pod.remove()?;
-                    }
-                    Ok(())
-                });
-            }
-            let outcome = (0..150).try_for_each(|number| {
-                let pod = node.attach(&format!("p{number}"))?;
-                let v6 = pod.addresses.iter().find_map(|it| match it {
-                    IpAddr::V6(v6) => Some(*v6),
-                    IpAddr::V4(_) => None,
-                });
-                let v6 = v6.context("no IPv6 address")?;
-                ensure!(sys::in_netns(pod.path(), || has_local_route(v6))?, "no local route to {v6}");
-                runtime.del(&pod)
+            let adding = scope.spawn(|| {
+                let answer = runtime.add(&pod);
+                // Before the answer is looked at: whether the route was there when ADD returned.
+                (answer, is_local.load(Ordering::SeqCst))
             });
-            is_over.store(true, Ordering::Relaxed);
-            outcome
-        })
+            sys::wait_until("ADD waits for the local route", Duration::from_secs(20), || {
+                Ok(adding.is_finished() || sys::in_netns(pod.path(), has_waiting_socket)?)
+            })?;
+            is_local.store(true, Ordering::SeqCst);
+            pod.run("ip -6 rule add pref 0 lookup local")?;
+            pod.run("ip -6 rule del pref 1")?;
+            // A change of any route wakes ADD.
+            pod.run("ip -6 route add 2001:db8:ffff::/64 dev eth0")?;
+            let (answer, was_local) = adding.join().map_err(|_| anyhow::anyhow!("panicked"))?;
+            answer?;
+            ensure!(was_local, "ADD returned before the local route was there");
+            anyhow::Ok(())
+        })?;
+        pod.ping(NODE_V6)?;
+        ensure!(!sys::in_netns(pod.path(), has_waiting_socket)?, "the agent left a socket in the pod");
+        runtime.del(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
+fn add_to_a_pod_that_never_delivers_to_its_ipv6_address_fails_and_is_rolled_back() {
+    with_agent(|node| {
+        let before = node.kernel_state()?;
+        let pod = pod_without_local_routes(node, "never")?;
+        let error = node.runtime()?.call("ADD", &pod)?.into_error()?;
+        ensure!(error.code == 11 && error.to_string().contains("fd00:10:244::2"), "{error}");
+        ensure!(node.attachments()?.is_empty());
+        node.wait_for_kernel_state(&before)
     })
     .unwrap();
 }

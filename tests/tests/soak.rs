@@ -49,8 +49,13 @@ fn pod_churn_leaks_nothing() {
         let _stays = node.attach("stays")?;
         come_and_go(node, WARM_UP.min(cycles))?;
         let before = Size::of(node)?;
+        before.expect_an_agent_with_a_pod()?;
+        let served = calls(node)?;
         come_and_go(node, cycles)?;
         let after = Size::of(node)?;
+        let now = calls(node)?;
+        let each = [now[0] - served[0], now[1] - served[1]];
+        ensure!(each == [f64::from(cycles); 2], "{each:?} ADDs and DELs, expected {cycles} of each");
         println!("after {cycles} more pods: {after:?}\nbefore: {before:?}");
         ensure!(after.kernel == before.kernel && after.pins == before.pins, "{after:?}\nwas {before:?}");
         ensure!((after.programs, after.maps) == (before.programs, before.maps), "{after:?}\nwas {before:?}");
@@ -87,12 +92,31 @@ fn come_and_go(node: &Node, cycles: u32) -> anyhow::Result<()> {
     })
 }
 
+/// Successful ADDs and DELs so far.
+fn calls(node: &Node) -> anyhow::Result<[f64; 2]> {
+    let count = |verb: &str| {
+        let labels = format!(r#"{{verb="{verb}",phase="total",code="0"}}"#);
+        node.count(&format!("ferrule_cni_duration_seconds_count{labels}"))
+    };
+    Ok([count("ADD")?, count("DEL")?])
+}
+
 // === impl Size ===
 
 impl Size {
+    /// The bounds of growth prove nothing if the measurements are of nothing.
+    fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
+        ensure!(self.pins == ["ENDPOINTS", "STACK_FLOWS", "VIFS", "VIF_COUNTERS"], "{self:?}");
+        ensure!(self.programs == 2 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
+        ensure!(self.rss_kib > 1024 && self.store_kib > 0, "{self:?}");
+        // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.
+        ensure!(self.kernel.len() >= 9, "{self:?}");
+        Ok(())
+    }
+
     /// Measures once the reaper is idle.
     fn of(node: &Node) -> anyhow::Result<Self> {
-        sys::wait_until("one pod interface is left", Duration::from_secs(10), || {
+        sys::wait_until("one pod interface is left", Duration::from_secs(30), || {
             let ours =
                 sys::run("ip -o link show type veth")?.lines().filter(|it| !it.contains("uplink")).count();
             ensure!(ours == 1, "{ours} interfaces");

@@ -15,6 +15,7 @@ mod linearize;
 mod model;
 mod operations;
 mod run;
+mod time;
 
 use std::{env, fs};
 
@@ -31,9 +32,6 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn check(mode: Mode) {
-    if env::var_os("FERRULE_MODEL_REPLAY").is_some() {
-        return;
-    }
     // Both tests share the number of operations.
     let count = number("FERRULE_MODEL_OPS").map_or(OPS, |all| all as usize / 2);
     run::check(number("FERRULE_MODEL_SEED").unwrap_or(SEED), mode, count);
@@ -49,11 +47,19 @@ fn concurrent_calls_are_linearizable() {
     check(Mode::Concurrent);
 }
 
-/// Does nothing without `FERRULE_MODEL_REPLAY`.
 #[test]
-fn failing_list_is_replayed() {
-    let Ok(given) = env::var("FERRULE_MODEL_REPLAY") else { return };
-    let text = fs::read_to_string(&given).unwrap_or(given);
+fn cooldown_and_collection_take_their_time() {
+    time::check().unwrap();
+}
+
+/// Replays `FERRULE_MODEL_REPLAY` several times; without that, once a list of the generator.
+#[test]
+fn printed_list_is_replayed() {
+    let (text, times) = match env::var("FERRULE_MODEL_REPLAY") {
+        Ok(given) => (fs::read_to_string(&given).unwrap_or(given), run::REPLAYS),
+        Err(_) => (run::printed(&operations::make(SEED, Mode::Concurrent, 10)), 1),
+    };
     let operations: Vec<Op> = serde_json::from_str(&text).unwrap();
-    run::replay(&operations);
+    assert!(!operations.is_empty(), "no operation to replay");
+    run::replay(&operations, times);
 }

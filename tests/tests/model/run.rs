@@ -19,7 +19,7 @@ const LIST: usize = 60;
 /// Time limit for shrinking a failing list.
 const SHORTEN: Duration = Duration::from_secs(180);
 /// Number of replays; concurrent calls interleave differently each time.
-const REPLAYS: usize = 20;
+pub const REPLAYS: usize = 20;
 
 /// Small enough to be exhausted now and then.
 const POOL: &str = "10.244.0.0/26";
@@ -49,12 +49,17 @@ pub fn check(seed: u64, mode: Mode, count: usize) {
     );
     panic!(
         "list {at} of seed {seed}, {mode:?}:\n{why:?}\n\nTo replay: FERRULE_MODEL_REPLAY='{}'\n{again}",
-        serde_json::to_string(&shorter).unwrap_or_default()
+        printed(&shorter)
     );
 }
 
-pub fn replay(list: &[Op]) {
-    for number in 0..REPLAYS {
+/// A list as a failure prints it.
+pub fn printed(list: &[Op]) -> String {
+    serde_json::to_string(list).unwrap_or_default()
+}
+
+pub fn replay(list: &[Op], times: usize) {
+    for number in 0..times {
         if let Err(Failed { why, .. }) = run(&[list.to_vec()]) {
             panic!("replay {number}:\n{why:?}");
         }
