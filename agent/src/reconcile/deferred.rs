@@ -297,6 +297,20 @@ mod tests {
     }
 
     #[test]
+    fn file_of_at_most_four_kilobytes_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        for (container, length, is_read) in [("fits", 4096, true), ("long", 4097, false)] {
+            defer(&socket, container, 1000, &boot_id());
+            let path = dir.path().join(format!("deferred/net:{container}:eth0"));
+            let mut text = fs::read(&path).unwrap();
+            text.resize(length, b' ');
+            fs::write(path, text).unwrap();
+            assert_eq!(read(&socket).covers(&attachment(container, None, 1)), is_read, "{container}");
+        }
+    }
+
+    #[test]
     fn shims_cannot_defer_while_the_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");

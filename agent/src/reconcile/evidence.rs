@@ -208,7 +208,8 @@ mod tests {
     fn link_is_gone_only_if_every_link_is() {
         let gone = attachment("eth0", Duration::ZERO);
         assert!(collect(std::slice::from_ref(&gone), 0).link_gone.holds);
-        for host in [HostSide::Unplugged, HostSide::None] {
+        let port = HostLink { ifname: "port".to_owned(), ifindex: 1 };
+        for host in [HostSide::Unplugged, HostSide::None, HostSide::Representor(port)] {
             let other = Attachment { host, ..attachment("eth1", Duration::ZERO) };
             assert!(!collect(&[gone.clone(), other.clone()], 0).link_gone.holds, "{:?}", other.host);
             assert!(!collect(&[other, gone.clone()], 0).link_gone.holds);

@@ -242,3 +242,26 @@ async fn explanation_announces_the_removal_and_changes_nothing() {
     node.pods.apply_pod(Change::Applied(serde_json::from_str(POD).unwrap()));
     assert_eq!(explain().await, ("kept: the pod n/web exists".to_owned(), false));
 }
+
+#[tokio::test(start_paused = true)]
+async fn only_the_attachments_of_the_pod_are_examined() {
+    let node = node().await;
+    for other in [ObjectKey::new("other", "web"), ObjectKey::new("n", "other"), ObjectKey::new("", "")] {
+        node.collector.examine(&other).await.unwrap();
+        assert_eq!(node.metrics.dangling.get(), 0, "{other}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attachment_that_nothing_speaks_against_is_not_explained() {
+    let node = node().await;
+    // A path that cannot be read proves nothing, nor does a kind without a link.
+    let circle = node.directory.path().join("circle");
+    std::os::unix::fs::symlink(&circle, &circle).unwrap();
+    let it = node.registry.get(&key("eth0")).unwrap();
+    let live = Attachment { netns: circle, host: HostSide::None, ..it };
+    node.registry.advance(live, State::Attached).unwrap();
+    assert_eq!(node.collector.explain().await.unwrap().len(), 1, "its pod is gone");
+    node.pods.apply_pod(Change::Applied(serde_json::from_str(POD).unwrap()));
+    assert!(node.collector.explain().await.unwrap().is_empty());
+}

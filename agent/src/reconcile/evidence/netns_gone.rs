@@ -13,8 +13,7 @@ pub(super) fn netns_gone(path: &Path, id: NetnsId) -> Proof {
     let is_missing =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     match Netns::open(path) {
-        Ok(found) if found.id() == id => Proof::no(format!("{path:?} leads to the namespace {id}")),
-        Ok(found) => Proof::yes(format!("{path:?} leads to the namespace {}, expected {id}", found.id())),
+        Ok(found) => leads_elsewhere(path, found.id(), id),
         Err(error @ (NetnsError::NotNetns { .. } | NetnsError::Host { .. })) => Proof::yes(chain(&error)),
         // `Netns::open` also fails if `/proc` is not mounted, so the path itself must be missing.
         Err(_) if fs::metadata(path).is_err_and(|error| is_missing(&error)) => {
@@ -24,9 +23,26 @@ pub(super) fn netns_gone(path: &Path, id: NetnsId) -> Proof {
     }
 }
 
+fn leads_elsewhere(path: &Path, found: NetnsId, expected: NetnsId) -> Proof {
+    if found == expected {
+        Proof::no(format!("{path:?} leads to the namespace {expected}"))
+    } else {
+        Proof::yes(format!("{path:?} leads to the namespace {found}, expected {expected}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn netns_is_identified_by_device_and_inode() {
+        let gone = |dev, ino| {
+            leads_elsewhere(Path::new("/run/netns/x"), NetnsId { dev, ino }, NetnsId { dev: 4, ino: 7 }).holds
+        };
+        assert!(!gone(4, 7));
+        assert!(gone(4, 8) && gone(5, 7));
+    }
 
     #[test]
     fn netns_is_gone_when_its_path_leads_elsewhere() {
