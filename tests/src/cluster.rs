@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -122,6 +122,27 @@ impl Cluster {
     pub fn delete(&self, pod: &Pod) -> anyhow::Result<()> {
         self.api.delete(Resource::Pods, NAMESPACE, &pod.name)?;
         Ok(())
+    }
+
+    /// Waits until the agent has reported, by an Event, that the pod's ADD waits for something.
+    ///
+    /// # Errors
+    /// If there is no such Event within ten seconds.
+    pub fn wait_until_add_waits(&self, pod: &Pod, missing: &str) -> anyhow::Result<()> {
+        let waits = |event: &Value| {
+            let note = event["message"].as_str().or(event["note"].as_str()).unwrap_or_default();
+            let reason = event["reason"].as_str().unwrap_or_default();
+            reason.starts_with("CNIWaitingFor")
+                && note.contains(missing)
+                && [&event["involvedObject"], &event["regarding"]]
+                    .iter()
+                    .any(|it| it["uid"] == pod.uid.as_str())
+        };
+        wait_until("the ADD waits", Duration::from_secs(10), || {
+            let events = self.api.list(Resource::Events);
+            ensure!(events.iter().any(waits), "no Event about {missing}: {events:#?}");
+            Ok(true)
+        })
     }
 
     /// Annotates a pod in the API.

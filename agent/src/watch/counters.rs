@@ -1,56 +1,63 @@
-//! The metrics of one watch.
+//! The metrics of one watch. Each exists from the start, and is looked up once: events come by the thousand.
+
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
 use crate::metrics::{EventLabels, FailureLabels, SourceLabels, WatchMetrics, count};
 
 pub(super) struct Counters {
     source: &'static str,
     metrics: WatchMetrics,
+    pub applied: Counter,
+    pub deleted: Counter,
+    pub bookmarks: Counter,
+    pub undecodable: Counter,
+    pub lists: Counter,
+    pub resumes: Counter,
+    bytes: Counter,
+    buffered: Gauge,
+    objects: Gauge,
+    unsaved: Gauge,
 }
 
 // === impl Counters ===
 
 impl Counters {
     pub(super) fn new(source: &'static str, metrics: WatchMetrics) -> Self {
-        Self { source, metrics }
-    }
-
-    pub(super) fn event(&self, kind: &'static str) {
-        self.metrics.events.get_or_create(&EventLabels { source: self.source, kind }).inc();
+        let labels = SourceLabels { source };
+        let event = |kind| metrics.events.get_or_create_owned(&EventLabels { source, kind });
+        Self {
+            source,
+            applied: event("applied"),
+            deleted: event("deleted"),
+            bookmarks: event("bookmark"),
+            undecodable: metrics.undecodable.get_or_create_owned(&labels),
+            lists: metrics.lists.get_or_create_owned(&labels),
+            resumes: metrics.resumes.get_or_create_owned(&labels),
+            bytes: metrics.bytes.get_or_create_owned(&labels),
+            buffered: metrics.buffered.get_or_create_owned(&labels),
+            objects: metrics.objects.get_or_create_owned(&labels),
+            unsaved: metrics.unsaved.get_or_create_owned(&labels),
+            metrics,
+        }
     }
 
     pub(super) fn failure(&self, reason: &'static str) {
         self.metrics.failures.get_or_create(&FailureLabels { source: self.source, reason }).inc();
     }
 
-    pub(super) fn undecodable(&self) {
-        self.metrics.undecodable.get_or_create(&self.labels()).inc();
-    }
-
-    pub(super) fn list(&self) {
-        self.metrics.lists.get_or_create(&self.labels()).inc();
-    }
-
-    pub(super) fn resume(&self) {
-        self.metrics.resumes.get_or_create(&self.labels()).inc();
-    }
-
     pub(super) fn received(&self, bytes: usize) {
-        self.metrics.bytes.get_or_create(&self.labels()).inc_by(bytes as u64);
+        self.bytes.inc_by(bytes as u64);
     }
 
     pub(super) fn set_buffered(&self, bytes: usize) {
-        self.metrics.buffered.get_or_create(&self.labels()).set(count(bytes));
+        self.buffered.set(count(bytes));
     }
 
     pub(super) fn set_objects(&self, objects: usize) {
-        self.metrics.objects.get_or_create(&self.labels()).set(count(objects));
+        self.objects.set(count(objects));
     }
 
     pub(super) fn set_unsaved(&self, changes: usize) {
-        self.metrics.unsaved.get_or_create(&self.labels()).set(count(changes));
-    }
-
-    fn labels(&self) -> SourceLabels {
-        SourceLabels { source: self.source }
+        self.unsaved.set(count(changes));
     }
 }

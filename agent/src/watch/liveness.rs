@@ -193,6 +193,7 @@ impl Liveness {
     pub(super) fn is_healthy_after(&self, open: Duration) -> bool {
         match self.state {
             State::Delivers => open >= SETTLED,
+            State::Failing if !self.is_listed => open >= SETTLED,
             State::Failing | State::Quiet => open >= self.unhurried(),
             State::Silent | State::Deaf => false,
         }
@@ -399,8 +400,13 @@ mod tests {
     fn a_failing_watch_recovers_only_by_a_stream_that_lasts() {
         let (mut liveness, now) = (liveness(), Instant::now());
         liveness.failed(now);
-        assert!(liveness.is_healthy_after(secs(30)) && !liveness.is_healthy_after(secs(29)));
+        assert!(liveness.is_healthy_after(secs(5)) && !liveness.is_healthy_after(secs(4)));
         assert!(!liveness.is_healthy_after_list());
+        liveness.compare(&SAME, now);
+        assert!(
+            liveness.is_healthy_after(secs(30)) && !liveness.is_healthy_after(secs(29)),
+            "streams that all end with an error after a few seconds deliver nothing"
+        );
     }
 
     #[test]

@@ -281,6 +281,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 let replaced = self.inventory.apply(key.clone(), object.uid().to_owned(), version);
                 self.removed(replaced);
                 self.checkpoint.put(&key, &object);
+                self.counters.set_unsaved(self.checkpoint.unsaved());
                 self.unconfirmed.supersede(&key);
                 self.sink.apply(Change::Applied(object));
                 self.counters.set_objects(self.inventory.len());
@@ -298,7 +299,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     }
 
     fn undecodable(&mut self, Undecodable { meta, why }: Undecodable) {
-        self.counters.undecodable();
+        self.counters.undecodable.inc();
         tracing::warn!(watch = self.scope.name, %why, "skipping an undecodable object");
         match meta {
             Some(meta) => self.inventory.pass_over(&meta.key(), meta.resource_version),
@@ -314,7 +315,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let count = lost.len();
         lost.into_iter().for_each(|removed| self.removed(Some(removed)));
         self.checkpoint.replace_all();
-        self.counters.list();
+        self.counters.lists.inc();
         tracing::info!(watch = self.scope.name, objects = self.inventory.len(), lost = count, "listed");
         self.confirmed("a list names them");
         self.synced();

@@ -142,7 +142,12 @@ impl Watch {
             tokio::select! {
                 biased;
                 () = self.out.closed() => return Err(Ended),
-                Some(command) = self.commands.recv() => self.obey(command).await?,
+                Some(command) = self.commands.recv() => {
+                    // A command follows all changes before it, so that a line of it can fence them.
+                    let current = *head.borrow_and_update();
+                    while self.tell_changes(current).await? {}
+                    self.obey(command).await?;
+                }
                 () = sleep_until(self.end) => return self.send_nothing().await,
                 () = sleep_until(due), if self.has_bookmarks => {
                     // No bookmark for a watch whose version lies in the future.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ferrule_tests::apiserver::{ApiServer, Options, Resource::Pods, Which, objects};
+use ferrule_tests::apiserver::{ApiServer, Garbage, Options, Resource::Pods, Switch, Which, objects};
 use serde_json::Value;
 
 pub const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -65,8 +65,15 @@ impl Watch {
         text(&self.event()["type"])
     }
 
-    pub fn is_silent(&mut self) -> bool {
-        self.0.get_ref().stream.get_ref().set_read_timeout(Some(Duration::from_millis(60))).unwrap();
+    /// Whether the watch sends nothing before a fence: a line of an invented type on all open watches.
+    pub fn is_silent(&mut self, server: &ApiServer) -> bool {
+        server.switch(Switch::SendGarbage { garbage: Garbage::UnknownType, which: ALL });
+        self.next_type() == "RENAMED"
+    }
+
+    /// Whether a stalled watch, which no fence can pass, sends nothing for a while.
+    pub fn is_stalled(&mut self) -> bool {
+        self.0.get_ref().stream.get_ref().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let silent = self.line().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         self.0.get_ref().stream.get_ref().set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         silent

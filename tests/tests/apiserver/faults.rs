@@ -64,7 +64,7 @@ fn cut_watch_ends_in_the_middle_of_a_line() {
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     let rest = String::from_utf8(rest).unwrap();
     assert!(rest.starts_with(r#"{"type":"MODIFIED","object":{"#) && !rest.ends_with('\n'), "{rest:?}");
-    assert!(second.is_silent());
+    assert!(second.is_silent(&server));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn stalled_watch_sends_all_changes_after_resuming() {
     let mut watch = watch(&server, PODS, "");
     server.switch(Switch::StallWatches {});
     server.create(Pods, pod("a", "n1")).unwrap();
-    assert!(watch.is_silent());
+    assert!(watch.is_stalled());
     server.switch(Switch::ResumeWatches {});
     assert_eq!(watch.next().1, "a");
     server.switch(Switch::SlowWatches { delay_ms: 50 });
@@ -157,7 +157,7 @@ fn new_history_restarts_versions_below_old_ones() {
     assert_eq!(list.json()["items"][0]["metadata"]["uid"], uid);
     let mut lost = watch(&server, PODS, &format!("resourceVersion={old}"));
     server.delete(Pods, "shop", "a").unwrap();
-    assert!(lost.is_silent(), "a watch from another history received an event");
+    assert!(lost.is_silent(&server), "a watch from another history received an event");
     assert_eq!(watch(&server, PODS, "resourceVersion=2").next_type(), "ERROR");
     server.switch(Switch::Restart { pause_ms: 0, history: History::Emptied });
     assert_eq!(get(&server, PODS).names().len(), 0);

@@ -29,7 +29,7 @@ fn watch_sends_changes_in_order() {
     let deleted = watch.event();
     assert_eq!(deleted["object"]["status"]["phase"], "Failed", "DELETED without the last state");
     assert_eq!(deleted["object"]["metadata"]["resourceVersion"], (before + 5).to_string());
-    assert!(watch.is_silent());
+    assert!(watch.is_silent(&server));
 }
 
 #[test]
@@ -60,11 +60,11 @@ fn watch_without_version_starts_with_existing_objects() {
         let mut watch = watch(&server, PODS, query);
         let names: Vec<String> = (0..5).map(|_| watch.next().1).collect();
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
-        assert!(watch.is_silent());
+        assert!(watch.is_silent(&server));
     }
     let mut one = watch(&server, PODS, "fieldSelector=metadata.name=c");
     assert_eq!(one.next().1, "c");
-    assert!(one.is_silent());
+    assert!(one.is_silent(&server));
 }
 
 #[test]
@@ -125,7 +125,10 @@ fn bookmarks_are_periodic_and_precede_the_timeout() {
     server.create(Nodes, objects::node("n", &[])).unwrap();
     assert_eq!(often.event()["type"], "BOOKMARK");
     assert_eq!(often.event()["object"]["metadata"]["resourceVersion"], (version + 1).to_string());
-    assert!(watch(&server, PODS, "timeoutSeconds=60").is_silent(), "a bookmark without allowWatchBookmarks");
+    assert!(
+        watch(&server, PODS, "timeoutSeconds=60").is_silent(&server),
+        "a bookmark without allowWatchBookmarks"
+    );
 }
 
 #[test]
@@ -142,7 +145,7 @@ fn watch_from_an_expired_version_gets_410_in_the_stream_or_as_response() {
     server.switch(Switch::GoneAtOpening { enabled: true });
     let gone = get(&server, &format!("{PODS}?watch=true&{target}"));
     assert_eq!((gone.status, text(&gone.json()["reason"]).as_str()), (410, "Expired"));
-    assert!(watch(&server, PODS, &format!("resourceVersion={}", past + 1)).is_silent());
+    assert!(watch(&server, PODS, &format!("resourceVersion={}", past + 1)).is_silent(&server));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Nodes whose pods' VIFs are decided by Kuryr's controller.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -64,7 +64,7 @@ fn add_follows_a_kuryrport_from_empty_to_active() {
         let pod = cluster.pod(node, "a", &[])?;
         let adding = node.runtime()?.in_background(&pod, |runtime, pod| runtime.add(pod));
         port(cluster, &pod, json!({}))?;
-        thread::sleep(Duration::from_millis(300));
+        cluster.wait_until_add_waits(&pod, "VIF in the pod's KuryrPort")?;
         ensure!(
             !adding.is_finished() && node.attachments()?.is_empty(),
             "ADD did not wait for an empty KuryrPort"
@@ -73,7 +73,7 @@ fn add_follows_a_kuryrport_from_empty_to_active() {
             |vifs: Value| cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "a", objects::vifs(vifs));
         patch(vifs("VIFGeneric", false))?;
         wait_until_plugged(&pod)?;
-        thread::sleep(Duration::from_millis(300));
+        cluster.wait_until_add_waits(&pod, "to become active")?;
         ensure!(!adding.is_finished(), "ADD did not wait for the VIF to become active");
         patch(vifs("VIFGeneric", true))?;
         let result = adding.join()?;
@@ -187,7 +187,8 @@ fn kuryrport_of_a_previous_pod_uid_is_ignored() {
         cluster.delete(&old)?;
         let new = cluster.pod(node, "web-0", &[])?;
         let adding = node.runtime()?.in_background(&new, |runtime, pod| runtime.add(pod));
-        thread::sleep(Duration::from_millis(500));
+        cluster.wait_until_add_waits(&new, "KuryrPort of the pod, nor")?;
+        ensure!(node.metric(r#"ferrule_watch_objects{source="kuryrports"}"#)? == 1.0, "the old one is known");
         ensure!(!adding.is_finished(), "ADD used the previous pod's KuryrPort");
         let spec = json!({ "spec": { "podUid": new.uid } });
         cluster.api.patch(Resource::KuryrPorts, NAMESPACE, "web-0", spec)?;

@@ -6,9 +6,10 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{History, Options, Request, Resource, Switch, objects},
     cluster::{Cluster, NODE, with_cluster},
-    node::{POD_V4, POD_V6, on_node},
+    node::{Node, POD_V4, POD_V6, on_node},
     sys::wait_until,
 };
+use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -16,6 +17,19 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 fn pod_requests(cluster: &Cluster) -> Vec<String> {
     let of_pods = |it: &Request| it.path.starts_with("/api/v1/pods");
     cluster.api.requests().into_iter().filter(of_pods).map(|it| it.query).collect()
+}
+
+/// A parameter of a query string, exactly.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// Waits until what a watch knows is in its checkpoint.
+fn wait_until_durable(node: &Node, source: &str, objects: f64) -> anyhow::Result<()> {
+    wait_until("the checkpoint is written", TIMEOUT, || {
+        Ok(node.metric(&format!("ferrule_watch_objects{{source=\"{source}\"}}"))? == objects
+            && node.metric(&format!("ferrule_watch_unsaved{{source=\"{source}\"}}"))? == 0.0)
+    })
 }
 
 fn watches_pods(cluster: &Cluster) -> anyhow::Result<bool> {
@@ -45,9 +59,10 @@ fn restarted_agent_resumes_at_its_position_without_a_list() {
         let requests = pod_requests(cluster);
         let [only] = requests.as_slice() else { anyhow::bail!("expected one request, found {requests:?}") };
         ensure!(
-            only.contains("watch=true")
-                && only.contains("resourceVersion=")
-                && !only.contains("sendInitialEvents")
+            parameter(only, "watch") == Some("true")
+                && parameter(only, "resourceVersion").is_some()
+                && parameter(only, "sendInitialEvents").is_none(),
+            "{only}"
         );
         Ok(())
     })
@@ -58,18 +73,21 @@ fn restarted_agent_resumes_at_its_position_without_a_list() {
 fn position_survives_a_crash() {
     with_cluster(&[], |node, cluster| {
         cluster.pod(node, "a", &[])?;
-        // The agent writes its checkpoint within a second.
-        wait_until("the position is durable", TIMEOUT, || {
-            Ok(node.metric(r#"ferrule_watch_objects{source="pods"}"#)? == 1.0
-                && node.metric(r#"ferrule_watch_unsaved{source="pods"}"#)? == 0.0)
-        })?;
-        std::thread::sleep(Duration::from_millis(2500));
+        wait_until_durable(node, "pods", 1.0)?;
+        let version = |pod: &Value| pod["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
+        let created = cluster.api.list(Resource::Pods).first().and_then(version).context("no pod")?;
         node.kill_agent()?;
         cluster.api.clear_requests();
         node.start_again()?;
         wait_until("the agent watches", TIMEOUT, || watches_pods(cluster))?;
         let requests = pod_requests(cluster);
-        ensure!(requests.iter().all(|it| it.contains("resourceVersion=1")), "{requests:?}");
+        let position = |query: &String| parameter(query, "resourceVersion")?.parse::<u64>().ok();
+        ensure!(
+            !requests.is_empty() && requests.iter().all(|it| position(it) >= Some(created)),
+            "{requests:?}"
+        );
+        ensure!(requests.iter().all(|it| parameter(it, "watch") == Some("true")), "{requests:?}");
+        ensure!(requests.iter().all(|it| parameter(it, "sendInitialEvents").is_none()), "{requests:?}");
         Ok(())
     })
     .unwrap();
@@ -109,8 +127,7 @@ fn add_and_del_work_during_an_api_server_outage_and_agent_restart() {
         let runtime = runtime.with("runtimeConfig", annotations);
         let before = cluster.pod(node, "before", &[])?;
         runtime.add(&before)?;
-        // Time to persist the pod CIDRs; the agent writes its checkpoint within a second.
-        std::thread::sleep(Duration::from_millis(2500));
+        wait_until_durable(node, "node", 1.0)?;
         cluster.api.switch(Switch::Restart { pause_ms: 3_600_000, history: History::Kept });
         let during = node.pod("during")?;
         runtime.add(&during)?;
@@ -219,7 +236,7 @@ fn add_waits_for_the_nodes_pod_cidrs() {
         ensure!(code == 503 && body.contains("ranges"), "{code}: {body}");
         let pod = cluster.pod(node, "early", &[])?;
         let early = node.runtime()?.in_background(&pod, |runtime, pod| runtime.add(pod));
-        std::thread::sleep(Duration::from_millis(300));
+        cluster.wait_until_add_waits(&pod, "pod CIDR in the node's spec.podCIDRs")?;
         ensure!(!early.is_finished(), "ADD returned before the node had pod CIDRs");
         let given = serde_json::json!({ "spec": { "podCIDR": POD_V4, "podCIDRs": [POD_V4, POD_V6] } });
         cluster.api.patch(Resource::Nodes, "", NODE, given)?;

@@ -101,7 +101,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let what = format!("watch {}", self.scope.name);
         let path = self.watch_request(requested);
         if self.inventory.position().is_some() {
-            self.counters.resume();
+            self.counters.resumes.inc();
         } else {
             self.inventory.begin_list();
         }
@@ -214,15 +214,15 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     }
 
     fn event(&mut self, event: Event<T>) -> Result<(), WatchError> {
-        let kind = match event {
+        let counted = match event {
             Event::Applied(item @ Item::Object { .. }) => {
                 self.item(item);
-                "applied"
+                &self.counters.applied
             }
             Event::Deleted(meta) => {
                 let removed = self.inventory.delete(meta.key(), meta.uid(), meta.resource_version.clone());
                 self.removed(removed);
-                "deleted"
+                &self.counters.deleted
             }
             Event::Bookmark { position, ends_initial_list } => {
                 if ends_initial_list && self.inventory.is_listing() {
@@ -233,7 +233,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                         self.confirmed("a bookmark follows all that was missed");
                     }
                 }
-                "bookmark"
+                &self.counters.bookmarks
             }
             Event::Applied(Item::Undecodable(undecodable)) | Event::Unknown(undecodable) => {
                 let is_identified = undecodable.meta.is_some();
@@ -244,9 +244,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 return Ok(());
             }
         };
+        counted.inc();
         self.heard();
         self.recovered();
-        self.counters.event(kind);
         Ok(())
     }
 
