@@ -83,8 +83,8 @@ impl Install {
         self.shim_from(&shipped.map_err(unknown)?)
     }
 
-    /// Installs the CNI configuration, and returns whether it was missing or another. Must follow readiness: a
-    /// runtime that finds the file reports the node's network as ready.
+    /// Installs the CNI configuration, and returns whether it was missing or another. Must follow readiness:
+    /// a runtime that finds the file reports the node's network as ready.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -97,7 +97,7 @@ impl Install {
     /// # Errors
     /// If the directory cannot be listed.
     pub fn foreign_first(&self) -> Result<Option<String>, InstallError> {
-        first::foreign_first(&self.conf_dir).map_err(InstallError::First)
+        first::foreign_first(&self.conf_dir, SHIM).map_err(InstallError::First)
     }
 
     fn shim_from(&self, shipped: &Path) -> Result<bool, InstallError> {
@@ -130,8 +130,8 @@ impl Install {
     }
 }
 
-/// Installs a file durably with this content and mode, and returns whether there was a need. Leaves an identical
-/// file alone.
+/// Installs a file durably with this content and mode, and returns whether there was a need. Leaves an
+/// identical file alone.
 fn put(path: &Path, content: &[u8], mode: u32) -> Result<bool, InstallError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let fresh = beside(path);

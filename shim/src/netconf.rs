@@ -192,8 +192,8 @@ impl<'a> Document<'a> {
     /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.
     ///
     /// # Errors
-    /// If the runtime's settings are malformed, or if the runtime requests a capability or an address that this
-    /// plugin does not support.
+    /// If the runtime's settings are malformed, or if the runtime requests a capability or an address that
+    /// this plugin does not support.
     pub(crate) fn dns_for_pod(&self, configured: &Dns) -> Result<Dns, CniError> {
         capabilities::refuse_args(self.args)?;
         capabilities::merge_dns(self.runtime_config, configured)

@@ -18,8 +18,8 @@ use ferrule_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, HEADERS and PING (RFC 9113,
-/// 6.2 and 6.7; RFC 7541, 6).
+/// A gRPC call over HTTP/2 without its message: connection preface, empty SETTINGS, HEADERS and PING
+/// (RFC 9113, 6.2 and 6.7; RFC 7541, 6).
 fn unfinished_call() -> Vec<u8> {
     let text = |name: u8, value: &str| [&[name, value.len() as u8], value.as_bytes()].concat();
     let (path, authority, content) = (0x44, 0x41, 0x5f);

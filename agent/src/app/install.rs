@@ -69,7 +69,7 @@ async fn keep(
     let mut backoff = Backoff::new(BACKOFF);
     let mut is_installed = false;
     loop {
-        // Before the look, so that no change falls between. Fails without a directory, which the look creates.
+        // Before the look, so that no change falls between. Fails without a directory; the look creates it.
         let watch = Watch::new(&[&install.bin_dir, &install.conf_dir]);
         let now = install.clone();
         let look = match spawn_blocking(move || look(&now, shim)).await {

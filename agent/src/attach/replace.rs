@@ -1,8 +1,8 @@
 //! A repeated ADD that replaces the attachment of an earlier one.
 //!
-//! The runtime's container may live on that attachment, so that an ADD which fails must not cost it: what can
-//! fail is looked at before anything is removed, and the earlier attachment is put back after a failure that
-//! only the attempt could show.
+//! The runtime's container may live on that attachment, so that an ADD which fails must not cost it: whatever
+//! can fail is checked before anything is removed, and the earlier attachment is put back after a failure
+//! that only the attempt could show.
 
 use super::{engine::Engine, error::AttachError, phases::Phases, restore::RestoreError};
 use crate::{
@@ -107,8 +107,8 @@ impl Engine {
         }
     }
 
-    /// Attaches again what a failed ADD has detached: the same VIFs under the same names. A failure is logged,
-    /// and an attachment that is recorded by then is left to healing and to the next start.
+    /// Attaches again what a failed ADD has detached: the same VIFs under the same names. A failure is
+    /// logged, and an attachment that is recorded by then is left to healing and to the next start.
     pub(super) fn put_back(&self, replaced: &[Attachment]) {
         // The requested interface last, as in a commit.
         for it in replaced.iter().rev() {

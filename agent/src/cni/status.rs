@@ -26,8 +26,8 @@ struct Shown<'a> {
     affects: &'static str,
 }
 
-/// How long a STATUS waits for components that have just been started; the shim waits for 20 s. The shims that
-/// waited for this agent ask in the moment in which its socket appears.
+/// How long a STATUS waits for components that have just been started; the shim waits for 20 s. The shims
+/// that waited for this agent ask in the moment in which its socket appears.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// The troubles of an agent, without those of its first seconds.

@@ -4,8 +4,6 @@ use std::{fs, io, path::Path};
 
 use serde::Deserialize;
 
-use super::SHIM;
-
 /// The part of a configuration that tells whose it is: a list of plugins, or a single one.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -25,11 +23,11 @@ const SUFFIXES: [&str; 3] = ["conf", "conflist", "json"];
 /// Bytes; a longer file is taken for another plugin's.
 const MAX_LENGTH: u64 = 1 << 20;
 
-/// The name of the file that a runtime uses instead of one with the plugin `ferrule`, if any.
+/// The name of the file that a runtime uses instead of one with the plugin, if any.
 ///
 /// # Errors
 /// If the directory cannot be listed.
-pub(super) fn foreign_first(directory: &Path) -> io::Result<Option<String>> {
+pub(super) fn foreign_first(directory: &Path, plugin: &str) -> io::Result<Option<String>> {
     let mut first: Option<String> = None;
     for entry in fs::read_dir(directory)? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
@@ -39,15 +37,15 @@ pub(super) fn foreign_first(directory: &Path) -> io::Result<Option<String>> {
             first = Some(name);
         }
     }
-    Ok(first.filter(|name| !names_ferrule(&directory.join(name))))
+    Ok(first.filter(|name| !has_plugin(&directory.join(name), plugin)))
 }
 
 /// Whether a configuration has the plugin: the agent's own file, or an operator's chain.
-fn names_ferrule(path: &Path) -> bool {
+fn has_plugin(path: &Path, plugin: &str) -> bool {
     let is_short = fs::metadata(path).is_ok_and(|it| it.is_file() && it.len() <= MAX_LENGTH);
     let content = if is_short { fs::read(path).unwrap_or_default() } else { Vec::new() };
     let network: Network = serde_json::from_slice(&content).unwrap_or_default();
-    network.r#type == SHIM || network.plugins.iter().any(|it| it.r#type == SHIM)
+    network.r#type == plugin || network.plugins.iter().any(|it| it.r#type == plugin)
 }
 
 #[cfg(test)]
@@ -58,7 +56,7 @@ mod tests {
     fn the_first_file_by_name_wins_unless_it_has_the_plugin() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, content: &str| fs::write(dir.path().join(name), content).unwrap();
-        let first = || foreign_first(dir.path()).unwrap();
+        let first = || foreign_first(dir.path(), "ferrule").unwrap();
         assert_eq!(first(), None, "no file at all");
         let ours = r#"{"name":"n","plugins":[{"type":"ferrule"},{"type":"portmap"}]}"#;
         put("05-ferrule.conflist", ours);

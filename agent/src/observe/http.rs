@@ -46,8 +46,8 @@ pub struct HttpError {
     source: io::Error,
 }
 
-/// Concurrent connections; monitoring and kubelet use a few. A probe is answered within a millisecond, in which
-/// no user can open so many.
+/// Concurrent connections; monitoring and kubelet use a few. A probe is answered within a millisecond, in
+/// which no user can open so many.
 const MAX_CONNECTIONS: usize = 256;
 /// Deadlines for the request head, and for the whole connection; /healthz takes up to two seconds.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3);

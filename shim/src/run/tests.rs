@@ -240,9 +240,9 @@ fn add_returns_requested_dns_and_refuses_unsupported_capabilities() {
     assert_eq!(invoke("DEL", &with_mac).0, Outcome::Done(None), "the DEL after a refused ADD must succeed");
 }
 
-/// Which verbs fail for a broken field, with the code: ADD, STATUS, CHECK, GC, DEL. A runtime repeats a failing
-/// DEL for ever, and its pod stays in the state Terminating: only what names the attachment and the agent may
-/// fail it.
+/// Which verbs fail for a broken field, with the code: ADD, STATUS, CHECK, GC, DEL. A runtime repeats a
+/// failing DEL for ever, and its pod stays in the state Terminating: only what names the attachment and the
+/// agent may fail it.
 #[test]
 fn del_and_gc_parse_only_what_they_need() {
     const VERBS: [&str; 5] = ["ADD", "STATUS", "CHECK", "GC", "DEL"];
