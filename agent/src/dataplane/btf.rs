@@ -16,11 +16,11 @@ pub(super) struct Btf<'a> {
 /// A field that is not a struct, such as `egress.packets`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Field {
-    path: String,
+    pub(super) path: String,
     /// Bytes from the start of the outermost type.
-    offset: usize,
+    pub(super) offset: usize,
     /// Bytes.
-    size: usize,
+    pub(super) size: usize,
 }
 
 /// Invalid or unsupported BTF.

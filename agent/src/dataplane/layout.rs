@@ -156,3 +156,36 @@ fn fields(btf: &[u8], key: u32, value: u32) -> Result<(Vec<Field>, Vec<Field>), 
     let btf = Btf::parse(btf)?;
     Ok((btf.fields(key as usize)?, btf.fields(value as usize)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(key: &[(&str, usize)], value: &[(&str, usize)]) -> Layout {
+        let field =
+            |(name, offset): &(&str, usize)| Field { path: (*name).to_owned(), offset: *offset, size: 4 };
+        let fields = |all: &[(&str, usize)]| all.iter().map(field).collect();
+        Layout { kind: 1, key_size: 4, value_size: 8, key: fields(key), value: fields(value) }
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let own = layout(&[("ifindex", 0)], &[("ipv4", 0), ("flags", 4)]);
+        assert_eq!(own.difference(&layout(&[("ifindex", 0)], &[("ipv4", 0), ("flags", 4)])), None);
+        let words = |other: Layout| own.difference(&other).unwrap();
+        let (expected, found) = words(layout(&[("ifindex", 0)], &[("flags", 0), ("ipv4", 4)]));
+        assert!(
+            expected.contains("value field \"ipv4\"") && found.contains("value field \"flags\""),
+            "{found}"
+        );
+        let (expected, found) = words(layout(&[("index", 0)], &[]));
+        assert!(
+            expected.contains("key field \"ifindex\"") && found.contains("key field \"index\""),
+            "{found}"
+        );
+        assert_eq!(words(layout(&[("ifindex", 0)], &[("ipv4", 0)])).1, "no further value field");
+        assert_eq!(words(layout(&[], &[])).1, "no described key field");
+        let larger = Layout { value_size: 12, ..layout(&[("ifindex", 0)], &[("ipv4", 0), ("flags", 4)]) };
+        assert!(words(larger).1.ends_with("keys of 4 and values of 12 bytes"));
+    }
+}

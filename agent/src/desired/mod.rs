@@ -39,4 +39,4 @@ pub use presence::{Presence, netns_exists, presence};
 pub use verify::{verify, verify_pod_end};
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

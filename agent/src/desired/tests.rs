@@ -1,5 +1,7 @@
 //! Actual states with one deviation each.
 
+mod advice;
+mod scope;
 mod texts;
 
 use std::{collections::HashMap, net::IpAddr, slice::from_ref};
@@ -17,7 +19,7 @@ use crate::{
         host,
         host_inventory::{HostInventory, HostLinkState},
         pod_end::PodEndState,
-        reaper::RETIRED,
+        reaper::{RETIRED, UNSTAMPED},
         stamp::Stamp,
     },
     registry::{Attachment, HostLink, HostSide, Key, NetnsId, State},
@@ -29,7 +31,7 @@ const PROGRAMS: [u32; 2] = [100, 101];
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
-fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
+pub fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
     let v4 = [10, 0, 0, last].into();
     let addresses = Addresses { v4: Some(v4), v6: Some([0xfd00, 0, 0, 0, 0, 0, 0, last.into()].into()) };
     Attachment {
@@ -370,89 +372,6 @@ fn every_user_finds_every_kind_of_deviation_within_its_scope() {
         let expected = apply(kind, &mut case);
         let found: Vec<_> = USERS.into_iter().filter(|user| case.found_by(*user, kind)).collect();
         assert_eq!(found, expected, "{kind:?}");
-    }
-}
-
-#[test]
-fn verify_finds_a_pods_end_that_is_down_and_accepts_what_a_chain_may_change() {
-    let mut case = Case::new();
-    assert_eq!(case.pod_end(), []);
-    case.pod().mtu = 1400;
-    case.pod().routes.clear();
-    case.pod().neighbours.clear();
-    assert_eq!(case.pod_end(), []);
-    case.pod().up = false;
-    assert_eq!(case.pod_end(), [Kind::PodLink]);
-    assert_eq!(case.whole_node(), [], "healing does not read the pod's end");
-}
-
-#[test]
-fn only_the_agents_own_links_and_devices_have_a_desired_state() {
-    let device = || HostLink { ifname: "fra".to_owned(), ifindex: INDEX };
-    let mut it = one("a", 2, INDEX);
-    let links = good(&it).host.links;
-    let mut actual = good(&it);
-    actual.entries = Entries::of_none();
-    for (host, is_ours, of_links) in [
-        (HostSide::Link(device()), true, Presence::Present),
-        (HostSide::Unplugged, false, Presence::Missing),
-        (HostSide::None, false, Presence::Missing),
-        // The driver owns the device: no stamp marks it, and nothing of it is compared.
-        (HostSide::Representor(device()), false, Presence::Missing),
-    ] {
-        it.host = host.clone();
-        actual.host = HostInventory { links: links.clone(), ..HostInventory::default() };
-        assert_eq!(presence(&it, &links), of_links, "{host:?}");
-        assert_eq!(desired(&it, PROGRAMS).is_some(), is_ours, "{host:?}");
-        // Two filters, routes and neighbours of two families, four entries; all without the link's own facts.
-        let found_kinds = kinds(&actual.deviations_of(&it));
-        assert_eq!(found_kinds.len(), if is_ours { 10 } else { 0 }, "{host:?}: {found_kinds:?}");
-    }
-    // The entries of a representor's index are known, those of no device are strays.
-    let of_device = Entries::of(INDEX, &one("a", 2, INDEX));
-    for (host, strays) in [(HostSide::Representor(device()), 0), (HostSide::None, 2)] {
-        it.host = host;
-        let actual = Inventory { entries: of_device.clone(), programs: PROGRAMS, ..Inventory::default() };
-        let found = kinds(&actual.deviations(from_ref(&it), from_ref(&it)));
-        assert_eq!(found, vec![Kind::StrayEntry; strays], "VIFS and VIF_COUNTERS");
-    }
-}
-
-#[test]
-fn advice_names_interface_stamp_namespace_and_map() {
-    let it = one("a", 2, INDEX);
-    let command = |of: Subject, kind: Kind| {
-        let of_it = of.attachment().map(|_| &it);
-        Deviation { of, kind, what: String::new() }.advice(of_it).command
-    };
-    let of = || Subject::Attachment(it.key.clone());
-    let stray = Subject::Interface(9, it.key.clone());
-    for (of, kind, expected) in [
-        (of(), Kind::LinkStamp, "ip link set dev fra alias ferrule:net:a:eth0"),
-        (of(), Kind::PodLink, "nsenter --net=/run/netns/x ip link show dev eth0"),
-        (of(), Kind::Route(V4), "ip route get 10.0.0.2"),
-        (of(), Kind::Entry(Entry::Endpoint(V4)), "bpftool map dump name ENDPOINTS"),
-        (Subject::Entry(Entry::Vif(9)), Kind::StrayEntry, "bpftool map dump name VIFS"),
-        (stray, Kind::StrayLink, "ip -d link show"),
-        (Subject::Setting(host::IPV4), Kind::NodeForwarding, "sysctl -w net.ipv4.ip_forward=1"),
-    ] {
-        assert_eq!(command(of, kind), expected);
-    }
-}
-
-#[test]
-fn the_operations_guide_has_the_advice_of_every_kind() {
-    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
-    let guide = std::fs::read_to_string(guide).unwrap();
-    let items: Vec<String> =
-        guide.split("\n* ").map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    for kind in every_kind() {
-        let (is_repaired, means, command) = kind.row();
-        let item = items.iter().find(|it| it.starts_with(&format!("`{}`:", kind.name())));
-        let item = item.unwrap_or_else(|| panic!("{} is missing", kind.name()));
-        let repaired = if is_repaired { "Repaired" } else { "Not repaired" };
-        let expected = format!("{means}. {repaired}; `{command}`.");
-        assert!(item.contains(&expected), "{expected}\n{item}");
     }
 }
 

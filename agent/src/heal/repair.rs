@@ -78,6 +78,7 @@ pub(super) fn repair(
     repaired
 }
 
+/// The place of a repair in the order.
 fn rank(kind: Kind) -> u8 {
     match kind {
         Kind::LinkGone => 0,
@@ -93,5 +94,34 @@ fn rank(kind: Kind) -> u8 {
         | Kind::LinkMtu => 4,
         Kind::LinkDown => 5,
         _ => 6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+    use crate::plug::filter::Hook;
+
+    #[test]
+    fn nothing_passes_before_the_filters_and_nothing_is_delivered_before_the_permission_to_send() {
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+        let order = [
+            &[Kind::LinkGone][..],
+            &[Kind::Filter(Hook::FromPod), Kind::Filter(Hook::ToPod)],
+            &[Kind::Entry(Entry::Vif(7)), Kind::Entry(Entry::Counters(7))],
+            &[Kind::Entry(Entry::Endpoint(address))],
+            &[Kind::LinkGroup, Kind::LinkMaster, Kind::LinkForwarding, Kind::LinkName, Kind::LinkMac],
+            &[Kind::LinkDown],
+            // The kernel deletes these of a link that is down.
+            &[Kind::Route(address), Kind::Neighbour(address)],
+        ];
+        for (place, kinds) in (0..).zip(order) {
+            for kind in kinds {
+                assert_eq!(rank(*kind), place, "{kind:?}");
+            }
+        }
+        assert_eq!(rank(Kind::LinkMtu), 4);
     }
 }

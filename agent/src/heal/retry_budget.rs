@@ -104,6 +104,7 @@ mod tests {
         assert_eq!(budget.spend(&of, Kind::LinkDown, now), 1);
         assert_eq!(budget.spend(&of, Kind::LinkDown, after(300)), 2);
         budget.prune(|_| true, after(600));
+        assert_eq!(budget.0.len(), 1, "not yet");
         assert_eq!(budget.spend(&of, Kind::LinkDown, after(601)), 1);
         budget.prune(|_| true, after(902));
         assert_eq!(budget.0.len(), 0);

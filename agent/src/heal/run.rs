@@ -173,6 +173,36 @@ mod tests {
     }
 
     #[test]
+    fn more_links_and_addresses_than_4096_are_everything() {
+        let mut collected = Collected::default();
+        (0..4000).for_each(|index| collected.add(Notification::Link(index)));
+        (0..96).for_each(|last| {
+            collected.add(Notification::RouteReplaced([10, 0, 0, last].into()));
+        });
+        assert!(!collected.everything, "4096");
+        collected.add(Notification::OnLink(1));
+        assert!(!collected.everything, "known already");
+        collected.add(Notification::OnLink(4000));
+        assert!(collected.everything);
+    }
+
+    #[test]
+    fn an_attachment_is_concerned_by_its_link_and_its_addresses() {
+        let mut it = crate::desired::tests::one("a", 2, 7);
+        let of = |notifications: &[Notification], it: &Attachment| {
+            let mut collected = Collected::default();
+            notifications.iter().for_each(|it| collected.add(*it));
+            collected.concerns(it)
+        };
+        let route = |address: &str| Notification::RouteReplaced(address.parse().unwrap());
+        assert!(of(&[Notification::Link(7)], &it) && of(&[Notification::OnLink(7)], &it));
+        assert!(of(&[route("10.0.0.2")], &it) && of(&[route("fd00::2")], &it));
+        assert!(!of(&[Notification::Link(8), route("10.0.0.3")], &it));
+        it.state = State::Unplugging;
+        assert!(!of(&[Notification::Link(7), route("10.0.0.2")], &it), "a call works on it");
+    }
+
+    #[test]
     fn default_routes_and_addresses_do_not_concern_pods_interfaces() {
         for notification in
             [Notification::DefaultRoute, Notification::AddressAdded, Notification::AddressRemoved(7)]

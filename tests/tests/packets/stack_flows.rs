@@ -1,7 +1,7 @@
 //! `STACK_FLOWS`: `to_pod` records flows between pods of the node that the stack translates, and `from_pod`
 //! leaves them to the stack.
 
-use agent_common::{EndpointKey, FlowKey, GATEWAY_MAC};
+use agent_common::{Endpoint, EndpointKey, FlowKey, GATEWAY_MAC};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{
@@ -159,6 +159,43 @@ fn flows_from_pods_of_the_node_are_recorded() {
                 ran.expect(TC_ACT_UNSPEC)?;
                 ensure!(ran.packet == reply);
             }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn ends_are_in_the_order_of_their_addresses_and_not_of_their_words_in_memory() {
+    let v4 = |address: [u8; 4]| EndpointKey::ipv4(address);
+    // Each differs from the address of `A`, 10.244.0.5 or fd00:10:244::5, in two bytes of one word, in opposite
+    // directions: a little-endian comparison would have another result.
+    let ipv4 = [([10, 243, 0, 9], true), ([10, 244, 1, 4], false)];
+    let ipv6 = [
+        (v6([0xfd00, 0x10, 0x243, 0xff, 0, 0, 0, 1]), true),
+        (v6([0xfd00, 0x11, 0x243, 0, 0, 0, 0, 9]), false),
+        (v6([0xfd00, 0x10, 0x244, 0, 0, 0, 1, 4]), false),
+        (v6([0xfd00, 0x10, 0x243, 0, 0, 0, 0, 9]), true),
+    ];
+    let payload = transport(CLIENT, SERVER);
+    let packets = ipv4.map(|(peer, is_low)| {
+        (v4(peer), v4(A.v4), is_low, A.receives(IPV4, &Ipv4::new(peer, A.v4, TCP).with(&payload)))
+    });
+    let more = ipv6.map(|(peer, is_low)| {
+        let ends = [EndpointKey::ipv6(peer), EndpointKey::ipv6(A.v6)];
+        (ends[0], ends[1], is_low, A.receives(IPV6, &Ipv6::new(peer, A.v6, TCP).with(&payload)))
+    });
+    with_pods(|programs| {
+        for (peer, own, is_low, packet) in packets.iter().chain(&more) {
+            let endpoint = Endpoint { ifindex: B.ifindex, mac: B.mac, reserved: [0; 2] };
+            programs.endpoints.insert(*peer, endpoint, 0)?;
+            let [(low, low_port), (high, high_port)] =
+                if *is_low { [(*peer, CLIENT), (*own, SERVER)] } else { [(*own, SERVER), (*peer, CLIENT)] };
+            let expected = FlowKey { low, high, low_port, high_port, protocol: TCP, reserved: [0; 3] };
+            let found = recorded(programs, packet)?;
+            ensure!(found == Some(expected), "{found:?}, expected {expected:?}");
+            let both = [((*peer, CLIENT), (*own, SERVER)), ((*own, SERVER), (*peer, CLIENT))];
+            ensure!(both.iter().all(|(one, other)| FlowKey::between(TCP, *one, *other) == expected));
         }
         Ok(())
     })
