@@ -88,7 +88,7 @@ fn add_returns_only_when_the_pods_kernel_delivers_to_its_ipv6_address() {
         thread::scope(|scope| {
             let adding = scope.spawn(|| {
                 let answer = runtime.add(&pod);
-                // Before the answer is looked at: whether the route was there when ADD returned.
+                // Before the answer is inspected: whether the route was there when ADD returned.
                 (answer, is_local.load(Ordering::SeqCst))
             });
             sys::wait_until("ADD waits for the local route", Duration::from_secs(20), || {

@@ -305,7 +305,7 @@ fn addresses_of_an_interface_that_cannot_be_rebuilt_are_not_allocated_while_it_e
             sys::run(&format!("ip route add 10.244.0.{last} dev frunknown proto 70"))?;
         }
         node.kill_agent()?;
-        fs::remove_file("/run/ferrule/registry.redb")?;
+        fs::remove_dir_all("/run/ferrule/attachments")?;
         node.start_again_with(&["--reconcile-period", "1"])?;
         ensure!(node.metric("ferrule_registry_unknown_interfaces")? == 1.0);
         let b = node.attach("b")?;
@@ -332,7 +332,7 @@ fn deferred_del_that_was_not_removed_spares_a_rebuilt_attachment_of_the_same_con
         pod.attached(&runtime.add(&pod)?)?;
         node.kill_agent()?;
         fs::write(&file, text)?;
-        fs::remove_file("/run/ferrule/registry.redb")?;
+        fs::remove_dir_all("/run/ferrule/attachments")?;
         node.start_again()?;
         ensure!(node.attachments()?.len() == 1, "the pod was detached");
         runtime.check(&pod)?;

@@ -4,7 +4,7 @@ use ferrule_vif::Addresses;
 
 use super::key::Key;
 
-/// Addresses of a stamped interface whose attachment could not be rebuilt. Nobody else may get them while the
+/// Addresses of a stamped interface whose attachment could not be rebuilt. No other pod gets them while the
 /// interface exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAddresses {

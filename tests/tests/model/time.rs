@@ -47,8 +47,9 @@ fn pick(fixture: &Fixture<'_>, id: Id) -> anyhow::Result<u16> {
     Ok(u16::try_from(at.with_context(|| format!("no operation can pick #{id}"))?)?)
 }
 
-/// On a full node, a DEL frees an address for the next pod after 30 s, and not before. Meanwhile an attachment
-/// loses its namespace and its pod: garbage collection removes the attachment, after two observations.
+/// On a full node, a DEL frees an address for the next pod after 30 s, and not before. Meanwhile an
+/// attachment loses its namespace and its pod: garbage collection removes the attachment, after two
+/// observations.
 pub fn check() -> anyhow::Result<()> {
     with_cluster_of(&[POOL, POD_V6], &FLAGS, |node, cluster| {
         let mut fixture = Fixture::new(node, cluster, ADDRESSES)?;
