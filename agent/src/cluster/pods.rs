@@ -134,8 +134,8 @@ impl Pods {
         }
     }
 
-    /// As [`Self::get`], for a pod whose sandbox is new. A runtime that passes no UID could mean a successor of
-    /// the same name: an object that is being deleted or has ended is not the new sandbox's.
+    /// As [`Self::get`], for a pod whose sandbox is new. A runtime that passes no UID could mean a successor
+    /// of the same name: an object that is being deleted or has ended is not the new sandbox's.
     pub fn of_new_sandbox(&self, pod_ref: &PodRef) -> Lookup {
         let is_leaving =
             pod_ref.uid.is_empty() && self.inner().pods.get(&key(pod_ref)).is_some_and(is_leaving);

@@ -104,8 +104,8 @@ impl Dataplane {
     /// the programs are new, and replace those of an earlier agent when they are attached.
     ///
     /// # Errors
-    /// If the kernel rejects the object, another agent uses the maps or its pods do, a pinned map has another layout, or a
-    /// capacity is smaller than the entries in use.
+    /// If the kernel rejects the object, another agent uses the maps or its pods do, a pinned map has another
+    /// layout, or a capacity is smaller than the entries in use.
     pub fn load(
         object: &[u8],
         directory: &Path,

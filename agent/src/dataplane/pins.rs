@@ -122,8 +122,8 @@ impl PinLock {
         Ok(Self { directory: directory.to_owned(), file: Mutex::new(lock(directory)?) })
     }
 
-    /// Locks the directory that the path names now, if that is another one: the locked directory may have been
-    /// removed, or hidden by a mount.
+    /// Locks the directory that the path names now, if that is another one: the locked directory may have
+    /// been removed, or hidden by a mount.
     ///
     /// # Errors
     /// If another agent holds that lock, or there is no directory.

@@ -22,8 +22,8 @@ pub struct Advice {
 // === impl Kind ===
 
 impl Kind {
-    /// Whether the agent may repair a deviation of this kind. The pod's end is the pod's own; the others need an
-    /// operator's decision.
+    /// Whether the agent may repair a deviation of this kind. The pod's end is the pod's own; the others need
+    /// an operator's decision.
     pub fn is_repairable(self) -> bool {
         self.row().0
     }

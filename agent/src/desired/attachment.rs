@@ -90,8 +90,8 @@ pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_
 // === impl Desired ===
 
 impl Desired<'_> {
-    /// Expects of the pod's end only what no later plugin of a chain may change: its state, MAC and addresses,
-    /// and an upper bound of the MTU.
+    /// Expects of the pod's end only what no later plugin of a chain may change: its state, MAC and
+    /// addresses, and an upper bound of the MTU.
     pub fn without_chain(mut self) -> Self {
         self.pod.mtu = ExpectedMtu::AtMost(self.attachment.vif.mtu);
         self.pod.routes.clear();

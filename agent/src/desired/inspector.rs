@@ -48,8 +48,8 @@ pub struct Findings {
 // === impl Inspector ===
 
 impl Inspector {
-    /// Compares everything, pods' ends included. A reported deviation was found twice, the second time while no call worked on its
-    /// subject.
+    /// Compares everything, pods' ends included. A reported deviation was found twice, the second time while
+    /// no call worked on its subject.
     ///
     /// # Errors
     /// If the kernel refuses a dump.

@@ -28,8 +28,8 @@ pub fn verify(
     Ok(desired.diff(&Actual { host: &host, entries: &entries, netns_exists: true, pod }))
 }
 
-/// Reads the pod's end of an attachment, for `ferrulectl verify`, which does not know what later plugins of the
-/// chain have changed. None while the attachment waits for its DEL, without its namespace.
+/// Reads the pod's end of an attachment, for `ferrulectl verify`, which does not know what later plugins of
+/// the chain have changed. None while the attachment waits for its DEL, without its namespace.
 ///
 /// # Errors
 /// If the pod's namespace cannot be entered, or the kernel refuses a dump.

@@ -46,7 +46,8 @@ const PASSES: usize = 3;
 // === impl Healer ===
 
 impl Healer {
-    /// `repairs`: whether deviations are repaired, or only counted and logged. `pins`: reports the maps' pins.
+    /// `repairs`: whether deviations are repaired, or only counted and logged. `pins`: reports the maps'
+    /// pins.
     pub fn new(
         engine: Arc<Engine>,
         inspector: Inspector,

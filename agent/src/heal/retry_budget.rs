@@ -1,5 +1,5 @@
-//! Backoff of repairs, for each subject and kind of deviation: the first repair is immediate; each further one
-//! of the same kind waits longer.
+//! Backoff of repairs, for each subject and kind of deviation: the first repair is immediate; each further
+//! one of the same kind waits longer.
 
 use std::{
     collections::HashMap,

@@ -36,8 +36,8 @@ pub(super) struct Turn {
 // === impl Turn ===
 
 impl Turn {
-    /// Whether the repair of a kind has to wait. While the filters wait, the interface stays down: nothing may
-    /// pass unchecked.
+    /// Whether the repair of a kind has to wait. While the filters wait, the interface stays down: nothing
+    /// may pass unchecked.
     pub fn blocks(&self, kind: Kind) -> bool {
         let is_blocked = |name| self.blocked.contains(name);
         is_blocked(kind.name()) || (kind == Kind::LinkDown && is_blocked(FILTER))

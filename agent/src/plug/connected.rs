@@ -22,8 +22,8 @@ pub struct Connected {
     pub interface: String,
 }
 
-/// The networks of all interfaces with an address. A single address (/32, /128) has no neighbours, nor has the
-/// network of a tunnel (point to point): its routes decide.
+/// The networks of all interfaces with an address. A single address (/32, /128) has no neighbours, nor has
+/// the network of a tunnel (point to point): its routes decide.
 ///
 /// # Errors
 /// If the kernel refuses a dump.

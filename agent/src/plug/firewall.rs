@@ -1,9 +1,9 @@
 //! Netfilter chains that can drop forwarded packets: what pods exchange with other nodes and the world passes
 //! them, and the agent's programs do not see the result.
 //!
-//! Found are base chains of nftables at the hook `forward` (also those of `iptables-nft`) whose policy is drop,
-//! or which drop by a rule of their own. Not found are rules in chains that those jump to, flow tables, other
-//! hooks, and the rules of `iptables-legacy`, of which only the existence of its table is visible.
+//! Found are base chains of nftables at the hook `forward` (also those of `iptables-nft`) whose policy is
+//! drop, or which drop by a rule of their own. Not found are rules in chains that those jump to, flow tables,
+//! other hooks, and the rules of `iptables-legacy`, of which only the existence of its table is visible.
 
 use std::{fs, io, time::Duration};
 

@@ -299,8 +299,8 @@ impl Socket {
     }
 }
 
-/// The messages of a datagram. An object with an unknown form, of other software or a newer kernel, is skipped:
-/// the agent must not fail to see its own objects because of that one.
+/// The messages of a datagram. An object with an unknown form, of other software or a newer kernel, is
+/// skipped: the agent must not fail to see its own objects because of that one.
 fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
     let malformed = |error: DecodeError| io::Error::new(io::ErrorKind::InvalidData, error);
     let mut messages = Vec::new();

@@ -326,8 +326,9 @@ impl Registry {
         Ok(attachment)
     }
 
-    /// Records attachments that were rebuilt from the kernel, durably. Each replaces the record under its key;
-    /// superseded records are removed. `complete` is whether every attachment of the kernel now has a record.
+    /// Records attachments that were rebuilt from the kernel, durably. Each replaces the record under its
+    /// key; superseded records are removed. `complete` is whether every attachment of the kernel now has a
+    /// record.
     ///
     /// # Errors
     /// If the store fails; the next start rebuilds again.

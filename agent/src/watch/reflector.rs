@@ -81,7 +81,8 @@ struct Listed {
 }
 
 /// The longest random wait before a relist. A restart of the API server expires the positions of all nodes:
-/// 5000 nodes then send 500 lists per second for each source, and an ADD waits for a change ten seconds longer.
+/// 5000 nodes then send 500 lists per second for each source, and an ADD waits for a change ten seconds
+/// longer.
 const SPREAD: Duration = Duration::from_secs(10);
 const FOLLOWING: &str = "following the changes";
 const NO_ANSWER: &str = "the API server has not confirmed them in time";

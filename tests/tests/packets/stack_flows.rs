@@ -168,8 +168,8 @@ fn flows_from_pods_of_the_node_are_recorded() {
 #[test]
 fn ends_are_in_the_order_of_their_addresses_and_not_of_their_words_in_memory() {
     let v4 = |address: [u8; 4]| EndpointKey::ipv4(address);
-    // Each differs from the address of `A`, 10.244.0.5 or fd00:10:244::5, in two bytes of one word, in opposite
-    // directions: a little-endian comparison would have another result.
+    // Each differs from the address of `A`, 10.244.0.5 or fd00:10:244::5, in two bytes of one word, in
+    // opposite directions: a little-endian comparison would have another result.
     let ipv4 = [([10, 243, 0, 9], true), ([10, 244, 1, 4], false)];
     let ipv6 = [
         (v6([0xfd00, 0x10, 0x243, 0xff, 0, 0, 0, 1]), true),

@@ -356,8 +356,9 @@ fn records_of_an_earlier_boot_are_discarded() {
     }
 }
 
-/// No write waits for the disk: of each file, a power cut leaves the present content, an earlier one, nothing,
-/// or garbage of any length. The next boot begins with an empty kernel, and must begin with an empty registry.
+/// No write waits for the disk: of each file, a power cut leaves the present content, an earlier one,
+/// nothing, or garbage of any length. The next boot begins with an empty kernel, and must begin with an empty
+/// registry.
 #[test]
 fn whatever_a_power_cut_leaves_the_next_boot_starts_without_records() {
     let mut random = fastrand::Rng::with_seed(7);

@@ -38,7 +38,8 @@ const OVERDUE: Duration = Duration::from_secs(60);
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest streamed list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
-/// The longest silence before a streamed list begins; the server waits at most three seconds for its own cache.
+/// The longest silence before a streamed list begins; the server waits at most three seconds for its own
+/// cache.
 const LIST_IDLE: Duration = Duration::from_secs(15);
 /// A stream with an event that could not be identified ends after this time, stretched at random up to its
 /// double, for a list.
