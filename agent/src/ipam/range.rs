@@ -4,8 +4,6 @@ use std::{fmt, net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 
-use super::number;
-
 /// The ranges that addresses are allocated from: valid, and without overlap. Their order is that of the
 /// configuration or of the Node object, and the family of the first is the primary one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,6 +124,14 @@ fn check(net: IpNet) -> Result<(), RangeError> {
 
 fn never() -> impl Iterator<Item = IpNet> {
     NEVER.iter().filter_map(|range| range.parse().ok())
+}
+
+/// The address as a number, whose order is that of the addresses of its family.
+pub(super) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    Kept,
     identity::Identity,
     layout::{self, MIGRATIONS, Migration},
 };
@@ -33,6 +32,14 @@ pub struct Released {
     pub address: IpAddr,
     /// The time of the release: milliseconds by `CLOCK_BOOTTIME`.
     pub since_boot_ms: u64,
+}
+
+/// What is kept of a key: its attachment, and the addresses of earlier ones that are in cooldown. The file of
+/// a key with neither is removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub attachment: Option<Attachment>,
+    pub cooldown: Vec<Released>,
 }
 
 /// The content of the mark's file.
