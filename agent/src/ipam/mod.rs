@@ -204,13 +204,6 @@ fn allocate(family: Family, pools: &mut [Pool], now: Duration) -> Result<Option<
     allocated.map(Some).ok_or_else(|| NoAddress::Exhausted(Usage::of(family, pools, now)))
 }
 
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().into(),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,10 +13,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{
-    number,
-    range::{PodCidrs, allocatable},
-};
+use super::range::{PodCidrs, allocatable, number};
 
 /// The addresses of one range. Addresses are numbers, as [`number`] gives them.
 #[derive(Debug)]

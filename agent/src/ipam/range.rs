@@ -4,8 +4,6 @@ use std::{fmt, net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 
-use super::number;
-
 /// The ranges that addresses are allocated from: valid, and without overlap. Their order is that of the
 /// configuration or of the Node object, and the family of the first is the primary one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,6 +110,13 @@ pub(super) fn allocatable(net: IpNet) -> RangeInclusive<u128> {
         IpAddr::V6(last) => number(last.into()),
     };
     number(net.network()).saturating_add(2)..=last
+}
+
+pub(super) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
 }
 
 fn check(net: IpNet) -> Result<(), RangeError> {
