@@ -122,8 +122,12 @@ mod tests {
             ifname: IfName::new("eth0").unwrap(),
         };
         let (netns_id, allocation) = (NetnsId { dev: 4, ino: 7 }, Allocation::FromIpam { mtu: 1500 });
+        let eth1 = Key { ifname: IfName::new("eth1").unwrap(), ..key.clone() };
+        let with = Some(key.clone());
         let new = NewAttachment { key, with: None, pod, netns: "/x".into(), netns_id, allocation };
-        assert_eq!(registry.reserve(new).unwrap().vif.addresses.to_string(), "10.0.0.2");
+        assert_eq!(registry.reserve(new.clone()).unwrap().vif.addresses.to_string(), "10.0.0.2");
+        // A further interface does not count.
+        registry.reserve(NewAttachment { key: eth1, with, ..new }).unwrap();
         let [(reason, note)] = change(&late, annotated("u1", "10.0.0.9")).try_into().unwrap();
         assert_eq!(reason, "CNIVIFIgnored");
         assert!(note.contains("plugged before with 10.0.0.2"), "{note}");

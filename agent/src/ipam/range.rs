@@ -112,6 +112,13 @@ pub(super) fn allocatable(net: IpNet) -> RangeInclusive<u128> {
     number(net.network()).saturating_add(2)..=last
 }
 
+pub(super) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
 fn check(net: IpNet) -> Result<(), RangeError> {
     if net != net.trunc() {
         return Err(RangeError::HostBits { given: net, meant: net.trunc() });
