@@ -83,7 +83,7 @@ impl Registry {
 
     fn open_as(directory: &Path, own: &Identity, clock: Clock) -> Result<Self, RegistryError> {
         let lock = directory::lock(directory)?;
-        let Opened { store, records, condition } = Store::open_as(directory, own)?;
+        let Opened { store, records, condition } = store::open(directory, own)?;
         Ok(Self {
             store,
             table: Mutex::new(Table::new(records)),

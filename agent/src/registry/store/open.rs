@@ -4,12 +4,20 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    DIRECTORY, EARLIER, Kept, MAX_BYTES, META, Opened, Store, StoreError, failed,
+    error::StoreError,
+    files::{Store, failed},
     identity::Identity,
-    layout::{Migration, OLDEST, newest},
-    record::{self, Meta, Record, Unfit},
+    layout::{MIGRATIONS, Migration, OLDEST, newest},
+    record::{self, Kept, MAX_BYTES, META, Meta, Record, Unfit},
 };
 use crate::{durable::Directory, registry::Key};
+
+/// An open store and its records.
+pub struct Opened {
+    pub store: Store,
+    pub records: Vec<(Key, Kept)>,
+    pub condition: Condition,
+}
 
 /// How the store was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +48,26 @@ struct Found {
     damaged: Vec<(String, String)>,
 }
 
-/// Opens the store in a state directory for an agent of this identity.
-pub(super) fn open(state_dir: &Path, migrations: &[Migration], own: &Identity) -> Result<Opened, StoreError> {
+/// The directory of the records, in the state directory.
+const DIRECTORY: &str = "attachments";
+/// The store of builds with a database, in the state directory.
+const EARLIER: &str = "registry.redb";
+
+/// Opens or creates the store in a state directory. Damaged files are quarantined; records of an earlier boot
+/// are removed.
+///
+/// # Errors
+/// If the store cannot be read or written, or has records of a later layout or of another network namespace;
+/// then nothing was changed.
+pub fn open(state_dir: &Path, own: &Identity) -> Result<Opened, StoreError> {
+    open_with(state_dir, MIGRATIONS, own)
+}
+
+pub(super) fn open_with(
+    state_dir: &Path,
+    migrations: &[Migration],
+    own: &Identity,
+) -> Result<Opened, StoreError> {
     let directory = Directory::open(&state_dir.join(DIRECTORY)).map_err(StoreError::Directory)?;
     let found = judge(&directory, migrations, own)?;
     let earlier = state_dir.join(EARLIER);

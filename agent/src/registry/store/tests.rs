@@ -1,16 +1,21 @@
 //! Damaged files, other layouts, other boots and namespaces.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    layout::{MIGRATIONS, Migration},
-    *,
+    layout::{self, MIGRATIONS, Migration},
+    record, *,
 };
 use crate::{
     cluster::PodRef,
-    registry::{HostLink, HostSide, NetnsId, State},
+    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State},
 };
 
 fn attachment(number: u8) -> Attachment {
@@ -62,11 +67,11 @@ fn open(state_dir: &Path) -> Result<Opened, StoreError> {
 }
 
 fn open_as(state_dir: &Path, boot: &str, netns: &str) -> Result<Opened, StoreError> {
-    Store::open_as(state_dir, &identity(boot, netns))
+    super::open(state_dir, &identity(boot, netns))
 }
 
 fn open_with(state_dir: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
-    super::open::open(state_dir, migrations, &identity("boot", "4:1"))
+    super::open::open_with(state_dir, migrations, &identity("boot", "4:1"))
 }
 
 /// A complete store with the attachments 2 and 3, and the address of 4 in cooldown.
