@@ -164,7 +164,6 @@ fn spoofed_packets_are_dropped_and_counted_for_the_sender_only() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         let to = b.addresses[0].to_string();
-        a.run("ip link set eth0 address 02:00:00:00:00:66")?;
         let drops = |pod: &Pod| {
             let mut drops = node.drops(pod)?;
             // The kernel of a starting pod sends a few MLD reports.
@@ -172,6 +171,7 @@ fn spoofed_packets_are_dropped_and_counted_for_the_sender_only() {
             anyhow::Ok(drops)
         };
         ensure!(drops(&a)?.is_empty(), "{:?}", drops(&a)?);
+        a.run("ip link set eth0 address 02:00:00:00:00:66")?;
         ensure!(a.ping(&to).is_err(), "a packet with a foreign MAC passed");
         ensure!(drops(&a)?.keys().eq(["spoofed_mac"]), "{:?}", drops(&a)?);
         ensure!(drops(&b)?.is_empty(), "{:?}", drops(&b)?);

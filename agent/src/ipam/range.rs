@@ -112,6 +112,7 @@ pub(super) fn allocatable(net: IpNet) -> RangeInclusive<u128> {
     number(net.network()).saturating_add(2)..=last
 }
 
+/// The address as a number, whose order is that of the addresses of its family.
 pub(super) fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => v4.to_bits().into(),
@@ -131,14 +132,6 @@ fn check(net: IpNet) -> Result<(), RangeError> {
 
 fn never() -> impl Iterator<Item = IpNet> {
     NEVER.iter().filter_map(|range| range.parse().ok())
-}
-
-/// The address as a number, whose order is that of the addresses of its family.
-pub(super) fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().into(),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
 }
 
 #[cfg(test)]

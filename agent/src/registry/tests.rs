@@ -1,5 +1,7 @@
 //! Allocation, durability and refusals of the registry.
 
+mod cooldown;
+mod faults;
 mod ranges;
 
 use std::{cell::Cell, fs, path::PathBuf};
@@ -8,8 +10,6 @@ use ferrule_proto::names::{ContainerId, IfName, NetworkName};
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::*;
-
-mod running;
 
 const RANGE: &str = "10.0.0.0/29";
 
@@ -155,96 +155,6 @@ fn attachments_outside_of_the_ranges_are_kept() {
     moved.set_ranges(range("10.9.0.0/29"), &[]);
     assert_eq!(moved.list(), std::slice::from_ref(&attached));
     moved.release(&attached).unwrap();
-}
-
-#[test]
-fn released_address_is_allocated_again_after_30_s_also_across_a_restart() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    let used = attach(&registry, "a");
-    assert_eq!(used.vif.addresses.to_string(), "10.0.0.2");
-    registry.release(&used).unwrap();
-    let others = ["10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6"];
-    NOW.set(1_000_000 + 29_999);
-    assert_eq!(allocatable(&registry), others);
-    drop(registry);
-    let registry = open(dir.path()).unwrap();
-    assert_eq!(allocatable(&registry), others);
-    NOW.set(1_000_000 + 30_000);
-    assert_eq!(allocatable(&registry).len(), 5);
-}
-
-#[test]
-fn file_of_a_released_attachment_is_removed_after_30_s() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    let (a, b) = (attach(&registry, "a"), attach(&registry, "b"));
-    registry.release(&a).unwrap();
-    registry.audit();
-    assert_eq!(files(dir.path()), ["meta", "net:a:eth0", "net:b:eth0"]);
-    NOW.set(1_000_000 + 29_999);
-    registry.audit();
-    assert!(file(dir.path(), "a").exists());
-    NOW.set(1_000_000 + 30_000);
-    registry.audit();
-    assert_eq!(files(dir.path()), ["meta", "net:b:eth0"]);
-    assert_eq!(registry.list(), [b]);
-}
-
-#[test]
-fn second_attachment_of_a_container_keeps_the_cooldown_of_the_first() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    let first = attach(&registry, "a");
-    registry.release(&first).unwrap();
-    let second = attach(&registry, "a");
-    assert_ne!(second.vif.addresses, first.vif.addresses);
-    drop(registry);
-    let registry = open(dir.path()).unwrap();
-    assert_eq!(registry.list(), std::slice::from_ref(&second));
-    assert_eq!(allocatable(&registry), ["10.0.0.4", "10.0.0.5", "10.0.0.6"]);
-    NOW.set(1_000_000 + 10_000);
-    registry.release(&second).unwrap();
-    drop(registry);
-    NOW.set(1_000_000 + 30_000);
-    let registry = open(dir.path()).unwrap();
-    assert_eq!(allocatable(&registry), ["10.0.0.2", "10.0.0.4", "10.0.0.5", "10.0.0.6"]);
-}
-
-#[test]
-fn cancelled_reservation_keeps_the_cooldown_of_its_predecessor() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    registry.release(&attach(&registry, "a")).unwrap();
-    registry.cancel(&registry.reserve(new("a")).unwrap()).unwrap();
-    drop(registry);
-    assert_eq!(allocatable(&open(dir.path()).unwrap()).len(), 4);
-}
-
-#[test]
-fn address_released_twice_cools_down_from_its_last_release() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    registry.release(&registry.reserve(fixed("b", "10.0.0.2")).unwrap()).unwrap();
-    NOW.set(1_000_000 + 20_000);
-    registry.release(&registry.reserve(fixed("a", "10.0.0.2")).unwrap()).unwrap();
-    drop(registry);
-    NOW.set(1_000_000 + 30_000);
-    let registry = open(dir.path()).unwrap();
-    assert!(!allocatable(&registry).contains(&"10.0.0.2".to_owned()), "the first release does not count");
-    NOW.set(1_000_000 + 50_000);
-    assert!(allocatable(&registry).contains(&"10.0.0.2".to_owned()));
-}
-
-#[test]
-fn address_released_before_new_ranges_stays_in_cooldown() {
-    let dir = tempfile::tempdir().unwrap();
-    let registry = open(dir.path()).unwrap();
-    registry.release(&attach(&registry, "a")).unwrap();
-    registry.set_ranges(range("10.0.0.0/30"), &[]);
-    assert!(allocatable(&registry).is_empty());
-    NOW.set(1_000_000 + 30_000);
-    assert_eq!(allocatable(&registry), ["10.0.0.2"]);
 }
 
 #[test]

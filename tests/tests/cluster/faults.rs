@@ -128,8 +128,9 @@ fn expired_token_is_read_again() {
         cluster.api.switch(Switch::CutWatches { which: Which::default() });
         follows(node, &cluster, 11)?;
         // Both sources share the token that either has read.
-        let (_, metrics) = node.http("/metrics")?;
-        ensure!(metrics.contains(r#"reason="unauthorized""#), "{metrics}");
+        wait_until("the expired token is noticed", TIMEOUT, || {
+            Ok(node.http("/metrics")?.1.contains(r#"reason="unauthorized""#))
+        })?;
         ensure!(node.metric(r#"ferrule_watch_lists_total{source="pods"}"#)? == 1.0);
         Ok(())
     })
@@ -150,7 +151,7 @@ fn agent_without_permission_to_watch_learns_of_pods_from_lists() {
         cluster.api.switch(Switch::Refuse(without_watches()));
         cluster.start_agent(node, &flags)?;
         follows(node, &cluster, 10)?;
-        wait_until("status names the failure", TIMEOUT, || {
+        wait_until("status names the failure", Duration::from_secs(60), || {
             let status = node.ctl(&["status"])?;
             ensure!(
                 status.contains("refused to watch pods: 403") && status.contains("lists keep"),

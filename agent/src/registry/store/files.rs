@@ -1,4 +1,4 @@
-//! Writing and comparing the files of an open store.
+//! The files of the store: writing, comparing and removing them.
 
 use std::{
     path::PathBuf,
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::{
     error::StoreError,
     identity::Identity,
-    record::{self, Kept, Meta, Record},
+    record::{self, Kept, MAX_BYTES, META, Meta, Record},
 };
 use crate::{
     chain::chain,
@@ -27,11 +27,6 @@ pub struct Store {
     pub(super) own: Identity,
     trouble: watch::Sender<Option<String>>,
 }
-
-/// The file of [`Meta`]. A record's name has two colons.
-pub(super) const META: &str = "meta";
-/// Bytes. A record has less than a kilobyte, and as much again for a VIF with some hundred routes.
-pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 // === impl Store ===
 

@@ -1,8 +1,8 @@
 //! The durable half of the registry: one small file for each attachment, in `attachments/` of the state
 //! directory.
 //!
-//! [`record`] is the content of a file, [`files`] writes them, [`open`] judges the files of earlier agents,
-//! [`layout`] leads from earlier layouts to this one.
+//! [`record`] is the content of a file, [`open`] judges the files of earlier agents, [`layout`] leads from
+//! earlier layouts to this one, and [`files`] writes.
 
 mod error;
 mod files;

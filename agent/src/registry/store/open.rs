@@ -5,12 +5,19 @@ use std::path::{Path, PathBuf};
 
 use super::{
     error::StoreError,
-    files::{MAX_BYTES, META, Store, failed},
+    files::{Store, failed},
     identity::Identity,
     layout::{MIGRATIONS, Migration, OLDEST, newest},
-    record::{self, Kept, Meta, Record, Unfit},
+    record::{self, Kept, MAX_BYTES, META, Meta, Record, Unfit},
 };
 use crate::{durable::Directory, registry::Key};
+
+/// An open store and its records.
+pub struct Opened {
+    pub store: Store,
+    pub records: Vec<(Key, Kept)>,
+    pub condition: Condition,
+}
 
 /// How the store was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,13 +33,6 @@ pub enum Condition {
     /// An earlier agent found no store or a damaged one, and did not rebuild all attachments; or the records
     /// were those of an earlier boot.
     Incomplete,
-}
-
-/// An open store and its records.
-pub struct Opened {
-    pub store: Store,
-    pub records: Vec<(Key, Kept)>,
-    pub condition: Condition,
 }
 
 /// The files of a store, judged.
@@ -53,17 +53,17 @@ const DIRECTORY: &str = "attachments";
 /// The store of builds with a database, in the state directory.
 const EARLIER: &str = "registry.redb";
 
-/// Opens or creates the store in a state directory. Damaged files are quarantined; records of an earlier
-/// boot are removed.
+/// Opens or creates the store in a state directory. Damaged files are quarantined; records of an earlier boot
+/// are removed.
 ///
 /// # Errors
-/// If the store cannot be read or written, or has records of a later layout or of another network
-/// namespace; then nothing was changed.
+/// If the store cannot be read or written, or has records of a later layout or of another network namespace;
+/// then nothing was changed.
 pub fn open(state_dir: &Path, own: &Identity) -> Result<Opened, StoreError> {
-    open_from(state_dir, MIGRATIONS, own)
+    open_with(state_dir, MIGRATIONS, own)
 }
 
-pub(super) fn open_from(
+pub(super) fn open_with(
     state_dir: &Path,
     migrations: &[Migration],
     own: &Identity,

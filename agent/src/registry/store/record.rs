@@ -59,8 +59,12 @@ pub(super) enum Unfit {
     Layout(u64),
 }
 
-const RECORD: &str = "ferrule-attachment";
-const META: &str = "ferrule-registry";
+/// The name of the mark's file. A record's name has two colons.
+pub(super) const META: &str = "meta";
+/// Bytes. A record has less than a kilobyte, and as much again for a VIF with some hundred routes.
+pub(super) const MAX_BYTES: u64 = 1 << 20;
+const RECORD_KIND: &str = "ferrule-attachment";
+const META_KIND: &str = "ferrule-registry";
 
 /// The name of a key's file. None of the three names can contain a colon or a slash, and together they have
 /// at most 245 bytes.
@@ -102,14 +106,14 @@ impl<'a> Record<'a> {
     pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         let mut json = serde_json::to_vec(self)?;
         json.push(b'\n');
-        Ok(seal(RECORD, layout::newest(MIGRATIONS), &json))
+        Ok(seal(RECORD_KIND, layout::newest(MIGRATIONS), &json))
     }
 }
 
 impl Record<'static> {
     /// Decodes the file of a key. Returns as well whether the file has an earlier layout.
     pub(super) fn decode(bytes: &[u8], key: &Key, migrations: &[Migration]) -> Result<(Self, bool), Unfit> {
-        let file = unseal(RECORD, bytes).map_err(|why| Unfit::Damaged(why.to_owned()))?;
+        let file = unseal(RECORD_KIND, bytes).map_err(|why| Unfit::Damaged(why.to_owned()))?;
         let steps = layout::needed(file.layout, migrations).ok_or(Unfit::Layout(file.layout))?;
         let record = if steps.is_empty() {
             serde_json::from_slice(file.body)
@@ -143,11 +147,11 @@ impl Meta {
     pub(super) fn encode(&self) -> Vec<u8> {
         let Self { of: Identity { boot, netns }, complete } = self;
         let json = serde_json::json!({ "boot": boot, "netns": netns, "complete": complete });
-        seal(META, layout::newest(MIGRATIONS), format!("{json}\n").as_bytes())
+        seal(META_KIND, layout::newest(MIGRATIONS), format!("{json}\n").as_bytes())
     }
 
     pub(super) fn decode(bytes: &[u8], migrations: &[Migration]) -> Result<Self, Unfit> {
-        let file = unseal(META, bytes).map_err(|why| Unfit::Damaged(why.to_owned()))?;
+        let file = unseal(META_KIND, bytes).map_err(|why| Unfit::Damaged(why.to_owned()))?;
         layout::needed(file.layout, migrations).ok_or(Unfit::Layout(file.layout))?;
         serde_json::from_slice(file.body).map_err(|error| Unfit::Damaged(error.to_string()))
     }

@@ -10,8 +10,8 @@ use std::{
 use ferrule_vif::{Addresses, Vif, VifKind};
 
 use super::{
-    layout::{MIGRATIONS, Migration},
-    *,
+    layout::{self, MIGRATIONS, Migration},
+    record, *,
 };
 use crate::{
     cluster::PodRef,
@@ -71,7 +71,7 @@ fn open_as(state_dir: &Path, boot: &str, netns: &str) -> Result<Opened, StoreErr
 }
 
 fn open_with(state_dir: &Path, migrations: &[Migration]) -> Result<Opened, StoreError> {
-    open::open_from(state_dir, migrations, &identity("boot", "4:1"))
+    super::open::open_with(state_dir, migrations, &identity("boot", "4:1"))
 }
 
 /// A complete store with the attachments 2 and 3, and the address of 4 in cooldown.

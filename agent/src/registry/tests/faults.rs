@@ -1,4 +1,4 @@
-//! A store that fails, vanishes or changes under the running agent, or that an earlier build has left.
+//! A store that fails, or is removed or changed, under the running agent.
 
 use super::*;
 
