@@ -134,10 +134,12 @@ fn missing_pins_are_only_reported_with_healing_off() {
 /// Whether the component is healthy, and why.
 fn component(node: &Node, name: &str) -> anyhow::Result<(bool, String)> {
     let status: serde_json::Value = serde_json::from_str(&node.ctl(&["status", "-o", "json"])?)?;
-    ensure!(status["ready"] == true, "{status:#}");
-    let all = status["components"].as_array().context("no components")?;
-    let found = all.iter().find(|it| it["name"] == name).with_context(|| format!("{status:#}"))?;
-    Ok((found["state"] == "healthy", found["reason"].as_str().unwrap_or_default().to_owned()))
+    ensure!(status.get("ready") == Some(&true.into()), "{status:#}");
+    let all = status.get("components").and_then(|it| it.as_array()).context("no components")?;
+    let text = |it: &serde_json::Value, key: &str| it.get(key)?.as_str().map(str::to_owned);
+    let found = all.iter().find(|it| text(it, "name").as_deref() == Some(name));
+    let found = found.with_context(|| format!("{status:#}"))?;
+    Ok((text(found, "state").as_deref() == Some("healthy"), text(found, "reason").unwrap_or_default()))
 }
 
 #[test]
