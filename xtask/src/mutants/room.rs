@@ -36,14 +36,7 @@ const DEFAULT: [&str; 14] = [
 const CRATES: [(&str, &str); 3] = [("shim", "ferrule-shim"), ("vif", "ferrule-vif"), ("ctl", "ferrulectl")];
 const AGENT: &str = "ferrule-agent";
 /// Tests that wait or try much, by path: they judge only the rooms in their path.
-const SLOW: [&str; 6] = [
-    "api::",
-    "observe::",
-    "registry::store::",
-    "trace::",
-    "watch::checkpoint_db::tests::flipped_bits_cost_no_more_than_a_relist",
-    "watch::tests::silence::",
-];
+const SLOW: [&str; 4] = ["api::", "observe::", "registry::store::", "trace::"];
 /// Most tests that take long wait, so that more threads than processors help.
 const THREADS: &str = "--test-threads=16";
 
