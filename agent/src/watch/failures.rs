@@ -146,7 +146,23 @@ mod tests {
         assert!(!failures.is_failing());
         let retry = failures.expired(&expired(), now);
         assert!(retry.wait >= FIRST && retry.health.is_some());
-        assert_eq!(failures.expired(&expired(), now + HEALTHY_SPELL), none);
+        let almost = now + Duration::from_secs(119);
+        assert_ne!(failures.expired(&expired(), almost), none);
+        assert_eq!(failures.expired(&expired(), almost + Duration::from_secs(120)), none);
+    }
+
+    #[test]
+    fn waits_grow_from_800_milliseconds_and_start_again_after_two_healthy_minutes() {
+        for _ in 0..100 {
+            let (mut failures, now) = (failures(), Instant::now());
+            let mut wait = |at: u64| {
+                let retry = failures.failed(WHY.to_owned(), None, now + Duration::from_secs(at));
+                retry.wait.as_millis()
+            };
+            assert!((800..=1600).contains(&wait(0)));
+            assert!((1600..=3200).contains(&wait(119)));
+            assert!((800..=1600).contains(&wait(239)));
+        }
     }
 
     #[test]

@@ -128,9 +128,12 @@ mod tests {
             assert_eq!(found, [Err(InvalidLine), Ok("next".to_owned())], "{length}");
             assert!(matches!(end, Received::End));
         }
-        let mut longest = vec![b'x'; MAX_LINE];
+        let mebibytes = 8 << 20;
+        let mut longest = vec![b'x'; mebibytes];
         longest.push(b'\n');
-        assert_eq!(all(&longest).await.0, [Ok("x".repeat(MAX_LINE))]);
+        assert_eq!(all(&longest).await.0, [Ok("x".repeat(mebibytes))]);
+        longest.insert(0, b'x');
+        assert_eq!(all(&longest).await.0, [Err(InvalidLine)]);
     }
 
     #[tokio::test]

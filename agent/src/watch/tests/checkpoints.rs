@@ -111,3 +111,13 @@ async fn stored_objects_wait_at_most_five_seconds_for_a_server_that_does_not_con
         assert_eq!(known(), ["+a/u1", "+b/u2", "synced"]);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_fails_at_the_end_is_repeated() {
+    let mut test = Test::start([listing([Step::Wait(secs(2)), event("ADDED", "b", "u2", 12), Step::Hang])]);
+    sleep(Duration::from_millis(2100)).await;
+    assert_eq!(test.position().as_deref(), Some("10"));
+    test.checkpoints.fails_once.store(true, Ordering::SeqCst);
+    test.stop().await;
+    assert_eq!(test.position().as_deref(), Some("12"));
+}

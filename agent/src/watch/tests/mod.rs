@@ -81,6 +81,8 @@ struct Changes(Arc<Mutex<Vec<String>>>);
 struct Checkpoints {
     saved: Arc<Mutex<Option<Saved>>>,
     is_full: Arc<AtomicBool>,
+    /// Whether the next write fails.
+    fails_once: Arc<AtomicBool>,
 }
 
 /// Position, identity and objects.
@@ -110,7 +112,7 @@ impl CheckpointStore for Checkpoints {
         identity: &str,
         update: &Update,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        if self.is_full.load(Ordering::SeqCst) {
+        if self.fails_once.swap(false, Ordering::SeqCst) || self.is_full.load(Ordering::SeqCst) {
             return Err("no space left on device".into());
         }
         let mut saved = self.saved.lock().unwrap();
@@ -449,6 +451,37 @@ async fn an_absent_resource_is_retried_each_minute() {
 
 fn version(query: &str) -> &str {
     query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")).unwrap_or_default()
+}
+
+/// The time after which the server should end a stream.
+fn requested(query: &str) -> Duration {
+    let seconds = query.split('&').find_map(|part| part.strip_prefix("timeoutSeconds="));
+    secs(seconds.map_or(0, |seconds| seconds.parse().unwrap()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_many_nodes_end_between_five_and_ten_minutes() {
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let test = Test::start([]);
+        sleep(secs(0)).await;
+        sleep(Duration::from_millis(1)).await;
+        times.push(requested(&test.asked()[0].query));
+    }
+    times.sort();
+    assert!(times[0] >= secs(300) && times[0] < secs(330), "{times:?}");
+    assert!(times[199] < secs(600) && times[199] > secs(570), "{times:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streamed_list_without_end_is_given_up_after_two_minutes() {
+    let endless = (0..100).flat_map(|_| [event("ADDED", "a", "u1", 5), Step::Wait(secs(10))]);
+    let test = Test::start([Reply::Stream(endless.collect())]);
+    test.script.otherwise(Reply::Stream(vec![Step::Hang]), page(&[pod("a", "u1", 5)], 10, ""));
+    sleep(secs(119)).await;
+    assert_eq!(test.asked().len(), 1);
+    sleep(secs(15)).await;
+    assert_eq!(test.changes().last().unwrap(), "synced", "listed in pages");
 }
 
 #[tokio::test(start_paused = true)]

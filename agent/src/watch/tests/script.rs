@@ -28,6 +28,8 @@ pub(super) enum Reply {
 pub(super) enum Step {
     Send(String),
     Wait(Duration),
+    /// Waits until this long before the time that the request asks for.
+    Early(Duration),
     /// The connection breaks.
     Break,
     /// The stream stays open and silent.
@@ -84,10 +86,12 @@ impl Script {
     }
 
     async fn answer(&self, query: String) -> io::Result<Response<TestBody>> {
+        let requested;
         let reply = {
             let mut inner = self.0.lock().unwrap();
             let at = inner.start.elapsed();
             let is_watch = query.contains("watch=true");
+            requested = super::requested(&query);
             inner.asked.push(Asked { at, query });
             let otherwise = inner.otherwise.clone();
             let otherwise = otherwise.map(|(watch, list)| if is_watch { watch } else { list });
@@ -99,10 +103,10 @@ impl Script {
                 for (name, value) in headers {
                     response = response.header(name, value);
                 }
-                Ok(response.body(body(vec![Step::Send(text)])).unwrap())
+                Ok(response.body(body(vec![Step::Send(text)], requested)).unwrap())
             }
             Some(Reply::Unreachable) => Err(io::ErrorKind::ConnectionRefused.into()),
-            Some(Reply::Stream(steps)) => Ok(Response::new(body(steps))),
+            Some(Reply::Stream(steps)) => Ok(Response::new(body(steps, requested))),
             None => std::future::pending().await,
         }
     }
@@ -111,7 +115,7 @@ impl Script {
 type Frame = http_body::Frame<hyper::body::Bytes>;
 type TestBody = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame, io::Error>> + Send>>>;
 
-fn body(steps: Vec<Step>) -> TestBody {
+fn body(steps: Vec<Step>, requested: Duration) -> TestBody {
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
         for step in steps {
@@ -122,6 +126,7 @@ fn body(steps: Vec<Step>) -> TestBody {
                     }
                 }
                 Step::Wait(time) => sleep(time).await,
+                Step::Early(time) => sleep(requested - time).await,
                 Step::Break => {
                     let _ = sender.send(Err(io::ErrorKind::ConnectionReset.into())).await;
                 }
