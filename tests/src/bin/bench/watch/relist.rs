@@ -98,7 +98,7 @@ fn lists(testbed: &Testbed<'_>) -> Vec<Duration> {
 /// Arrival of the last list's first request, since the epoch.
 fn asked(testbed: &Testbed<'_>, Clock(start): &Clock) -> anyhow::Result<Duration> {
     let is_first = |it: &&Request| {
-        let begins = it.query.contains("sendInitialEvents=true") || it.query.contains("limit=500");
+        let begins = it.query.contains("sendInitialEvents=true") || !it.query.contains("watch=true");
         it.path == "/api/v1/pods" && it.status == 200 && begins && !it.query.contains("continue=")
     };
     let requests = testbed.cluster.api.requests();
