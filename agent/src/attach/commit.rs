@@ -42,7 +42,8 @@ fn in_commit_order(plugged: &[Attachment]) -> impl Iterator<Item = &Attachment> 
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::attachment, *};
+    use super::*;
+    use crate::registry::testing::attachment;
 
     #[test]
     fn the_requested_interface_is_committed_last() {

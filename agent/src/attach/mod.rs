@@ -17,8 +17,6 @@ mod prev_result;
 mod replace;
 mod restore;
 mod rollback;
-#[cfg(test)]
-pub(crate) mod testing;
 mod uncommitted;
 mod verify;
 mod worker;

@@ -77,8 +77,9 @@ fn is_route(listed: &Route, route: &PodRoute) -> bool {
 mod tests {
     use std::path::Path;
 
-    use super::{super::testing::attachment, *};
+    use super::*;
     use crate::desired::desired;
+    use crate::registry::testing::attachment;
 
     /// The result of an ADD of [`attachment`], without a change by a later plugin.
     fn result() -> AddResult {

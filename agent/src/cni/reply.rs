@@ -44,7 +44,7 @@ pub(super) fn add(attachments: &[Attachment]) -> AddResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::testing::attachment;
+    use crate::registry::testing::attachment;
 
     #[test]
     fn every_interface_is_listed_after_its_host_end_and_each_address_names_its_interface() {

@@ -11,7 +11,6 @@ use ipnet::IpNet;
 
 use super::*;
 use crate::{
-    cluster::PodRef,
     dataplane::{Entries, Entry},
     plug::{
         GATEWAY,
@@ -22,9 +21,9 @@ use crate::{
         reaper::{RETIRED, UNSTAMPED},
         stamp::Stamp,
     },
-    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State},
+    registry::{Attachment, HostLink, HostSide, Key, State, testing},
 };
-use ferrule_vif::{Addresses, Mac, Vif, VifKind};
+use ferrule_vif::{Mac, Vif};
 
 const INDEX: u32 = 7;
 const PROGRAMS: [u32; 2] = [100, 101];
@@ -32,28 +31,14 @@ const MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
 pub fn one(container: &str, last: u8, ifindex: u32) -> Attachment {
-    let v4 = [10, 0, 0, last].into();
-    let addresses = Addresses { v4: Some(v4), v6: Some([0xfd00, 0, 0, 0, 0, 0, 0, last.into()].into()) };
+    let any = testing::attachment("eth0", None, last);
     Attachment {
         key: Key::try_from(format!("net/{container}/eth0")).unwrap(),
         state: State::Attached,
-        pod: PodRef::default(),
         netns: "/run/netns/x".into(),
-        netns_id: NetnsId { dev: 4, ino: 7 },
-        vif: Vif {
-            kind: VifKind::Veth,
-            mac: MAC,
-            mtu: 1500,
-            addresses,
-            is_ipv6_first: false,
-            gateways: Addresses::default(),
-            is_default: true,
-            routes: Vec::new(),
-        },
-        with: None,
+        vif: Vif { mtu: 1500, ..any.vif },
         host: HostSide::Link(HostLink { ifname: format!("fr{container}"), ifindex }),
-        created_at_ms: 0,
-        created_since_boot_ns: 0,
+        ..any
     }
 }
 

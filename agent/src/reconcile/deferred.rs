@@ -193,9 +193,7 @@ fn parse(path: &Path, boot_id: &str) -> Result<(Key, Duration), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::PodRef;
-    use crate::registry::{HostSide, NetnsId, State};
-    use ferrule_vif::{Addresses, Mac, Vif, VifKind};
+    use crate::registry::testing;
 
     fn read(socket: &Path) -> DeferredDels {
         DeferredDels::read(socket, &StoreMetrics::default())
@@ -224,29 +222,8 @@ mod tests {
     }
 
     fn attachment(container: &str, with: Option<Key>, created_since_boot_ns: u64) -> Attachment {
-        let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: None };
-        let (mac, gateways) = (Mac([2, 0, 0, 0, 0, 2]), Addresses::default());
-        Attachment {
-            key: key(container),
-            state: State::Attached,
-            pod: PodRef::default(),
-            netns: "/run/netns/x".into(),
-            netns_id: NetnsId { dev: 4, ino: 7 },
-            vif: Vif {
-                kind: VifKind::Veth,
-                mac,
-                mtu: 1500,
-                addresses,
-                is_ipv6_first: false,
-                gateways,
-                is_default: true,
-                routes: Vec::new(),
-            },
-            with,
-            host: HostSide::Unplugged,
-            created_at_ms: 0,
-            created_since_boot_ns,
-        }
+        let any = testing::attachment("eth0", None, 2);
+        Attachment { key: key(container), with, created_since_boot_ns, ..any }
     }
 
     #[test]

@@ -109,13 +109,11 @@ fn age(group: &[Attachment], now: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use ferrule_vif::{Addresses, Mac, Vif, VifKind};
-
     use super::*;
     use crate::{
         cluster::{PodRef, Pods},
         health::Health,
-        registry::{HostLink, HostSide, NetnsId},
+        registry::{HostLink, HostSide, testing},
         watch::Change,
     };
 
@@ -123,27 +121,13 @@ mod tests {
     const BOOT_TO_CREATION: u64 = 10_000;
 
     fn attachment(ifname: &str, created: Duration) -> Attachment {
-        let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: None };
         Attachment {
-            key: Key::try_from(format!("net/0123/{ifname}")).unwrap(),
             state: State::Attached,
             pod: PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u".to_owned() },
             netns: "/nowhere/netns".into(),
-            netns_id: NetnsId { dev: 4, ino: 7 },
-            vif: Vif {
-                kind: VifKind::Veth,
-                mac: Mac([2, 0, 0, 0, 0, 2]),
-                mtu: 1500,
-                addresses,
-                is_ipv6_first: false,
-                gateways: Addresses::default(),
-                is_default: true,
-                routes: Vec::new(),
-            },
-            with: None,
             host: HostSide::Link(HostLink { ifname: "frgone".to_owned(), ifindex: 0x7fff_0001 }),
-            created_at_ms: 0,
             created_since_boot_ns: u64::try_from(created.as_nanos()).unwrap(),
+            ..testing::attachment(ifname, None, 2)
         }
     }
 

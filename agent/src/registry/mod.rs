@@ -15,6 +15,8 @@ mod reservation;
 mod store;
 mod table;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::{

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use ferrule_vif::{Addresses, Mac, Vif, VifKind};
 use tokio::time::advance;
 
 use super::*;
 use crate::{
     health::Reporter,
-    registry::{Allocation, HostLink, HostSide, NetnsId, NewAttachment, State},
+    registry::{Allocation, HostLink, HostSide, NetnsId, NewAttachment, State, testing},
     watch::Change,
 };
 
@@ -84,24 +83,13 @@ async fn node() -> Node {
 
 /// Attaches the pod in a namespace that never existed.
 fn attach(registry: &Registry, netns: &Path) {
-    let addresses = Addresses { v4: Some([10, 0, 0, 2].into()), v6: None };
-    let vif = Vif {
-        kind: VifKind::Veth,
-        mac: Mac([2, 0, 0, 0, 0, 2]),
-        mtu: 1500,
-        addresses,
-        is_ipv6_first: false,
-        gateways: Addresses::default(),
-        is_default: true,
-        routes: Vec::new(),
-    };
     let new = NewAttachment {
         key: key("eth0"),
         with: None,
         pod: PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() },
         netns: netns.to_owned(),
         netns_id: NetnsId { dev: 4, ino: 7 },
-        allocation: Allocation::Fixed(vif),
+        allocation: Allocation::Fixed(testing::attachment("eth0", None, 2).vif),
     };
     let reserved = registry.reserve(new).unwrap();
     let host = HostSide::Link(HostLink { ifname: "frgone".to_owned(), ifindex: 0x7fff_0001 });

@@ -2,10 +2,8 @@
 
 use ferrule_vif::{Addresses, Mac, Vif, VifKind};
 
-use crate::{
-    cluster::PodRef,
-    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State},
-};
+use super::{Attachment, HostLink, HostSide, Key, NetnsId, State};
+use crate::cluster::PodRef;
 
 pub(crate) const MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
