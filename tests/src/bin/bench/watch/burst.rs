@@ -60,16 +60,16 @@ fn one(testbed: &Testbed<'_>, round: usize, events: usize) -> anyhow::Result<(Du
         api.patch(Resource::Pods, NAMESPACE, &name(number % testbed.pods.max(1)), label)?;
     }
     thread::sleep(Duration::from_millis(200));
-    let goal = testbed.node.metric(APPLIED)? + events as f64;
+    let goal = testbed.node.count(APPLIED)? + events as f64;
     let (start, used) = (Instant::now(), agent.used()?);
     api.switch(Switch::ResumeWatches {});
     wait_until("the agent has applied all events", TIMEOUT, || {
         // Short enough for the precision, long enough to keep the polling cost low.
         thread::sleep(Duration::from_millis(10));
-        Ok(testbed.node.metric(APPLIED)? >= goal)
+        Ok(testbed.node.count(APPLIED)? >= goal)
     })?;
     let took = start.elapsed();
-    ensure!(testbed.node.metric(APPLIED)? == goal, "events were delivered more than once");
+    ensure!(testbed.node.count(APPLIED)? == goal, "events were delivered more than once");
     Ok((took, agent.used()?.saturating_sub(used)))
 }
 

@@ -32,7 +32,7 @@ Events: all changes are written while the watch is stalled. The time runs from t
 counted all events as applied; the CPU time is the agent's, including the kernel. \"API server alone\" is the same watch,
 read by a client that discards the events.
 Lists: from the arrival of the request at the server to the line `listed` in the agent's log, when the registry agrees
-with the server. The random wait before a relist (up to 2 s) is not included. The agent start is the exec of an agent
+with the server. The random wait before a relist (up to 10 s) is not included. The agent start is the exec of an agent
 without a checkpoint.
 ADDs: from the server's response to the annotation until the exit of the plugin's process. A refused VIF is not plugged,
 so only the latency of the event and of the answer remains. Polling once per second would add 500 ms at the median and
