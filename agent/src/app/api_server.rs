@@ -8,14 +8,14 @@ use tokio::{sync::watch::channel, time::sleep};
 use super::{ranges::follow_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
-    cluster::{self, InitialSync, KURYR_PORTS, Pods},
+    cluster::{self, InitialSync, KURYR_PORTS, PodChange, Pods},
     config::{Config, Kubernetes},
     decide::VifSource,
     health::Health,
     ipam::Ranges,
     metrics::Metrics,
     registry::Registry,
-    watch::{CheckpointLogs, ObjectKey, Watches},
+    watch::{CheckpointLogs, Watches},
 };
 
 pub(super) struct ApiServer<'a> {
@@ -38,7 +38,7 @@ impl<'a> ApiServer<'a> {
         self,
         config: &Config,
         (registry, pods): (&Arc<Registry>, Pods),
-        on_change: impl Fn(ObjectKey) + Send + Sync + 'static,
+        on_change: impl Fn(PodChange) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
     ) -> anyhow::Result<Watches> {

@@ -26,9 +26,11 @@ use self::{
 use crate::{
     attach::Engine,
     chain::chain,
+    cluster::PodChange,
     cni::{Calls, CniService},
     config::{Config, SelfHeal},
     crash::{self, Step},
+    dataplane,
     decide::{LateAnnotations, VifSource},
     desired::Inspector,
     heal::Healer,
@@ -45,7 +47,7 @@ use crate::{
     reconcile::{Collector, Queue, Reconciler},
     server::{self, NodeLock},
     trace::Tracer,
-    watch::{ObjectKey, Watches},
+    watch::Watches,
 };
 
 pub use ranges::UnusableRange;
@@ -101,9 +103,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         Some(api) => {
             let (registry, pods) = (Arc::clone(&parts.registry), parts.pods.clone());
             let late = LateAnnotations::new(config.vif_source, registry, pods, parts.events.clone());
-            let on_change = move |key: ObjectKey| {
+            let on_change = move |PodChange { key, is_end }| {
                 late.look(&key);
-                queue.add(key);
+                if is_end {
+                    queue.add(key);
+                }
             };
             let targets = (&parts.registry, parts.pods.clone());
             Some(api.watch(&config, targets, on_change, (&health, &metrics), &mut tasks)?)
@@ -140,6 +144,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let healer = Arc::new(Healer::new(engine, inspector, reaper, is_healing, metrics.heal.clone(), pins));
     let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
+    tasks.spawn("memory", dataplane::release_after_start());
     needed.socket.healthy(format!("listening on {}", config.socket.display()));
 
     let outcome = tokio::select! {

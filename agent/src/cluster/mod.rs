@@ -14,5 +14,5 @@ pub use initial_sync::InitialSync;
 pub use objects::{Annotations, KuryrPort, Metadata, Node, Pod};
 pub use own_node::watch_own_node;
 pub use pod_ref::PodRef;
-pub use pods::{Lookup, Pods, Port, Subscription};
+pub use pods::{Lookup, PodChange, Pods, Port, Subscription};
 pub use sources::{KURYR_PORTS, watch_kuryr_ports, watch_pods};

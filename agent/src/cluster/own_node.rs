@@ -135,17 +135,17 @@ mod tests {
         let mut ranges = sink.ranges.subscribe();
         let mut now = || ranges.borrow_and_update().clone();
         let why = |ranges| if let Ranges::Withdrawn(why) = ranges { why } else { panic!("{ranges:?}") };
-        sink.apply(Change::Applied(node("{}")));
+        sink.apply(Change::applied(node("{}")));
         assert_eq!(now(), Ranges::Awaited, "the controller has not assigned any");
-        sink.apply(Change::Applied(node(r#"{"podCIDRs":["10.0.0.0/24"]}"#)));
+        sink.apply(Change::applied(node(r#"{"podCIDRs":["10.0.0.0/24"]}"#)));
         assert_eq!(now().nets(), ["10.0.0.0/24".parse().unwrap()]);
         sink.apply(gone());
         assert!(why(now()).contains("the Node object node was deleted"));
-        sink.apply(Change::Applied(node("{}")));
+        sink.apply(Change::applied(node("{}")));
         assert!(why(now()).contains("the Node object node has no spec.podCIDRs"));
-        sink.apply(Change::Applied(node(r#"{"podCIDRs":["10.0.1.0/24"]}"#)));
+        sink.apply(Change::applied(node(r#"{"podCIDRs":["10.0.1.0/24"]}"#)));
         assert_eq!(now().nets(), ["10.0.1.0/24".parse().unwrap()]);
-        sink.apply(Change::Applied(node(r#"{"podCIDRs":["ten"]}"#)));
+        sink.apply(Change::applied(node(r#"{"podCIDRs":["ten"]}"#)));
         assert!(why(now()).contains("ten"));
     }
 

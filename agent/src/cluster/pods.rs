@@ -16,8 +16,8 @@ pub struct Pods(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
-    pods: HashMap<ObjectKey, Pod>,
-    ports: HashMap<ObjectKey, KuryrPort>,
+    pods: HashMap<ObjectKey, Arc<Pod>>,
+    ports: HashMap<ObjectKey, Arc<KuryrPort>>,
     synced: watch::Sender<bool>,
     gone: Gone,
     waiting: HashMap<ObjectKey, watch::Sender<()>>,
@@ -28,6 +28,14 @@ struct Inner {
 struct Gone {
     uids: HashSet<String>,
     order: VecDeque<String>,
+}
+
+/// A pod that was added, modified or deleted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PodChange {
+    pub key: ObjectKey,
+    /// Whether the pod is gone or has terminated, so that its attachment may be orphaned.
+    pub is_end: bool,
 }
 
 /// The result of [`Pods::get`].
@@ -67,20 +75,21 @@ impl Pods {
     /// The name of the pods watch and of its health component.
     pub const WATCH: &'static str = "pods";
 
-    /// Applies a change, and returns the key of the changed pod.
-    pub fn apply_pod(&self, change: Change<Pod>) -> Option<ObjectKey> {
+    /// Applies a change, and says which pod changed.
+    pub fn apply_pod(&self, change: Change<Pod>) -> Option<PodChange> {
         let mut inner = self.inner();
         match change {
             Change::Applied(pod) => {
                 let key = pod.metadata.key();
-                if pod.is_terminal() && !pod.is_mirror() {
+                let is_end = pod.is_terminal() && !pod.is_mirror();
+                if is_end {
                     inner.gone.insert(&pod.metadata.uid);
                 } else {
                     inner.gone.remove(&pod.metadata.uid);
                 }
                 inner.pods.insert(key.clone(), pod);
                 inner.wake(&key);
-                Some(key)
+                Some(PodChange { key, is_end })
             }
             Change::Gone { key, uid } => {
                 inner.gone.insert(&uid);
@@ -89,7 +98,7 @@ impl Pods {
                     inner.pods.remove(&key);
                 }
                 inner.wake(&key);
-                Some(key)
+                Some(PodChange { key, is_end: true })
             }
             Change::Synced => {
                 inner.synced.send_replace(true);
@@ -138,7 +147,7 @@ impl Pods {
     /// of the same name: an object that is being deleted or has ended is not the new sandbox's.
     pub fn of_new_sandbox(&self, pod_ref: &PodRef) -> Lookup {
         let is_leaving =
-            pod_ref.uid.is_empty() && self.inner().pods.get(&key(pod_ref)).is_some_and(is_leaving);
+            pod_ref.uid.is_empty() && self.inner().pods.get(&key(pod_ref)).is_some_and(|pod| is_leaving(pod));
         if is_leaving { Lookup::Unknown } else { self.get(pod_ref) }
     }
 
@@ -294,13 +303,13 @@ mod tests {
     #[test]
     fn pods_of_the_same_name_are_distinguished_by_uid() {
         let pods = Pods::default();
-        pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
+        pods.apply_pod(Change::applied(pod("web-0", "u1", "")));
         assert!(matches!(pods.get(&named("web-0", "u1")), Lookup::Present(_)));
         assert!(
             matches!(pods.get(&named("web-0", "u2")), Lookup::Unknown),
             "the successor has not been delivered"
         );
-        pods.apply_pod(Change::Applied(pod("web-0", "u2", "")));
+        pods.apply_pod(Change::applied(pod("web-0", "u2", "")));
         pods.apply_pod(gone("web-0", "u1"));
         assert!(
             matches!(pods.get(&named("web-0", "u2")), Lookup::Present(_)),
@@ -320,13 +329,13 @@ mod tests {
     #[test]
     fn a_static_pod_is_found_by_exactly_its_uid_at_the_kubelet() {
         let pods = Pods::default();
-        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        pods.apply_pod(Change::applied(mirror("u-api", "hash-1")));
         assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::Present(_)));
         assert_eq!(pods.api_uid(&named("etcd", "hash-1")).as_deref(), Some("u-api"));
         assert!(matches!(pods.get(&named("etcd", "hash-0")), Lookup::Unknown), "the manifest before an edit");
         // Only the kubelet's annotation marks a mirror pod; users can write the other one.
         let pretender = r#","annotations":{"kubernetes.io/config.source":"file"}"#;
-        pods.apply_pod(Change::Applied(pod("web", "u-api", pretender)));
+        pods.apply_pod(Change::applied(pod("web", "u-api", pretender)));
         assert!(matches!(pods.get(&named("web", "another")), Lookup::Unknown));
         assert!(matches!(pods.get(&named("web", "u-api")), Lookup::Present(_)));
     }
@@ -336,10 +345,10 @@ mod tests {
         let pods = Pods::default();
         let mut ended = mirror("u-api", "hash-1");
         ended.status.phase = "Failed".to_owned();
-        pods.apply_pod(Change::Applied(ended));
+        pods.apply_pod(Change::applied(ended));
         assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::StaticEnded(_)));
         assert!(matches!(pods.get(&named("etcd", "hash-0")), Lookup::Unknown));
-        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        pods.apply_pod(Change::applied(mirror("u-api", "hash-1")));
         assert!(matches!(pods.get(&named("etcd", "hash-1")), Lookup::Present(_)));
     }
 
@@ -347,15 +356,15 @@ mod tests {
     fn without_a_uid_a_pod_that_leaves_is_not_the_one_of_a_new_sandbox() {
         let pods = Pods::default();
         let of_new = |uid| pods.of_new_sandbox(&named("web-0", uid));
-        pods.apply_pod(Change::Applied(pod("web-0", "u1", "")));
+        pods.apply_pod(Change::applied(pod("web-0", "u1", "")));
         assert!(matches!(of_new(""), Lookup::Present(_)));
         let deleting = r#","deletionTimestamp":"2026-01-02T03:04:05Z""#;
-        pods.apply_pod(Change::Applied(pod("web-0", "u1", deleting)));
+        pods.apply_pod(Change::applied(pod("web-0", "u1", deleting)));
         assert!(matches!(of_new(""), Lookup::Unknown), "its successor is awaited");
         assert!(matches!(of_new("u1"), Lookup::Present(_)), "the UID is evidence");
         let mut ended = pod("web-0", "u2", "");
         ended.status.phase = "Failed".to_owned();
-        pods.apply_pod(Change::Applied(ended));
+        pods.apply_pod(Change::applied(ended));
         assert!(matches!(of_new(""), Lookup::Unknown));
         assert!(matches!(of_new("u2"), Lookup::Gone));
     }
@@ -364,20 +373,22 @@ mod tests {
     fn without_a_uid_a_kuryr_port_must_be_that_of_the_present_pod() {
         let pods = Pods::default();
         let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"}}"#;
-        pods.apply_kuryr_port(Change::Applied(serde_json::from_str(port).unwrap()));
+        pods.apply_kuryr_port(Change::applied(serde_json::from_str(port).unwrap()));
         assert!(pods.kuryr(&named("web", ""), false).is_none(), "the pod is not known");
-        pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+        pods.apply_pod(Change::applied(pod("web", "u1", "")));
         assert!(pods.kuryr(&named("web", ""), false).is_some());
-        pods.apply_pod(Change::Applied(pod("web", "u2", "")));
+        pods.apply_pod(Change::applied(pod("web", "u2", "")));
         assert!(pods.kuryr(&named("web", ""), false).is_none(), "the KuryrPort of the predecessor");
     }
 
     #[test]
     fn a_terminated_pod_is_gone() {
         let pods = Pods::default();
+        let is_end = |pod| pods.apply_pod(Change::applied(pod)).unwrap().is_end;
+        assert!(!is_end(pod("job", "u1", "")));
         let mut ended = pod("job", "u1", "");
         ended.status.phase = "Succeeded".to_owned();
-        pods.apply_pod(Change::Applied(ended));
+        assert!(is_end(ended));
         assert!(matches!(pods.get(&named("job", "u1")), Lookup::Gone));
     }
 
@@ -385,7 +396,7 @@ mod tests {
     async fn a_change_wakes_the_subscribers_of_its_pod_only() {
         let pods = Pods::default();
         let (mut a, mut b) = (pods.subscribe(&named("a", "")), pods.subscribe(&named("b", "")));
-        pods.apply_pod(Change::Applied(pod("a", "u1", "")));
+        pods.apply_pod(Change::applied(pod("a", "u1", "")));
         timeout(Duration::from_secs(5), a.changed()).await.unwrap();
         assert!(timeout(Duration::from_millis(20), b.changed()).await.is_err());
         pods.apply_pod(gone("b", "u2"));
@@ -408,7 +419,7 @@ mod tests {
     fn a_kuryr_port_belongs_to_the_pod_with_its_uid() {
         let pods = Pods::default();
         let port = r#"{"metadata":{"namespace":"n","name":"web","uid":"k1"},"spec":{"podUid":"u1"},"status":{"vifs":{"eth0":{}}}}"#;
-        pods.apply_kuryr_port(Change::Applied(serde_json::from_str(port).unwrap()));
+        pods.apply_kuryr_port(Change::applied(serde_json::from_str(port).unwrap()));
         assert_eq!(
             pods.kuryr(&named("web", "u1"), false).unwrap().status_vifs.as_deref(),
             Some(r#"{"eth0":{}}"#)
@@ -423,7 +434,7 @@ mod tests {
             let port = format!(
                 r#"{{"metadata":{{"namespace":"n","name":"etcd","uid":"k1"}},"spec":{{"podUid":"u-api"{more}}}}}"#
             );
-            pods.apply_kuryr_port(Change::Applied(serde_json::from_str(&port).unwrap()));
+            pods.apply_kuryr_port(Change::applied(serde_json::from_str(&port).unwrap()));
         };
         port("");
         let found =
@@ -432,9 +443,9 @@ mod tests {
         assert!(found("hash-1", true), "the runtime says so");
         port(r#","podStatic":true"#);
         assert!(found("hash-1", false), "Kuryr says so");
-        pods.apply_pod(Change::Applied(mirror("u-api", "hash-1")));
+        pods.apply_pod(Change::applied(mirror("u-api", "hash-1")));
         assert!(found("hash-1", true) && !found("hash-0", true), "the mirror pod is exact");
-        pods.apply_pod(Change::Applied(mirror("u-api-2", "hash-2")));
+        pods.apply_pod(Change::applied(mirror("u-api-2", "hash-2")));
         assert!(!found("hash-2", true), "the KuryrPort of the manifest before an edit");
     }
 
@@ -454,7 +465,7 @@ mod tests {
         let pods = Pods::default();
         let mut web = pods.subscribe(&named("web", "u1"));
         let key = ObjectKey::new("n", "web");
-        for change in [Change::Applied(port("k1")), Change::Gone { key: key.clone(), uid: "k1".to_owned() }] {
+        for change in [Change::applied(port("k1")), Change::Gone { key: key.clone(), uid: "k1".to_owned() }] {
             pods.apply_kuryr_port(change);
             timeout(Duration::from_secs(10), web.changed()).await.unwrap();
         }
@@ -475,7 +486,7 @@ mod tests {
             let (key, uid) = (ObjectKey::new("n", "web"), uid.to_owned());
             pods.apply_kuryr_port(Change::Gone { key, uid });
         };
-        pods.apply_kuryr_port(Change::Applied(port("k2")));
+        pods.apply_kuryr_port(Change::applied(port("k2")));
         gone("k1");
         assert!(found(), "a late event does not remove the successor");
         pods.apply_kuryr_port(Change::Synced);
@@ -487,9 +498,10 @@ mod tests {
     #[test]
     fn a_pod_without_uid_is_found_by_its_name_and_never_by_the_gone_ones() {
         let pods = Pods::default();
-        assert_eq!(pods.apply_pod(gone("web", "")), Some(ObjectKey::new("n", "web")));
+        let end = PodChange { key: ObjectKey::new("n", "web"), is_end: true };
+        assert_eq!(pods.apply_pod(gone("web", "")), Some(end));
         assert!(matches!(pods.get(&named("web", "")), Lookup::Unknown));
-        pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+        pods.apply_pod(Change::applied(pod("web", "u1", "")));
         assert!(matches!(pods.get(&named("web", "")), Lookup::Present(_)));
         assert_eq!(pods.api_uid(&named("web", "")).as_deref(), Some("u1"));
         assert_eq!(pods.api_uid(&named("web", "u2")), None);
@@ -504,7 +516,7 @@ mod tests {
             pods.apply_pod(gone("web", "u1"));
             assert!(matches!(pods.get(&named("web", "u1")), Lookup::Gone));
             assert_eq!(pods.inner().gone.order.len(), 1);
-            pods.apply_pod(Change::Applied(pod("web", "u1", "")));
+            pods.apply_pod(Change::applied(pod("web", "u1", "")));
             assert!(matches!(pods.get(&named("web", "u1")), Lookup::Present(_)));
             assert!(pods.inner().gone.order.is_empty());
         }

@@ -1,7 +1,7 @@
 //! The watches of the node's pods and of their KuryrPorts.
 
-use super::{InitialSync, KuryrPort, Pod, Pods};
-use crate::watch::{Change, ObjectKey, Scope, Sink, Watches};
+use super::{InitialSync, KuryrPort, Pod, PodChange, Pods};
+use crate::watch::{Change, Scope, Sink, Watches};
 
 /// Name of the watch of KuryrPorts.
 pub const KURYR_PORTS: &str = "kuryrports";
@@ -26,7 +26,7 @@ pub fn watch_pods(
     watches: &Watches,
     node_name: &str,
     pods: Pods,
-    on_change: impl Fn(ObjectKey) + Send + Sync + 'static,
+    on_change: impl Fn(PodChange) + Send + Sync + 'static,
     initial_sync: Option<InitialSync>,
 ) {
     let selector = ("fieldSelector", format!("spec.nodeName={node_name}"));
@@ -41,11 +41,11 @@ pub fn watch_kuryr_ports(watches: &Watches, node_name: &str, pods: Pods, initial
     watches.add(scope, KuryrPortSink { pods, initial_sync });
 }
 
-impl<F: Fn(ObjectKey) + Send + Sync + 'static> Sink<Pod> for PodSink<F> {
+impl<F: Fn(PodChange) + Send + Sync + 'static> Sink<Pod> for PodSink<F> {
     fn apply(&self, change: Change<Pod>) {
         let is_synced = matches!(change, Change::Synced);
-        if let Some(key) = self.pods.apply_pod(change) {
-            (self.on_change)(key);
+        if let Some(change) = self.pods.apply_pod(change) {
+            (self.on_change)(change);
         }
         if let Some(initial_sync) = self.initial_sync.as_ref().filter(|_| is_synced) {
             initial_sync.listed(Pods::WATCH);
@@ -68,7 +68,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{cluster::PodRef, health::Health};
+    use crate::{cluster::PodRef, health::Health, watch::ObjectKey};
 
     fn object<T: serde::de::DeserializeOwned>() -> T {
         serde_json::from_str(
@@ -87,16 +87,18 @@ mod tests {
         let seen = std::sync::Arc::new(seen);
         let on_change = {
             let (seen, pods, web) = (std::sync::Arc::clone(&seen), pods.clone(), web.clone());
-            move |key: ObjectKey| seen.lock().unwrap().push((key.to_string(), pods.uid_at(&web)))
+            move |change: PodChange| {
+                seen.lock().unwrap().push((change.key.to_string(), change.is_end, pods.uid_at(&web)));
+            }
         };
         let sink = PodSink { pods: pods.clone(), on_change, initial_sync: Some(initial_sync) };
-        sink.apply(Change::Applied(object()));
+        sink.apply(Change::applied(object()));
         assert!(!health.is_ready());
         sink.apply(Change::Gone { key: ObjectKey::new("n", "web"), uid: "u1".to_owned() });
         assert!(!pods.is_synced() && !health.is_ready());
         sink.apply(Change::Synced);
         assert!(pods.is_synced() && health.is_ready());
-        let expected = [("n/web".to_owned(), Some("u1".to_owned())), ("n/web".to_owned(), None)];
+        let expected = [("n/web".to_owned(), false, Some("u1".to_owned())), ("n/web".to_owned(), true, None)];
         assert_eq!(*seen.lock().unwrap(), expected);
     }
 
@@ -106,7 +108,7 @@ mod tests {
         let initial_sync = InitialSync::new(&[KURYR_PORTS], health.component("vifs", true, "listing"));
         let sink = KuryrPortSink { pods: pods.clone(), initial_sync: Some(initial_sync) };
         let web = PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        sink.apply(Change::Applied(object()));
+        sink.apply(Change::applied(object()));
         assert!(pods.kuryr(&web, false).is_some() && !health.is_ready());
         sink.apply(Change::Synced);
         assert!(health.is_ready());

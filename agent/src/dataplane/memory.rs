@@ -1,11 +1,78 @@
-//! Returns memory to the kernel after the programs are loaded.
+//! Returns the memory of a start to the kernel.
 //!
 //! aya parses all of the kernel's BTF to load a program, which takes about 20 MB for a moment. The allocator
-//! returns freed memory only on later allocations, and an idle agent makes few.
+//! returns freed memory only on later allocations, and an idle agent makes few. Three quarters of the code
+//! run at start only: parsers of settings, YAML and BTF, and the loader.
+
+use std::{ffi::c_void, fs, io, num::NonZero, ptr::NonNull, time::Duration};
+
+use nix::sys::mman::{MmapAdvise, madvise};
+
+/// A start, with the first lists of the watches, is over after this time.
+const START: Duration = Duration::from_secs(10);
+
+/// Returns memory once the start is over. Never ends.
+pub async fn release_after_start() {
+    tokio::time::sleep(START).await;
+    release();
+    if let Err(error) = unmap_code() {
+        tracing::debug!(%error, "cannot unmap the code of the start");
+    }
+    std::future::pending().await
+}
 
 /// Returns free memory to the kernel.
 #[expect(unsafe_code, reason = "the allocator's own function, for which there is no wrapper")]
 pub(super) fn release() {
     // SAFETY: takes no pointer, may be called at any time from any thread, and changes no memory in use.
     unsafe { libmimalloc_sys::mi_collect(true) };
+}
+
+/// Unmaps the pages of the executable's code. Code that runs again is mapped again, 64 KiB at a time, from
+/// the page cache; the kernel may now drop the rest of it there, too.
+#[expect(unsafe_code, reason = "madvise")]
+fn unmap_code() -> io::Result<()> {
+    let executable = fs::read_link("/proc/self/exe")?;
+    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+        let Some((start, length)) = code(line, &executable.to_string_lossy()) else { continue };
+        // SAFETY: the mapping is the executable's, and not writable: each page is an unchanged copy of the
+        // file (the linker relocates data only), which the kernel maps again on the next access.
+        unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) }?;
+    }
+    Ok(())
+}
+
+/// Start and bytes of a mapping in `/proc/self/maps`, if it has code of an executable.
+fn code(line: &str, executable: &str) -> Option<(NonNull<c_void>, usize)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    if fields.next() != Some("r-xp") || fields.next_back() != Some(executable) {
+        return None;
+    }
+    let [start, end] = [start, end].map(|it| usize::from_str_radix(it, 16).ok());
+    let (start, end) = (NonZero::new(start?)?, end?);
+    Some((NonNull::with_exposed_provenance(start), end.checked_sub(start.get())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_executables_code_is_unmapped() {
+        let code = |line| code(line, "/opt/agent").map(|(start, length)| (start.as_ptr() as usize, length));
+        assert_eq!(code("1000-4000 r-xp 00002000 00:29 3   /opt/agent"), Some((0x1000, 0x3000)));
+        for other in [
+            "1000-4000 rw-p 00002000 00:29 3   /opt/agent",
+            "1000-4000 r--p 00002000 00:29 3   /opt/agent",
+            "1000-4000 rwxp 00002000 00:29 3   /opt/agent",
+            "1000-4000 r-xp 00002000 00:29 3   /lib/libc.so.6",
+            "1000-4000 r-xp 00000000 00:00 0   [vdso]",
+            "1000-4000 r-xp 00000000 00:00 0",
+            "",
+        ] {
+            assert_eq!(code(other), None, "{other}");
+        }
+        unmap_code().unwrap();
+    }
 }

@@ -38,7 +38,8 @@ impl LateAnnotations {
         if !matches!(self.source, VifSource::Auto | VifSource::Annotation) {
             return;
         }
-        let named = PodRef { namespace: key.namespace.clone(), name: key.name.clone(), uid: String::new() };
+        let named =
+            PodRef { namespace: key.namespace().to_owned(), name: key.name().to_owned(), uid: String::new() };
         let pod = PodRef { uid: self.pods.uid_at(&named).unwrap_or_default(), ..named };
         let annotation = match self.pods.get(&pod) {
             Lookup::Present(annotations) => annotations.ferrule,
@@ -99,7 +100,7 @@ mod tests {
         let json = format!(
             r#"{{"metadata":{{"namespace":"n","name":"web","uid":"{uid}","annotations":{{"vif.ferrule.dev/v1":"{vif}"}}}}}}"#
         );
-        Change::Applied(serde_json::from_str(&json).unwrap())
+        Change::applied(serde_json::from_str(&json).unwrap())
     }
 
     #[test]
@@ -111,7 +112,7 @@ mod tests {
         let (events, mut notes) = Events::channel(EventMetrics::default(), pods.clone());
         let late = LateAnnotations::new(VifSource::Auto, Arc::clone(&registry), pods.clone(), events.clone());
         let mut change = |late: &LateAnnotations, change| {
-            late.look(&pods.apply_pod(change).unwrap());
+            late.look(&pods.apply_pod(change).unwrap().key);
             std::iter::from_fn(|| notes.try_recv().ok()).map(|it| (it.reason, it.note)).collect::<Vec<_>>()
         };
         assert_eq!(change(&late, annotated("u1", "10.0.0.9")), [], "not plugged yet");
@@ -137,7 +138,7 @@ mod tests {
         let both = r#"10.0.0.2\",\"fd00::2"#;
         assert_eq!(change(&late, annotated("u1", both)).len(), 1, "a second address");
         let without = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"}}"#;
-        let without = Change::Applied(serde_json::from_str(without).unwrap());
+        let without = Change::applied(serde_json::from_str(without).unwrap());
         assert_eq!(change(&late, without), []);
         assert_eq!(change(&late, annotated("u1", both)).len(), 1, "again after the annotation was gone");
         assert_eq!(change(&late, annotated("u2", "10.0.0.9")), [], "the successor is not plugged");

@@ -294,7 +294,7 @@ mod tests {
         let waiting = tokio::spawn(async move { decide(&decider).await });
         sleep(Duration::from_secs(5)).await;
         let json = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"}}"#;
-        fixture.pods.apply_pod(Change::Applied(serde_json::from_str(json).unwrap()));
+        fixture.pods.apply_pod(Change::applied(serde_json::from_str(json).unwrap()));
         sleep(Duration::from_secs(5)).await;
         fixture.registry.set_ranges(ranges(), &[]);
         let decided = timeout(Duration::from_millis(10), waiting).await.unwrap().unwrap();
@@ -316,7 +316,7 @@ mod tests {
         let pod = serde_json::json!({ "metadata": {
             "namespace": "n", "name": "web", "uid": "u1", "annotations": annotations,
         } });
-        Change::Applied(serde_json::from_value(pod).unwrap())
+        Change::applied(serde_json::from_value(pod).unwrap())
     }
 
     #[tokio::test(start_paused = true)]
@@ -390,7 +390,7 @@ mod tests {
     async fn a_gone_pod_is_not_waited_for() {
         let fixture = fixture(VifSource::Auto, true);
         let json = r#"{"metadata":{"namespace":"n","name":"web","uid":"u1"},"status":{"phase":"Failed"}}"#;
-        fixture.pods.apply_pod(Change::Applied(serde_json::from_str(json).unwrap()));
+        fixture.pods.apply_pod(Change::applied(serde_json::from_str(json).unwrap()));
         let error = timeout(Duration::from_millis(10), decide(&fixture.decider)).await.unwrap();
         assert!(matches!(error, Err(DecideError::PodGone(_))));
     }

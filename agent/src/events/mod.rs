@@ -114,7 +114,7 @@ mod tests {
         let pods = Pods::default();
         let mirror = r#"{"metadata":{"namespace":"n","name":"etcd","uid":"u-api",
             "annotations":{"kubernetes.io/config.mirror":"hash"}}}"#;
-        pods.apply_pod(Change::Applied(serde_json::from_str(mirror).unwrap()));
+        pods.apply_pod(Change::applied(serde_json::from_str(mirror).unwrap()));
         let (events, mut notes) = Events::channel(EventMetrics::default(), pods);
         events.record(&pod("n", "etcd", "hash"), Reason::PlugFailed, "no such interface");
         events.record(&pod("n", "web", "u1"), Reason::WaitingForVif, "waiting");

@@ -143,7 +143,7 @@ impl<D: Detach> Collector<D> {
     /// Examines the attachments of a pod, and removes those that were found orphaned before, long enough ago.
     /// All attachments without a pod share the empty key.
     pub(super) async fn examine(self: &Arc<Self>, pod: &ObjectKey) -> Result<(), ExamineError> {
-        let keys = self.registry.runtime_keys(|it| it.namespace == pod.namespace && it.name == pod.name);
+        let keys = self.registry.runtime_keys(|it| it.namespace == pod.namespace() && it.name == pod.name());
         let mut outcome = Ok(());
         for key in keys {
             let (this, of, began) = (Arc::clone(self), key.clone(), Instant::now());

@@ -1,6 +1,11 @@
 //! The durable state of a watch, from which a restarted agent resumes.
 
-use std::error::Error;
+use std::{error::Error, sync::Arc};
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::object::ObjectKey;
 
 /// Keeps one checkpoint per watch: its objects, and the position up to which they are current.
 pub trait CheckpointStore: Send + Sync + 'static {
@@ -14,19 +19,32 @@ pub trait CheckpointStore: Send + Sync + 'static {
     fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Checkpoint {
     pub position: String,
-    /// As JSON.
-    pub objects: Vec<Vec<u8>>,
+    pub objects: Vec<Box<RawValue>>,
 }
 
 /// The changes since the previous checkpoint.
-#[derive(Debug)]
 pub struct Update {
     pub position: String,
     /// Whether all other objects are removed, because a list has completed.
     pub replaces_all: bool,
-    /// Key → JSON, or `None` to remove the object.
-    pub objects: Vec<(String, Option<Vec<u8>>)>,
+    /// `None` removes the object.
+    pub objects: Vec<(ObjectKey, Option<Arc<dyn Json>>)>,
+}
+
+/// An object of any type that can be written as JSON.
+pub trait Json: Send + Sync {
+    /// Appends the JSON.
+    ///
+    /// # Errors
+    /// If the type cannot be JSON.
+    fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()>;
+}
+
+impl<T: Serialize + Send + Sync> Json for T {
+    fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()> {
+        serde_json::to_writer(into, self)
+    }
 }

@@ -24,7 +24,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::checkpoint::{Checkpoint, CheckpointStore, Update};
+use super::checkpoint::{Checkpoint, CheckpointStore, Json, Update};
 use crate::durable::{Directory, DirectoryError, seal, unseal};
 
 /// The logs of a state directory.
@@ -56,8 +56,8 @@ struct Head<'a> {
 struct Contents {
     identity: String,
     position: String,
-    /// Key → JSON.
-    objects: BTreeMap<String, Vec<u8>>,
+    /// By key.
+    objects: BTreeMap<String, Box<RawValue>>,
     /// The end of the last frame with a position.
     length: u64,
 }
@@ -108,7 +108,7 @@ impl CheckpointLogs {
     fn try_save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Failure> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let position = update.position.as_str();
-        let changes = update.objects.iter().map(|(key, json)| (key.as_str(), json.as_deref()));
+        let changes = update.objects.iter().map(|(key, object)| (key.as_str(), object.as_deref()));
         let log = if update.replaces_all {
             open.remove(watch);
             self.create(watch, identity, position, changes)?
@@ -123,7 +123,7 @@ impl CheckpointLogs {
             log.length += append(&mut log.file, identity, position, changes)?;
             if log.length > log.limit || !self.directory.leads_to(&file_name(watch), &log.file) {
                 let Contents { position, objects, .. } = read(&log.file)?;
-                let objects = objects.iter().map(|(key, json)| (key.as_str(), Some(json.as_slice())));
+                let objects = objects.iter().map(|(key, json)| (key.as_str(), Some(json as &dyn Json)));
                 self.create(watch, identity, &position, objects)?
             } else {
                 log
@@ -144,7 +144,8 @@ impl CheckpointLogs {
         match read(&file) {
             Ok(contents) if contents.length > 0 => {
                 file.set_len(contents.length)?;
-                let live = contents.objects.iter().map(|(key, json)| key.len() + json.len()).sum::<usize>();
+                let live =
+                    contents.objects.iter().map(|(key, json)| key.len() + json.get().len()).sum::<usize>();
                 let limit = 2 * live as u64 + SLACK;
                 let (identity, length) = (contents.identity.clone(), contents.length);
                 Ok(Some((Log { file, identity, length, limit }, contents)))
@@ -164,10 +165,10 @@ impl CheckpointLogs {
         watch: &str,
         identity: &str,
         position: &str,
-        objects: impl Iterator<Item = (&'a str, Option<&'a [u8]>)>,
+        objects: impl Iterator<Item = (&'a str, Option<&'a dyn Json>)>,
     ) -> io::Result<Log> {
         let mut length = 0;
-        let objects = objects.filter(|(_, json)| json.is_some());
+        let objects = objects.filter(|(_, object)| object.is_some());
         let file = self.directory.write_with(&file_name(watch), |file| {
             length = append(file, identity, position, objects)?;
             Ok(())
@@ -208,7 +209,7 @@ fn append<'a>(
     file: &mut File,
     identity: &str,
     position: &str,
-    changes: impl Iterator<Item = (&'a str, Option<&'a [u8]>)>,
+    changes: impl Iterator<Item = (&'a str, Option<&'a dyn Json>)>,
 ) -> io::Result<u64> {
     let begin = |position| -> io::Result<Vec<u8>> {
         let mut body = serde_json::to_vec(&Head { identity, position })?;
@@ -224,11 +225,14 @@ fn append<'a>(
         file.write_all(&bytes)
     };
     let mut lines = Vec::new();
-    for (key, json) in changes {
+    for (key, object) in changes {
         lines.push(b'[');
         serde_json::to_writer(&mut lines, key)?;
         lines.push(b',');
-        lines.extend_from_slice(json.unwrap_or(b"null"));
+        match object {
+            Some(object) => object.write(&mut lines)?,
+            None => lines.extend_from_slice(b"null"),
+        }
         lines.extend_from_slice(b"]\n");
         if lines.len() >= FRAME {
             end(&[begin(None)?, std::mem::take(&mut lines)].concat())?;
@@ -252,8 +256,9 @@ fn read(mut file: &File) -> io::Result<Contents> {
         let mut lines = sealed.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let head: Head<'_> = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(damaged)?;
         for line in lines {
-            let (key, json): (String, Option<&RawValue>) = serde_json::from_slice(line).map_err(damaged)?;
-            pending.push((key, json.map(|json| json.get().as_bytes().to_vec())));
+            let (key, json): (String, Option<Box<RawValue>>) =
+                serde_json::from_slice(line).map_err(damaged)?;
+            pending.push((key, json));
         }
         let Some(position) = head.position else { continue };
         for (key, json) in pending.drain(..) {
@@ -289,11 +294,15 @@ fn damaged(why: impl Into<Failure>) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+
+    use super::{super::ObjectKey, *};
 
     fn update(position: &str, objects: &[(&str, Option<&str>)]) -> Update {
-        let objects =
-            objects.iter().map(|(key, json)| ((*key).to_owned(), json.map(|json| json.as_bytes().to_vec())));
+        let object = |json: &str| Arc::new(RawValue::from_string(json.to_owned()).unwrap()) as Arc<dyn Json>;
+        let key =
+            |key: &str| key.split_once('/').map_or(ObjectKey::new("", key), |(n, it)| ObjectKey::new(n, it));
+        let objects = objects.iter().map(|(name, json)| (key(name), json.map(object)));
         Update { position: position.to_owned(), replaces_all: false, objects: objects.collect() }
     }
 
@@ -303,7 +312,7 @@ mod tests {
 
     fn loaded(logs: &CheckpointLogs, watch: &str, identity: &str) -> Option<(String, Vec<String>)> {
         let Checkpoint { position, objects } = logs.load(watch, identity)?;
-        Some((position, objects.into_iter().map(|json| String::from_utf8(json).unwrap()).collect()))
+        Some((position, objects.into_iter().map(|json| json.get().to_owned()).collect()))
     }
 
     fn checkpoint(position: &str, objects: &[&str]) -> Option<(String, Vec<String>)> {

@@ -1,11 +1,12 @@
 //! Writes checkpoints in the background, one at a time; meanwhile, changes gather.
 
-use std::{collections::HashMap, mem, sync::Arc};
+use std::{collections::HashSet, mem, sync::Arc};
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
-    checkpoint::{Checkpoint, CheckpointStore, Update},
+    checkpoint::{Checkpoint, CheckpointStore, Json, Update},
+    inventory::Inventory,
     object::{Object, ObjectKey},
 };
 use crate::chain::chain;
@@ -18,15 +19,15 @@ pub(super) struct CheckpointWriter {
     identity: Option<String>,
     /// The position of the last write that was started.
     written: Option<String>,
-    changes: HashMap<String, Option<Vec<u8>>>,
+    /// The objects that were changed or removed since then.
+    changed: HashSet<ObjectKey>,
+    /// The next write has all objects: after a list, a failed write, or too many changes.
     replaces_all: bool,
-    /// The changes were too many to keep. The stored checkpoint stays as it is until the next list.
-    is_abandoned: bool,
-    /// Returns whether the write succeeded.
-    writing: Option<(JoinHandle<bool>, Arc<Update>)>,
+    /// Returns whether the write succeeded. With the number of its changes.
+    writing: Option<(JoinHandle<bool>, usize)>,
 }
 
-/// Removals that are kept while the checkpoint cannot be written. Other changes are as many as the objects.
+/// Removals that are kept while a write is in progress. Other changes are as many as the objects.
 const MAX_REMOVALS: usize = 4096;
 
 // === impl CheckpointWriter ===
@@ -38,9 +39,8 @@ impl CheckpointWriter {
             watch,
             identity: None,
             written: None,
-            changes: HashMap::new(),
+            changed: HashSet::new(),
             replaces_all: false,
-            is_abandoned: false,
             writing: None,
         }
     }
@@ -58,94 +58,67 @@ impl CheckpointWriter {
         Some(checkpoint)
     }
 
-    pub(super) fn put<T: Object>(&mut self, key: &ObjectKey, object: &T) {
-        match serde_json::to_vec(object) {
-            Ok(json) => {
-                self.changes.insert(key.to_string(), Some(json));
-            }
-            // Derived serializers of our own types do not fail; the next list would correct it.
-            Err(error) => tracing::error!(%key, %error, "cannot serialize an object for the checkpoint"),
+    /// Notes that an object was added, modified or removed.
+    pub(super) fn changed(&mut self, key: &ObjectKey) {
+        if !self.replaces_all && !self.changed.contains(key) {
+            self.changed.insert(key.clone());
         }
     }
 
-    pub(super) fn remove(&mut self, key: &ObjectKey) {
-        if self.replaces_all || self.is_abandoned {
-            // The next update replaces all objects.
-            self.changes.remove(&key.to_string());
-        } else {
-            self.changes.insert(key.to_string(), None);
-        }
-    }
-
-    /// A list has completed: the next write removes all objects that were not put.
+    /// The next write has all objects, and removes the others.
     pub(super) fn replace_all(&mut self) {
         self.replaces_all = true;
-        self.is_abandoned = false;
+        self.changed = HashSet::new();
     }
 
-    /// Changes that are not durable yet.
-    pub(super) fn unsaved(&self) -> usize {
-        self.changes.len() + self.writing.as_ref().map_or(0, |(_, update)| update.objects.len())
+    /// Changes that are not durable yet, of a number of known objects.
+    pub(super) fn unsaved(&self, known: usize) -> usize {
+        let pending = if self.replaces_all { known } else { self.changed.len() };
+        pending + self.writing.as_ref().map_or(0, |(_, changes)| *changes)
     }
 
     /// Starts to write the changes up to a position, unless a write is in progress or the position has not
-    /// moved.
-    pub(super) async fn save(&mut self, position: &str) {
-        let is_writing = self.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished());
-        if !is_writing {
-            self.finish().await;
+    /// moved. `inventory` has the objects as they are at the position.
+    pub(super) async fn save<T: Object>(&mut self, position: &str, inventory: &Inventory<T>) {
+        // Bounds the memory while a write hangs.
+        if self.changed.len() > inventory.len() + MAX_REMOVALS {
+            self.replace_all();
         }
-        self.abandon_if_too_many();
-        if is_writing || self.is_abandoned {
+        if self.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished()) {
             return;
         }
+        self.finish().await;
         let has_moved = self.written.as_deref() != Some(position);
         let Some(identity) = self.identity.clone().filter(|_| has_moved || self.replaces_all) else { return };
         self.written = Some(position.to_owned());
-        let update = Arc::new(Update {
-            position: position.to_owned(),
-            replaces_all: mem::take(&mut self.replaces_all),
-            objects: mem::take(&mut self.changes).into_iter().collect(),
-        });
-        let (store, watch, written) = (Arc::clone(&self.store), self.watch, Arc::clone(&update));
-        let writing = spawn_blocking(move || match store.save(watch, &identity, &written) {
+        let replaces_all = mem::take(&mut self.replaces_all);
+        let json = |object: &Arc<T>| Arc::clone(object) as Arc<dyn Json>;
+        let objects: Vec<_> = if replaces_all {
+            inventory.objects().map(|(key, object)| (key.clone(), Some(json(object)))).collect()
+        } else {
+            let changed = mem::take(&mut self.changed).into_iter();
+            changed.map(|key| (key.clone(), inventory.get(&key).map(json))).collect()
+        };
+        let changes = objects.len();
+        let update = Update { position: position.to_owned(), replaces_all, objects };
+        let (store, watch) = (Arc::clone(&self.store), self.watch);
+        let writing = spawn_blocking(move || match store.save(watch, &identity, &update) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!(watch, error = chain(error.as_ref()), "cannot write the checkpoint; retrying");
                 false
             }
         });
-        self.writing = Some((writing, update));
+        self.writing = Some((writing, changes));
     }
 
-    /// Waits for the write in progress. The changes of a failed one are pending again, below later ones: a
-    /// position is never durable without the changes before it.
+    /// Waits for the write in progress. After a failed one, the next has all objects: a position is never
+    /// durable without the changes before it.
     pub(super) async fn finish(&mut self) {
-        let Some((writing, update)) = self.writing.take() else { return };
-        if writing.await.unwrap_or_default() {
-            return;
-        }
-        self.written = None;
-        // Since a list has completed, the changes have every object; the failed ones may be gone.
-        if self.replaces_all || self.is_abandoned {
-            return;
-        }
-        for (key, object) in &update.objects {
-            self.changes.entry(key.clone()).or_insert_with(|| object.clone());
-        }
-        if update.replaces_all {
-            self.replaces_all = true;
-            self.changes.retain(|_, object| object.is_some());
-        }
-    }
-
-    /// Bounds the memory while the checkpoint cannot be written. The stored one remains a valid, older one.
-    fn abandon_if_too_many(&mut self) {
-        let removals = self.changes.values().filter(|object| object.is_none()).count();
-        if removals > MAX_REMOVALS {
-            tracing::warn!(watch = self.watch, removals, "giving up the checkpoint until the next list");
-            self.changes.retain(|_, object| object.is_some());
-            self.is_abandoned = true;
+        let Some((writing, _)) = self.writing.take() else { return };
+        if !writing.await.unwrap_or_default() {
+            self.written = None;
+            self.replace_all();
         }
     }
 }
@@ -165,12 +138,13 @@ mod tests {
 
     use super::*;
 
-    #[derive(Debug, Clone, Deserialize, Serialize)]
+    /// An object with a number that tells its versions apart.
+    #[derive(Debug, Deserialize, Serialize)]
     struct Number(u64);
 
     impl Object for Number {
         fn key(&self) -> ObjectKey {
-            key(self.0)
+            unreachable!("the inventory gets keys")
         }
 
         fn uid(&self) -> &str {
@@ -178,7 +152,7 @@ mod tests {
         }
 
         fn take_version(&mut self) -> String {
-            String::new()
+            unreachable!("the inventory gets versions")
         }
     }
 
@@ -187,6 +161,8 @@ mod tests {
     struct Memory {
         stored: Mutex<(String, BTreeMap<String, String>)>,
         fails: AtomicBool,
+        /// The changes of the last update.
+        changes: Mutex<usize>,
     }
 
     impl CheckpointStore for Memory {
@@ -198,18 +174,20 @@ mod tests {
             if self.fails.load(Ordering::SeqCst) {
                 return Err("the disk is full".into());
             }
+            *self.changes.lock().unwrap() = update.objects.len();
             let mut stored = self.stored.lock().unwrap();
             if update.replaces_all {
                 stored.1.clear();
             }
             stored.0.clone_from(&update.position);
-            for (key, json) in &update.objects {
-                match json {
-                    Some(json) => {
-                        stored.1.insert(key.clone(), String::from_utf8(json.clone()).unwrap());
-                    }
-                    None => drop(stored.1.remove(key)),
-                }
+            for (key, object) in &update.objects {
+                let Some(object) = object else {
+                    stored.1.remove(key.as_str());
+                    continue;
+                };
+                let mut json = Vec::new();
+                object.write(&mut json)?;
+                stored.1.insert(key.to_string(), String::from_utf8(json)?);
             }
             Ok(())
         }
@@ -219,21 +197,54 @@ mod tests {
         ObjectKey::new("n", &number.to_string())
     }
 
-    async fn writer() -> (Arc<Memory>, CheckpointWriter) {
-        let store = Arc::new(Memory::default());
-        let mut writer = CheckpointWriter::new(Arc::clone(&store) as Arc<dyn CheckpointStore>, "pods");
-        assert!(writer.load("cluster".to_owned()).await.is_none());
-        (store, writer)
+    /// A watch: its objects, and the writer of its checkpoints.
+    struct Watch {
+        store: Arc<Memory>,
+        writer: CheckpointWriter,
+        inventory: Inventory<Number>,
     }
 
-    /// Puts an object under a key, with a number that tells its versions apart.
-    fn put(writer: &mut CheckpointWriter, at: u64, version: u64) {
-        writer.put(&key(at), &Number(version));
-    }
+    impl Watch {
+        async fn start() -> Self {
+            let store = Arc::new(Memory::default());
+            let mut writer = CheckpointWriter::new(Arc::clone(&store) as Arc<dyn CheckpointStore>, "pods");
+            assert!(writer.load("cluster".to_owned()).await.is_none());
+            Self { store, writer, inventory: Inventory::default() }
+        }
 
-    fn stored(store: &Memory) -> (String, Vec<(String, String)>) {
-        let (position, objects) = store.stored.lock().unwrap().clone();
-        (position, objects.into_iter().collect())
+        fn put(&mut self, at: u64, version: u64) {
+            self.inventory.apply(&key(at), Arc::new(Number(version)), String::new());
+            self.writer.changed(&key(at));
+        }
+
+        fn remove(&mut self, at: u64) {
+            self.inventory.delete(key(at), "u", String::new());
+            self.writer.changed(&key(at));
+        }
+
+        async fn save(&mut self, position: &str) {
+            self.writer.save(position, &self.inventory).await;
+            self.writer.finish().await;
+        }
+
+        /// Starts a write that fails.
+        async fn fail(&mut self, position: &str) {
+            self.store.fails.store(true, Ordering::SeqCst);
+            self.writer.save(position, &self.inventory).await;
+            while self.writer.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished()) {
+                tokio::task::yield_now().await;
+            }
+            self.store.fails.store(false, Ordering::SeqCst);
+        }
+
+        fn stored(&self) -> (String, Vec<(String, String)>) {
+            let (position, objects) = self.store.stored.lock().unwrap().clone();
+            (position, objects.into_iter().collect())
+        }
+
+        fn changes(&self) -> usize {
+            *self.store.changes.lock().unwrap()
+        }
     }
 
     fn expected(position: &str, objects: &[(u64, u64)]) -> (String, Vec<(String, String)>) {
@@ -241,89 +252,67 @@ mod tests {
         (position.to_owned(), objects.collect())
     }
 
-    /// Starts a write that fails.
-    async fn fail(store: &Memory, writer: &mut CheckpointWriter, position: &str) {
-        store.fails.store(true, Ordering::SeqCst);
-        writer.save(position).await;
-        while writer.writing.as_ref().is_some_and(|(writing, _)| !writing.is_finished()) {
-            tokio::task::yield_now().await;
+    #[tokio::test]
+    async fn a_write_has_only_what_changed_since_the_one_before() {
+        let mut watch = Watch::start().await;
+        (1..=3).for_each(|at| watch.put(at, 10));
+        watch.writer.replace_all();
+        watch.save("1").await;
+        assert_eq!((watch.stored(), watch.changes()), (expected("1", &[(1, 10), (2, 10), (3, 10)]), 3));
+        watch.put(1, 11);
+        watch.put(1, 12);
+        watch.remove(2);
+        assert_eq!(watch.writer.unsaved(2), 2);
+        watch.save("2").await;
+        assert_eq!((watch.stored(), watch.changes()), (expected("2", &[(1, 12), (3, 10)]), 2));
+        watch.put(3, 13);
+        watch.save("2").await;
+        assert_eq!(watch.stored(), expected("2", &[(1, 12), (3, 10)]), "the position has not moved");
+    }
+
+    #[tokio::test]
+    async fn a_failed_write_is_repeated_with_later_changes() {
+        let mut watch = Watch::start().await;
+        (1..=3).for_each(|at| watch.put(at, 10));
+        watch.fail("1").await;
+        watch.put(1, 11);
+        watch.remove(2);
+        watch.save("2").await;
+        assert_eq!(watch.stored(), expected("2", &[(1, 11), (3, 10)]));
+    }
+
+    #[tokio::test]
+    async fn a_failed_write_is_repeated_at_the_same_position() {
+        let mut watch = Watch::start().await;
+        watch.put(1, 10);
+        watch.fail("1").await;
+        watch.save("1").await;
+        assert_eq!(watch.stored(), expected("1", &[(1, 10)]));
+    }
+
+    #[tokio::test]
+    async fn removals_stay_bounded_while_a_write_hangs() {
+        let mut watch = Watch::start().await;
+        watch.put(0, 10);
+        watch.writer.replace_all();
+        watch.save("1").await;
+        let (done, hangs) = tokio::sync::oneshot::channel::<()>();
+        let hanging = tokio::spawn(async move { hangs.await.is_ok() });
+        watch.writer.writing = Some((hanging, 0));
+        for at in 1..=4097 {
+            watch.put(at, 10);
+            watch.remove(at);
+            assert_eq!(watch.writer.unsaved(1), usize::try_from(at).unwrap());
         }
-        store.fails.store(false, Ordering::SeqCst);
-    }
-
-    async fn save(writer: &mut CheckpointWriter, position: &str) {
-        writer.save(position).await;
-        writer.finish().await;
-    }
-
-    #[tokio::test]
-    async fn a_failed_write_is_repeated_without_undoing_later_changes() {
-        let (store, mut writer) = writer().await;
-        (1..=3).for_each(|at| put(&mut writer, at, 10));
-        fail(&store, &mut writer, "1").await;
-        put(&mut writer, 1, 11);
-        writer.remove(&key(2));
-        save(&mut writer, "2").await;
-        assert_eq!(stored(&store), expected("2", &[(1, 11), (3, 10)]));
-    }
-
-    #[tokio::test]
-    async fn a_failed_write_before_a_list_does_not_bring_objects_back() {
-        let (store, mut writer) = writer().await;
-        (1..=2).for_each(|at| put(&mut writer, at, 10));
-        writer.replace_all();
-        save(&mut writer, "1").await;
-        put(&mut writer, 3, 10);
-        fail(&store, &mut writer, "2").await;
-        // The list lacks 1 and 3.
-        put(&mut writer, 2, 11);
-        writer.remove(&key(1));
-        writer.remove(&key(3));
-        writer.replace_all();
-        writer.remove(&key(4));
-        save(&mut writer, "3").await;
-        assert_eq!(stored(&store), expected("3", &[(2, 11)]));
-    }
-
-    #[tokio::test]
-    async fn a_failed_list_still_replaces_everything_later() {
-        let (store, mut writer) = writer().await;
-        put(&mut writer, 1, 10);
-        save(&mut writer, "1").await;
-        (2..=3).for_each(|at| put(&mut writer, at, 10));
-        writer.replace_all();
-        fail(&store, &mut writer, "2").await;
-        writer.remove(&key(3));
-        put(&mut writer, 4, 10);
-        save(&mut writer, "3").await;
-        assert_eq!(stored(&store), expected("3", &[(2, 10), (4, 10)]));
-    }
-
-    #[tokio::test]
-    async fn changes_stay_bounded_while_nothing_can_be_written() {
-        let (store, mut writer) = writer().await;
-        put(&mut writer, 1, 10);
-        writer.replace_all();
-        save(&mut writer, "1").await;
-        for round in 1..200_u64 {
-            for at in round * 1000..(round + 1) * 1000 {
-                put(&mut writer, at, at);
-                writer.remove(&key(at));
-            }
-            if !writer.is_abandoned {
-                fail(&store, &mut writer, &round.to_string()).await;
-            }
-            assert_eq!(writer.is_abandoned, round > 4, "more than 4096 removals, in round {round}");
-            assert!(writer.unsaved() <= 4096, "{} in round {round}", writer.unsaved());
-        }
-        assert_eq!(stored(&store), expected("1", &[(1, 10)]));
-        writer.remove(&key(1));
-        put(&mut writer, 2, 10);
-        save(&mut writer, "777").await;
-        assert_eq!(stored(&store), expected("1", &[(1, 10)]), "the older checkpoint stays as it is");
-        put(&mut writer, 3, 10);
-        writer.replace_all();
-        save(&mut writer, "888").await;
-        assert_eq!(stored(&store), expected("888", &[(2, 10), (3, 10)]));
+        watch.writer.save("2", &watch.inventory).await;
+        assert_eq!(watch.writer.unsaved(1), 4097, "as many as the object and 4096 removals");
+        watch.put(4098, 10);
+        watch.remove(4098);
+        watch.writer.save("3", &watch.inventory).await;
+        assert_eq!(watch.writer.unsaved(1), 1, "all objects instead");
+        done.send(()).unwrap();
+        watch.writer.finish().await;
+        watch.save("4").await;
+        assert_eq!((watch.stored(), watch.changes()), (expected("4", &[(0, 10)]), 1));
     }
 }

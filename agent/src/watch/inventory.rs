@@ -1,18 +1,20 @@
 //! The objects that a watch has reported, and the position up to which they are current. Pure.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use super::object::ObjectKey;
+use super::object::{Object, ObjectKey};
 
 /// The known objects and the position. While a list is in progress, the position stands still: the objects of
 /// a list come in no order, so that none of their versions is a position to resume from.
-#[derive(Debug, Default)]
-pub(super) struct Inventory {
+#[derive(Debug)]
+pub(super) struct Inventory<T> {
     position: Option<String>,
     /// The last position before it expired: no list should be older.
     expired: Option<String>,
-    /// Key → UID.
-    known: HashMap<ObjectKey, String>,
+    known: HashMap<ObjectKey, Arc<T>>,
     /// The list in progress.
     list: Option<List>,
     has_synced: bool,
@@ -36,7 +38,20 @@ pub(super) struct Removed {
 
 // === impl Inventory ===
 
-impl Inventory {
+impl<T> Default for Inventory<T> {
+    fn default() -> Self {
+        Self {
+            position: None,
+            expired: None,
+            known: HashMap::new(),
+            list: None,
+            has_synced: false,
+            is_in_doubt: false,
+        }
+    }
+}
+
+impl<T: Object> Inventory<T> {
     /// `None` before the first list and after the position has expired.
     pub(super) fn position(&self) -> Option<&str> {
         self.position.as_deref()
@@ -72,8 +87,17 @@ impl Inventory {
     }
 
     /// Takes over an object from a checkpoint.
-    pub(super) fn restore(&mut self, key: ObjectKey, uid: String) {
-        self.known.insert(key, uid);
+    pub(super) fn restore(&mut self, key: ObjectKey, object: Arc<T>) {
+        self.known.insert(key, object);
+    }
+
+    /// All objects, with their keys.
+    pub(super) fn objects(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<T>)> {
+        self.known.iter()
+    }
+
+    pub(super) fn get(&self, key: &ObjectKey) -> Option<&Arc<T>> {
+        self.known.get(key)
     }
 
     /// Resumes from the position of a checkpoint.
@@ -83,23 +107,19 @@ impl Inventory {
 
     /// Adds or updates an object. Returns the object of the same key that it replaces, whose deletion was
     /// missed. `version` becomes the position.
-    pub(super) fn apply(&mut self, key: ObjectKey, uid: String, version: String) -> Option<Removed> {
-        self.list(&key);
-        let replaced = self.known.insert(key.clone(), uid.clone()).filter(|before| *before != uid);
+    pub(super) fn apply(&mut self, key: &ObjectKey, object: Arc<T>, version: String) -> Option<Removed> {
+        self.list(key);
         self.move_to(version);
-        replaced.map(|uid| Removed { key, uid })
+        let before = self.known.insert(key.clone(), Arc::clone(&object))?;
+        (before.uid() != object.uid()).then(|| Removed::new(key.clone(), &*before))
     }
 
     /// Removes an object. A late deletion of an earlier object of the same key, with another UID, removes
     /// nothing.
     pub(super) fn delete(&mut self, key: ObjectKey, uid: &str, version: String) -> Option<Removed> {
-        let removed = if self.known.get(&key).is_some_and(|known| known == uid) {
-            self.known.remove(&key).map(|uid| Removed { key, uid })
-        } else {
-            None
-        };
         self.move_to(version);
-        removed
+        self.known.get(&key).filter(|known| known.uid() == uid)?;
+        self.known.remove(&key).map(|object| Removed::new(key, &*object))
     }
 
     /// Notes an object that exists, and cannot be decoded.
@@ -137,7 +157,7 @@ impl Inventory {
             return None;
         }
         let lost = self.known.extract_if(|key, _| !named.contains(key));
-        let mut lost: Vec<_> = lost.map(|(key, uid)| Removed { key, uid }).collect();
+        let mut lost: Vec<_> = lost.map(|(key, object)| Removed::new(key, &*object)).collect();
         lost.sort_by(|a, b| a.key.cmp(&b.key));
         self.move_to(position);
         self.is_in_doubt = false;
@@ -176,9 +196,40 @@ impl Inventory {
     }
 }
 
+// === impl Removed ===
+
+impl Removed {
+    fn new(key: ObjectKey, object: &impl Object) -> Self {
+        Self { key, uid: object.uid().to_owned() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde::{Deserialize, Serialize};
+
     use super::*;
+
+    #[derive(Debug, Deserialize, Serialize)]
+    struct Named(String);
+
+    impl Object for Named {
+        fn key(&self) -> ObjectKey {
+            unreachable!("the inventory gets keys")
+        }
+
+        fn uid(&self) -> &str {
+            &self.0
+        }
+
+        fn take_version(&mut self) -> String {
+            unreachable!("the inventory gets versions")
+        }
+    }
+
+    fn object(uid: &str) -> Arc<Named> {
+        Arc::new(Named(uid.to_owned()))
+    }
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey::new("n", name)
@@ -189,11 +240,11 @@ mod tests {
     }
 
     /// The objects `a/u1` and `b/u2` at position 10.
-    fn listed() -> Inventory {
+    fn listed() -> Inventory<Named> {
         let mut inventory = Inventory::default();
         inventory.begin_list();
         for (name, uid) in [("a", "u1"), ("b", "u2")] {
-            assert_eq!(inventory.apply(key(name), uid.to_owned(), "99".to_owned()), None);
+            assert_eq!(inventory.apply(&key(name), object(uid), "99".to_owned()), None);
         }
         assert_eq!(inventory.position(), None, "versions within a list are no positions");
         assert_eq!(inventory.end_list("10".to_owned()).unwrap(), []);
@@ -204,7 +255,7 @@ mod tests {
     fn events_move_the_position_and_a_list_stops_it() {
         let mut inventory = listed();
         assert_eq!((inventory.position(), inventory.len()), (Some("10"), 2));
-        inventory.apply(key("c"), "u3".to_owned(), "11".to_owned());
+        inventory.apply(&key("c"), object("u3"), "11".to_owned());
         assert_eq!(inventory.position(), Some("11"));
         assert!(inventory.move_to("12".to_owned()) && !inventory.move_to(String::new()));
         inventory.begin_list();
@@ -220,7 +271,7 @@ mod tests {
     #[test]
     fn an_object_of_the_same_name_replaces_its_predecessor() {
         let mut inventory = listed();
-        let replaced = inventory.apply(key("a"), "u9".to_owned(), "11".to_owned());
+        let replaced = inventory.apply(&key("a"), object("u9"), "11".to_owned());
         assert_eq!(replaced, Some(removed("a", "u1")));
         assert_eq!(inventory.delete(key("a"), "u1", "12".to_owned()), None, "a late event");
         assert_eq!(inventory.delete(key("a"), "u9", "13".to_owned()), Some(removed("a", "u9")));
@@ -230,7 +281,7 @@ mod tests {
     #[test]
     fn a_list_finds_missed_deletions_but_not_of_objects_that_it_names() {
         let mut inventory = listed();
-        inventory.apply(key("c"), "u3".to_owned(), "11".to_owned());
+        inventory.apply(&key("c"), object("u3"), "11".to_owned());
         inventory.begin_list();
         inventory.pass_over(&key("b"), "15".to_owned());
         assert_eq!(inventory.end_list("20".to_owned()).unwrap(), [removed("a", "u1"), removed("c", "u3")]);
@@ -259,7 +310,7 @@ mod tests {
         let mut inventory = listed();
         inventory.begin_list();
         assert_eq!(inventory.certain_position(), None);
-        inventory.apply(key("c"), "u3".to_owned(), "15".to_owned());
+        inventory.apply(&key("c"), object("u3"), "15".to_owned());
         inventory.doubt();
         assert_eq!(inventory.end_list("20".to_owned()), None);
         assert_eq!((inventory.position(), inventory.len()), (Some("10"), 3));

@@ -1,11 +1,11 @@
 //! The only properties of an API object that a watch needs to know.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// An object that can be watched. Its JSON form is also its form in a checkpoint.
-pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
+pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
     fn key(&self) -> ObjectKey;
     fn uid(&self) -> &str;
     /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use
@@ -13,13 +13,9 @@ pub trait Object: DeserializeOwned + Serialize + Clone + Send + Sync + 'static {
     fn take_version(&mut self) -> String;
 }
 
-/// Namespace and name of an object. A later object with the same key has another UID.
+/// Namespace and name of an object. A later object with the same key has another UID. Clones share the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObjectKey {
-    /// Empty for cluster-scoped objects.
-    pub namespace: String,
-    pub name: String,
-}
+pub struct ObjectKey(Arc<str>);
 
 /// Identity and version of an object of any type.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -36,15 +32,29 @@ pub(super) struct ObjectMeta {
 // === impl ObjectKey ===
 
 impl ObjectKey {
+    /// `namespace` is empty for cluster-scoped objects. Neither name contains a slash.
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+        Self(if namespace.is_empty() { name.into() } else { format!("{namespace}/{name}").into() })
+    }
+
+    /// Empty for cluster-scoped objects.
+    pub fn namespace(&self) -> &str {
+        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    pub fn name(&self) -> &str {
+        self.0.split_once('/').map_or(&self.0, |(_, name)| name)
+    }
+
+    /// `namespace/name`, or the name alone.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name } = self;
-        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
+        f.write_str(&self.0)
     }
 }
 

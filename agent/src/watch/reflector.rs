@@ -60,7 +60,7 @@ pub(super) struct Reflector<T, S> {
     checkpoint: CheckpointWriter,
     counters: Counters,
     health: Reporter,
-    inventory: Inventory,
+    inventory: Inventory<T>,
     unconfirmed: Unconfirmed<T>,
     liveness: Liveness,
     failures: Failures,
@@ -175,15 +175,17 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     async fn restore(&mut self, identity: String) {
         let watch = self.scope.name;
         let Some(Checkpoint { position, objects }) = self.checkpoint.load(identity).await else { return };
-        let decoded: Result<Vec<T>, _> = objects.iter().map(|json| serde_json::from_slice(json)).collect();
+        let decoded = objects.iter().map(|json| serde_json::from_str::<T>(json.get()));
+        let decoded: Result<Vec<_>, _> = decoded.collect();
         let Ok(objects) = decoded else {
             tracing::warn!(watch, "cannot decode the objects of the checkpoint; relisting");
             return;
         };
         tracing::info!(watch, position, objects = objects.len(), "resuming from the checkpoint");
-        let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.key(), object)).collect();
+        let objects = objects.into_iter().map(|object| (object.key(), Arc::new(object)));
+        let objects: BTreeMap<_, _> = objects.collect();
         for (key, object) in &objects {
-            self.inventory.restore(key.clone(), object.uid().to_owned());
+            self.inventory.restore(key.clone(), Arc::clone(object));
         }
         self.unconfirmed.hold(objects, Instant::now());
         self.counters.set_objects(self.inventory.len());
@@ -277,12 +279,11 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     /// Applies an object of an event or of a list.
     fn item(&mut self, item: Item<T>) {
         match item {
-            Item::Object { object, version } => {
-                let key = object.key();
-                let replaced = self.inventory.apply(key.clone(), object.uid().to_owned(), version);
+            Item::Object { key, object, version } => {
+                let object = Arc::new(object);
+                let replaced = self.inventory.apply(&key, Arc::clone(&object), version);
                 self.removed(replaced);
-                self.checkpoint.put(&key, &object);
-                self.counters.set_unsaved(self.checkpoint.unsaved());
+                self.checkpoint.changed(&key);
                 self.unconfirmed.supersede(&key);
                 self.sink.apply(Change::Applied(object));
                 self.counters.set_objects(self.inventory.len());
@@ -293,7 +294,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
 
     fn removed(&mut self, removed: Option<Removed>) {
         let Some(Removed { key, uid }) = removed else { return };
-        self.checkpoint.remove(&key);
+        self.checkpoint.changed(&key);
         self.unconfirmed.supersede(&key);
         self.sink.apply(Change::Gone { key, uid });
         self.counters.set_objects(self.inventory.len());
@@ -420,9 +421,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     /// Starts to make the changes durable, unless some may be missing: a restarted agent gets those again.
     async fn save(&mut self) {
         if let Some(position) = self.inventory.certain_position() {
-            self.checkpoint.save(position).await;
+            self.checkpoint.save(position, &self.inventory).await;
         }
-        self.counters.set_unsaved(self.checkpoint.unsaved());
+        self.counters.set_unsaved(self.checkpoint.unsaved(self.inventory.len()));
     }
 }
 

@@ -1,16 +1,24 @@
 //! The receiver of a watch's changes.
 
+use std::sync::Arc;
+
 use super::object::ObjectKey;
 
 #[derive(Debug, Clone)]
 pub enum Change<T> {
-    /// Added or modified, or repeated unchanged.
-    Applied(T),
+    /// Added or modified, or repeated unchanged. The watch keeps a reference, for its checkpoints.
+    Applied(Arc<T>),
     /// Deleted, or no longer selected.
     Gone { key: ObjectKey, uid: String },
     /// The objects are complete: those of the initial list, or of a checkpoint. The objects of a checkpoint
     /// come just before this, once the server has confirmed them, or cannot be asked.
     Synced,
+}
+
+impl<T> Change<T> {
+    pub fn applied(object: T) -> Self {
+        Self::Applied(Arc::new(object))
+    }
 }
 
 pub trait Sink<T>: Send + Sync + 'static {

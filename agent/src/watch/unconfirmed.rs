@@ -4,7 +4,7 @@
 //! stream begins with all missed changes, so that whatever it does not mention soon is current. If the API
 //! server cannot be asked, the stored objects serve.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -12,7 +12,7 @@ use super::object::ObjectKey;
 
 #[derive(Debug)]
 pub(super) struct Unconfirmed<T> {
-    objects: BTreeMap<ObjectKey, T>,
+    objects: BTreeMap<ObjectKey, Arc<T>>,
     /// `None` if nothing is held back.
     until: Option<Instant>,
 }
@@ -33,7 +33,7 @@ impl<T> Default for Unconfirmed<T> {
 
 impl<T> Unconfirmed<T> {
     /// Holds the objects of a checkpoint back.
-    pub(super) fn hold(&mut self, objects: BTreeMap<ObjectKey, T>, now: Instant) {
+    pub(super) fn hold(&mut self, objects: BTreeMap<ObjectKey, Arc<T>>, now: Instant) {
         *self = Self { objects, until: Some(now + HOLD) };
     }
 
@@ -48,7 +48,7 @@ impl<T> Unconfirmed<T> {
     }
 
     /// Ends the wait. Returns the objects that were held back, or `None` if nothing was.
-    pub(super) fn release(&mut self) -> Option<impl Iterator<Item = T> + use<T>> {
+    pub(super) fn release(&mut self) -> Option<impl Iterator<Item = Arc<T>> + use<T>> {
         self.until.take().map(|_| mem::take(&mut self.objects).into_values())
     }
 }

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::object::{Object, ObjectMeta};
+use super::object::{Object, ObjectKey, ObjectMeta};
 use crate::api::{ApiError, Status};
 
 /// An event of a watch.
@@ -25,7 +25,7 @@ pub(super) enum Event<T> {
 /// An object in an event or in a list.
 #[derive(Debug)]
 pub(super) enum Item<T> {
-    Object { object: T, version: String },
+    Object { key: ObjectKey, object: T, version: String },
     Undecodable(Undecodable),
 }
 
@@ -110,8 +110,8 @@ impl<T> Item<T> {
 /// # Errors
 /// An `ERROR` event, which ends the watch.
 pub(super) fn event<T: Object>(what: &str, line: &str) -> Result<Event<T>, ApiError> {
-    if let Some((object, version)) = common(line) {
-        return Ok(Event::Applied(Item::Object { object, version }));
+    if let Some(item) = common(line) {
+        return Ok(Event::Applied(item));
     }
     let unknown = |meta, why: &dyn fmt::Display| Event::Unknown(Undecodable { meta, why: why.to_string() });
     let Line { r#type, object } = match serde_json::from_str(line) {
@@ -157,27 +157,26 @@ pub(super) fn page<T: Object>(json: &[u8]) -> serde_json::Result<Page<T>> {
 }
 
 /// Decodes nearly all lines, in the form in which API servers write them, in one pass instead of two.
-fn common<T: Object>(line: &str) -> Option<(T, String)> {
+fn common<T: Object>(line: &str) -> Option<Item<T>> {
     let object = [r#"{"type":"ADDED","object":"#, r#"{"type":"MODIFIED","object":"#]
         .iter()
         .find_map(|begin| line.strip_prefix(begin))?;
-    versioned(object.strip_suffix('}')?).ok().filter(|(_, version)| !version.is_empty())
+    let item = versioned(object.strip_suffix('}')?).ok();
+    item.filter(|item| item.version().is_some_and(|version| !version.is_empty()))
 }
 
 fn item<T: Object>(json: &str) -> Item<T> {
-    match versioned(json) {
-        Ok((object, version)) => Item::Object { object, version },
-        Err(why) => Item::Undecodable(Undecodable { meta: meta(json), why }),
-    }
+    versioned(json).unwrap_or_else(|why| Item::Undecodable(Undecodable { meta: meta(json), why }))
 }
 
-fn versioned<T: Object>(json: &str) -> Result<(T, String), String> {
+fn versioned<T: Object>(json: &str) -> Result<Item<T>, String> {
     let mut object = serde_json::from_str::<T>(json).map_err(|error| error.to_string())?;
     let version = object.take_version();
-    if object.key().name.is_empty() {
+    let key = object.key();
+    if key.name().is_empty() {
         Err("an object without name".to_owned())
     } else {
-        Ok((object, version))
+        Ok(Item::Object { key, object, version })
     }
 }
 
@@ -202,10 +201,10 @@ mod tests {
             format!(r#"{{"type":"ADDED","object":{object}}}"#),
             format!(r#"{{ "object": {object}, "type": "MODIFIED" }}"#),
         ] {
-            let Ok(Event::Applied(Item::Object { object, version })) = decode(&line) else {
+            let Ok(Event::Applied(Item::Object { key, object, version })) = decode(&line) else {
                 panic!("{line}")
             };
-            assert_eq!((object.key().to_string(), version), ("n/a".to_owned(), "7".to_owned()));
+            assert_eq!((key.to_string(), version), ("n/a".to_owned(), "7".to_owned()));
             let stored = serde_json::to_string(&object).unwrap();
             assert!(!stored.contains("labels") && !stored.contains('7'), "{stored}");
         }
@@ -236,9 +235,9 @@ mod tests {
         let Ok(Event::Applied(Item::Undecodable(Undecodable { meta: Some(meta), .. }))) = decode(odd) else {
             panic!()
         };
-        assert_eq!((meta.key().name, meta.resource_version), ("a".to_owned(), "8".to_owned()));
+        assert_eq!((meta.key().name(), meta.resource_version.as_str()), ("a", "8"));
         let deleted = odd.replace("ADDED", "DELETED");
-        assert!(matches!(decode(&deleted), Ok(Event::Deleted(meta)) if meta.key().name == "a"));
+        assert!(matches!(decode(&deleted), Ok(Event::Deleted(meta)) if meta.key().name() == "a"));
         for line in ["garbage", "{}", "[]", r#"{"type":"DELETED","object":{}}"#] {
             assert!(matches!(decode(line), Ok(Event::Unknown(Undecodable { meta: None, .. }))), "{line}");
         }

@@ -142,7 +142,7 @@ async fn pod_that_comes_back_before_the_last_look_keeps_its_attachment() {
     let node = node().await;
     let pods = node.pods.clone();
     node.before_the_last_look(move || {
-        pods.apply_pod(Change::Applied(serde_json::from_str(POD).unwrap()));
+        pods.apply_pod(Change::applied(serde_json::from_str(POD).unwrap()));
     });
     node.examine_twice().await;
     assert_eq!((node.asked(), node.metrics.removed.get()), (vec![false], 0));
@@ -227,7 +227,7 @@ async fn explanation_announces_the_removal_and_changes_nothing() {
     advance(Duration::from_secs(20)).await;
     let text = "removed in the next round, in ~40 s, if all proofs still hold";
     assert_eq!(explain().await, (text.to_owned(), true));
-    node.pods.apply_pod(Change::Applied(serde_json::from_str(POD).unwrap()));
+    node.pods.apply_pod(Change::applied(serde_json::from_str(POD).unwrap()));
     assert_eq!(explain().await, ("kept: the pod n/web exists".to_owned(), false));
 }
 
@@ -250,6 +250,6 @@ async fn attachment_that_nothing_speaks_against_is_not_explained() {
     let live = Attachment { netns: circle, host: HostSide::None, ..it };
     node.registry.advance(live, State::Attached).unwrap();
     assert_eq!(node.collector.explain().await.unwrap().len(), 1, "its pod is gone");
-    node.pods.apply_pod(Change::Applied(serde_json::from_str(POD).unwrap()));
+    node.pods.apply_pod(Change::applied(serde_json::from_str(POD).unwrap()));
     assert!(node.collector.explain().await.unwrap().is_empty());
 }

@@ -79,7 +79,7 @@ mod tests {
 
     fn applied(uid: &str, more: &str) -> Change<Pod> {
         let json = format!(r#"{{"metadata":{{"namespace":"n","name":"web-0","uid":"{uid}"{more}}}}}"#);
-        Change::Applied(serde_json::from_str(&json).unwrap())
+        Change::applied(serde_json::from_str(&json).unwrap())
     }
 
     fn deleted(uid: &str) -> Change<Pod> {

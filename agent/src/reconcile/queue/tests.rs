@@ -30,7 +30,7 @@ async fn now(queue: &Queue) -> Option<Job> {
 async fn names(queue: &Queue) -> Vec<String> {
     let mut names = Vec::new();
     while let Some(job) = now(queue).await {
-        names.push(job.key().name.clone());
+        names.push(job.key().name().to_owned());
         job.done();
     }
     names
@@ -121,7 +121,7 @@ async fn sleeping_workers_wake_for_new_pods_and_due_retries() {
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let queue = queue.clone();
-        workers.spawn(async move { queue.next().await.key().name.clone() });
+        workers.spawn(async move { queue.next().await.key().name().to_owned() });
     }
     tokio::task::yield_now().await;
     for name in ["a", "b", "c"] {
@@ -153,7 +153,7 @@ async fn overflow_of_the_bounded_queue_is_signalled_once() {
     });
     let mut worked = std::collections::BTreeSet::new();
     while let Ok(job) = timeout(SOON, queue.next()).await {
-        worked.insert(job.key().name.clone());
+        worked.insert(job.key().name().to_owned());
         job.done();
     }
     round.await.unwrap();
@@ -203,7 +203,7 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
             Step::Take => match now(&queue).await {
                 Some(job) => {
-                    let it = model.get_mut(&job.key().name).unwrap();
+                    let it = model.get_mut(job.key().name()).unwrap();
                     prop_assert!(!it.working, "two workers have {}", job.key());
                     let again = it.again.take().is_some_and(|(soonest, _)| soonest <= Instant::now());
                     prop_assert!(it.due || again, "{} was not due", job.key());
@@ -219,7 +219,7 @@ async fn compare(steps: Vec<Step>) -> Result<(), TestCaseError> {
             },
             Step::Finish(which, succeeded) if which < jobs.len() => {
                 let job = jobs.remove(which);
-                let it = model.get_mut(&job.key().name).unwrap();
+                let it = model.get_mut(job.key().name()).unwrap();
                 it.working = false;
                 // Twenty retries, and then none.
                 it.failures = if succeeded { 0 } else { (it.failures + 1) % 21 };

@@ -15,6 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 
 use self::script::{Asked, Reply, Script, Step};
@@ -86,13 +87,13 @@ struct Checkpoints {
 }
 
 /// Position, identity and objects.
-type Saved = (String, String, BTreeMap<String, Vec<u8>>);
+type Saved = (String, String, BTreeMap<String, Box<RawValue>>);
 
 impl Sink<TestObject> for Changes {
     fn apply(&self, change: Change<TestObject>) {
         self.0.lock().unwrap().push(match change {
-            Change::Applied(object) => format!("+{}/{}", object.key().name, object.uid()),
-            Change::Gone { key, uid } => format!("-{}/{uid}", key.name),
+            Change::Applied(object) => format!("+{}/{}", object.key().name(), object.uid()),
+            Change::Gone { key, uid } => format!("-{}/{uid}", key.name()),
             Change::Synced => "synced".to_owned(),
         });
     }
@@ -119,10 +120,13 @@ impl CheckpointStore for Checkpoints {
         let before = saved.take().filter(|_| !update.replaces_all);
         let mut objects = before.map(|(_, _, objects)| objects).unwrap_or_default();
         for (key, object) in &update.objects {
-            match object {
-                Some(json) => objects.insert(key.clone(), json.clone()),
-                None => objects.remove(key),
+            let Some(object) = object else {
+                objects.remove(key.as_str());
+                continue;
             };
+            let mut json = Vec::new();
+            object.write(&mut json)?;
+            objects.insert(key.to_string(), RawValue::from_string(String::from_utf8(json)?)?);
         }
         *saved = Some((update.position.clone(), identity.to_owned(), objects));
         Ok(())
