@@ -12,7 +12,7 @@ pub struct FlowKey {
     pub high: EndpointKey,
     /// The port at `low`, in host order. For an ICMP echo, both ports are its identifier.
     pub low_port: u16,
-    /// The port at `high`.
+    /// The port at `high`, in host order.
     pub high_port: u16,
     /// IPv4 protocol or IPv6 next header.
     pub protocol: u8,

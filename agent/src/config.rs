@@ -98,7 +98,7 @@ pub struct Args {
 #[derive(Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// Run without Kubernetes: allocate all addresses from `--pod-cidr`.
+    /// Run without Kubernetes: addresses come from `--pod-cidr`, or from annotations in the runtime's calls.
     #[arg(long, env = "FERRULE_STANDALONE", num_args = 0..=1, default_missing_value = "true")]
     standalone: Option<bool>,
     /// Name of this node's Node object [default: the host name in lower case].

@@ -49,8 +49,12 @@ pub enum InstallError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot find out which configuration the runtime uses")]
-    First(#[source] io::Error),
+    #[error("cannot list {path:?} to find the configuration that the runtime uses")]
+    First {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{path:?} differs from the content written to it: check the file system and its disk")]
     Differs { path: PathBuf },
     #[error(
@@ -97,7 +101,8 @@ impl Install {
     /// # Errors
     /// If the directory cannot be listed.
     pub fn foreign_first(&self) -> Result<Option<String>, InstallError> {
-        first::foreign_first(&self.conf_dir, SHIM).map_err(InstallError::First)
+        first::foreign_first(&self.conf_dir, SHIM)
+            .map_err(|source| InstallError::First { path: self.conf_dir.clone(), source })
     }
 
     fn shim_from(&self, shipped: &Path) -> Result<bool, InstallError> {
@@ -327,6 +332,15 @@ mod tests {
             "plugins": [{ "type": "ferrule", "capabilities": { "io.kubernetes.cri.pod-annotations": true } }],
         });
         assert_eq!(network, expected);
+    }
+
+    #[test]
+    fn the_configuration_in_the_readme_is_for_the_same_runtimes() {
+        let readme = include_str!("../../README.md");
+        let (_, rest) = readme.split_once("05-ferrule.conflist <<'EOF'\n").unwrap();
+        let network: Value = serde_json::from_str(rest.split("EOF").next().unwrap()).unwrap();
+        let expected = json!({ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "ferrule" }] });
+        assert_eq!(network, expected, "podman of Debian 12 refuses 1.1.0");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::anyhow;
 use ferrule_proto::agent::agent_client::AgentClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -19,10 +19,13 @@ pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel
     });
     // The URI only fills the `:authority` header: the connector chooses the socket.
     let endpoint = Endpoint::from_static("http://ferrule").timeout(DEADLINE);
-    let channel = endpoint.connect_with_connector(connector).await.with_context(|| {
-        format!(
-            "cannot connect to the agent on {}: check that ferrule-agent runs and that you are root",
-            socket.display()
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
+        // The errors in between repeat the operating system's.
+        let (socket, why) = (socket.display(), anyhow::Error::from(error));
+        anyhow!(
+            "cannot connect to the agent on {socket}: {}; check that ferrule-agent runs, that this is its --socket, and \
+             that you are root",
+            why.root_cause()
         )
     })?;
     Ok(AgentClient::new(channel))

@@ -163,6 +163,10 @@ vifs       starting   3m12s ago (2026-01-02T03:04:05Z)  the node's pods have not
         let result = runtime.block_on(run(Path::new("/nowhere/agent.sock"), Output::Table));
         let Err(error) = result else { panic!("an agent runs on /nowhere/agent.sock") };
         let text = format!("{error:#}");
-        assert!(text.contains("/nowhere/agent.sock: check that ferrule-agent runs"), "{text}");
+        assert_eq!(
+            text,
+            "cannot connect to the agent on /nowhere/agent.sock: No such file or directory (os error 2); check that \
+             ferrule-agent runs, that this is its --socket, and that you are root"
+        );
     }
 }

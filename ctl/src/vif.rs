@@ -80,7 +80,8 @@ fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED },
         with_snippet: false,
     };
-    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple_with_options(text, options)?;
+    let documents: Vec<serde_json::Value> =
+        serde_saphyr::from_multiple_with_options(text, options).context("the input is not YAML")?;
     if documents.is_empty() {
         bail!("empty input, expected a Pod or a KuryrPort");
     }
@@ -271,6 +272,8 @@ Pod default/b
         {
             assert!(decode(text).is_err(), "{text:?}");
         }
+        let error = format!("{:#}", decode(": : :").unwrap_err());
+        assert!(error.starts_with("the input is not YAML: "), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use ferrule_proto::{DESCRIPTORS, agent::agent_server::AgentServer, cni::cni_server::CniServer};
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use tonic::{
@@ -28,6 +28,7 @@ const MAX_STREAMS: u32 = 64;
 const MAX_HEADERS: u32 = 16 * 1024;
 /// The deadline of calls in flight after a signal to stop.
 const DRAIN: Duration = Duration::from_secs(15);
+const ENDED: &str = "the gRPC server ended unexpectedly: please report this defect";
 
 // === impl Grpc ===
 
@@ -72,9 +73,9 @@ impl Grpc {
     /// Waits for the server to end without a request to stop, which is an error.
     pub async fn ended(&mut self) -> anyhow::Error {
         match (&mut self.serving).await {
-            Ok(Ok(())) => anyhow!("the gRPC server ended unexpectedly"),
-            Ok(Err(error)) => anyhow::Error::new(error).context("the gRPC server ended unexpectedly"),
-            Err(panic) => anyhow::Error::new(panic).context("the gRPC server ended unexpectedly"),
+            Ok(Ok(())) => anyhow::Error::msg(ENDED),
+            Ok(Err(error)) => anyhow::Error::new(error).context(ENDED),
+            Err(panic) => anyhow::Error::new(panic).context(ENDED),
         }
     }
 

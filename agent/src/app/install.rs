@@ -124,7 +124,8 @@ fn report(install: &Install, look: &Look, reporter: &Reporter, metrics: &Install
         None => reporter.healthy(format!("installed the CNI plugin and its configuration, in {directory}")),
         Some(first) => reporter.unhealthy(format!(
             "the runtime uses {first:?} in {directory}, which sorts before the agent's file and lacks the plugin \
-             \"ferrule\": new pods get another network; remove or rename that file"
+             \"ferrule\": new pods get another network, unless that file's plugin calls \"ferrule\" itself, as Multus \
+             can; else remove or rename that file"
         )),
     }
 }
@@ -225,6 +226,21 @@ mod tests {
             change();
             until("the file is whole again", || is_whole() && kept.metrics.repairs.get() >= number).await;
         }
+        kept.task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_program_that_undoes_every_repair_meets_longer_and_longer_pauses() {
+        let kept = keeping(|_| {});
+        let conflist = kept.dir.path().join("net.d/05-ferrule.conflist");
+        until("installed", || kept.reporter.state() == Some(State::Healthy)).await;
+        let end = Instant::now() + Duration::from_millis(2500);
+        while Instant::now() < end {
+            let _ = fs::remove_file(&conflist);
+            sleep(Duration::from_millis(10)).await;
+        }
+        // At once, after 1 s, and 2 s after that.
+        assert!((1..=3).contains(&kept.metrics.repairs.get()), "{}", kept.metrics.repairs.get());
         kept.task.abort();
     }
 

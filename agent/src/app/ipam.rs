@@ -6,8 +6,11 @@ use ipnet::IpNet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
-    cluster::PodRef, health::Reporter, ipam::Pressure, metrics::IpamMetrics, metrics::count,
-    registry::Registry,
+    cluster::PodRef,
+    health::Reporter,
+    ipam::Pressure,
+    metrics::{IpamMetrics, count},
+    registry::{Key, Registry},
 };
 
 /// Observes the registry's addresses.
@@ -61,18 +64,20 @@ impl IpamReport {
     }
 }
 
-/// The pods outside of the ranges, if there are any.
-fn describe(outside: &[(PodRef, String)]) -> Option<String> {
-    let named: Vec<_> =
-        outside.iter().take(NAMED).map(|(pod, addresses)| format!("{pod} ({addresses})")).collect();
+/// The attachments outside of the ranges, if there are any. A container without a pod has only its key.
+fn describe(outside: &[(Key, PodRef, String)]) -> Option<String> {
+    let name = |(key, pod, addresses): &(Key, PodRef, String)| {
+        if pod.name.is_empty() { format!("{key} ({addresses})") } else { format!("{pod} ({addresses})") }
+    };
+    let named: Vec<_> = outside.iter().take(NAMED).map(name).collect();
     let more = match outside.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     (!outside.is_empty()).then(|| {
         format!(
-            "{} of this node's interfaces have addresses outside of its ranges, which another node may get: {}{more}; \
-             delete these pods",
+            "interfaces with addresses outside of the node's ranges, which another node may get: {}: {}{more}; delete \
+             these pods",
             outside.len(),
             named.join(", ")
         )
@@ -88,10 +93,14 @@ mod tests {
         assert_eq!(describe(&[]), None);
         let pod = |number: usize| {
             let pod = PodRef { namespace: "n".to_owned(), name: format!("p{number}"), uid: String::new() };
-            (pod, format!("10.0.0.{number}"))
+            let key = Key::try_from(format!("net/c{number}/eth0")).unwrap();
+            (key, pod, format!("10.0.0.{number}"))
         };
         let one = describe(&[pod(1)]).unwrap();
-        assert!(one.starts_with("1 of this node's") && one.contains(": n/p1 (10.0.0.1); delete"), "{one}");
+        assert!(one.contains("may get: 1: n/p1 (10.0.0.1); delete"), "{one}");
+        let (key, _, addresses) = pod(1);
+        let container = describe(&[(key, PodRef::default(), addresses)]).unwrap();
+        assert!(container.contains(": net/c1/eth0 (10.0.0.1); delete"), "{container}");
         let all: Vec<_> = (0..7).map(pod).collect();
         let many = describe(&all).unwrap();
         assert!(many.contains("n/p4 (10.0.0.4) and 2 more") && !many.contains("p5"), "{many}");

@@ -8,10 +8,11 @@ use tokio::{sync::watch::Sender, time::sleep};
 
 use crate::{
     api::{Api, ApiError},
+    chain::chain,
     ipam::{PodCidrs, Ranges},
 };
 
-/// The fields of a list of Nodes that are used.
+/// A list of Nodes, without the fields that are not used.
 #[derive(Debug, Deserialize)]
 struct Nodes {
     items: Vec<Node>,
@@ -36,6 +37,7 @@ const REQUEST: &str = "/api/v1/nodes?limit=2";
 
 /// Withdraws the ranges while the cluster has a second node. Never returns.
 pub(super) async fn watch(api: Arc<Api>, configured: PodCidrs, ranges: Sender<Ranges>) {
+    let mut is_failing = false;
     loop {
         let wait = match names(&api).await {
             Ok(names) => {
@@ -45,10 +47,16 @@ pub(super) async fn watch(api: Arc<Api>, configured: PodCidrs, ranges: Sender<Ra
                     *before = now;
                     changed
                 });
+                is_failing = false;
                 PERIOD
             }
             Err(error) => {
-                tracing::debug!(%error, "cannot tell whether the cluster has one node only");
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "cannot list the nodes, and so cannot tell whether the cluster has one node only; retrying"
+                    );
+                }
                 RETRY
             }
         };

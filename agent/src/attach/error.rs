@@ -22,7 +22,7 @@ pub enum AttachError {
     Refused(#[from] Refused),
     #[error(transparent)]
     Plug(#[from] PlugError),
-    #[error("the registry refused the change")]
+    #[error(transparent)]
     Registry(#[from] RegistryError),
     #[error("cannot change the dataplane's maps")]
     Dataplane(#[from] MapFailure),
@@ -48,7 +48,7 @@ pub enum AttachError {
     #[error("the attachment has drifted from the state that ADD created: {0}")]
     Differs(String),
     /// The worker thread panicked.
-    #[error("the agent's worker ended without a result")]
+    #[error("the agent's thread for this call ended without a result: please report this defect")]
     Lost,
 }
 

@@ -1,5 +1,7 @@
 //! Plugs an attachment again whose interface was deleted while its pod lives.
 
+use std::path::PathBuf;
+
 use super::engine::Engine;
 use crate::{
     dataplane::MapFailure,
@@ -16,8 +18,8 @@ use ferrule_vif::VifKind;
 /// An interface that cannot be restored. The attempt is rolled back, and the attachment stays recorded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
-    #[error("the recorded path leads to another network namespace")]
-    OtherNetns,
+    #[error("the recorded path {0:?} leads to another network namespace than the pod's")]
+    OtherNetns(PathBuf),
     #[error(transparent)]
     Plug(#[from] PlugError),
     #[error(transparent)]
@@ -37,7 +39,7 @@ impl Engine {
     pub(crate) fn restore(&self, attachment: &Attachment) -> Result<Attachment, RestoreError> {
         let netns = Netns::open(&attachment.netns).map_err(PlugError::from)?;
         if netns.id() != attachment.netns_id {
-            return Err(RestoreError::OtherNetns);
+            return Err(RestoreError::OtherNetns(attachment.netns.clone()));
         }
         let Attachment { key, vif, host: before, .. } = attachment;
         if let Some(ifindex) = before.ifindex() {

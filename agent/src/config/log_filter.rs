@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Result<EnvFilter, String> {
             ));
         }
     }
-    EnvFilter::builder().parse(text).map_err(|error| error.to_string())
+    EnvFilter::builder().parse(text).map_err(|error| format!("{text:?}: {error}"))
 }
 
 #[cfg(test)]
@@ -26,7 +26,8 @@ mod tests {
     #[test]
     fn an_unknown_level_is_refused() {
         for text in ["blah=foo", "inof", "ferrule_agent=debgu", "info,ferrule_agent=8x"] {
-            assert!(parse(text).is_err(), "{text}");
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with(&format!("{text:?}")), "{error}");
         }
         for text in
             ["", "info", "DEBUG", "off", "ferrule_agent", "warn,ferrule_agent::watch=trace", "kube=debug"]

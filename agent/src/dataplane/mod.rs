@@ -114,7 +114,7 @@ impl Dataplane {
         metrics: &MapMetrics,
     ) -> Result<Self, DataplaneError> {
         let pins = directory.join(format!("v{}", layout::version()));
-        pins::make_directory(directory)?;
+        pins::make_bpf_dir(directory)?;
         let lock = PinLock::take(directory)?;
         owner::claim(directory)?;
         pins::make_directory(&pins)?;

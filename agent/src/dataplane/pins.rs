@@ -48,8 +48,8 @@ pub(super) struct PinLock {
 #[derive(Debug, thiserror::Error)]
 pub enum PinDirectoryError {
     #[error(
-        "{path:?} is not on a BPF file system; mount one where the parent of --bpf-dir is: mount -t bpf bpf {}",
-        mount_point(path).display()
+        "the directory of pins {path:?} (--bpf-dir) is not on a BPF file system; mount one: {}",
+        remedy(path)
     )]
     NotBpffs { path: PathBuf },
     #[error("cannot use the directory of pins {path:?}")]
@@ -86,29 +86,44 @@ pub enum PinFailure {
 const LOCK_ATTEMPTS: usize = 5;
 const LOCK_BACKOFF: Duration = Duration::from_millis(50);
 
-/// Creates a directory on a BPF file system, with its parents.
+/// Creates `--bpf-dir`, with its parents.
 ///
 /// # Errors
 /// If the path is not on a BPF file system, or the directory cannot be created.
+pub(super) fn make_bpf_dir(bpf_dir: &Path) -> Result<(), PinDirectoryError> {
+    bpffs(bpf_dir)?;
+    make_directory(bpf_dir)
+}
+
+/// Creates a directory of pins.
+///
+/// # Errors
+/// If the directory cannot be created.
 pub(super) fn make_directory(pins: &Path) -> Result<(), PinDirectoryError> {
-    bpffs(pins)?;
     let failed = |source| PinDirectoryError::Io { path: pins.to_owned(), source };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(pins).map_err(failed)?;
     crash::point(Step::PinsCreated);
     Ok(())
 }
 
-/// Refuses a path outside of a BPF file system, by its nearest existing ancestor.
-fn bpffs(pins: &Path) -> Result<(), PinDirectoryError> {
-    let existing = pins.ancestors().find(|part| part.exists()).unwrap_or(pins);
-    let failed = |errno: Errno| PinDirectoryError::Io { path: pins.to_owned(), source: errno.into() };
+/// Refuses a `--bpf-dir` outside of a BPF file system, by its nearest existing ancestor.
+fn bpffs(bpf_dir: &Path) -> Result<(), PinDirectoryError> {
+    let existing = bpf_dir.ancestors().find(|part| part.exists()).unwrap_or(bpf_dir);
+    let failed = |errno: Errno| PinDirectoryError::Io { path: bpf_dir.to_owned(), source: errno.into() };
     let is_bpffs = statfs(existing).map_err(failed)?.filesystem_type() == BPF_FS_MAGIC;
-    if is_bpffs { Ok(()) } else { Err(PinDirectoryError::NotBpffs { path: pins.to_owned() }) }
+    if is_bpffs { Ok(()) } else { Err(PinDirectoryError::NotBpffs { path: bpf_dir.to_owned() }) }
 }
 
-/// The parent of `--bpf-dir`, from the directory of the pins of one ABI version below it.
-fn mount_point(pins: &Path) -> &Path {
-    pins.ancestors().nth(2).unwrap_or(pins)
+/// The command that mounts a BPF file system for a `--bpf-dir`: in the usual place, or on the directory
+/// itself, because a mount on a parent would hide what is there.
+fn remedy(bpf_dir: &Path) -> String {
+    const USUAL: &str = "/sys/fs/bpf";
+    if bpf_dir.starts_with(USUAL) {
+        format!("mount -t bpf bpf {USUAL}")
+    } else {
+        let bpf_dir = bpf_dir.display();
+        format!("mkdir -p {bpf_dir} && mount -t bpf bpf {bpf_dir}")
+    }
 }
 
 // === impl PinLock ===
@@ -182,7 +197,7 @@ impl Pins {
         if lost.is_empty() {
             return self.lock.renew().err().map(|error| chain(&error));
         }
-        let why = match bpffs(&self.directory) {
+        let why = match bpffs(&self.lock.directory) {
             Err(error) => chain(&error),
             Ok(()) => format!("the pins below {:?} were removed or hidden by a mount", self.directory),
         };
@@ -193,7 +208,7 @@ impl Pins {
     /// Pins a map again, if its pin is lost. The directory may be a new one, which another agent can have
     /// taken.
     pub(super) fn restore(&self, name: &str) -> Result<(), PinFailure> {
-        make_directory(&self.lock.directory)?;
+        make_bpf_dir(&self.lock.directory)?;
         self.lock.renew()?;
         owner::claim(&self.lock.directory)?;
         make_directory(&self.directory)?;
@@ -221,12 +236,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hint_about_a_missing_bpf_file_system_names_the_given_path() {
+    fn the_hint_about_a_missing_bpf_file_system_mounts_it_where_it_hides_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let pins = dir.path().join("bpf/ferrule/v1");
-        let error = make_directory(&pins).unwrap_err().to_string();
-        let hint = format!("mount -t bpf bpf {}/bpf", dir.path().display());
-        assert!(error.ends_with(&hint), "{error}");
-        assert_eq!(mount_point(Path::new("/sys/fs/bpf/ferrule/v1")), Path::new("/sys/fs/bpf"));
+        let bpf_dir = dir.path().join("bpf/ferrule");
+        let error = make_bpf_dir(&bpf_dir).unwrap_err().to_string();
+        let given = bpf_dir.display();
+        let expected = format!(
+            "the directory of pins \"{given}\" (--bpf-dir) is not on a BPF file system; mount one: \
+             mkdir -p {given} && mount -t bpf bpf {given}"
+        );
+        assert_eq!(error, expected);
+        assert!(!bpf_dir.exists());
+        for usual in ["/sys/fs/bpf", "/sys/fs/bpf/ferrule", "/sys/fs/bpf/node/2"] {
+            assert_eq!(remedy(Path::new(usual)), "mount -t bpf bpf /sys/fs/bpf");
+        }
+        assert!(remedy(Path::new("/sys/fs")).ends_with("mount -t bpf bpf /sys/fs"));
     }
 }

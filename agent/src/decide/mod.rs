@@ -367,6 +367,23 @@ mod tests {
         fixture.decider.until_active(&request, &decided).await.unwrap();
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn both_waits_of_an_add_end_at_the_deadline_of_the_caller() {
+        let fixture = fixture(VifSource::Auto, true);
+        let (pod, start) = (pod(), Instant::now());
+        let within = |seconds| {
+            let deadline = start + Duration::from_secs(seconds);
+            Request { pod: &pod, annotations: None, deadline }
+        };
+        let error = fixture.decider.decide(&within(10)).await.unwrap_err();
+        assert!(matches!(error, DecideError::TimedOut { .. }), "{error}");
+        assert_eq!(start.elapsed().as_secs(), 10);
+        let vif = ferrule_vif::from_annotation(r#"{"interfaces":[{"addresses":["10.0.0.7"]}]}"#).unwrap();
+        let error = fixture.decider.until_active(&within(15), &vif).await.unwrap_err();
+        assert!(matches!(error, DecideError::TimedOut { .. }), "{error}");
+        assert_eq!(start.elapsed().as_secs(), 15);
+    }
+
     #[test]
     fn a_vif_is_active_if_all_its_interfaces_are() {
         let two = r#"{"interfaces":[{"addresses":["10.0.0.7"]},{"name":"eth1","addresses":["10.0.0.8"]}]}"#;

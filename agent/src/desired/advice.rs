@@ -36,8 +36,7 @@ impl Kind {
             }
             Self::LinkStamp => (
                 false,
-                "packets flow, but the agent does not touch the interface: it repairs nothing there, and DEL \
-                 leaves it",
+                "packets may flow, but the agent neither checks nor repairs the interface, and DEL leaves it",
                 "ip link set dev HOST_IF alias STAMP",
             ),
             Self::LinkGroup => (

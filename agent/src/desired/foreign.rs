@@ -10,7 +10,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
     pub of: Option<(Key, HostLink)>,
-    /// One line.
+    /// A description in one line.
     pub what: String,
 }
 

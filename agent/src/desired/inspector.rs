@@ -29,7 +29,7 @@ pub struct Inspector {
 /// The result of one inventory of everything.
 pub struct Inspection {
     pub attachments: Vec<Attachment>,
-    /// Unconfirmed.
+    /// Seen once: those of no attachment need [`Inspector::confirm_node`], others a look under the lock.
     pub deviations: Vec<Deviation>,
     pub actual: Inventory,
 }
@@ -138,7 +138,36 @@ impl Inspector {
             return Ok((found, Inventory::default()));
         }
         let again = self.all(host)?;
-        found.retain(|it| again.deviations.contains(it));
-        Ok((found, again.actual))
+        Ok((confirmed(found, &again.deviations), again.actual))
+    }
+}
+
+/// The deviations of no attachment that are in both inventories.
+fn confirmed(mut found: Vec<Deviation>, again: &[Deviation]) -> Vec<Deviation> {
+    found.retain(|it| it.of.attachment().is_none() && again.contains(it));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::Subject;
+
+    #[test]
+    fn only_what_two_inventories_show_of_no_attachment_is_confirmed() {
+        let deviation =
+            |of: &Subject, kind, what: &str| Deviation { of: of.clone(), kind, what: what.to_owned() };
+        let key = || Key::try_from("net/a/eth0".to_owned()).unwrap();
+        let (stray, node) = (Subject::Interface(7, key()), Subject::Setting("ipv4/ip_forward"));
+        let attachment = Subject::Attachment(key());
+        let stays = deviation(&stray, Kind::StrayLink, "fr7");
+        let passes = deviation(&node, Kind::NodeForwarding, "net.ipv4.ip_forward");
+        let of_attachment = deviation(&attachment, Kind::LinkDown, "fr8");
+        let first = || vec![stays.clone(), passes.clone(), of_attachment.clone()];
+        let new = deviation(&Subject::Interface(9, key()), Kind::StrayLink, "fr9");
+        let again = [new, stays.clone(), of_attachment.clone()];
+        assert_eq!(confirmed(first(), &again), std::slice::from_ref(&stays));
+        let other = deviation(&Subject::Interface(8, key()), Kind::StrayLink, "fr7");
+        assert_eq!(confirmed(first(), &[other]), []);
     }
 }

@@ -78,7 +78,8 @@ pub(super) fn repair(
     repaired
 }
 
-/// The place of a repair in the order.
+/// The order of repairs, the lowest first: nothing may pass unchecked, so that the filters precede the
+/// entries, and these the link.
 fn rank(kind: Kind) -> u8 {
     match kind {
         Kind::LinkGone => 0,

@@ -30,7 +30,7 @@ pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {
             .gateway(gateway)
             .output_interface(ifindex)
             .build(),
-        // The VIF's decoder rejects mixed families; the kernel refuses this empty message.
+        // Never a VIF's: its decoder rejects a gateway of the other family. The kernel refuses this message.
         _ => RouteMessage::default(),
     };
     message.header.flags |= RouteFlags::Onlink;

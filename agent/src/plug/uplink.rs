@@ -44,7 +44,7 @@ struct DefaultRoutes {
 const RETRY: Duration = Duration::from_secs(5);
 /// How long notifications are collected before one read serves all of them.
 const GATHER: Duration = Duration::from_millis(100);
-/// Bounds one collection: more notifications than the kernel keeps for a socket.
+/// Notifications that are collected for one read: more than the kernel keeps for a socket.
 const MOST_AT_ONCE: usize = 10_000;
 
 /// The MTU of a node without a default route: Ethernet's.

@@ -145,9 +145,9 @@ impl Registry {
         self.table().ipam.usage((self.clock)())
     }
 
-    /// The pods with an address that is neither in the node's ranges nor in `allowed`, with these addresses.
-    /// None before the ranges are known.
-    pub fn outside(&self, allowed: &[IpNet]) -> Vec<(PodRef, String)> {
+    /// The attachments with an address that is neither in the node's ranges nor in `allowed`, with these
+    /// addresses. None before the ranges are known.
+    pub fn outside(&self, allowed: &[IpNet]) -> Vec<(Key, PodRef, String)> {
         let ranges = self.ranges.borrow().clone();
         if ranges == Ranges::Awaited {
             return Vec::new();
@@ -158,7 +158,7 @@ impl Registry {
         let outside = table.attachments.values().filter_map(|it| {
             let addresses: Vec<_> =
                 it.vif.addresses.iter().filter(is_outside).map(|it| it.to_string()).collect();
-            (!addresses.is_empty()).then(|| (it.pod.clone(), addresses.join(" ")))
+            (!addresses.is_empty()).then(|| (it.key.clone(), it.pod.clone(), addresses.join(" ")))
         });
         outside.collect()
     }
@@ -448,7 +448,7 @@ impl Registry {
                 && let Some(_locked) = self.try_lock(&runtime_key)
                 && let Some(kept) = self.deviates(&key)?
             {
-                if self.table().cooling_down(&key) == kept.cooldown.len() {
+                if !self.table().has_outdated_file(&key, &kept) {
                     tracing::error!(%key, "a file of the registry's store was removed or changed under the running agent: repairing it");
                 }
                 self.record(&key, &kept)?;

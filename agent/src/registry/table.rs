@@ -1,6 +1,10 @@
 //! The attachments in memory, and the addresses that are allocated for them. No I/O.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use ferrule_vif::{Addresses, Vif, VifKind};
 
@@ -24,6 +28,8 @@ pub(super) struct Table {
     pub(super) left: Vec<LeftAddresses>,
     /// The released addresses of each key, earliest first. Ended cooldowns are forgotten late.
     cooldown: BTreeMap<Key, Vec<Released>>,
+    /// The keys with a cooldown that no file has yet: the next audit writes it.
+    unsaved: BTreeSet<Key>,
     pub(super) ipam: Ipam,
 }
 
@@ -40,6 +46,7 @@ impl Table {
 
     /// Replaces what is kept of a key.
     pub(super) fn keep(&mut self, key: Key, Kept { attachment, cooldown }: Kept) {
+        self.unsaved.remove(&key);
         if cooldown.is_empty() {
             self.cooldown.remove(&key);
         } else {
@@ -80,9 +87,11 @@ impl Table {
         released.filter(|it| now < it.at() + COOLDOWN).copied().collect()
     }
 
-    /// The number of released addresses of a key, also of those whose cooldown has ended.
-    pub(super) fn cooling_down(&self, key: &Key) -> usize {
-        self.cooldown.get(key).map_or(0, Vec::len)
+    /// Whether the agent itself has changed what is kept of a key since it wrote the file: a cooldown has
+    /// begun or ended.
+    pub(super) fn has_outdated_file(&self, key: &Key, kept: &Kept) -> bool {
+        let written = self.cooldown.get(key).map_or(0, Vec::len);
+        self.unsaved.contains(key) || written != kept.cooldown.len()
     }
 
     /// Each released address with the time of its last release, earliest first.
@@ -114,6 +123,7 @@ impl Table {
     /// Starts the cooldown of addresses that were in use.
     fn release(&mut self, key: &Key, addresses: Addresses, now: Duration) {
         self.ipam.release(addresses, now);
+        self.unsaved.insert(key.clone());
         let cooldown = self.cooldown.entry(key.clone()).or_default();
         cooldown.extend(addresses.iter().map(|address| Released::new(address, now)));
     }

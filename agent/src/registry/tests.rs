@@ -89,7 +89,14 @@ fn fixed(id: &str, address: &str) -> NewAttachment {
 }
 
 fn attach(registry: &Registry, id: &str) -> Attachment {
-    let reserved = registry.reserve(new(id)).unwrap();
+    plugged(registry, registry.reserve(new(id)).unwrap())
+}
+
+fn attach_fixed(registry: &Registry, id: &str) -> Attachment {
+    plugged(registry, registry.reserve(fixed(id, "10.0.0.2")).unwrap())
+}
+
+fn plugged(registry: &Registry, reserved: Attachment) -> Attachment {
     let host = HostSide::Link(HostLink { ifname: "frx".to_owned(), ifindex: 7 });
     registry.advance(Attachment { host, ..reserved }, State::Attached).unwrap()
 }
@@ -105,6 +112,21 @@ fn attachment_survives_a_restart_unchanged() {
     assert_eq!(registry.get(&attached.key), Some(attached.clone()));
     let other = registry.reserve(new("b")).unwrap();
     assert_ne!(other.vif.addresses, attached.vif.addresses, "the address is still allocated");
+}
+
+#[test]
+fn creation_and_release_are_recorded_by_the_clock_that_cannot_be_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let began = since_boot();
+    let registry = Registry::open(dir.path()).unwrap();
+    let attached = attach_fixed(&registry, "a");
+    let created = Duration::from_nanos(attached.created_since_boot_ns);
+    registry.release(&attached).unwrap();
+    let released = registry.kept(&attached.key, None).cooldown[0].at();
+    let ended = since_boot();
+    assert!(began <= created && created <= ended, "{created:?}");
+    // Milliseconds are recorded.
+    assert!(began.as_millis() <= released.as_millis() && released <= ended, "{released:?}");
 }
 
 #[test]

@@ -355,6 +355,13 @@ mod tests {
         let logs = CheckpointLogs::open(dir.path()).unwrap();
         logs.save("pods", "cluster", &update("8", &[("n/a", Some("1"))])).unwrap();
         assert_eq!(loaded(&logs, "pods", "cluster"), None);
+        // Nor are changes to the objects of another cluster.
+        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
+        for logs in [&logs, &CheckpointLogs::open(dir.path()).unwrap()] {
+            logs.save("pods", "another cluster", &update("9", &[("n/b", Some("2"))])).unwrap();
+            assert_eq!(loaded(logs, "pods", "another cluster"), None);
+            assert_eq!(loaded(logs, "pods", "cluster"), checkpoint("7", &["1"]));
+        }
     }
 
     #[test]

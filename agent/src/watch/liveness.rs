@@ -99,7 +99,7 @@ const STAND_IN: Policy = Policy::new(Duration::from_secs(10), Duration::from_sec
 /// After a silent or failing stream that lasted this long, or the read timeout if that is shorter, there is
 /// no hurry.
 const UNHURRIED: Duration = Duration::from_secs(30);
-/// After this long, the first silent stream resumes at once (client-go's "very short watch").
+/// The first silent stream counts as a failure if it was shorter (client-go's "very short watch").
 const SHORT: Duration = Duration::from_secs(1);
 /// A stream that was open this long without a refusal counts as healthy.
 const SETTLED: Duration = Duration::from_secs(5);

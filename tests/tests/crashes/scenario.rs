@@ -79,6 +79,16 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "capacity", prepare: other_capacities, act: start, ..DEFAULT },
     Scenario { name: "lost-store", prepare: lost_store, act: start, ..DEFAULT },
     Scenario { name: "damaged-store", prepare: damaged_store, act: start, ..DEFAULT },
+    Scenario {
+        name: "removed-store",
+        // The other steps are those of the ADD scenario.
+        is_crash_point: |step| step.starts_with("store."),
+        prepare: new_pod,
+        act: add_without_store,
+        meanwhile: sometimes_del,
+        retry: add_again,
+        ..DEFAULT
+    },
     Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..DEFAULT },
     Scenario {
         name: "first-start",
@@ -182,6 +192,12 @@ fn add(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
         ensure!(expected, "unexpected error of ADD: {error}");
     }
     Ok(())
+}
+
+/// The agent writes all records again, and then that of the ADD.
+fn add_without_store(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    fs::remove_dir_all(format!("{STATE}/attachments"))?;
+    add(fixture, crashes)
 }
 
 /// Some runtimes delete a failed sandbox at once.

@@ -253,3 +253,15 @@ async fn attachment_that_nothing_speaks_against_is_not_explained() {
     node.pods.apply_pod(Change::applied(serde_json::from_str(POD).unwrap()));
     assert!(node.collector.explain().await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn a_pod_that_the_watch_never_delivered_is_not_gone_right_after_its_attachment() {
+    let node = node().await;
+    let unknown = PodRef { name: "unknown".to_owned(), uid: "u2".to_owned(), ..PodRef::default() };
+    let unknown = PodRef { namespace: "n".to_owned(), ..unknown };
+    let attached = node.registry.get(&key("eth0")).unwrap();
+    node.registry.update(Attachment { pod: unknown, ..attached }).unwrap();
+    let (_, evidence) = node.collector.evidence(&key("eth0")).unwrap();
+    let pod_gone = evidence.pod_gone.unwrap();
+    assert!(!pod_gone.holds && pod_gone.observed.contains("the watch may lag"), "{}", pod_gone.observed);
+}

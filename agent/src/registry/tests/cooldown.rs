@@ -91,3 +91,23 @@ fn address_released_before_new_ranges_stays_in_cooldown() {
     NOW.set(1_000_000 + 30_000);
     assert_eq!(allocatable(&registry), ["10.0.0.2"]);
 }
+
+#[test]
+fn cooldown_of_an_interface_that_was_left_alone_is_made_durable_and_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path()).unwrap();
+    let key = new("left").key;
+    let addresses = Addresses { v4: Some([10, 0, 0, 3].into()), v6: None };
+    registry.leave(vec![LeftAddresses { key: key.clone(), ifindex: 9, addresses }]);
+    registry.free_left(9);
+    let kept = registry.kept(&key, None);
+    let is_known = |kept| registry.table().has_outdated_file(&key, kept);
+    assert!(is_known(&kept), "the agent began the cooldown itself");
+    registry.audit();
+    assert!(!is_known(&kept), "later changes of the file are another program's");
+    NOW.set(1_000_000 + 30_000);
+    assert!(is_known(&registry.kept(&key, None)), "the cooldown has ended");
+    NOW.set(1_000_000 + 29_999);
+    drop(registry);
+    assert!(!allocatable(&open(dir.path()).unwrap()).contains(&"10.0.0.3".to_owned()));
+}

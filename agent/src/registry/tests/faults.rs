@@ -79,6 +79,33 @@ fn store_that_is_removed_or_replaced_under_the_agent_is_written_again() {
     }
 }
 
+/// The operator has put an earlier copy of the store in its place, and the agent dies while it writes the
+/// records again.
+#[test]
+fn store_that_is_replaced_by_an_earlier_copy_is_incomplete_until_all_records_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = settled(dir.path());
+    let (store, copy) = (dir.path().join("attachments"), dir.path().join("copy"));
+    fs::create_dir(&copy).unwrap();
+    for name in files(dir.path()) {
+        fs::copy(store.join(&name), copy.join(name)).unwrap();
+    }
+    let added = attach(&registry, "c");
+    fs::rename(&store, dir.path().join("moved")).unwrap();
+    fs::rename(&copy, &store).unwrap();
+    // The record of `c` cannot be written.
+    let obstacle = file(dir.path(), "c");
+    fs::create_dir_all(obstacle.join("in the way")).unwrap();
+    registry.audit();
+    assert!(registry.store_trouble().borrow().is_some());
+    let list = registry.list();
+    drop(registry);
+    fs::remove_dir_all(obstacle).unwrap();
+    let registry = open(dir.path()).unwrap();
+    assert_eq!(*registry.condition(), Condition::Incomplete, "the next agent rebuilds the attachment");
+    assert_eq!(registry.list(), list.into_iter().filter(|it| *it != added).collect::<Vec<_>>());
+}
+
 #[test]
 fn files_that_are_removed_or_changed_under_the_agent_are_written_again() {
     let dir = tempfile::tempdir().unwrap();

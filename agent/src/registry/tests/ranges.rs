@@ -30,7 +30,7 @@ fn withdrawn_ranges_give_no_address_and_leave_attachments() {
     assert!(matches!(refused, RegistryError::NoAddress(_)), "{refused}");
     assert_eq!(registry.list(), std::slice::from_ref(&attached));
     assert_eq!(registry.families(), (true, false), "the node still forwards for the pod");
-    let outside = [(attached.pod.clone(), "10.0.0.2".to_owned())];
+    let outside = [(attached.key.clone(), attached.pod.clone(), "10.0.0.2".to_owned())];
     assert_eq!(registry.outside(&[]), outside);
     assert_eq!(registry.outside(&["10.0.0.0/30".parse().unwrap()]), [], "the operator allows it");
     registry.set_ranges(range("10.9.0.0/29"), &[]);
