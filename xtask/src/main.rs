@@ -94,6 +94,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Traffic between two pods of a node
+    Dataplane {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Time from a crash until a new agent serves
     Start {
         /// Arguments of the benchmark
@@ -131,6 +137,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
+        Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),
         Verb::Bench { what: Bench::Start { args } } => return show::bench(&ws, "start", &args),
         Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,

@@ -5,6 +5,7 @@
 
 mod add;
 mod cpu;
+mod dataplane;
 mod phases;
 mod report;
 mod start;
@@ -26,6 +27,8 @@ struct Args {
 enum What {
     /// Cost of ADD and DEL, compared with the reference plugins `bridge` and `ptp`.
     Add(add::Options),
+    /// Traffic between two pods of a node, compared with other paths.
+    Dataplane(dataplane::Options),
     /// Downtime of the agent after a crash.
     Start(start::Options),
     /// Cost of watching the API server: events, memory, lists, waiting ADDs.
@@ -35,6 +38,7 @@ enum What {
 fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Add(options) => add::run(&options),
+        What::Dataplane(options) => dataplane::run(&options),
         What::Start(options) => start::run(&options),
         What::Watch(options) => watch::run(&options),
     }
