@@ -284,8 +284,16 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 let replaced = self.inventory.apply(&key, Arc::clone(&object), version);
                 self.removed(replaced);
                 self.checkpoint.changed(&key);
-                self.unconfirmed.supersede(&key);
-                self.sink.apply(Change::Applied(object));
+                // A list has current versions only.
+                let current = if self.inventory.is_listing() {
+                    self.unconfirmed.supersede(&key);
+                    Some(object)
+                } else {
+                    self.unconfirmed.replace(&key, object)
+                };
+                if let Some(object) = current {
+                    self.sink.apply(Change::Applied(object));
+                }
                 self.counters.set_objects(self.inventory.len());
             }
             Item::Undecodable(undecodable) => self.undecodable(undecodable),
@@ -385,8 +393,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 ""
             };
             let why = format!("{error}{}{stand_in}", error.remedy());
-            // A list that stands in for the watch is not late because the watch backs off. Without a position,
-            // and from a server that is away, no list is due.
+            // A list that stands in for the watch is not late because the watch backs off. None is due
+            // without a position, and none is asked of a server that is away.
             let has_position = self.inventory.position().is_some();
             let list_in =
                 if has_position && !error.is_unreachable() { self.liveness.list_in(now) } else { None };
