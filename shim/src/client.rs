@@ -53,6 +53,8 @@ struct Failure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
+    /// There is no socket: no agent has served since the node booted.
+    NoSocket,
     /// No process listens on the socket.
     NoAgent,
     /// The connection broke: the agent stopped, or the listener does not speak gRPC.
@@ -73,7 +75,8 @@ trait Clock {
 struct RealClock(Instant);
 
 /// Calls the agent and waits for its answer, which has a result only for ADD. Without an agent, a DEL
-/// completes here, and a STATUS waits for one.
+/// completes here, and a STATUS waits for one that restarts. Before the first agent since the node booted,
+/// STATUS fails at once: a kubelet that starts asks twice before it starts any pod, the agent's included.
 ///
 /// # Errors
 /// The agent's error, or an error of the transport.
@@ -95,14 +98,17 @@ fn call_with(
         Err(failure) => failure,
     };
     match (failure.cause, request) {
-        (Cause::NoAgent | Cause::ConnectionLost, Request::Del(DelRequest { key: Some(key), .. })) => {
+        (
+            Cause::NoSocket | Cause::NoAgent | Cause::ConnectionLost,
+            Request::Del(DelRequest { key: Some(key), .. }),
+        ) => {
             let key = agentless::Key::new(key).map_err(|error| invalid(&error))?;
             // While an agent stops, its connections break before its socket closes.
             let is_stopping = |cause| cause == Cause::ConnectionLost;
             let again = || {
                 let end = clock.now() + DEL_RETRY_DEADLINE;
                 match persist(clock, end, DEL_PAUSE, is_stopping, |_| attempt(request.deadline())) {
-                    Err(Failure { cause: Cause::NoAgent, .. }) => None,
+                    Err(Failure { cause: Cause::NoSocket | Cause::NoAgent, .. }) => None,
                     Err(Failure { error, .. }) => Some(Err(error)),
                     Ok(answer) => Some(answer.map(drop)),
                 }
@@ -260,9 +266,8 @@ fn unreachable(verb: Verb, socket: &str, error: &io::Error) -> Failure {
     };
     let msg = format!("{}: connecting to the agent at {}: {error}", verb.as_str(), Quoted(socket));
     let cause = match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
-            Cause::NoAgent
-        }
+        io::ErrorKind::NotFound => Cause::NoSocket,
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Cause::NoAgent,
         _ => Cause::Unserved,
     };
     Failure { error: CniError::new(code, msg, details), cause }

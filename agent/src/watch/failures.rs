@@ -82,10 +82,17 @@ impl Failures {
         Retry { wait: NOT_FOUND, health: Some(health), unhealthy_at: None }
     }
 
-    /// After any other failure.
-    pub(super) fn failed(&mut self, why: String, requested: Option<Duration>, now: Instant) -> Retry {
+    /// After any other failure. `at_most` bounds the wait, unless the server requests one.
+    pub(super) fn failed(
+        &mut self,
+        why: String,
+        requested: Option<Duration>,
+        at_most: Option<Duration>,
+        now: Instant,
+    ) -> Retry {
         let wait = self.retries.next_requested(requested, now);
-        self.retry(wait, why, now)
+        let at_most = at_most.filter(|_| requested.is_none()).unwrap_or(Duration::MAX);
+        self.retry(wait.min(at_most), why, now)
     }
 
     fn retry(&mut self, wait: Duration, why: String, now: Instant) -> Retry {
@@ -125,16 +132,16 @@ mod tests {
     #[test]
     fn a_failing_watch_is_unhealthy_after_the_retry_timeout_also_within_a_wait() {
         let (mut failures, start) = (failures(), Instant::now());
-        let retry = failures.failed(WHY.to_owned(), None, start);
+        let retry = failures.failed(WHY.to_owned(), None, None, start);
         assert!(matches!(retry.health, Some(Report::Starting(_))) && retry.unhealthy_at.is_none());
         let wait = Duration::from_secs(45);
-        let retry = failures.failed(WHY.to_owned(), Some(wait), start + Duration::from_secs(30));
+        let retry = failures.failed(WHY.to_owned(), Some(wait), None, start + Duration::from_secs(30));
         assert!(retry.wait >= wait);
         assert_eq!(retry.unhealthy_at, Some(start + RETRY_TIMEOUT));
-        let retry = failures.failed(WHY.to_owned(), None, start + RETRY_TIMEOUT);
+        let retry = failures.failed(WHY.to_owned(), None, None, start + RETRY_TIMEOUT);
         assert!(matches!(retry.health, Some(Report::Unhealthy(_))) && retry.unhealthy_at.is_none());
         failures.recovered();
-        let retry = failures.failed(WHY.to_owned(), None, start + 2 * RETRY_TIMEOUT);
+        let retry = failures.failed(WHY.to_owned(), None, None, start + 2 * RETRY_TIMEOUT);
         assert!(matches!(retry.health, Some(Report::Starting(_))));
     }
 
@@ -156,7 +163,7 @@ mod tests {
         for _ in 0..100 {
             let (mut failures, now) = (failures(), Instant::now());
             let mut wait = |at: u64| {
-                let retry = failures.failed(WHY.to_owned(), None, now + Duration::from_secs(at));
+                let retry = failures.failed(WHY.to_owned(), None, None, now + Duration::from_secs(at));
                 retry.wait.as_millis()
             };
             assert!((800..=1600).contains(&wait(0)));

@@ -183,6 +183,11 @@ impl Liveness {
         self.list_at.is_some_and(|at| at <= now)
     }
 
+    /// The time until the next list is due, if it is not due yet.
+    pub(super) fn list_in(&self, now: Instant) -> Option<Duration> {
+        self.list_at.and_then(|at| at.checked_duration_since(now)).filter(|wait| !wait.is_zero())
+    }
+
     /// Whether the next list may be streamed, which needs a watch that works.
     pub(super) fn can_stream_lists(&self) -> bool {
         self.state == State::Delivers || self.has_failed_list

@@ -284,8 +284,16 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 let replaced = self.inventory.apply(&key, Arc::clone(&object), version);
                 self.removed(replaced);
                 self.checkpoint.changed(&key);
-                self.unconfirmed.supersede(&key);
-                self.sink.apply(Change::Applied(object));
+                // A list has current versions only.
+                let current = if self.inventory.is_listing() {
+                    self.unconfirmed.supersede(&key);
+                    Some(object)
+                } else {
+                    self.unconfirmed.replace(&key, object)
+                };
+                if let Some(object) = current {
+                    self.sink.apply(Change::Applied(object));
+                }
                 self.counters.set_objects(self.inventory.len());
             }
             Item::Undecodable(undecodable) => self.undecodable(undecodable),
@@ -385,7 +393,12 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 ""
             };
             let why = format!("{error}{}{stand_in}", error.remedy());
-            let retry = self.failures.failed(why.clone(), error.retry_after(), now);
+            // A list that stands in for the watch is not late because the watch backs off. None is due
+            // without a position, and none is asked of a server that is away.
+            let has_position = self.inventory.position().is_some();
+            let list_in =
+                if has_position && !error.is_unreachable() { self.liveness.list_in(now) } else { None };
+            let retry = self.failures.failed(why.clone(), error.retry_after(), list_in, now);
             tracing::warn!(
                 watch,
                 error = why,
@@ -398,11 +411,17 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
 
     /// Reports a failure and waits.
     async fn pause(&mut self, retry: Retry, stop: &mut Stop) -> ControlFlow<()> {
-        match retry.health {
-            Some(Report::Starting(why)) => self.health.starting(why),
-            Some(Report::Unhealthy(why)) => self.health.unhealthy(why),
-            None => {}
-        }
+        let why = match retry.health {
+            Some(Report::Starting(why)) => {
+                self.health.starting(why.clone());
+                why
+            }
+            Some(Report::Unhealthy(why)) => {
+                self.health.unhealthy(why.clone());
+                why
+            }
+            None => String::new(),
+        };
         self.save().await;
         let end = Instant::now() + retry.wait;
         if let Some(unhealthy_at) = retry.unhealthy_at {
@@ -410,7 +429,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 return ControlFlow::Break(());
             }
             let seconds = self.settings.retry_timeout.as_secs();
-            self.health.unhealthy(format!("the API server has not been followed for {seconds} s"));
+            self.health.unhealthy(format!("the API server has not been followed for {seconds} s: {why}"));
         }
         match self.waiting(timeout_at(end, stop)).await {
             Ok(_) => ControlFlow::Break(()),

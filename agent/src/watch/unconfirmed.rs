@@ -1,8 +1,9 @@
 //! The objects of a checkpoint, held back until the API server has confirmed them. Pure.
 //!
 //! While the agent was away, an object may have been rewritten: its VIF, or the Node's pod CIDRs. A resumed
-//! stream begins with all missed changes, so that whatever it does not mention soon is current. If the API
-//! server cannot be asked, the stored objects serve.
+//! stream begins with all missed changes, one by one: an object in it may be outdated by the next event, so
+//! that it is held back too. Whatever has not changed once the stream is quiet is current. If the API server
+//! cannot be asked, the stored objects serve.
 
 use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
@@ -40,6 +41,16 @@ impl<T> Unconfirmed<T> {
     /// When objects stop waiting for a confirmation; `None` if nothing is held back.
     pub(super) fn until(&self) -> Option<Instant> {
         self.until
+    }
+
+    /// Holds an object of a resumed stream back, in the place of an older version. Returns the object if
+    /// nothing is held back any more.
+    pub(super) fn replace(&mut self, key: &ObjectKey, object: Arc<T>) -> Option<Arc<T>> {
+        if self.until.is_none() {
+            return Some(object);
+        }
+        self.objects.insert(key.clone(), object);
+        None
     }
 
     /// Forgets an object about which the server has said something newer.

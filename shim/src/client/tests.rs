@@ -91,7 +91,7 @@ fn missing_agent_is_an_error_with_the_socket() {
     let missing = dir.path().join("missing.sock");
     let stale = dir.path().join("stale.sock");
     drop(UnixListener::bind(&stale).unwrap());
-    for path in [missing, stale] {
+    for path in [&missing, &stale] {
         for request in requests().into_iter().filter(|it| it.verb() != Verb::Del) {
             let (path, clock) = (path.to_str().unwrap(), FakeClock::default());
             let code = if request.verb() == Verb::Status { 50 } else { 11 };
@@ -100,6 +100,10 @@ fn missing_agent_is_an_error_with_the_socket() {
             assert_eq!(error.code, code, "{}", error.msg);
             assert!(error.msg.contains(path), "{}", error.msg);
             assert!(error.details.contains("check that ferrule-agent runs"), "{}", error.details);
+            let waits = clock.now() > Duration::from_secs(19);
+            let may_return = code == 50 && path == stale.to_str().unwrap();
+            assert_eq!(waits, may_return, "only STATUS, and only for an agent that may return: {request:?}");
+            assert!(waits || clock.now() == Duration::ZERO);
         }
     }
 }
@@ -189,6 +193,7 @@ fn del(outcomes: &[Result<Answer, Cause>]) -> (Answer, usize, Duration, bool) {
 fn del_is_deferred_only_if_a_second_look_finds_no_agent_either() {
     let (none, lost) = (Err(Cause::NoAgent), Err(Cause::ConnectionLost));
     assert_eq!(del(std::slice::from_ref(&none)), (Ok(None), 2, Duration::ZERO, true));
+    assert_eq!(del(&[Err(Cause::NoSocket)]), (Ok(None), 2, Duration::ZERO, true));
     assert_eq!(
         del(&[none.clone(), Ok(Ok(None))]),
         (Ok(None), 2, Duration::ZERO, false),

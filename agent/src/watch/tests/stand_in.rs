@@ -37,6 +37,36 @@ async fn without_permission_to_watch_lists_keep_the_objects_current() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_first_list_is_as_soon_as_documented_whatever_the_backoff_of_the_watch() {
+    // Refused once after a stream that worked, and after a minute of failures that let the backoff grow.
+    let refusals = [0, 5];
+    for away in refusals {
+        for _ in 0..40 {
+            let first = [listing([Step::Wait(secs(2))])];
+            let test = Test::start(first.into_iter().chain(vec![Reply::Unreachable; away]));
+            test.script.otherwise(status(403), page(&[pod("b", "u2", 40)], 50, ""));
+            sleep(secs(200)).await;
+            let refused = test.asked().remove(away + 1).at;
+            let lists: Vec<_> = lists(&test).iter().map(|it| it.at - refused).collect();
+            assert!((secs(10)..=secs(21)).contains(&lists[0]), "{lists:?}");
+            for pair in lists.windows(2) {
+                assert!((secs(20)..=secs(31)).contains(&(pair[1] - pair[0])), "{lists:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unhealthy_watch_names_its_last_failure_also_if_the_time_passes_within_a_wait() {
+    let busy = Reply::Whole(429, vec![("retry-after", "300".to_owned())], String::new());
+    let test = Test::start([listing([Step::Wait(secs(2))]), busy]);
+    sleep(secs(70)).await;
+    assert_eq!(test.state(), State::Unhealthy);
+    let why = why(&test);
+    assert!(why.contains("not been followed for 60 s: ") && why.contains("429"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn streams_that_end_with_an_error_are_replaced_by_lists() {
     // With and without events before the error that cannot be passed.
     for early in [vec![], vec![Step::Wait(secs(6))]] {
