@@ -96,3 +96,25 @@ impl fmt::Display for NetnsId {
         write!(f, "{}:{}", self.dev, self.ino)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::testing::attachment;
+
+    #[test]
+    fn a_rebuilt_attachment_may_have_no_path() {
+        let plugged = attachment("eth0", None, 2);
+        assert!(plugged.has_path());
+        assert!(!Attachment { netns: PathBuf::new(), ..plugged }.has_path());
+    }
+
+    #[test]
+    fn an_additional_interface_belongs_to_the_requested_one() {
+        let (requested, additional) = (attachment("eth0", None, 2), attachment("net1", Some("eth0"), 3));
+        assert_eq!(
+            (requested.runtime_key(), additional.runtime_key()),
+            (requested.key.clone(), requested.key)
+        );
+    }
+}
