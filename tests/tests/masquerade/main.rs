@@ -2,7 +2,6 @@
 
 mod table;
 mod unused;
-mod world;
 
 use std::{
     collections::BTreeSet,
@@ -17,9 +16,8 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     node::{NODE_V4, NODE_V6, Node, POD_V4, POD_V6, on_node},
     sys,
+    world::{FAR, NEAR, World, tcp_source},
 };
-
-use world::{FAR, NEAR, World, tcp_source};
 
 /// Covers the second between two looks, and healing.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,12 +7,10 @@ use ferrule_tests::{
     node::{NODE_V4, NODE_V6, Node, POD_V4, POD_V6, on_node, with_agent},
     pod::Pod,
     sys,
-};
-
-use super::{
-    TIMEOUT,
     world::{NEAR, World},
 };
+
+use super::TIMEOUT;
 
 const UNUSED: [&str; 2] = ["10.244.0.99", "fd00:10:244::99"];
 const RANGES: [&str; 2] = [POD_V4, POD_V6];

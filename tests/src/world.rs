@@ -9,18 +9,22 @@ use std::{
     time::Duration,
 };
 
+use crate::{pod::Pod, sys, traffic};
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{pod::Pod, sys, traffic};
 
 /// The world's addresses: neighbours of the node, and others behind them.
 pub const NEAR: [&str; 2] = ["192.0.2.254", "2001:db8::254"];
 pub const FAR: [&str; 2] = ["198.51.100.7", "2001:db8:f::7"];
 const WAIT: Duration = Duration::from_secs(5);
 
+/// The namespace behind the uplink of a [`crate::node::Node`].
 pub struct World(PathBuf);
 
 impl World {
     /// Gives the namespace behind the uplink its addresses. The world has no route to pods.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
     pub fn make() -> anyhow::Result<Self> {
         for (near, far) in NEAR.iter().zip(FAR) {
             let length = if near.contains(':') { 64 } else { 24 };
@@ -33,20 +37,30 @@ impl World {
     }
 
     /// Gives the world a route to a range of the node: what keeps its source gets replies.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
     pub fn route_to(&self, range: &str, node: &str) -> anyhow::Result<()> {
         sys::run(&format!("ip -n outside route add {range} via {node}")).map(drop)
     }
 
+    /// The path of the network namespace.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
     /// The source of a TCP connection from a pod to an address of the world, as the world sees the source.
+    ///
+    /// # Errors
+    /// If no reply arrives.
     pub fn tcp_source(&self, pod: &Pod, to: &str) -> anyhow::Result<SocketAddr> {
         tcp_source(pod.path(), &self.0, SocketAddr::new(to.parse()?, 8080))
     }
 
     /// As [`Self::tcp_source`], of a datagram.
+    ///
+    /// # Errors
+    /// If no reply arrives.
     pub fn udp_source(&self, pod: &Pod, to: &str) -> anyhow::Result<SocketAddr> {
         let to = SocketAddr::new(to.parse()?, 8080);
         let server = sys::bind_in(&self.0, to, UdpSocket::bind)?;
@@ -65,6 +79,9 @@ impl World {
 }
 
 /// The source of a connection between network namespaces, after a round trip.
+///
+/// # Errors
+/// If no reply arrives.
 pub fn tcp_source(client: &Path, server: &Path, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     let listener = sys::bind_in(server, to, TcpListener::bind)?;
     let (seen, source) = mpsc::channel();
