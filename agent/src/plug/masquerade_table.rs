@@ -51,7 +51,9 @@ type Rule = Vec<Expression>;
 /// A set of addresses, and what the rules need of its family.
 struct Set {
     name: &'static str,
+    /// Unique in a transaction.
     number: u32,
+    has_sources: bool,
     is_ipv4: bool,
 }
 
@@ -64,10 +66,10 @@ const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
 const PRIORITY: u32 = 110;
 const SETS: [Set; 4] = [
-    Set { name: "pods4", number: 1, is_ipv4: true },
-    Set { name: "kept4", number: 2, is_ipv4: true },
-    Set { name: "pods6", number: 3, is_ipv4: false },
-    Set { name: "kept6", number: 4, is_ipv4: false },
+    Set { name: "pods4", number: 1, has_sources: true, is_ipv4: true },
+    Set { name: "kept4", number: 2, has_sources: false, is_ipv4: true },
+    Set { name: "pods6", number: 3, has_sources: true, is_ipv4: false },
+    Set { name: "kept6", number: 4, has_sources: false, is_ipv4: false },
 ];
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
 const ELEMENTS: usize = 1000;
@@ -263,7 +265,7 @@ impl Table {
 
     /// Without overlaps, in order; first and last address of each.
     fn intervals(&self, set: &Set) -> Vec<(u128, u128)> {
-        let nets = if set.name.starts_with("pods") { &self.sources } else { &self.kept };
+        let nets = if set.has_sources { &self.sources } else { &self.kept };
         let nets = nets.iter().filter(|net| net.addr().is_ipv4() == set.is_ipv4);
         let mut sorted: Vec<_> = nets.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
         sorted.sort_unstable();

@@ -6,7 +6,7 @@ mod unused;
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     thread,
     time::Duration,
@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     node::{NODE_V4, NODE_V6, Node, POD_V4, POD_V6, on_node},
+    pod::Pod,
     sys,
     world::{FAR, NEAR, World, tcp_source},
 };
@@ -60,6 +61,18 @@ fn the_world_sees_only_the_nodes_address() {
     .unwrap();
 }
 
+/// The source of a datagram of several fragments, which the dataplane leaves to the stack.
+fn fragmented_source(from: &Pod, at: &Pod, to: IpAddr) -> anyhow::Result<IpAddr> {
+    let to = SocketAddr::new(to, 8081);
+    let server = sys::bind_in(at.path(), to, UdpSocket::bind)?;
+    server.set_read_timeout(Some(TIMEOUT))?;
+    sys::in_netns(from.path(), || {
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        Ok(UdpSocket::bind(any)?.send_to(&[0; 8000], to)?)
+    })?;
+    Ok(server.recv_from(&mut [0; 8192])?.1.ip())
+}
+
 #[test]
 fn pods_and_the_node_see_each_others_own_addresses() {
     with_world(&[], |node, _| {
@@ -68,6 +81,7 @@ fn pods_and_the_node_see_each_others_own_addresses() {
         for (number, own) in NODE.iter().enumerate() {
             let (from, to) = (a.addresses[number], b.addresses[number]);
             ensure!(tcp_source(a.path(), b.path(), SocketAddr::new(to, 8080))?.ip() == from, "pod to pod");
+            ensure!(fragmented_source(&a, &b, to)? == from, "pod to pod, by the stack");
             let of_node = SocketAddr::new(address(own), 8080);
             let home = fs::canonicalize(home).unwrap_or_else(|_| home.into());
             ensure!(tcp_source(a.path(), &home, of_node)?.ip() == from, "pod to node");

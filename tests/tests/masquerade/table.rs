@@ -1,12 +1,17 @@
 //! The nftables table: as nft shows it, and healed.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Stdio},
+};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{Node, with_agent, with_agent_without_healing},
+    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent, with_agent_without_healing},
     sys,
+    world::{NEAR, World},
 };
 
 use super::TIMEOUT;
@@ -112,6 +117,34 @@ fn a_deleted_or_changed_table_is_restored_on_notification() {
         }
         ensure!(node.log().contains("table inet ferrule"), "not logged");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_refused_table_is_reported_and_retried_and_prevents_nothing_else() {
+    on_node(|node| {
+        let world = World::make()?;
+        // A table that belongs to a process, which nobody else may change.
+        let mut owner = Command::new("nft");
+        let mut owner = sys::die_with_parent(owner.arg("-i").stdin(Stdio::piped())).spawn()?;
+        let mut commands = owner.stdin.take().context("no input")?;
+        writeln!(commands, "add table inet ferrule {{ flags owner ; }}")?;
+        sys::wait_until("the table exists", TIMEOUT, || Ok(listed().is_ok()))?;
+        node.start_agent(&[POD_V4, POD_V6])?;
+        let (pod, peer) = (node.attach("a")?, node.attach("b")?);
+        peer.ping(&pod.addresses[0].to_string())?;
+        let status = super::status(node)?;
+        ensure!(status.contains("unhealthy") && status.contains("not masqueraded"), "{status}");
+        ensure!(status.contains("inet ferrule"), "{status}");
+        // The table ends with its owner.
+        drop(commands);
+        owner.wait()?;
+        sys::wait_until("the table is written", TIMEOUT, || Ok(listed()? == EXPECTED))?;
+        ensure!(world.tcp_source(&pod, NEAR[0])?.ip().to_string() == NODE_V4);
+        sys::wait_until("the component is healthy", TIMEOUT, || {
+            Ok(!super::status(node)?.contains("unhealthy"))
+        })
     })
     .unwrap();
 }
