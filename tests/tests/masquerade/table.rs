@@ -125,7 +125,7 @@ fn a_deleted_or_changed_table_is_restored_on_notification() {
 fn a_refused_table_is_reported_and_retried_and_prevents_nothing_else() {
     on_node(|node| {
         let world = World::make()?;
-        // A table that belongs to a process, which nobody else may change.
+        // A table that belongs to a process: the kernel refuses changes by others.
         let mut owner = Command::new("nft");
         let mut owner = sys::die_with_parent(owner.arg("-i").stdin(Stdio::piped())).spawn()?;
         let mut commands = owner.stdin.take().context("no input")?;

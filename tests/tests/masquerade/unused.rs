@@ -111,7 +111,7 @@ fn a_range_that_another_program_routes_or_that_holds_an_own_address_gets_no_rout
         sys::run("ip -6 addr add fd00:10:244::1/128 dev lo nodad")?;
         node.start_agent(&RANGES)?;
         thread::sleep(Duration::from_secs(2));
-        ensure!(routes()? == "", "{}", routes()?);
+        ensure!(routes()?.is_empty(), "{}", routes()?);
         let verified = node.ctl(&["verify"])?;
         ensure!(verified.contains(POD_V4) && verified.contains("another program"), "{verified}");
         ensure!(verified.contains(POD_V6) && verified.contains("fd00:10:244::1"), "{verified}");
