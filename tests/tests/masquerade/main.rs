@@ -191,6 +191,26 @@ fn the_file_of_ip_masq_agent_is_followed_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
+fn a_file_with_as_many_networks_as_are_allowed_is_one_transaction() {
+    const FILE: &str = "/run/ip-masq-agent";
+    with_world(&["--ip-masq-agent-config", FILE], |node, world| {
+        let pod = node.attach("a")?;
+        let nets: Vec<_> =
+            (0..4096_u32).map(|number| format!("172.{}.{}.0/25", 16 + number / 256, number % 256)).collect();
+        fs::write(FILE, format!("nonMasqueradeCIDRs: [{}]", nets.join(", ")))?;
+        sys::wait_until("the table has all networks", TIMEOUT, || {
+            let set = sys::run("nft list set inet ferrule kept4")?;
+            Ok(set.matches("/25").count() == 4096)
+        })?;
+        ensure!(node.ctl(&["verify"]).is_ok(), "{:?}", node.ctl(&["verify"]));
+        ensure!(!status(node)?.contains("unhealthy"), "{}", status(node)?);
+        ensure!(world.tcp_source(&pod, FAR[0])?.ip() == address(NODE_V4));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn global_ipv6_keeps_its_source_unless_it_is_switched_on() {
     const GLOBAL: &str = "2001:db8:10::/64";
     on_node(|node| {
