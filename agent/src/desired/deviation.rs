@@ -145,7 +145,7 @@ impl Kind {
             Self::NodeForwarding => "node-forwarding",
             Self::NodeRedirects => "node-redirects",
             Self::RangeRoute => "range-route",
-            Self::Masquerade => "masquerade",
+            Self::Masquerade => "masquerade-table",
             Self::Pin => "pin",
         }
     }

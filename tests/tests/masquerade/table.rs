@@ -98,8 +98,8 @@ fn the_table_is_what_nft_makes_of_the_documented_text() {
 fn a_deleted_or_changed_table_is_restored_on_notification() {
     with_agent(|node| {
         let before = listed()?;
-        let deviations = "deviations_total{kind=\"masquerade\"}";
-        let repairs = "repairs_total{kind=\"masquerade\",outcome=\"repaired\"}";
+        let deviations = "deviations_total{kind=\"masquerade-table\"}";
+        let repairs = "repairs_total{kind=\"masquerade-table\",outcome=\"repaired\"}";
         for (number, damage) in [
             "delete table inet ferrule",
             "flush chain inet ferrule to_world",

@@ -60,7 +60,7 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "node-forwarding pass",
             "node-redirects pass",
             "range-route pass",
-            "masquerade pass",
+            "masquerade-table pass",
             "pin pass",
         ]
     );
@@ -103,7 +103,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::NodeForwarding, vec!["node-forwarding: ", "net.ipv4.", "is 0, expected 1"]),
         (Kind::NodeRedirects, vec!["node-redirects: ", "net.ipv4.conf.all.send_redirects is 1, expected 0"]),
         (Kind::RangeRoute, vec!["range-route: ", "10.0.0.0/24"]),
-        (Kind::Masquerade, vec!["masquerade: ", "table inet ferrule is missing"]),
+        (Kind::Masquerade, vec!["masquerade-table: ", "table inet ferrule is missing"]),
         (Kind::Pin, vec!["pin: ", "VIFS"]),
     ] {
         let line = line(kind);
