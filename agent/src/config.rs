@@ -21,6 +21,7 @@ use crate::{
     dataplane::{self, Capacities, LogLevel},
     decide::VifSource,
     ipam::{self, PodCidrs, RangeError},
+    masquerade::{self, InvalidPorts},
     reconcile, watch,
 };
 
@@ -43,6 +44,8 @@ pub struct Config {
     /// Periods of the garbage collection of orphaned attachments.
     pub reconcile: reconcile::Settings,
     pub self_heal: SelfHeal,
+    /// Which packets of pods get an address of the node.
+    pub masquerade: masquerade::Settings,
     pub socket: PathBuf,
     /// The directory of the durable stores.
     pub state_dir: PathBuf,
@@ -132,6 +135,27 @@ struct Settings {
     /// Repair deviations of pods' interfaces, or only report and count them [default: on].
     #[arg(long, env = "FERRULE_SELF_HEAL", value_enum, value_name = "SWITCH")]
     self_heal: Option<SelfHeal>,
+    /// Give packets from pods to the world an address of the node; `auto`: those from IPv4 and unique local
+    /// IPv6 addresses, `on`: also those from global IPv6 addresses [default: auto].
+    #[arg(long, env = "FERRULE_MASQUERADE", value_enum, value_name = "SWITCH")]
+    masquerade: Option<masquerade::Mode>,
+    /// Destinations that see pods' own addresses, such as the pod CIDRs of the cluster; repeatable. The
+    /// node's own ranges and `--vif-cidr` are such, too.
+    #[arg(
+        long = "non-masquerade-cidr",
+        env = "FERRULE_NON_MASQUERADE_CIDR",
+        value_delimiter = ',',
+        value_name = "CIDR"
+    )]
+    #[serde(rename = "non_masquerade_cidr")]
+    non_masquerade_cidrs: Vec<String>,
+    /// Configuration file of ip-masq-agent with further such destinations; the file may be missing, and
+    /// changes take effect at once [default: none].
+    #[arg(long, env = "FERRULE_IP_MASQ_AGENT_CONFIG", value_name = "FILE")]
+    ip_masq_agent_config: Option<PathBuf>,
+    /// Ports of the node for masqueraded flows, without NodePorts and hostPorts [default: 32768-65535].
+    #[arg(long, env = "FERRULE_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
+    masquerade_ports: Option<String>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
@@ -221,6 +245,8 @@ pub enum ConfigError {
     HalfInstalled,
     #[error("--otlp-endpoint must be a URL such as http://127.0.0.1:4317, not {given:?}: {why}")]
     Collector { given: String, why: &'static str },
+    #[error("cannot use --masquerade-ports")]
+    Ports(#[from] InvalidPorts),
     #[error("{what} must be an absolute path, not {path:?}")]
     Relative { what: &'static str, path: PathBuf },
 }
@@ -258,6 +284,14 @@ impl Settings {
             watch_max_backoff: self.watch_max_backoff.or(file.watch_max_backoff),
             reconcile_period: self.reconcile_period.or(file.reconcile_period),
             self_heal: self.self_heal.or(file.self_heal),
+            masquerade: self.masquerade.or(file.masquerade),
+            non_masquerade_cidrs: if self.non_masquerade_cidrs.is_empty() {
+                file.non_masquerade_cidrs
+            } else {
+                self.non_masquerade_cidrs
+            },
+            ip_masq_agent_config: self.ip_masq_agent_config.or(file.ip_masq_agent_config),
+            masquerade_ports: self.masquerade_ports.or(file.masquerade_ports),
             http: self.http.or(file.http),
             otlp_endpoint: self.otlp_endpoint.or(file.otlp_endpoint),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
@@ -277,6 +311,7 @@ impl Settings {
     fn validate(self) -> Result<Config, ConfigError> {
         let kubernetes = self.kubernetes()?;
         let dataplane = self.dataplane()?;
+        let masquerade = self.masquerade()?;
         let vif_source = self.vif_source.unwrap_or_default();
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
@@ -311,6 +346,7 @@ impl Settings {
                 1..=3600,
             )?),
             self_heal: self.self_heal.unwrap_or_default(),
+            masquerade,
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
@@ -328,6 +364,18 @@ impl Settings {
             return Ok(None);
         }
         PodCidrs::new(given).map(Some).map_err(|source| ConfigError::Range { setting, source })
+    }
+
+    fn masquerade(&self) -> Result<masquerade::Settings, ConfigError> {
+        let mut kept = cidrs("--vif-cidr", &self.vif_cidrs)?;
+        kept.extend(cidrs("--non-masquerade-cidr", &self.non_masquerade_cidrs)?);
+        let file = self.ip_masq_agent_config.clone();
+        Ok(masquerade::Settings {
+            mode: self.masquerade.unwrap_or_default(),
+            kept,
+            file: file.map(|file| absolute("--ip-masq-agent-config", Some(file), "")).transpose()?,
+            ports: self.masquerade_ports.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        })
     }
 
     fn dataplane(&self) -> Result<dataplane::Settings, ConfigError> {

@@ -24,3 +24,4 @@ pub mod program;
 pub mod runtime;
 pub mod sys;
 pub mod traffic;
+pub mod world;

@@ -97,7 +97,7 @@ impl Observed {
 
     fn read_kernel(&mut self) -> anyhow::Result<()> {
         if !Path::new(IP_BATCH).exists() {
-            fs::write(IP_BATCH, "link show\nroute show proto 70\nneigh show nud permanent\n")?;
+            fs::write(IP_BATCH, "link show\nroute show proto 70 type unicast\nneigh show nud permanent\n")?;
         }
         for family in ["-4", "-6"] {
             let printed = sys::run(&format!("ip {family} -j -batch {IP_BATCH}"))?;

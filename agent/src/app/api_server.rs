@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, anyhow};
 use tokio::{sync::watch::channel, time::sleep};
 
-use super::{ranges::follow_ranges, single_node, tasks::Tasks};
+use super::{local_network::LocalNetwork, ranges::follow_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
     cluster::{self, InitialSync, KURYR_PORTS, PodChange, Pods},
@@ -37,7 +37,7 @@ impl<'a> ApiServer<'a> {
     pub fn watch(
         self,
         config: &Config,
-        (registry, pods): (&Arc<Registry>, Pods),
+        (registry, network, pods): (&Arc<Registry>, &Arc<LocalNetwork>, Pods),
         on_change: impl Fn(PodChange) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
@@ -83,7 +83,7 @@ impl<'a> ApiServer<'a> {
                 changes
             }
         };
-        tasks.spawn("ranges", follow_ranges(Arc::clone(registry), changes, ranges));
+        tasks.spawn("ranges", follow_ranges((Arc::clone(registry), Arc::clone(network)), changes, ranges));
         Ok(watches)
     }
 }

@@ -4,11 +4,13 @@ mod api_server;
 mod grpc;
 mod install;
 mod ipam;
+mod local_network;
 mod parts;
 mod ranges;
 mod signals;
 mod single_node;
 mod tasks;
+mod usable;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -36,6 +38,7 @@ use crate::{
     heal::Healer,
     health::{Health, Reporter},
     ipam::Pressure,
+    masquerade::Masquerade,
     metrics::Metrics,
     observe::{
         AgentService, Verifier,
@@ -50,7 +53,7 @@ use crate::{
     watch::Watches,
 };
 
-pub use ranges::UnusableRange;
+pub use usable::UnusableRange;
 
 /// The health components that every ADD needs.
 struct Needed {
@@ -91,8 +94,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     tasks.spawn("http", http::serve(listener, observed));
 
     let api = config.kubernetes.as_ref().map(ApiServer::new);
-    let parts =
-        Parts::take_over(&config, object, api.as_ref(), &needed.dataplane, &metrics, &mut tasks).await?;
+    let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
+    let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
+    let with = (&needed.dataplane, Arc::clone(&masquerade));
+    let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
+    tasks.spawn("network", Arc::clone(&parts.network).follow());
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
@@ -109,14 +115,17 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
                     queue.add(key);
                 }
             };
-            let targets = (&parts.registry, parts.pods.clone());
+            let targets = (&parts.registry, &parts.network, parts.pods.clone());
             Some(api.watch(&config, targets, on_change, (&health, &metrics), &mut tasks)?)
         }
         None => None,
     };
     let is_healing = config.self_heal == SelfHeal::On;
-    let inspector =
-        Inspector { registry: Arc::clone(&parts.registry), dataplane: Arc::clone(&parts.dataplane) };
+    let inspector = Inspector {
+        registry: Arc::clone(&parts.registry),
+        dataplane: Arc::clone(&parts.dataplane),
+        masquerade,
+    };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
     let agent = AgentService {

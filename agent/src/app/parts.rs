@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::task::spawn_blocking;
 
-use super::{api_server::ApiServer, ranges::use_ranges, tasks::Tasks};
+use super::{api_server::ApiServer, local_network::LocalNetwork, tasks::Tasks};
 use crate::{
     attach::Engine,
     cluster::Pods,
@@ -15,6 +15,7 @@ use crate::{
     decide::Decider,
     events::{Events, Recorder},
     health::Reporter,
+    masquerade::Masquerade,
     metrics::Metrics,
     plug::{reaper::Reaper, uplink::Uplink},
     reconcile::{DeferredDels, Recovery},
@@ -24,6 +25,7 @@ use crate::{
 
 pub(super) struct Parts {
     pub registry: Arc<Registry>,
+    pub network: Arc<LocalNetwork>,
     pub dataplane: Arc<Dataplane>,
     pub engine: Arc<Engine>,
     pub pods: Pods,
@@ -45,7 +47,7 @@ impl Parts {
         config: &Config,
         object: &[u8],
         api: Option<&ApiServer<'_>>,
-        dataplane_health: &Reporter,
+        (dataplane_health, masquerade): (&Reporter, Arc<Masquerade>),
         metrics: &Metrics,
         tasks: &mut Tasks,
     ) -> anyhow::Result<Self> {
@@ -85,16 +87,21 @@ impl Parts {
             dataplane: Arc::clone(&dataplane),
             metrics: metrics.registry_store.clone(),
         };
-        let deferred = recover(config, recovery).await?;
-        Ok(Self { registry, dataplane, engine, pods, uplink, reaper, events, deferred })
+        let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));
+        let deferred = recover(config, recovery, Arc::clone(&network)).await?;
+        Ok(Self { registry, network, dataplane, engine, pods, uplink, reaper, events, deferred })
     }
 }
 
-async fn recover(config: &Config, recovery: Recovery) -> anyhow::Result<DeferredDels> {
+async fn recover(
+    config: &Config,
+    recovery: Recovery,
+    network: Arc<LocalNetwork>,
+) -> anyhow::Result<DeferredDels> {
     let (ranges, socket) = (config.pod_cidrs.clone(), config.socket.clone());
     spawn_blocking(move || {
         if let Some(ranges) = ranges {
-            use_ranges(&recovery.registry, ranges).context("cannot use the configured pod CIDRs")?;
+            network.use_ranges(ranges).context("cannot use the configured pod CIDRs")?;
         }
         crash::point(Step::StartRanges);
         server::close_directory(&socket)?;

@@ -66,6 +66,11 @@ impl Kind {
                 "the host drops IPv4 packets that the pod sends beyond this node",
                 "sysctl -w net.ipv4.conf.HOST_IF.forwarding=1",
             ),
+            Self::LinkRedirects => (
+                true,
+                "the host may tell the pod of a shorter path that does not exist",
+                "sysctl -w net.ipv4.conf.HOST_IF.send_redirects=0",
+            ),
             Self::Qdisc => (
                 false,
                 "the pod's packets pass unchecked: no anti-spoofing, no counters",
@@ -134,6 +139,19 @@ impl Kind {
             Self::NodeForwarding => {
                 (true, "no pod reaches a destination beyond this node", "sysctl -w SETTING=1")
             }
+            Self::NodeRedirects => {
+                (true, "the host may tell pods of a shorter path that does not exist", "sysctl -w SETTING=0")
+            }
+            Self::RangeRoute => (
+                true,
+                "packets to addresses of the range that no pod has leave the node, and may return in a loop",
+                "ip route show type unreachable proto 70",
+            ),
+            Self::Masquerade => (
+                true,
+                "the world may see pods' own addresses, to which no reply leads",
+                "nft list table inet ferrule",
+            ),
             Self::Pin => (
                 true,
                 "packets flow, but the next agent starts with empty maps: it loses counters and translated flows",
@@ -160,7 +178,7 @@ impl Deviation {
         match &self.of {
             Subject::Attachment(key) | Subject::Interface(_, key) => fill_key(&mut fill, key),
             Subject::Setting(_) => fill("SETTING", self.of.to_string()),
-            Subject::Entry(_) | Subject::Pin(_) => {}
+            Subject::Entry(_) | Subject::Pin(_) | Subject::Range(_) | Subject::MasqueradeTable => {}
         }
         match self.kind {
             Kind::Route(address) => fill("ADDRESS", address.to_string()),

@@ -30,7 +30,8 @@ pub struct DesiredHostEnd {
     pub mac: Mac,
     /// Bytes.
     pub mtu: u32,
-    pub forwards_ipv4: bool,
+    /// Whether the pod has IPv4: its host end forwards, and sends no redirects.
+    pub has_ipv4: bool,
     /// Each hook with the name and the kernel's ID of its program.
     pub filters: [(Hook, &'static str, u32); 2],
     /// The host has a route to each address, and a permanent neighbour entry with the pod's MAC.
@@ -73,7 +74,7 @@ pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_
         group: DEFAULT_GROUP,
         mac: Mac(GATEWAY_MAC),
         mtu: vif.mtu,
-        forwards_ipv4: vif.addresses.v4.is_some(),
+        has_ipv4: vif.addresses.v4.is_some(),
         filters: [(first, first_name, first_id), (second, second_name, second_id)],
         addresses: addresses.clone(),
     };

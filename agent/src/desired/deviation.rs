@@ -4,7 +4,11 @@ use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 
-use crate::{dataplane::Entry, plug::filter::Hook, registry::Key};
+use crate::{
+    dataplane::Entry,
+    plug::{filter::Hook, masquerade_table},
+    registry::Key,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deviation {
@@ -25,6 +29,10 @@ pub enum Subject {
     Setting(&'static str),
     /// The pin of a map.
     Pin(&'static str),
+    /// A range of this node.
+    Range(IpNet),
+    /// The nftables table.
+    MasqueradeTable,
 }
 
 /// The kind of a deviation.
@@ -43,6 +51,8 @@ pub enum Kind {
     LinkDown,
     /// The host's end does not forward IPv4.
     LinkForwarding,
+    /// The host's end sends IPv4 redirects.
+    LinkRedirects,
     /// A foreign qdisc occupies the place of clsact, so neither filter is attached and none can be.
     Qdisc,
     /// A filter is missing, or runs another program than this agent's.
@@ -71,6 +81,12 @@ pub enum Kind {
     StrayEntry,
     /// The node does not forward an address family of its pods.
     NodeForwarding,
+    /// The node permits IPv4 redirects on every interface.
+    NodeRedirects,
+    /// The unreachable route of a range is missing.
+    RangeRoute,
+    /// The table that masquerades pods' packets is missing or changed.
+    Masquerade,
     /// A map has lost its pin, so the next agent would not find the map.
     Pin,
 }
@@ -111,6 +127,7 @@ impl Kind {
             Self::LinkMtu => "link-mtu",
             Self::LinkDown => "link-down",
             Self::LinkForwarding => "link-forwarding",
+            Self::LinkRedirects => "link-redirects",
             Self::Qdisc => "qdisc",
             Self::Filter(_) => "filter",
             Self::Route(_) => "route",
@@ -126,6 +143,9 @@ impl Kind {
             Self::StrayLink => "stray-link",
             Self::StrayEntry => "stray-map-entry",
             Self::NodeForwarding => "node-forwarding",
+            Self::NodeRedirects => "node-redirects",
+            Self::RangeRoute => "range-route",
+            Self::Masquerade => "masquerade-table",
             Self::Pin => "pin",
         }
     }
@@ -137,10 +157,14 @@ impl Kind {
             Self::LinkGroup
             | Self::LinkName
             | Self::LinkForwarding
+            | Self::LinkRedirects
             | Self::Entry(Entry::Counters(_))
             | Self::StrayLink
             | Self::StrayEntry
             | Self::NodeForwarding
+            | Self::NodeRedirects
+            | Self::RangeRoute
+            | Self::Masquerade
             | Self::Pin => false,
             Self::LinkGone
             | Self::LinkStamp
@@ -181,6 +205,8 @@ impl fmt::Display for Subject {
             Self::Entry(entry) => write!(f, "{entry}"),
             Self::Setting(setting) => write!(f, "net.{}", setting.replace('/', ".")),
             Self::Pin(map) => write!(f, "pin of {map}"),
+            Self::Range(range) => write!(f, "range {range}"),
+            Self::MasqueradeTable => write!(f, "table inet {}", masquerade_table::NAME),
         }
     }
 }

@@ -146,10 +146,16 @@ impl DesiredHostEnd {
         if !link.up {
             report.add(Kind::LinkDown, format!("the host interface {ifname} is down"));
         }
-        if self.forwards_ipv4 && !link.forwards_ipv4 {
+        if self.has_ipv4 && !link.forwards_ipv4 {
             report.add(
                 Kind::LinkForwarding,
                 format!("net.ipv4.conf.{}.forwarding is 0, expected 1", link.name),
+            );
+        }
+        if self.has_ipv4 && link.sends_redirects {
+            report.add(
+                Kind::LinkRedirects,
+                format!("net.ipv4.conf.{}.send_redirects is 1, expected 0", link.name),
             );
         }
     }

@@ -12,9 +12,11 @@ use super::{
 use crate::{
     chain::chain,
     dataplane::Dataplane,
+    masquerade::Masquerade,
     plug::{
         firewall,
         netlink::{NetlinkError, Socket},
+        range_route::Skipped,
     },
     registry::{Attachment, Key, Registry, State},
 };
@@ -24,6 +26,7 @@ use crate::{
 pub struct Inspector {
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
+    pub masquerade: Arc<Masquerade>,
 }
 
 /// The result of one inventory of everything.
@@ -81,7 +84,10 @@ impl Inspector {
         }
         let chains = firewall::forward_drops()
             .unwrap_or_else(|error| vec![format!("the chains of nftables cannot be read: {error}")]);
-        findings.foreign.extend(chains.into_iter().map(|what| Foreign { of: None, what }));
+        let skipped = actual.skipped_ranges.iter().map(|Skipped { range, why }| {
+            format!("the range {range} has no unreachable route, because {why}: see: ip route show {range}")
+        });
+        findings.foreign.extend(chains.into_iter().chain(skipped).map(|what| Foreign { of: None, what }));
         findings.attachments = attachments;
         Ok(findings)
     }
@@ -100,7 +106,9 @@ impl Inspector {
     /// If the kernel refuses a dump.
     pub fn all(&self, host: &mut Socket) -> Result<Inspection, NetlinkError> {
         let attachments = self.registry.list();
-        let actual = Inventory::all(host, &self.dataplane, &attachments, self.registry.families())?;
+        let ranges = self.registry.ranges().borrow().nets().to_vec();
+        let node = (self.registry.families(), ranges.as_slice());
+        let actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
         let deviations = actual.deviations(&attachments, &self.registry.list());
         Ok(Inspection { attachments, deviations, actual })
     }

@@ -2,13 +2,17 @@
 
 use std::collections::HashSet;
 
+use ipnet::IpNet;
+
 use super::presence::netns_exists;
 use crate::{
     dataplane::{Dataplane, Entries},
+    masquerade::Masquerade,
     plug::{
         host,
         host_inventory::HostInventory,
         netlink::{NetlinkError, Socket},
+        range_route::{self, Skipped},
     },
     registry::{Attachment, Key, State},
 };
@@ -24,6 +28,14 @@ pub struct Inventory {
     pub lost_links: HashSet<Key>,
     /// Settings by which the node does not forward a required family.
     pub not_forwarded: Vec<&'static str>,
+    /// The node permits IPv4 redirects on every interface, and has IPv4 pods.
+    pub sends_redirects: bool,
+    /// Ranges without their unreachable route.
+    pub lost_range_routes: Vec<IpNet>,
+    /// Ranges that get no such route, with the reason.
+    pub skipped_ranges: Vec<Skipped>,
+    /// How the nftables table differs.
+    pub masquerade: Option<String>,
     /// Maps without a pin.
     pub lost_pins: Vec<&'static str>,
 }
@@ -31,8 +43,8 @@ pub struct Inventory {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Reads the state of all attachments, and of everything else with a stamp or in the maps. `families`:
-    /// whether the node has IPv4 pods, and IPv6 pods.
+    /// Reads the state of all attachments, of the node's `ranges`, and of everything else with a stamp or in
+    /// the maps. `families`: whether the node has IPv4 pods, and IPv6 pods.
     ///
     /// # Errors
     /// If the kernel refuses a dump.
@@ -40,12 +52,18 @@ impl Inventory {
         host: &mut Socket,
         dataplane: &Dataplane,
         attachments: &[Attachment],
-        families: (bool, bool),
+        (families, ranges): ((bool, bool), &[IpNet]),
+        masquerade: &Masquerade,
     ) -> Result<Self, NetlinkError> {
+        let (lost_range_routes, skipped_ranges) = range_route::missing(host, ranges)?;
         let indexes = attachments.iter().filter_map(|it| it.host.ifindex()).collect();
         let inventory = Self {
             // First: the kernel changes the node-wide setting before those of the interfaces.
             not_forwarded: host::not_forwarded(families),
+            sends_redirects: host::sends_redirects(families),
+            lost_range_routes,
+            skipped_ranges,
+            masquerade: masquerade.difference(),
             host: HostInventory::all(host, &indexes)?,
             entries: dataplane.entries(),
             programs: dataplane.program_ids(),
@@ -70,8 +88,7 @@ impl Inventory {
             host: HostInventory::one(host, ifindex)?,
             entries: dataplane.entries_of(ifindex, attachment.vif.addresses),
             programs: dataplane.program_ids(),
-            lost_links: HashSet::new(),
-            lost_pins: Vec::new(),
+            ..Self::default()
         };
         Ok(inventory.with_lost_links(std::slice::from_ref(attachment)))
     }

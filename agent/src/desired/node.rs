@@ -1,11 +1,15 @@
 //! The diff of node-wide state, which every pod depends on.
 
+use ipnet::IpNet;
+
 use super::{
     deviation::{Deviation, Kind, Subject},
     inventory::Inventory,
 };
+use crate::plug::{host, masquerade_table};
 
-/// Forwarding, pins, and the counters of packets that belong to no attachment.
+/// Settings, routes of ranges, the nftables table, pins, and the counters of packets that belong to no
+/// attachment.
 pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     let setting = |name: &&'static str| {
         let of = Subject::Setting(name);
@@ -21,6 +25,20 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
         let what = format!("{of} is missing: drops that belong to no attachment are not counted");
         Deviation { of, kind: Kind::Entry(entry), what }
     });
-    let settings = actual.not_forwarded.iter().map(setting);
-    settings.chain(actual.lost_pins.iter().map(pin)).chain(counters).collect()
+    let redirects = actual.sends_redirects.then(|| {
+        let of = Subject::Setting(host::REDIRECTS);
+        let what = format!("{of} is 1, expected 0: pods' interfaces send redirects");
+        Deviation { of, kind: Kind::NodeRedirects, what }
+    });
+    let range = |range: &IpNet| {
+        let what = format!("the range {range} has no unreachable route");
+        Deviation { of: Subject::Range(*range), kind: Kind::RangeRoute, what }
+    };
+    let table = actual.masquerade.as_ref().map(|difference| {
+        let what = format!("the nftables table inet {} {difference}", masquerade_table::NAME);
+        Deviation { of: Subject::MasqueradeTable, kind: Kind::Masquerade, what }
+    });
+    let settings = actual.not_forwarded.iter().map(setting).chain(redirects);
+    let routes = actual.lost_range_routes.iter().map(range);
+    settings.chain(routes).chain(table).chain(actual.lost_pins.iter().map(pin)).chain(counters).collect()
 }

@@ -59,6 +59,7 @@ fn good(it: &Attachment) -> Inventory {
         mac: Some(Mac(GATEWAY_MAC)),
         mtu: 1500,
         forwards_ipv4: true,
+        sends_redirects: false,
         xdp: Vec::new(),
         peer: Some(2),
         peer_nsid: Some(0),
@@ -243,6 +244,10 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.link().forwards_ipv4 = false;
             HOST
         }
+        Kind::LinkRedirects => {
+            case.link().sends_redirects = true;
+            HOST
+        }
         Kind::Qdisc => {
             filters(&mut case.actual).clear();
             case.actual.host.foreign_qdiscs.insert(INDEX, "ingress".to_owned());
@@ -305,6 +310,18 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.actual.not_forwarded.push(host::IPV4);
             NODE
         }
+        Kind::NodeRedirects => {
+            case.actual.sends_redirects = true;
+            NODE
+        }
+        Kind::RangeRoute => {
+            case.actual.lost_range_routes.push("10.0.0.0/24".parse().unwrap());
+            NODE
+        }
+        Kind::Masquerade => {
+            case.actual.masquerade = Some("is missing".to_owned());
+            NODE
+        }
         Kind::Pin => {
             case.actual.lost_pins.push("VIFS");
             NODE
@@ -323,7 +340,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::LinkMac => Some(Kind::LinkMtu),
         Kind::LinkMtu => Some(Kind::LinkDown),
         Kind::LinkDown => Some(Kind::LinkForwarding),
-        Kind::LinkForwarding => Some(Kind::Qdisc),
+        Kind::LinkForwarding => Some(Kind::LinkRedirects),
+        Kind::LinkRedirects => Some(Kind::Qdisc),
         Kind::Qdisc => Some(Kind::Filter(Hook::FromPod)),
         Kind::Filter(Hook::FromPod) => Some(Kind::Filter(Hook::ToPod)),
         Kind::Filter(Hook::ToPod) => Some(Kind::Route(V4)),
@@ -341,7 +359,10 @@ fn every_kind() -> Vec<Kind> {
         Kind::AddressShared(_) => Some(Kind::StrayLink),
         Kind::StrayLink => Some(Kind::StrayEntry),
         Kind::StrayEntry => Some(Kind::NodeForwarding),
-        Kind::NodeForwarding => Some(Kind::Pin),
+        Kind::NodeForwarding => Some(Kind::NodeRedirects),
+        Kind::NodeRedirects => Some(Kind::RangeRoute),
+        Kind::RangeRoute => Some(Kind::Masquerade),
+        Kind::Masquerade => Some(Kind::Pin),
         Kind::Pin => None,
     };
     std::iter::successors(Some(Kind::LinkGone), |kind| next(*kind)).collect()
@@ -368,6 +389,7 @@ fn a_change_of_a_link_is_one_deviation() {
     assert_eq!(after_link(|it| it.group = 5), [Kind::LinkGroup]);
     assert_eq!(after_link(|it| it.master = Some(3)), [Kind::LinkMaster]);
     assert_eq!(after_link(|it| it.forwards_ipv4 = false), [Kind::LinkForwarding]);
+    assert_eq!(after_link(|it| it.sends_redirects = true), [Kind::LinkRedirects]);
     assert_eq!(after_link(|it| it.mtu = 1400), [Kind::LinkMtu]);
     assert_eq!(after_link(|it| it.mac = Some(MAC)), [Kind::LinkMac]);
 }

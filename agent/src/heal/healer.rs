@@ -17,6 +17,7 @@ use crate::{
     dataplane::Dataplane,
     desired::{Deviation, Inspection, Inspector, Kind, Subject},
     health::Reporter,
+    masquerade::Masquerade,
     metrics::HealMetrics,
     plug::{
         netlink::{NetlinkError, Socket},
@@ -122,6 +123,10 @@ impl Healer {
 
     pub(super) fn dataplane(&self) -> &Dataplane {
         &self.inspector.dataplane
+    }
+
+    pub(super) fn masquerade(&self) -> &Masquerade {
+        &self.inspector.masquerade
     }
 
     pub(super) fn reaper(&self) -> &Reaper {

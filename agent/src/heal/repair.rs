@@ -42,6 +42,7 @@ pub(super) fn repair(
             Kind::LinkMtu => set(Repair::Mtu(attachment.vif.mtu)),
             Kind::LinkDown => set(Repair::Up),
             Kind::LinkForwarding => set(Repair::Forwarding),
+            Kind::LinkRedirects => set(Repair::Redirects),
             Kind::Route(address) => set(Repair::Route(address)),
             Kind::Neighbour(address) => set(Repair::Neighbour(address, attachment.vif.mac)),
             // The first one attached both.
@@ -69,6 +70,9 @@ pub(super) fn repair(
             | Kind::StrayLink
             | Kind::StrayEntry
             | Kind::NodeForwarding
+            | Kind::NodeRedirects
+            | Kind::RangeRoute
+            | Kind::Masquerade
             | Kind::Pin => Ok(()),
         };
         if let Err(error) = done {
@@ -90,6 +94,7 @@ fn rank(kind: Kind) -> u8 {
         Kind::LinkGroup
         | Kind::LinkMaster
         | Kind::LinkForwarding
+        | Kind::LinkRedirects
         | Kind::LinkName
         | Kind::LinkMac
         | Kind::LinkMtu => 4,

@@ -1,4 +1,5 @@
-//! Repairs of what belongs to no attachment: node-wide settings, pins, stray interfaces and map entries.
+//! Repairs of what belongs to no attachment: node-wide settings, routes of ranges, the nftables table, pins,
+//! stray interfaces and map entries.
 
 use std::time::Instant;
 
@@ -6,7 +7,7 @@ use super::{Healer, retry_budget::CONFLICT};
 use crate::{
     chain::chain,
     desired::{Deviation, Inventory, Kind, Subject},
-    plug::{host, stamp::Stamp, veth},
+    plug::{host, netlink::Socket, range_route, stamp::Stamp, veth},
     registry::{Attachment, State},
 };
 use ferrule_vif::Addresses;
@@ -57,6 +58,11 @@ impl Healer {
             Subject::Setting(_) => {
                 host::forward_families(registry.families()).map_err(|error| chain(&error))?;
             }
+            Subject::Range(range) => {
+                let mut host = Socket::open().map_err(|error| chain(&error))?;
+                range_route::add(&mut host, *range).map_err(|error| chain(&error))?;
+            }
+            Subject::MasqueradeTable => self.masquerade().restore().map_err(|error| chain(&error))?,
             Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,
             Subject::Entry(_) if matches!(it.kind, Kind::Entry(_)) => {
                 dataplane.count_unknown().map_err(|error| chain(&error))?;

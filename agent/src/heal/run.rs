@@ -1,6 +1,8 @@
 //! The task: from notifications and the period to passes of the healer.
 
-use std::{collections::HashSet, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet, convert::Infallible, future::pending, io, net::IpAddr, sync::Arc, time::Duration,
+};
 
 use nix::time::{ClockId, clock_gettime};
 use tokio::{
@@ -13,6 +15,7 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
+        masquerade_changes::Changes,
         monitor::{self, Monitor, Notification},
         netconf::{Forwarding, Scope},
     },
@@ -60,6 +63,8 @@ impl Healer {
         health: &Reporter,
     ) -> anyhow::Result<Infallible> {
         let mut monitor = Monitor::open(monitor::POD_INTERFACES)?;
+        // A kernel without nftables has no table either.
+        let mut tables = Changes::open().ok();
         let (mut next_full, mut last_full) = (Instant::now(), None::<Instant>);
         loop {
             let (mut due, next) = self.take_due();
@@ -74,6 +79,11 @@ impl Healer {
                         while let Some(notification) = monitor.next_delivered().await? {
                             collected.add(notification);
                         }
+                    }
+                    changed = next_change(&mut tables) => {
+                        changed?;
+                        sleep(GATHER).await;
+                        collected.everything = true;
                     }
                     () = sleep_until(wake) => {}
                 }
@@ -110,6 +120,14 @@ impl Healer {
     }
 }
 
+/// Waits for the next change of the nftables table.
+async fn next_change(tables: &mut Option<Changes>) -> io::Result<()> {
+    match tables {
+        Some(tables) => tables.next().await,
+        None => pending().await,
+    }
+}
+
 // === impl Collected ===
 
 impl Collected {
@@ -126,7 +144,7 @@ impl Collected {
                     self.links.insert(ifindex);
                 }
             }
-            Notification::Overrun => self.everything = true,
+            Notification::RangeRouteRemoved | Notification::Overrun => self.everything = true,
             Notification::Forwarding(_)
             | Notification::DefaultRoute
             | Notification::AddressAdded
@@ -210,5 +228,6 @@ mod tests {
             assert!(collected(notification).is_empty());
         }
         assert!(collected(Notification::Overrun).everything);
+        assert!(collected(Notification::RangeRouteRemoved).everything);
     }
 }

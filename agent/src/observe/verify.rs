@@ -77,7 +77,11 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
     let (key, ifindex) = match &it.of {
         Subject::Attachment(key) => (key, None),
         Subject::Interface(ifindex, key) => (key, Some(*ifindex)),
-        Subject::Entry(_) | Subject::Setting(_) | Subject::Pin(_) => return shown,
+        Subject::Entry(_)
+        | Subject::Setting(_)
+        | Subject::Pin(_)
+        | Subject::Range(_)
+        | Subject::MasqueradeTable => return shown,
     };
     (shown.network, shown.container_id, shown.ifname) = names(key);
     let of = attachments.iter().find(|it| it.key == *key);

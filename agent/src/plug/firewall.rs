@@ -5,29 +5,15 @@
 //! drop, or which drop by a rule of their own. Not found are rules in chains that those jump to, flow tables,
 //! other hooks, and the rules of `iptables-legacy`, of which only the existence of its table is visible.
 
-use std::{fs, io, time::Duration};
+use std::{fs, io};
 
-use nix::sys::{
-    socket::{setsockopt, sockopt::ReceiveTimeout},
-    time::{TimeVal, TimeValLike as _},
-};
-use rtnetlink::{
-    packet_core::NlasIterator,
-    sys::{Socket, protocols::NETLINK_NETFILTER},
-};
+use rtnetlink::packet_core::NlasIterator;
 
-use super::netlink::borrow;
+use super::nfnetlink::{Attribute, dump, find, number, text};
 
-/// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`, `NFT_MSG_…` in `linux/netfilter/nf_tables.h`.
-const GET_CHAIN: u16 = 10 << 8 | 4;
-const GET_RULE: u16 = 10 << 8 | 7;
-/// `NLM_F_REQUEST | NLM_F_DUMP`, `NLMSG_ERROR` and `NLMSG_DONE` in `linux/netlink.h`.
-const DUMP: u16 = 0x301;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-/// Bytes of `struct nlmsghdr`, and of that with `struct nfgenmsg`.
-const HEADER: usize = 16;
-const HEADERS: usize = 20;
+/// `NFT_MSG_GETCHAIN` and `NFT_MSG_GETRULE` in `linux/netfilter/nf_tables.h`.
+const GET_CHAIN: u16 = 4;
+const GET_RULE: u16 = 7;
 /// `NFTA_CHAIN_TABLE`, `NFTA_CHAIN_NAME`, `NFTA_CHAIN_HOOK`, `NFTA_CHAIN_POLICY`, `NFTA_HOOK_HOOKNUM`.
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -52,11 +38,6 @@ const LEGACY: [(&str, &str); 2] = [
     ("/proc/thread-self/net/ip_tables_names", "iptables"),
     ("/proc/thread-self/net/ip6_tables_names", "ip6tables"),
 ];
-const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
-/// Bytes: larger than any datagram of a dump.
-const BUFFER: usize = 64 * 1024;
-/// Bounds a dump: base chains have few rules.
-const DATAGRAMS: usize = 1024;
 
 /// A base chain at the hook `forward`.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,11 +54,12 @@ struct Chain {
 /// If the kernel refuses a dump. A kernel without nftables has no chains.
 pub fn forward_drops() -> io::Result<Vec<String>> {
     let mut found = Vec::new();
-    for chain in dump(GET_CHAIN, 0, &[])?.iter().filter_map(|body| Chain::parse(body)) {
+    for (family, attributes) in dump(GET_CHAIN, 0, &[])? {
+        let Some(chain) = Chain::parse(family, &attributes) else { continue };
         let Some((_, family)) = FAMILIES.iter().find(|(family, _)| *family == chain.family) else { continue };
         let Chain { table, name, .. } = &chain;
-        let of = [(RULE_TABLE, table.as_str()), (RULE_CHAIN, name.as_str())];
-        let rules = dump(GET_RULE, chain.family, &of)?.iter().filter(|body| drops(body)).count();
+        let of = [Attribute::text(RULE_TABLE, table), Attribute::text(RULE_CHAIN, name)];
+        let rules = dump(GET_RULE, chain.family, &of)?.iter().filter(|(_, rule)| drops(rule)).count();
         let how = match (chain.drops_by_default, rules) {
             (true, _) => {
                 "has the policy drop: it drops what pods exchange with other nodes, unless a rule accepts it"
@@ -104,8 +86,7 @@ pub fn forward_drops() -> io::Result<Vec<String>> {
 
 impl Chain {
     /// `None` unless the message is about a base chain at the hook `forward`.
-    fn parse(body: &[u8]) -> Option<Self> {
-        let (family, attributes) = (*body.first()?, body.get(4..)?);
+    fn parse(family: u8, attributes: &[u8]) -> Option<Self> {
         let hook = find(attributes, &[CHAIN_HOOK, HOOK_NUMBER])?;
         (number(&hook)? == FORWARD).then_some(())?;
         Some(Self {
@@ -118,8 +99,8 @@ impl Chain {
 }
 
 /// Whether a rule's verdict is drop, or the rule rejects; possibly under conditions.
-fn drops(body: &[u8]) -> bool {
-    let Some(expressions) = body.get(4..).and_then(|it| find(it, &[RULE_EXPRESSIONS])) else { return false };
+fn drops(rule: &[u8]) -> bool {
+    let Some(expressions) = find(rule, &[RULE_EXPRESSIONS]) else { return false };
     NlasIterator::new(&expressions[..]).flatten().any(|expression| {
         let name = find(expression.value(), &[EXPRESSION_NAME]).map(|it| text(&it));
         let data = find(expression.value(), &[EXPRESSION_DATA]);
@@ -129,80 +110,6 @@ fn drops(body: &[u8]) -> bool {
             _ => false,
         }
     })
-}
-
-/// The value of a nested attribute.
-fn find(attributes: &[u8], path: &[u16]) -> Option<Vec<u8>> {
-    let (first, rest) = path.split_first()?;
-    let found = NlasIterator::new(attributes).flatten().find(|it| it.kind() == *first)?;
-    if rest.is_empty() { Some(found.value().to_vec()) } else { find(found.value(), rest) }
-}
-
-/// nftables' numbers have network byte order.
-fn number(value: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(value.try_into().ok()?))
-}
-
-fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()
-}
-
-/// The bodies of the answers, each with its `struct nfgenmsg`.
-fn dump(kind: u16, family: u8, attributes: &[(u16, &str)]) -> io::Result<Vec<Vec<u8>>> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    let deadline = TimeVal::milliseconds(i64::try_from(ANSWER_DEADLINE.as_millis()).unwrap_or(i64::MAX));
-    setsockopt(&borrow(&socket), ReceiveTimeout, &deadline)?;
-    socket.send(&request(kind, family, attributes), 0)?;
-    let mut found = Vec::new();
-    for _ in 0..DATAGRAMS {
-        let mut datagram = Vec::with_capacity(BUFFER);
-        socket.recv(&mut datagram, 0)?;
-        let mut rest = datagram.as_slice();
-        while let Some((length, kind)) = header(rest) {
-            match (kind, rest.get(HEADER..length)) {
-                (DONE, _) => return Ok(found),
-                (ERROR, body) => return error(body.unwrap_or_default()).map_or(Ok(found), Err),
-                (_, Some(body)) => found.push(body.to_vec()),
-                (_, None) => return Err(io::ErrorKind::InvalidData.into()),
-            }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
-    Ok(found)
-}
-
-fn request(kind: u16, family: u8, attributes: &[(u16, &str)]) -> Vec<u8> {
-    let mut body = Vec::new();
-    for (kind, value) in attributes {
-        let length = 4 + value.len() + 1;
-        body.extend(u16::try_from(length).unwrap_or(u16::MAX).to_ne_bytes());
-        body.extend(kind.to_ne_bytes());
-        body.extend(value.bytes());
-        body.resize(body.len() + 1 + (length.next_multiple_of(4) - length), 0);
-    }
-    let length = u32::try_from(HEADERS + body.len()).unwrap_or(u32::MAX);
-    let mut message = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &DUMP.to_ne_bytes()].concat();
-    // Sequence number and port; family, version and resource of `struct nfgenmsg`.
-    message.extend([0; 8]);
-    message.extend([family, 0, 0, 0]);
-    message.extend(body);
-    message
-}
-
-/// Length and kind of the next message.
-fn header(rest: &[u8]) -> Option<(usize, u16)> {
-    let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
-    (length >= HEADER).then_some((length, kind))
-}
-
-/// The error of `NLMSG_ERROR`. A kernel without nftables answers EINVAL, and ENOENT if the chain is gone.
-fn error(body: &[u8]) -> Option<io::Error> {
-    let code = body.get(..4).and_then(|it| it.try_into().ok()).map_or(0, i32::from_ne_bytes);
-    let error = io::Error::from_raw_os_error(code.wrapping_neg());
-    let is_absent = matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound);
-    (code != 0 && !is_absent).then_some(error)
 }
 
 #[cfg(test)]
@@ -219,7 +126,7 @@ mod tests {
     fn chain(hook: u32, policy: u32) -> Vec<u8> {
         let hook = attribute(4 | 0x8000, &attribute(1, &hook.to_be_bytes()));
         let names = [attribute(1, b"filter\0"), attribute(3, b"FORWARD\0")].concat();
-        [vec![2, 0, 0, 0], names, hook, attribute(5, &policy.to_be_bytes())].concat()
+        [names, hook, attribute(5, &policy.to_be_bytes())].concat()
     }
 
     #[test]
@@ -228,12 +135,12 @@ mod tests {
             let (table, name) = ("filter".to_owned(), "FORWARD".to_owned());
             Some(Chain { family: 2, table, name, drops_by_default })
         };
-        assert_eq!(Chain::parse(&chain(2, 0)), expected(true));
-        assert_eq!(Chain::parse(&chain(2, 1)), expected(false));
-        assert_eq!(Chain::parse(&chain(1, 0)), None, "the hook input");
+        assert_eq!(Chain::parse(2, &chain(2, 0)), expected(true));
+        assert_eq!(Chain::parse(2, &chain(2, 1)), expected(false));
+        assert_eq!(Chain::parse(2, &chain(1, 0)), None, "the hook input");
         let whole = chain(2, 0);
         for length in 0..whole.len() - 8 {
-            assert_eq!(Chain::parse(&whole[..length]), None);
+            assert_eq!(Chain::parse(2, &whole[..length]), None);
         }
     }
 
@@ -243,7 +150,7 @@ mod tests {
             let verdict = attribute(2, &attribute(2, &attribute(1, &code.to_be_bytes())));
             let expression = [attribute(1, name), attribute(2, &verdict)].concat();
             let counter = attribute(1, &attribute(1, b"counter\0"));
-            [vec![2, 0, 0, 0], attribute(4, &[counter, attribute(1, &expression)].concat())].concat()
+            attribute(4, &[counter, attribute(1, &expression)].concat())
         };
         assert!(drops(&rule(b"immediate\0", 0)) && drops(&rule(b"reject\0", 1)));
         assert!(!drops(&rule(b"immediate\0", 1)), "accepts");

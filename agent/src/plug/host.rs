@@ -17,10 +17,13 @@ use super::{
 /// Node-wide forwarding, below `net/`. A write to the IPv4 setting also changes that of every interface.
 pub const IPV4: &str = "ipv4/ip_forward";
 const IPV6: &str = "ipv6/conf/all/forwarding";
+/// While this is on, every interface sends redirects, whatever its own setting. Others keep their own.
+pub const REDIRECTS: &str = "ipv4/conf/all/send_redirects";
 /// `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
 const LOOPBACK: u32 = 1;
 
-/// Enables forwarding for the address families of the pods' ranges.
+/// Enables forwarding for the address families of the pods' ranges, and turns off the node-wide permission of
+/// IPv4 redirects: pods' interfaces send none.
 ///
 /// A host that forwards IPv6 ignores router advertisements, which may carry its own default route. So
 /// interfaces that accept them get `accept_ra` 2 first, which accepts them in spite of forwarding.
@@ -39,6 +42,9 @@ pub fn forward(ranges: &[IpNet]) -> Result<(), SysctlError> {
 pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
     if v4 && sysctl::get(IPV4).as_deref() != Some("1") {
         change(IPV4, "1")?;
+    }
+    if sends_redirects((v4, v6)) {
+        change(REDIRECTS, "0")?;
     }
     if v6 && sysctl::get(IPV6).as_deref() == Some("0") {
         for interface in ipv6_interfaces() {
@@ -69,6 +75,11 @@ fn change(setting: &str, to: &'static str) -> Result<(), SysctlError> {
 pub fn not_forwarded((v4, v6): (bool, bool)) -> Vec<&'static str> {
     let settings = [(v4, IPV4), (v6, IPV6)].into_iter().filter_map(|(required, it)| required.then_some(it));
     settings.filter(|setting| sysctl::get(setting).as_deref() == Some("0")).collect()
+}
+
+/// Whether a node with IPv4 pods sends redirects on all interfaces.
+pub fn sends_redirects((v4, _): (bool, bool)) -> bool {
+    v4 && sysctl::get(REDIRECTS).as_deref() == Some("1")
 }
 
 /// A liveness probe of netlink: reads the loopback interface, which every network namespace has.

@@ -56,6 +56,8 @@ pub struct HostLinkState {
     pub mtu: u32,
     /// IPv4 only: the kernel takes the node-wide setting for IPv6.
     pub forwards_ipv4: bool,
+    /// IPv4; the node-wide setting permits them, too.
+    pub sends_redirects: bool,
     /// Program IDs.
     pub xdp: Vec<u32>,
     /// Index of the pod's end, in the pod's namespace.
@@ -216,6 +218,7 @@ impl HostLinkState {
             mac: None,
             mtu: 0,
             forwards_ipv4: link::forwards_ipv4(message),
+            sends_redirects: link::sends_redirects(message),
             xdp: Vec::new(),
             peer: None,
             peer_nsid: None,

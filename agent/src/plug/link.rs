@@ -1,15 +1,28 @@
 //! Reading links: the request for one, and single facts of the answer.
 
 use nix::errno::Errno;
-use rtnetlink::packet_route::{
-    RouteNetlinkMessage,
-    link::{AfSpecInet, AfSpecInet6, AfSpecUnspec, LinkAttribute, LinkExtentMask, LinkMessage},
+use rtnetlink::{
+    packet_core::DefaultNla,
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{
+            AfSpecInet, AfSpecInet6, AfSpecUnspec, InetDevConf, LinkAttribute, LinkExtentMask, LinkMessage,
+        },
+    },
 };
 
 use super::{
     netlink::{NetlinkError, Request, Socket},
     requests::link_of,
 };
+
+/// `IPV4_DEVCONF_…` in `linux/ip.h`.
+pub(super) const FORWARDING: u16 = 1;
+pub(super) const SEND_REDIRECTS: u16 = 6;
+pub(super) const RP_FILTER: u16 = 8;
+/// `IFLA_INET_CONF` in `linux/if_link.h`, and `NLA_F_NESTED` in `linux/netlink.h`.
+const IFLA_INET_CONF: u16 = 1;
+const NESTED: u16 = 1 << 15;
 
 /// A request for links, without the statistics, which are most of an answer.
 pub(super) fn get() -> LinkMessage {
@@ -41,14 +54,24 @@ pub(super) fn alias(link: &LinkMessage) -> Option<&str> {
 
 /// Whether a link forwards received IPv4 packets. A link without IPv4 settings counts as forwarding.
 pub(super) fn forwards_ipv4(link: &LinkMessage) -> bool {
-    let settings = families(link).filter_map(|family| match family {
-        AfSpecUnspec::Inet(settings) => Some(settings),
-        _ => None,
-    });
-    settings.flatten().all(|setting| match setting {
-        AfSpecInet::DevConf(setting) => setting.forwarding != 0,
-        _ => true,
-    })
+    ipv4_settings(link).all(|setting| setting.forwarding != 0)
+}
+
+/// Whether the link itself permits IPv4 redirects; the node-wide setting does, too (`IN_DEV_TX_REDIRECTS` in
+/// `linux/inetdevice.h`).
+pub(super) fn sends_redirects(link: &LinkMessage) -> bool {
+    ipv4_settings(link).any(|setting| setting.send_redirects != 0)
+}
+
+/// A change of a link's IPv4 settings. rtnetlink's encoder omits those of 0.
+pub(super) fn set_ipv4(settings: &[(u16, u32)]) -> AfSpecUnspec {
+    let mut value = Vec::new();
+    for (setting, to) in settings {
+        // A header of 4 bytes and the value: no padding.
+        value.extend([8_u16.to_ne_bytes(), setting.to_ne_bytes()].concat());
+        value.extend(to.to_ne_bytes());
+    }
+    AfSpecUnspec::Inet(vec![AfSpecInet::Other(DefaultNla::new(IFLA_INET_CONF | NESTED, value))])
 }
 
 pub(super) fn disables_ipv6(link: &LinkMessage) -> bool {
@@ -64,6 +87,17 @@ fn one(socket: &mut Socket, message: LinkMessage) -> Result<Option<LinkMessage>,
         Err(error) if error.is(Errno::ENODEV) => Ok(None),
         answers => Ok(answers?.into_iter().find_map(link_of)),
     }
+}
+
+fn ipv4_settings(link: &LinkMessage) -> impl Iterator<Item = &InetDevConf> {
+    let settings = families(link).filter_map(|family| match family {
+        AfSpecUnspec::Inet(settings) => Some(settings),
+        _ => None,
+    });
+    settings.flatten().filter_map(|setting| match setting {
+        AfSpecInet::DevConf(setting) => Some(setting),
+        _ => None,
+    })
 }
 
 fn families(link: &LinkMessage) -> impl Iterator<Item = &AfSpecUnspec> {

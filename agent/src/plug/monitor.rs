@@ -18,6 +18,7 @@ use rtnetlink::{
 use tokio::time::{Instant, timeout_at};
 
 use super::{
+    host_route::ROUTE_PROTOCOL,
     netconf::{self, Forwarding, RTM_NEWNETCONF},
     netlink::borrow,
 };
@@ -36,6 +37,8 @@ pub enum Notification {
     OnLink(u32),
     /// A route to an address replaced another one; the kernel does not report the deletion of the other.
     RouteReplaced(IpAddr),
+    /// An unreachable route of the agent was deleted.
+    RangeRouteRemoved,
     /// A default route was added, changed or deleted.
     DefaultRoute,
     AddressAdded,
@@ -68,6 +71,7 @@ const RTM_DELNEIGH: u16 = 29;
 const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
+const RTN_UNREACHABLE: u8 = 7;
 /// Attributes of routes.
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -133,6 +137,10 @@ fn parse(message: &[u8]) -> Option<Notification> {
         RTM_DELADDR => Some(Notification::AddressRemoved(index()?)),
         // `struct rtmsg`: family, length of the destination's prefix, …
         RTM_NEWROUTE | RTM_DELROUTE if *body.get(1)? == 0 => Some(Notification::DefaultRoute),
+        // `struct rtmsg`: … protocol, scope, type, …
+        RTM_DELROUTE if (*body.get(5)?, *body.get(7)?) == (ROUTE_PROTOCOL, RTN_UNREACHABLE) => {
+            Some(Notification::RangeRouteRemoved)
+        }
         RTM_DELROUTE => {
             let index = route_attribute(body, RTA_OIF)?;
             Some(Notification::OnLink(u32::from_ne_bytes(index.try_into().ok()?)))
@@ -210,6 +218,14 @@ mod tests {
         assert_eq!(parse(&message(RTM_NEWROUTE, 0, &body)), None, "one more route breaks nothing");
         let replaced = RouteReplaced([10, 0, 0, 2].into());
         assert_eq!(parse(&message(RTM_NEWROUTE, NLM_F_REPLACE, &body)), Some(replaced));
+    }
+
+    #[test]
+    fn a_deleted_unreachable_route_of_the_agent_names_no_link() {
+        let body = |protocol, kind| [&[2, 24, 0, 0, 254, protocol, 0, kind][..], &[0; 4]].concat();
+        assert_eq!(parse(&message(RTM_DELROUTE, 0, &body(70, 7))), Some(Notification::RangeRouteRemoved));
+        assert_eq!(parse(&message(RTM_DELROUTE, 0, &body(4, 7))), None, "of another program");
+        assert_eq!(parse(&message(RTM_NEWROUTE, 0, &body(70, 7))), None);
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl NetlinkError {
         Self { hint: Some(hint), ..self }
     }
 
-    fn new(what: impl Into<String>, source: io::Error) -> Self {
+    pub(super) fn new(what: impl Into<String>, source: io::Error) -> Self {
         Self { what: what.into(), hint: None, source }
     }
 }
@@ -331,7 +331,7 @@ fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>
 }
 
 /// The kernel's explanation of a failure.
-fn hint(flags: u16, header: &[u8]) -> Option<String> {
+pub(super) fn hint(flags: u16, header: &[u8]) -> Option<String> {
     if flags & ACK_HAS_ATTRIBUTES == 0 {
         return None;
     }

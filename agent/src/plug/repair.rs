@@ -8,13 +8,14 @@ use rtnetlink::{
     LinkUnspec,
     packet_route::{
         RouteNetlinkMessage,
-        link::{AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute, LinkMessage},
+        link::{LinkAttribute, LinkMessage},
         route::RouteAttribute,
     },
 };
 
 use super::{
     host_route::host_route,
+    link,
     netlink::{NetlinkError, Request, Socket},
     requests::{add_neighbour, set_link},
 };
@@ -34,6 +35,8 @@ pub enum Repair<'a> {
     Up,
     /// IPv4.
     Forwarding,
+    /// IPv4, off.
+    Redirects,
     Route(IpAddr),
     Neighbour(IpAddr, Mac),
 }
@@ -51,6 +54,10 @@ impl Repair<'_> {
     /// If the kernel refuses.
     pub fn apply(self, host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
         let link = || LinkUnspec::new_with_index(ifindex);
+        let ipv4 = |setting, to| {
+            let setting = LinkAttribute::AfSpecUnspec(vec![link::set_ipv4(&[(setting, to)])]);
+            link().append_extra_attribute(setting).build()
+        };
         let request = match self {
             Self::Name(name) => return rename(host, ifindex, name),
             Self::Group => set_link("reset the host interface's group", link().link_group(0).build()),
@@ -58,12 +65,10 @@ impl Repair<'_> {
                 set_link("release the host interface from its master", link().nocontroller().build())
             }
             Self::Forwarding => {
-                let mut ipv4 = InetDevConf::default();
-                ipv4.forwarding = 1;
-                let setting = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
-                let setting = LinkAttribute::AfSpecUnspec(setting);
-                let message = link().append_extra_attribute(setting).build();
-                set_link("enable forwarding on the host interface", message)
+                set_link("enable forwarding on the host interface", ipv4(link::FORWARDING, 1))
+            }
+            Self::Redirects => {
+                set_link("turn off redirects on the host interface", ipv4(link::SEND_REDIRECTS, 0))
             }
             Self::Mac => {
                 set_link("set the host interface's MAC", link().address(GATEWAY_MAC.to_vec()).build())

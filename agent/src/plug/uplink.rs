@@ -177,7 +177,10 @@ impl DefaultRoutes {
             Notification::Forwarding(Forwarding { is_ipv4, scope: Scope::Interface(ifindex), .. }) => {
                 is_ipv4 && is_uplink(ifindex)
             }
-            Notification::Forwarding(_) | Notification::OnLink(_) | Notification::RouteReplaced(_) => false,
+            Notification::Forwarding(_)
+            | Notification::OnLink(_)
+            | Notification::RangeRouteRemoved
+            | Notification::RouteReplaced(_) => false,
         }
     }
 }

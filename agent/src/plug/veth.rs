@@ -27,10 +27,7 @@ use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_route::{
         RouteNetlinkMessage,
-        link::{
-            AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoVeth,
-            LinkAttribute, LinkMessage,
-        },
+        link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute, LinkMessage},
     },
 };
 
@@ -288,12 +285,10 @@ pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool
 }
 
 /// The host's end: stamp, group, and settings. Reverse path filtering is loose because the dataplane checks
-/// the source strictly.
+/// the source strictly. A pod has one next hop, so a redirect could only mislead it.
 fn stamped(ifindex: u32, stamp: &Stamp) -> LinkMessage {
-    let mut ipv4 = InetDevConf::default();
-    ipv4.forwarding = 1;
-    ipv4.rp_filter = 2;
-    let mut families = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(ipv4)])];
+    let settings = [(link::FORWARDING, 1), (link::RP_FILTER, 2), (link::SEND_REDIRECTS, 0)];
+    let mut families = vec![link::set_ipv4(&settings)];
     families.extend(no_link_local_address());
     LinkUnspec::new_with_index(ifindex)
         .alias(stamp.to_string())

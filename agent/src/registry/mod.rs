@@ -163,6 +163,15 @@ impl Registry {
         outside.collect()
     }
 
+    /// Pods' addresses outside of some networks, in order.
+    pub fn addresses_outside(&self, nets: &[IpNet]) -> Vec<IpAddr> {
+        let table = self.table();
+        let addresses = table.attachments.values().flat_map(|it| it.vif.addresses.iter().collect::<Vec<_>>());
+        let outside: BTreeSet<_> =
+            addresses.filter(|address| !nets.iter().any(|net| net.contains(address))).collect();
+        outside.into_iter().collect()
+    }
+
     /// Excludes the node's own addresses from allocation, from now on.
     pub fn exclude(&self, own: &[IpAddr]) {
         let mut table = self.table();

@@ -7,7 +7,7 @@ use ferrule_tests::{
     apiserver::{History, Options, Resource, Switch, objects},
     cluster::{Cluster, KUBECONFIG, NODE, with_cluster, with_cluster_of},
     node::{Node, POD_V4, POD_V6, on_node},
-    sys::wait_until,
+    sys::{run, wait_until},
 };
 use serde_json::json;
 
@@ -53,6 +53,33 @@ fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
         expect(node, "addresses", &[" healthy"])?;
         ensure!(node.metric("ferrule_ipam_outside")? == 0.0);
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_withdrawn_range_keeps_its_route_and_its_masquerading_while_a_pod_has_an_address_of_it() {
+    with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        let become_so = |routes: &[&str], sources: &str| {
+            wait_until("routes and sources follow", TIMEOUT, || {
+                let found = run("ip route show type unreachable proto 70")?;
+                let found: Vec<_> = found.lines().filter_map(|it| it.split_whitespace().nth(1)).collect();
+                let set = run("nft list set inet ferrule pods4")?;
+                ensure!(found == routes && set.contains(sources), "{found:?}\n{set}");
+                Ok(true)
+            })
+        };
+        let old = cluster.attach(node, "old")?;
+        become_so(&["10.244.0.0/24"], "elements = { 10.244.0.0/24 }")?;
+        cluster.api.delete(Resource::Nodes, "", NODE)?;
+        become_so(&["10.244.0.0/24"], "elements = { 10.244.0.2 }").context("withdrawn")?;
+        node.kill_agent()?;
+        node.start_again()?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &["10.245.0.0/24"]))?;
+        become_so(&["10.244.0.0/24", "10.245.0.0/24"], "elements = { 10.244.0.2, 10.245.0.0/24 }")
+            .context("renumbered")?;
+        node.runtime()?.del(&old)?;
+        become_so(&["10.245.0.0/24"], "elements = { 10.245.0.0/24 }").context("no pod left")
     })
     .unwrap();
 }

@@ -76,6 +76,25 @@ fn disabled_forwarding_is_only_reported_with_healing_off() {
     .unwrap();
 }
 
+#[test]
+fn pods_interfaces_send_no_redirects_whatever_others_set() {
+    with_short_period(|node| {
+        let (pod, peer) = (node.attach("a")?, node.attach("b")?);
+        let own = format!("net/ipv4/conf/{}/send_redirects", node.host_ifname(&pod)?);
+        let all = "net/ipv4/conf/all/send_redirects";
+        ensure!(get(all)? == "0" && get(&own)? == "0", "after ADD");
+        ensure!(get("net/ipv4/conf/uplink/send_redirects")? == "1", "another interface's setting changed");
+        for (kind, name) in [("node-redirects", all), ("link-redirects", own.as_str())] {
+            set(name, "1")?;
+            sys::wait_until("redirects are off again", TIMEOUT, || Ok(get(name)? == "0"))?;
+            wait_until_healed(node, &pod, &peer)?;
+            ensure!(deviations(node, kind)? == 1.0, "{kind}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Kernel IDs of the pinned maps, by name.
 fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
     let mut all = Vec::new();

@@ -39,6 +39,7 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "link-mtu suffer",
             "link-down suffer",
             "link-forwarding pass",
+            "link-redirects pass",
             "qdisc suffer",
             "filter suffer",
             "filter suffer",
@@ -57,6 +58,9 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "stray-link pass",
             "stray-map-entry pass",
             "node-forwarding pass",
+            "node-redirects pass",
+            "range-route pass",
+            "masquerade-table pass",
             "pin pass",
         ]
     );
@@ -75,6 +79,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::LinkMtu, vec!["link-mtu: ", "1400, expected 1500, on fra"]),
         (Kind::LinkDown, vec!["link-down: ", "fra", "down"]),
         (Kind::LinkForwarding, vec!["link-forwarding: ", "net.ipv4.conf.fra.forwarding is 0, expected 1"]),
+        (Kind::LinkRedirects, vec!["link-redirects: ", "net.ipv4.conf.fra.send_redirects is 1, expected 0"]),
         (Kind::Qdisc, vec!["qdisc: ", "fra", "ingress"]),
         (Kind::Filter(Hook::FromPod), vec!["filter: ", "from_pod", "fra"]),
         (Kind::Filter(Hook::ToPod), vec!["filter: ", "to_pod", "fra"]),
@@ -96,6 +101,9 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::StrayLink, vec!["stray-link: ", "frgone (99)", "net/gone/eth0"]),
         (Kind::StrayEntry, vec!["stray-map-entry: ", "belongs to no attachment"]),
         (Kind::NodeForwarding, vec!["node-forwarding: ", "net.ipv4.", "is 0, expected 1"]),
+        (Kind::NodeRedirects, vec!["node-redirects: ", "net.ipv4.conf.all.send_redirects is 1, expected 0"]),
+        (Kind::RangeRoute, vec!["range-route: ", "10.0.0.0/24"]),
+        (Kind::Masquerade, vec!["masquerade-table: ", "table inet ferrule is missing"]),
         (Kind::Pin, vec!["pin: ", "VIFS"]),
     ] {
         let line = line(kind);
@@ -175,6 +183,8 @@ fn subjects_are_shown_with_what_identifies_them() {
         (Subject::Interface(99, key()), "interface 99 of net/a/eth0", None),
         (Subject::Setting("ipv4/ip_forward"), "net.ipv4.ip_forward", None),
         (Subject::Pin("VIFS"), "pin of VIFS", None),
+        (Subject::Range("10.0.0.0/24".parse().unwrap()), "range 10.0.0.0/24", None),
+        (Subject::MasqueradeTable, "table inet ferrule", None),
     ] {
         assert_eq!(subject.to_string(), shown);
         assert_eq!(subject.attachment(), attachment.as_ref());

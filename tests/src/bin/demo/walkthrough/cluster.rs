@@ -60,6 +60,7 @@ pub(crate) fn run(node: &mut Node, report: &mut Report) -> anyhow::Result<()> {
     let pods = [web, vip, db];
     super::connect(&pods, report)?;
     let [web, vip, db] = pods;
+    super::to_world(&web, report)?;
 
     let (mut late, mut job, mut gone) = (node.pod("late-0")?, node.pod("job-0")?, node.pod("gone-0")?);
     for pod in [&mut late, &mut job, &mut gone] {

@@ -11,6 +11,7 @@ use ferrule_tests::{
     pod::Pod,
     runtime::Runtime,
     sys, traffic,
+    world::{FAR, World},
 };
 use serde_json::Value;
 
@@ -19,6 +20,8 @@ use crate::report::Report;
 const STREAM: u64 = 512 << 20;
 /// From TEST-NET-2 (RFC 5737): no pod owns this address.
 const FOREIGN: &str = "198.51.100.66";
+/// Of the node's range.
+const UNUSED: &str = "10.244.0.250";
 
 fn introduce(report: &Report) {
     report.chapter("A node and its agent");
@@ -81,6 +84,29 @@ fn connect(pods: &[Pod], report: &mut Report) -> anyhow::Result<()> {
         report.fact(&what, || traffic::stream(web.path(), &home, address.parse()?, STREAM >> 2))?;
     }
     Ok(())
+}
+
+/// A world behind the uplink that has no route to pods.
+fn to_world(from: &Pod, report: &mut Report) -> anyhow::Result<()> {
+    report.chapter("To the world");
+    let world = World::make()?;
+    for (node, to) in [NODE_V4, NODE_V6].iter().zip(FAR) {
+        report.fact(
+            &format!("{} connects to {to}, which sees the node's address {node}", from.name),
+            || {
+                let seen = [world.tcp_source(from, to)?, world.udp_source(from, to)?];
+                ensure!(seen.iter().all(|it| it.ip().to_string() == *node), "the world sees {seen:?}");
+                Ok(())
+            },
+        )?;
+    }
+    report.output("nft list table inet ferrule", &sys::run("nft list table inet ferrule")?);
+    report.fact(&format!("{UNUSED}, an address that no pod has, is unreachable at once"), || {
+        let ping = from.command("ping")?.args(["-n", "-c", "1", "-W", "5", UNUSED]).output()?;
+        let text = String::from_utf8_lossy(&ping.stdout).into_owned();
+        ensure!(text.contains("Destination Host Unreachable"), "{text}");
+        Ok(())
+    })
 }
 
 /// Shows `ferrulectl attachments` and the pinned maps.

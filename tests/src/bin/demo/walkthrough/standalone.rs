@@ -24,6 +24,7 @@ pub(crate) fn run(node: &mut Node, report: &mut Report) -> anyhow::Result<()> {
     let pods = [add("web-0")?, add("web-1")?, add("db-0")?];
     let [web, other, db] = &pods;
     super::connect(&pods, report)?;
+    super::to_world(web, report)?;
     report.chapter("Operator tools");
     super::operator_tools(node, &[web, other, db], report)?;
     super::anti_spoofing(node, web, db, report)?;

@@ -1,0 +1,168 @@
+//! What the kernel has for the node's ranges, beside the interfaces of single pods: forwarding, unreachable
+//! routes, and the table that masquerades.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+use tokio::{
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
+
+use super::usable::check;
+use crate::{
+    chain::chain,
+    config::Config,
+    decide::VifSource,
+    ipam::{PodCidrs, Ranges},
+    masquerade::{Masquerade, Pods},
+    plug::{connected, host, range_route},
+    registry::Registry,
+};
+
+/// Follows the registry's ranges and the pods outside of them.
+pub(super) struct LocalNetwork {
+    registry: Arc<Registry>,
+    masquerade: Arc<Masquerade>,
+    /// Addresses that others assign, and route.
+    elsewhere: Elsewhere,
+    /// One thread at a time changes anything.
+    routes: Mutex<Routes>,
+}
+
+enum Elsewhere {
+    /// Neutron's.
+    Everything,
+    /// Of annotations.
+    Networks(Vec<IpNet>),
+}
+
+/// The unreachable routes.
+#[derive(Default)]
+struct Routes {
+    /// What they were made for; `None` after a failure.
+    of: Option<Pods>,
+    retry: Option<Instant>,
+}
+
+/// Nothing on the path of a call changes anything here; the file of ip-masq-agent and the pods outside of the
+/// ranges are compared this often.
+const PERIOD: Duration = Duration::from_secs(1);
+/// After the kernel has refused a route.
+const RETRY: Duration = Duration::from_secs(10);
+
+// === impl LocalNetwork ===
+
+impl LocalNetwork {
+    pub fn new(config: &Config, registry: Arc<Registry>, masquerade: Arc<Masquerade>) -> Self {
+        let elsewhere = match config.vif_source {
+            VifSource::Kuryr => Elsewhere::Everything,
+            VifSource::Auto | VifSource::Annotation | VifSource::Ipam => {
+                Elsewhere::Networks(config.vif_cidrs.clone())
+            }
+        };
+        Self { registry, masquerade, elsewhere, routes: Mutex::default() }
+    }
+
+    /// Prepares the node for ranges, and then hands them to the IPAM: with the ranges, ADDs begin. Routes and
+    /// table are retried if the kernel refuses them. Blocks.
+    ///
+    /// # Errors
+    /// If a range overlaps a network of the node, or forwarding cannot be enabled.
+    pub fn use_ranges(&self, ranges: PodCidrs) -> anyhow::Result<()> {
+        let mut routes = self.routes();
+        check(&ranges, connected::networks()?)?;
+        let own = host::addresses()?;
+        host::forward(ranges.nets())?;
+        self.apply(&mut routes, Some(ranges.nets()));
+        self.registry.set_ranges(ranges, &own);
+        Ok(())
+    }
+
+    /// Runs until dropped.
+    pub async fn follow(self: Arc<Self>) {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let this = Arc::clone(&self);
+            // Fails while the agent stops.
+            let _ = spawn_blocking(move || this.update()).await;
+        }
+    }
+
+    /// Applies what has changed. Blocks.
+    pub fn update(&self) {
+        let mut routes = self.routes();
+        let ranges = self.registry.ranges().borrow().clone();
+        self.apply(&mut routes, (ranges != Ranges::Awaited).then(|| ranges.nets()));
+    }
+
+    /// `ranges`: `None` while they are unknown; routes and table of an earlier agent then stay.
+    fn apply(&self, routes: &mut Routes, ranges: Option<&[IpNet]>) {
+        let Some(ranges) = ranges else { return self.masquerade.update(None) };
+        let pods = Pods { ranges: ranges.to_vec(), outside: self.registry.addresses_outside(ranges) };
+        if routes.of.as_ref() != Some(&pods) && routes.retry.is_none_or(|at| at <= Instant::now()) {
+            *routes = keep_routes(&pods);
+        }
+        self.masquerade.update(Some(&self.elsewhere.without(pods)));
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Elsewhere ===
+
+impl Elsewhere {
+    fn without(&self, mut pods: Pods) -> Pods {
+        match self {
+            Self::Everything => pods.outside.clear(),
+            Self::Networks(nets) => {
+                pods.outside.retain(|address| !nets.iter().any(|net| net.contains(address)));
+            }
+        }
+        pods
+    }
+}
+
+fn keep_routes(pods: &Pods) -> Routes {
+    let is_needed = |range: &IpNet| pods.outside.iter().any(|address| range.contains(address));
+    match range_route::keep(&pods.ranges, is_needed) {
+        Ok(skipped) => {
+            for range_route::Skipped { range, why } in skipped {
+                tracing::warn!(
+                    %range,
+                    why,
+                    "the range gets no unreachable route: packets to unused addresses may leave the node"
+                );
+            }
+            Routes { of: Some(pods.clone()), retry: None }
+        }
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "cannot keep the unreachable routes; retrying");
+            Routes { of: None, retry: Some(Instant::now() + RETRY) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_others_assign_are_not_masqueraded() {
+        let pods = || Pods {
+            ranges: vec!["10.0.0.0/24".parse().unwrap()],
+            outside: vec!["10.1.0.9".parse().unwrap(), "10.2.0.9".parse().unwrap()],
+        };
+        let networks = Elsewhere::Networks(vec!["10.2.0.0/16".parse().unwrap()]);
+        assert_eq!(networks.without(pods()).outside, ["10.1.0.9".parse::<std::net::IpAddr>().unwrap()]);
+        assert_eq!(Elsewhere::Everything.without(pods()).outside, [] as [std::net::IpAddr; 0]);
+        assert_eq!(Elsewhere::Everything.without(pods()).ranges, pods().ranges);
+    }
+}

@@ -1,0 +1,318 @@
+//! Masquerading: packets from this node's pods to the world get an address of the node.
+//!
+//! ```text
+//!  settings, file of ip-masq-agent ─┐
+//!  ranges, pods outside of them ────┴▶ the wanted table ─ differs from the last one ─▶ one transaction
+//!                                            │
+//!                      desired, heal: compared with the kernel's table, and written again
+//! ```
+//!
+//! Nothing depends on single pods, so ADD has no part in this. The table outlives the agent.
+
+mod file;
+mod settings;
+
+use std::{
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+
+pub use settings::{InvalidPorts, Mode, Ports, Settings};
+
+use crate::{
+    chain::chain,
+    health::Reporter,
+    plug::{
+        masquerade_table::{self, Table},
+        netlink::NetlinkError,
+    },
+};
+use file::{File, FileSettings};
+
+/// The addresses of this node's pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pods {
+    pub ranges: Vec<IpNet>,
+    /// Pods' addresses left from earlier ranges.
+    pub outside: Vec<IpAddr>,
+}
+
+/// Keeps the table.
+pub struct Masquerade {
+    settings: Settings,
+    health: Reporter,
+    state: Mutex<State>,
+}
+
+struct State {
+    file: Option<File>,
+    /// What the kernel should have; `None` before it is known.
+    wanted: Option<Wanted>,
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    /// Masquerading is off.
+    Nothing,
+    Table(Table),
+}
+
+struct Failure {
+    why: String,
+    retry: Instant,
+}
+
+/// Destinations that no router forwards: multicast and reserved addresses.
+const NEVER: [&str; 2] = ["224.0.0.0/3", "ff00::/8"];
+const LINK_LOCAL_V4: &str = "169.254.0.0/16";
+const LINK_LOCAL_V6: &str = "fe80::/10";
+/// RFC 4193.
+const UNIQUE_LOCAL: &str = "fc00::/7";
+/// After the kernel has refused the table.
+const RETRY: Duration = Duration::from_secs(10);
+/// Networks that a message names.
+const NAMED: usize = 6;
+
+// === impl Masquerade ===
+
+impl Masquerade {
+    pub fn new(settings: Settings, health: Reporter) -> Self {
+        let file = settings.file.clone().map(File::new);
+        Self { settings, health, state: Mutex::new(State { file, wanted: None, failure: None }) }
+    }
+
+    /// Writes the table if anything has changed that it depends on. `pods`: `None` while the node's ranges
+    /// are unknown; an earlier agent's table then stays. A failure is reported and retried by a later call.
+    /// Blocks.
+    pub fn update(&self, pods: Option<&Pods>) {
+        let mut state = self.state();
+        if let Some(file) = &mut state.file {
+            file.refresh();
+        }
+        let Some(wanted) = self.wanted(&state, pods) else {
+            self.report(&state);
+            return;
+        };
+        let is_due = match &state.failure {
+            None => state.wanted.as_ref() != Some(&wanted),
+            Some(failure) => state.wanted.as_ref() != Some(&wanted) || Instant::now() >= failure.retry,
+        };
+        if is_due {
+            let is_first = state.wanted.is_none();
+            let done = apply(&wanted, is_first);
+            if let Ok(true) = done {
+                tracing::info!(table = describe(&wanted), "changed the masquerading of pods' packets");
+            }
+            state.wanted = Some(wanted);
+            state.failure = done.err().map(|error| self.failure(&state, &error));
+        }
+        self.report(&state);
+    }
+
+    /// What differs in the kernel from the wanted table; `None` while it is off or unknown, or cannot be
+    /// written.
+    pub fn difference(&self) -> Option<String> {
+        let state = self.state();
+        let Some(Wanted::Table(table)) = state.wanted.as_ref().filter(|_| state.failure.is_none()) else {
+            return None;
+        };
+        table.difference().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the nftables table inet ferrule");
+            None
+        })
+    }
+
+    /// Writes the wanted table again.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn restore(&self) -> Result<(), NetlinkError> {
+        let state = self.state();
+        match &state.wanted {
+            Some(Wanted::Table(table)) => table.write(),
+            _ => Ok(()),
+        }
+    }
+
+    /// `None` while a fact is missing.
+    fn wanted(&self, state: &State, pods: Option<&Pods>) -> Option<Wanted> {
+        if self.settings.mode == Mode::Off {
+            return Some(Wanted::Nothing);
+        }
+        let none = FileSettings::default();
+        let file = match &state.file {
+            Some(file) => file.good()?,
+            None => &none,
+        };
+        Some(Wanted::Table(table(&self.settings, file, pods?)))
+    }
+
+    fn failure(&self, state: &State, error: &NetlinkError) -> Failure {
+        let why = chain(error);
+        if state.failure.as_ref().is_none_or(|before| before.why != why) {
+            tracing::error!(error = why, "pods' packets to the world are not masqueraded; retrying");
+        }
+        Failure { why, retry: Instant::now() + RETRY }
+    }
+
+    fn report(&self, state: &State) {
+        let trouble = state.file.as_ref().and_then(File::trouble);
+        match (&state.failure, trouble, &state.wanted) {
+            (Some(Failure { why, .. }), _, _) => {
+                self.health
+                    .unhealthy(format!("pods' packets to the world are not masqueraded: {why}; retrying"));
+            }
+            (None, Some(trouble), _) => self.health.unhealthy(trouble),
+            (None, None, Some(wanted)) => self.health.healthy(describe(wanted)),
+            (None, None, None) => self.health.starting("waiting for the node's pod CIDRs"),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns whether anything was changed. `is_first`: the table may be the same as that of an earlier agent.
+fn apply(wanted: &Wanted, is_first: bool) -> Result<bool, NetlinkError> {
+    match wanted {
+        Wanted::Nothing => masquerade_table::remove(),
+        Wanted::Table(table) if is_first && matches!(table.difference(), Ok(None)) => Ok(false),
+        Wanted::Table(table) => table.write().map(|()| true),
+    }
+}
+
+fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
+    let unique_local = net(UNIQUE_LOCAL);
+    let is_source = |net: &IpNet| {
+        settings.mode == Mode::On
+            || net.addr().is_ipv4()
+            || unique_local.is_some_and(|local| local.contains(net))
+    };
+    let local = || pods.ranges.iter().copied().chain(pods.outside.iter().copied().map(IpNet::from));
+    let link_local =
+        [(LINK_LOCAL_V4, file.masquerades_link_local_v4), (LINK_LOCAL_V6, file.masquerades_link_local_v6)];
+    let link_local =
+        link_local.into_iter().filter_map(|(text, is_masqueraded)| (!is_masqueraded).then_some(text));
+    let constant = NEVER.into_iter().chain(link_local).filter_map(net);
+    let configured = settings.kept.iter().chain(&file.kept).copied();
+    Table {
+        sources: local().filter(is_source).collect(),
+        kept: local().chain(configured).chain(constant).collect(),
+        ports: settings.ports.edges(),
+    }
+}
+
+/// A constant; a test parses all of them.
+fn net(text: &str) -> Option<IpNet> {
+    text.parse().ok()
+}
+
+fn describe(wanted: &Wanted) -> String {
+    let Wanted::Table(table) = wanted else { return "off: pods' packets keep their source".to_owned() };
+    if table.sources.is_empty() {
+        return "no range of this node is masqueraded".to_owned();
+    }
+    format!("masquerades {}, except to {}", named(&table.sources), named(&table.kept))
+}
+
+fn named(nets: &[IpNet]) -> String {
+    let shown: Vec<_> = nets.iter().take(NAMED).map(IpNet::to_string).collect();
+    let more = match nets.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    shown.join(", ") + &more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::{Health, State as Reported};
+
+    fn nets(all: &[&str]) -> Vec<IpNet> {
+        all.iter().map(|it| it.parse().unwrap()).collect()
+    }
+
+    fn settings(mode: Mode) -> Settings {
+        Settings { mode, ..Settings::default() }
+    }
+
+    fn pods() -> Pods {
+        let outside = vec!["10.1.0.9".parse().unwrap(), "2001:db8:1::9".parse().unwrap()];
+        Pods { ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]), outside }
+    }
+
+    #[test]
+    fn auto_masquerades_ipv4_and_unique_local_ipv6_and_on_everything() {
+        let none = FileSettings::default();
+        let auto = table(&settings(Mode::Auto), &none, &pods());
+        assert_eq!(auto.sources, nets(&["10.244.1.0/24", "fd00:1::/64", "10.1.0.9/32"]));
+        let on = table(&settings(Mode::On), &none, &pods());
+        let all = ["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64", "10.1.0.9/32", "2001:db8:1::9/128"];
+        assert_eq!(on.sources, nets(&all));
+        assert_eq!(auto.ports, (32768, 65535));
+    }
+
+    #[test]
+    fn pods_link_local_and_multicast_destinations_see_the_pods_address() {
+        let mut settings = settings(Mode::Auto);
+        settings.kept = nets(&["10.244.0.0/16"]);
+        let mut file = FileSettings { kept: nets(&["192.0.2.0/24"]), ..FileSettings::default() };
+        let kept = |file: &FileSettings| table(&settings, file, &pods()).kept;
+        let pods = ["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64", "10.1.0.9/32", "2001:db8:1::9/128"];
+        let expected = [
+            &pods[..],
+            &["10.244.0.0/16", "192.0.2.0/24", "224.0.0.0/3", "ff00::/8", "169.254.0.0/16", "fe80::/10"],
+        ];
+        assert_eq!(kept(&file), nets(&expected.concat()));
+        (file.masquerades_link_local_v4, file.masquerades_link_local_v6) = (true, true);
+        assert_eq!(kept(&file).len(), 9);
+    }
+
+    #[test]
+    fn without_the_ranges_or_a_valid_file_nothing_is_wanted() {
+        let health = Health::default();
+        let state = |file| State { file, wanted: None, failure: None };
+        let masquerade = Masquerade::new(settings(Mode::Auto), health.component("masquerade", false, ""));
+        assert_eq!(masquerade.wanted(&state(None), None), None);
+        assert!(matches!(masquerade.wanted(&state(None), Some(&pods())), Some(Wanted::Table(_))));
+        let unread = state(Some(File::new("/nowhere".into())));
+        assert_eq!(masquerade.wanted(&unread, Some(&pods())), None);
+        let off = Masquerade::new(settings(Mode::Off), health.component("masquerade", false, ""));
+        assert_eq!(off.wanted(&unread, None), Some(Wanted::Nothing));
+    }
+
+    #[test]
+    fn a_failure_is_reported_before_a_bad_file_and_both_before_the_table() {
+        let health = Health::default();
+        let it = Masquerade::new(settings(Mode::Auto), health.component("masquerade", false, ""));
+        let reported = |state: &State| {
+            it.report(state);
+            health.components().remove("masquerade").map(|it| (it.state, it.why)).unwrap()
+        };
+        let wanted = Wanted::Table(table(&settings(Mode::Auto), &FileSettings::default(), &pods()));
+        let mut state = State { file: None, wanted: None, failure: None };
+        assert_eq!(reported(&state).0, Reported::Starting);
+        state.wanted = Some(wanted);
+        let (good, why) = reported(&state);
+        assert!(
+            good == Reported::Healthy && why.contains("10.244.1.0/24") && why.contains("and 3 more"),
+            "{why}"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config"), "{").unwrap();
+        let mut file = File::new(dir.path().join("config"));
+        file.refresh();
+        state.file = Some(file);
+        let (bad, why) = reported(&state);
+        assert!(bad == Reported::Unhealthy && why.contains("cannot use"), "{why}");
+        state.failure = Some(Failure { why: "no module".to_owned(), retry: Instant::now() });
+        let (failed, why) = reported(&state);
+        assert!(failed == Reported::Unhealthy && why.contains("no module"), "{why}");
+    }
+}

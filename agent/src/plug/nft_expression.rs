@@ -1,0 +1,108 @@
+//! The expressions of nftables' rules that the agent uses: `linux/netfilter/nf_tables.h`.
+//!
+//! Each loads into or tests register 1, unless it says otherwise.
+
+use super::nfnetlink::Attribute;
+
+/// An expression: its name, and its data.
+pub(super) type Expression = Vec<Attribute>;
+
+/// A verdict that ends a rule.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Verdict {
+    Goto(&'static str),
+    Return,
+}
+
+/// `NFT_META_…`.
+pub(super) const MARK: u32 = 3;
+pub(super) const FAMILY: u32 = 15;
+pub(super) const PROTOCOL: u32 = 16;
+/// `NFT_CMP_…`.
+pub(super) const EQUAL: u32 = 0;
+pub(super) const NOT_EQUAL: u32 = 1;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+const VERDICT_REGISTER: u32 = 0;
+const GOTO: i32 = -4;
+const RETURN: i32 = -5;
+const NETWORK_HEADER: u32 = 1;
+const INVERTED: u32 = 1;
+/// `NF_NAT_RANGE_PROTO_SPECIFIED` and `NF_NAT_RANGE_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
+const SPECIFIED: u32 = 1 << 1;
+const RANDOM: u32 = 1 << 4;
+
+/// `NFTA_META_KEY`, `NFTA_META_DREG`.
+pub(super) fn meta(key: u32) -> Expression {
+    expression("meta", vec![Attribute::number(2, key), Attribute::number(1, 1)])
+}
+
+/// `NFTA_CMP_SREG`, `NFTA_CMP_OP`, `NFTA_CMP_DATA`.
+pub(super) fn compare(how: u32, with: &[u8]) -> Expression {
+    expression("cmp", vec![Attribute::number(1, 1), Attribute::number(2, how), value(3, with)])
+}
+
+/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. A mark has the byte order of the host.
+pub(super) fn masked(mask: u32) -> Expression {
+    let registers = [Attribute::number(1, 1), Attribute::number(2, 1), Attribute::number(3, 4)];
+    let masks = [value(4, &mask.to_ne_bytes()), value(5, &[0; 4])];
+    expression("bitwise", registers.into_iter().chain(masks).collect())
+}
+
+/// Bytes of the network header. `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
+pub(super) fn header(offset: u32, length: u32) -> Expression {
+    let place = [(1, 1), (2, NETWORK_HEADER), (3, offset), (4, length)];
+    expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
+/// `NFTA_LOOKUP_SET`, `…_SREG`, `…_FLAGS`.
+pub(super) fn is_in(set: &str) -> Expression {
+    lookup(set, 0)
+}
+
+pub(super) fn is_not_in(set: &str) -> Expression {
+    lookup(set, INVERTED)
+}
+
+/// Loads a port. `NFTA_IMMEDIATE_DREG`, `NFTA_IMMEDIATE_DATA`.
+pub(super) fn port(register: u32, port: u16) -> Expression {
+    expression("immediate", vec![Attribute::number(1, register), value(2, &port.to_be_bytes())])
+}
+
+pub(super) fn verdict(verdict: Verdict) -> Expression {
+    let (code, chain) = match verdict {
+        Verdict::Goto(chain) => (GOTO, Some(chain)),
+        Verdict::Return => (RETURN, None),
+    };
+    let mut verdict = vec![Attribute::Value(VERDICT_CODE, code.to_be_bytes().to_vec())];
+    verdict.extend(chain.map(|name| Attribute::text(VERDICT_CHAIN, name)));
+    let data = Attribute::Nest(2, vec![Attribute::Nest(DATA_VERDICT, verdict)]);
+    expression("immediate", vec![Attribute::number(1, VERDICT_REGISTER), data])
+}
+
+/// `NFTA_MASQ_FLAGS`, and with the first and last port in the registers 1 and 2 `NFTA_MASQ_REG_PROTO_MIN` and
+/// `…_MAX`.
+pub(super) fn masquerade(has_ports: bool) -> Expression {
+    let mut data = vec![Attribute::number(1, if has_ports { RANDOM | SPECIFIED } else { RANDOM })];
+    if has_ports {
+        data.extend([Attribute::number(2, 1), Attribute::number(3, 2)]);
+    }
+    expression("masq", data)
+}
+
+fn lookup(set: &str, flags: u32) -> Expression {
+    let of = [Attribute::text(1, set), Attribute::number(2, 1), Attribute::number(5, flags)];
+    expression("lookup", of.to_vec())
+}
+
+fn expression(name: &str, data: Vec<Attribute>) -> Expression {
+    vec![Attribute::text(EXPRESSION_NAME, name), Attribute::Nest(EXPRESSION_DATA, data)]
+}
+
+fn value(kind: u16, bytes: &[u8]) -> Attribute {
+    Attribute::Nest(kind, vec![Attribute::Value(DATA_VALUE, bytes.to_vec())])
+}

@@ -1,0 +1,182 @@
+//! The nftables table: as nft shows it, and healed.
+
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    dist,
+    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent, with_agent_without_healing},
+    sys,
+    world::{NEAR, World},
+};
+
+use super::TIMEOUT;
+
+/// Written by hand.
+const EXPECTED: &str = "\
+table inet ferrule {
+	set pods4 {
+		type ipv4_addr
+		flags interval
+		elements = { 10.244.0.0/24 }
+	}
+
+	set kept4 {
+		type ipv4_addr
+		flags interval
+		elements = { 10.244.0.0/24, 169.254.0.0/16,
+			     224.0.0.0/3 }
+	}
+
+	set pods6 {
+		type ipv6_addr
+		flags interval
+		elements = { fd00:10:244::/64 }
+	}
+
+	set kept6 {
+		type ipv6_addr
+		flags interval
+		elements = { fd00:10:244::/64,
+			     fe80::/10,
+			     ff00::/8 }
+	}
+
+	chain to_world {
+		meta l4proto 6 masquerade to :32768-65535 fully-random
+		meta l4proto 17 masquerade to :32768-65535 fully-random
+		meta l4proto 132 masquerade to :32768-65535 fully-random
+		masquerade fully-random
+	}
+
+	chain postrouting {
+		type nat hook postrouting priority 110; policy accept;
+		meta mark & 0x0000e000 != 0x00000000 return
+		ip saddr @pods4 ip daddr != @kept4 goto to_world
+		ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
+	}
+}
+";
+
+fn listed() -> anyhow::Result<String> {
+    sys::run("nft -nn list table inet ferrule")
+}
+
+/// Objects as the kernel stores them, without handles.
+fn stored() -> anyhow::Result<Vec<String>> {
+    let text = sys::run("nft --debug=netlink list table inet ferrule")?;
+    let mut lines: Vec<_> = text
+        .lines()
+        .map(|line| line.trim_end_matches(|it: char| it.is_ascii_digit() || it == ' ').to_owned())
+        .collect();
+    lines.sort();
+    Ok(lines)
+}
+
+fn count(node: &Node, name: &str) -> anyhow::Result<f64> {
+    node.count(&format!("ferrule_{name}"))
+}
+
+#[test]
+fn the_table_is_what_nft_makes_of_the_documented_text() {
+    with_agent(|_| {
+        ensure!(listed()? == EXPECTED, "{}", listed()?);
+        let ours = stored()?;
+        fs::write("/run/both.nft", format!("add table inet ferrule\ndelete table inet ferrule\n{EXPECTED}"))?;
+        sys::run("nft -f /run/both.nft")?;
+        ensure!(ours == stored()?, "{ours:#?}\n{:#?}", stored()?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_deleted_or_changed_table_is_restored_on_notification() {
+    with_agent(|node| {
+        let before = listed()?;
+        let deviations = "deviations_total{kind=\"masquerade-table\"}";
+        let repairs = "repairs_total{kind=\"masquerade-table\",outcome=\"repaired\"}";
+        for (number, damage) in [
+            "delete table inet ferrule",
+            "flush chain inet ferrule to_world",
+            "flush set inet ferrule kept4",
+            "insert rule inet ferrule postrouting accept",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let expected = (number + 1) as f64;
+            sys::run(&format!("nft {damage}"))?;
+            sys::wait_until("the table is restored", TIMEOUT, || Ok(listed()? == before))?;
+            sys::wait_until("the repair is counted", TIMEOUT, || Ok(count(node, repairs)? == expected))?;
+            ensure!(count(node, deviations)? == expected, "{damage}");
+        }
+        ensure!(node.log().contains("table inet ferrule"), "not logged");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_refused_table_is_reported_and_retried_and_prevents_nothing_else() {
+    on_node(|node| {
+        let world = World::make()?;
+        // A table that belongs to a process: the kernel refuses changes by others.
+        let mut owner = Command::new("nft");
+        let mut owner = sys::die_with_parent(owner.arg("-i").stdin(Stdio::piped())).spawn()?;
+        let mut commands = owner.stdin.take().context("no input")?;
+        writeln!(commands, "add table inet ferrule {{ flags owner ; }}")?;
+        sys::wait_until("the table exists", TIMEOUT, || Ok(listed().is_ok()))?;
+        node.start_agent(&[POD_V4, POD_V6])?;
+        let (pod, peer) = (node.attach("a")?, node.attach("b")?);
+        peer.ping(&pod.addresses[0].to_string())?;
+        let status = super::status(node)?;
+        ensure!(status.contains("unhealthy") && status.contains("not masqueraded"), "{status}");
+        ensure!(status.contains("inet ferrule"), "{status}");
+        // The table ends with its owner.
+        drop(commands);
+        owner.wait()?;
+        sys::wait_until("the table is written", TIMEOUT, || Ok(listed()? == EXPECTED))?;
+        ensure!(world.tcp_source(&pod, NEAR[0])?.ip().to_string() == NODE_V4);
+        sys::wait_until("the component is healthy", TIMEOUT, || {
+            Ok(!super::status(node)?.contains("unhealthy"))
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn with_healing_off_verify_names_every_kind_of_change() {
+    with_agent_without_healing(|_| {
+        let verify = || -> anyhow::Result<(Option<i32>, String)> {
+            let found = Command::new(dist::binary("ferrulectl")?).arg("verify").output()?;
+            Ok((found.status.code(), String::from_utf8_lossy(&found.stdout).into_owned()))
+        };
+        ensure!(verify()?.0 == Some(0), "{}", verify()?.1);
+        fs::write("/run/good.nft", format!("add table inet ferrule\ndelete table inet ferrule\n{EXPECTED}"))?;
+        for (damage, said) in [
+            ("delete table inet ferrule", "is missing"),
+            ("add table inet ferrule { flags dormant ; }", "dormant"),
+            ("flush set inet ferrule pods6", "the set pods6"),
+            ("flush chain inet ferrule postrouting", "the chain postrouting"),
+            ("add rule inet ferrule to_world accept", "the chain to_world"),
+            ("add chain inet ferrule more", "foreign chain"),
+            ("add chain inet ferrule postrouting { policy drop ; }", "chain postrouting"),
+        ] {
+            sys::run(&format!("nft {damage}"))?;
+            let (code, text) = verify()?;
+            ensure!(
+                code == Some(1) && text.contains("masquerade") && text.contains(said),
+                "{damage}: {text}"
+            );
+            sys::run("nft -f /run/good.nft")?;
+            ensure!(verify()?.0 == Some(0), "after {damage}: {}", verify()?.1);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
