@@ -21,7 +21,8 @@ const SHORT: u32 = 1500;
 const WARM_UP: u32 = 400;
 const WORKERS: u32 = 4;
 /// Growth by fragmentation, in KiB: live allocations do not grow, but a page stays as long as a small block
-/// in it lives, and blocks belong to many threads. Measured: 0.2 to 1 MiB after 1,500 pods, 3 MiB after 20,000.
+/// in it lives, and blocks belong to many threads. Measured: 0.2 to 1 MiB after 1,500 pods, 3 MiB after
+/// 20,000.
 const KEPT_KIB: u64 = 3 << 10;
 const KEPT_FOR_LONG_KIB: u64 = 6 << 10;
 /// Threads of an idle agent. One audits the store every few seconds.
