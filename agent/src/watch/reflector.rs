@@ -294,7 +294,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 if let Some(object) = current {
                     self.sink.apply(Change::Applied(object));
                 }
-                self.counters.set_objects(self.inventory.len());
+                self.count();
             }
             Item::Undecodable(undecodable) => self.undecodable(undecodable),
         }
@@ -305,7 +305,13 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         self.checkpoint.changed(&key);
         self.unconfirmed.supersede(&key);
         self.sink.apply(Change::Gone { key, uid });
-        self.counters.set_objects(self.inventory.len());
+        self.count();
+    }
+
+    fn count(&self) {
+        let objects = self.inventory.len();
+        self.counters.set_objects(objects);
+        self.counters.set_unsaved(self.checkpoint.unsaved(objects));
     }
 
     fn undecodable(&mut self, Undecodable { meta, why }: Undecodable) {

@@ -136,3 +136,18 @@ async fn a_write_that_fails_at_the_end_is_repeated() {
     test.stop().await;
     assert_eq!(test.position().as_deref(), Some("12"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn changes_are_counted_at_once_until_they_are_durable() {
+    let change = [Step::Wait(Duration::from_millis(2300)), event("DELETED", "a", "u1", 12), Step::Hang];
+    let test = Test::start([listing(change)]);
+    let unsaved = || test.metrics.watch.unsaved.get_or_create(&SourceLabels { source: "pods" }).get();
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(unsaved(), 1, "the list");
+    sleep(Duration::from_millis(1700)).await;
+    assert_eq!(unsaved(), 0);
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(unsaved(), 1, "the deletion");
+    sleep(secs(2)).await;
+    assert_eq!(unsaved(), 0);
+}
