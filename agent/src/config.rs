@@ -316,7 +316,7 @@ impl Settings {
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
         match &pod_cidrs {
-            Some(pod_cidrs) if kubernetes.is_some() && !self.single_node.unwrap_or_default() => {
+            Some(pod_cidrs) if !self.is_only_node() => {
                 return Err(ConfigError::SharedPodCidr(pod_cidrs.clone()));
             }
             None if kubernetes.is_none() && (vif_source != VifSource::Annotation || vif_cidrs.is_empty()) => {
@@ -366,6 +366,11 @@ impl Settings {
         PodCidrs::new(given).map(Some).map_err(|source| ConfigError::Range { setting, source })
     }
 
+    /// Whether no other node has pods of the same network.
+    fn is_only_node(&self) -> bool {
+        self.standalone.unwrap_or_default() || self.single_node.unwrap_or_default()
+    }
+
     fn masquerade(&self) -> Result<masquerade::Settings, ConfigError> {
         let mut kept = cidrs("--vif-cidr", &self.vif_cidrs)?;
         kept.extend(cidrs("--non-masquerade-cidr", &self.non_masquerade_cidrs)?);
@@ -373,6 +378,7 @@ impl Settings {
         Ok(masquerade::Settings {
             mode: self.masquerade.unwrap_or_default(),
             kept,
+            spares_private: !self.is_only_node() && self.non_masquerade_cidrs.is_empty(),
             file: file.map(|file| absolute("--ip-masq-agent-config", Some(file), "")).transpose()?,
             ports: self.masquerade_ports.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         })

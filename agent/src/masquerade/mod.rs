@@ -68,6 +68,8 @@ struct Failure {
 
 /// Destinations that no router forwards: multicast and reserved addresses.
 const NEVER: [&str; 2] = ["224.0.0.0/3", "ff00::/8"];
+/// RFC 1918, RFC 6598 and RFC 4193.
+const PRIVATE: [&str; 5] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", UNIQUE_LOCAL];
 const LINK_LOCAL_V4: &str = "169.254.0.0/16";
 const LINK_LOCAL_V6: &str = "fe80::/10";
 /// RFC 4193.
@@ -198,7 +200,9 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
         [(LINK_LOCAL_V4, file.masquerades_link_local_v4), (LINK_LOCAL_V6, file.masquerades_link_local_v6)];
     let link_local =
         link_local.into_iter().filter_map(|(text, is_masqueraded)| (!is_masqueraded).then_some(text));
-    let constant = NEVER.into_iter().chain(link_local).filter_map(net);
+    let spares_private = settings.spares_private && file.kept.is_empty();
+    let private = PRIVATE.into_iter().filter(|_| spares_private);
+    let constant = NEVER.into_iter().chain(link_local).chain(private).filter_map(net);
     let configured = settings.kept.iter().chain(&file.kept).copied();
     Table {
         sources: local().filter(is_source).collect(),
@@ -272,6 +276,20 @@ mod tests {
         assert_eq!(kept(&file), nets(&expected.concat()));
         (file.masquerades_link_local_v4, file.masquerades_link_local_v6) = (true, true);
         assert_eq!(kept(&file).len(), 9);
+    }
+
+    #[test]
+    fn private_destinations_see_the_pods_address_until_others_are_named() {
+        let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
+        let settings = |spares_private| Settings { spares_private, ..settings(Mode::Auto) };
+        let spared = |settings: &Settings, kept: &[&str]| {
+            let file = FileSettings { kept: nets(kept), ..FileSettings::default() };
+            let kept = table(settings, &file, &pods()).kept;
+            private.iter().filter(|it| kept.contains(it)).count()
+        };
+        assert_eq!(spared(&settings(true), &[]), 5);
+        assert_eq!(spared(&settings(true), &["10.244.0.0/16"]), 0);
+        assert_eq!(spared(&settings(false), &[]), 0);
     }
 
     #[test]
