@@ -9,10 +9,11 @@ use crate::{address::Address, vifs};
 static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Whether an address is that of a pod of this node.
+/// The host interface of the pod of this node that has an address.
 #[inline(always)]
-pub fn contains(address: Address) -> bool {
-    ENDPOINTS.get_ptr(address.key()).is_some()
+pub fn interface(address: Address) -> Option<u32> {
+    // SAFETY: as for `find`.
+    unsafe { ENDPOINTS.get(address.key()) }.map(|endpoint| endpoint.ifindex)
 }
 
 /// Where this node delivers an address, if it does.

@@ -9,7 +9,7 @@ use crate::{
     meta::{Meta, Scope, Sender},
     nd,
     outcome::Outcome,
-    packet::Packet,
+    packet::{Packet, Stamp},
     spoofing, vifs,
 };
 
@@ -39,17 +39,20 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_unicast(&meta)?;
     to_gateway(&destination)?;
 
+    let Some(endpoint) = endpoints::find(meta.destination)? else {
+        return Ok(Outcome::Stack(Stamp::Checked));
+    };
     // The stack handles options, answers a packet at its last hop, and reassembles fragments where it
     // translates: they have no ports to look a flow up by.
-    if meta.has_options() || meta.hops <= 1 || meta.is_fragment() {
-        return Ok(Outcome::Stack);
+    let is_plain = !meta.has_options() && meta.hops > 1 && !meta.is_fragment();
+    if is_plain {
+        delivery::check(packet, &meta)?;
     }
-    let Some(endpoint) = endpoints::find(meta.destination)? else {
-        return Ok(Outcome::Stack);
-    };
-    delivery::check(packet, &meta)?;
     if flows::belongs_to_stack(packet, &meta) {
-        return Ok(Outcome::Stack);
+        return Ok(Outcome::Stack(Stamp::Checked));
+    }
+    if !is_plain {
+        return Ok(Outcome::Stack(Stamp::Direct));
     }
     delivery::rewrite(packet, &meta, endpoint)?;
     Ok(Outcome::Local { ifindex: endpoint.ifindex })

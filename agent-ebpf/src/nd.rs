@@ -9,7 +9,7 @@ use crate::{
     headers::{Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, L3, MacOption, NeighbourMessage},
     meta::Meta,
     outcome::Outcome,
-    packet::Packet,
+    packet::{Packet, Stamp},
     vifs,
 };
 
@@ -66,7 +66,7 @@ pub fn judge(
         answer(packet, meta, vif)?;
         return Ok(Outcome::Answered);
     }
-    Ok(Outcome::Stack)
+    Ok(Outcome::Stack(Stamp::Checked))
 }
 
 /// # Errors

@@ -11,6 +11,19 @@ pub struct Packet<'a> {
     ctx: &'a TcContext,
 }
 
+/// What `from_pod` tells `to_pod` about a packet that it leaves to the stack.
+///
+/// The stamp is in `skb->tc_index`, which the stack copies to fragments, and which no other kernel code uses
+/// for forwarded packets unless a filter returns `TC_ACT_OK` with a class.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stamp {
+    /// To an address that this node does not deliver, or of a flow that the stack translates.
+    Checked = 0xfe01,
+    /// To a pod of this node by the pod's own address: not translated.
+    Direct = 0xfe02,
+}
+
 /// The verifier refuses misaligned access to the stack.
 #[repr(C, align(8))]
 struct Aligned<T>(T);
@@ -37,6 +50,27 @@ impl<'a> Packet<'a> {
     pub fn ifindex(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
         unsafe { (*self.ctx.skb.skb).ifindex }
+    }
+
+    /// Index of the interface by which the packet came to this network namespace; 0 if the host itself sends
+    /// it, and for IPv6 packets that the host has fragmented.
+    #[inline(always)]
+    pub fn ingress_ifindex(&self) -> u32 {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).ingress_ifindex }
+    }
+
+    /// Stamps a packet that passes. A pod cannot forge a stamp: every packet that passes gets one.
+    #[inline(always)]
+    pub fn stamp(&self, stamp: Stamp) {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).tc_index = stamp as u32 }
+    }
+
+    #[inline(always)]
+    pub fn has_stamp(&self, stamp: Stamp) -> bool {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).tc_index == stamp as u32 }
     }
 
     /// Bytes, from the Ethernet header on.

@@ -25,3 +25,4 @@ pub mod runtime;
 pub mod sys;
 pub mod traffic;
 pub mod world;
+pub mod wire;

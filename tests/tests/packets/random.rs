@@ -403,9 +403,12 @@ fn from_pod_agrees_with_the_model() {
 fn to_pod_passes_only_packets_for_the_pod() {
     with_pods(|programs| {
         let (programs, recorded) = (RefCell::new(programs), RefCell::new(0));
-        let frames = (from(), any_frame());
-        let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, frame)| {
-            let ran = programs.borrow_mut().run(Program::ToPod, SkBuff::on(ifindex), &frame);
+        let other = select(vec![0, 1, B.ifindex, ONLY_V4.ifindex, ONLY_V6.ifindex]);
+        let ingress = mostly(A.ifindex, other);
+        let frames = (from(), ingress, any_frame());
+        let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, ingress, frame)| {
+            let skb = SkBuff::forwarded(ingress, ifindex);
+            let ran = programs.borrow_mut().run(Program::ToPod, skb, &frame);
             let ran = ran.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             prop_assert_eq!(&ran.packet, &frame);
             if ran.verdict == TC_ACT_SHOT {
@@ -425,6 +428,14 @@ fn to_pod_passes_only_packets_for_the_pod() {
                 _ => false,
             });
             prop_assert!(for_pod, "interface {}:\n{}", ifindex, hexdump(&frame));
+            // Never as a pod of the node, except from that pod or from the host itself.
+            let sender = PODS.iter().find(|pod| match field(12, 2) {
+                [8, 0] => field(26, 4) == pod.v4 && pod.v4 != [0; 4],
+                [0x86, 0xdd] => field(22, 16) == pod.v6 && pod.v6 != [0; 16],
+                _ => false,
+            });
+            let genuine = sender.is_none_or(|sender| ingress == 0 || ingress == sender.ifindex);
+            prop_assert!(genuine, "from {} to {}:\n{}", ingress, ifindex, hexdump(&frame));
             // The flow is recorded exactly if the model says so. The entry is removed before the next packet.
             let to_own = pod(ifindex).is_some_and(|pod| match field(12, 2) {
                 [8, 0] => field(30, 4) == pod.v4,

@@ -82,7 +82,7 @@ fn rows(
 /// The new flow that is recorded when the stack delivers `packet` to `A`.
 fn recorded(programs: &mut Programs, packet: &[u8]) -> anyhow::Result<Option<FlowKey>> {
     let before: Vec<FlowKey> = programs.stack_flows.keys().collect::<Result<_, _>>()?;
-    let ran = programs.run(Program::ToPod, SkBuff::on(A.ifindex), packet)?;
+    let ran = programs.run(Program::ToPod, SkBuff::forwarded(B.ifindex, A.ifindex), packet)?;
     ran.expect(TC_ACT_UNSPEC)?;
     ensure!(ran.packet == packet, "the packet was modified: {ran:?}");
     let now: Vec<FlowKey> = programs.stack_flows.keys().collect::<Result<_, _>>()?;
@@ -260,7 +260,9 @@ fn other_packets_are_not_recorded() {
 fn dropped_packets_are_not_recorded() {
     with_pods(|programs| {
         let stray = A.receives(IPV4, &Ipv4 { destination: FAR_V4, ..v4_request() }.with(&transport(1, 2)));
-        programs.run(Program::ToPod, SkBuff::on(A.ifindex), &stray)?;
+        programs.run(Program::ToPod, SkBuff::forwarded(B.ifindex, A.ifindex), &stray)?;
+        let spoofed = A.receives(IPV4, &v4_request().with(&transport(1, 2)));
+        programs.run(Program::ToPod, SkBuff::forwarded(1, A.ifindex), &spoofed)?;
         ensure!(programs.stack_flows.keys().next().is_none());
         Ok(())
     })
@@ -353,9 +355,9 @@ fn flows_in_use_are_not_evicted() {
             // Vary both ports: there are more flows than ports.
             let (client, server) = ((number % 60_000) as u16, 1 + (number / 60_000) as u16);
             let other = A.receives(IPV4, &v4(B, A, TCP).with(&tcp(client, server, b"")));
-            programs.run(Program::ToPod, SkBuff::on(A.ifindex), &other)?;
+            programs.run(Program::ToPod, SkBuff::forwarded(B.ifindex, A.ifindex), &other)?;
             if number % 5000 == 0 {
-                programs.run(Program::ToPod, SkBuff::on(A.ifindex), &request(CLIENT))?;
+                programs.run(Program::ToPod, SkBuff::forwarded(B.ifindex, A.ifindex), &request(CLIENT))?;
             }
         }
         let reply = A.sends_v4(&v4(A, B, UDP).with(&udp(SERVER, CLIENT, b"")));

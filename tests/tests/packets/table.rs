@@ -221,6 +221,12 @@ impl Row {
         Self::unchanged(about, to.ifindex, packet, TC_ACT_UNSPEC, Counted::Ingress)
     }
 
+    /// The same packet, forwarded from an interface; otherwise, the host itself sends it.
+    pub fn forwarded_from(mut self, ifindex: u32) -> Self {
+        self.skb.ingress_ifindex = ifindex;
+        self
+    }
+
     /// Counted under another ifindex than that of the packet's interface.
     pub fn counted_for(mut self, ifindex: u32) -> Self {
         self.counted.iter_mut().for_each(|(counted_for, _)| *counted_for = ifindex);
