@@ -49,6 +49,7 @@ pub fn judge(
         ROUTER_SOLICITATION if own_source => return Err(DropReason::Multicast),
         _ => return Err(DropReason::SpoofedNd),
     }
+    packet.pull_neighbour_message();
     let target = Address::v6(packet.header::<NeighbourMessage>(IPV6_PAYLOAD)?.target);
     let solicits = icmpv6_type == NEIGHBOUR_SOLICITATION;
     let allowed = if solicits {

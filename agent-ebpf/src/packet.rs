@@ -5,7 +5,9 @@ use core::mem::MaybeUninit;
 use agent_common::DropReason;
 use aya_ebpf::{helpers::generated::bpf_skb_load_bytes, programs::TcContext};
 
-use crate::headers::{ETHERTYPE_QINQ, ETHERTYPE_VLAN, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage};
+use crate::headers::{
+    ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
+};
 
 pub struct Packet<'a> {
     ctx: &'a TcContext,
@@ -31,18 +33,35 @@ struct Aligned<T>(T);
 // === impl Packet ===
 
 impl<'a> Packet<'a> {
-    /// The longest headers that [`Packet::header`] reads.
-    const HEADERS: u32 = (IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>()) as u32;
+    /// The headers that every IP packet has, and the start of what follows. A TCP segment's headers are
+    /// longer, and the kernel keeps its payload in a page of its own: one byte more would copy.
+    const HEADERS: usize = IPV6_PAYLOAD + size_of::<FragmentHeader>();
+    /// The headers of neighbour discovery.
+    const NEIGHBOUR: usize = IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>();
 
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
-        // The headers of a packet from a raw socket can lie in a page of their own, outside the linear data.
-        let wanted = if ctx.len() < Self::HEADERS { ctx.len() } else { Self::HEADERS };
-        if ctx.data() + wanted as usize > ctx.data_end() {
+        let mut packet = Self { ctx };
+        packet.pull(Self::HEADERS);
+        packet
+    }
+
+    /// Copies the headers of neighbour discovery into the linear data.
+    #[inline(always)]
+    pub fn pull_neighbour_message(&mut self) {
+        self.pull(Self::NEIGHBOUR);
+    }
+
+    /// Copies the first bytes into the linear data. The headers of a packet from a raw socket can lie in a
+    /// page of their own, and those of a packet from a `PACKET_TX_RING` in memory that the pod still writes
+    /// to: a header that is checked there could change afterwards.
+    #[inline(always)]
+    fn pull(&mut self, bytes: usize) {
+        let wanted = if self.ctx.len() < bytes as u32 { self.ctx.len() } else { bytes as u32 };
+        if self.ctx.data() + wanted as usize > self.ctx.data_end() {
             // On failure, the first read of a header fails.
-            let _ = ctx.skb.pull_data(wanted);
+            let _ = self.ctx.skb.pull_data(wanted);
         }
-        Self { ctx }
     }
 
     /// Index of the host interface that the program runs on.
@@ -103,7 +122,7 @@ impl<'a> Packet<'a> {
     pub fn header<T: Header>(&self, offset: usize) -> Result<&T, DropReason> {
         let header = self.pointer::<T>(offset)?;
         // SAFETY: in bounds, and valid for any bytes. Nothing writes while it is borrowed: `header_mut`
-        // borrows the packet exclusively, and only `new` calls a helper that moves the data.
+        // borrows the packet exclusively, as does `pull`, which calls a helper that moves the data.
         Ok(unsafe { &*header })
     }
 
