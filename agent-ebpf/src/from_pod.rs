@@ -6,11 +6,12 @@ use agent_common::{DropReason, GATEWAY_MAC};
 use crate::{
     arp, delivery, endpoints, flows,
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
+    icmp,
     meta::{Meta, Scope, Sender},
     nd,
     outcome::Outcome,
     packet::{Packet, Stamp},
-    spoofing, vifs,
+    services, size, spoofing, tunnels, vifs,
 };
 
 /// # Errors
@@ -39,16 +40,20 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_unicast(&meta)?;
     to_gateway(&destination)?;
 
-    let Some(endpoint) = endpoints::find(meta.destination)? else {
+    services::check(&meta)?;
+    let Some((endpoint, receiver)) = endpoints::find(&meta)? else {
+        tunnels::check(packet, &meta)?;
         return Ok(Outcome::Stack(Stamp::Checked));
     };
-    // The stack handles options, answers a packet at its last hop, and reassembles fragments where it
-    // translates: they have no ports to look a flow up by.
-    let is_plain = !meta.has_options() && meta.hops > 1 && !meta.is_fragment();
+    icmp::check(packet, &meta)?;
+    // The stack handles options, answers packets at their last hop and those that are too big, and
+    // reassembles fragments where it translates: they have no ports to look a flow up by.
+    let is_plain =
+        !meta.has_options() && meta.hops > 1 && !meta.is_fragment() && size::fits(packet, &meta, receiver);
     if is_plain {
         delivery::check(packet, &meta)?;
     }
-    if flows::belongs_to_stack(packet, &meta) {
+    if flows::belongs_to_stack(packet, &meta, vif, endpoint.ifindex) {
         return Ok(Outcome::Stack(Stamp::Checked));
     }
     if !is_plain {

@@ -7,7 +7,7 @@ use crate::{
     address::Address,
     checksum::Sum,
     headers::{Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, L3, MacOption, NeighbourMessage},
-    meta::Meta,
+    meta::{Meta, Scope},
     outcome::Outcome,
     packet::{Packet, Stamp},
     vifs,
@@ -60,6 +60,13 @@ pub fn judge(
     };
     // RFC 4861, 7.1: a routed message has a lower hop limit.
     if !allowed || meta.hops != 255 {
+        return Err(DropReason::SpoofedNd);
+    }
+    // Neighbour discovery does not leave the link: the stack would route a message to another address.
+    if meta.destination_scope() == Scope::Host {
+        return Err(DropReason::Martian);
+    }
+    if !meta.destination.is_on_link() {
         return Err(DropReason::SpoofedNd);
     }
     check_options(packet, vif)?;

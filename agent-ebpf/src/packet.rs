@@ -3,7 +3,11 @@
 use core::mem::MaybeUninit;
 
 use agent_common::DropReason;
-use aya_ebpf::{helpers::generated::bpf_skb_load_bytes, programs::TcContext};
+use aya_ebpf::{
+    bindings::bpf_fib_lookup,
+    helpers::generated::{self, bpf_skb_load_bytes},
+    programs::TcContext,
+};
 
 use crate::headers::{
     ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
@@ -110,8 +114,22 @@ impl<'a> Packet<'a> {
     /// KiB".
     #[inline(always)]
     pub fn is_gso(&self) -> bool {
+        self.gso_size() != 0
+    }
+
+    /// Length of the payload of each segment; 0 without GSO.
+    #[inline(always)]
+    pub fn gso_size(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).gso_size != 0 }
+        unsafe { (*self.ctx.skb.skb).gso_size }
+    }
+
+    /// `bpf_fib_lookup`: 0 or one of `BPF_FIB_LKUP_RET_`; negative if the parameters are invalid.
+    #[inline(always)]
+    pub fn look_up_route(&self, parameters: &mut bpf_fib_lookup) -> i64 {
+        let len = size_of::<bpf_fib_lookup>() as i32;
+        // SAFETY: the context is valid, and the parameters are of the given length.
+        unsafe { generated::bpf_fib_lookup(self.ctx.skb.skb.cast(), &raw mut *parameters, len, 0) }
     }
 
     /// The header at an offset.

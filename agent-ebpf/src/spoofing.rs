@@ -22,8 +22,8 @@ pub fn check(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
     }
 }
 
-/// Checks a packet from the stack whose source is a pod of this node, by the pod's host interface. A neighbour
-/// on the wire can send such a packet, too, unless `rp_filter` is strict; IPv6 has no `rp_filter`.
+/// Checks a packet from the stack whose source is a pod of this node, by the pod's host interface. A
+/// neighbour on the wire can send such a packet, too, unless `rp_filter` is strict; IPv6 has no `rp_filter`.
 ///
 /// The host itself may send from a pod's address: a transparent proxy does, and netfilter when it rejects a
 /// packet. The kernel does not keep the interface in IPv6 fragments that it makes (`ip6_copy_metadata`), but
@@ -59,7 +59,7 @@ fn link_local(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
         Err(DropReason::Multicast)
     } else if !vifs::owns_link_local(vif, meta.source) || !meta.destination.is_link_local() {
         Err(DropReason::SpoofedIpv6)
-    } else if !meta.is_fragment() && matches!(meta.protocol, ICMPV6 | TCP | UDP) {
+    } else if !meta.is_fragment() && !meta.is_extended() && matches!(meta.protocol, ICMPV6 | TCP | UDP) {
         Ok(())
     } else {
         Err(DropReason::SpoofedNd)

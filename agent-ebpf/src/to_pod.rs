@@ -30,8 +30,10 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     }
     if vifs::owns(vif, meta.family, meta.destination) {
         // Without the stamp, the stack has translated the packet.
-        if sibling.is_some() && !packet.has_stamp(Stamp::Direct) {
-            flows::record(packet, &meta);
+        if let Some(client) = sibling
+            && !packet.has_stamp(Stamp::Direct)
+        {
+            flows::record(packet, &meta, client);
         }
         return Ok(());
     }

@@ -1,4 +1,5 @@
-//! What the programs cost: time per run for real packets, as the kernel counts it (`kernel.bpf_stats_enabled`).
+//! What the programs cost: time per run for real packets, as the kernel counts it
+//! (`kernel.bpf_stats_enabled`).
 //!
 //! Times depend on machine and load: compare those of one run. They include the kernel's two readings of the
 //! clock.
