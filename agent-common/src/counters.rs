@@ -26,7 +26,7 @@ pub struct Traffic {
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])+ $reason:ident = $index:literal => $field:ident,)+) => {
         /// The reason for dropping a packet.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum DropReason {
             $($(#[$doc])+ $reason = $index,)+
@@ -58,6 +58,14 @@ macro_rules! drop_reasons {
         }
 
         impl Drops {
+            /// Counts packets that were dropped for a reason.
+            pub const fn add(&mut self, reason: DropReason, packets: u64) {
+                let count = match reason {
+                    $(DropReason::$reason => &mut self.$field,)+
+                };
+                *count = count.wrapping_add(packets);
+            }
+
             /// Packets that were dropped for a reason.
             pub const fn get(&self, reason: DropReason) -> u64 {
                 match reason {
@@ -99,6 +107,12 @@ drop_reasons! {
     NotToGateway = 11 => not_to_gateway,
     /// To the pod, for a foreign address.
     NotForPod = 12 => not_for_pod,
+    /// An answer of a DHCP or DHCPv6 server, from the pod.
+    DhcpServer = 13 => dhcp_server,
+    /// An ICMP error from the pod to another pod of the node, about a flow that is not between them.
+    ForgedIcmp = 14 => forged_icmp,
+    /// IP-in-IP or GRE from the pod to the node itself.
+    Tunnel = 15 => tunnel,
 }
 
 const _: () = assert!(size_of::<Traffic>() == 16);

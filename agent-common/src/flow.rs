@@ -1,4 +1,4 @@
-//! Key and value of `STACK_FLOWS`.
+//! Keys and values of `STACK_FLOWS` and `FLOW_RINGS`.
 
 use crate::EndpointKey;
 
@@ -20,32 +20,52 @@ pub struct FlowKey {
     pub reserved: [u8; 3],
 }
 
-/// Value of `STACK_FLOWS`, for readers only: the programs test the presence of the key.
+/// Value of `STACK_FLOWS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// Index of the host interface through which the stack delivered the flow's first packet.
+    /// Index of the host interface through which the stack delivered the flow's first packet, for readers.
     pub ifindex: u32,
+    /// Time of the last packet, in jiffies modulo 2^32.
+    pub used: u32,
+}
+
+/// Key of `FLOW_RINGS`: a place in the ring of a client pod's flows. The value is the flow's key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RingKey {
+    /// Index of the client pod's host interface.
+    pub ifindex: u32,
+    /// Below [`flows_per_pod`](crate::flows_per_pod), or [`RingKey::LOCK`].
+    pub place: u32,
+}
+
+impl RingKey {
+    /// The key exists while a program changes the ring.
+    pub const LOCK: u32 = u32::MAX;
 }
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<FlowKey>() == 40);
-const _: () = assert!(size_of::<Flow>() == 4);
+const _: () = assert!(size_of::<Flow>() == 8);
+const _: () = assert!(size_of::<RingKey>() == 8);
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{Flow, FlowKey};
+    use super::FlowKey;
     use crate::EndpointKey;
 
     #[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
     mod pod {
-        use super::{Flow, FlowKey};
+        use super::super::{Flow, FlowKey, RingKey};
 
         // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
         // is valid.
         unsafe impl aya::Pod for FlowKey {}
         // SAFETY: as for `FlowKey`.
         unsafe impl aya::Pod for Flow {}
+        // SAFETY: as for `FlowKey`.
+        unsafe impl aya::Pod for RingKey {}
     }
 
     impl FlowKey {

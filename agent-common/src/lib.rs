@@ -15,11 +15,11 @@ mod flow;
 mod vif;
 
 pub use counters::{Counters, DropReason, Drops, Traffic};
-pub use flow::{Flow, FlowKey};
+pub use flow::{Flow, FlowKey, RingKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Default capacity of `VIFS`: pod interfaces of a node.
 pub const MAX_VIFS: usize = 4096;
@@ -27,9 +27,14 @@ pub const MAX_VIFS: usize = 4096;
 /// Default capacity of `ENDPOINTS`: addresses that a node delivers.
 pub const MAX_ENDPOINTS: usize = 16384;
 
-/// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates. A new flow
-/// evicts the least recently used one.
-pub const MAX_FLOWS: usize = 65536;
+/// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates.
+pub const MAX_FLOWS: usize = 262_144;
+
+/// The share of `STACK_FLOWS` that one pod can fill as client: a 16th. A new flow above it evicts an older
+/// flow of the same pod, and never another pod's.
+pub const fn flows_per_pod(capacity: u32) -> u32 {
+    capacity / 16
+}
 
 /// The MAC address of every pod's host interface, which is the pod's gateway.
 ///

@@ -20,8 +20,13 @@ pub struct VifEntry {
     pub ipv6: [u8; 16],
     /// Of the interface in the pod.
     pub mac: [u8; 6],
-    /// Zero.
-    pub reserved: [u8; 2],
+    /// Of the interface in the pod, in bytes without the Ethernet header.
+    pub mtu: u16,
+    /// Written by the programs: not 0 at the host interface's index, modulo 32, of each pod with which this
+    /// one has had a flow in `STACK_FLOWS`.
+    pub stack_peers: [u8; 32],
+    /// Written by the programs: flows in `STACK_FLOWS` that this pod has begun so far.
+    pub stack_flows: u32,
     /// Text: `namespace/name` of the pod, or the container ID if the runtime named no pod; truncated.
     pub pod: [i8; 128],
     /// Text: the pod's UID; empty if the runtime passed none.
@@ -52,7 +57,7 @@ pub struct Endpoint {
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<VifKey>() == 4);
-const _: () = assert!(size_of::<VifEntry>() == 216);
+const _: () = assert!(size_of::<VifEntry>() == 252);
 const _: () = assert!(size_of::<EndpointKey>() == 16);
 const _: () = assert!(size_of::<Endpoint>() == 12);
 
@@ -63,6 +68,12 @@ impl VifEntry {
     pub const HAS_IPV4: u32 = 1;
     /// The pod has the address in `ipv6`.
     pub const HAS_IPV6: u32 = 2;
+
+    /// The place in `stack_peers` of the pod behind a host interface.
+    #[inline(always)]
+    pub const fn peer(ifindex: u32) -> usize {
+        ifindex as usize % 32
+    }
 
     /// Whether an address is the pod's.
     #[inline(always)]

@@ -57,6 +57,13 @@ impl Address {
         bytes
     }
 
+    /// In network order, as the kernel's `in6_addr`.
+    #[inline(always)]
+    pub fn to_v6_words(self) -> [u32; 4] {
+        // SAFETY: integers of the same size.
+        unsafe { transmute::<Self, [u32; 4]>(self) }
+    }
+
     /// The first byte of an IPv6 address.
     #[inline(always)]
     pub fn first_of_v6(&self) -> u8 {
@@ -76,6 +83,13 @@ impl Address {
     pub fn is_link_local(&self) -> bool {
         let [high, _] = self.0;
         u64::from_be(high) >> 54 == 0xfe80 >> 6
+    }
+
+    /// Whether the address is on this link only: link-local unicast, or multicast of the link, `ff02::/16`.
+    #[inline(always)]
+    pub fn is_on_link(&self) -> bool {
+        let [high, _] = self.0;
+        self.is_link_local() || u64::from_be(high) >> 48 == 0xff02
     }
 
     /// Whether the address is `::`, `::1`, or IPv4 in IPv6 (`::/96`, `::ffff:0:0/96`).

@@ -6,7 +6,7 @@ use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
 use crate::{
     headers::{Arp, Ethernet, L3, set_mac},
     outcome::Outcome,
-    packet::Packet,
+    packet::{Packet, Stamp},
 };
 
 /// The target address is not checked, since no other pod receives the message.
@@ -29,7 +29,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropRea
         return Err(DropReason::SpoofedArp);
     }
     if operation != Arp::REQUEST || !own || arp.target_ip != GATEWAY_IPV4 {
-        return Ok(Outcome::Stack);
+        return Ok(Outcome::Stack(Stamp::Checked));
     }
     let arp = packet.header_mut::<Arp>(L3)?;
     set_mac(&mut arp.target_mac, &vif.mac);

@@ -1,4 +1,4 @@
-//! `STACK_FLOWS`: the flows between pods of this node that the host's stack translates.
+//! `STACK_FLOWS` and `FLOW_RINGS`: the flows between pods of this node that the host's stack translates.
 //!
 //! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The
 //! replies must pass the stack to be translated back: delivered past it, they would reach the client from an
@@ -8,21 +8,42 @@
 //! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a
 //! reply without a request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a
 //! later, untranslated connection with the same ports takes the way through the stack.
+//!
+//! Each client pod has a ring of places, and no more flows than places: a new flow takes the next place, or
+//! that of the longest unused of the next few flows. So no pod evicts another's flows.
 
 use core::mem::offset_of;
 
-use agent_common::{Flow, FlowKey, MAX_FLOWS};
-use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
+use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, VifEntry, flows_per_pod};
+use aya_ebpf::{
+    Global, bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, helpers::generated::bpf_jiffies64,
+    macros::btf_map,
+};
 
 use crate::{
     address::Address,
     headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
+    icmp,
     meta::{Family, Meta},
     packet::Packet,
+    vifs,
 };
 
 #[btf_map]
-static STACK_FLOWS: LruHashMap<FlowKey, Flow, MAX_FLOWS> = LruHashMap::new();
+static STACK_FLOWS: HashMap<FlowKey, Flow, MAX_FLOWS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+
+#[btf_map]
+static FLOW_RINGS: HashMap<RingKey, FlowKey, MAX_FLOWS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+
+/// Places in each ring; the agent sets it for other capacities.
+#[unsafe(no_mangle)]
+static FLOWS_PER_POD: Global<u32> = Global::new(flows_per_pod(MAX_FLOWS as u32));
+
+/// Flows of which a new one evicts the longest unused.
+const TRIES: u32 = 8;
+/// Each takes about as long as a step of the holder.
+const LOCK_TRIES: u32 = 64;
+const BPF_NOEXIST: u64 = 1;
 
 /// A `FlowKey` whose addresses are words.
 #[repr(C)]
@@ -42,37 +63,123 @@ const _: () = assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port)
 const _: () = assert!(offset_of!(Key, high_port) == offset_of!(FlowKey, high_port));
 const _: () = assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
 
-/// Length of the ICMP or ICMPv6 error header before the quoted packet (RFC 792; RFC 4443, 3).
-const ICMP_ERROR: usize = 8;
-
 /// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an
 /// echo identifier belongs to none.
+///
+/// Most pods have no recorded flow with each other: then the flow's key is neither made nor looked up.
 #[inline(always)]
-pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta) -> bool {
+pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, to: u32) -> bool {
+    // Volatile: the programs write it on other CPUs.
+    // SAFETY: in bounds, see `VifEntry::peer`.
+    let has_flows =
+        unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(to)).read_volatile() };
+    if has_flows == 0 {
+        return false;
+    }
     let Some(transport) = meta.transport() else {
         return false;
     };
-    if is_icmp_error(meta, transport) {
-        return quote_belongs_to_stack(packet, meta.family, meta.payload + ICMP_ERROR);
+    if icmp::is_error(meta, transport) {
+        return quote_belongs_to_stack(packet, meta.family, meta.payload + icmp::ERROR);
     }
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
 
-/// Records the flow of a packet that the stack delivers, and that a pod of this node has sent. Flows behind
-/// IPv6 extension headers other than a fragment header are not recorded.
+/// Records the flow of a packet that the stack delivers to a pod, and that the pod behind the host interface
+/// `client` has sent. Flows behind IPv6 extension headers other than a fragment header are not recorded.
 #[inline(always)]
-pub fn record(packet: &Packet<'_>, meta: &Meta) {
+pub fn record(packet: &Packet<'_>, meta: &Meta, client: u32) {
     let Some(key) =
         meta.transport().and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
     else {
         return;
     };
-    // The lookup counts as a use for the LRU order. An update would cost more, and evict another entry of a
-    // full map.
-    if STACK_FLOWS.get_ptr(key.as_flow()).is_none() {
-        // If the insertion fails, the flow's next packet tries again.
-        let _ = STACK_FLOWS.insert(key.as_flow(), Flow { ifindex: packet.ifindex() }, 0);
+    let server = packet.ifindex();
+    // With every packet: the agent may have replaced the entries of `VIFS`.
+    vifs::mark_peers(client, server);
+    if !touch(&key) {
+        insert(&key, client, server);
     }
+}
+
+/// If the insertion fails, the flow's next packet tries again.
+#[inline(never)]
+fn insert(key: &Key, client: u32, server: u32) {
+    if !lock(client) {
+        return;
+    }
+    let key = key.as_flow();
+    if let Some(place) = free_place(client)
+        && FLOW_RINGS.insert(place, key, 0).is_ok()
+        && STACK_FLOWS.insert(key, Flow { ifindex: server, used: now() }, 0).is_err()
+    {
+        let _ = FLOW_RINGS.remove(place);
+    }
+    let _ = FLOW_RINGS.remove(locked(client));
+}
+
+/// Locks a ring against other CPUs, for the time of a few map operations: the old kernels' instructions have
+/// no atomic exchange, but the insertion of a new key is atomic.
+#[inline(always)]
+fn lock(client: u32) -> bool {
+    let none = FlowKey::default();
+    for _ in 0..LOCK_TRIES {
+        if FLOW_RINGS.insert(locked(client), none, BPF_NOEXIST).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+#[inline(always)]
+fn locked(ifindex: u32) -> RingKey {
+    RingKey { ifindex, place: RingKey::LOCK }
+}
+
+/// A place in the client's ring, whose flow is evicted: the longest unused of a few. `None` without a client.
+#[inline(always)]
+fn free_place(client: u32) -> Option<RingKey> {
+    let mut place = RingKey { ifindex: client, place: 0 };
+    let (mut oldest, mut age) = (place, 0);
+    let now = now();
+    for _ in 0..TRIES {
+        place.place = vifs::next_flow(client)? % FLOWS_PER_POD.load().max(1);
+        // SAFETY: the ring is locked, and the agent removes its entries only after those of `VIFS`.
+        let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr_mut(old));
+        let Some(flow) = flow else { return Some(place) };
+        // SAFETY: an aligned field of an entry, which stays readable until the program returns.
+        let unused = now.wrapping_sub(unsafe { (&raw const (*flow).used).read_volatile() });
+        if unused >= age {
+            (oldest, age) = (place, unused);
+        }
+    }
+    // SAFETY: as above.
+    if let Some(old) = unsafe { FLOW_RINGS.get(oldest) } {
+        let _ = STACK_FLOWS.remove(old);
+    }
+    Some(oldest)
+}
+
+/// Whether a flow is recorded. Notes the time.
+#[inline(always)]
+fn touch(key: &Key) -> bool {
+    let Some(flow) = STACK_FLOWS.get_ptr_mut(key.as_flow()) else { return false };
+    // SAFETY: an aligned field of an entry, which stays readable until the program returns.
+    let used = unsafe { &raw mut (*flow).used };
+    let now = now();
+    // SAFETY: as above. A write only where it changes something: the line is shared by all CPUs.
+    if unsafe { used.read_volatile() } != now {
+        // SAFETY: as above.
+        unsafe { used.write_volatile(now) };
+    }
+    true
+}
+
+/// In jiffies, which cost less than a clock.
+#[inline(always)]
+fn now() -> u32 {
+    // SAFETY: a helper call without arguments.
+    unsafe { bpf_jiffies64() as u32 }
 }
 
 /// Whether the packet quoted in an ICMP error belongs to a recorded flow.
@@ -98,8 +205,7 @@ fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> 
 
 #[inline(always)]
 fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
-    key(source, destination, protocol, transport)
-        .is_some_and(|key| STACK_FLOWS.get_ptr(key.as_flow()).is_some())
+    key(source, destination, protocol, transport).is_some_and(|key| touch(&key))
 }
 
 /// The flow of a packet; `None` if the stack does not translate its protocol.
@@ -112,16 +218,6 @@ fn key(source: Address, destination: Address, protocol: u8, transport: Transport
         _ => return None,
     };
     Some(Key::between(protocol, (source, from), (destination, to)))
-}
-
-/// Whether an ICMP message quotes a packet (RFC 792; RFC 4443, 2.1).
-#[inline(always)]
-fn is_icmp_error(meta: &Meta, transport: Transport) -> bool {
-    let kind = transport.icmp_type();
-    match meta.family {
-        Family::Ipv4 => meta.protocol == ICMP && matches!(kind, 3 | 4 | 5 | 11 | 12),
-        Family::Ipv6 => meta.protocol == ICMPV6 && kind < 128,
-    }
 }
 
 // === impl Key ===

@@ -6,11 +6,12 @@ use agent_common::{DropReason, GATEWAY_MAC};
 use crate::{
     arp, delivery, endpoints, flows,
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
+    icmp,
     meta::{Meta, Scope, Sender},
     nd,
     outcome::Outcome,
-    packet::Packet,
-    spoofing, vifs,
+    packet::{Packet, Stamp},
+    services, size, spoofing, tunnels, vifs,
 };
 
 /// # Errors
@@ -39,17 +40,24 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_unicast(&meta)?;
     to_gateway(&destination)?;
 
-    // The stack handles options, answers a packet at its last hop, and reassembles fragments where it
-    // translates: they have no ports to look a flow up by.
-    if meta.has_options() || meta.hops <= 1 || meta.is_fragment() {
-        return Ok(Outcome::Stack);
-    }
-    let Some(endpoint) = endpoints::find(meta.destination)? else {
-        return Ok(Outcome::Stack);
+    services::check(&meta)?;
+    let Some((endpoint, receiver)) = endpoints::find(&meta)? else {
+        tunnels::check(packet, &meta)?;
+        return Ok(Outcome::Stack(Stamp::Checked));
     };
-    delivery::check(packet, &meta)?;
-    if flows::belongs_to_stack(packet, &meta) {
-        return Ok(Outcome::Stack);
+    icmp::check(packet, &meta)?;
+    // The stack handles options, answers packets at their last hop and those that are too big, and
+    // reassembles fragments where it translates: they have no ports to look a flow up by.
+    let is_plain =
+        !meta.has_options() && meta.hops > 1 && !meta.is_fragment() && size::fits(packet, &meta, receiver);
+    if is_plain {
+        delivery::check(packet, &meta)?;
+    }
+    if flows::belongs_to_stack(packet, &meta, vif, endpoint.ifindex) {
+        return Ok(Outcome::Stack(Stamp::Checked));
+    }
+    if !is_plain {
+        return Ok(Outcome::Stack(Stamp::Direct));
     }
     delivery::rewrite(packet, &meta, endpoint)?;
     Ok(Outcome::Local { ifindex: endpoint.ifindex })

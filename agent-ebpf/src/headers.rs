@@ -22,6 +22,12 @@ pub const HOP_BY_HOP: u8 = 0;
 pub const ROUTING: u8 = 43;
 pub const FRAGMENT: u8 = 44;
 pub const DESTINATION_OPTIONS: u8 = 60;
+pub const IP_IN_IP: u8 = 4;
+pub const IPV6_IN_IP: u8 = 41;
+pub const GRE: u8 = 47;
+
+/// Offset of the byte with the header length in a TCP header (RFC 9293, 3.1).
+pub const TCP_DATA_OFFSET: usize = 12;
 
 /// Offset of the IP or ARP header.
 pub const L3: usize = size_of::<Ethernet>();
@@ -106,9 +112,10 @@ headers! {
         destination: [u8; 16],
     }
 
-    /// RFC 8200, 4.5.
+    /// RFC 8200, 4.5. The first byte is the same in all extension headers.
     struct FragmentHeader {
         next_header: u8,
+        /// In other extension headers, the length in units of eight bytes, without the first eight.
         reserved: u8,
         offset: [u8; 2],
         id: [u8; 4],

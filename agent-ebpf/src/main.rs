@@ -15,12 +15,16 @@ mod endpoints;
 mod flows;
 mod from_pod;
 mod headers;
+mod icmp;
 mod meta;
 mod nd;
 mod outcome;
 mod packet;
+mod services;
+mod size;
 mod spoofing;
 mod to_pod;
+mod tunnels;
 mod vifs;
 
 use aya_ebpf::{
@@ -39,7 +43,8 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match from_pod::judge(&mut packet) {
-        Ok(Outcome::Stack) => {
+        Ok(Outcome::Stack(stamp)) => {
+            packet.stamp(stamp);
             counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC
@@ -92,7 +97,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// The helpers in use need no GPL-compatible licence; tracing helpers would.
+/// `bpf_fib_lookup` needs a GPL-compatible licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

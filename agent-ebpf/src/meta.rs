@@ -15,13 +15,15 @@ pub struct Meta {
     pub source: Address,
     pub destination: Address,
     pub family: Family,
-    /// IPv4's protocol or IPv6's next header; of an IPv6 fragment, the next header of its fragment header.
+    /// IPv4's protocol or IPv6's next header, behind extension headers.
     pub protocol: u8,
     /// TTL or hop limit.
     pub hops: u8,
     /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the
     /// flag: an atomic fragment is a fragment too.
     fragment: u16,
+    /// [`NO_EXTENSIONS`], [`SKIPPED`] or [`UNKNOWN`].
+    extensions: u8,
     /// Offset of the transport header.
     pub payload: usize,
     /// Length of the frame.
@@ -35,6 +37,15 @@ pub enum Family {
     Ipv4,
     Ipv6,
 }
+
+/// IPv6 extension headers other than a fragment header (RFC 8200, 4.1).
+const NO_EXTENSIONS: u8 = 0;
+const SKIPPED: u8 = 1;
+/// Too many, or cut off.
+const UNKNOWN: u8 = 2;
+
+/// RFC 8200, 4.1, recommends at most four of the kinds that a router may meet.
+const MAX_EXTENSIONS: usize = 4;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,6 +102,7 @@ impl Meta {
             protocol: ip.protocol,
             hops: ip.ttl,
             fragment: u16::from_be_bytes(ip.fragment) & (Ipv4::MORE_FRAGMENTS | Ipv4::OFFSET),
+            extensions: NO_EXTENSIONS,
             payload,
             len: packet.len() as usize,
             transport: Transport::read(packet, payload),
@@ -106,32 +118,34 @@ impl Meta {
             protocol: ip.next_header,
             hops: ip.hop_limit,
             fragment: 0,
+            extensions: NO_EXTENSIONS,
             payload: IPV6_PAYLOAD,
             len: packet.len() as usize,
             transport: Transport::new([0; 8]),
         };
-        if ip.next_header != FRAGMENT {
-            meta.transport = Transport::read(packet, IPV6_PAYLOAD);
-            return meta;
+        if is_extension(ip.next_header) {
+            let skipped = Skipped::unpack(skip_extensions(packet, ip.next_header));
+            (meta.protocol, meta.fragment) = (skipped.protocol, skipped.fragment);
+            (meta.payload, meta.extensions) = (usize::from(skipped.payload), skipped.extensions);
         }
-        meta.payload = IPV6_PAYLOAD + size_of::<FragmentHeader>();
-        meta.fragment = Ipv4::MORE_FRAGMENTS;
-        if let Ok(fragment) = packet.header::<FragmentHeader>(IPV6_PAYLOAD) {
-            meta.protocol = fragment.next_header;
-            meta.fragment |= u16::from_be_bytes(fragment.offset) >> 3;
-            meta.transport = Transport::read(packet, IPV6_PAYLOAD + size_of::<FragmentHeader>());
-        }
+        meta.transport = Transport::read(packet, meta.payload);
         meta
     }
 
-    /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment header (RFC 8200,
-    /// 4.1).
+    /// Whether the stack should see the packet: it has IPv4 options, or more IPv6 extension headers than are
+    /// parsed. A router need not look at others (RFC 8200, 4).
     #[inline(always)]
     pub fn has_options(&self) -> bool {
         match self.family {
             Family::Ipv4 => self.payload != IPV4_PAYLOAD,
-            Family::Ipv6 => matches!(self.protocol, HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS),
+            Family::Ipv6 => self.extensions == UNKNOWN,
         }
+    }
+
+    /// Whether the packet has extension headers other than a fragment header.
+    #[inline(always)]
+    pub fn is_extended(&self) -> bool {
+        self.extensions != NO_EXTENSIONS
     }
 
     #[inline(always)]
@@ -152,7 +166,8 @@ impl Meta {
     /// `Malformed`, if the frame ends before the type.
     #[inline(always)]
     pub fn icmpv6_type(&self, packet: &Packet<'_>) -> Result<Option<u8>, DropReason> {
-        if self.family != Family::Ipv6 || self.protocol != ICMPV6 || self.is_fragment() {
+        if self.family != Family::Ipv6 || self.protocol != ICMPV6 || self.is_fragment() || self.is_extended()
+        {
             return Ok(None);
         }
         // Not from `transport`: a message can be shorter.
@@ -170,6 +185,73 @@ impl Meta {
             Family::Ipv6 if self.destination.first_of_v6() == 0xff => Scope::Multicast,
             Family::Ipv6 if self.destination.embeds_ipv4() => Scope::Host,
             Family::Ipv6 => Scope::Unicast,
+        }
+    }
+}
+
+/// What is behind extension headers.
+struct Skipped {
+    protocol: u8,
+    extensions: u8,
+    /// As in [`Meta`].
+    fragment: u16,
+    /// Offset of the transport header: four extension headers of 2 KiB each, at most.
+    payload: u16,
+}
+
+#[inline(always)]
+fn is_extension(next_header: u8) -> bool {
+    matches!(next_header, FRAGMENT | HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS)
+}
+
+/// Finds the transport header behind extension headers: a packed [`Skipped`], because the verifier lets a
+/// function return one integer.
+#[inline(never)]
+fn skip_extensions(packet: &Packet<'_>, next_header: u8) -> u64 {
+    let mut found = Skipped {
+        protocol: next_header,
+        extensions: NO_EXTENSIONS,
+        fragment: 0,
+        payload: IPV6_PAYLOAD as u16,
+    };
+    for _ in 0..MAX_EXTENSIONS {
+        // All extension headers start like a fragment header.
+        let Some(header) = packet.copy::<FragmentHeader>(usize::from(found.payload)) else { break };
+        if found.protocol == FRAGMENT {
+            found.fragment = Ipv4::MORE_FRAGMENTS | u16::from_be_bytes(header.offset) >> 3;
+            found.payload += size_of::<FragmentHeader>() as u16;
+        } else {
+            found.extensions = SKIPPED;
+            found.payload += (u16::from(header.reserved) + 1) * 8;
+        }
+        found.protocol = header.next_header;
+        if found.fragment & Ipv4::OFFSET != 0 || !is_extension(found.protocol) {
+            return found.pack();
+        }
+    }
+    found.extensions = UNKNOWN;
+    found.pack()
+}
+
+// === impl Skipped ===
+
+impl Skipped {
+    #[inline(always)]
+    fn pack(self) -> u64 {
+        u64::from(self.protocol)
+            | u64::from(self.extensions) << 8
+            | u64::from(self.fragment) << 16
+            | u64::from(self.payload) << 32
+    }
+
+    #[inline(always)]
+    fn unpack(packed: u64) -> Self {
+        Self {
+            protocol: packed as u8,
+            extensions: (packed >> 8) as u8,
+            fragment: (packed >> 16) as u16,
+            // The verifier does not know the bound.
+            payload: (packed >> 32) as u16 & 0x3fff,
         }
     }
 }

@@ -7,9 +7,9 @@ use crate::{
     address::Address,
     checksum::Sum,
     headers::{Ethernet, ICMPV6, IPV6_PAYLOAD, Ipv6, L3, MacOption, NeighbourMessage},
-    meta::Meta,
+    meta::{Meta, Scope},
     outcome::Outcome,
-    packet::Packet,
+    packet::{Packet, Stamp},
     vifs,
 };
 
@@ -49,6 +49,7 @@ pub fn judge(
         ROUTER_SOLICITATION if own_source => return Err(DropReason::Multicast),
         _ => return Err(DropReason::SpoofedNd),
     }
+    packet.pull_neighbour_message();
     let target = Address::v6(packet.header::<NeighbourMessage>(IPV6_PAYLOAD)?.target);
     let solicits = icmpv6_type == NEIGHBOUR_SOLICITATION;
     let allowed = if solicits {
@@ -61,12 +62,19 @@ pub fn judge(
     if !allowed || meta.hops != 255 {
         return Err(DropReason::SpoofedNd);
     }
+    // Neighbour discovery does not leave the link: the stack would route a message to another address.
+    if meta.destination_scope() == Scope::Host {
+        return Err(DropReason::Martian);
+    }
+    if !meta.destination.is_on_link() {
+        return Err(DropReason::SpoofedNd);
+    }
     check_options(packet, vif)?;
     if solicits && own_source && target == Address::v6(GATEWAY_IPV6) {
         answer(packet, meta, vif)?;
         return Ok(Outcome::Answered);
     }
-    Ok(Outcome::Stack)
+    Ok(Outcome::Stack(Stamp::Checked))
 }
 
 /// # Errors

@@ -3,12 +3,31 @@
 use core::mem::MaybeUninit;
 
 use agent_common::DropReason;
-use aya_ebpf::{helpers::generated::bpf_skb_load_bytes, programs::TcContext};
+use aya_ebpf::{
+    bindings::bpf_fib_lookup,
+    helpers::generated::{self, bpf_skb_load_bytes},
+    programs::TcContext,
+};
 
-use crate::headers::{ETHERTYPE_QINQ, ETHERTYPE_VLAN, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage};
+use crate::headers::{
+    ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
+};
 
 pub struct Packet<'a> {
     ctx: &'a TcContext,
+}
+
+/// What `from_pod` tells `to_pod` about a packet that it leaves to the stack.
+///
+/// The stamp is in `skb->tc_index`, which the stack copies to fragments, and which no other kernel code uses
+/// for forwarded packets unless a filter returns `TC_ACT_OK` with a class.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stamp {
+    /// To an address that this node does not deliver, or of a flow that the stack translates.
+    Checked = 0xfe01,
+    /// To a pod of this node by the pod's own address: not translated.
+    Direct = 0xfe02,
 }
 
 /// The verifier refuses misaligned access to the stack.
@@ -18,18 +37,35 @@ struct Aligned<T>(T);
 // === impl Packet ===
 
 impl<'a> Packet<'a> {
-    /// The longest headers that [`Packet::header`] reads.
-    const HEADERS: u32 = (IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>()) as u32;
+    /// The headers that every IP packet has, and the start of what follows. A TCP segment's headers are
+    /// longer, and the kernel keeps its payload in a page of its own: one byte more would copy.
+    const HEADERS: usize = IPV6_PAYLOAD + size_of::<FragmentHeader>();
+    /// The headers of neighbour discovery.
+    const NEIGHBOUR: usize = IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>();
 
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
-        // The headers of a packet from a raw socket can lie in a page of their own, outside the linear data.
-        let wanted = if ctx.len() < Self::HEADERS { ctx.len() } else { Self::HEADERS };
-        if ctx.data() + wanted as usize > ctx.data_end() {
+        let mut packet = Self { ctx };
+        packet.pull(Self::HEADERS);
+        packet
+    }
+
+    /// Copies the headers of neighbour discovery into the linear data.
+    #[inline(always)]
+    pub fn pull_neighbour_message(&mut self) {
+        self.pull(Self::NEIGHBOUR);
+    }
+
+    /// Copies the first bytes into the linear data. The headers of a packet from a raw socket can lie in a
+    /// page of their own, and those of a packet from a `PACKET_TX_RING` in memory that the pod still writes
+    /// to: a header that is checked there could change afterwards.
+    #[inline(always)]
+    fn pull(&mut self, bytes: usize) {
+        let wanted = if self.ctx.len() < bytes as u32 { self.ctx.len() } else { bytes as u32 };
+        if self.ctx.data() + wanted as usize > self.ctx.data_end() {
             // On failure, the first read of a header fails.
-            let _ = ctx.skb.pull_data(wanted);
+            let _ = self.ctx.skb.pull_data(wanted);
         }
-        Self { ctx }
     }
 
     /// Index of the host interface that the program runs on.
@@ -37,6 +73,27 @@ impl<'a> Packet<'a> {
     pub fn ifindex(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
         unsafe { (*self.ctx.skb.skb).ifindex }
+    }
+
+    /// Index of the interface by which the packet came to this network namespace; 0 if the host itself sends
+    /// it, and for IPv6 packets that the host has fragmented.
+    #[inline(always)]
+    pub fn ingress_ifindex(&self) -> u32 {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).ingress_ifindex }
+    }
+
+    /// Stamps a packet that passes. A pod cannot forge a stamp: every packet that passes gets one.
+    #[inline(always)]
+    pub fn stamp(&self, stamp: Stamp) {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).tc_index = stamp as u32 }
+    }
+
+    #[inline(always)]
+    pub fn has_stamp(&self, stamp: Stamp) -> bool {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).tc_index == stamp as u32 }
     }
 
     /// Bytes, from the Ethernet header on.
@@ -57,8 +114,22 @@ impl<'a> Packet<'a> {
     /// KiB".
     #[inline(always)]
     pub fn is_gso(&self) -> bool {
+        self.gso_size() != 0
+    }
+
+    /// Length of the payload of each segment; 0 without GSO.
+    #[inline(always)]
+    pub fn gso_size(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).gso_size != 0 }
+        unsafe { (*self.ctx.skb.skb).gso_size }
+    }
+
+    /// `bpf_fib_lookup`: 0 or one of `BPF_FIB_LKUP_RET_`; negative if the parameters are invalid.
+    #[inline(always)]
+    pub fn look_up_route(&self, parameters: &mut bpf_fib_lookup) -> i64 {
+        let len = size_of::<bpf_fib_lookup>() as i32;
+        // SAFETY: the context is valid, and the parameters are of the given length.
+        unsafe { generated::bpf_fib_lookup(self.ctx.skb.skb.cast(), &raw mut *parameters, len, 0) }
     }
 
     /// The header at an offset.
@@ -69,7 +140,7 @@ impl<'a> Packet<'a> {
     pub fn header<T: Header>(&self, offset: usize) -> Result<&T, DropReason> {
         let header = self.pointer::<T>(offset)?;
         // SAFETY: in bounds, and valid for any bytes. Nothing writes while it is borrowed: `header_mut`
-        // borrows the packet exclusively, and only `new` calls a helper that moves the data.
+        // borrows the packet exclusively, as does `pull`, which calls a helper that moves the data.
         Ok(unsafe { &*header })
     }
 

@@ -1,10 +1,11 @@
-//! Anti-spoofing: a pod sends IP packets from its own addresses only.
+//! Anti-spoofing: the source address of an IP packet is that of the pod which sends it.
 
 use agent_common::{DropReason, VifEntry};
 
 use crate::{
     headers::{ICMPV6, TCP, UDP},
     meta::{Family, Meta, Scope},
+    packet::{Packet, Stamp},
     vifs,
 };
 
@@ -21,6 +22,32 @@ pub fn check(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
     }
 }
 
+/// Checks a packet from the stack whose source is a pod of this node, by the pod's host interface. A
+/// neighbour on the wire can send such a packet, too, unless `rp_filter` is strict; IPv6 has no `rp_filter`.
+///
+/// The host itself may send from a pod's address: a transparent proxy does, and netfilter when it rejects a
+/// packet. The kernel does not keep the interface in IPv6 fragments that it makes (`ip6_copy_metadata`), but
+/// it keeps the stamp.
+///
+/// # Errors
+/// If the packet comes from another interface.
+#[inline(always)]
+pub fn check_sibling(packet: &Packet<'_>, meta: &Meta, interface: u32) -> Result<(), DropReason> {
+    let from = packet.ingress_ifindex();
+    let genuine = if from != 0 {
+        from == interface
+    } else if meta.family == Family::Ipv6 && meta.is_fragment() {
+        packet.has_stamp(Stamp::Checked) || packet.has_stamp(Stamp::Direct)
+    } else {
+        true
+    };
+    match meta.family {
+        _ if genuine => Ok(()),
+        Family::Ipv4 => Err(DropReason::SpoofedIpv4),
+        Family::Ipv6 => Err(DropReason::SpoofedIpv6),
+    }
+}
+
 /// From its link-local address, a pod reaches its link, where only the gateway is.
 ///
 /// Extension headers are refused: behind one, where `nd` does not parse, a pod could hide a router
@@ -32,7 +59,7 @@ fn link_local(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
         Err(DropReason::Multicast)
     } else if !vifs::owns_link_local(vif, meta.source) || !meta.destination.is_link_local() {
         Err(DropReason::SpoofedIpv6)
-    } else if !meta.is_fragment() && matches!(meta.protocol, ICMPV6 | TCP | UDP) {
+    } else if !meta.is_fragment() && !meta.is_extended() && matches!(meta.protocol, ICMPV6 | TCP | UDP) {
         Ok(())
     } else {
         Err(DropReason::SpoofedNd)

@@ -7,8 +7,8 @@ use crate::{
     headers::{Arp, ETHERTYPE_ARP, Ethernet, L3},
     meta::{Family, Meta, Scope, Sender},
     nd,
-    packet::Packet,
-    vifs,
+    packet::{Packet, Stamp},
+    spoofing, vifs,
 };
 
 /// # Errors
@@ -24,11 +24,16 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         return arp(packet, vif);
     }
     let meta = Meta::parse(packet, ethertype, Sender::Stack)?;
+    let sibling = endpoints::interface(meta.source);
+    if let Some(interface) = sibling {
+        spoofing::check_sibling(packet, &meta, interface)?;
+    }
     if vifs::owns(vif, meta.family, meta.destination) {
-        // A packet between pods of this node passes the stack only if the stack translates it, or has to see
-        // it.
-        if endpoints::contains(meta.source) {
-            flows::record(packet, &meta);
+        // Without the stamp, the stack has translated the packet.
+        if let Some(client) = sibling
+            && !packet.has_stamp(Stamp::Direct)
+        {
+            flows::record(packet, &meta, client);
         }
         return Ok(());
     }

@@ -20,6 +20,35 @@ pub fn find(ifindex: u32) -> Result<&'static VifEntry, DropReason> {
     unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)
 }
 
+/// Notes at both pods that the stack translates a flow between them.
+#[inline(always)]
+pub fn mark_peers(one: u32, other: u32) {
+    for (of, peer) in [(one, other), (other, one)] {
+        if let Some(vif) = VIFS.get_ptr_mut(VifKey { ifindex: of }) {
+            // SAFETY: in bounds, see `VifEntry::peer`. A byte of its own: no other write is lost.
+            unsafe {
+                let mark = (&raw mut (*vif).stack_peers).cast::<u8>().add(VifEntry::peer(peer));
+                if mark.read_volatile() == 0 {
+                    mark.write_volatile(1);
+                }
+            }
+        }
+    }
+}
+
+/// Counts a flow that a pod begins; the number of flows before. Not atomic: call with the pod's ring locked.
+#[inline(always)]
+pub fn next_flow(ifindex: u32) -> Option<u32> {
+    let vif = VIFS.get_ptr_mut(VifKey { ifindex })?;
+    // SAFETY: an aligned field of an entry, which stays readable until the program returns.
+    unsafe {
+        let flows = &raw mut (*vif).stack_flows;
+        let before = flows.read_volatile();
+        flows.write_volatile(before.wrapping_add(1));
+        Some(before)
+    }
+}
+
 /// Whether an address is the pod's, other than link-local.
 #[inline(always)]
 pub fn owns(vif: &VifEntry, family: Family, address: Address) -> bool {

@@ -194,10 +194,13 @@ struct Settings {
     /// Capacity of the eBPF map ENDPOINTS: the most pod addresses on this node [default: 16384].
     #[arg(long, env = "FERRULE_MAX_ENDPOINTS", value_name = "ENTRIES")]
     max_endpoints: Option<u32>,
-    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; the
-    /// least recently used flow makes room for a new one [default: 65536].
+    /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; each
+    /// pod can fill a 16th of it, and then evicts its own flows [default: 262144].
     #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
     max_stack_flows: Option<u32>,
+    /// Let pods serve DHCP: otherwise, answers of DHCP servers from pods are dropped.
+    #[arg(long, env = "FERRULE_ALLOW_DHCP_SERVERS", num_args = 0..=1, default_missing_value = "true")]
+    allow_dhcp_servers: Option<bool>,
 }
 
 /// An invalid configuration.
@@ -303,6 +306,7 @@ impl Settings {
             bpf_dir: self.bpf_dir.or(file.bpf_dir),
             ebpf_log: self.ebpf_log.or(file.ebpf_log),
             max_vifs: self.max_vifs.or(file.max_vifs),
+            allow_dhcp_servers: self.allow_dhcp_servers.or(file.allow_dhcp_servers),
             max_endpoints: self.max_endpoints.or(file.max_endpoints),
             max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
         }
@@ -401,7 +405,9 @@ impl Settings {
                 Capacities::STACK_FLOWS,
             )?,
         };
-        Ok(dataplane::Settings { log: self.ebpf_log.unwrap_or_default(), capacities })
+        let (log, dhcp_servers) =
+            (self.ebpf_log.unwrap_or_default(), self.allow_dhcp_servers.unwrap_or_default());
+        Ok(dataplane::Settings { log, capacities, dhcp_servers })
     }
 
     fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {

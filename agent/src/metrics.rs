@@ -316,7 +316,7 @@ impl MapMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "map_entries",
-            "Entries in use of a pinned eBPF map; not counted for STACK_FLOWS, an LRU map",
+            "Entries in use of a pinned eBPF map; not counted for STACK_FLOWS, which the programs fill",
             self.entries.clone(),
         );
         registry.register("map_capacity", "Capacity of a pinned eBPF map, in entries", self.capacity.clone());

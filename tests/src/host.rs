@@ -18,7 +18,7 @@ pub struct Footprint {
 }
 
 const OUR_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const OUR_MAPS: [&str; 5] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS", "AYA_LOGS"];
+const OUR_MAPS: [&str; 6] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS", "FLOW_RINGS", "AYA_LOGS"];
 
 // === impl Footprint ===
 

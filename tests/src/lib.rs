@@ -24,4 +24,5 @@ pub mod program;
 pub mod runtime;
 pub mod sys;
 pub mod traffic;
+pub mod wire;
 pub mod world;

@@ -39,6 +39,8 @@ pub enum Log {
 pub struct SkBuff {
     /// An interface of the caller's network namespace.
     pub ifindex: u32,
+    /// The interface by which the packet came; zero for a packet of the host's own.
+    pub ingress_ifindex: u32,
     /// Length of the segments that the packet is later cut into; zero without GSO.
     pub gso_size: u32,
 }
@@ -66,6 +68,7 @@ pub type AllCounters = BTreeMap<u32, Counters>;
 
 /// Length of `struct __sk_buff` in `linux/bpf.h`, and offsets of its fields.
 const SK_BUFF_LEN: usize = 192;
+const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_IFINDEX: usize = 40;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
@@ -117,9 +120,19 @@ impl SkBuff {
         Self { ifindex, ..Self::default() }
     }
 
+    /// A packet on its way to an interface, from another one.
+    pub fn forwarded(from: u32, to: u32) -> Self {
+        Self { ifindex: to, ingress_ifindex: from, ..Self::default() }
+    }
+
     fn bytes(self) -> [u8; SK_BUFF_LEN] {
         let mut bytes = [0; SK_BUFF_LEN];
-        for (offset, value) in [(SK_BUFF_IFINDEX, self.ifindex), (SK_BUFF_GSO_SIZE, self.gso_size)] {
+        let fields = [
+            (SK_BUFF_INGRESS_IFINDEX, self.ingress_ifindex),
+            (SK_BUFF_IFINDEX, self.ifindex),
+            (SK_BUFF_GSO_SIZE, self.gso_size),
+        ];
+        for (offset, value) in fields {
             for (slot, byte) in bytes.iter_mut().skip(offset).zip(value.to_ne_bytes()) {
                 *slot = byte;
             }

@@ -66,6 +66,51 @@ fn forwarding_decrements_ttl_and_sends_time_exceeded() {
 }
 
 #[test]
+fn packets_larger_than_the_receivers_mtu_are_answered_or_fragmented() {
+    const SMALL: u32 = 1400;
+    with_agent(|node| {
+        let a = node.attach("a")?;
+        ferrule_tests::sys::run(&format!("ip link set uplink mtu {SMALL}"))?;
+        ferrule_tests::sys::wait_until(
+            "the agent has detected the MTU change",
+            std::time::Duration::from_secs(5),
+            || Ok(node.log().contains("the uplink's MTU has changed")),
+        )?;
+        let b = node.attach("b")?;
+        anyhow::ensure!(b.run("ip -o link show eth0")?.contains(&format!("mtu {SMALL}")));
+        for address in &b.addresses {
+            let (headers, family) = if address.is_ipv4() { (28, "-4") } else { (48, "-6") };
+            let ping = |size: u32, discovery: &str| -> anyhow::Result<String> {
+                let (size, address) = ((size - headers).to_string(), address.to_string());
+                let args = [family, "-n", "-c", "2", "-W", "2", "-M", discovery, "-s", &size, &address];
+                let output = a.command("ping")?.args(args).output()?;
+                Ok(format!(
+                    "{}{}",
+                    String::from_utf8_lossy(&output.stdout),
+                    String::from_utf8_lossy(&output.stderr)
+                ))
+            };
+            let fits = ping(SMALL, "do")?;
+            anyhow::ensure!(fits.contains(" 2 received"), "{fits}");
+            let refused = ping(UPLINK_MTU, "do")?;
+            let sender = if address.is_ipv4() { NODE_V4 } else { NODE_V6 };
+            let named = ["mtu = 1400", "mtu=1400", "mtu: 1400"].iter().any(|mtu| refused.contains(mtu));
+            anyhow::ensure!(named && refused.contains(&format!("From {sender}")), "{refused}");
+            if address.is_ipv4() {
+                // The kernel has learnt the smaller MTU.
+                a.run("ip route flush cache")?;
+                let fragmented = ping(UPLINK_MTU, "dont")?;
+                anyhow::ensure!(fragmented.contains(" 2 received"), "{fragmented}");
+            }
+            // Segmented by the kernel, with the sizes that the connection has agreed on.
+            traffic::stream(a.path(), b.path(), *address, 16 * MEGABYTE)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn pod_gets_the_uplinks_mtu() {
     with_agent(|node| {
         let a = node.attach("a")?;

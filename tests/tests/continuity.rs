@@ -162,7 +162,7 @@ fn no_packet_is_lost_across_an_upgrade() {
 fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let other = PINS.replace("/v1", "/v7");
+        let other = PINS.replace("/v2", "/v7");
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
                 for (build, environment, pins, gone) in [
@@ -188,12 +188,38 @@ fn no_packet_or_state_is_lost_across_an_abi_migration() {
     .unwrap();
 }
 
+/// Records a flow between the pods as the programs do, and returns its key as bytes for `bpftool`.
+fn record_flow(node: &Node, traffic: &Traffic) -> anyhow::Result<String> {
+    let [a, b] = &traffic.pods;
+    let end = |pod: &Pod| pod.addresses.first().map(mapped).context("no address");
+    let (client, server) = (node.host_ifindex(a)?, node.host_ifindex(b)?);
+    let mut ends = [end(a)?, end(b)?];
+    ends.sort_unstable();
+    let rest = [0x40, 0x9c, 0x40, 0x9c, 6, 0, 0, 0];
+    let key = bytes(&[ends.concat(), rest.to_vec()].concat());
+    let value = bytes(&[server.to_ne_bytes(), [1, 0, 0, 0]].concat());
+    sys::run(&format!("bpftool map update pinned {PINS}/STACK_FLOWS key {key} value {value}"))?;
+    let place = bytes(&[client.to_ne_bytes(), [3, 0, 0, 0]].concat());
+    sys::run(&format!("bpftool map update pinned {PINS}/FLOW_RINGS key {place} value {key}"))?;
+    Ok(key)
+}
+
+fn mapped(address: &std::net::IpAddr) -> [u8; 16] {
+    match address {
+        std::net::IpAddr::V4(it) => it.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(it) => it.octets(),
+    }
+}
+
+fn bytes(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte} ")).collect()
+}
+
 #[test]
 fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let (key, value) = ("9 ".repeat(40), "1 0 0 0");
-        sys::run(&format!("bpftool map update pinned {PINS}/STACK_FLOWS key {key} value {value}"))?;
+        let key = record_flow(node, &traffic)?;
         let parent = Path::new(PINS).parent().context("no parent")?;
         traffic.while_streaming(|| {
             for (by_crash, settings) in [
@@ -234,6 +260,64 @@ fn no_packet_is_lost_during_pod_churn() {
         sys::wait_until("only the two pods are left", Duration::from_secs(10), || {
             Ok(node.attachments()?.len() == 2)
         })?;
+        traffic.expect_all(node)
+    })
+    .unwrap();
+}
+
+/// The layout of version 1: an LRU map of flows with the server's host interface, and counters with 13
+/// reasons.
+#[test]
+fn flows_and_counts_of_the_first_version_are_taken_over() {
+    const FIRST: &str = "/sys/fs/bpf/ferrule/v1";
+    const REASONS: usize = 13;
+    with_agent(|node| {
+        let traffic = Traffic::start(node)?;
+        let key = record_flow(node, &traffic)?;
+        let [a, b] = &traffic.pods;
+        let (client, server) = (node.host_ifindex(a)?, node.host_ifindex(b)?);
+        node.stop_agent()?;
+        fs::remove_dir_all(PINS).or_else(|_| {
+            fs::read_dir(PINS)?.flatten().try_for_each(|pin| fs::remove_file(pin.path()))?;
+            fs::remove_dir(PINS)
+        })?;
+        fs::create_dir(FIRST)?;
+        let count = |number: u64| number.to_ne_bytes();
+        let counters = [vec![count(1_000_000), count(2)], vec![count(3); 2 + REASONS]].concat().concat();
+        for (map, definition, key, value) in [
+            ("VIFS", "type hash key 4 value 216 entries 8", bytes(&client.to_ne_bytes()), "0 ".repeat(216)),
+            (
+                "STACK_FLOWS",
+                "type lru_hash key 40 value 4 entries 4096",
+                key.clone(),
+                bytes(&server.to_ne_bytes()),
+            ),
+            (
+                "VIF_COUNTERS",
+                "type percpu_hash key 4 value 136 entries 8",
+                bytes(&client.to_ne_bytes()),
+                bytes(&counters),
+            ),
+        ] {
+            sys::run(&format!("bpftool map create {FIRST}/{map} {definition} name {map}"))?;
+            sys::run(&format!("bpftool map update pinned {FIRST}/{map} key {key} value {value}"))?;
+        }
+        node.start_again()?;
+        ensure!(node.attachments()?.len() == 2);
+        sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
+        ensure!(egress_packets(node)? >= 1_000_000, "the counts are lost");
+        ensure!(node.drops(a)?.get("not_for_pod").is_some_and(|drops| *drops >= 3), "{:?}", node.drops(a)?);
+        ensure!(!Path::new(FIRST).exists(), "the pins of version 1 are left");
+        // Marked, or the programs would not look for the flow.
+        let row = sys::run(&format!(
+            "bpftool -j map lookup pinned {PINS}/VIFS key {}",
+            bytes(&client.to_ne_bytes())
+        ))?;
+        let row: serde_json::Value = serde_json::from_str(&row)?;
+        let marks =
+            row.pointer("/formatted/value/stack_peers").and_then(|it| it.as_array()).context("no marks")?;
+        ensure!(marks.get(server as usize % 32).and_then(|it| it.as_u64()) == Some(1), "{marks:?}");
+        traffic.expect_flow("after the upgrade")?;
         traffic.expect_all(node)
     })
     .unwrap();

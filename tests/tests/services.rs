@@ -188,6 +188,30 @@ fn client_port_shared_by_service_and_direct_flow_receives_both_replies() {
     .unwrap();
 }
 
+fn recorded_flows() -> anyhow::Result<usize> {
+    let dump = sys::run(&format!("bpftool -j map dump pinned {PINS}/STACK_FLOWS"))?;
+    Ok(serde_json::from_str::<Vec<serde_json::Value>>(&dump)?.len())
+}
+
+#[test]
+fn datagrams_larger_than_the_mtu_enter_the_flow_table_only_if_they_are_translated() {
+    with_services(|_, a, b, services| {
+        for (number, Service { address, backend }) in services.into_iter().enumerate() {
+            let server = udp(a.path(), backend)?;
+            let any = SocketAddr::new(if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() }, 0);
+            let before = recorded_flows()?;
+            for _ in 0..100 {
+                exchange(&udp(b.path(), any)?, backend, &server, LARGE)?;
+            }
+            ensure!(recorded_flows()? == before, "{} flows are recorded", recorded_flows()?);
+            exchange(&udp(b.path(), any)?, address, &server, LARGE)?;
+            ensure!(recorded_flows()? == number + 1, "the translated flow is not recorded");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn icmp_error_from_the_backend_reaches_the_service_client() {
     with_services(|_, a, b, services| {

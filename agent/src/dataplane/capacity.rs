@@ -18,8 +18,7 @@ pub struct Capacities {
 impl Capacities {
     pub const VIFS: RangeInclusive<u32> = 1..=1 << 20;
     pub const ENDPOINTS: RangeInclusive<u32> = 1..=1 << 20;
-    /// The kernel allocates all entries of an LRU map at once, about 100 bytes each, and keeps up to 128 free
-    /// ones per CPU: a smaller map would evict entries while it is not full.
+    /// A pod has a 16th of it.
     pub const STACK_FLOWS: RangeInclusive<u32> = 4096..=1 << 22;
 }
 

@@ -117,8 +117,8 @@ impl Predecessors {
     }
 
     /// Copies the flows that the stack translates. Call before the filters are replaced, and again after.
-    pub(super) fn copy_flows(&self) {
-        self.copy(&maps::STACK_FLOWS, |_| true, |from| maps::copy_flows(from, &self.pins));
+    pub(super) fn copy_flows(&self, to: &mut Maps) {
+        self.copy(&maps::STACK_FLOWS, |_| true, |from| to.copy_flows(from));
     }
 
     /// Removes the pins. The kernel keeps the maps while a filter uses them.
@@ -141,6 +141,8 @@ impl Predecessors {
             let copied = match self.layouts.check(map, directory) {
                 Ok(None) => Ok(()),
                 Ok(Some(_)) => copy(directory).map_err(CopyError::from),
+                // The contents of version 1 are converted, after a comparison of the sizes.
+                Err(_) if is_first_version(directory) => copy(directory).map_err(CopyError::from),
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = copied {
@@ -168,6 +170,11 @@ impl Predecessors {
         }
         Ok(())
     }
+}
+
+fn is_first_version(directory: &Path) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name == "v1" || name.strip_prefix("v1").is_some_and(|rest| rest.starts_with(SET_ASIDE))
 }
 
 fn set_aside(pins: &Path) -> Result<(), CapacityError> {

@@ -64,6 +64,8 @@ pub struct Dataplane {
 pub struct Settings {
     pub log: LogLevel,
     pub capacities: Capacities,
+    /// Whether pods may serve DHCP.
+    pub dhcp_servers: bool,
 }
 
 /// A program in the kernel.
@@ -122,6 +124,10 @@ impl Dataplane {
         let mut loader = EbpfLoader::new();
         let level = settings.log.as_u8();
         loader.override_global(aya_log::LEVEL, &level, true);
+        let flows_per_pod = agent_common::flows_per_pod(settings.capacities.stack_flows);
+        loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
+        let dhcp_servers = u8::from(settings.dhcp_servers);
+        loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
         for map in PINNED {
             loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));
             loader.map_pin_path(map.name, map.path(&pins));
@@ -153,13 +159,13 @@ impl Dataplane {
     /// are not replaced yet. Contents that cannot be copied are logged.
     pub fn inherit(&self) {
         self.predecessors.copy_counters(&mut self.writer());
-        self.predecessors.copy_flows();
+        self.predecessors.copy_flows(&mut self.writer());
     }
 
     /// Removes the pins of replaced maps. Call when the filters are replaced.
     pub fn disinherit(&self) {
         // Flows that began since `inherit`.
-        self.predecessors.copy_flows();
+        self.predecessors.copy_flows(&mut self.writer());
         self.predecessors.remove();
     }
 

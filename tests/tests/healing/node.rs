@@ -178,7 +178,10 @@ fn status_shows_lost_pins_at_once() {
         // The agent holds the locked directory.
         sys::run("umount -l /sys/fs/bpf")?;
         let (is_healthy, why) = component(node, "pins")?;
-        ensure!(!is_healthy && why.contains("VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS"), "{why}");
+        ensure!(
+            !is_healthy && why.contains("VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS"),
+            "{why}"
+        );
         // Neither running nor new pods depend on the pins.
         node.attach("b")?.ping(&pod.addresses[0].to_string())
     })

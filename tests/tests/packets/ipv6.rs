@@ -128,6 +128,14 @@ fn packets_to_pods_of_the_node_are_delivered() {
             &datagram(),
             B,
         ),
+        delivered("destination options", &to_b(DESTINATION_OPTIONS), &extension(UDP, &datagram()), B),
+        delivered("routing header", &to_b(ROUTING), &extension(UDP, &datagram()), B),
+        delivered(
+            "hop-by-hop and destination options",
+            &to_b(HOP_BY_HOP),
+            &extension(DESTINATION_OPTIONS, &extension(UDP, &datagram())),
+            B,
+        ),
         delivered("hop limit 255", &Ipv6 { hop_limit: 255, ..to_b(UDP) }, &datagram(), B),
         delivered("hop limit 2", &Ipv6 { hop_limit: 2, ..to_b(UDP) }, &datagram(), B),
         delivered("to a pod with IPv6 only", &to(ONLY_V6.v6), &datagram(), ONLY_V6),
@@ -163,13 +171,6 @@ fn other_packets_go_to_the_stack_unchanged() {
         behind("to a pod, middle fragment", FRAGMENT, fragment(TCP, 1, true, &data(24))),
         behind("to a pod, last fragment", FRAGMENT, fragment(UDP, 180, false, &data(40))),
         behind("to a pod, atomic fragment", FRAGMENT, fragment(UDP, 0, false, &datagram())),
-        behind("to a pod, destination options", DESTINATION_OPTIONS, extension(UDP, &datagram())),
-        behind("to a pod, routing header", ROUTING, extension(UDP, &datagram())),
-        behind(
-            "to a pod, hop-by-hop and destination options",
-            HOP_BY_HOP,
-            extension(DESTINATION_OPTIONS, &extension(UDP, &datagram())),
-        ),
         behind(
             "to a pod, a fragment behind options",
             DESTINATION_OPTIONS,

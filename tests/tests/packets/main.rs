@@ -14,6 +14,7 @@ mod model;
 mod neighbours;
 mod oracle;
 mod random;
+mod siblings;
 mod stack_flows;
 mod table;
 mod to_pod;

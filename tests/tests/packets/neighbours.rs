@@ -55,6 +55,23 @@ fn advertise(target: Ipv6Address, options: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn messages_that_would_leave_the_link_are_dropped() {
+    let [a, b, c, d] = B.v4;
+    let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
+    let far = v6([0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 9]);
+    let site = v6([0xff05, 0, 0, 0, 0, 1, 0xff00, 5]);
+    let messages = [("solicits", solicit(B.v6, &[])), ("advertises", advertise(A.v6, &[]))];
+    let rows = messages.into_iter().flat_map(|(about, message)| {
+        let to = |destination| ip(A.v6, destination);
+        let martians = [v6([0, 0, 0, 0, 0, 0, 0, 1]), [0; 16], mapped];
+        let martians = martians.map(|it| dropped(about, &to(it), &message, DropReason::Martian));
+        let off_link = [far, B.v6, NODE_V6, site].map(|it| spoofed(about, &to(it), &message));
+        martians.into_iter().chain(off_link)
+    });
+    check(Program::FromPod, &rows.collect::<Vec<_>>()).unwrap();
+}
+
+#[test]
 fn solicitations_and_own_advertisements_pass() {
     let link_local = A.link_local();
     let (source, target) = (mac_option(SOURCE_MAC, A.mac), mac_option(TARGET_MAC, A.mac));

@@ -10,7 +10,9 @@ use ferrule_tests::{
         Mac, QINQ, SCTP, SOURCE_MAC, TARGET_MAC, TCP, UDP, VLAN, extension, frame, hexdump, mac_option,
         neighbour, tagged,
     },
-    program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
+    program::{
+        AllCounters, Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name,
+    },
 };
 use proptest::{
     collection::vec,
@@ -24,7 +26,7 @@ use crate::{
     model::{self, Flow, Outcome},
     table::{
         A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, Rewritten,
-        STRANGER, with_pods,
+        STRANGER, record, with_pods,
     },
 };
 
@@ -163,7 +165,7 @@ fn ipv4() -> impl Strategy<Value = Vec<u8>> {
         weighted(0.1, any::<u16>()),
         mostly(0, 1..11_usize),
     );
-    let protocol = prop_oneof![4 => select(vec![ICMP, TCP, UDP, SCTP, ICMPV6]), 1 => any::<u8>()];
+    let protocol = prop_oneof![4 => select(vec![ICMP, TCP, UDP, SCTP, ICMPV6, 4]), 1 => any::<u8>()];
     let rest = (any::<u8>(), mostly(0x4000, any::<u16>()), mostly(64, 0..4_u8), protocol, payload());
     (odd, rest, mostly(A.v4, address_v4()), address_v4()).prop_map(
         |(
@@ -305,21 +307,29 @@ fn check_from_pod(
     flows: &HashSet<Flow>,
     ifindex: u32,
     frame: &[u8],
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<(Outcome, Option<DropReason>)> {
     let pod = pod(ifindex);
     let mut expected = programs.counters()?;
+    let mut dropped_for = None;
+    let before = expected.clone();
     let ran = programs.run(Program::FromPod, SkBuff::on(ifindex), frame)?;
     let counters = programs.counters()?;
     let outcome = model::from_pod(pod, frame, flows);
     let mut count =
         |ifindex, counted: Counted| counted.add_to(expected.entry(ifindex).or_default(), frame.len());
     let (verdict, packet) = match &outcome {
-        Outcome::Dropped(DropReason::NoVif) => {
-            count(0, Counted::Drop(DropReason::NoVif));
-            (TC_ACT_SHOT, frame)
-        }
-        Outcome::Dropped(reason) => {
-            count(ifindex, Counted::Drop(*reason));
+        Outcome::Dropped(reasons) => {
+            let counted = |reason: &&DropReason| {
+                let at = if **reason == DropReason::NoVif { 0 } else { ifindex };
+                let drops = |all: &AllCounters| all.get(&at).map_or(0, |it| it.drops.get(**reason));
+                drops(&counters) == drops(&before) + 1
+            };
+            let reason = reasons
+                .iter()
+                .find(counted)
+                .with_context(|| format!("{ran:?}expected a drop for {reasons:?}, got {counters:?}"))?;
+            count(if *reason == DropReason::NoVif { 0 } else { ifindex }, Counted::Drop(*reason));
+            dropped_for = Some(*reason);
             (TC_ACT_SHOT, frame)
         }
         Outcome::Stack => {
@@ -354,7 +364,7 @@ fn check_from_pod(
         (Outcome::Answered { .. }, Some(pod)) => Rewritten::Answered(pod).check(frame, &ran.packet)?,
         _ => {}
     }
-    Ok(outcome)
+    Ok((outcome, dropped_for))
 }
 
 #[test]
@@ -362,7 +372,7 @@ fn from_pod_agrees_with_the_model() {
     with_pods(|programs| {
         let (flows, none) = (flows(), HashSet::new());
         for flow in &flows {
-            programs.stack_flows.insert(flow_key(*flow), agent_common::Flow::default(), 0)?;
+            record(programs, &flow_key(*flow))?;
         }
         let programs = RefCell::new(programs);
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
@@ -371,8 +381,8 @@ fn from_pod_agrees_with_the_model() {
         let result = TestRunner::new(config(CASES)).run(&frames, |(from, frame)| {
             let outcome = check_from_pod(&mut programs.borrow_mut(), &flows, from, &frame);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
-            let name = match outcome {
-                Outcome::Dropped(reason) => reason.name(),
+            let name = match outcome.0 {
+                Outcome::Dropped(_) => outcome.1.map_or("", DropReason::name),
                 Outcome::Stack if model::from_pod(pod(from), &frame, &none) != Outcome::Stack => "translated",
                 Outcome::Stack => "stack",
                 Outcome::Delivered { .. } => "delivered",
@@ -386,7 +396,7 @@ fn from_pod_agrees_with_the_model() {
         let seen = seen.into_inner();
         println!("of {CASES} packets: {seen:?}");
         let reached = |name: &str| seen.get(name).is_some_and(|count| *count >= 20);
-        let of_to_pod = [DropReason::NotForPod];
+        let of_to_pod = [DropReason::NotForPod, DropReason::DhcpServer];
         let reasons =
             DropReason::ALL.iter().filter(|reason| !of_to_pod.contains(reason)).map(|reason| reason.name());
         let missed: Vec<&str> = reasons
@@ -403,9 +413,12 @@ fn from_pod_agrees_with_the_model() {
 fn to_pod_passes_only_packets_for_the_pod() {
     with_pods(|programs| {
         let (programs, recorded) = (RefCell::new(programs), RefCell::new(0));
-        let frames = (from(), any_frame());
-        let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, frame)| {
-            let ran = programs.borrow_mut().run(Program::ToPod, SkBuff::on(ifindex), &frame);
+        let other = select(vec![0, 1, B.ifindex, ONLY_V4.ifindex, ONLY_V6.ifindex]);
+        let ingress = mostly(A.ifindex, other);
+        let frames = (from(), ingress, any_frame());
+        let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, ingress, frame)| {
+            let skb = SkBuff::forwarded(ingress, ifindex);
+            let ran = programs.borrow_mut().run(Program::ToPod, skb, &frame);
             let ran = ran.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             prop_assert_eq!(&ran.packet, &frame);
             if ran.verdict == TC_ACT_SHOT {
@@ -425,6 +438,14 @@ fn to_pod_passes_only_packets_for_the_pod() {
                 _ => false,
             });
             prop_assert!(for_pod, "interface {}:\n{}", ifindex, hexdump(&frame));
+            // Never as a pod of the node, except from that pod or from the host itself.
+            let sender = PODS.iter().find(|pod| match field(12, 2) {
+                [8, 0] => field(26, 4) == pod.v4 && pod.v4 != [0; 4],
+                [0x86, 0xdd] => field(22, 16) == pod.v6 && pod.v6 != [0; 16],
+                _ => false,
+            });
+            let genuine = sender.is_none_or(|sender| ingress == 0 || ingress == sender.ifindex);
+            prop_assert!(genuine, "from {} to {}:\n{}", ingress, ifindex, hexdump(&frame));
             // The flow is recorded exactly if the model says so. The entry is removed before the next packet.
             let to_own = pod(ifindex).is_some_and(|pod| match field(12, 2) {
                 [8, 0] => field(30, 4) == pod.v4,

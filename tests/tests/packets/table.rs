@@ -67,6 +67,8 @@ pub const STRANGER: u32 = 105;
 /// Drops of interfaces without an entry are counted under this ifindex.
 pub const UNKNOWN: u32 = 0;
 
+/// Of every pod.
+pub const MTU: u16 = 1500;
 /// Addresses of the node, and of a host outside the cluster.
 pub const NODE_V4: Ipv4Address = [192, 0, 2, 1];
 pub const NODE_V6: Ipv6Address = v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
@@ -127,7 +129,9 @@ impl Pod {
             flags: has,
             ipv6: v6,
             mac,
-            reserved: [0; 2],
+            mtu: MTU,
+            stack_peers: [0; 32],
+            stack_flows: 0,
             pod: VifEntry::text("default/pod"),
             pod_uid: VifEntry::text(""),
             ifname: VifEntry::text("eth0"),
@@ -162,11 +166,18 @@ pub fn check(program: Program, rows: &[Row]) -> anyhow::Result<()> {
 
 /// The same with entries in `STACK_FLOWS`.
 pub fn check_with_flows(program: Program, flows: &[FlowKey], rows: &[Row]) -> anyhow::Result<()> {
+    check_on(program, |programs| flows.iter().try_for_each(|flow| record(programs, flow)), rows)
+}
+
+/// The same on a node that a closure prepares.
+pub fn check_on(
+    program: Program,
+    prepare: impl FnOnce(&mut Programs) -> anyhow::Result<()> + Send,
+    rows: &[Row],
+) -> anyhow::Result<()> {
     ensure!(!rows.is_empty(), "the table is empty");
     with_pods(|programs| {
-        for flow in flows {
-            programs.stack_flows.insert(flow, Flow { ifindex: A.ifindex }, 0)?;
-        }
+        prepare(programs)?;
         let mut failed = String::new();
         for row in rows {
             if let Err(error) = row.check(programs, program) {
@@ -176,6 +187,16 @@ pub fn check_with_flows(program: Program, flows: &[FlowKey], rows: &[Row]) -> an
         ensure!(failed.is_empty(), "{failed}");
         Ok(())
     })
+}
+
+/// Adds an entry to `STACK_FLOWS`, and the marks of its pods.
+pub fn record(programs: &mut Programs, flow: &FlowKey) -> anyhow::Result<()> {
+    for pod in PODS {
+        let key = VifKey { ifindex: pod.ifindex };
+        let vif: VifEntry = programs.vifs.get(&key, 0)?;
+        programs.vifs.insert(key, VifEntry { stack_peers: [1; 32], ..vif }, 0)?;
+    }
+    Ok(programs.stack_flows.insert(flow, Flow { ifindex: A.ifindex, used: 1 }, 0)?)
 }
 
 // === impl Row ===
@@ -219,6 +240,12 @@ impl Row {
     /// From the host's stack, passed on to a pod.
     pub fn enters(about: &'static str, to: Pod, packet: Vec<u8>) -> Self {
         Self::unchanged(about, to.ifindex, packet, TC_ACT_UNSPEC, Counted::Ingress)
+    }
+
+    /// The same packet, forwarded from an interface; otherwise, the host itself sends it.
+    pub fn forwarded_from(mut self, ifindex: u32) -> Self {
+        self.skb.ingress_ifindex = ifindex;
+        self
     }
 
     /// Counted under another ifindex than that of the packet's interface.
@@ -318,5 +345,8 @@ fn drop_counter(counters: &mut Counters, reason: DropReason) -> &mut u64 {
         DropReason::Martian => &mut drops.martian,
         DropReason::NotToGateway => &mut drops.not_to_gateway,
         DropReason::NotForPod => &mut drops.not_for_pod,
+        DropReason::DhcpServer => &mut drops.dhcp_server,
+        DropReason::ForgedIcmp => &mut drops.forged_icmp,
+        DropReason::Tunnel => &mut drops.tunnel,
     }
 }

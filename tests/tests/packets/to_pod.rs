@@ -3,9 +3,9 @@
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use ferrule_tests::{
     packet::{
-        self, Arp, BROADCAST, HOP_BY_HOP, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address,
+        self, Arp, BROADCAST, FRAGMENT, HOP_BY_HOP, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address,
         MLD_REPORT, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, QINQ, SOURCE_MAC, TCP, UDP, VLAN, cut,
-        data, extension, frame, mac_option, neighbour, router_advertisement, tagged, tcp, udp,
+        data, extension, fragment, frame, mac_option, neighbour, router_advertisement, tagged, tcp, udp,
     },
     program::Program,
 };
@@ -186,5 +186,47 @@ fn vlan_tags_and_other_ethertypes_are_dropped() {
     ];
     let arp = A.receives(packet::ARP, &Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, A.v4).bytes());
     rows.extend((14..arp.len()).map(|len| dropped("truncated ARP", cut(&arp, len), DropReason::Malformed)));
+    check(Program::ToPod, &rows).unwrap();
+}
+
+/// An interface of the node that belongs to no pod.
+const UPLINK: u32 = 2;
+
+#[test]
+fn packets_of_a_pod_of_the_node_come_from_its_interface() {
+    let v4 = |fragment| {
+        let ip = Ipv4 { fragment, ..Ipv4::new(B.v4, A.v4, UDP) };
+        A.receives(IPV4, &ip.with(&datagram()))
+    };
+    let v6 = || A.receives(IPV6, &Ipv6::new(B.v6, A.v6, UDP).with(&datagram()));
+    let part = |at| {
+        let part = fragment(UDP, at, at == 0, &datagram());
+        A.receives(IPV6, &Ipv6::new(B.v6, A.v6, FRAGMENT).with(&part))
+    };
+    let hairpin = A.receives(IPV4, &Ipv4::new(A.v4, A.v4, UDP).with(&datagram()));
+    let mut rows = vec![
+        Row::enters("translated, IPv4", A, v4(0)).forwarded_from(B.ifindex),
+        Row::enters("translated, IPv6", A, v6()).forwarded_from(B.ifindex),
+        Row::enters("translated, a fragment", A, v4(185)).forwarded_from(B.ifindex),
+        Row::enters("translated, a fragment of IPv6", A, part(185)).forwarded_from(B.ifindex),
+        Row::enters("the host, for the pod", A, v4(0)),
+        Row::enters("the host, for the pod, IPv6", A, v6()),
+        Row::enters("the host, for the pod, a fragment of IPv4", A, v4(185)),
+        Row::enters("a Service with the pod itself as backend", A, hairpin.clone()).forwarded_from(A.ifindex),
+        Row::dropped("to itself from outside", A.ifindex, hairpin, DropReason::SpoofedIpv4)
+            .forwarded_from(UPLINK),
+        Row::dropped("a fragment without an origin", A.ifindex, part(0), DropReason::SpoofedIpv6),
+        Row::dropped("a later fragment without an origin", A.ifindex, part(185), DropReason::SpoofedIpv6),
+    ];
+    for from in [UPLINK, A.ifindex, ONLY_V4.ifindex] {
+        let dropped =
+            |about, packet, reason| Row::dropped(about, A.ifindex, packet, reason).forwarded_from(from);
+        rows.extend([
+            dropped("IPv4", v4(0), DropReason::SpoofedIpv4),
+            dropped("a fragment of IPv4", v4(185), DropReason::SpoofedIpv4),
+            dropped("IPv6", v6(), DropReason::SpoofedIpv6),
+            dropped("a fragment of IPv6", part(0), DropReason::SpoofedIpv6),
+        ]);
+    }
     check(Program::ToPod, &rows).unwrap();
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{DropReason, GATEWAY_MAC};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry, VifKey};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     packet::{IPV4, IPV6, Ipv4, Ipv6, QINQ, TCP, UDP, VLAN, cut, data, hexdump, tagged, tcp, udp},
@@ -52,6 +52,9 @@ fn with_wire(run: impl FnOnce(&mut Wire<'_>) -> anyhow::Result<()> + Send) -> an
             sys::run(&format!("ip link set {peer} netns pods address {} mtu 9000 up", colons(mac)))?;
             sys::run(&format!("ip link set {host} address {} mtu 9000 up", colons(GATEWAY_MAC)))?;
             programs.attach(Program::FromPod, &host)?;
+            let key = VifKey { ifindex };
+            let vif: VifEntry = programs.vifs.get(&key, 0)?;
+            programs.vifs.insert(key, VifEntry { mtu: 9000, ..vif }, 0)?;
         }
         let (socket, to_a) = sys::in_netns(namespace, || {
             let socket =

@@ -13,15 +13,15 @@ use std::{
     path::Path,
 };
 
-use agent_common::{Counters, EndpointKey, VifEntry, VifKey};
+use agent_common::{Counters, EndpointKey, RingKey, VifEntry, VifKey};
 use ferrule_vif::Addresses;
 
 pub use entries::Entries;
-pub(super) use stack_flows::copy as copy_flows;
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;
+use stack_flows::{OldFlow, StackFlows};
 use table::{HashTable, Table as _};
 use vif_counters::{UNKNOWN, VifCounters};
 use vifs::Vifs;
@@ -29,15 +29,17 @@ use vifs::Vifs;
 pub(super) const VIFS: MapSpec = Vifs::SPEC;
 pub(super) const ENDPOINTS: MapSpec = Endpoints::SPEC;
 pub(super) const VIF_COUNTERS: MapSpec = VifCounters::SPEC;
-pub(super) const STACK_FLOWS: MapSpec = stack_flows::SPEC;
+pub(super) const STACK_FLOWS: MapSpec = stack_flows::FLOWS;
+pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 4] = [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS];
+pub(super) const PINNED: [MapSpec; 5] = [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS];
 
-/// The maps whose rows follow from attachments, open.
+/// The open maps.
 pub(super) struct Maps {
     vifs: HashTable<Vifs>,
     endpoints: HashTable<Endpoints>,
     counters: VifCounters,
+    flows: StackFlows,
 }
 
 /// The rows of a host interface, as an earlier agent wrote them.
@@ -53,8 +55,10 @@ pub struct Recorded {
 impl Maps {
     /// Opens the pinned maps.
     pub(super) fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
-        metrics.capacity(stack_flows::SPEC.name).set(stack_flows::capacity(pins)?.into());
+        let flows = StackFlows::open(pins)?;
+        metrics.capacity(STACK_FLOWS.name).set(flows.capacity.into());
         Ok(Self {
+            flows,
             vifs: HashTable::open(pins, metrics)?,
             endpoints: HashTable::open(pins, metrics)?,
             counters: VifCounters::open(pins, metrics)?,
@@ -82,8 +86,12 @@ impl Maps {
                 self.endpoints.remove(key)?;
             }
         }
-        self.vifs.remove(VifKey { ifindex })?;
-        self.counters.remove(VifKey { ifindex })
+        let key = VifKey { ifindex };
+        let begun = self.vifs.get(key).ok().flatten().map_or(0, |vif| vif.stack_flows);
+        self.vifs.remove(key)?;
+        // Without the entry above, the programs record none.
+        self.flows.remove(ifindex, begun);
+        self.counters.remove(key)
     }
 
     /// The sum over all CPUs; `None` if the interface has no entry.
@@ -122,6 +130,7 @@ impl Maps {
         let addresses: HashSet<_> = live.values().flat_map(|addresses| endpoints::keys(*addresses)).collect();
         self.endpoints.retain(|key| addresses.contains(key))?;
         self.vifs.retain(|key| live.contains_key(&key.ifindex))?;
+        self.flows.retain(|ifindex| live.contains_key(&ifindex));
         self.counters.retain(|key| *key == UNKNOWN || live.contains_key(&key.ifindex))
     }
 
@@ -153,6 +162,34 @@ impl Maps {
     /// Adds the rows of `ENDPOINTS` that are pinned in another directory and missing here.
     pub(super) fn copy_endpoints(&mut self, from: &Path) -> Result<(), MapFailure> {
         self.endpoints.copy_from(from)
+    }
+
+    /// Adds the flows that are pinned in another directory.
+    pub(super) fn copy_flows(&mut self, from: &Path) -> Result<(), MapFailure> {
+        for (number, OldFlow { key, flow, place }) in stack_flows::old_flows(from)?.into_iter().enumerate() {
+            let ends = [key.low, key.high].map(|end| self.endpoints.get(end).ok().flatten());
+            let [Some(low), Some(high)] = ends.map(|end| end.map(|end| end.ifindex)) else { continue };
+            let client = if low == flow.ifindex { high } else { low };
+            let place = place.unwrap_or(RingKey { ifindex: client, place: number as u32 });
+            for (ifindex, peer) in [(low, high), (high, low)] {
+                self.mark(ifindex, peer)?;
+            }
+            self.flows.add(key, flow, place)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that a pod has had a translated flow with another one.
+    fn mark(&mut self, ifindex: u32, peer: u32) -> Result<(), MapFailure> {
+        let key = VifKey { ifindex };
+        let Some(mut vif) = self.vifs.get(key)? else { return Ok(()) };
+        let Some(mark) = vif.stack_peers.get_mut(VifEntry::peer(peer)).filter(|mark| **mark == 0) else {
+            return Ok(());
+        };
+        *mark = 1;
+        // The whole quota is looked through when the pod goes.
+        vif.stack_flows = vif.stack_flows.max(u32::MAX / 2);
+        self.vifs.write(key, vif)
     }
 
     /// Copies counts into the entries that are still zero.

@@ -44,6 +44,11 @@ pub trait Table {
     fn desired(ifindex: u32, attachment: &Attachment) -> impl Iterator<Item = (Self::Key, Self::Row)>;
 
     fn entry(key: Self::Key) -> Entry;
+
+    /// A desired row with those parts of the actual one that the programs write.
+    fn keeping(desired: Self::Row, _actual: &Self::Row) -> Self::Row {
+        desired
+    }
 }
 
 /// An entry, by its map and key.
@@ -95,7 +100,8 @@ pub fn wrong<T: Table>(
     attachment: &Attachment,
 ) -> impl Iterator<Item = Entry> {
     let desired = T::desired(ifindex, attachment);
-    desired.filter(|(key, row)| actual.get(key) != Some(row)).map(|(key, _)| T::entry(key))
+    let is_right = |key: &T::Key, row: T::Row| actual.get(key).is_some_and(|it| *it == T::keeping(row, it));
+    desired.filter(move |(key, row)| !is_right(key, *row)).map(|(key, _)| T::entry(key))
 }
 
 /// Counts the entries of a hash map or an LRU hash map.
@@ -227,7 +233,9 @@ impl<T: Table<Row: Pod>> HashTable<T> {
     /// another pod's entry.
     pub fn ensure(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         T::desired(ifindex, attachment).try_for_each(|(key, row)| {
-            if self.get(key).ok().flatten() == Some(row) { Ok(()) } else { self.write(key, row) }
+            let actual = self.get(key).ok().flatten();
+            let row = actual.as_ref().map_or(row, |actual| T::keeping(row, actual));
+            if actual == Some(row) { Ok(()) } else { self.write(key, row) }
         })
     }
 
@@ -251,7 +259,7 @@ impl<T: Table<Row: Pod>> HashTable<T> {
         from.iter().take(limit).flatten().try_for_each(|(key, row)| self.add(key, row).map(drop))
     }
 
-    fn write(&mut self, key: T::Key, row: T::Row) -> Result<(), MapFailure> {
+    pub fn write(&mut self, key: T::Key, row: T::Row) -> Result<(), MapFailure> {
         if self.add(key, row)? {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use agent_common::{Counters, VifKey};
+use agent_common::{Counters, DropReason, Traffic, VifKey};
 use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
 
 use super::table::{BPF_NOEXIST, Entry, MapFailure, MapSpec, Pressure, Rows, Table, count_per_cpu_entries};
@@ -87,10 +87,9 @@ impl VifCounters {
     ///
     /// Entries with counts were copied before, by an agent that did not complete its start.
     pub fn copy_from(&mut self, directory: &Path) -> Result<(), MapFailure> {
-        let from = Self::SPEC.open_pin(directory)?;
-        let from: PerCpuHashMap<_, VifKey, Counters> = from.try_into().map_err(Self::SPEC.failure("open"))?;
+        let from = OldCounters::open(directory)?;
         for key in self.rows().into_keys() {
-            let counted = self.pressure.found(from.get(&key, 0))?;
+            let counted = self.pressure.found(from.get(key))?;
             let own = self.pressure.found(self.map.get(&key, 0))?;
             if let (Some(counted), Some(own)) = (counted, own)
                 && sum(&own) == Counters::default()
@@ -102,6 +101,50 @@ impl VifCounters {
         }
         Ok(())
     }
+}
+
+/// Counters of version 1: both directions' packets and bytes, and the first 13 drop reasons.
+type First = [u64; 4 + FIRST_REASONS];
+const FIRST_REASONS: usize = 13;
+
+/// The open map of another directory.
+enum OldCounters {
+    Same(PerCpuHashMap<MapData, VifKey, Counters>),
+    First(PerCpuHashMap<MapData, VifKey, First>),
+}
+
+// === impl OldCounters ===
+
+impl OldCounters {
+    fn open(directory: &Path) -> Result<Self, MapFailure> {
+        let open = || VifCounters::SPEC.open_pin(directory);
+        // aya compares the sizes of key and value.
+        if let Ok(first) = open()?.try_into() {
+            return Ok(Self::First(first));
+        }
+        Ok(Self::Same(open()?.try_into().map_err(VifCounters::SPEC.failure("open"))?))
+    }
+
+    fn get(&self, key: VifKey) -> Result<PerCpuValues<Counters>, MapError> {
+        match self {
+            Self::Same(map) => map.get(&key, 0),
+            Self::First(map) => {
+                let all: Vec<Counters> = map.get(&key, 0)?.iter().map(widen).collect();
+                Ok(PerCpuValues::try_from(all)?)
+            }
+        }
+    }
+}
+
+fn widen(first: &First) -> Counters {
+    let [egress_packets, egress_bytes, ingress_packets, ingress_bytes, drops @ ..] = *first;
+    let mut counters = Counters {
+        egress: Traffic { packets: egress_packets, bytes: egress_bytes },
+        ingress: Traffic { packets: ingress_packets, bytes: ingress_bytes },
+        ..Counters::default()
+    };
+    DropReason::ALL.iter().zip(drops).for_each(|(reason, packets)| counters.drops.add(*reason, packets));
+    counters
 }
 
 fn zero() -> Result<PerCpuValues<Counters>, MapError> {

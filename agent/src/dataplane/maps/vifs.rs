@@ -28,6 +28,10 @@ impl Table for Vifs {
     fn entry(VifKey { ifindex }: VifKey) -> Entry {
         Entry::Vif(ifindex)
     }
+
+    fn keeping(desired: VifEntry, actual: &VifEntry) -> VifEntry {
+        VifEntry { stack_peers: actual.stack_peers, stack_flows: actual.stack_flows, ..desired }
+    }
 }
 
 /// The addresses that a row lets an interface use.
@@ -49,7 +53,9 @@ fn row(attachment: &Attachment) -> VifEntry {
         flags: flag(v4.is_some(), VifEntry::HAS_IPV4) | flag(v6.is_some(), VifEntry::HAS_IPV6),
         ipv6: v6.map(|address| address.octets()).unwrap_or_default(),
         mac: vif.mac.0,
-        reserved: [0; 2],
+        mtu: u16::try_from(vif.mtu).unwrap_or(u16::MAX),
+        stack_peers: [0; 32],
+        stack_flows: 0,
         pod: VifEntry::text(&owner),
         pod_uid: VifEntry::text(&pod.uid),
         ifname: VifEntry::text(key.ifname.as_str()),

@@ -1,0 +1,36 @@
+//! The size of a packet, and the MTU of the pod that receives it.
+
+use agent_common::VifEntry;
+
+use crate::{
+    headers::{L3, TCP, TCP_DATA_OFFSET},
+    meta::Meta,
+    packet::Packet,
+};
+
+/// The kernel's `GSO_BY_FRAGS` (`linux/skbuff.h`): the segments have different sizes.
+const BY_FRAGS: u32 = 0xffff;
+const UDP_HEADER: usize = 8;
+
+/// Whether a packet, or each segment that it is later cut into, fits the MTU.
+#[inline(always)]
+pub fn fits(packet: &Packet<'_>, meta: &Meta, receiver: &VifEntry) -> bool {
+    let mtu = usize::from(receiver.mtu);
+    match packet.gso_size() {
+        0 => packet.len() as usize <= L3 + mtu,
+        BY_FRAGS => true,
+        size => segment(packet, meta, size as usize) <= L3 + mtu,
+    }
+}
+
+/// The length of a segment, with all headers.
+#[inline(always)]
+fn segment(packet: &Packet<'_>, meta: &Meta, size: usize) -> usize {
+    let header = if meta.protocol == TCP {
+        let offset = packet.copy::<[u8; 1]>(meta.payload + TCP_DATA_OFFSET).map_or(0, |[byte]| byte >> 4);
+        usize::from(offset) * 4
+    } else {
+        UDP_HEADER
+    };
+    meta.payload + header + size
+}

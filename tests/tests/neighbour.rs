@@ -1,0 +1,198 @@
+//! A neighbour on the wire sends packets with the addresses of the node's pods.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    node::{Node, PINS, with_agent},
+    packet::{self, FRAGMENT, IPV4, IPV6, Ipv4, Ipv6, Mac, TCP, UDP},
+    pod::Pod,
+    sys,
+    wire::{self, Wire},
+};
+
+const CLIENT: u16 = 40000;
+const SERVER: u16 = 8080;
+const TIMEOUT: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_millis(200);
+/// Addresses outside of the cluster.
+const FAR_V4: [u8; 4] = [203, 0, 113, 9];
+const FAR_V6: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+
+/// The neighbour's end of the uplink.
+struct Neighbour {
+    wire: Wire,
+    own: Mac,
+    node: Mac,
+}
+
+/// Runs `run` on a node that accepts any source address from the uplink, and drops packets that conntrack
+/// considers invalid.
+fn with_neighbour(
+    run: impl FnOnce(&Node, &Neighbour, &Pod, &Pod) -> anyhow::Result<()> + Send,
+) -> anyhow::Result<()> {
+    with_agent(|node| {
+        let outside = Path::new("/run/netns/outside");
+        let (wire, node_mac) = (Wire::open(outside, "eth0")?, wire::mac("uplink")?);
+        let neighbour =
+            Neighbour { wire, own: sys::in_netns(outside, || wire::mac("eth0"))?, node: node_mac };
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        wire::disable_rp_filter()?;
+        std::fs::write(
+            "/run/host.nft",
+            "table inet host {\nchain forward {\ntype filter hook forward priority filter;\n\
+             ct state invalid counter drop\n}\n}\n",
+        )?;
+        sys::run("nft -f /run/host.nft")?;
+        run(node, &neighbour, &a, &b)
+    })
+}
+
+// === impl Neighbour ===
+
+impl Neighbour {
+    /// Sends a packet of either family to the node.
+    fn send(&self, source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> anyhow::Result<()> {
+        let (ethertype, packet) = match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                (IPV4, Ipv4::new(source.octets(), destination.octets(), protocol).with(payload))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                (IPV6, Ipv6::new(source.octets(), destination.octets(), protocol).with(payload))
+            }
+            _ => anyhow::bail!("{source} and {destination} are of different families"),
+        };
+        self.wire.send(&packet::frame(self.node, self.own, ethertype, &packet))
+    }
+}
+
+/// Pairs of addresses of the same family.
+fn pairs<'a>(a: &'a Pod, b: &'a Pod) -> impl Iterator<Item = (IpAddr, IpAddr)> + 'a {
+    a.addresses.iter().copied().zip(b.addresses.iter().copied())
+}
+
+fn far(address: IpAddr) -> IpAddr {
+    if address.is_ipv4() { FAR_V4.into() } else { FAR_V6.into() }
+}
+
+/// A datagram with a correct checksum.
+fn datagram(source: IpAddr, destination: IpAddr, data: &[u8]) -> Vec<u8> {
+    sealed(source, destination, UDP, 6, packet::udp(CLIENT, SERVER, data))
+}
+
+/// A SYN segment with a correct checksum, without which conntrack considers the segment invalid.
+fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    let segment = packet::tcp(source.port(), destination.port(), b"");
+    sealed(source.ip(), destination.ip(), TCP, 16, segment)
+}
+
+/// Fills in the checksum over addresses, protocol and payload.
+fn sealed(source: IpAddr, destination: IpAddr, protocol: u8, at: usize, mut payload: Vec<u8>) -> Vec<u8> {
+    let octets = |address: IpAddr| match address {
+        IpAddr::V4(it) => it.octets().to_vec(),
+        IpAddr::V6(it) => it.octets().to_vec(),
+    };
+    let len = (payload.len() as u16).to_be_bytes();
+    let sum = packet::checksum(&[&octets(source), &octets(destination), &[0, protocol], &len, &payload]);
+    payload.iter_mut().skip(at).zip(sum.to_be_bytes()).for_each(|(slot, byte)| *slot = byte);
+    payload
+}
+
+fn spoofed(node: &Node, pod: &Pod, address: IpAddr) -> anyhow::Result<u64> {
+    let reason = if address.is_ipv4() { "spoofed_ipv4" } else { "spoofed_ipv6" };
+    Ok(node.drops(pod)?.get(reason).copied().unwrap_or_default())
+}
+
+fn stack_flows() -> anyhow::Result<usize> {
+    let dump = sys::run(&format!("bpftool -j map dump pinned {PINS}/STACK_FLOWS"))?;
+    let dump: Vec<serde_json::Value> = serde_json::from_str(&dump)?;
+    Ok(dump.len())
+}
+
+#[test]
+fn neighbour_cannot_send_as_a_pod_of_the_node() {
+    with_neighbour(|node, neighbour, a, b| {
+        for (a_address, b_address) in pairs(a, b) {
+            let server = sys::bind_in(b.path(), SocketAddr::new(b_address, SERVER), UdpSocket::bind)?;
+            server.set_read_timeout(Some(SHORT))?;
+            let mut room = [0; 4000];
+            let far = far(a_address);
+            neighbour.send(far, b_address, UDP, &datagram(far, b_address, b"genuine"))?;
+            let (len, from) = server.recv_from(&mut room).context("from far away")?;
+            ensure!(room.get(..len) == Some(b"genuine") && from.ip() == far);
+
+            let forged = datagram(a_address, b_address, b"forged");
+            neighbour.send(a_address, b_address, UDP, &forged)?;
+            ensure!(server.recv(&mut room).is_err(), "the forged packet was delivered");
+            ensure!(spoofed(node, b, b_address)? == 1, "{:?}", node.drops(b)?);
+            ensure!(stack_flows()? == 0, "the forged packet is recorded as a flow");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// conntrack reassembles the fragments, and the kernel fragments the packet again: those fragments have lost
+/// the interface by which the packet came.
+#[test]
+fn neighbour_cannot_send_fragments_as_a_pod_of_the_node() {
+    with_neighbour(|node, neighbour, a, b| {
+        let (_, v6) = (a.addresses.first(), a.addresses.get(1).copied().context("no IPv6 address")?);
+        let (_, b_address) = pairs(a, b).find(|(it, _)| *it == v6).context("no pair")?;
+        let server = sys::bind_in(b.path(), SocketAddr::new(b_address, SERVER), UdpSocket::bind)?;
+        server.set_read_timeout(Some(SHORT))?;
+        for (source, passes) in [(far(v6), true), (v6, false)] {
+            let whole = datagram(source, b_address, &packet::data(2000));
+            let (first, second) = whole.split_at(1200);
+            for (at, more, part) in [(0, true, first), (150, false, second)] {
+                neighbour.send(source, b_address, FRAGMENT, &packet::fragment(UDP, at, more, part))?;
+            }
+            let arrived = server.recv(&mut [0; 4000]).is_ok();
+            ensure!(arrived == passes, "fragments from {source}: arrived: {arrived}, {:?}", node.drops(b)?);
+        }
+        ensure!(spoofed(node, b, b_address)? > 0, "{:?}", node.drops(b)?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn forged_syn_into_a_live_connection_changes_nothing() {
+    with_neighbour(|node, neighbour, a, b| {
+        for (a_address, b_address) in pairs(a, b) {
+            let listener = sys::bind_in(b.path(), SocketAddr::new(b_address, SERVER), TcpListener::bind)?;
+            let mut client = sys::in_netns(a.path(), || {
+                Ok(TcpStream::connect_timeout(&SocketAddr::new(b_address, SERVER), TIMEOUT)?)
+            })?;
+            let (mut server, _) = listener.accept()?;
+            let ends = [client.local_addr()?, client.peer_addr()?];
+            for stream in [&client, &server] {
+                stream.set_read_timeout(Some(TIMEOUT))?;
+            }
+            for round in 0..40 {
+                if round == 10 {
+                    let [client, server] = ends;
+                    neighbour.send(a_address, b_address, TCP, &syn(client, server))?;
+                    neighbour.send(b_address, a_address, TCP, &syn(server, client))?;
+                }
+                client.write_all(b"ping")?;
+                server.read_exact(&mut [0; 4]).with_context(|| format!("round trip {round}"))?;
+                server.write_all(b"pong")?;
+                client.read_exact(&mut [0; 4]).with_context(|| format!("round trip {round}"))?;
+            }
+            sys::wait_until("the forged packets are counted", TIMEOUT, || {
+                Ok(spoofed(node, b, b_address)? == 1 && spoofed(node, a, a_address)? == 1)
+            })?;
+        }
+        ensure!(stack_flows()? == 0);
+        let invalid = sys::run("nft list chain inet host forward")?;
+        ensure!(invalid.contains("counter packets 0 "), "{invalid}");
+        Ok(())
+    })
+    .unwrap();
+}
