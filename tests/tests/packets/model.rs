@@ -60,10 +60,10 @@ fn belongs_to_stack(frame: &[u8], flows: &HashSet<Flow>) -> bool {
     let six = frame.get(12) == Some(&0x86);
     let Some(packet) = Packet::read(frame.get(14..).unwrap_or_default(), six) else { return false };
     let flow = match (packet.protocol, packet.payload.split_at_checked(8)) {
-        (1, Some(([3 | 4 | 5 | 11 | 12, ..], quote))) => {
+        (1, Some(([3 | 4 | 5 | 11 | 12, ..], quote))) if !six => {
             Packet::read(quote, false).and_then(|it| it.plain_flow())
         }
-        (58, Some(([..128, ..], quote))) => Packet::read(quote, true).and_then(|it| it.plain_flow()),
+        (58, Some(([..128, ..], quote))) if six => Packet::read(quote, true).and_then(|it| it.plain_flow()),
         _ => packet.flow(),
     };
     flow.is_some_and(|flow| flows.contains(&flow))
