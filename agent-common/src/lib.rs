@@ -28,10 +28,10 @@ pub const MAX_VIFS: usize = 4096;
 pub const MAX_ENDPOINTS: usize = 16384;
 
 /// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates.
-pub const MAX_FLOWS: usize = 262_144;
+pub const MAX_FLOWS: usize = 65536;
 
 /// The share of `STACK_FLOWS` that one pod can fill as client: a 16th. A new flow above it evicts an older
-/// flow of the same pod, and never another pod's.
+/// flow of the same pod.
 pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
 }

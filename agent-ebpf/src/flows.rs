@@ -10,15 +10,14 @@
 //! later, untranslated connection with the same ports takes the way through the stack.
 //!
 //! Each client pod has a ring of places, and no more flows than places: a new flow takes the next place, or
-//! that of the longest unused of the next few flows. So no pod evicts another's flows.
+//! that of the longest unused of the next few flows. So one pod cannot evict another's flows in use. Flows
+//! that have ended stay until their places are needed; with many pods, they can fill the maps, which then
+//! evict the longest unused of all.
 
 use core::mem::offset_of;
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, VifEntry, flows_per_pod};
-use aya_ebpf::{
-    Global, bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, helpers::generated::bpf_jiffies64,
-    macros::btf_map,
-};
+use aya_ebpf::{Global, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
 
 use crate::{
     address::Address,
@@ -30,10 +29,10 @@ use crate::{
 };
 
 #[btf_map]
-static STACK_FLOWS: HashMap<FlowKey, Flow, MAX_FLOWS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+static STACK_FLOWS: LruHashMap<FlowKey, Flow, MAX_FLOWS> = LruHashMap::new();
 
 #[btf_map]
-static FLOW_RINGS: HashMap<RingKey, FlowKey, MAX_FLOWS, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+static FLOW_RINGS: LruHashMap<RingKey, FlowKey, MAX_FLOWS> = LruHashMap::new();
 
 /// Places in each ring; the agent sets it for other capacities.
 #[unsafe(no_mangle)]
@@ -109,7 +108,9 @@ fn insert(key: &Key, client: u32, server: u32) {
         return;
     }
     let key = key.as_flow();
-    if let Some(place) = free_place(client)
+    // Another CPU may have inserted it.
+    if !touch_flow(key)
+        && let Some(place) = free_place(client)
         && FLOW_RINGS.insert(place, key, 0).is_ok()
         && STACK_FLOWS.insert(key, Flow { ifindex: server, used: now() }, 0).is_err()
     {
@@ -149,6 +150,8 @@ fn free_place(client: u32) -> Option<RingKey> {
         let Some(flow) = flow else { return Some(place) };
         // SAFETY: an aligned field of an entry, which stays readable until the program returns.
         let unused = now.wrapping_sub(unsafe { (&raw const (*flow).used).read_volatile() });
+        // Another CPU may have noted a later time.
+        let unused = if unused > u32::MAX / 2 { 0 } else { unused };
         if unused >= age {
             (oldest, age) = (place, unused);
         }
@@ -163,7 +166,12 @@ fn free_place(client: u32) -> Option<RingKey> {
 /// Whether a flow is recorded. Notes the time.
 #[inline(always)]
 fn touch(key: &Key) -> bool {
-    let Some(flow) = STACK_FLOWS.get_ptr_mut(key.as_flow()) else { return false };
+    touch_flow(key.as_flow())
+}
+
+#[inline(always)]
+fn touch_flow(key: &FlowKey) -> bool {
+    let Some(flow) = STACK_FLOWS.get_ptr_mut(key) else { return false };
     // SAFETY: an aligned field of an entry, which stays readable until the program returns.
     let used = unsafe { &raw mut (*flow).used };
     let now = now();

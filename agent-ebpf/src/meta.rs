@@ -86,7 +86,12 @@ impl Meta {
                 if sender == Sender::Pod {
                     ip.check(packet)?;
                 }
-                Ok(Self::ipv6(packet, ip))
+                let meta = Self::ipv6(packet, ip);
+                // The node would look behind any number of them, and the checks would not.
+                if sender == Sender::Pod && meta.extensions == UNKNOWN {
+                    return Err(DropReason::Malformed);
+                }
+                Ok(meta)
             }
             _ => Err(DropReason::Ethertype),
         }
@@ -132,14 +137,11 @@ impl Meta {
         meta
     }
 
-    /// Whether the stack should see the packet: it has IPv4 options, or more IPv6 extension headers than are
-    /// parsed. A router need not look at others (RFC 8200, 4).
+    /// Whether the packet has IPv4 options, which the stack handles. A router need not look at IPv6 extension
+    /// headers (RFC 8200, 4).
     #[inline(always)]
     pub fn has_options(&self) -> bool {
-        match self.family {
-            Family::Ipv4 => self.payload != IPV4_PAYLOAD,
-            Family::Ipv6 => self.extensions == UNKNOWN,
-        }
+        self.family == Family::Ipv4 && self.payload != IPV4_PAYLOAD
     }
 
     /// Whether the packet has extension headers other than a fragment header.

@@ -195,7 +195,7 @@ struct Settings {
     #[arg(long, env = "FERRULE_MAX_ENDPOINTS", value_name = "ENTRIES")]
     max_endpoints: Option<u32>,
     /// Capacity of the eBPF map STACK_FLOWS: flows between pods of this node that the host translates; each
-    /// pod can fill a 16th of it, and then evicts its own flows [default: 262144].
+    /// pod can fill a 16th of it, and then evicts its own flows [default: 65536].
     #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
     max_stack_flows: Option<u32>,
     /// Let pods serve DHCP: otherwise, answers of DHCP servers from pods are dropped.

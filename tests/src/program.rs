@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
-use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, VifEntry, VifKey};
+use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, RingKey, VifEntry, VifKey};
 use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader,
@@ -60,6 +60,7 @@ pub struct Programs {
     pub vifs: HashMap<MapData, VifKey, VifEntry>,
     pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     pub stack_flows: HashMap<MapData, FlowKey, Flow>,
+    pub flow_rings: HashMap<MapData, RingKey, FlowKey>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
@@ -160,6 +161,7 @@ impl Programs {
             vifs: take_map(&mut ebpf, "VIFS")?,
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
             stack_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
+            flow_rings: take_map(&mut ebpf, "FLOW_RINGS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })

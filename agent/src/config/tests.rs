@@ -91,7 +91,7 @@ fn a_node_name_has_at_most_253_characters() {
 fn map_capacities_come_from_flags_and_file_and_are_bounded() {
     let file = "standalone = true\npod_cidr = [\"10.9.0.0/16\"]\nmax_vifs = 100\nmax_endpoints = 300\n";
     let capacities = config(&["--max-vifs", "200"], Some(file)).unwrap().dataplane.capacities;
-    assert_eq!((capacities.vifs, capacities.endpoints, capacities.stack_flows), (200, 300, 262_144));
+    assert_eq!((capacities.vifs, capacities.endpoints, capacities.stack_flows), (200, 300, 65536));
     for (flag, given) in [
         ("--max-vifs", "0"),
         ("--max-vifs", "1048577"),

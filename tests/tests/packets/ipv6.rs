@@ -280,6 +280,28 @@ fn other_transition_addresses_go_to_the_stack() {
 }
 
 #[test]
+fn what_hides_behind_more_than_four_extension_headers_is_dropped() {
+    // The node would look behind any number of them.
+    let behind = |count: usize, next_header| {
+        let mut payload = datagram();
+        let mut next = next_header;
+        for _ in 0..count {
+            (payload, next) = (extension(next, &payload), DESTINATION_OPTIONS);
+        }
+        payload
+    };
+    let to_b = Ipv6::new(A.v6, B.v6, DESTINATION_OPTIONS);
+    let mut rows = vec![delivered("four", &to_b, &behind(4, UDP), B)];
+    for (about, next_header) in [("UDP", UDP), ("an ICMP error", ICMPV6), ("GRE", 47), ("IPv6 in IPv6", 41)] {
+        for destination in [B.v6, FAR_V6] {
+            let packet = Ipv6 { destination, ..to_b.clone() }.with(&behind(5, next_header));
+            rows.push(Row::dropped(about, A.ifindex, A.sends_v6(&packet), DropReason::Malformed));
+        }
+    }
+    check(Program::FromPod, &rows).unwrap();
+}
+
+#[test]
 fn extension_headers_from_a_link_local_source_are_dropped() {
     // A router advertisement could hide behind one, and a pod needs none to reach its gateway.
     let hidden = |about, next_header, payload: &[u8]| {

@@ -170,6 +170,7 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>, faults: &mu
     }
     to_gateway(to, faults);
     let behind = Behind::skip(next_header, reader.0);
+    faults.add(!behind.is_known, DropReason::Malformed);
     let endpoint = endpoints().get(&destination.into()).copied();
     payload(
         &Payload {
@@ -181,7 +182,7 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>, faults: &mu
         endpoint.is_some(),
         faults,
     );
-    let Some(endpoint) = endpoint.filter(|_| hop_limit > 1 && behind.is_known && !behind.is_fragment) else {
+    let Some(endpoint) = endpoint.filter(|_| hop_limit > 1 && !behind.is_fragment) else {
         return Some(Outcome::Stack);
     };
     let mut packet = rewritten(frame, endpoint);

@@ -67,8 +67,10 @@ impl StackFlows {
 
     /// Removes the flows of pods that are not wanted.
     pub fn retain(&mut self, is_wanted: impl Fn(u32) -> bool) {
-        let strays: Vec<RingKey> =
-            self.rings.keys().flatten().filter(|key| !is_wanted(key.ifindex)).collect();
+        let all = self.rings.keys().take(walk_limit(self.capacity)).flatten();
+        // A lock that a program could not remove would be for ever.
+        let is_stray = |key: &RingKey| !is_wanted(key.ifindex) || key.place == RingKey::LOCK;
+        let strays: Vec<RingKey> = all.filter(is_stray).collect();
         strays.into_iter().for_each(|key| self.clear(key));
     }
 
