@@ -131,8 +131,7 @@ impl Elsewhere {
 }
 
 fn keep_routes(pods: &Pods) -> Routes {
-    let is_needed = |range: &IpNet| pods.outside.iter().any(|address| range.contains(address));
-    match range_route::keep(&pods.ranges, is_needed) {
+    match range_route::keep(&pods.ranges) {
         Ok(skipped) => {
             for range_route::Skipped { range, why } in skipped {
                 tracing::warn!(

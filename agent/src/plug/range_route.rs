@@ -34,17 +34,17 @@ pub struct Skipped {
     pub why: String,
 }
 
-/// Adds the routes that ranges lack, and deletes those of other ranges unless `is_needed`. Returns the ranges
-/// that get none.
+/// Adds the routes that ranges lack, and deletes those of other ranges, which another node may get. Returns
+/// the ranges that get none.
 ///
 /// # Errors
 /// The first request that the kernel refuses, after all others were tried.
-pub fn keep(ranges: &[IpNet], is_needed: impl Fn(&IpNet) -> bool) -> Result<Vec<Skipped>, NetlinkError> {
+pub fn keep(ranges: &[IpNet]) -> Result<Vec<Skipped>, NetlinkError> {
     let mut host = Socket::open()?;
     let present = list(&mut host)?;
     let (missing, skipped) = missing_of(&mut host, ranges, &present)?;
-    let is_stale = |range: &&IpNet| !ranges.contains(range) && !is_needed(range);
-    let no_longer = present.iter().filter(is_stale).chain(skipped.iter().map(|it| &it.range));
+    let no_longer =
+        present.iter().filter(|range| !ranges.contains(range)).chain(skipped.iter().map(|it| &it.range));
     let mut done = Ok(());
     for range in no_longer.filter(|range| present.contains(range)) {
         done = done.and(remove(&mut host, *range));
