@@ -25,8 +25,8 @@ const WORKERS: u32 = 4;
 /// 20,000.
 const KEPT_KIB: u64 = 3 << 10;
 const KEPT_FOR_LONG_KIB: u64 = 6 << 10;
-/// Threads of an idle agent. Two audit the store, and compare the node's routes and masquerading.
-const THREADS: u64 = 5;
+/// Threads of an idle agent. One audits the store every few seconds.
+const THREADS: u64 = 4;
 
 /// Resources that could leak.
 #[derive(Debug, PartialEq, Eq)]

@@ -88,10 +88,29 @@ impl LocalNetwork {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            // Work on the pool each second would wake its threads in turn, so that none ever ends.
+            if !self.is_due() {
+                continue;
+            }
             let this = Arc::clone(&self);
             // Fails while the agent stops.
             let _ = spawn_blocking(move || this.update()).await;
         }
+    }
+
+    /// Whether [`Self::update`] would change or report anything. Does not block.
+    fn is_due(&self) -> bool {
+        let Ok(routes) = self.routes.try_lock() else { return true };
+        let ranges = self.registry.ranges().borrow().clone();
+        if ranges == Ranges::Awaited {
+            return self.masquerade.is_due(None);
+        }
+        let pods = self.pods(ranges.nets());
+        routes.is_due(&pods) || self.masquerade.is_due(Some(&self.elsewhere.without(pods)))
+    }
+
+    fn pods(&self, ranges: &[IpNet]) -> Pods {
+        Pods { ranges: ranges.to_vec(), outside: self.registry.addresses_outside(ranges) }
     }
 
     /// Applies what has changed. Blocks.
@@ -104,8 +123,8 @@ impl LocalNetwork {
     /// `ranges`: `None` while they are unknown; routes and table of an earlier agent then stay.
     fn apply(&self, routes: &mut Routes, ranges: Option<&[IpNet]>) {
         let Some(ranges) = ranges else { return self.masquerade.update(None) };
-        let pods = Pods { ranges: ranges.to_vec(), outside: self.registry.addresses_outside(ranges) };
-        if routes.of.as_ref() != Some(&pods) && routes.retry.is_none_or(|at| at <= Instant::now()) {
+        let pods = self.pods(ranges);
+        if routes.is_due(&pods) {
             *routes = keep_routes(&pods);
         }
         self.masquerade.update(Some(&self.elsewhere.without(pods)));
@@ -113,6 +132,14 @@ impl LocalNetwork {
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Routes ===
+
+impl Routes {
+    fn is_due(&self, pods: &Pods) -> bool {
+        self.of.as_ref() != Some(pods) && self.retry.is_none_or(|at| at <= Instant::now())
     }
 }
 

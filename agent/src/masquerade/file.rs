@@ -47,6 +47,17 @@ impl File {
         Self { path, seen: None, good: None, trouble: None }
     }
 
+    /// Whether [`Self::refresh`] would read or report anything.
+    pub fn has_changed(&self) -> bool {
+        match fs::metadata(&self.path) {
+            Ok(found) => self.seen != Some(stamp(&found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.seen.is_some() || self.good.is_none()
+            }
+            Err(_) => true,
+        }
+    }
+
     /// Reads the file if it has changed. A missing file is an empty one: a ConfigMap may be optional.
     pub fn refresh(&mut self) {
         let found = match fs::metadata(&self.path) {

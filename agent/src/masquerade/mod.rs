@@ -99,11 +99,7 @@ impl Masquerade {
             self.report(&state);
             return;
         };
-        let is_due = match &state.failure {
-            None => state.wanted.as_ref() != Some(&wanted),
-            Some(failure) => state.wanted.as_ref() != Some(&wanted) || Instant::now() >= failure.retry,
-        };
-        if is_due {
+        if state.is_due(&wanted) {
             let is_first = state.wanted.is_none();
             let done = apply(&wanted, is_first);
             if let Ok(true) = done {
@@ -113,6 +109,13 @@ impl Masquerade {
             state.failure = done.err().map(|error| self.failure(&state, &error));
         }
         self.report(&state);
+    }
+
+    /// Whether [`Self::update`] would change or report anything. Does not block.
+    pub fn is_due(&self, pods: Option<&Pods>) -> bool {
+        let Ok(state) = self.state.try_lock() else { return true };
+        state.file.as_ref().is_some_and(File::has_changed)
+            || self.wanted(&state, pods).is_some_and(|wanted| state.is_due(&wanted))
     }
 
     /// What differs in the kernel from the wanted table; `None` while it is off or unknown, or cannot be
@@ -176,6 +179,15 @@ impl Masquerade {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn is_due(&self, wanted: &Wanted) -> bool {
+        self.wanted.as_ref() != Some(wanted)
+            || self.failure.as_ref().is_some_and(|failure| Instant::now() >= failure.retry)
     }
 }
 
