@@ -82,7 +82,10 @@ pub fn mac(interface: &str) -> anyhow::Result<Mac> {
 }
 
 /// The address of an interface of this namespace, for a packet socket.
-fn link(name: &str) -> anyhow::Result<LinkAddr> {
+///
+/// # Errors
+/// If there is no such interface.
+pub fn link(name: &str) -> anyhow::Result<LinkAddr> {
     let found = nix::ifaddrs::getifaddrs()?
         .filter(|interface| interface.interface_name == name)
         .find_map(|interface| interface.address?.as_link_addr().copied());

@@ -40,7 +40,8 @@ const NESTED: u16 = 1 << 15;
 const HEADER: usize = 16;
 const GENERIC: usize = 4;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
-/// A transaction waits for the kernel's commit lock, which other programs may hold.
+/// For the answer to a transaction. The kernel commits within the send, which waits without a bound for the
+/// commit lock, as route changes do for RTNL.
 const COMMIT_DEADLINE: Duration = Duration::from_secs(10);
 /// Bytes: larger than any datagram of a dump, and than any transaction of the agent.
 const RECEIVE_BUFFER: usize = 64 * 1024;

@@ -12,12 +12,12 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     packet::{IPV4, IPV6, Ipv4, Ipv6, QINQ, TCP, UDP, VLAN, cut, data, hexdump, tagged, tcp, udp},
     program::{AllCounters, Program, Programs},
-    sys,
+    sys, wire,
 };
 use nix::sys::{
     socket::{
-        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike as _, recv, sendto,
-        setsockopt, socket, sockopt::ReceiveTimeout,
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt,
+        socket, sockopt::ReceiveTimeout,
     },
     time::{TimeVal, TimeValLike as _},
 };
@@ -60,7 +60,7 @@ fn with_wire(run: impl FnOnce(&mut Wire<'_>) -> anyhow::Result<()> + Send) -> an
             let socket =
                 socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
             setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(5))?;
-            Ok((socket, link(&format!("peer{}", A.ifindex))?))
+            Ok((socket, wire::link(&format!("peer{}", A.ifindex))?))
         })?;
         run(&mut Wire { programs, socket, to_a })
     })
@@ -72,16 +72,6 @@ fn disable_ipv6() -> anyhow::Result<()> {
 
 fn colons(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// The address of an interface of this namespace, for a packet socket.
-fn link(name: &str) -> anyhow::Result<LinkAddr> {
-    let found = nix::ifaddrs::getifaddrs()?
-        .filter(|interface| interface.interface_name == name)
-        .find_map(|interface| interface.address?.as_link_addr().copied());
-    let link = found.with_context(|| format!("there is no interface {name}"))?;
-    ensure!(link.family() == Some(AddressFamily::Packet));
-    Ok(link)
 }
 
 // === impl Wire ===
