@@ -11,6 +11,7 @@
 #![no_std]
 
 mod counters;
+pub mod event;
 mod flow;
 mod vif;
 
