@@ -7,10 +7,11 @@ use prost::Message as _;
 const FILES: [&str; 2] = ["ferrule/cni/v1/cni.proto", "ferrule/agent/v1/agent.proto"];
 
 /// Fields whose JSON is not that of their type, with their serializers.
-const JSON_FIELDS: [(&str, &str); 3] = [
+const JSON_FIELDS: [(&str, &str); 4] = [
     ("Attachment.state", "attachment_state"),
     ("Component.state", "component_state"),
-    ("Counters.drops", "drops"),
+    ("Counters.egress_drops", "drops"),
+    ("Counters.ingress_drops", "drops"),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

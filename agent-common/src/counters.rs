@@ -5,21 +5,22 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counters {
-    /// Forwarded from the pod.
+    /// From the pod.
     pub egress: Traffic,
-    /// Delivered to the pod.
+    /// To the pod.
     pub ingress: Traffic,
-    /// Dropped, in either direction.
-    pub drops: Drops,
 }
 
 /// A packet that is segmented later (GSO) counts once, with all its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Traffic {
+    /// Forwarded from the pod, or delivered to it.
     pub packets: u64,
-    /// Including Ethernet headers.
+    /// Of these packets, including Ethernet headers.
     pub bytes: u64,
+    /// Dropped packets.
+    pub drops: Drops,
 }
 
 /// Defines [`DropReason`] and [`Drops`] from one list, so that every reason has a counter.
@@ -115,23 +116,23 @@ drop_reasons! {
     Tunnel = 15 => tunnel,
 }
 
-const _: () = assert!(size_of::<Traffic>() == 16);
 const _: () = assert!(size_of::<Drops>() == 8 * DropReason::ALL.len());
-const _: () = assert!(size_of::<Counters>() == 32 + size_of::<Drops>());
+const _: () = assert!(size_of::<Traffic>() == 16 + size_of::<Drops>());
+const _: () = assert!(size_of::<Counters>() == 2 * size_of::<Traffic>());
 
 impl core::ops::AddAssign<&Counters> for Counters {
     /// Adds the counts of another CPU.
     fn add_assign(&mut self, other: &Counters) {
         self.egress += other.egress;
         self.ingress += other.ingress;
-        self.drops += other.drops;
     }
 }
 
 impl core::ops::AddAssign for Traffic {
-    fn add_assign(&mut self, Self { packets, bytes }: Self) {
+    fn add_assign(&mut self, Self { packets, bytes, drops }: Self) {
         self.packets = self.packets.wrapping_add(packets);
         self.bytes = self.bytes.wrapping_add(bytes);
+        self.drops += drops;
     }
 }
 

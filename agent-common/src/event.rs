@@ -81,8 +81,8 @@ pub struct FlowRecord {
     pub stats: FlowStats,
 }
 
-/// Value of `FLOW_STATS`. The counts are approximate: of two CPUs that count a direction at once, one count can
-/// be lost.
+/// Value of `FLOW_STATS`. The counts are approximate: of two CPUs that count a direction at once, one
+/// count can be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FlowStats {
@@ -142,7 +142,6 @@ mod user {
 
     /// A record of `EVENTS`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    #[expect(clippy::large_enum_variant, reason = "both variants are of one size, nearly")]
     pub enum Event {
         Drop(DropRecord),
         Flow(FlowRecord),

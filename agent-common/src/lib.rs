@@ -20,7 +20,7 @@ pub use flow::{Flow, FlowKey, RingKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Default capacity of `VIFS`: pod interfaces of a node.
 pub const MAX_VIFS: usize = 4096;
@@ -30,6 +30,12 @@ pub const MAX_ENDPOINTS: usize = 16384;
 
 /// Default capacity of `STACK_FLOWS`: flows between pods of this node that the stack translates.
 pub const MAX_FLOWS: usize = 65536;
+
+/// Size of `EVENTS`, in bytes: a power of two, and whole pages.
+pub const MAX_EVENT_BYTES: usize = 256 * 1024;
+
+/// Capacity of `FLOW_STATS`: flows whose packets are counted.
+pub const MAX_FLOW_STATS: usize = 16384;
 
 /// The share of `STACK_FLOWS` that one pod can fill as client: a 16th. A new flow above it evicts an older
 /// flow of the same pod.

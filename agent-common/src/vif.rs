@@ -27,6 +27,9 @@ pub struct VifEntry {
     pub stack_peers: [u8; 32],
     /// Written by the programs: flows in `STACK_FLOWS` that this pod has begun so far.
     pub stack_flows: u32,
+    /// Tells attachments apart that have the same index, one after another: the time of the attachment's
+    /// creation since boot, in 2^20 ns (about a millisecond), modulo 2^32.
+    pub generation: u32,
     /// Text: `namespace/name` of the pod, or the container ID if the runtime named no pod; truncated.
     pub pod: [i8; 128],
     /// Text: the pod's UID; empty if the runtime passed none.
@@ -57,7 +60,7 @@ pub struct Endpoint {
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<VifKey>() == 4);
-const _: () = assert!(size_of::<VifEntry>() == 252);
+const _: () = assert!(size_of::<VifEntry>() == 256);
 const _: () = assert!(size_of::<EndpointKey>() == 16);
 const _: () = assert!(size_of::<Endpoint>() == 12);
 

@@ -1,11 +1,19 @@
 //! `VIF_COUNTERS`: packets, bytes and drops of each interface.
 
-use agent_common::{Counters, DropReason, MAX_VIFS, Traffic, VifKey};
+use agent_common::{Counters, DropReason, MAX_VIFS, Traffic, VifKey, event::direction};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::PerCpuHashMap, macros::btf_map};
 
 #[btf_map]
 static VIF_COUNTERS: PerCpuHashMap<VifKey, Counters, MAX_VIFS, { BPF_F_NO_PREALLOC as usize }> =
     PerCpuHashMap::new();
+
+/// The direction of a packet, the pod's.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub enum Direction {
+    Ingress = direction::INGRESS,
+    Egress = direction::EGRESS,
+}
 
 /// Counts a packet that left a pod.
 #[inline(always)]
@@ -25,18 +33,22 @@ pub fn ingress(ifindex: u32, bytes: u32) {
 
 /// Counts a dropped packet of an interface.
 #[inline(never)]
-pub fn drop(ifindex: u32, reason: DropReason) {
+pub fn drop(ifindex: u32, direction: Direction, reason: DropReason) {
     // An interface without an entry in `VIFS` has no counters either.
     let ifindex = if matches!(reason, DropReason::NoVif) { 0 } else { ifindex };
     let Some(counters) = of(ifindex) else {
         return;
+    };
+    let traffic = match direction {
+        Direction::Ingress => &mut counters.ingress,
+        Direction::Egress => &mut counters.egress,
     };
     // The counters are in the order of the reasons (asserted in agent-common). `black_box` hides from LLVM
     // that the index is in range: LLVM would remove the check that the verifier needs.
     let index = core::hint::black_box(reason as usize);
     if index < DropReason::ALL.len() {
         // SAFETY: in bounds of `drops`, which is `repr(C)` with one `u64` for each reason.
-        unsafe { *(&raw mut counters.drops).cast::<u64>().add(index) += 1 };
+        unsafe { *(&raw mut traffic.drops).cast::<u64>().add(index) += 1 };
     }
 }
 

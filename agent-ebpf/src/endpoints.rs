@@ -1,5 +1,7 @@
 //! `ENDPOINTS`: the addresses that this node delivers.
 
+use core::num::NonZeroU32;
+
 use agent_common::{DropReason, Endpoint, EndpointKey, MAX_ENDPOINTS, VifEntry};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 
@@ -11,9 +13,9 @@ static ENDPOINTS: HashMap<EndpointKey, Endpoint, MAX_ENDPOINTS, { BPF_F_NO_PREAL
 
 /// The host interface of the pod of this node that has an address.
 #[inline(always)]
-pub fn interface(address: Address) -> Option<u32> {
+pub fn interface(address: Address) -> Option<NonZeroU32> {
     // SAFETY: as for `find`.
-    unsafe { ENDPOINTS.get(address.key()) }.map(|endpoint| endpoint.ifindex)
+    unsafe { ENDPOINTS.get(address.key()) }.and_then(|endpoint| NonZeroU32::new(endpoint.ifindex))
 }
 
 /// Where this node delivers a packet's destination, if it does: the endpoint, and the pod behind it.

@@ -14,14 +14,13 @@
 //! that have ended stay until their places are needed; with many pods, they can fill the maps, which then
 //! evict the longest unused of all.
 
-use core::mem::offset_of;
-
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, VifEntry, flows_per_pod};
 use aya_ebpf::{Global, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
 
 use crate::{
     address::Address,
-    headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
+    flow_key::Key,
+    headers::{Ipv4, Ipv6, Transport},
     icmp,
     meta::{Family, Meta},
     packet::Packet,
@@ -43,24 +42,6 @@ const TRIES: u32 = 8;
 /// Each takes about as long as a step of the holder.
 const LOCK_TRIES: u32 = 64;
 const BPF_NOEXIST: u64 = 1;
-
-/// A `FlowKey` whose addresses are words.
-#[repr(C)]
-struct Key {
-    low: Address,
-    high: Address,
-    low_port: u16,
-    high_port: u16,
-    protocol: u8,
-    reserved: [u8; 3],
-}
-
-const _: () = assert!(size_of::<Key>() == size_of::<FlowKey>());
-const _: () = assert!(offset_of!(Key, low) == offset_of!(FlowKey, low));
-const _: () = assert!(offset_of!(Key, high) == offset_of!(FlowKey, high));
-const _: () = assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port));
-const _: () = assert!(offset_of!(Key, high_port) == offset_of!(FlowKey, high_port));
-const _: () = assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
 
 /// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an
 /// echo identifier belongs to none.
@@ -88,11 +69,10 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, to: u3
 /// `client` has sent. Flows behind IPv6 extension headers other than a fragment header are not recorded.
 #[inline(always)]
 pub fn record(packet: &Packet<'_>, meta: &Meta, client: u32) {
-    let Some(key) =
-        meta.transport().and_then(|transport| key(meta.source, meta.destination, meta.protocol, transport))
-    else {
-        return;
-    };
+    let key = meta
+        .transport()
+        .and_then(|transport| Key::translatable(meta.source, meta.destination, meta.protocol, transport));
+    let Some(key) = key else { return };
     let server = packet.ifindex();
     // With every packet: the agent may have replaced the entries of `VIFS`.
     vifs::mark_peers(client, server);
@@ -213,54 +193,5 @@ fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> 
 
 #[inline(always)]
 fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
-    key(source, destination, protocol, transport).is_some_and(|key| touch(&key))
-}
-
-/// The flow of a packet; `None` if the stack does not translate its protocol.
-#[inline(always)]
-fn key(source: Address, destination: Address, protocol: u8, transport: Transport) -> Option<Key> {
-    let [from, to] = match protocol {
-        TCP | UDP | SCTP => transport.ports(),
-        ICMP if matches!(transport.icmp_type(), 0 | 8) => [transport.echo_id(); 2],
-        ICMPV6 if matches!(transport.icmp_type(), 128 | 129) => [transport.echo_id(); 2],
-        _ => return None,
-    };
-    Some(Key::between(protocol, (source, from), (destination, to)))
-}
-
-// === impl Key ===
-
-impl Key {
-    /// The flow between two ends, in either order.
-    ///
-    /// Arithmetic puts the ends in order: after a branch, the verifier would walk the rest once for each
-    /// order.
-    #[inline(always)]
-    fn between(protocol: u8, (one, port): (Address, u16), (other, other_port): (Address, u16)) -> Self {
-        let ([a, b], [c, d]) = (one.words(), other.words());
-        let swapped = if a != c {
-            u64::from_be(a) > u64::from_be(c)
-        } else if b != d {
-            u64::from_be(b) > u64::from_be(d)
-        } else {
-            port > other_port
-        };
-        let mask = core::hint::black_box(u64::from(swapped).wrapping_neg());
-        let (upper, lower) = ((a ^ c) & mask, (b ^ d) & mask);
-        let ports = (port ^ other_port) & mask as u16;
-        Self {
-            low: Address::from_words([a ^ upper, b ^ lower]),
-            high: Address::from_words([c ^ upper, d ^ lower]),
-            low_port: port ^ ports,
-            high_port: other_port ^ ports,
-            protocol,
-            reserved: [0; 3],
-        }
-    }
-
-    #[inline(always)]
-    fn as_flow(&self) -> &FlowKey {
-        // SAFETY: the same bytes (asserted above), valid whatever they are.
-        unsafe { &*(&raw const *self).cast() }
-    }
+    Key::translatable(source, destination, protocol, transport).is_some_and(|key| touch(&key))
 }

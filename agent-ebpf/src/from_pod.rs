@@ -1,10 +1,12 @@
 //! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node or left to
 //! the host's stack.
 
-use agent_common::{DropReason, GATEWAY_MAC};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
 use crate::{
-    arp, delivery, endpoints, flows,
+    arp,
+    counters::Direction,
+    delivery, endpoints, flow_stats, flows,
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
     icmp,
     meta::{Meta, Scope, Sender},
@@ -41,25 +43,33 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_gateway(&destination)?;
 
     services::check(&meta)?;
-    let Some((endpoint, receiver)) = endpoints::find(&meta)? else {
-        tunnels::check(packet, &meta)?;
+    let outcome = forward(packet, &meta, vif)?;
+    flow_stats::count(packet, &meta, vif, Direction::Egress);
+    Ok(outcome)
+}
+
+/// To a pod of this node, past the stack if nothing speaks against it.
+#[inline(always)]
+fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outcome, DropReason> {
+    let Some((endpoint, receiver)) = endpoints::find(meta)? else {
+        tunnels::check(packet, meta)?;
         return Ok(Outcome::Stack(Stamp::Checked));
     };
-    icmp::check(packet, &meta)?;
+    icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
     // reassembles fragments where it translates: they have no ports to look a flow up by.
     let is_plain =
-        !meta.has_options() && meta.hops > 1 && !meta.is_fragment() && size::fits(packet, &meta, receiver);
+        !meta.has_options() && meta.hops > 1 && !meta.is_fragment() && size::fits(packet, meta, receiver);
     if is_plain {
-        delivery::check(packet, &meta)?;
+        delivery::check(packet, meta)?;
     }
-    if flows::belongs_to_stack(packet, &meta, vif, endpoint.ifindex) {
+    if flows::belongs_to_stack(packet, meta, vif, endpoint.ifindex) {
         return Ok(Outcome::Stack(Stamp::Checked));
     }
     if !is_plain {
         return Ok(Outcome::Stack(Stamp::Direct));
     }
-    delivery::rewrite(packet, &meta, endpoint)?;
+    delivery::rewrite(packet, meta, endpoint)?;
     Ok(Outcome::Local { ifindex: endpoint.ifindex })
 }
 

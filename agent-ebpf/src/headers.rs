@@ -28,6 +28,8 @@ pub const GRE: u8 = 47;
 
 /// Offset of the byte with the header length in a TCP header (RFC 9293, 3.1).
 pub const TCP_DATA_OFFSET: usize = 12;
+/// Offset of a TCP header's flags.
+pub const TCP_FLAGS: usize = 13;
 
 /// Offset of the IP or ARP header.
 pub const L3: usize = size_of::<Ethernet>();

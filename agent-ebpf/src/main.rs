@@ -12,6 +12,9 @@ mod checksum;
 mod counters;
 mod delivery;
 mod endpoints;
+mod events;
+mod flow_key;
+mod flow_stats;
 mod flows;
 mod from_pod;
 mod headers;
@@ -35,7 +38,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, trace};
 
-use crate::{outcome::Outcome, packet::Packet};
+use crate::{counters::Direction, outcome::Outcome, packet::Packet};
 
 /// clsact ingress of the pod's host interface: packets from the pod.
 #[classifier]
@@ -65,7 +68,8 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
         Err(reason) => {
-            counters::drop(ifindex, reason);
+            counters::drop(ifindex, Direction::Egress, reason);
+            events::drop(&packet, Direction::Egress, reason);
             debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -84,7 +88,8 @@ pub fn to_pod(ctx: TcContext) -> i32 {
             TC_ACT_UNSPEC
         }
         Err(reason) => {
-            counters::drop(ifindex, reason);
+            counters::drop(ifindex, Direction::Ingress, reason);
+            events::drop(&packet, Direction::Ingress, reason);
             debug!(&ctx, "if {}: ingress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }

@@ -11,25 +11,29 @@ use crate::{
     packet::Packet,
 };
 
+/// The first field is none of an address: where `Result<Meta, DropReason>` is an error, the reason is
+/// there, and LLVM splits the field that shares its place. Parts of an address would be misaligned on the
+/// stack.
+#[repr(C)]
 pub struct Meta {
+    /// Length of the frame.
+    len: usize,
+    /// Offset of the transport header.
+    pub payload: usize,
     pub source: Address,
     pub destination: Address,
+    /// See [`Meta::transport`]. Not an `Option`: the verifier would walk all steps once more for `None`.
+    transport: Transport,
     pub family: Family,
     /// IPv4's protocol or IPv6's next header, behind extension headers.
     pub protocol: u8,
     /// TTL or hop limit.
     pub hops: u8,
+    /// [`NO_EXTENSIONS`], [`SKIPPED`] or [`UNKNOWN`].
+    extensions: u8,
     /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the
     /// flag: an atomic fragment is a fragment too.
     fragment: u16,
-    /// [`NO_EXTENSIONS`], [`SKIPPED`] or [`UNKNOWN`].
-    extensions: u8,
-    /// Offset of the transport header.
-    pub payload: usize,
-    /// Length of the frame.
-    len: usize,
-    /// See [`Meta::transport`]. Not an `Option`: the verifier would walk all steps once more for `None`.
-    transport: Transport,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -172,6 +172,20 @@ impl<'a> Packet<'a> {
         if failed == 0 { Some(unsafe { copy.assume_init() }.0) } else { None }
     }
 
+    /// Copies the packet's first bytes; returns their number.
+    #[inline(always)]
+    pub fn capture<const N: usize>(&self, to: &mut [u8; N]) -> u32 {
+        let len = if self.len() < N as u32 { self.len() } else { N as u32 };
+        // The verifier wants to see that `len` is neither 0 nor above `N`.
+        let len = core::hint::black_box(len);
+        if len == 0 || len > N as u32 {
+            return 0;
+        }
+        // SAFETY: the helper writes `len` bytes, of which `to` has as many.
+        let failed = unsafe { bpf_skb_load_bytes(self.ctx.skb.skb.cast(), 0, to.as_mut_ptr().cast(), len) };
+        if failed == 0 { len } else { 0 }
+    }
+
     #[inline(always)]
     fn pointer<T>(&self, offset: usize) -> Result<*mut T, DropReason> {
         let start = self.ctx.data() + offset;

@@ -3,7 +3,8 @@
 use agent_common::{DropReason, VifEntry};
 
 use crate::{
-    endpoints, flows,
+    counters::Direction,
+    endpoints, flow_stats, flows,
     headers::{Arp, ETHERTYPE_ARP, Ethernet, L3},
     meta::{Family, Meta, Scope, Sender},
     nd,
@@ -26,14 +27,17 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     let meta = Meta::parse(packet, ethertype, Sender::Stack)?;
     let sibling = endpoints::interface(meta.source);
     if let Some(interface) = sibling {
-        spoofing::check_sibling(packet, &meta, interface)?;
+        spoofing::check_sibling(packet, &meta, interface.get())?;
     }
     if vifs::owns(vif, meta.family, meta.destination) {
+        if sibling.is_some() && packet.has_stamp(Stamp::Direct) {
+            // Counted by the sender's `from_pod`.
+            return Ok(());
+        }
+        flow_stats::count(packet, &meta, vif, Direction::Ingress);
         // Without the stamp, the stack has translated the packet.
-        if let Some(client) = sibling
-            && !packet.has_stamp(Stamp::Direct)
-        {
-            flows::record(packet, &meta, client);
+        if let Some(client) = sibling {
+            flows::record(packet, &meta, client.get());
         }
         return Ok(());
     }

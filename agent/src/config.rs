@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::{
-    dataplane::{self, Capacities, LogLevel},
+    dataplane::{self, Capacities, Flows, LogLevel},
     decide::VifSource,
     ipam::{self, PodCidrs, RangeError},
     masquerade::{self, InvalidPorts},
@@ -201,6 +201,10 @@ struct Settings {
     /// Let pods serve DHCP: otherwise, answers of DHCP servers from pods are dropped.
     #[arg(long, env = "FERRULE_ALLOW_DHCP_SERVERS", num_args = 0..=1, default_missing_value = "true")]
     allow_dhcp_servers: Option<bool>,
+    /// Count and record flows of pods: `on`; `off` until `ferrulectl flows --sampling` switches; `never`
+    /// [default: off].
+    #[arg(long, env = "FERRULE_FLOWS", value_enum, value_name = "WHEN")]
+    flows: Option<Flows>,
 }
 
 /// An invalid configuration.
@@ -307,6 +311,7 @@ impl Settings {
             ebpf_log: self.ebpf_log.or(file.ebpf_log),
             max_vifs: self.max_vifs.or(file.max_vifs),
             allow_dhcp_servers: self.allow_dhcp_servers.or(file.allow_dhcp_servers),
+            flows: self.flows.or(file.flows),
             max_endpoints: self.max_endpoints.or(file.max_endpoints),
             max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
         }
@@ -407,7 +412,8 @@ impl Settings {
         };
         let (log, dhcp_servers) =
             (self.ebpf_log.unwrap_or_default(), self.allow_dhcp_servers.unwrap_or_default());
-        Ok(dataplane::Settings { log, capacities, dhcp_servers })
+        let flows = self.flows.unwrap_or_default();
+        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows })
     }
 
     fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ferrule_proto::agent::{Attachment, Counters, ListAttachmentsRequest};
+use ferrule_proto::agent::{Attachment, Counters, Drop, ListAttachmentsRequest};
 
 use crate::{
     Output, client,
@@ -40,16 +40,16 @@ fn render(attachments: &[Attachment]) -> String {
 }
 
 fn drops(counters: &Counters) -> String {
-    if counters.drops.is_empty() {
-        return "0".to_owned();
-    }
-    let drops = counters.drops.iter().map(|drop| format!("{}={}", drop.reason, drop.packets));
-    drops.collect::<Vec<_>>().join(" ")
+    let of = |direction: &str, drops: &[Drop]| {
+        drops.iter().map(|drop| format!("{direction}:{}={}", drop.reason, drop.packets)).collect::<Vec<_>>()
+    };
+    let drops = [of("out", &counters.egress_drops), of("in", &counters.ingress_drops)].concat();
+    if drops.is_empty() { "0".to_owned() } else { drops.join(" ") }
 }
 
 #[cfg(test)]
 mod tests {
-    use ferrule_proto::agent::{Drop, attachment::State};
+    use ferrule_proto::agent::attachment::State;
 
     use super::*;
 
@@ -65,7 +65,8 @@ mod tests {
             state: State::Attached.into(),
             counters: Some(Counters {
                 egress_packets: 3,
-                drops: vec![Drop { reason: "spoofed_mac".to_owned(), packets: 2 }],
+                egress_drops: vec![Drop { reason: "spoofed_mac".to_owned(), packets: 2 }],
+                ingress_drops: vec![Drop { reason: "not_for_pod".to_owned(), packets: 1 }],
                 ..Default::default()
             }),
             ..Default::default()
@@ -76,7 +77,7 @@ mod tests {
     fn table_names_pod_interface_and_drop_reasons() {
         let expected = "\
 POD            CONTAINER     IF    HOST IF    STATE     ADDRESSES         OUT PKTS  IN PKTS  DROPS
-default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3         0        spoofed_mac=2";
+default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3         0        out:spoofed_mac=2 in:not_for_pod=1";
         assert_eq!(render(&[attachment()]), expected);
     }
 
@@ -90,7 +91,7 @@ default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3     
         let json = serde_json::to_value([attachment()]).unwrap();
         let counters = serde_json::json!({
             "egress_packets": 3, "egress_bytes": 0, "ingress_packets": 0, "ingress_bytes": 0,
-            "drops": {"spoofed_mac": 2},
+            "egress_drops": {"spoofed_mac": 2}, "ingress_drops": {"not_for_pod": 1},
         });
         let expected = serde_json::json!([{
             "network": "", "container_id": "0123456789abcdef", "ifname": "eth0", "pod_namespace": "default",

@@ -18,7 +18,18 @@ pub struct Footprint {
 }
 
 const OUR_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const OUR_MAPS: [&str; 6] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS", "FLOW_RINGS", "AYA_LOGS"];
+const OUR_MAPS: [&str; 10] = [
+    "VIFS",
+    "ENDPOINTS",
+    "VIF_COUNTERS",
+    "STACK_FLOWS",
+    "FLOW_RINGS",
+    "EVENTS",
+    "EVENT_BUDGETS",
+    "FLOW_STATS",
+    "FLOW_SAMPLING",
+    "AYA_LOGS",
+];
 
 // === impl Footprint ===
 

@@ -37,7 +37,7 @@ pub struct Node {
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
-pub const PINS: &str = "/sys/fs/bpf/ferrule/v2";
+pub const PINS: &str = "/sys/fs/bpf/ferrule/v3";
 /// The node's addresses on the uplink.
 pub const NODE_V4: &str = "192.0.2.1";
 pub const NODE_V6: &str = "2001:db8::1";
@@ -413,22 +413,31 @@ impl Node {
         let dump = sys::run(&format!("bpftool -j map lookup pinned {PINS}/VIF_COUNTERS key 0 0 0 0"))?;
         let dump: Value = serde_json::from_str(&dump)?;
         let of_cpus = dump.pointer("/formatted/values").and_then(Value::as_array).context("no values")?;
-        let drops = |it: &Value| it.pointer("/value/drops/no_vif").and_then(Value::as_u64);
+        let drops = |it: &Value| {
+            let of =
+                |direction| it.pointer(&format!("/value/{direction}/drops/no_vif")).and_then(Value::as_u64);
+            Some(of("egress")? + of("ingress")?)
+        };
         of_cpus.iter().map(|it| drops(it).with_context(|| format!("no drops in {it}"))).sum()
     }
 
-    /// Packets of a pod that were dropped, by reason; without the reasons that did not occur.
+    /// Packets of a pod that were dropped in both directions, by reason; without the reasons that did not
+    /// occur.
     ///
     /// # Errors
     /// If the pod is not attached.
     pub fn drops(&self, pod: &Pod) -> anyhow::Result<BTreeMap<String, u64>> {
         let attachments = self.attachments()?;
         let of_pod = |it: &&Value| it.get("container_id").and_then(Value::as_str) == Some(&pod.container_id);
-        let drops = attachments.iter().find(of_pod).and_then(|it| it.pointer("/counters/drops"));
-        let drops =
-            drops.and_then(Value::as_object).with_context(|| format!("{} has no counters", pod.name))?;
-        let counted = drops.iter().filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?)));
-        Ok(counted.filter(|(_, count)| *count > 0).collect())
+        let counters = attachments.iter().find(of_pod).and_then(|it| it.pointer("/counters"));
+        let mut counted = BTreeMap::new();
+        for direction in ["egress_drops", "ingress_drops"] {
+            let drops = counters.and_then(|it| it.get(direction)).and_then(Value::as_object);
+            for (reason, count) in drops.with_context(|| format!("{} has no counters", pod.name))? {
+                *counted.entry(reason.clone()).or_default() += count.as_u64().unwrap_or_default();
+            }
+        }
+        Ok(counted)
     }
 
     /// Everything on this node that the agent could leak: all interfaces, permanent neighbours, routes of

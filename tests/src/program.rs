@@ -4,11 +4,14 @@
 
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
-use agent_common::{Counters, Endpoint, EndpointKey, Flow, FlowKey, RingKey, VifEntry, VifKey};
+use agent_common::{
+    Counters, Endpoint, EndpointKey, Flow, FlowKey, RingKey, VifEntry, VifKey,
+    event::{Event, FlowStats},
+};
 use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf},
     programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
 };
 
@@ -61,6 +64,9 @@ pub struct Programs {
     pub endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     pub stack_flows: HashMap<MapData, FlowKey, Flow>,
     pub flow_rings: HashMap<MapData, RingKey, FlowKey>,
+    pub flow_stats: HashMap<MapData, FlowKey, FlowStats>,
+    sampling: Array<MapData, u32>,
+    events: RingBuf<MapData>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
@@ -72,6 +78,9 @@ const SK_BUFF_LEN: usize = 192;
 const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_IFINDEX: usize = 40;
 const SK_BUFF_GSO_SIZE: usize = 176;
+
+/// A page: room for 24 drops.
+const EVENT_BYTES: u32 = 4096;
 
 /// The kernel keeps packet and metadata of a test run in one page.
 const MAX_PACKET: usize = 4096;
@@ -149,6 +158,7 @@ impl Programs {
     /// If the kernel refuses a program, or the object lacks a program or a map.
     pub fn load(log: Log) -> anyhow::Result<Self> {
         let mut loader = EbpfLoader::new();
+        loader.map_max_entries("EVENTS", EVENT_BYTES);
         let level = log as u8;
         // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
@@ -162,6 +172,9 @@ impl Programs {
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
             stack_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
             flow_rings: take_map(&mut ebpf, "FLOW_RINGS")?,
+            flow_stats: take_map(&mut ebpf, "FLOW_STATS")?,
+            sampling: take_map(&mut ebpf, "FLOW_SAMPLING")?,
+            events: take_map(&mut ebpf, "EVENTS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })
@@ -231,6 +244,26 @@ impl Programs {
         let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
         let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])?;
         Ok(self.counters.insert(VifKey { ifindex }, zero, 0)?)
+    }
+
+    /// Counts and records one in so many flows; 0: none, as at first.
+    ///
+    /// # Errors
+    /// If the map cannot be written.
+    pub fn sample_flows(&mut self, one_in: u32) -> anyhow::Result<()> {
+        Ok(self.sampling.set(0, one_in, 0)?)
+    }
+
+    /// The records since the last call.
+    ///
+    /// # Errors
+    /// If a record cannot be decoded.
+    pub fn events(&mut self) -> anyhow::Result<Vec<Event>> {
+        let mut events = Vec::new();
+        while let Some(record) = self.events.next() {
+            events.push(Event::decode(&record).with_context(|| format!("no record: {record:?}"))?);
+        }
+        Ok(events)
     }
 
     /// # Errors

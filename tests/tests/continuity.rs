@@ -162,7 +162,7 @@ fn no_packet_is_lost_across_an_upgrade() {
 fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let other = PINS.replace("/v2", "/v7");
+        let other = PINS.replace("/v3", "/v7");
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
                 for (build, environment, pins, gone) in [
@@ -265,12 +265,42 @@ fn no_packet_is_lost_during_pod_churn() {
     .unwrap();
 }
 
-/// The layout of version 1: an LRU map of flows with the server's host interface, and counters with 13
-/// reasons.
+/// The maps of an earlier version.
+struct Earlier {
+    pins: &'static str,
+    /// Bytes of a value of `VIFS`.
+    vif: usize,
+    /// A value of `STACK_FLOWS`, behind the server's host interface.
+    flow: &'static [u8],
+    /// Drop reasons in a value of `VIF_COUNTERS`, for both directions together.
+    reasons: usize,
+}
+
 #[test]
 fn flows_and_counts_of_the_first_version_are_taken_over() {
-    const FIRST: &str = "/sys/fs/bpf/ferrule/v1";
-    const REASONS: usize = 13;
+    let first = Earlier { pins: "/sys/fs/bpf/ferrule/v1", vif: 216, flow: &[], reasons: 13 };
+    check_taken_over(&first, |_, _| Ok(())).unwrap();
+}
+
+#[test]
+fn flows_and_counts_of_the_second_version_are_taken_over() {
+    let second = Earlier { pins: "/sys/fs/bpf/ferrule/v2", vif: 252, flow: &[9, 0, 0, 0], reasons: 16 };
+    check_taken_over(&second, |client, flow| {
+        let rings = format!("{}/FLOW_RINGS", second.pins);
+        let place = bytes(&[client.to_ne_bytes(), [3, 0, 0, 0]].concat());
+        sys::run(&format!(
+            "bpftool map create {rings} type lru_hash key 8 value 40 entries 4096 name FLOW_RINGS"
+        ))?;
+        sys::run(&format!("bpftool map update pinned {rings} key {place} value {flow}")).map(drop)
+    })
+    .unwrap();
+}
+
+fn check_taken_over(
+    earlier: &Earlier,
+    add_maps: impl Fn(u32, &str) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let Earlier { pins, vif, flow, reasons } = earlier;
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
         let key = record_flow(node, &traffic)?;
@@ -281,33 +311,28 @@ fn flows_and_counts_of_the_first_version_are_taken_over() {
             fs::read_dir(PINS)?.flatten().try_for_each(|pin| fs::remove_file(pin.path()))?;
             fs::remove_dir(PINS)
         })?;
-        fs::create_dir(FIRST)?;
+        fs::create_dir(pins)?;
         let count = |number: u64| number.to_ne_bytes();
-        let counters = [vec![count(1_000_000), count(2)], vec![count(3); 2 + REASONS]].concat().concat();
-        for (map, definition, key, value) in [
-            ("VIFS", "type hash key 4 value 216 entries 8", bytes(&client.to_ne_bytes()), "0 ".repeat(216)),
-            (
-                "STACK_FLOWS",
-                "type lru_hash key 40 value 4 entries 4096",
-                key.clone(),
-                bytes(&server.to_ne_bytes()),
-            ),
-            (
-                "VIF_COUNTERS",
-                "type percpu_hash key 4 value 136 entries 8",
-                bytes(&client.to_ne_bytes()),
-                bytes(&counters),
-            ),
+        let counters = [vec![count(1_000_000), count(2)], vec![count(3); 2 + reasons]].concat().concat();
+        let flow = [&server.to_ne_bytes(), *flow].concat();
+        let client_key = bytes(&client.to_ne_bytes());
+        for (map, kind, key, value) in [
+            ("VIFS", "hash", &client_key, vec![0; *vif]),
+            ("STACK_FLOWS", "lru_hash", &key, flow),
+            ("VIF_COUNTERS", "percpu_hash", &client_key, counters),
         ] {
-            sys::run(&format!("bpftool map create {FIRST}/{map} {definition} name {map}"))?;
-            sys::run(&format!("bpftool map update pinned {FIRST}/{map} key {key} value {value}"))?;
+            let (key_size, size) = (key.split_whitespace().count(), value.len());
+            let definition = format!("type {kind} key {key_size} value {size} entries 4096 name {map}");
+            sys::run(&format!("bpftool map create {pins}/{map} {definition}"))?;
+            sys::run(&format!("bpftool map update pinned {pins}/{map} key {key} value {}", bytes(&value)))?;
         }
+        add_maps(client, &key)?;
         node.start_again()?;
         ensure!(node.attachments()?.len() == 2);
         sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
         ensure!(egress_packets(node)? >= 1_000_000, "the counts are lost");
         ensure!(node.drops(a)?.get("not_for_pod").is_some_and(|drops| *drops >= 3), "{:?}", node.drops(a)?);
-        ensure!(!Path::new(FIRST).exists(), "the pins of version 1 are left");
+        ensure!(!Path::new(pins).exists(), "the pins of the earlier version are left");
         // Marked, or the programs would not look for the flow.
         let row = sys::run(&format!(
             "bpftool -j map lookup pinned {PINS}/VIFS key {}",
@@ -320,5 +345,4 @@ fn flows_and_counts_of_the_first_version_are_taken_over() {
         traffic.expect_flow("after the upgrade")?;
         traffic.expect_all(node)
     })
-    .unwrap();
 }

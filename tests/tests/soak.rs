@@ -110,7 +110,10 @@ fn calls(node: &Node) -> anyhow::Result<[f64; 2]> {
 impl Size {
     /// The bounds of growth prove nothing if the measurements are of nothing.
     fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
-        ensure!(self.pins == ["ENDPOINTS", "FLOW_RINGS", "STACK_FLOWS", "VIFS", "VIF_COUNTERS"], "{self:?}");
+        ensure!(
+            self.pins == ["ENDPOINTS", "EVENTS", "FLOW_RINGS", "STACK_FLOWS", "VIFS", "VIF_COUNTERS"],
+            "{self:?}"
+        );
         ensure!(self.programs == 2 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
         ensure!(self.anonymous_kib > 1024 && self.store_bytes > 0, "{self:?}");
         // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.

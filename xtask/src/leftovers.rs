@@ -21,7 +21,18 @@ pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const MAPS: [&str; 6] = ["VIFS", "ENDPOINTS", "VIF_COUNTERS", "STACK_FLOWS", "FLOW_RINGS", "AYA_LOGS"];
+const MAPS: [&str; 10] = [
+    "VIFS",
+    "ENDPOINTS",
+    "VIF_COUNTERS",
+    "STACK_FLOWS",
+    "FLOW_RINGS",
+    "EVENTS",
+    "EVENT_BUDGETS",
+    "FLOW_STATS",
+    "FLOW_SAMPLING",
+    "AYA_LOGS",
+];
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where real runtimes put containers' cgroups, and how the tests name them.
 const CGROUPS: &str = "/sys/fs/cgroup";

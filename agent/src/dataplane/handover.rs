@@ -19,7 +19,7 @@ use std::{
 
 use super::{
     capacity::Capacities,
-    layout::{LayoutError, Layouts},
+    layout::{self, LayoutError, Layouts},
     maps::{self, MapFailure, MapSpec, Maps, PINNED},
     pins::{self, PinDirectoryError},
 };
@@ -141,8 +141,8 @@ impl Predecessors {
             let copied = match self.layouts.check(map, directory) {
                 Ok(None) => Ok(()),
                 Ok(Some(_)) => copy(directory).map_err(CopyError::from),
-                // The contents of version 1 are converted, after a comparison of the sizes.
-                Err(_) if is_first_version(directory) => copy(directory).map_err(CopyError::from),
+                // The contents of earlier versions are converted, after a comparison of the sizes.
+                Err(_) if is_earlier_version(directory) => copy(directory).map_err(CopyError::from),
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = copied {
@@ -172,9 +172,10 @@ impl Predecessors {
     }
 }
 
-fn is_first_version(directory: &Path) -> bool {
-    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name == "v1" || name.strip_prefix("v1").is_some_and(|rest| rest.starts_with(SET_ASIDE))
+fn is_earlier_version(directory: &Path) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
+    let version = name.map(|name| name.split_once(SET_ASIDE).map_or(name, |(version, _)| version));
+    version.and_then(|version| version.parse::<u32>().ok()).is_some_and(|version| version < layout::version())
 }
 
 fn set_aside(pins: &Path) -> Result<(), CapacityError> {

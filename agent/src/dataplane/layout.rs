@@ -83,10 +83,16 @@ impl Layouts {
             let name = map.name;
             let declared = object.maps.get(name).ok_or(LayoutError::Undeclared(name))?;
             let aya_obj::Map::Btf(typed) = declared else { return Err(LayoutError::Undeclared(name)) };
-            let (key, value) = fields(&bytes, typed.def.btf_key_type_id, typed.def.btf_value_type_id)
-                .map_err(|source| LayoutError::Btf { map: name, source })?;
             let (kind, key_size, value_size) =
                 (declared.map_type(), declared.key_size(), declared.value_size());
+            // The kernel keeps no types of a ring buffer.
+            let has_types = kind != bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
+            let (key, value) = if has_types {
+                fields(&bytes, typed.def.btf_key_type_id, typed.def.btf_value_type_id)
+                    .map_err(|source| LayoutError::Btf { map: name, source })?
+            } else {
+                Default::default()
+            };
             Ok((name, Layout { kind, key_size, value_size, key, value }))
         });
         Ok(Self(layouts.collect::<Result<_, _>>()?))
@@ -107,7 +113,7 @@ impl Layouts {
         let info = bpf::map_info(pinned.fd().as_fd()).map_err(|error| read(MapError::IoError(error)))?;
         let (kind, key_size, value_size) = (info.type_, info.key_size, info.value_size);
         let mut found = Layout { kind, key_size, value_size, key: Vec::new(), value: Vec::new() };
-        if found.has_sizes_of(expected) && info.btf_id != 0 {
+        if found.has_sizes_of(expected) && info.btf_value_type_id != 0 {
             let bytes = bpf::btf(info.btf_id).map_err(|error| read(MapError::IoError(error)))?;
             (found.key, found.value) = fields(&bytes, info.btf_key_type_id, info.btf_value_type_id)
                 .map_err(|source| LayoutError::Btf { map: map.name, source })?;

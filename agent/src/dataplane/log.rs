@@ -51,8 +51,8 @@ pub(super) fn follow(ebpf: &mut Ebpf) {
 }
 
 #[expect(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
-fn readable<T: AsRawFd>(logger: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: the result owns the logger, which owns the map and its descriptor: the descriptor stays open
+pub(super) fn readable<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the result owns the source, which owns the map and its descriptor: the descriptor stays open
     // and the same while it is registered.
-    unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }.map_err(Into::into)
+    unsafe { AsyncFd::register_with_interest(source, Interest::READABLE) }.map_err(Into::into)
 }

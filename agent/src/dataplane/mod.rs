@@ -4,6 +4,7 @@
 mod bpf;
 mod btf;
 mod capacity;
+mod events;
 mod handover;
 mod layout;
 mod log;
@@ -11,6 +12,7 @@ mod maps;
 mod memory;
 mod owner;
 mod pins;
+mod sampling;
 
 use std::{
     collections::HashMap,
@@ -26,13 +28,15 @@ use aya::{
 };
 
 pub use capacity::Capacities;
+pub use events::{EventReader, Flows};
 pub use handover::CapacityError;
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Entries, Entry, MapFailure, Recorded};
+pub use maps::{Entries, Entry, MapFailure, Recorded, generation};
 pub use memory::release_after_start;
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
+pub use sampling::SamplingError;
 
 use crate::{
     chain::chain,
@@ -47,6 +51,7 @@ use handover::Predecessors;
 use layout::Layouts;
 use maps::{Maps, PINNED};
 use pins::{PinLock, Pins};
+use sampling::Sampling;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
@@ -55,6 +60,7 @@ pub struct Dataplane {
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
+    sampling: Mutex<Sampling>,
     pinned: Pins,
     predecessors: Predecessors,
 }
@@ -66,6 +72,7 @@ pub struct Settings {
     pub capacities: Capacities,
     /// Whether pods may serve DHCP.
     pub dhcp_servers: bool,
+    pub flows: Flows,
 }
 
 /// A program in the kernel.
@@ -128,6 +135,11 @@ impl Dataplane {
         loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
         let dhcp_servers = u8::from(settings.dhcp_servers);
         loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
+        let flow_stats = u8::from(settings.flows != Flows::Never);
+        loader.override_global("FLOW_STATS_ON", &flow_stats, true);
+        if settings.flows == Flows::Never {
+            loader.map_max_entries("FLOW_STATS", 1);
+        }
         for map in PINNED {
             loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));
             loader.map_pin_path(map.name, map.path(&pins));
@@ -139,6 +151,7 @@ impl Dataplane {
         }
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
+        let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         drop((ebpf, loader));
         memory::release();
         let mut writer = Maps::open(&pins, metrics)?;
@@ -152,7 +165,7 @@ impl Dataplane {
         predecessors.copy_rows(&mut writer);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
         let writer = Mutex::new(writer);
-        Ok(Self { from_pod, to_pod, writer, reader, pinned, predecessors })
+        Ok(Self { from_pod, to_pod, writer, reader, sampling, pinned, predecessors })
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -167,6 +180,27 @@ impl Dataplane {
         // Flows that began since `inherit`.
         self.predecessors.copy_flows(&mut self.writer());
         self.predecessors.remove();
+    }
+
+    /// Opens the records of dropped packets and flows. Only one reader may exist at a time.
+    ///
+    /// # Errors
+    /// If the map cannot be opened, mapped or waited for.
+    pub fn events(&self) -> Result<EventReader, MapFailure> {
+        EventReader::open(self.pins())
+    }
+
+    /// Of how many flows one is counted and recorded; 0: none.
+    pub fn flow_sampling(&self) -> u32 {
+        self.sampling().one_in()
+    }
+
+    /// Counts and records one in so many flows from now on; 0: none.
+    ///
+    /// # Errors
+    /// If the programs cannot count flows, or the map cannot be written.
+    pub fn set_flow_sampling(&self, one_in: u32) -> Result<(), SamplingError> {
+        self.sampling().set(one_in)
     }
 
     /// The programs to attach to a pod's host interface.
@@ -294,6 +328,10 @@ impl Dataplane {
     /// If the kernel refuses.
     pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
         self.writer().retain(live)
+    }
+
+    fn sampling(&self) -> MutexGuard<'_, Sampling> {
+        self.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Held for single map operations, which do not wait.

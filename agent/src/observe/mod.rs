@@ -9,7 +9,7 @@ mod verify;
 
 use std::sync::Arc;
 
-use agent_common::{Counters as Counted, DropReason};
+use agent_common::{Counters as Counted, DropReason, Drops};
 use ferrule_proto::agent::{
     Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest,
     GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, VerifyRequest, VerifyResponse,
@@ -115,14 +115,17 @@ fn show_state(state: State) -> ShownState {
 }
 
 fn show_counters(counted: Counted) -> Counters {
-    let count =
-        |reason: &DropReason| Drop { reason: reason.name().to_owned(), packets: counted.drops.get(*reason) };
-    let drops = DropReason::ALL.iter().map(count).filter(|drop| drop.packets > 0);
     Counters {
         egress_packets: counted.egress.packets,
         egress_bytes: counted.egress.bytes,
         ingress_packets: counted.ingress.packets,
         ingress_bytes: counted.ingress.bytes,
-        drops: drops.collect(),
+        egress_drops: show_drops(&counted.egress.drops),
+        ingress_drops: show_drops(&counted.ingress.drops),
     }
+}
+
+fn show_drops(drops: &Drops) -> Vec<Drop> {
+    let show = |reason: &DropReason| Drop { reason: reason.name().to_owned(), packets: drops.get(*reason) };
+    DropReason::ALL.iter().map(show).filter(|drop| drop.packets > 0).collect()
 }

@@ -6,7 +6,8 @@
 mod arp;
 mod budget;
 mod checksum;
-
+mod events;
+mod flow_stats;
 mod frames;
 mod ipv4;
 mod ipv6;

@@ -315,13 +315,14 @@ fn check_from_pod(
     let ran = programs.run(Program::FromPod, SkBuff::on(ifindex), frame)?;
     let counters = programs.counters()?;
     let outcome = model::from_pod(pod, frame, flows);
-    let mut count =
-        |ifindex, counted: Counted| counted.add_to(expected.entry(ifindex).or_default(), frame.len());
+    let mut count = |ifindex, counted: Counted| {
+        counted.add_to(expected.entry(ifindex).or_default(), Program::FromPod, frame.len())
+    };
     let (verdict, packet) = match &outcome {
         Outcome::Dropped(reasons) => {
             let counted = |reason: &&DropReason| {
                 let at = if **reason == DropReason::NoVif { 0 } else { ifindex };
-                let drops = |all: &AllCounters| all.get(&at).map_or(0, |it| it.drops.get(**reason));
+                let drops = |all: &AllCounters| all.get(&at).map_or(0, |it| it.egress.drops.get(**reason));
                 drops(&counters) == drops(&before) + 1
             };
             let reason = reasons

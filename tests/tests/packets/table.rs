@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
-    Counters, DropReason, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
+    Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -69,6 +69,7 @@ pub const UNKNOWN: u32 = 0;
 
 /// Of every pod.
 pub const MTU: u16 = 1500;
+pub const GENERATION: u32 = 77;
 /// Addresses of the node, and of a host outside the cluster.
 pub const NODE_V4: Ipv4Address = [192, 0, 2, 1];
 pub const NODE_V6: Ipv6Address = v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
@@ -132,6 +133,7 @@ impl Pod {
             mtu: MTU,
             stack_peers: [0; 32],
             stack_flows: 0,
+            generation: GENERATION,
             pod: VifEntry::text("default/pod"),
             pod_uid: VifEntry::text(""),
             ifname: VifEntry::text("eth0"),
@@ -269,7 +271,7 @@ impl Row {
     fn check(&self, programs: &mut Programs, program: Program) -> anyhow::Result<()> {
         let mut expected = programs.counters()?;
         for (ifindex, counted) in &self.counted {
-            counted.add_to(expected.entry(*ifindex).or_default(), self.packet.len());
+            counted.add_to(expected.entry(*ifindex).or_default(), program, self.packet.len());
         }
         let Ran { verdict, packet: out, .. } = programs.run(program, self.skb, &self.packet)?;
         let counters = programs.counters()?;
@@ -315,7 +317,8 @@ impl Rewritten {
 // === impl Counted ===
 
 impl Counted {
-    pub fn add_to(self, counters: &mut Counters, len: usize) {
+    /// Only the program of each direction drops packets of that direction.
+    pub fn add_to(self, counters: &mut Counters, program: Program, len: usize) {
         let add = |traffic: &mut Traffic| {
             traffic.packets += 1;
             traffic.bytes += len as u64;
@@ -323,14 +326,19 @@ impl Counted {
         match self {
             Self::Egress => add(&mut counters.egress),
             Self::Ingress => add(&mut counters.ingress),
-            Self::Drop(reason) => *drop_counter(counters, reason) += 1,
+            Self::Drop(reason) => {
+                let traffic = match program {
+                    Program::FromPod => &mut counters.egress,
+                    Program::ToPod => &mut counters.ingress,
+                };
+                *drop_counter(&mut traffic.drops, reason) += 1;
+            }
         }
     }
 }
 
 /// An exhaustive match: that the programs find a counter by the reason's number is what the tests check.
-fn drop_counter(counters: &mut Counters, reason: DropReason) -> &mut u64 {
-    let drops = &mut counters.drops;
+fn drop_counter(drops: &mut Drops, reason: DropReason) -> &mut u64 {
     match reason {
         DropReason::NoVif => &mut drops.no_vif,
         DropReason::SpoofedMac => &mut drops.spoofed_mac,

@@ -102,7 +102,7 @@ impl Wire<'_> {
         let before = self.programs.counters()?;
         let mut expected = before.clone();
         for (ifindex, counted) in counted {
-            counted.add_to(expected.entry(*ifindex).or_default(), frame.len());
+            counted.add_to(expected.entry(*ifindex).or_default(), Program::FromPod, frame.len());
         }
         self.send(frame)?;
         let mut counters = AllCounters::new();

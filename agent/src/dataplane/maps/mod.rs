@@ -2,6 +2,7 @@
 
 mod endpoints;
 mod entries;
+mod events;
 mod stack_flows;
 mod table;
 mod vif_counters;
@@ -18,6 +19,7 @@ use ferrule_vif::Addresses;
 
 pub use entries::Entries;
 pub use table::{Entry, MapFailure, MapSpec};
+pub use vifs::generation;
 
 use crate::{metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;
@@ -26,13 +28,14 @@ use table::{HashTable, Table as _};
 use vif_counters::{UNKNOWN, VifCounters};
 use vifs::Vifs;
 
+pub(super) const EVENTS: MapSpec = events::SPEC;
 pub(super) const VIFS: MapSpec = Vifs::SPEC;
 pub(super) const ENDPOINTS: MapSpec = Endpoints::SPEC;
 pub(super) const VIF_COUNTERS: MapSpec = VifCounters::SPEC;
 pub(super) const STACK_FLOWS: MapSpec = stack_flows::FLOWS;
 pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 5] = [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS];
+pub(super) const PINNED: [MapSpec; 6] = [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, EVENTS];
 
 /// The open maps.
 pub(super) struct Maps {

@@ -284,7 +284,7 @@ pub fn max_entries(map: &Map) -> Result<u32, MapError> {
     Ok(data.info()?.max_entries())
 }
 
-fn errno(error: &MapError) -> Option<Errno> {
+pub fn errno(error: &MapError) -> Option<Errno> {
     let MapError::SyscallError(error) = error else { return None };
     let error: &io::Error = &error.io_error;
     error.raw_os_error().map(Errno::from_raw)

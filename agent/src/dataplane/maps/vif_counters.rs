@@ -1,11 +1,15 @@
 //! `VIF_COUNTERS`: packets, bytes and drops per pod interface and CPU.
 
-use std::path::Path;
+use std::{path::Path, thread, time::Duration};
 
-use agent_common::{Counters, DropReason, Traffic, VifKey};
+use agent_common::{Counters, DropReason, Drops, Traffic, VifKey};
 use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
 
-use super::table::{BPF_NOEXIST, Entry, MapFailure, MapSpec, Pressure, Rows, Table, count_per_cpu_entries};
+use nix::errno::Errno;
+
+use super::table::{
+    BPF_NOEXIST, Entry, MapFailure, MapSpec, Pressure, Rows, Table, count_per_cpu_entries, errno,
+};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
@@ -17,6 +21,11 @@ pub struct VifCounters {
     map: PerCpuHashMap<MapData, VifKey, Counters>,
     pressure: Pressure,
 }
+
+/// The kernel takes a value from a cache of at most three for each CPU, which a background task refills
+/// (`kernel/bpf/memalloc.c`): ENOMEM can mean "not yet".
+const REFILL: Duration = Duration::from_millis(1);
+const RETRIES: usize = 50;
 
 /// Counts packets of interfaces without an entry in `VIFS`.
 pub const UNKNOWN: VifKey = VifKey { ifindex: 0 };
@@ -66,10 +75,20 @@ impl VifCounters {
 
     /// Adds a zero entry. An existing entry keeps its counts.
     pub fn start(&mut self, key: VifKey) -> Result<(), MapFailure> {
-        let zero = zero().map_err(Self::SPEC.failure("write to"))?;
-        let added = self.map.insert(key, zero, BPF_NOEXIST);
+        let mut added = self.insert_zero(key);
+        for _ in 0..RETRIES {
+            if !added.as_ref().is_err_and(|error| errno(error) == Some(Errno::ENOMEM)) {
+                break;
+            }
+            thread::sleep(REFILL);
+            added = self.insert_zero(key);
+        }
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used).map(drop)
+    }
+
+    fn insert_zero(&mut self, key: VifKey) -> Result<(), MapError> {
+        self.map.insert(key, zero()?, BPF_NOEXIST)
     }
 
     pub fn remove(&mut self, key: VifKey) -> Result<(), MapFailure> {
@@ -103,14 +122,16 @@ impl VifCounters {
     }
 }
 
-/// Counters of version 1: both directions' packets and bytes, and the first 13 drop reasons.
-type First = [u64; 4 + FIRST_REASONS];
-const FIRST_REASONS: usize = 13;
+/// Counters of earlier versions: both directions' packets and bytes, then the drops of both directions by
+/// reason, of which there were fewer.
+type V1 = [u64; 4 + 13];
+type V2 = [u64; 4 + 16];
 
 /// The open map of another directory.
 enum OldCounters {
     Same(PerCpuHashMap<MapData, VifKey, Counters>),
-    First(PerCpuHashMap<MapData, VifKey, First>),
+    V1(PerCpuHashMap<MapData, VifKey, V1>),
+    V2(PerCpuHashMap<MapData, VifKey, V2>),
 }
 
 // === impl OldCounters ===
@@ -120,30 +141,41 @@ impl OldCounters {
         let open = || VifCounters::SPEC.open_pin(directory);
         // aya compares the sizes of key and value.
         if let Ok(first) = open()?.try_into() {
-            return Ok(Self::First(first));
+            return Ok(Self::V1(first));
+        }
+        if let Ok(second) = open()?.try_into() {
+            return Ok(Self::V2(second));
         }
         Ok(Self::Same(open()?.try_into().map_err(VifCounters::SPEC.failure("open"))?))
     }
 
     fn get(&self, key: VifKey) -> Result<PerCpuValues<Counters>, MapError> {
-        match self {
-            Self::Same(map) => map.get(&key, 0),
-            Self::First(map) => {
-                let all: Vec<Counters> = map.get(&key, 0)?.iter().map(widen).collect();
-                Ok(PerCpuValues::try_from(all)?)
-            }
-        }
+        let all: Vec<Counters> = match self {
+            Self::Same(map) => return map.get(&key, 0),
+            Self::V1(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
+            Self::V2(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
+        };
+        Ok(PerCpuValues::try_from(all)?)
     }
 }
 
-fn widen(first: &First) -> Counters {
-    let [egress_packets, egress_bytes, ingress_packets, ingress_bytes, drops @ ..] = *first;
-    let mut counters = Counters {
-        egress: Traffic { packets: egress_packets, bytes: egress_bytes },
-        ingress: Traffic { packets: ingress_packets, bytes: ingress_bytes },
-        ..Counters::default()
+/// Counters of an earlier version. Their drops were not split by direction: nearly all are the pod's own
+/// packets.
+fn split(old: &[u64]) -> Counters {
+    let [egress_packets, egress_bytes, ingress_packets, ingress_bytes, drops @ ..] = old else {
+        return Counters::default();
     };
-    DropReason::ALL.iter().zip(drops).for_each(|(reason, packets)| counters.drops.add(*reason, packets));
+    let traffic = |packets, bytes| Traffic { packets, bytes, drops: Drops::default() };
+    let mut counters = Counters {
+        egress: traffic(*egress_packets, *egress_bytes),
+        ingress: traffic(*ingress_packets, *ingress_bytes),
+    };
+    for (reason, packets) in DropReason::ALL.iter().zip(drops) {
+        match reason {
+            DropReason::NotForPod => counters.ingress.drops.add(*reason, *packets),
+            _ => counters.egress.drops.add(*reason, *packets),
+        }
+    }
     counters
 }
 

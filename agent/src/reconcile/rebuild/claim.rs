@@ -88,6 +88,7 @@ mod tests {
             mtu: 1500,
             stack_peers: [0; 32],
             stack_flows: 0,
+            generation: 0,
             pod: VifEntry::text(pod),
             pod_uid: VifEntry::text("u-1"),
             ifname: VifEntry::text("eth0"),

@@ -162,7 +162,8 @@ fn anti_spoofing(node: &Node, from: &Pod, to: &Pod, report: &mut Report) -> anyh
     report.fact("the drops are counted by reason, for the interface that sent them", || {
         let attachments = node.attachments()?;
         let own = |it: &&Value| it.get("pod_name").and_then(Value::as_str) == Some(&from.name);
-        let dropped = attachments.iter().find(own).and_then(|it| it.pointer("/counters/drops/spoofed_ipv4"));
+        let dropped =
+            attachments.iter().find(own).and_then(|it| it.pointer("/counters/egress_drops/spoofed_ipv4"));
         ensure!(dropped.and_then(Value::as_u64).unwrap_or_default() > 0, "{attachments:#?}");
         Ok(())
     })?;

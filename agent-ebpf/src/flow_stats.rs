@@ -1,0 +1,180 @@
+//! `FLOW_STATS`: packets and bytes of each flow of a pod, and records of its first packet, of its end, and of
+//! each minute between.
+//!
+//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it.
+//! What the stack has translated is another flow, which `to_pod` counts.
+
+use agent_common::{
+    MAX_FLOW_STATS, VifEntry,
+    event::{FlowStats, FlowTraffic, flow_state},
+};
+use aya_ebpf::{
+    Global,
+    btf_maps::{Array, LruHashMap, PerCpuArray},
+    helpers::generated::bpf_jiffies64,
+    macros::btf_map,
+};
+
+use crate::{
+    counters::Direction,
+    events,
+    flow_key::Key,
+    headers::{TCP, TCP_FLAGS},
+    meta::Meta,
+    packet::Packet,
+};
+
+#[btf_map]
+static FLOW_STATS: LruHashMap<agent_common::FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
+
+/// One flow in how many is counted; 0: none. The agent changes the number while packets flow.
+#[btf_map]
+static FLOW_SAMPLING: Array<u32, 1> = Array::new();
+
+/// 0: flows are never counted, and the verifier removes the code.
+#[unsafe(no_mangle)]
+static FLOW_STATS_ON: Global<u8> = Global::new(1);
+
+/// Nanoseconds between two records of a flow.
+const PERIOD: u64 = 60_000_000_000;
+/// Jiffies between two looks at the clock, which costs more than a look-up: a period at the lowest
+/// `CONFIG_HZ`, 100.
+const LOOK: u32 = 6000;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+const BPF_NOEXIST: u64 = 1;
+
+/// What is counted of a packet. In a map and not on the stack: the verifier walks the code that counts once,
+/// and not once for every way that a packet can have come here.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Facts {
+    key: Key,
+    ifindex: u32,
+    generation: u32,
+    direction: u32,
+    bytes: u32,
+    one_in: u32,
+    is_high: bool,
+    tcp_flags: u8,
+    reserved: [u8; 2],
+}
+
+#[btf_map]
+static FLOW_FACTS: PerCpuArray<Facts, 1> = PerCpuArray::new();
+
+/// Counts a packet that passes, and that the interface of a pod has seen.
+#[inline(always)]
+pub fn count(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, direction: Direction) {
+    if FLOW_STATS_ON.load() == 0 {
+        return;
+    }
+    let Some(sampling) = FLOW_SAMPLING.get_ptr(0) else { return };
+    // SAFETY: the only value of an array. Volatile: the agent writes to it.
+    let one_in = unsafe { sampling.read_volatile() };
+    if one_in == 0 {
+        return;
+    }
+    let Some(facts) = FLOW_FACTS.get_ptr_mut(0) else { return };
+    let key = Key::of(meta);
+    let new = Facts {
+        key,
+        ifindex: packet.ifindex(),
+        generation: vif.generation,
+        direction: direction as u32,
+        bytes: packet.len(),
+        one_in,
+        is_high: meta.source != key.low,
+        tcp_flags: tcp_flags(packet, meta),
+        reserved: [0; 2],
+    };
+    // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
+    unsafe { facts.write(new) };
+    count_facts();
+}
+
+#[inline(never)]
+fn count_facts() {
+    let Some(facts) = FLOW_FACTS.get_ptr(0) else { return };
+    // SAFETY: as above.
+    let facts: &Facts = unsafe { &*facts };
+    let Facts { key, is_high, tcp_flags: flags, .. } = facts;
+    if facts.one_in > 1 && key.hash() % facts.one_in != 0 {
+        return;
+    }
+    let Some(stats) = find(facts) else { return };
+    // SAFETY: an entry stays readable and writable until the program returns. Other CPUs write to it, too:
+    // counts are approximate, and no reference is made.
+    unsafe {
+        let is_reopened = (*stats).closed != 0 && flags & (SYN | ACK) == SYN;
+        if is_reopened {
+            (*stats).from_low = FlowTraffic::default();
+            (*stats).from_high = FlowTraffic::default();
+            ((*stats).flags_of_low, (*stats).flags_of_high, (*stats).closed) = (0, 0, 0);
+            ((*stats).first, (*stats).opened_by_high) = (0, u8::from(*is_high));
+        }
+        let (traffic, all_flags) = if *is_high {
+            (&raw mut (*stats).from_high, &raw mut (*stats).flags_of_high)
+        } else {
+            (&raw mut (*stats).from_low, &raw mut (*stats).flags_of_low)
+        };
+        (*traffic).packets += 1;
+        (*traffic).bytes += u64::from(facts.bytes);
+        *all_flags |= flags;
+        let jiffies = bpf_jiffies64() as u32;
+        let (low, high) = ((*stats).flags_of_low, (*stats).flags_of_high);
+        let state = if (*stats).first == 0 {
+            flow_state::NEW
+        } else if (low | high) & RST != 0 || low & high & FIN != 0 {
+            flow_state::CLOSED
+        } else if jiffies.wrapping_sub((*stats).look_at) < u32::MAX / 2 {
+            flow_state::ACTIVE
+        } else {
+            return;
+        };
+        if state == flow_state::CLOSED && (*stats).closed != 0 {
+            return;
+        }
+        let now = events::now();
+        (*stats).look_at = jiffies.wrapping_add(LOOK);
+        match state {
+            flow_state::NEW => (*stats).first = now,
+            flow_state::CLOSED => (*stats).closed = 1,
+            _ if now < (*stats).reported + PERIOD => return,
+            _ => {}
+        }
+        (*stats).reported = now;
+        events::flow(facts.ifindex, state, now, key, stats);
+    }
+}
+
+/// The flow's entry, which is added if it is missing.
+#[inline(always)]
+fn find(facts: &Facts) -> Option<*mut FlowStats> {
+    let key = facts.key.as_flow();
+    FLOW_STATS.get_ptr_mut(key).or_else(|| {
+        let new = FlowStats {
+            ifindex: facts.ifindex,
+            generation: facts.generation,
+            direction: facts.direction,
+            opened_by_high: u8::from(facts.is_high),
+            ..FlowStats::default()
+        };
+        // The other direction's first packet may have added the flow on another CPU.
+        let _ = FLOW_STATS.insert(key, new, BPF_NOEXIST);
+        FLOW_STATS.get_ptr_mut(key)
+    })
+}
+
+/// The flags of a TCP header; none of other packets, and of one that ends before.
+#[inline(always)]
+fn tcp_flags(packet: &Packet<'_>, meta: &Meta) -> u8 {
+    if meta.protocol != TCP || meta.transport().is_none() {
+        return 0;
+    }
+    let [flags] = packet.copy(meta.payload + TCP_FLAGS).unwrap_or_default();
+    flags
+}

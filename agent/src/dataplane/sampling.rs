@@ -1,0 +1,62 @@
+//! `FLOW_SAMPLING`: of how many flows the programs count and record one.
+
+use aya::{
+    Ebpf,
+    maps::{Array, MapData, MapError},
+};
+
+use super::{MapFailure, events::Flows};
+
+/// The number, and the map by which the programs see its changes.
+pub(super) struct Sampling {
+    map: Array<MapData, u32>,
+    one_in: u32,
+    is_possible: bool,
+}
+
+/// The sampling of flows cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SamplingError {
+    #[error("cannot record flows: the agent runs with --flows never; start the agent with --flows off or on")]
+    Never,
+    #[error(transparent)]
+    Map(#[from] MapFailure),
+}
+
+const SAMPLING: &str = "FLOW_SAMPLING";
+
+// === impl Sampling ===
+
+impl Sampling {
+    /// Takes the map of newly loaded programs.
+    pub(super) fn take(ebpf: &mut Ebpf, flows: Flows) -> Result<Self, MapFailure> {
+        let map = ebpf.take_map(SAMPLING).ok_or(MapError::InvalidName { name: SAMPLING.to_owned() });
+        let map = map.and_then(Array::try_from).map_err(failure("open"))?;
+        let mut sampling = Self { map, one_in: 0, is_possible: flows != Flows::Never };
+        if flows == Flows::On {
+            sampling.write(1)?;
+        }
+        Ok(sampling)
+    }
+
+    pub(super) fn one_in(&self) -> u32 {
+        self.one_in
+    }
+
+    pub(super) fn set(&mut self, one_in: u32) -> Result<(), SamplingError> {
+        if !self.is_possible && one_in != 0 {
+            return Err(SamplingError::Never);
+        }
+        Ok(self.write(one_in)?)
+    }
+
+    fn write(&mut self, one_in: u32) -> Result<(), MapFailure> {
+        self.map.set(0, one_in, 0).map_err(failure("write to"))?;
+        self.one_in = one_in;
+        Ok(())
+    }
+}
+
+fn failure(action: &'static str) -> impl FnOnce(MapError) -> MapFailure {
+    move |source| MapFailure::Access { action, map: SAMPLING, source: Box::new(source) }
+}
