@@ -56,9 +56,9 @@ impl Parts {
         let uplink = Uplink::detect().context("cannot read the MTU of the node's uplink")?;
         let dataplane = Dataplane::load(object, &config.bpf_dir, &config.dataplane, &metrics.maps)?;
         crash::point(Step::StartMapsTakenOver);
-        let pins = dataplane.pins().display().to_string();
-        tracing::info!(pins, "dataplane loaded");
-        dataplane_health.healthy("programs and maps are loaded");
+        let (pins, kernel) = (dataplane.pins().display().to_string(), dataplane.kernel().to_string());
+        tracing::info!(pins, kernel, "dataplane loaded");
+        dataplane_health.healthy(format!("programs and maps are loaded; {kernel}"));
         let dataplane = Arc::new(dataplane);
 
         let (pods, reaper) = (Pods::default(), Reaper::default());

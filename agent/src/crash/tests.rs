@@ -57,7 +57,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("dataplane/mod.rs", "program.load()", "a program on no interface dies with the agent"),
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/table.rs", "pressure.removed(", "the called function has the point"),
-    ("dataplane/maps/vif_counters.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the called function has the point"),
 ];
 

@@ -6,6 +6,7 @@ mod btf;
 mod capacity;
 mod events;
 mod handover;
+mod kernel;
 mod layout;
 mod log;
 mod maps;
@@ -30,6 +31,7 @@ use aya::{
 pub use capacity::Capacities;
 pub use events::{EventReader, Flows};
 pub use handover::CapacityError;
+pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Entries, Entry, MapFailure, Recorded, generation};
@@ -55,6 +57,7 @@ use sampling::Sampling;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
+    kernel: Kernel,
     from_pod: Loaded,
     to_pod: Loaded,
     writer: Mutex<Maps>,
@@ -85,6 +88,8 @@ struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
     #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
     Directory(#[from] PinDirectoryError),
     #[error(transparent)]
     Owner(#[from] OwnerError),
@@ -92,9 +97,7 @@ pub enum DataplaneError {
     Layout(#[from] LayoutError),
     #[error(transparent)]
     Capacity(#[from] CapacityError),
-    #[error(
-        "cannot load the eBPF object: Linux 5.10 or later with BTF is required, and the capabilities BPF and NET_ADMIN"
-    )]
+    #[error("cannot load the eBPF object: a kernel with BTF is required (CONFIG_DEBUG_INFO_BTF)")]
     Load(#[from] EbpfError),
     /// The verifier rejects the program, or the object lacks it.
     #[error("cannot load the eBPF program {name}")]
@@ -122,6 +125,7 @@ impl Dataplane {
         settings: &Settings,
         metrics: &MapMetrics,
     ) -> Result<Self, DataplaneError> {
+        let kernel = Kernel::probe()?;
         let pins = directory.join(format!("v{}", layout::version()));
         pins::make_bpf_dir(directory)?;
         let lock = PinLock::take(directory)?;
@@ -165,7 +169,7 @@ impl Dataplane {
         predecessors.copy_rows(&mut writer);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
         let writer = Mutex::new(writer);
-        Ok(Self { from_pod, to_pod, writer, reader, sampling, pinned, predecessors })
+        Ok(Self { kernel, from_pod, to_pod, writer, reader, sampling, pinned, predecessors })
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -206,6 +210,11 @@ impl Dataplane {
     /// The programs to attach to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
         Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
+    }
+
+    /// The running kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
     }
 
     /// The kernel's IDs of the programs: `from_pod`, `to_pod`.

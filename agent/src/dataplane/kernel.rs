@@ -1,0 +1,173 @@
+//! What the programs need from the kernel, probed before anything is changed. The table is in
+//! `docs/dataplane.md`; tests compare the table with this list and with the object.
+
+use std::{fmt, fs};
+
+use aya::{
+    maps::MapType,
+    programs::{ProgramError, ProgramType},
+    sys::{BpfHelper, is_helper_supported, is_map_supported},
+};
+
+/// A feature of the kernel, and the first release that has the feature.
+pub(super) struct Feature {
+    name: &'static str,
+    since: &'static str,
+    kind: Kind,
+}
+
+enum Kind {
+    Helper(BpfHelper),
+    Map(MapType),
+}
+
+/// The running kernel, which has every feature.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    release: String,
+}
+
+/// The kernel cannot run the programs.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error(
+        "the kernel {release} lacks what the eBPF programs need: {missing}; nothing was changed; run Linux 5.10 or later"
+    )]
+    TooOld { release: String, missing: String },
+    #[error(
+        "cannot probe the kernel for {feature}: the agent needs the capabilities BPF and NET_ADMIN, or SYS_ADMIN"
+    )]
+    Probe {
+        feature: &'static str,
+        #[source]
+        source: Box<ProgramError>,
+    },
+}
+
+const fn helper(name: &'static str, since: &'static str, helper: BpfHelper) -> Feature {
+    Feature { name, since, kind: Kind::Helper(helper) }
+}
+
+const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
+    Feature { name, since, kind: Kind::Map(map) }
+}
+
+const FEATURES: [Feature; 20] = [
+    helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
+    helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
+    helper("bpf_ringbuf_reserve", "5.8", BpfHelper::BPF_FUNC_ringbuf_reserve),
+    helper("bpf_ringbuf_submit", "5.8", BpfHelper::BPF_FUNC_ringbuf_submit),
+    helper("bpf_ringbuf_discard", "5.8", BpfHelper::BPF_FUNC_ringbuf_discard),
+    map("BPF_MAP_TYPE_RINGBUF", "5.8", MapType::RingBuf),
+    helper("bpf_jiffies64", "5.6", BpfHelper::BPF_FUNC_jiffies64),
+    helper("bpf_fib_lookup", "4.18", BpfHelper::BPF_FUNC_fib_lookup),
+    map("BPF_MAP_TYPE_LRU_HASH", "4.10", MapType::LruHash),
+    map("BPF_MAP_TYPE_LRU_PERCPU_HASH", "4.10", MapType::LruPerCpuHash),
+    helper("bpf_skb_pull_data", "4.9", BpfHelper::BPF_FUNC_skb_pull_data),
+    map("BPF_MAP_TYPE_PERCPU_HASH", "4.6", MapType::PerCpuHash),
+    map("BPF_MAP_TYPE_PERCPU_ARRAY", "4.6", MapType::PerCpuArray),
+    helper("bpf_skb_load_bytes", "4.5", BpfHelper::BPF_FUNC_skb_load_bytes),
+    helper("bpf_redirect", "4.4", BpfHelper::BPF_FUNC_redirect),
+    helper("bpf_map_lookup_elem", "3.19", BpfHelper::BPF_FUNC_map_lookup_elem),
+    helper("bpf_map_update_elem", "3.19", BpfHelper::BPF_FUNC_map_update_elem),
+    helper("bpf_map_delete_elem", "3.19", BpfHelper::BPF_FUNC_map_delete_elem),
+    map("BPF_MAP_TYPE_HASH", "3.19", MapType::Hash),
+    map("BPF_MAP_TYPE_ARRAY", "3.19", MapType::Array),
+];
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// Probes the running kernel for every feature: about 2 ms.
+    ///
+    /// # Errors
+    /// If the kernel lacks a feature, or refuses the probe.
+    pub(super) fn probe() -> Result<Self, KernelError> {
+        Self::with(release(), Feature::is_there)
+    }
+
+    fn with(
+        release: String,
+        is_there: impl Fn(&Feature) -> Result<bool, ProgramError>,
+    ) -> Result<Self, KernelError> {
+        let mut missing = Vec::new();
+        for feature in &FEATURES {
+            let probe = |source| KernelError::Probe { feature: feature.name, source: Box::new(source) };
+            if !is_there(feature).map_err(probe)? {
+                missing.push(format!("{} (Linux {})", feature.name, feature.since));
+            }
+        }
+        if missing.is_empty() {
+            return Ok(Self { release });
+        }
+        Err(KernelError::TooOld { release, missing: missing.join(", ") })
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Linux {} has all {} eBPF features that the programs need", self.release, FEATURES.len())
+    }
+}
+
+/// As `uname -r` prints it.
+fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map_or_else(|_| "of unknown release".to_owned(), |text| text.trim().to_owned())
+}
+
+// === impl Feature ===
+
+impl Feature {
+    fn is_there(&self) -> Result<bool, ProgramError> {
+        match self.kind {
+            Kind::Helper(helper) => is_helper_supported(ProgramType::SchedClassifier, helper),
+            Kind::Map(map) => Ok(is_map_supported(map)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_is_refused_with_what_it_lacks_and_since_when_others_have_it() {
+        let old = |feature: &Feature| Ok(!matches!(feature.since, "5.8" | "5.10"));
+        let error = Kernel::with("5.4.0-generic".to_owned(), old).unwrap_err().to_string();
+        for expected in [
+            "kernel 5.4.0-generic",
+            "bpf_redirect_peer (Linux 5.10), bpf_ktime_get_boot_ns (Linux 5.8)",
+            "BPF_MAP_TYPE_RINGBUF (Linux 5.8); nothing was changed",
+        ] {
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(!error.contains("jiffies"), "{error}");
+    }
+
+    #[test]
+    fn a_refused_probe_names_feature_and_capabilities() {
+        let refused = |_: &Feature| Err(ProgramError::UnexpectedProgramType);
+        let error = Kernel::with(String::new(), refused).unwrap_err().to_string();
+        assert!(error.contains("bpf_redirect_peer") && error.contains("NET_ADMIN"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_with_everything_is_named() {
+        let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 20 eBPF features that the programs need");
+    }
+
+    #[test]
+    fn the_documents_list_the_features_that_are_probed() {
+        let probed = FEATURES.map(|feature| format!("| `{}` | {} |", feature.name, feature.since));
+        let document = include_str!("../../../docs/dataplane.md");
+        let (_, table) = document.split_once("## Kernel features").unwrap();
+        let (table, _) = table.split_once("\n## ").unwrap();
+        let listed: Vec<_> = table.lines().filter(|line| line.starts_with("| `")).collect();
+        assert_eq!(listed.len(), probed.len());
+        for (listed, probed) in listed.iter().zip(&probed) {
+            assert!(listed.starts_with(probed.as_str()), "{listed} is not {probed}");
+        }
+    }
+}
