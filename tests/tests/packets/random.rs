@@ -1,6 +1,9 @@
 //! Random packets: the programs agree with the model, and safety properties hold without it.
+//!
+//! `FERRULE_PACKETS=100000000` sets the number of packets of each test, for hours instead of seconds;
+//! `FERRULE_PACKETS_SEED` the seed, which a failure prints with its smallest packet.
 
-use std::{cell::RefCell, collections::HashSet, net::IpAddr};
+use std::{cell::RefCell, collections::HashSet, env, net::IpAddr};
 
 use agent_common::{DropReason, EndpointKey, FlowKey, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
 use anyhow::Context as _;
@@ -31,10 +34,22 @@ use crate::{
 };
 
 const CASES: u32 = 20_000;
+const SEED: u32 = 20;
 
 /// A fixed seed, so that failures are reproducible.
 pub fn config(cases: u32) -> Config {
-    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(20), ..Config::default() }
+    let seed = number("FERRULE_PACKETS_SEED").unwrap_or(SEED);
+    println!("seed {seed}");
+    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed.into()), ..Config::default() }
+}
+
+fn cases() -> u32 {
+    number("FERRULE_PACKETS").unwrap_or(CASES)
+}
+
+#[expect(clippy::panic, reason = "a setting of a test")]
+fn number(name: &str) -> Option<u32> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
 fn mac() -> impl Strategy<Value = Mac> {
@@ -379,7 +394,7 @@ fn from_pod_agrees_with_the_model() {
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
         let frames =
             (from(), any_frame()).prop_map(|(from, frame)| (from, with_own_addresses(pod(from), frame)));
-        let result = TestRunner::new(config(CASES)).run(&frames, |(from, frame)| {
+        let result = TestRunner::new(config(cases())).run(&frames, |(from, frame)| {
             let outcome = check_from_pod(&mut programs.borrow_mut(), &flows, from, &frame);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             let name = match outcome.0 {
@@ -395,7 +410,7 @@ fn from_pod_agrees_with_the_model() {
         result.map_err(|error| anyhow::anyhow!("{error}"))?;
         // The generators must reach every outcome.
         let seen = seen.into_inner();
-        println!("of {CASES} packets: {seen:?}");
+        println!("of {} packets: {seen:?}", cases());
         let reached = |name: &str| seen.get(name).is_some_and(|count| *count >= 20);
         let of_to_pod = [DropReason::NotForPod, DropReason::DhcpServer];
         let reasons =
@@ -417,7 +432,7 @@ fn to_pod_passes_only_packets_for_the_pod() {
         let other = select(vec![0, 1, B.ifindex, ONLY_V4.ifindex, ONLY_V6.ifindex]);
         let ingress = mostly(A.ifindex, other);
         let frames = (from(), ingress, any_frame());
-        let result = TestRunner::new(config(CASES)).run(&frames, |(ifindex, ingress, frame)| {
+        let result = TestRunner::new(config(cases())).run(&frames, |(ifindex, ingress, frame)| {
             let skb = SkBuff::forwarded(ingress, ifindex);
             let ran = programs.borrow_mut().run(Program::ToPod, skb, &frame);
             let ran = ran.map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
@@ -465,7 +480,7 @@ fn to_pod_passes_only_packets_for_the_pod() {
         });
         result.map_err(|error| anyhow::anyhow!("{error}"))?;
         let recorded = recorded.into_inner();
-        anyhow::ensure!(recorded >= 100, "only {recorded} of {CASES} flows are recorded");
+        anyhow::ensure!(recorded >= 100, "only {recorded} of {} flows are recorded", cases());
         Ok(())
     })
     .unwrap();
