@@ -226,7 +226,8 @@ mod tests {
         let line =
             r#"{"type":"ERROR","object":{"code":504,"reason":"Timeout","details":{"retryAfterSeconds":3}}}"#;
         assert_eq!(decode(line).unwrap_err().retry_after(), Some(std::time::Duration::from_secs(3)));
-        assert!(decode(r#"{"type":"ERROR","object":"odd"}"#).is_err());
+        let odd = decode(r#"{"type":"ERROR","object":"odd"}"#).unwrap_err().to_string();
+        assert!(odd.contains(r#"invalid type: string "odd""#), "{odd}");
     }
 
     #[test]
