@@ -96,9 +96,13 @@ mod tests {
     };
 
     fn annotated(uid: &str, address: &str) -> Change<crate::cluster::Pod> {
+        named("web", uid, address)
+    }
+
+    fn named(pod: &str, uid: &str, address: &str) -> Change<crate::cluster::Pod> {
         let vif = format!(r#"{{\"interfaces\":[{{\"addresses\":[\"{address}\"]}}]}}"#);
         let json = format!(
-            r#"{{"metadata":{{"namespace":"n","name":"web","uid":"{uid}","annotations":{{"vif.ferrule.dev/v1":"{vif}"}}}}}}"#
+            r#"{{"metadata":{{"namespace":"n","name":"{pod}","uid":"{uid}","annotations":{{"vif.ferrule.dev/v1":"{vif}"}}}}}}"#
         );
         Change::applied(serde_json::from_str(&json).unwrap())
     }
@@ -144,5 +148,34 @@ mod tests {
         assert_eq!(change(&late, annotated("u2", "10.0.0.9")), [], "the successor is not plugged");
         let other = LateAnnotations::new(VifSource::Ipam, registry, pods.clone(), events);
         assert_eq!(change(&other, annotated("u1", "10.0.0.9")), [], "annotations do not count");
+    }
+
+    #[test]
+    fn the_report_about_one_pod_does_not_repeat_that_about_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Arc::new(Registry::open(dir.path()).unwrap());
+        registry.set_ranges(PodCidrs::new(vec!["10.0.0.0/24".parse().unwrap()]).unwrap(), &[]);
+        for name in ["web", "db"] {
+            let new = NewAttachment {
+                key: Key::try_from(format!("net/{name}/eth0")).unwrap(),
+                with: None,
+                pod: PodRef { namespace: "n".to_owned(), name: name.to_owned(), uid: "u1".to_owned() },
+                netns: "/x".into(),
+                netns_id: NetnsId { dev: 4, ino: 7 },
+                allocation: Allocation::FromIpam { mtu: 1500 },
+            };
+            registry.reserve(new).unwrap();
+        }
+        let pods = Pods::default();
+        let (events, mut notes) = Events::channel(EventMetrics::default(), pods.clone());
+        let late = LateAnnotations::new(VifSource::Auto, registry, pods.clone(), events);
+        let reports: Vec<usize> = ["web", "db", "web", "db"]
+            .into_iter()
+            .map(|pod| {
+                late.look(&pods.apply_pod(named(pod, "u1", "10.0.0.9")).unwrap().key);
+                std::iter::from_fn(|| notes.try_recv().ok()).count()
+            })
+            .collect();
+        assert_eq!(reports, [1, 1, 0, 0]);
     }
 }
