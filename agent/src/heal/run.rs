@@ -172,6 +172,8 @@ fn age(it: &Attachment) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
 
     fn collected(notification: Notification) -> Collected {
@@ -188,6 +190,11 @@ mod tests {
         assert_eq!(forwarding(true, Scope::Interface(7), false).links, [7].into());
         assert!(forwarding(true, Scope::Node, true).is_empty());
         assert!(forwarding(false, Scope::Interface(7), false).is_empty(), "IPv6 is node-wide");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_nftables_the_table_does_not_change() {
+        assert!(timeout(Duration::from_secs(3600), next_change(&mut None)).await.is_err());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use ferrule_tests::{
     sys,
 };
 
-use super::{log_lines, wait_until_healed};
+use super::{TIMEOUT, log_lines, verify, wait_until_healed, with_short_period};
 
 const CONFLICT: &str = "is there another program";
 /// Covers repairs at 0, 0.5, 1.5, 3.5 and 7.5 s, on a slow machine.
@@ -111,6 +111,23 @@ fn repairs_of_contested_forwarding_back_off_and_are_reported_once() {
         sys::wait_until("forwarding is enabled in the end", Duration::from_secs(90), || {
             Ok(std::fs::read_to_string(SETTING)?.trim_end() == "1")
         })
+    })
+    .unwrap();
+}
+
+#[test]
+fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
+    with_short_period(|node| {
+        // No map can be pinned there.
+        sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
+        sys::wait_until("a sixth attempt for each of the five maps", FIVE_REPAIRS, || {
+            Ok(attempts(node, "pin")? >= 30.0)
+        })?;
+        let (failures, conflicts) =
+            (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
+        ensure!((failures, conflicts) == (20, 5), "{failures} failures and {conflicts} conflicts for 5 maps");
+        sys::run("umount /sys/fs/bpf")?;
+        sys::wait_until("the pins are back", TIMEOUT, || Ok(verify()?.0 == Some(0)))
     })
     .unwrap();
 }
