@@ -301,6 +301,20 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_released_addresses_is_given_back_when_few_are_left() {
+        let mut pool = pool("10.0.0.0/24");
+        let out = all(&mut pool, T0);
+        assert_eq!(out.len(), 253);
+        out.iter().for_each(|address| pool.release(*address, T0));
+        assert!(pool.released.capacity() >= 253);
+        // A claim takes an address out of the released ones, and no memory back.
+        assert!(out[3..].iter().all(|address| pool.claim(*address)));
+        assert_eq!(pool.allocate(T0 + Duration::from_secs(30)), Some(out[0]));
+        assert_eq!(pool.released.len(), 2);
+        assert!(pool.released.capacity() <= 8, "{}", pool.released.capacity());
+    }
+
+    #[test]
     fn cancelled_address_is_allocated_next() {
         let mut pool = pool("10.0.0.0/29");
         let first = pool.allocate(T0).unwrap();
