@@ -274,6 +274,15 @@ mod tests {
     }
 
     #[test]
+    fn missing_directory_is_no_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = StoreMetrics::default();
+        let deferred = DeferredDels::read(&dir.path().join("agent.sock"), &metrics);
+        assert_eq!(metrics.start_failures.get(), 0);
+        assert!(!deferred.covers(&attachment("a", None, 0)));
+    }
+
+    #[test]
     fn file_of_at_most_four_kilobytes_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");

@@ -218,3 +218,6 @@ fn is_plugged(attachment: &Attachment, links: &HashMap<u32, HostLinkState>) -> b
 fn by_ifindex(attachments: &[Attachment]) -> impl Iterator<Item = (u32, &Attachment)> {
     attachments.iter().filter_map(|attachment| Some((attachment.host.ifindex()?, attachment)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -141,10 +141,15 @@ mod tests {
         let start = now();
         let rebuilt = record(claim(), None, None, None);
         assert!((start..=now()).contains(&rebuilt.created_since_boot_ns));
-        let stale = Attachment { created_since_boot_ns: 5, state: State::Reserved, ..rebuilt };
+        let stale = Attachment {
+            created_since_boot_ns: 5,
+            state: State::Reserved,
+            host: HostSide::Unplugged,
+            ..rebuilt.clone()
+        };
         let renewed = record(claim(), None, None, Some(&stale));
         assert!((start..=now()).contains(&renewed.created_since_boot_ns));
-        assert_eq!(renewed.state, State::Attached);
+        assert_eq!((renewed.state, renewed.host), (State::Attached, rebuilt.host));
     }
 
     #[test]
