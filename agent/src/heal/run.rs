@@ -228,6 +228,18 @@ mod tests {
     }
 
     #[test]
+    fn a_link_an_address_or_lost_notifications_make_a_collection() {
+        assert!(Collected::default().is_empty());
+        for notification in [
+            Notification::Link(7),
+            Notification::RouteReplaced("10.0.0.2".parse().unwrap()),
+            Notification::Overrun,
+        ] {
+            assert!(!collected(notification).is_empty(), "{notification:?}");
+        }
+    }
+
+    #[test]
     fn default_routes_and_addresses_do_not_concern_pods_interfaces() {
         for notification in
             [Notification::DefaultRoute, Notification::AddressAdded, Notification::AddressRemoved(7)]
