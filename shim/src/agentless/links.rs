@@ -246,6 +246,20 @@ mod tests {
         assert_eq!(flags.unwrap() & 0x2, 0x2);
     }
 
+    #[test]
+    fn statistics_are_left_out_of_a_dump() {
+        let Links(socket) = Links::open().unwrap();
+        let loopback = |attributes: &[u8]| {
+            let mut bytes = 0;
+            let list = |link: &[u8]| bytes += if index_of(link) == Some(1) { link.len() } else { 0 };
+            request(&socket, 18, 0x300, 0, attributes, list).unwrap();
+            bytes
+        };
+        let (all, asked) = (loopback(&[]), loopback(&skip_stats()));
+        // IFLA_INET6_STATS alone has more than 30 counters of 8 bytes.
+        assert!(asked > 0 && asked + 240 < all, "{asked} of {all} bytes");
+    }
+
     proptest! {
         #[test]
         fn malformed_response_neither_panics_nor_loops(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
