@@ -181,10 +181,9 @@ fn report(condition: &Condition, metrics: &StoreMetrics, interfaces: usize) {
             interfaces,
             "an earlier agent lost the registry's store and did not rebuild all attachments: retrying"
         ),
-        Condition::Intact if interfaces > 0 => {}
         _ => return,
     }
-    if !matches!(condition, Condition::Incomplete | Condition::Intact | Condition::Upgraded) {
+    if !matches!(condition, Condition::Incomplete | Condition::Upgraded) {
         metrics.rebuilds.inc();
     }
 }
