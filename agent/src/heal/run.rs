@@ -72,13 +72,11 @@ impl Healer {
             let mut collected = Collected::default();
             if due.is_empty() {
                 tokio::select! {
-                    notification = monitor.next() => {
-                        collected.add(notification?);
+                    arrived = monitor.arrival() => {
+                        arrived?;
                         // One wake-up for a burst: an ADD causes dozens of notifications.
                         sleep(GATHER).await;
-                        while let Some(notification) = monitor.next_delivered().await? {
-                            collected.add(notification);
-                        }
+                        monitor.read(|notification| collected.add(notification))?;
                     }
                     changed = next_change(&mut tables) => {
                         changed?;

@@ -13,19 +13,18 @@ use nix::{
 };
 use rtnetlink::{
     packet_core::{NLM_F_REPLACE, NlasIterator},
-    sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE},
+    sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
 };
-use tokio::time::{Instant, timeout_at};
 
 use super::{
     host_route::ROUTE_PROTOCOL,
     netconf::{self, Forwarding, RTM_NEWNETCONF},
-    netlink::borrow,
+    netlink::{borrow, readable},
 };
 
 /// A subscription in the network namespace of the thread that opened it.
 pub struct Monitor {
-    socket: TokioSocket,
+    socket: Socket,
     message: Vec<u8>,
 }
 
@@ -60,6 +59,8 @@ pub const UPLINK: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400 | netconf::GROUP_IPV4;
 const PEEK: usize = 512;
 /// Bytes: room for thousands of notifications between two reads.
 const BUFFER: usize = 8 << 20;
+/// The most notifications of one read: more than the kernel keeps for a socket.
+const MOST_AT_ONCE: usize = 10_000;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWADDR: u16 = 20;
@@ -84,39 +85,41 @@ impl Monitor {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn open(groups: u32) -> io::Result<Self> {
-        let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-        socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
-        setsockopt(&borrow(socket.socket_ref()), RcvBufForce, &BUFFER)?;
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.set_non_blocking(true)?;
+        socket.bind(&SocketAddr::new(0, groups))?;
+        setsockopt(&borrow(&socket), RcvBufForce, &BUFFER)?;
         Ok(Self { socket, message: Vec::with_capacity(PEEK) })
     }
 
-    /// Waits for the next notification. Cancel safe.
+    /// Waits until the kernel has delivered a notification, and leaves it to [`Self::read`]. Cancel safe.
+    ///
+    /// The runtime polls the socket during this wait only. A polled socket wakes a thread for each
+    /// notification, whether or not a task waits for it, and an ADD causes dozens.
+    ///
+    /// # Errors
+    /// If the runtime cannot poll the socket.
+    pub async fn arrival(&self) -> io::Result<()> {
+        readable(&self.socket).await
+    }
+
+    /// Passes the notifications that the kernel has delivered to `each`, without a wait.
     ///
     /// # Errors
     /// If the socket fails.
-    pub async fn next(&mut self) -> io::Result<Notification> {
-        loop {
+    pub fn read(&mut self, mut each: impl FnMut(Notification)) -> io::Result<()> {
+        for _ in 0..MOST_AT_ONCE {
             self.message.clear();
-            match self.socket.recv(&mut self.message).await {
-                Ok(()) => {
-                    if let Some(notification) = parse(&self.message) {
-                        return Ok(notification);
-                    }
-                }
+            match self.socket.recv(&mut self.message, 0) {
+                Ok(_) => parse(&self.message).into_iter().for_each(&mut each),
                 Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
-                    return Ok(Notification::Overrun);
+                    each(Notification::Overrun);
                 }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// The next notification that the kernel has already delivered, if there is one.
-    ///
-    /// # Errors
-    /// If the socket fails.
-    pub async fn next_delivered(&mut self) -> io::Result<Option<Notification>> {
-        timeout_at(Instant::now(), self.next()).await.ok().transpose()
+        Ok(())
     }
 }
 

@@ -24,6 +24,8 @@ use rtnetlink::{
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
+use tokio::io::{Interest, unix::AsyncFd};
+
 use crate::{
     chain::chain,
     crash::{self, Step},
@@ -163,10 +165,12 @@ impl Socket {
         let mut buffer = Vec::new();
         let mut pending = Vec::with_capacity(requests.len());
         let mut changes = false;
-        for Request { what, message, flags } in requests {
+        let last = requests.len().saturating_sub(1);
+        for (index, Request { what, message, flags }) in requests.into_iter().enumerate() {
             self.sequence = self.sequence.wrapping_add(1);
             let mut message = NetlinkMessage::from(message);
-            message.header.flags = flags;
+            // The last acknowledgement stands for all: the kernel answers in order, and reports each failure.
+            message.header.flags = if index == last { flags } else { flags & !NLM_F_ACK };
             message.header.sequence_number = self.sequence;
             message.finalize();
             changes |= message.header.message_type & KIND != KIND_GET;
@@ -184,8 +188,8 @@ impl Socket {
 
         let mut answers = Vec::new();
         let mut failure = None;
-        let mut acknowledged = 0;
-        while acknowledged < pending.len() {
+        let mut is_complete = pending.is_empty();
+        while !is_complete {
             let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
             if answers.len() > self.limit {
                 let source = io::Error::other(format!("there are more than {}", self.limit));
@@ -198,7 +202,7 @@ impl Socket {
                 let Some(what) = pending.get(index) else { continue };
                 match message.payload {
                     NetlinkPayload::Error(error) => {
-                        acknowledged += 1;
+                        is_complete |= index == last;
                         if error.code.is_some() && failure.is_none() {
                             let hint = hint(message.header.flags, &error.header);
                             failure = Some(NetlinkError { what: what.clone(), hint, source: error.to_io() });
@@ -207,7 +211,7 @@ impl Socket {
                     NetlinkPayload::InnerMessage(answer) => answers.push(answer),
                     // Ends a dump instead of an acknowledgement, also a dump that failed half way.
                     NetlinkPayload::Done(done) => {
-                        acknowledged += 1;
+                        is_complete |= index == last;
                         if done.code != 0 && failure.is_none() {
                             let source = io::Error::from_raw_os_error(done.code.abs());
                             failure = Some(NetlinkError::new(what.clone(), source));
@@ -373,6 +377,15 @@ fn sync_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
 pub(super) fn borrow(raw: &Raw) -> BorrowedFd<'_> {
     // SAFETY: the socket owns the descriptor, and the result borrows the socket.
     unsafe { BorrowedFd::borrow_raw(raw.as_raw_fd()) }
+}
+
+/// Waits until a socket has something to read. The runtime polls the socket during this wait only.
+#[expect(unsafe_code, reason = "tokio cannot check that the descriptor stays open")]
+pub(super) async fn readable(raw: &Raw) -> io::Result<()> {
+    // SAFETY: the socket owns the descriptor, and outlives the registration, which ends with this call.
+    let polled = unsafe { AsyncFd::register_with_interest(borrow(raw), Interest::READABLE) }?;
+    polled.readable().await?.retain_ready();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -94,7 +94,11 @@ impl Netns {
     /// # Errors
     /// If `/proc` is not mounted.
     pub fn current() -> Result<Self, NetnsError> {
-        Self::open_any(Path::new(OWN))
+        let path = Path::new(OWN);
+        let failed = |source| NetnsError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let stat = fstat(&file).map_err(|source| failed(source.into()))?;
+        Ok(Self { file, id: NetnsId { dev: stat.st_dev, ino: stat.st_ino }, path: path.to_owned() })
     }
 
     pub fn id(&self) -> NetnsId {

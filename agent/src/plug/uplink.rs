@@ -44,8 +44,6 @@ struct DefaultRoutes {
 const RETRY: Duration = Duration::from_secs(5);
 /// How long notifications are collected before one read serves all of them.
 const GATHER: Duration = Duration::from_millis(100);
-/// Notifications that are collected for one read: more than the kernel keeps for a socket.
-const MOST_AT_ONCE: usize = 10_000;
 
 /// The MTU of a node without a default route: Ethernet's.
 const ETHERNET: u32 = 1500;
@@ -131,13 +129,12 @@ impl Uplink {
                 Err(why) => health.unhealthy(why),
             }
             default_route.update(&routes.interfaces, &routes.links);
-            while !routes.may_change_by(monitor.next().await?) {}
-            // Addresses and routes often change in bursts.
-            sleep(GATHER).await;
-            for _ in 0..MOST_AT_ONCE {
-                if monitor.next_delivered().await?.is_none() {
-                    break;
-                }
+            let mut may_change = false;
+            while !may_change {
+                monitor.arrival().await?;
+                // Addresses and routes often change in bursts.
+                sleep(GATHER).await;
+                monitor.read(|notification| may_change |= routes.may_change_by(notification))?;
             }
         }
     }

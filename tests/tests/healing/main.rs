@@ -399,3 +399,34 @@ fn damage_is_found_after_lost_notifications() {
     })
     .unwrap();
 }
+
+/// How often the agent's threads have waited so far.
+fn waits(node: &Node) -> anyhow::Result<u64> {
+    let tasks = format!("/proc/{}/task", node.agent_pid().context("no agent is running")?);
+    let count = |task: String| -> anyhow::Result<u64> {
+        let status = fs::read_to_string(format!("{tasks}/{task}/status"))?;
+        let value = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        Ok(value.with_context(|| format!("no count in:\n{status}"))?.trim().parse()?)
+    };
+    sys::file_names(&tasks)?.into_iter().map(count).sum()
+}
+
+#[test]
+fn a_burst_of_notifications_does_not_wake_the_agent_for_each() {
+    const CHANGES: u64 = 400;
+    with_agent(|node| {
+        sys::run("ip link add noise type veth peer name other")?;
+        // The kernel reports changes of an interface only while it is up.
+        sys::run("ip link set noise up")?;
+        // Until start-up work has ended.
+        thread::sleep(Duration::from_secs(3));
+        let before = waits(node)?;
+        for number in 0..CHANGES {
+            sys::run(&format!("ip link set noise alias n{number}"))?;
+        }
+        let waits = waits(node)? - before;
+        ensure!(waits < CHANGES / 2, "{waits} waits for {CHANGES} changes of a foreign interface");
+        Ok(())
+    })
+    .unwrap();
+}
