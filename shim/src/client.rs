@@ -1,7 +1,7 @@
 //! The client of the agent: deadlines, retries of a DEL, and the mapping of transport errors to CNI errors.
 
 use std::{
-    io, mem, thread,
+    io, thread,
     time::{Duration, Instant},
 };
 
@@ -10,10 +10,16 @@ use ferrule_proto::cni::{
     cni_client::CniClient, error::Code,
 };
 use ferrule_proto::{names::InvalidName, quoted::Quoted};
-use tokio::{runtime::Builder, time};
 use tonic::{Status, codegen::http::Uri};
 
-use crate::{agentless, env::Verb, error::CniError, trace::Trace, transport::Transport};
+use crate::{
+    agentless,
+    env::Verb,
+    error::CniError,
+    executor,
+    trace::Trace,
+    transport::{Connected, Transport},
+};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Request {
@@ -153,42 +159,19 @@ fn attempt(
     trace: Option<&Trace>,
     deadline: Duration,
 ) -> Result<Answer, Failure> {
-    // The socket and the deadline have at most two events at a time; the default of 1024 costs memory.
-    let runtime =
-        Builder::new_current_thread().enable_all().max_io_events_per_tick(8).build().map_err(|e| {
-            let msg = format!("{}: creating the event loop for the call: {e}", request.verb().as_str());
-            let details = "check the container runtime's limits on open files and memory";
-            Failure { error: CniError::new(Code::IoFailure, msg, details), cause: Cause::Unserved }
-        })?;
-    let answer = runtime.block_on(exchange(socket, request.clone(), trace.cloned(), deadline));
-    match &answer {
-        // Skips the shutdown of the event loop: the process exits next, which closes the connection.
-        Ok(_) => mem::forget(runtime),
-        // Another attempt may follow, and each event loop has file descriptors.
-        Err(_) => drop(runtime),
-    }
-    answer
-}
-
-async fn exchange(
-    socket: &str,
-    request: Request,
-    trace: Option<Trace>,
-    deadline: Duration,
-) -> Result<Answer, Failure> {
     let verb = request.verb();
-    let transport = match time::timeout(CONNECT_TIMEOUT, Transport::connect(socket, trace)).await {
-        Ok(connected) => connected.map_err(|e| unreachable(verb, socket, &e))?,
-        Err(_) => return Err(unreachable(verb, socket, &io::ErrorKind::TimedOut.into())),
+    let Connected { transport, socket: stream, connection } =
+        Connected::open(socket, trace.cloned(), Instant::now() + CONNECT_TIMEOUT)
+            .map_err(|e| unreachable(verb, socket, &e))?;
+    // The call reports the connection's error too.
+    let connection = async { drop(connection.await) };
+    let call = send(transport, request.clone(), deadline);
+    let answer = match executor::run(&stream, call, connection, Instant::now() + deadline) {
+        Ok(Some(answer)) => answer,
+        Ok(None) => Err(Status::deadline_exceeded(format!("no response after {deadline:?}"))),
+        Err(error) => Err(Status::unavailable(error.to_string())),
     };
-    match time::timeout(deadline, send(transport, request, deadline)).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(status)) => Err(failed(verb, socket, &status)),
-        Err(_) => {
-            let status = Status::deadline_exceeded(format!("no response after {deadline:?}"));
-            Err(failed(verb, socket, &status))
-        }
-    }
+    answer.map_err(|status| failed(verb, socket, &status))
 }
 
 /// Sends the request. The outer error is the transport's, the inner error is the agent's.

@@ -12,6 +12,7 @@ mod client;
 mod cni_args;
 mod env;
 mod error;
+mod executor;
 mod netconf;
 mod result;
 mod run;

@@ -5,33 +5,50 @@
 
 use std::{
     error::Error,
-    future::poll_fn,
+    future::{pending, poll_fn},
     io,
+    os::{fd::AsRawFd as _, unix::net::UnixStream},
     pin::{Pin, pin},
     task::{Context, Poll, ready},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use h2::{
     RecvStream,
-    client::{Builder, SendRequest},
+    client::{Builder, Connection, SendRequest},
 };
 use http_body::Frame;
-use tokio::{io::BufWriter, net::UnixStream, time};
+use nix::{
+    errno::Errno,
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+};
+use tokio::io::BufWriter;
 use tonic::{
     Status,
     body::Body,
     codegen::{Body as _, BoxFuture, Bytes, Service, http},
 };
 
-use crate::trace::Trace;
+use crate::{
+    executor::{self, Socket},
+    trace::Trace,
+};
 
-/// A connection to the agent: the service behind the generated client.
+/// The service behind the generated client.
 #[derive(Debug)]
 pub(crate) struct Transport {
     sender: SendRequest<Bytes>,
     /// For the first and only request.
     trace: Option<Trace>,
+}
+
+/// A connection to the agent.
+pub(crate) struct Connected {
+    pub(crate) transport: Transport,
+    pub(crate) socket: Socket,
+    /// Drives the connection.
+    pub(crate) connection: Connection<BufWriter<Socket>>,
 }
 
 #[derive(Debug)]
@@ -40,34 +57,40 @@ pub(crate) struct ResponseBody(RecvStream);
 /// Between connection attempts while the agent's accept queue is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-// === impl Transport ===
+// === impl Connected ===
 
-impl Transport {
-    /// Connects, and spawns a task that drives the connection. Waits without a deadline while the agent's
-    /// accept queue is full.
+impl Connected {
+    /// Connects to the agent. While its accept queue is full, as when a node starts hundreds of pods, the
+    /// call waits until the deadline.
     ///
     /// # Errors
-    /// If no process listens on the socket, or if opening it is not permitted.
-    pub(crate) async fn connect(socket: &str, trace: Option<Trace>) -> io::Result<Self> {
-        let stream = loop {
-            match UnixStream::connect(socket).await {
-                // A non-blocking connect to a unix socket fails at once if the accept queue is full, which
-                // happens when a node starts hundreds of pods.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(RETRY_INTERVAL).await,
-                connected => break connected?,
-            }
-        };
+    /// If no process listens on the socket, if opening it is not permitted, or at the deadline.
+    pub(crate) fn open(path: &str, trace: Option<Trace>, deadline: Instant) -> io::Result<Self> {
+        let socket = Socket::new(connected(path, deadline)?);
         // Buffered, so that preface and request reach the agent in one write and wake it once.
-        let (sender, connection) = Builder::new()
-            .enable_push(false)
-            .handshake(BufWriter::new(stream))
-            .await
-            .map_err(io::Error::other)?;
-        // The call reports the connection's error too.
-        tokio::spawn(async { drop(connection.await) });
-        Ok(Self { sender, trace })
+        let builder = Builder::new().enable_push(false).clone();
+        let handshake = builder.handshake(BufWriter::new(socket.clone()));
+        let agreed = executor::run(&socket, handshake, pending(), deadline)?;
+        let (sender, connection) = agreed.ok_or(io::ErrorKind::TimedOut)?.map_err(io::Error::other)?;
+        Ok(Self { transport: Transport { sender, trace }, socket, connection })
     }
 }
+
+fn connected(path: &str, deadline: Instant) -> io::Result<UnixStream> {
+    let address = UnixAddr::new(path)?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    loop {
+        match connect(stream.as_raw_fd(), &address) {
+            // A non-blocking connect to a unix socket fails at once if the accept queue is full.
+            Err(Errno::EAGAIN) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),
+            Err(Errno::EAGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            outcome => return Ok(outcome.map(|()| UnixStream::from(stream))?),
+        }
+    }
+}
+
+// === impl Transport ===
 
 impl Service<http::Request<Body>> for Transport {
     type Response = http::Response<ResponseBody>;
