@@ -11,6 +11,10 @@ use anyhow::Context as _;
 use ferrule_tests::sys;
 use nix::{
     sched::{CpuSet, sched_setaffinity},
+    sys::{
+        socket::{setsockopt, sockopt::ReceiveTimeout},
+        time::{TimeVal, TimeValLike as _},
+    },
     unistd::Pid,
 };
 
@@ -67,6 +71,8 @@ impl Load {
             }
             _ => {
                 let listener = sys::bind_in(&path.server, path.listen, TcpListener::bind)?;
+                // Also for accept: a client that does not get through must not leave the server waiting.
+                setsockopt(&listener, ReceiveTimeout, &TimeVal::seconds(TIMEOUT.as_secs().cast_signed()))?;
                 run(
                     path,
                     cores,
@@ -209,6 +215,7 @@ fn rate(duration: Duration, mut transact: impl FnMut() -> anyhow::Result<()>) ->
     }
 }
 
+/// Limits the calling thread to one core.
 fn pin(core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;

@@ -5,6 +5,7 @@
 
 mod load;
 mod path;
+mod redirect;
 mod report;
 
 use std::time::Duration;

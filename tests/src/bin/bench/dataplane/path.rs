@@ -8,6 +8,7 @@ use std::{
 use anyhow::Context as _;
 use ferrule_tests::{node::Node, pod::Pod, sys};
 
+use super::redirect::redirect;
 use crate::target::{Name, Target};
 
 pub(super) struct Path {
@@ -19,6 +20,8 @@ pub(super) struct Path {
     /// What the client calls: another address than the server's, if the node translates.
     pub(super) call: SocketAddr,
 }
+
+pub(super) const REDIRECT: &str = "redirect";
 
 const PORT: u16 = 5201;
 /// Not the same: a client's connection by the pod's address leaves TIME_WAIT behind at the server, which
@@ -33,7 +36,7 @@ const SERVICE_PORTS: u16 = 8000;
 // === impl Path ===
 
 impl Path {
-    fn new(name: &'static str, client: &Pod, server: &Pod, address: IpAddr) -> Self {
+    pub(super) fn new(name: &'static str, client: &Pod, server: &Pod, address: IpAddr) -> Self {
         let listen = SocketAddr::new(address, PORT);
         Self { name, client: client.path().into(), server: server.path().into(), listen, call: listen }
     }
@@ -45,7 +48,7 @@ impl Path {
 
 /// Loopback first, with which the others are compared.
 pub(super) fn all(node: &Node) -> anyhow::Result<Vec<Path>> {
-    let mut paths = vec![loopback(node)?, veth(node)?];
+    let mut paths = vec![loopback(node)?, veth(node)?, redirect(node)?];
     let mut services = Vec::new();
     for name in Name::ALL {
         let target = Target::new(name)?;
