@@ -88,6 +88,12 @@ enum Verb {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// All benchmarks, one after another, and one report in target/bench/
+    All {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Latency of ADD and DEL
     Add {
         /// Arguments of the benchmark
@@ -136,6 +142,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Deploy(deploy) => deploy::deploy(&ws, deploy)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
+        Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
         Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),
         Verb::Bench { what: Bench::Start { args } } => return show::bench(&ws, "start", &args),

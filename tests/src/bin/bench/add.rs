@@ -41,9 +41,6 @@ pub(crate) struct Options {
     /// Assign IPv4 addresses only, as the other plugins do, instead of both families.
     #[arg(long)]
     pub(crate) ipv4_only: bool,
-    /// Print JSON instead of tables.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Large enough for all pods of a run: released addresses stay in cooldown.
@@ -53,19 +50,13 @@ const WARM_UP: usize = 5;
 /// Samples on the full node.
 const ONE_MORE: usize = 100;
 
-/// Runs the measurements and prints the results.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let report = node::on_node(|node| {
+/// Runs the measurements.
+pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
+    node::on_node(|node| {
         let ranges: &[&str] = if options.ipv4_only { &[POD_V4] } else { &[POD_V4, node::POD_V6] };
         node.start_agent(ranges)?;
         measure(node, options)
-    })?;
-    if options.json {
-        println!("{:#}", report.to_json())
-    } else {
-        print!("{report}")
-    }
-    Ok(())
+    })
 }
 
 fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {

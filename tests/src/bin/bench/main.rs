@@ -4,10 +4,14 @@
 //! absolute times depend on the machine; the goals are printed beside the results, for ADD as ratios.
 
 mod add;
+mod all;
 mod cpu;
 mod dataplane;
+mod machine;
+mod markdown;
 mod phases;
 mod report;
+mod results;
 mod start;
 mod stats;
 mod target;
@@ -16,15 +20,28 @@ mod wave;
 
 use clap::{Parser, Subcommand};
 
+use self::results::Results;
+
 /// Measures Ferrule.
 #[derive(Debug, Parser)]
 struct Args {
+    /// Print JSON instead of tables; `all` writes both.
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// All benchmarks, one after another, and one report.
+    All(all::Options),
+    #[command(flatten)]
+    One(One),
+}
+
+#[derive(Debug, Subcommand)]
+enum One {
     /// Cost of ADD and DEL, compared with the reference plugins `bridge` and `ptp`.
     Add(add::Options),
     /// Traffic between two pods of a node, compared with other paths.
@@ -36,10 +53,28 @@ enum What {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Args::parse().what {
-        What::Add(options) => add::run(&options),
-        What::Dataplane(options) => dataplane::run(&options),
-        What::Start(options) => start::run(&options),
-        What::Watch(options) => watch::run(&options),
+    let Args { json, what } = Args::parse();
+    let results = match what {
+        What::All(options) => return all::run(&options),
+        What::One(one) => one.run()?,
+    };
+    if json {
+        println!("{:#}", results.to_json());
+    } else {
+        print!("{results}");
+    }
+    Ok(())
+}
+
+// === impl One ===
+
+impl One {
+    fn run(&self) -> anyhow::Result<Box<dyn Results>> {
+        Ok(match self {
+            Self::Add(options) => Box::new(add::run(options)?),
+            Self::Dataplane(options) => Box::new(dataplane::run(options)?),
+            Self::Start(options) => Box::new(start::run(options)?),
+            Self::Watch(options) => Box::new(watch::run(options)?),
+        })
     }
 }

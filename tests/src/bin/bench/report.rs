@@ -1,4 +1,6 @@
-//! The results, as tables and as JSON.
+//! The results of ADD and DEL, as tables and as JSON.
+
+mod markdown;
 
 use std::fmt;
 
@@ -7,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     add::Options,
     phases::Phases,
+    results::Results,
     target::Name,
     wave::{Measured, Shape},
 };
@@ -139,8 +142,8 @@ impl Goal {
 
 // === impl Report ===
 
-impl Report {
-    pub(crate) fn to_json(&self) -> Value {
+impl Results for Report {
+    fn to_json(&self) -> Value {
         let parts = self.parts.iter().map(|part| {
             let targets =
                 Name::ALL.iter().zip(part.measured()).map(|(name, it)| (name.to_string(), target(it)));
@@ -171,6 +174,12 @@ impl Report {
         })
     }
 
+    fn to_markdown(&self) -> String {
+        markdown::document(self)
+    }
+}
+
+impl Report {
     fn families(&self) -> &'static str {
         if self.options.ipv4_only { "IPv4" } else { "IPv4 and IPv6" }
     }

@@ -216,7 +216,7 @@ fn rate(duration: Duration, mut transact: impl FnMut() -> anyhow::Result<()>) ->
 }
 
 /// Limits the calling thread to one core.
-fn pin(core: usize) -> anyhow::Result<()> {
+pub(super) fn pin(core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     // With 0, the calling thread.

@@ -3,6 +3,11 @@
 //! All paths exist on one node at the same time, and each round measures every path once, so that other load
 //! of the machine affects all of them. The result of a path is the median of its rounds.
 
+mod chart;
+mod comparison;
+mod flood;
+mod flows;
+mod goal;
 mod load;
 mod path;
 mod redirect;
@@ -10,12 +15,15 @@ mod report;
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use ferrule_tests::node::{self, Node};
 
 use self::{
+    comparison::Comparison,
+    flood::Flood,
     load::{Cores, Load},
     path::Path,
-    report::{Measured, Report},
+    report::Report,
 };
 
 /// Sizes and repetitions of the measurements.
@@ -30,47 +38,44 @@ pub(crate) struct Options {
     /// Further pods that Ferrule has attached on the node.
     #[arg(long, default_value_t = 0)]
     pods: usize,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
 }
 
 const POD_V4: &str = "10.244.0.0/16";
 
-/// Runs the measurements and prints the results.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let report = node::on_node(|node| {
+/// Runs the measurements.
+pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
+    node::on_node(|node| {
         node.start_agent(&[POD_V4, node::POD_V6])?;
         measure(node, options)
-    })?;
-    if options.json {
-        println!("{:#}", report.to_json())
-    } else {
-        print!("{report}")
-    }
-    Ok(())
+    })
 }
 
-fn measure(node: &Node, options: &Options) -> anyhow::Result<Report> {
+fn measure(node: &mut Node, options: &Options) -> anyhow::Result<Report> {
     for number in 0..options.pods {
         node.attach(&format!("other-{number}"))?;
     }
     let paths = path::all(node)?;
-    let mut measured: Vec<_> = Load::ALL
-        .iter()
-        .flat_map(|load| [Cores::Same, Cores::Two].map(|cores| Measured::new(*load, cores, paths.len())))
-        .collect();
+    let ferrule = paths.iter().find(|it| it.name() == path::FERRULE).context("no path through Ferrule")?;
+    let mut flood = Flood::new(node)?;
+
+    let loads = Load::ALL.iter().flat_map(|load| [Cores::Same, Cores::Two].map(|cores| (*load, cores)));
+    let names = paths.iter().map(Path::name).collect();
+    let mut comparisons = [Comparison::new("Paths", names, loads), flows::comparison(), flood::comparison()];
     let duration = Duration::from_millis(options.milliseconds);
-    // The first round warms caches, neighbour entries and conntrack up.
     for round in 0..=options.rounds {
-        for row in &mut measured {
-            for (path, rates) in paths.iter().zip(&mut row.rates) {
-                let rate = row.load.measure(path, row.cores, duration)?;
-                if round > 0 {
-                    rates.push(rate);
-                }
+        eprintln!("dataplane: round {round} of {}", options.rounds);
+        let [of_paths, of_flows, of_flood] = &mut comparisons;
+        for row in &mut of_paths.rows {
+            for (way, path) in paths.iter().enumerate() {
+                row.push(way, row.load.measure(path, row.cores, duration)?);
             }
         }
+        flood.round(ferrule, duration, of_flood)?;
+        flows::round(node, ferrule, duration, round, of_flows)?;
+        // The first round warms caches, neighbour entries and conntrack up.
+        if round == 0 {
+            comparisons.iter_mut().for_each(Comparison::clear);
+        }
     }
-    Ok(Report { pods: options.pods, paths: paths.iter().map(Path::name).collect(), measured })
+    Ok(Report { pods: options.pods, comparisons, flood: flood.describe(node)? })
 }

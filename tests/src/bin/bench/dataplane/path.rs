@@ -21,6 +21,7 @@ pub(super) struct Path {
     pub(super) call: SocketAddr,
 }
 
+pub(super) const FERRULE: &str = "ferrule";
 pub(super) const REDIRECT: &str = "redirect";
 
 const PORT: u16 = 5201;

@@ -38,13 +38,10 @@ pub(crate) struct Options {
     /// Seconds of idle time to measure.
     #[arg(long, default_value_t = 130)]
     idle: u64,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
 }
 
-/// Runs the measurements and prints the results.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+/// Runs the measurements.
+pub(crate) fn run(options: &Options) -> anyhow::Result<Table> {
     let mut table = Table::default();
     on_node(|node| full_node(&mut Testbed::new(node, &[], options.events)?, options, &mut table))?;
     if options.many > 0 {
@@ -55,12 +52,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             add_wait::measure(&mut Testbed::new(node, &add_wait::FLAGS, 0)?, options.waits, &mut table)
         })?;
     }
-    if options.json {
-        println!("{:#}", table.to_json());
-    } else {
-        print!("{table}");
-    }
-    Ok(())
+    Ok(table)
 }
 
 /// From an empty node to a full one.

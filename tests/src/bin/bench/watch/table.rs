@@ -4,9 +4,11 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use crate::{markdown, results::Results};
+
 /// Rows in the order of measurement.
 #[derive(Debug, Default)]
-pub(super) struct Table(Vec<Row>);
+pub(crate) struct Table(Vec<Row>);
 
 #[derive(Debug)]
 struct Row {
@@ -53,8 +55,10 @@ impl Table {
         eprintln!("{row}");
         self.0.push(row);
     }
+}
 
-    pub(super) fn to_json(&self) -> Value {
+impl Results for Table {
+    fn to_json(&self) -> Value {
         let row = |row: &Row| {
             json!({
                 "what": row.what, "value": row.value, "unit": row.unit,
@@ -63,6 +67,24 @@ impl Table {
             })
         };
         self.0.iter().map(row).collect()
+    }
+
+    fn to_markdown(&self) -> String {
+        let rows = self.0.iter().map(|row| {
+            let goal = row.goal.map_or_else(Default::default, |goal| {
+                [goal.bar.to_string(), goal.aim.to_string(), goal.verdict(row.value).to_owned()]
+            });
+            let [bar, aim, verdict] = goal;
+            vec![
+                row.what.replacen("  ", "– ", 1),
+                format!("{} {}", row.figure(), row.unit),
+                bar,
+                aim,
+                verdict,
+            ]
+        });
+        let table = markdown::table(&["watch", "measured", "bar", "aim", "verdict"], rows);
+        format!("{table}\n{LEGEND}")
     }
 }
 
@@ -75,11 +97,19 @@ impl fmt::Display for Table {
     }
 }
 
+// === impl Row ===
+
+impl Row {
+    fn figure(&self) -> String {
+        let digits = if self.value < 100.0 { 2 } else { 0 };
+        format!("{:.digits$}", self.value)
+    }
+}
+
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, value, unit, goal } = self;
-        let digits = if *value < 100.0 { 2 } else { 0 };
-        write!(f, "{what:60} {value:10.digits$} {unit:9}")?;
+        write!(f, "{what:60} {:>10} {unit:9}", self.figure())?;
         match goal {
             Some(goal) => write!(f, " {:8} {:8}  {}", goal.bar, goal.aim, goal.verdict(*value)),
             None => Ok(()),
