@@ -120,12 +120,12 @@ fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
     with_short_period(|node| {
         // No map can be pinned there.
         sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
-        sys::wait_until("a sixth attempt for each of the five maps", FIVE_REPAIRS, || {
-            Ok(attempts(node, "pin")? >= 30.0)
+        sys::wait_until("a sixth attempt for each of the six maps", FIVE_REPAIRS, || {
+            Ok(attempts(node, "pin")? >= 36.0)
         })?;
         let (failures, conflicts) =
             (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
-        ensure!((failures, conflicts) == (20, 5), "{failures} failures and {conflicts} conflicts for 5 maps");
+        ensure!((failures, conflicts) == (24, 6), "{failures} failures and {conflicts} conflicts for 6 maps");
         sys::run("umount /sys/fs/bpf")?;
         sys::wait_until("the pins are back", TIMEOUT, || Ok(verify()?.0 == Some(0)))
     })

@@ -115,11 +115,11 @@ fn removed_or_hidden_pins_are_restored_with_the_same_maps() {
     with_short_period(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let before = pinned()?;
-        ensure!(before.len() == 5, "{before:?}");
+        ensure!(before.len() == 6, "{before:?}");
         for (number, damage) in [
-            (5.0, format!("rm -r {PINS}")),
-            (6.0, format!("rm {PINS}/STACK_FLOWS")),
-            (11.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
+            (6.0, format!("rm -r {PINS}")),
+            (7.0, format!("rm {PINS}/STACK_FLOWS")),
+            (13.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
         ] {
             sys::run(&damage)?;
             sys::wait_until("the deviation is reported", TIMEOUT, || Ok(deviations(node, "pin")? == number))
@@ -199,7 +199,7 @@ fn a_new_directory_of_pins_is_locked_and_marked() {
         for damage in [format!("rm -r {directory}"), "mount -t bpf bpf /sys/fs/bpf".to_owned()] {
             sys::run(&damage)?;
             sys::wait_until("the pins are restored", TIMEOUT, || Ok(component(node, "pins")?.0))?;
-            ensure!(pinned()?.len() == 5, "{:?}", pinned()?);
+            ensure!(pinned()?.len() == 6, "{:?}", pinned()?);
             ensure!(is_locked()?, "the lock is on another directory after {damage}");
             ensure!(fs::read_link(format!("{directory}/netns"))? == owner);
         }

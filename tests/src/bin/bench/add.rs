@@ -21,7 +21,7 @@ pub(crate) struct Options {
     /// Pods that each plugin has attached beforehand and that stay attached. With none, each ADD pays what
     /// only the first pod of a node pays: the kernel patches its code for the first clsact qdisc, and patches
     /// the code back after the last.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 0)]
     pub(crate) existing: usize,
     /// Concurrent pods; 0 skips this part.
     #[arg(long, default_value_t = 8)]
