@@ -11,6 +11,7 @@ mod host_side;
 mod key;
 mod left;
 mod locks;
+mod owners;
 mod reservation;
 mod store;
 mod table;
@@ -25,7 +26,7 @@ use std::{
     net::IpAddr,
     path::Path,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -42,6 +43,7 @@ pub use host_side::{HostLink, HostSide};
 pub use key::{InvalidKey, Key};
 pub use left::LeftAddresses;
 pub use locks::{KeyGuard, Locks};
+pub use owners::Owner;
 pub use reservation::{Allocation, NewAttachment};
 pub use store::{Condition, StoreError};
 
@@ -283,6 +285,16 @@ impl Registry {
         all
     }
 
+    /// The attachment behind a host interface, by an index.
+    pub fn behind(&self, ifindex: u32) -> Option<Arc<Owner>> {
+        self.table().owners.behind(ifindex)
+    }
+
+    /// The attachment that has an address, by an index.
+    pub fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>> {
+        self.table().owners.of_address(address)
+    }
+
     /// The attachments that match, in no particular order.
     pub fn find(&self, matches: impl Fn(&Attachment) -> bool) -> Vec<Attachment> {
         self.table().attachments.values().filter(|it| matches(it)).cloned().collect()
@@ -333,7 +345,7 @@ impl Registry {
         if state == State::Attached {
             return self.update(attachment);
         }
-        self.table().attachments.insert(attachment.key.clone(), attachment.clone());
+        self.table().put(attachment.clone());
         Ok(attachment)
     }
 

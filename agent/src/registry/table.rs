@@ -13,6 +13,7 @@ use super::{
     error::RegistryError,
     key::Key,
     left::LeftAddresses,
+    owners::Owners,
     reservation::Allocation,
     store::{Kept, Released},
 };
@@ -21,7 +22,9 @@ use crate::ipam::{COOLDOWN, Ipam, PodCidrs};
 /// The in-memory half of the registry.
 #[derive(Debug, Default)]
 pub(super) struct Table {
+    /// Changed by [`Table::put`] and [`Table::take`] only, which keep `owners` in step.
     pub(super) attachments: BTreeMap<Key, Attachment>,
+    pub(super) owners: Owners,
     /// Addresses of attachments whose record is being made durable.
     pub(super) allocated: BTreeMap<Key, Addresses>,
     /// Addresses of interfaces without a record.
@@ -53,9 +56,22 @@ impl Table {
             self.cooldown.insert(key.clone(), cooldown);
         }
         match attachment {
-            Some(attachment) => drop(self.attachments.insert(key, attachment)),
-            None => drop(self.attachments.remove(&key)),
+            Some(attachment) => drop(self.put(attachment)),
+            None => drop(self.take(&key)),
         }
+    }
+
+    /// Replaces the attachment of its key, and returns the one before.
+    pub(super) fn put(&mut self, attachment: Attachment) -> Option<Attachment> {
+        let before = self.take(&attachment.key);
+        self.owners.add(&attachment);
+        self.attachments.insert(attachment.key.clone(), attachment);
+        before
+    }
+
+    fn take(&mut self, key: &Key) -> Option<Attachment> {
+        let taken = self.attachments.remove(key);
+        taken.inspect(|it| self.owners.remove(it))
     }
 
     /// The keys of which anything is kept.
@@ -175,13 +191,13 @@ impl Table {
     /// ones.
     pub(super) fn adopt(&mut self, attachments: Vec<Attachment>, superseded: &[Attachment], now: Duration) {
         for Attachment { key, vif, .. } in superseded {
-            self.attachments.remove(key);
+            self.take(key);
             self.release(key, vif.addresses, now);
         }
         // Every release before any claim: a rebuilt attachment may own an address that another record had.
         let claimed: Vec<_> = attachments.iter().map(|it| it.vif.addresses).collect();
         for attachment in attachments {
-            if let Some(before) = self.attachments.insert(attachment.key.clone(), attachment) {
+            if let Some(before) = self.put(attachment) {
                 self.release(&before.key, before.vif.addresses, now);
             }
         }
