@@ -4,7 +4,8 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 2] = ["ferrule/cni/v1/cni.proto", "ferrule/agent/v1/agent.proto"];
+const FILES: [&str; 3] =
+    ["ferrule/cni/v1/cni.proto", "ferrule/agent/v1/agent.proto", "observer/observer.proto"];
 
 /// Fields whose JSON is not that of their type, with their serializers.
 const JSON_FIELDS: [(&str, &str); 4] = [

@@ -22,11 +22,23 @@ pub mod agent {
     tonic::include_proto!("ferrule.agent.v1");
 }
 
+/// `flow`: dropped packets and flows, as a subset of Hubble's messages.
+#[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
+#[expect(clippy::doc_lazy_continuation, reason = "generated from comments")]
+pub mod flow {
+    tonic::include_proto!("flow");
+}
+
+/// `observer`: the service of dropped packets and flows, as a subset of Hubble's.
+#[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
+pub mod observer {
+    tonic::include_proto!("observer");
+}
+
 /// The API versions that this build supports.
 pub const API: cni::ApiRange = cni::ApiRange { min: 1, max: 1 };
 
-/// The encoded `FileDescriptorSet` of both packages, for gRPC reflection.
-#[cfg(feature = "server")]
+/// The encoded `FileDescriptorSet` of all packages, for gRPC reflection and for JSON.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// The agent's default socket.
