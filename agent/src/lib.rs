@@ -22,6 +22,7 @@ pub mod install;
 pub mod ipam;
 pub mod masquerade;
 pub mod metrics;
+pub mod monitor;
 pub mod observe;
 pub mod plug;
 pub mod reconcile;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use agent_common::event::Event;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -16,6 +17,7 @@ pub struct Metrics {
     registry: Arc<Registry>,
     pub watch: WatchMetrics,
     pub events: EventMetrics,
+    pub monitor: MonitorMetrics,
     pub reconcile: ReconcileMetrics,
     pub registry_store: StoreMetrics,
     pub cni: CniMetrics,
@@ -92,6 +94,16 @@ pub struct StoreMetrics {
     pub unknown_interfaces: Gauge,
     /// Objects and files that the start skipped after an error.
     pub start_failures: Counter,
+}
+
+/// Metrics of the records of dropped packets and flows.
+#[derive(Debug, Clone, Default)]
+pub struct MonitorMetrics {
+    records: Family<KindLabels, Counter>,
+    suppressed: Counter,
+    lost: Counter,
+    /// Records of an unknown kind or size.
+    pub undecodable: Counter,
 }
 
 /// Metrics of Kubernetes Events.
@@ -186,13 +198,14 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("ferrule");
         let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
-        let reconcile = ReconcileMetrics::default();
+        let (reconcile, monitor) = (ReconcileMetrics::default(), MonitorMetrics::default());
         let registry_store = StoreMetrics::default();
         let (cni, trace) = (CniMetrics::default(), TraceMetrics::default());
         let install = InstallMetrics::default();
         let (heal, maps, ipam) = (HealMetrics::default(), MapMetrics::default(), IpamMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
+        monitor.register(&mut registry);
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
         registry_store.register(registry.sub_registry_with_prefix("registry"));
         cni.register(registry.sub_registry_with_prefix("cni"));
@@ -205,6 +218,7 @@ impl Default for Metrics {
             registry: Arc::new(registry),
             watch,
             events,
+            monitor,
             reconcile,
             registry_store,
             cni,
@@ -367,6 +381,36 @@ impl IpamMetrics {
             "outside",
             "Attachments with an address outside of the node's ranges",
             self.outside.clone(),
+        );
+    }
+}
+
+// === impl MonitorMetrics ===
+
+impl MonitorMetrics {
+    /// Counts a record, and those that the programs could not write before.
+    pub fn record(&self, event: &Event) {
+        let (kind, suppressed, lost) = match event {
+            Event::Drop(drop) => ("drop", drop.suppressed, drop.lost),
+            Event::Flow(flow) => ("flow", flow.suppressed, flow.lost),
+        };
+        self.records.get_or_create(&KindLabels { kind }).inc();
+        self.suppressed.inc_by(suppressed.into());
+        self.lost.inc_by(lost.into());
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("events", "Records of dropped packets and of flows, by kind", self.records.clone());
+        registry.register(
+            "events_suppressed",
+            "Records that the programs did not write, because there were too many",
+            self.suppressed.clone(),
+        );
+        registry.register("events_lost", "Records that found the ring buffer full", self.lost.clone());
+        registry.register(
+            "events_undecodable",
+            "Records of an unknown kind or size",
+            self.undecodable.clone(),
         );
     }
 }

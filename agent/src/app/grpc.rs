@@ -3,7 +3,10 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
-use ferrule_proto::{DESCRIPTORS, agent::agent_server::AgentServer, cni::cni_server::CniServer};
+use ferrule_proto::{
+    DESCRIPTORS, agent::agent_server::AgentServer, cni::cni_server::CniServer,
+    observer::observer_server::ObserverServer,
+};
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use tonic::{
     service::InterceptorLayer,
@@ -12,7 +15,7 @@ use tonic::{
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::tasks::Tasks;
-use crate::{cni::CniService, health::Health, observe::AgentService, server};
+use crate::{cni::CniService, health::Health, monitor::ObserverService, observe::AgentService, server};
 
 /// The running server.
 pub(super) struct Grpc {
@@ -40,7 +43,7 @@ impl Grpc {
     pub async fn start(
         socket: &Path,
         cni: CniService,
-        agent: AgentService,
+        (agent, observer): (AgentService, ObserverService),
         tasks: &mut Tasks,
     ) -> anyhow::Result<Self> {
         let (reporter, grpc_health) = health_reporter();
@@ -61,6 +64,7 @@ impl Grpc {
             .layer(InterceptorLayer::new(server::check_peer))
             .add_service(CniServer::new(cni))
             .add_service(AgentServer::new(agent))
+            .add_service(ObserverServer::new(observer))
             .add_service(grpc_health)
             .add_service(reflection)
             .serve_with_incoming_shutdown(server::incoming(listener), async {

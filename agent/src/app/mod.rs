@@ -40,6 +40,7 @@ use crate::{
     ipam::Pressure,
     masquerade::Masquerade,
     metrics::Metrics,
+    monitor::{History, ObserverService, Recorder},
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
@@ -128,6 +129,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
+    let node_name = config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default();
+    let (history, observer) = monitor(&parts, &node_name, &health, &metrics, &mut tasks);
     let agent = AgentService {
         registry: Arc::clone(&parts.registry),
         dataplane: Arc::clone(&parts.dataplane),
@@ -135,7 +138,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         pins: Arc::clone(&pins),
         collector,
         verifier: Verifier::new(inspector.clone(), is_healing),
-        node_name: config.kubernetes.as_ref().map(|it| it.node_name.clone()).unwrap_or_default(),
+        node_name,
     };
     let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);
@@ -145,7 +148,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         health: health.clone(),
         calls: Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() },
     };
-    let mut grpc = Grpc::start(&config.socket, cni, agent, &mut tasks).await?;
+    let mut grpc = Grpc::start(&config.socket, cni, (agent, observer), &mut tasks).await?;
     crash::point(Step::StartServing);
     parts.deferred.end();
     crash::point(Step::StartDone);
@@ -165,6 +168,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     // First, so that STATUS sends shims to the next agent instead of reporting the lost readiness.
     parts.engine.stop();
+    // Clients that follow would keep the server from draining.
+    history.close();
     // Readiness ends before any service does.
     let _stopping = health.component("shutdown", true, "the agent is stopping");
     crash::point(Step::StopBegun);
@@ -228,6 +233,23 @@ fn reconcile(
     let (queue, collector) = (reconciler.queue(), reconciler.collector());
     tasks.spawn("reconcile", reconciler.run());
     (queue, collector)
+}
+
+/// Starts recording dropped packets and flows.
+fn monitor(
+    parts: &Parts,
+    node_name: &str,
+    health: &Health,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> (Arc<History>, ObserverService) {
+    let (history, dataplane) = (Arc::new(History::default()), Arc::clone(&parts.dataplane));
+    let reader = dataplane.events();
+    let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
+    let monitor = health.component("monitor", false, "not recording yet");
+    tasks.spawn("monitor", recorder.run(reader, monitor));
+    let observer = ObserverService::new(Arc::clone(&history), dataplane, node_name.to_owned());
+    (history, observer)
 }
 
 /// The tracer of CNI calls.

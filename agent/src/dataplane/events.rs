@@ -43,8 +43,9 @@ impl EventReader {
         Ok(Self { ring: readable(ring).map_err(wait)? })
     }
 
-    /// Reads all records, in order, also those that were written before. Returns only on a failure.
-    pub async fn run(mut self, mut on_event: impl FnMut(Event)) -> io::Error {
+    /// Reads all records, in order, also those that were written before; `None` is one of an unknown kind or
+    /// size. Returns only on a failure.
+    pub async fn run(mut self, mut on_event: impl FnMut(Option<Event>)) -> io::Error {
         loop {
             let mut ready = match self.ring.readable_mut().await {
                 Ok(ready) => ready,
@@ -54,10 +55,7 @@ impl EventReader {
             while read < TURN
                 && let Some(record) = ready.get_inner_mut().next()
             {
-                match Event::decode(&record) {
-                    Some(event) => on_event(event),
-                    None => tracing::debug!(bytes = record.len(), "skipped an unknown record of EVENTS"),
-                }
+                on_event(Event::decode(&record));
                 read += 1;
             }
             if read == TURN {

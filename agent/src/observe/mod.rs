@@ -12,15 +12,16 @@ use std::sync::Arc;
 use agent_common::{Counters as Counted, DropReason, Drops};
 use ferrule_proto::agent::{
     Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest,
-    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, VerifyRequest, VerifyResponse,
-    agent_server::Agent, attachment::State as ShownState,
+    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, SetFlowSamplingRequest,
+    SetFlowSamplingResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
+    attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use crate::{
     chain::chain,
-    dataplane::Dataplane,
+    dataplane::{Dataplane, SamplingError},
     health::{Health, Reporter},
     reconcile::Collector,
     registry::{Attachment, Registry, State},
@@ -64,6 +65,19 @@ impl Agent for AgentService {
 
     async fn verify(&self, _: Request<VerifyRequest>) -> Result<Response<VerifyResponse>, Status> {
         self.verifier.verify().await
+    }
+
+    async fn set_flow_sampling(
+        &self,
+        request: Request<SetFlowSamplingRequest>,
+    ) -> Result<Response<SetFlowSamplingResponse>, Status> {
+        let (one_in, before) = (request.into_inner().one_in, self.dataplane.flow_sampling());
+        self.dataplane.set_flow_sampling(one_in).map_err(|error| match error {
+            SamplingError::Never => Status::failed_precondition(error.to_string()),
+            SamplingError::Map(error) => Status::internal(chain(&error)),
+        })?;
+        tracing::info!(one_in, before, "set the sampling of flows");
+        Ok(Response::new(SetFlowSamplingResponse { before }))
     }
 }
 

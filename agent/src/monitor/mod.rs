@@ -1,0 +1,27 @@
+//! What was dropped, and which flows there are: reads the programs' records, explains them, keeps the last
+//! ones, and serves them.
+//!
+//! ```text
+//! EVENTS ─▶ dataplane ─▶ Recorder: parse, join with pods ─▶ History ─▶ filters ─▶ clients
+//! ```
+//!
+//! A pod that sends what is dropped decides how much there is to do here: a record costs a bounded parse, two
+//! lookups and one allocation, and nothing waits for a client.
+
+mod clock;
+mod filter;
+mod frame;
+mod history;
+mod packet;
+mod query;
+mod recorder;
+mod seen;
+mod service;
+mod show;
+mod subscription;
+#[cfg(test)]
+mod tests;
+
+pub use history::History;
+pub use recorder::Recorder;
+pub use service::ObserverService;

@@ -1,0 +1,54 @@
+//! The one writer of the history.
+
+use std::{future::pending, sync::Arc};
+
+use agent_common::event::Event;
+
+use super::{clock::WallClock, history::History, seen::Seen};
+use crate::{
+    chain::chain,
+    dataplane::{EventReader, MapFailure},
+    health::Reporter,
+    metrics::MonitorMetrics,
+    registry::Registry,
+};
+
+/// Explains records and adds them to the history.
+pub struct Recorder {
+    registry: Arc<Registry>,
+    history: Arc<History>,
+    metrics: MonitorMetrics,
+    clock: WallClock,
+}
+
+// === impl Recorder ===
+
+impl Recorder {
+    pub fn new(registry: Arc<Registry>, history: Arc<History>, metrics: MonitorMetrics) -> Self {
+        Self { registry, history, metrics, clock: WallClock::default() }
+    }
+
+    /// Records until dropped. Without records, everything else works.
+    pub async fn run(mut self, reader: Result<EventReader, MapFailure>, health: Reporter) {
+        let error = match reader {
+            Err(error) => chain(&error),
+            Ok(reader) => {
+                health.healthy("recording dropped packets");
+                chain(&reader.run(|event| self.record(event)).await)
+            }
+        };
+        health
+            .unhealthy(format!("dropped packets are counted, but not recorded: {error}; restart the agent"));
+        pending().await
+    }
+
+    fn record(&mut self, event: Option<Event>) {
+        let Some(event) = event else {
+            self.metrics.undecodable.inc();
+            return;
+        };
+        self.metrics.record(&event);
+        let seen = Seen::new(&event, &*self.registry, &mut self.clock);
+        self.history.push(seen);
+    }
+}

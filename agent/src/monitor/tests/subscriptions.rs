@@ -1,0 +1,160 @@
+//! What clients get, in which order, and what happens to slow ones.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use ferrule_proto::{
+    flow::{FlowFilter, LostEvent},
+    observer::{GetFlowsRequest, GetFlowsResponse, get_flows_response::ResponseTypes},
+};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use tokio::{sync::Semaphore, time::timeout};
+use tonic::Status;
+
+use super::{Pods, dropped, seen, syn};
+use crate::monitor::{
+    history::{CAPACITY, History},
+    query::{Query, QueryError},
+    seen::Seen,
+    show::timestamp,
+    subscription::Subscription,
+};
+
+/// An entry with its number as time and as destination port.
+fn entry(number: u16) -> Seen {
+    let mut frame = syn([10, 0, 0, 1], [10, 0, 0, 2]);
+    frame[36..38].copy_from_slice(&number.to_be_bytes());
+    Seen { time: number.into(), ..seen(dropped(1, &frame), &Pods::default()) }
+}
+
+fn history(numbers: impl IntoIterator<Item = u16>) -> Arc<History> {
+    let history = Arc::new(History::default());
+    numbers.into_iter().for_each(|number| history.push(entry(number)));
+    history
+}
+
+fn messages(
+    history: &Arc<History>,
+    request: &GetFlowsRequest,
+) -> impl Stream<Item = Result<GetFlowsResponse, Status>> + use<> {
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+    let query = Query::new(request).unwrap();
+    Subscription::new(query, Arc::clone(history), "node-1".to_owned(), place).messages()
+}
+
+fn lost(entries: u64) -> LostEvent {
+    LostEvent { source: 3, num_events_lost: entries }
+}
+
+/// The number of an entry, or the lost ones.
+fn number(message: Option<Result<GetFlowsResponse, Status>>) -> Result<i32, LostEvent> {
+    let message = message.unwrap().unwrap();
+    assert_eq!(message.node_name, "node-1");
+    match message.response_types.unwrap() {
+        ResponseTypes::Flow(_) => Ok(message.time.unwrap().nanos),
+        ResponseTypes::LostEvents(lost) => Err(lost),
+    }
+}
+
+/// The numbers of a stream that ends.
+async fn all(history: &Arc<History>, request: GetFlowsRequest) -> Vec<i32> {
+    let messages: Vec<_> = messages(history, &request).collect().await;
+    messages.into_iter().map(|it| number(Some(it)).unwrap()).collect()
+}
+
+fn to_port(port: u16) -> FlowFilter {
+    FlowFilter { destination_port: vec![port.to_string()], ..FlowFilter::default() }
+}
+
+#[tokio::test]
+async fn recorded_entries_are_the_newest_or_the_oldest_that_match() {
+    let history = history(1..=9);
+    let base = GetFlowsRequest::default;
+    assert_eq!(all(&history, base()).await, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(all(&history, GetFlowsRequest { number: 2, ..base() }).await, [8, 9]);
+    assert_eq!(all(&history, GetFlowsRequest { number: 2, first: true, ..base() }).await, [1, 2]);
+    assert_eq!(all(&history, GetFlowsRequest { number: u64::MAX, ..base() }).await.len(), 9);
+    let (since, until) = (Some(timestamp(3)), Some(timestamp(6)));
+    assert_eq!(all(&history, GetFlowsRequest { since, until, ..base() }).await, [3, 4, 5, 6]);
+    assert_eq!(all(&history, GetFlowsRequest { since, until, number: 2, ..base() }).await, [5, 6]);
+    let (whitelist, blacklist) = (vec![to_port(2), to_port(4)], vec![to_port(4)]);
+    assert_eq!(
+        all(&history, GetFlowsRequest { number: 2, whitelist: whitelist.clone(), ..base() }).await,
+        [2, 4]
+    );
+    assert_eq!(all(&history, GetFlowsRequest { whitelist, blacklist, ..base() }).await, [2]);
+}
+
+#[tokio::test]
+async fn a_client_that_follows_gets_recorded_entries_and_then_new_ones_without_a_gap() {
+    let history = history(1..=3);
+    let mut all =
+        pin!(messages(&history, &GetFlowsRequest { number: 2, follow: true, ..Default::default() }));
+    let whitelist = vec![to_port(5)];
+    let mut some =
+        pin!(messages(&history, &GetFlowsRequest { follow: true, whitelist, ..Default::default() }));
+    history.push(entry(4));
+    for expected in [2, 3, 4] {
+        assert_eq!(number(all.next().await), Ok(expected));
+    }
+    assert!(all.next().now_or_never().is_none() && some.next().now_or_never().is_none());
+    history.push(entry(5));
+    assert_eq!(number(all.next().await), Ok(5));
+    assert_eq!(number(some.next().await), Ok(5));
+}
+
+#[tokio::test]
+async fn a_slow_client_misses_entries_and_learns_how_many() {
+    let history = history([]);
+    let mut slow = pin!(messages(&history, &GetFlowsRequest { follow: true, ..Default::default() }));
+    let entries = u16::try_from(CAPACITY).unwrap() + 10;
+    (1..=entries).for_each(|number| history.push(entry(number)));
+    assert_eq!(number(slow.next().await), Err(lost(10)));
+    assert_eq!(number(slow.next().await), Ok(11), "the oldest that is left");
+    // The rest of a batch is kept; what is behind the batch is overwritten.
+    (1..=entries).for_each(|number| history.push(entry(number)));
+    for expected in 12..=74 {
+        assert_eq!(number(slow.next().await), Ok(expected));
+    }
+    assert_eq!(number(slow.next().await), Err(lost(u64::from(entries) - 74 + 10)));
+    assert_eq!(number(slow.next().await), Ok(11));
+}
+
+#[tokio::test]
+async fn the_history_is_bounded_and_empty_at_first() {
+    let history = history([]);
+    assert!(history.is_empty());
+    (0..5000).for_each(|number| history.push(entry(number)));
+    assert_eq!((history.len(), history.end().borrow().position), (4096, 5000));
+}
+
+#[tokio::test]
+async fn streams_end_when_the_history_is_closed() {
+    let history = history([1]);
+    let mut messages = pin!(messages(&history, &GetFlowsRequest { follow: true, ..Default::default() }));
+    assert!(messages.next().now_or_never().is_none());
+    history.push(entry(2));
+    history.close();
+    assert_eq!(number(messages.next().await), Ok(2), "what came before the end is sent");
+    assert!(timeout(Duration::from_secs(5), messages.next()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_client_that_follows_until_a_time_ends_without_another_entry() {
+    let history = history([1]);
+    let request = GetFlowsRequest { follow: true, until: Some(timestamp(7)), ..Default::default() };
+    let mut messages = pin!(messages(&history, &request));
+    assert!(timeout(Duration::from_secs(5), messages.next()).await.unwrap().is_none());
+}
+
+#[test]
+fn contradictions_and_invalid_times_are_refused() {
+    let base = GetFlowsRequest::default;
+    let error = |request| Query::new(&request).unwrap_err();
+    assert_eq!(error(GetFlowsRequest { first: true, follow: true, ..base() }), QueryError::FirstAndFollow);
+    let before_1970 = prost_types::Timestamp { seconds: -1, nanos: 0 };
+    assert_eq!(error(GetFlowsRequest { since: Some(before_1970), ..base() }), QueryError::Time("since"));
+    let late = prost_types::Timestamp { seconds: i64::MAX, nanos: 0 };
+    assert_eq!(error(GetFlowsRequest { until: Some(late), ..base() }), QueryError::Time("until"));
+    let filters = vec![FlowFilter { uuid: vec![String::new()], ..FlowFilter::default() }];
+    assert!(matches!(error(GetFlowsRequest { whitelist: filters, ..base() }), QueryError::Filter(_)));
+}
