@@ -10,8 +10,13 @@ use tonic::transport::{Channel, Endpoint};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connects to the agent on `socket`.
+/// Connects to the agent's introspection on `socket`.
 pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel>> {
+    Ok(AgentClient::new(channel(socket).await?))
+}
+
+/// Connects to the agent on `socket`. The deadline is that of an answer, not of the stream after it.
+pub(crate) async fn channel(socket: &Path) -> anyhow::Result<Channel> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
@@ -19,7 +24,7 @@ pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel
     });
     // The URI only fills the `:authority` header: the connector chooses the socket.
     let endpoint = Endpoint::from_static("http://ferrule").timeout(DEADLINE);
-    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
+    endpoint.connect_with_connector(connector).await.map_err(|error| {
         // The errors in between repeat the operating system's.
         let (socket, why) = (socket.display(), anyhow::Error::from(error));
         anyhow!(
@@ -27,6 +32,5 @@ pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel
              that you are root",
             why.root_cause()
         )
-    })?;
-    Ok(AgentClient::new(channel))
+    })
 }

@@ -4,6 +4,7 @@
 
 mod attachments;
 mod client;
+mod flows;
 mod gc;
 mod status;
 mod table;
@@ -46,6 +47,16 @@ enum Command {
     ///
     /// Read-only. Exit code 0: no deviations. 1: deviations found. 2: the agent cannot be reached.
     Verify,
+    /// Show dropped packets: when, from which pod to which, and why
+    ///
+    /// With `-o json`, one object a line, as `hubble observe -o json` prints. Times are UTC. Exit code 1: the
+    /// agent cannot be reached, refuses the request, or stops while --follow waits.
+    Drops(flows::DropsArgs),
+    /// Show dropped packets and flows, or choose with --sampling which flows are recorded
+    ///
+    /// The output is that of `drops`. A flow has a record when it begins, at most one a minute while packets
+    /// pass, and one when TCP closes it.
+    Flows(flows::FlowsArgs),
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),
@@ -61,7 +72,9 @@ enum Output {
     Json,
 }
 
-/// The output of a command. Failures go to standard error and set the exit code.
+/// The output of a command; empty if the command has printed it. Failures go to standard error and set the
+/// exit code.
+#[derive(Debug, Default)]
 struct Report {
     text: String,
     failures: Vec<String>,
@@ -74,7 +87,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(Report { text, failures }) => {
-            let unprinted = print(&text).err().map(|error| format!("cannot write the output: {error}"));
+            let unprinted = finish(&text).err().map(|error| format!("cannot write the output: {error}"));
             let failures: Vec<_> = failures.into_iter().chain(unprinted).collect();
             failures.iter().for_each(|failure| complain(failure));
             if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -89,10 +102,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes a report to standard output. A reader that has read enough (`| head -1`) is no failure.
+/// Writes a line, or more, to standard output.
 fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    writeln!(out, "{text}").and_then(|()| out.flush())
+}
+
+/// Writes a report to standard output. A reader that has read enough (`| head -1`) is no failure.
+fn finish(text: &str) -> io::Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    match print(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed,
     }
@@ -104,12 +125,15 @@ fn complain(failure: &str) {
 }
 
 fn run(args: &Args) -> anyhow::Result<Report> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // A thread of its own for the connection, which answers the agent's pings while the output blocks.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         match &args.command {
             Command::Attachments => Ok(attachments::run(&args.socket, args.output).await?.into()),
             Command::Status => status::run(&args.socket, args.output).await,
             Command::Verify => verify::run(&args.socket, args.output).await,
+            Command::Drops(drops) => flows::drops(drops, &args.socket, args.output).await,
+            Command::Flows(flows) => flows::flows(flows, &args.socket, args.output).await,
             Command::Gc(gc) => Ok(gc::run(gc, &args.socket, args.output).await?.into()),
             Command::Vif(command) => vif::run(command, args.output),
         }

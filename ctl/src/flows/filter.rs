@@ -1,0 +1,103 @@
+//! The filters of a selection.
+
+use std::net::IpAddr;
+
+use anyhow::bail;
+use ferrule_proto::flow::{self, FlowFilter};
+
+use super::Selection;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Verdict {
+    Dropped,
+    Forwarded,
+}
+
+/// An end of a packet.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Source,
+    Destination,
+}
+
+const EITHER: [End; 2] = [End::Source, End::Destination];
+
+/// One of the filters has to match: one for each combination of ends at which pod and port can be. None: all
+/// records match.
+pub(super) fn filters(selection: &Selection, verdict: Option<Verdict>) -> anyhow::Result<Vec<FlowFilter>> {
+    let mut base = FlowFilter::default();
+    base.verdict.extend(verdict.map(|it| i32::from(flow::Verdict::from(it))));
+    if let Some(to) = &selection.to {
+        if is_network(to) {
+            base.destination_ip.push(to.clone());
+        } else {
+            base.destination_pod.push(pattern(to)?);
+        }
+    }
+    let mut filters = vec![base];
+    if let Some(pod) = pod(selection)? {
+        let ends = if selection.to.is_some() { &[End::Source][..] } else { &EITHER };
+        filters = at(&filters, ends, |filter, end| match end {
+            End::Source => filter.source_pod.push(pod.clone()),
+            End::Destination => filter.destination_pod.push(pod.clone()),
+        });
+    }
+    if let Some(port) = selection.port {
+        filters = at(&filters, &EITHER, |filter, end| match end {
+            End::Source => filter.source_port.push(port.to_string()),
+            End::Destination => filter.destination_port.push(port.to_string()),
+        });
+    }
+    filters.retain(|filter| *filter != FlowFilter::default());
+    Ok(filters)
+}
+
+/// Each filter with a condition at each of these ends.
+fn at(filters: &[FlowFilter], ends: &[End], add: impl Fn(&mut FlowFilter, End)) -> Vec<FlowFilter> {
+    let with = |filter: &FlowFilter, end: &End| {
+        let mut filter = filter.clone();
+        add(&mut filter, *end);
+        filter
+    };
+    filters.iter().flat_map(|filter| ends.iter().map(move |end| with(filter, end))).collect()
+}
+
+/// The pattern of --pod and --namespace.
+fn pod(selection: &Selection) -> anyhow::Result<Option<String>> {
+    Ok(match (&selection.namespace, &selection.pod) {
+        (None, None) => None,
+        (None, Some(pod)) => Some(pattern(pod)?),
+        (Some(namespace), None) => Some(format!("{namespace}/")),
+        (Some(namespace), Some(pod)) => match pod.split_once('/') {
+            None => Some(format!("{namespace}/{pod}")),
+            Some((its, _)) if its == namespace => Some(pod.clone()),
+            Some((its, _)) => bail!("--pod names the namespace {its}, and --namespace {namespace}"),
+        },
+    })
+}
+
+/// A pod's name without a namespace is one of any namespace.
+fn pattern(pod: &str) -> anyhow::Result<String> {
+    match pod.matches('/').count() {
+        _ if pod.is_empty() => bail!("the name of a pod is empty"),
+        0 => Ok(format!("/{pod}")),
+        1 => Ok(pod.to_owned()),
+        _ => bail!("invalid pod {pod:?}, expected namespace/name"),
+    }
+}
+
+fn is_network(text: &str) -> bool {
+    let (address, length) = text.split_once('/').unwrap_or((text, "0"));
+    address.parse::<IpAddr>().is_ok() && length.parse::<u8>().is_ok()
+}
+
+// === impl Verdict ===
+
+impl From<Verdict> for flow::Verdict {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Dropped => Self::Dropped,
+            Verdict::Forwarded => Self::Forwarded,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! `ferrulectl drops` and `ferrulectl flows`: dropped packets and flows, recorded ones and as they come.
+
+mod filter;
+mod json;
+mod row;
+mod sampling;
+mod show;
+
+use std::{
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::bail;
+use ferrule_proto::observer::{
+    GetFlowsRequest, GetFlowsResponse, ServerStatusRequest, ServerStatusResponse,
+    get_flows_response::ResponseTypes, observer_client::ObserverClient,
+};
+use jiff::SignedDuration;
+use tonic::{Code, Status, transport::Channel};
+
+use self::{filter::Verdict, sampling::Sampling, show::Printer};
+use crate::{Output, Report, client, complain};
+
+/// What to show.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Selection {
+    /// Wait for new records, and show each as it comes
+    #[arg(short, long)]
+    follow: bool,
+    /// Only records with this pod at either end: `namespace/name`, or the beginning of a name
+    ///
+    /// With --to: only records from this pod.
+    #[arg(long, value_name = "POD")]
+    pod: Option<String>,
+    /// Only records with a pod of this namespace at either end; with --to: from such a pod
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only records to this address, network or pod
+    #[arg(long, value_name = "ADDRESS|CIDR|POD")]
+    to: Option<String>,
+    /// Only records with this port at either end
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Only records that are not older, for instance 5m
+    #[arg(long, value_name = "TIME")]
+    since: Option<SignedDuration>,
+    /// At most so many recorded ones, the newest. Default: 20; with --since all; with --follow none
+    #[arg(long, value_name = "NUMBER")]
+    last: Option<u64>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DropsArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct FlowsArgs {
+    #[command(flatten)]
+    selection: Selection,
+    /// Only records with this verdict
+    #[arg(long, value_enum, ignore_case = true)]
+    verdict: Option<Verdict>,
+    /// Record one in N flows from now on (1: every flow), or none (off), instead of showing records
+    #[arg(long, value_name = "N|off", exclusive = true)]
+    sampling: Option<Sampling>,
+}
+
+/// Recorded entries that are shown without --since, --last and --follow.
+const LAST: u64 = 20;
+
+pub(crate) async fn drops(args: &DropsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
+    run(&args.selection, Some(Verdict::Dropped), socket, output).await
+}
+
+pub(crate) async fn flows(args: &FlowsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
+    match args.sampling {
+        Some(sampling) => sampling::set(sampling, socket, output).await,
+        None => run(&args.selection, args.verdict, socket, output).await,
+    }
+}
+
+async fn run(
+    selection: &Selection,
+    verdict: Option<Verdict>,
+    socket: &Path,
+    output: Output,
+) -> anyhow::Result<Report> {
+    let mut observer = ObserverClient::new(client::channel(socket).await?);
+    let mut printer = Printer::new(output, selection.follow)?;
+    if selection.follow {
+        hint(&mut observer, verdict, true).await?;
+    }
+    let request = selection.request(verdict)?;
+    let mut responses = observer.get_flows(request).await.map_err(explain)?.into_inner();
+    while let Some(response) = responses.message().await.map_err(explain)? {
+        if !show(&response, &mut printer)? {
+            return Ok(Report::default());
+        }
+    }
+    if selection.follow {
+        bail!("the agent has stopped, and with it the records: repeat the command once the agent runs again");
+    }
+    if printer.is_empty() {
+        hint(&mut observer, verdict, false).await?;
+    }
+    Ok(printer.finish())
+}
+
+/// Returns whether anything still reads the output.
+fn show(response: &GetFlowsResponse, printer: &mut Printer) -> anyhow::Result<bool> {
+    if let Some(ResponseTypes::LostEvents(lost)) = &response.response_types {
+        complain(&format!("{} records missed: the output is not read fast enough", lost.num_events_lost));
+    }
+    printer.show(response)
+}
+
+/// Says on standard error why there may be nothing to show.
+async fn hint(
+    observer: &mut ObserverClient<Channel>,
+    verdict: Option<Verdict>,
+    before: bool,
+) -> anyhow::Result<()> {
+    let status = observer.server_status(ServerStatusRequest {}).await.map_err(explain)?.into_inner();
+    if let Some(hint) = describe(&status, verdict, before) {
+        complain(&hint);
+    }
+    Ok(())
+}
+
+fn describe(status: &ServerStatusResponse, verdict: Option<Verdict>, before: bool) -> Option<String> {
+    if status.flow_sampling == 0 && verdict != Some(Verdict::Dropped) {
+        return Some(
+            "flows are not recorded, only dropped packets; `ferrulectl flows --sampling 1` records every flow, \
+             `--sampling 100` one in a hundred"
+                .to_owned(),
+        );
+    }
+    let records = status.seen_flows;
+    (!before).then(|| match records {
+        0 => "nothing was recorded since the agent started".to_owned(),
+        _ => format!(
+            "no record matches; since the agent started there were {records}, and it keeps the last {}",
+            status.max_flows
+        ),
+    })
+}
+
+/// The agent's message, without the code.
+fn explain(status: Status) -> anyhow::Error {
+    match status.code() {
+        Code::Unimplemented => {
+            anyhow::anyhow!("the agent records no drops and flows: it is older than this ferrulectl")
+        }
+        Code::InvalidArgument | Code::ResourceExhausted => {
+            anyhow::anyhow!("the agent refuses the request: {}", status.message())
+        }
+        _ => anyhow::Error::new(status).context("cannot get records from the agent"),
+    }
+}
+
+// === impl Selection ===
+
+impl Selection {
+    fn request(&self, verdict: Option<Verdict>) -> anyhow::Result<GetFlowsRequest> {
+        let default = if self.follow || self.since.is_some() { 0 } else { LAST };
+        Ok(GetFlowsRequest {
+            number: self.last.unwrap_or(default),
+            follow: self.follow,
+            whitelist: filter::filters(self, verdict)?,
+            since: self.since.map(ago),
+            ..GetFlowsRequest::default()
+        })
+    }
+}
+
+fn ago(duration: SignedDuration) -> prost_types::Timestamp {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let at = now.saturating_sub(duration.unsigned_abs());
+    prost_types::Timestamp {
+        seconds: i64::try_from(at.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(at.subsec_nanos()).unwrap_or_default(),
+    }
+}
