@@ -1,5 +1,7 @@
 //! Prometheus metrics.
 
+mod pods;
+
 use std::{sync::Arc, time::Duration};
 
 use agent_common::event::Event;
@@ -8,6 +10,8 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
+
+pub use pods::{PodCounters, PodLabels, PodMetrics};
 
 use crate::ipam::{Family as AddressFamily, Usage};
 
@@ -26,6 +30,7 @@ pub struct Metrics {
     pub maps: MapMetrics,
     pub install: InstallMetrics,
     pub ipam: IpamMetrics,
+    pub pods: PodMetrics,
 }
 
 /// The addresses of the agent's own IPAM.
@@ -214,6 +219,8 @@ impl Default for Metrics {
         maps.register(&mut registry);
         install.register(registry.sub_registry_with_prefix("install"));
         ipam.register(registry.sub_registry_with_prefix("ipam"));
+        let pods = PodMetrics::default();
+        registry.register_collector(Box::new(pods.clone()));
         Self {
             registry: Arc::new(registry),
             watch,
@@ -227,6 +234,7 @@ impl Default for Metrics {
             maps,
             install,
             ipam,
+            pods,
         }
     }
 }

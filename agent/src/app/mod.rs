@@ -40,7 +40,7 @@ use crate::{
     ipam::Pressure,
     masquerade::Masquerade,
     metrics::Metrics,
-    monitor::{History, ObserverService, Recorder},
+    monitor::{self, History, ObserverService, Recorder},
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
@@ -245,6 +245,8 @@ fn monitor(
 ) -> (Arc<History>, ObserverService) {
     let (history, dataplane) = (Arc::new(History::default()), Arc::clone(&parts.dataplane));
     let reader = dataplane.events();
+    let counted = (Arc::clone(&parts.registry), Arc::clone(&dataplane));
+    metrics.pods.read_from(move || monitor::counters::read(&counted.0, &counted.1));
     let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));

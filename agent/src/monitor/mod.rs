@@ -9,6 +9,7 @@
 //! lookups and one allocation, and nothing waits for a client.
 
 mod clock;
+pub mod counters;
 mod filter;
 mod frame;
 mod history;

@@ -290,6 +290,13 @@ impl Registry {
         self.table().owners.behind(ifindex)
     }
 
+    /// The owners of all host interfaces, oldest first.
+    pub fn owners(&self) -> Vec<Arc<Owner>> {
+        let mut all = self.table().owners.all();
+        all.sort_by(|one, other| (one.since_boot_ns, &one.key).cmp(&(other.since_boot_ns, &other.key)));
+        all
+    }
+
     /// The attachment that has an address, by an index.
     pub fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>> {
         self.table().owners.of_address(address)

@@ -34,6 +34,11 @@ impl Owners {
         self.by_ifindex.get(&ifindex).cloned()
     }
 
+    /// Those with an interface, in no particular order.
+    pub(super) fn all(&self) -> Vec<Arc<Owner>> {
+        self.by_ifindex.values().cloned().collect()
+    }
+
     pub(super) fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>> {
         self.by_address.get(&address).cloned()
     }

@@ -5,6 +5,8 @@ mod json;
 mod row;
 mod sampling;
 mod show;
+#[cfg(test)]
+mod tests;
 
 use std::{
     path::Path,
