@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut builder = tonic_prost_build::configure()
         .build_transport(false)
         .build_server(env::var_os("CARGO_FEATURE_SERVER").is_some())
+        .boxed(".observer.GetFlowsResponse.response_types.flow")
         .message_attribute(".ferrule.agent.v1", "#[derive(serde::Serialize)]");
     for (field, serializer) in JSON_FIELDS {
         let attribute = format!("#[serde(serialize_with = \"crate::json::{serializer}\")]");

@@ -23,8 +23,6 @@ pub mod agent {
 }
 
 /// `flow`: dropped packets and flows, as a subset of Hubble's messages.
-#[expect(clippy::allow_attributes_without_reason, reason = "generated code")]
-#[expect(clippy::doc_lazy_continuation, reason = "generated from comments")]
 pub mod flow {
     tonic::include_proto!("flow");
 }

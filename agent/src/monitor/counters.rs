@@ -24,7 +24,7 @@ pub fn read(registry: &Registry, dataplane: &Dataplane) -> Vec<PodCounters> {
     let owners = registry.owners();
     let unknown = (PodLabels::default(), 0);
     let known = owners.iter().filter_map(|owner| Some((labels(owner), owner.link.as_ref()?.ifindex)));
-    // An interface that was removed meanwhile has no counters. A map that cannot be read is reported by others.
+    // An interface that was removed meanwhile has no counters.
     let counters = |ifindex| dataplane.counters(ifindex).ok().flatten();
     sum([unknown].into_iter().chain(known).filter_map(|(labels, ifindex)| Some((labels, counters(ifindex)?))))
 }

@@ -16,7 +16,7 @@ use super::seen::Seen;
 pub const CAPACITY: usize = 4096;
 
 /// The ring, shared by its writer and all readers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct History {
     ring: Mutex<Ring>,
     /// Follows the ring, for readers that wait.
@@ -49,12 +49,6 @@ pub struct Batch {
 }
 
 // === impl History ===
-
-impl Default for History {
-    fn default() -> Self {
-        Self { ring: Mutex::default(), end: watch::Sender::default() }
-    }
-}
 
 impl History {
     /// Adds an entry in place of the oldest one.

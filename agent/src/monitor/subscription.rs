@@ -103,7 +103,9 @@ impl Subscription {
 
     fn show(&self, message: Message) -> GetFlowsResponse {
         let (time, response) = match message {
-            Message::Seen(seen) => (seen.time, ResponseTypes::Flow(show::flow(&seen, &self.node_name))),
+            Message::Seen(seen) => {
+                (seen.time, ResponseTypes::Flow(Box::new(show::flow(&seen, &self.node_name))))
+            }
             Message::Missed(entries) => {
                 let source = LostEventSource::HubbleRingBuffer.into();
                 (now(), ResponseTypes::LostEvents(LostEvent { source, num_events_lost: entries }))

@@ -106,8 +106,9 @@ fn a_row_of_arp_has_its_addresses_and_one_of_a_flow_its_traffic() {
 #[test]
 fn json_is_that_of_protocol_buffers_with_the_declared_names() {
     let emitter = Some(Emitter { name: "Ferrule".to_owned(), version: String::new() });
+    let flow = Flow { emitter, is_reply: Some(false), ..forged() };
     let response = GetFlowsResponse {
-        response_types: Some(ResponseTypes::Flow(Flow { emitter, is_reply: Some(false), ..forged() })),
+        response_types: Some(ResponseTypes::Flow(Box::new(flow))),
         node_name: "node-1".to_owned(),
         time: Some(TIME),
     };

@@ -36,7 +36,7 @@ fn a_dropped_packet_has_hubbles_fields_and_ours() {
     assert_eq!(source.addresses, ["10.0.0.1", "fd00::1"]);
     assert_eq!(destination.pod_name, "pod2");
     assert_eq!(flow.ethernet.clone().unwrap().source, "02:00:00:00:00:01");
-    let Some(Protocol::Tcp(tcp)) = flow.l4.clone().unwrap().protocol else { panic!("{flow:?}") };
+    let Some(Protocol::Tcp(tcp)) = flow.l4.unwrap().protocol else { panic!("{flow:?}") };
     assert_eq!((tcp.source_port, tcp.destination_port), (40000, 80));
     assert_eq!(tcp.flags, Some(flow::TcpFlags { syn: true, ..flow::TcpFlags::default() }));
     let interface = flow.interface.clone().unwrap();
@@ -102,7 +102,7 @@ fn a_flow_has_the_traffic_of_both_directions() {
     assert_eq!(flow.trace_observation_point(), TraceObservationPoint::ToEndpoint);
     // 4: trace, 0: to a pod.
     assert_eq!(flow.event_type.unwrap(), flow::CiliumEventType { r#type: 4, sub_type: 0 });
-    let Some(Protocol::IcmPv4(icmp)) = flow.l4.clone().unwrap().protocol else { panic!("{flow:?}") };
+    let Some(Protocol::IcmPv4(icmp)) = flow.l4.unwrap().protocol else { panic!("{flow:?}") };
     assert_eq!((icmp.r#type, icmp.code), (8, 0));
     let ours = flow.ferrule.clone().unwrap();
     assert_eq!((ours.state(), ours.reason.as_str()), (FlowState::Active, ""));
