@@ -250,7 +250,8 @@ fn monitor(
     let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));
-    let observer = ObserverService::new(Arc::clone(&history), dataplane, node_name.to_owned());
+    let sampling = move || dataplane.flow_sampling();
+    let observer = ObserverService::new(Arc::clone(&history), sampling, node_name.to_owned());
     (history, observer)
 }
 

@@ -14,12 +14,12 @@ use super::{
     query::Query,
     subscription::Subscription,
 };
-use crate::dataplane::Dataplane;
 
 /// Serves the history.
 pub struct ObserverService {
     history: Arc<History>,
-    dataplane: Arc<Dataplane>,
+    /// The setting of the dataplane: one in so many flows has records.
+    flow_sampling: Box<dyn Fn() -> u32 + Send + Sync>,
     /// Empty without Kubernetes.
     node_name: String,
     started: Instant,
@@ -32,9 +32,13 @@ const MAX_CLIENTS: usize = 32;
 // === impl ObserverService ===
 
 impl ObserverService {
-    pub fn new(history: Arc<History>, dataplane: Arc<Dataplane>, node_name: String) -> Self {
-        let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-        Self { history, dataplane, node_name, started: Instant::now(), places }
+    pub fn new(
+        history: Arc<History>,
+        flow_sampling: impl Fn() -> u32 + Send + Sync + 'static,
+        node_name: String,
+    ) -> Self {
+        let (flow_sampling, places) = (Box::new(flow_sampling), Arc::new(Semaphore::new(MAX_CLIENTS)));
+        Self { history, flow_sampling, node_name, started: Instant::now(), places }
     }
 }
 
@@ -71,7 +75,7 @@ impl Observer for ObserverService {
             num_unavailable_nodes: Some(0),
             unavailable_nodes: Vec::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            flow_sampling: self.dataplane.flow_sampling(),
+            flow_sampling: (self.flow_sampling)(),
         }))
     }
 }
