@@ -12,7 +12,10 @@ use tonic::{
     service::InterceptorLayer,
     transport::{self, Server},
 };
-use tonic_health::server::{HealthReporter, health_reporter};
+use tonic_health::{
+    ServingStatus,
+    server::{HealthReporter, health_reporter},
+};
 
 use super::tasks::Tasks;
 use crate::{cni::CniService, health::Health, monitor::ObserverService, observe::AgentService, server};
@@ -31,6 +34,8 @@ const MAX_STREAMS: u32 = 64;
 const MAX_HEADERS: u32 = 16 * 1024;
 /// The deadline of calls in flight after a signal to stop.
 const DRAIN: Duration = Duration::from_secs(15);
+/// The name by which `hubble status` asks for the health of the observer.
+const HUBBLE_HEALTH: &str = "hubble.server.Observer";
 const ENDED: &str = "the gRPC server ended unexpectedly: please report this defect";
 
 // === impl Grpc ===
@@ -48,6 +53,8 @@ impl Grpc {
     ) -> anyhow::Result<Self> {
         let (reporter, grpc_health) = health_reporter();
         reporter.set_serving::<AgentServer<AgentService>>().await;
+        reporter.set_serving::<ObserverServer<ObserverService>>().await;
+        reporter.set_service_status(HUBBLE_HEALTH, ServingStatus::Serving).await;
         reporter.set_not_serving::<CniServer<CniService>>().await;
         tasks.spawn("gRPC health", publish_readiness(cni.health.clone(), reporter));
         let reflection = tonic_reflection::server::Builder::configure()
