@@ -71,7 +71,54 @@ impl std::fmt::Display for cni::ApiRange {
 
 #[cfg(test)]
 mod tests {
-    use super::cni::ApiRange;
+    use prost::Message as _;
+
+    use super::{
+        cni::ApiRange,
+        flow::{DropReason, Flow, FlowFilter, Verdict},
+        observer::GetFlowsRequest,
+    };
+
+    /// A field with a length: tag (number and wire type 2), length, bytes.
+    fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
+        let mut field = Vec::new();
+        prost::encoding::encode_varint(u64::from(number << 3 | 2), &mut field);
+        prost::encoding::encode_varint(bytes.len() as u64, &mut field);
+        field.extend(bytes);
+        field
+    }
+
+    /// The numbers are those of Cilium's `flow.proto` and `observer.proto`.
+    #[test]
+    fn messages_of_hubble_are_read() {
+        let ip = field(5, &[field(1, b"10.0.0.1"), field(2, b"10.0.0.2")].concat());
+        // Verdict: 2, varint. Reason: 25, varint, 132.
+        let numbers = [0x10, 2, 0xc8, 1, 0x84, 1];
+        let ends = [field(8, &field(5, b"web-0")), field(9, &field(3, b"shop"))].concat();
+        let interface = field(28, &field(2, b"eth0"));
+        let flow = Flow::decode(&*[numbers.to_vec(), ip, ends, interface].concat()).unwrap();
+        assert_eq!(
+            (flow.verdict(), flow.drop_reason_desc()),
+            (Verdict::Dropped, DropReason::InvalidSourceIp)
+        );
+        let ip = flow.ip.unwrap();
+        assert_eq!((ip.source.as_str(), ip.destination.as_str()), ("10.0.0.1", "10.0.0.2"));
+        let (source, destination) = (flow.source.unwrap(), flow.destination.unwrap());
+        assert_eq!((source.pod_name.as_str(), destination.namespace.as_str()), ("web-0", "shop"));
+        assert_eq!(flow.interface.unwrap().name, "eth0");
+
+        let filter = [field(2, b"shop/"), field(14, b"80"), field(26, &field(1, b"web"))].concat();
+        // Number: 1, varint, 20. Follow: 3, varint.
+        let request = [vec![8, 20, 0x18, 1], field(6, &filter), field(5, &[])].concat();
+        let request = GetFlowsRequest::decode(&*request).unwrap();
+        assert_eq!(
+            (request.number, request.follow, &*request.blacklist),
+            (20, true, &[FlowFilter::default()][..])
+        );
+        let [filter] = &*request.whitelist else { panic!("{request:?}") };
+        assert_eq!((&*filter.source_pod[0], &*filter.destination_port[0]), ("shop/", "80"));
+        assert_eq!(filter.source_workload[0].name, "web");
+    }
 
     #[test]
     fn api_ranges_meet_if_they_share_a_version() {
