@@ -193,7 +193,9 @@ fn call_to_a_suspended_agent_completes_after_it_resumes() {
 fn health_and_reflection_are_served() {
     with_agent(|_| {
         with_channel(|channel| async {
-            for service in ["", "ferrule.cni.v1.Cni", "ferrule.agent.v1.Agent"] {
+            let ours = ["", "ferrule.cni.v1.Cni", "ferrule.agent.v1.Agent", "observer.Observer"];
+            // The name by which Hubble's clients ask.
+            for service in ours.into_iter().chain(["hubble.server.Observer"]) {
                 let request = HealthCheckRequest { service: service.to_owned() };
                 let health = HealthClient::new(channel.clone()).check(request).await?.into_inner();
                 ensure!(health.status() == ServingStatus::Serving, "{service}");
@@ -213,7 +215,7 @@ fn health_and_reflection_are_served() {
                 anyhow::bail!("{answer:?}");
             };
             let names: Vec<_> = services.service.into_iter().map(|service| service.name).collect();
-            for expected in ["ferrule.cni.v1.Cni", "ferrule.agent.v1.Agent", "grpc.health.v1.Health"] {
+            for expected in ours.into_iter().skip(1).chain(["grpc.health.v1.Health"]) {
                 ensure!(names.iter().any(|name| name == expected), "{names:?}");
             }
             Ok(())
