@@ -2,9 +2,12 @@
 //!
 //! A reader has a position in the ring. The writer never waits for readers: one that is too slow finds its
 //! position overwritten, and learns how many entries it has missed.
+//!
+//! Pods decide how many entries there are. One that has its share of a full ring displaces its own entries
+//! only, so that a pod cannot make others' disappear by sending what is dropped.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -14,6 +17,8 @@ use super::seen::Seen;
 
 /// Most entries. Full, they take about 1 MiB; an agent that has seen nothing holds none.
 pub const CAPACITY: usize = 4096;
+/// Entries of one host interface from which on it displaces its own, once the ring is full: a 16th.
+const SHARE: usize = CAPACITY / 16;
 
 /// The ring, shared by its writer and all readers.
 #[derive(Debug, Default)]
@@ -33,32 +38,30 @@ pub struct End {
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// Oldest first.
-    entries: VecDeque<Arc<Seen>>,
+    /// By position.
+    entries: BTreeMap<u64, Arc<Seen>>,
+    /// The positions of each host interface, oldest first.
+    of_interface: HashMap<u32, VecDeque<u64>>,
     end: End,
 }
 
 /// Entries from a position on.
 #[derive(Debug, PartialEq)]
 pub struct Batch {
-    /// Entries that were overwritten between the position and the first of `entries`.
+    /// Entries that were overwritten between the position and `next`.
     pub missed: u64,
     pub entries: Vec<Arc<Seen>>,
-    /// The position behind the last of `entries`.
+    /// The position to read from next.
     pub next: u64,
 }
 
 // === impl History ===
 
 impl History {
-    /// Adds an entry in place of the oldest one.
+    /// Adds an entry, in place of an older one if the ring is full.
     pub fn push(&self, seen: Seen) {
         let mut ring = self.ring();
-        if ring.entries.len() >= CAPACITY {
-            ring.entries.pop_front();
-        }
-        ring.entries.push_back(Arc::new(seen));
-        ring.end.position += 1;
+        ring.push(seen);
         self.end.send_replace(ring.end);
     }
 
@@ -72,12 +75,10 @@ impl History {
     /// At most `most` entries from a position on.
     pub fn read(&self, position: u64, most: usize) -> Batch {
         let ring = self.ring();
-        let oldest = ring.end.position - ring.entries.len() as u64;
-        let missed = oldest.saturating_sub(position);
-        let from = position.clamp(oldest, ring.end.position);
-        let skipped = usize::try_from(from - oldest).unwrap_or(usize::MAX);
-        let entries: Vec<_> = ring.entries.iter().skip(skipped).take(most).cloned().collect();
-        let next = from + entries.len() as u64;
+        let mut from = ring.entries.range(position..);
+        let entries: Vec<_> = from.by_ref().take(most).map(|(_, seen)| Arc::clone(seen)).collect();
+        let next = from.next().map_or(ring.end.position, |(next, _)| *next);
+        let missed = next.saturating_sub(position).saturating_sub(entries.len() as u64);
         Batch { missed, entries, next }
     }
 
@@ -98,5 +99,34 @@ impl History {
     /// Never held across a wait.
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Ring ===
+
+impl Ring {
+    fn push(&mut self, seen: Seen) {
+        let ifindex = seen.interface.ifindex;
+        if self.entries.len() >= CAPACITY {
+            let own = self.of_interface.get(&ifindex).filter(|own| own.len() >= SHARE);
+            let displaced = own.and_then(VecDeque::front).or(self.entries.keys().next()).copied();
+            displaced.inspect(|position| self.remove(*position));
+        }
+        let position = self.end.position;
+        self.of_interface.entry(ifindex).or_default().push_back(position);
+        self.entries.insert(position, Arc::new(seen));
+        self.end.position += 1;
+    }
+
+    /// Removes an entry that is the oldest of its interface.
+    fn remove(&mut self, position: u64) {
+        let Some(seen) = self.entries.remove(&position) else { return };
+        let ifindex = seen.interface.ifindex;
+        if let Some(positions) = self.of_interface.get_mut(&ifindex) {
+            positions.pop_front();
+            if positions.is_empty() {
+                self.of_interface.remove(&ifindex);
+            }
+        }
     }
 }

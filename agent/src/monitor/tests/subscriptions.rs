@@ -14,7 +14,7 @@ use super::{Pods, dropped, seen, syn};
 use crate::monitor::{
     history::{CAPACITY, History},
     query::{Query, QueryError},
-    seen::Seen,
+    seen::{Interface, Seen},
     show::timestamp,
     subscription::Subscription,
 };
@@ -125,6 +125,34 @@ async fn the_history_is_bounded_and_empty_at_first() {
     assert!(history.is_empty());
     (0..5000).for_each(|number| history.push(entry(number)));
     assert_eq!((history.len(), history.end().borrow().position), (4096, 5000));
+}
+
+/// How many entries of each of two interfaces there are.
+fn held(history: &History) -> (usize, usize) {
+    let entries = history.read(0, usize::MAX).entries;
+    let of = |ifindex| entries.iter().filter(|it| it.interface.ifindex == ifindex).count();
+    (of(1), of(2))
+}
+
+#[test]
+fn a_pod_that_has_its_share_of_a_full_history_displaces_its_own_entries_only() {
+    let history = History::default();
+    let push = |ifindex, number: usize| {
+        for _ in 0..number {
+            let seen = entry(1);
+            history.push(Seen { interface: Interface { ifindex, ..seen.interface }, ..seen });
+        }
+    };
+    push(2, 100);
+    push(1, 10_000);
+    assert_eq!(held(&history), (3996, 100));
+    // Below its share, the other pod displaces the oldest of all: first its own.
+    push(2, 100);
+    assert_eq!(held(&history), (3996, 100));
+    push(2, 1000);
+    assert_eq!(held(&history), (3840, 256));
+    let batch = history.read(0, usize::MAX);
+    assert_eq!((batch.missed + 4096, batch.next), (11_200, 11_200));
 }
 
 #[tokio::test]
