@@ -34,7 +34,7 @@ pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Entries, Entry, MapFailure, Recorded, generation};
+pub use maps::{Entries, Entry, MapFailure, Recorded};
 pub use memory::release_after_start;
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};

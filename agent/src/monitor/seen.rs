@@ -162,7 +162,7 @@ impl Seen {
     /// the same interface index or address, is none of them.
     fn joined(mut self, owners: &impl Owners, since_boot_ns: u64) -> Self {
         let was_there = |owner: &Arc<Owner>| owner.since_boot_ns <= since_boot_ns;
-        let is_same = |owner: &Arc<Owner>| [0, owner.generation()].contains(&self.interface.generation);
+        let is_same = |owner: &Arc<Owner>| [0, owner.generation].contains(&self.interface.generation);
         let own = owners.behind(self.interface.ifindex).filter(is_same).filter(was_there);
         let of_address = |address: Option<IpAddr>| owners.of_address(address?).filter(was_there);
         let (source, destination) = match &self.packet.network {

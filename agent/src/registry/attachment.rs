@@ -78,6 +78,13 @@ impl Attachment {
         self.with.as_ref().unwrap_or(&self.key).clone()
     }
 
+    /// Of the interface's entry in `VIFS`: tells attachments apart that have an interface index one after
+    /// another.
+    pub fn generation(&self) -> u32 {
+        // About a millisecond; the upper bits are cut off on purpose.
+        (self.created_since_boot_ns >> 20) as u32
+    }
+
     /// Whether a path to the namespace is recorded.
     pub fn has_path(&self) -> bool {
         !self.netns.as_os_str().is_empty()

@@ -18,6 +18,8 @@ pub struct Owner {
     pub link: Option<HostLink>,
     /// See [`Attachment::created_since_boot_ns`].
     pub since_boot_ns: u64,
+    /// See [`Attachment::generation`].
+    pub generation: u32,
 }
 
 /// The owners of all interfaces and addresses.
@@ -71,14 +73,6 @@ impl Owners {
 
 // === impl Owner ===
 
-impl Owner {
-    /// Of the interface's entry in `VIFS`: tells the attachment from earlier ones with the same interface
-    /// index. Counts milliseconds, nearly.
-    pub fn generation(&self) -> u32 {
-        (self.since_boot_ns >> 20) as u32
-    }
-}
-
 impl From<&Attachment> for Owner {
     fn from(attachment: &Attachment) -> Self {
         Self {
@@ -87,6 +81,7 @@ impl From<&Attachment> for Owner {
             addresses: attachment.vif.addresses,
             link: attachment.host.device().cloned(),
             since_boot_ns: attachment.created_since_boot_ns,
+            generation: attachment.generation(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `ferrulectl drops` and `ferrulectl flows`: dropped packets and flows, recorded ones and as they come.
 
+mod explain;
 mod filter;
 mod json;
 mod row;
@@ -19,9 +20,9 @@ use ferrule_proto::observer::{
     get_flows_response::ResponseTypes, observer_client::ObserverClient,
 };
 use jiff::SignedDuration;
-use tonic::{Code, Status, transport::Channel};
+use tonic::transport::Channel;
 
-use self::{filter::Verdict, sampling::Sampling, show::Printer};
+use self::{explain::explain, filter::Verdict, sampling::Sampling, show::Printer};
 use crate::{Output, Report, client, complain};
 
 /// What to show.
@@ -148,19 +149,6 @@ fn describe(status: &ServerStatusResponse, verdict: Option<Verdict>, before: boo
             status.max_flows
         ),
     })
-}
-
-/// The agent's message, without the code.
-fn explain(status: Status) -> anyhow::Error {
-    match status.code() {
-        Code::Unimplemented => {
-            anyhow::anyhow!("the agent records no drops and flows: it is older than this ferrulectl")
-        }
-        Code::InvalidArgument | Code::ResourceExhausted => {
-            anyhow::anyhow!("the agent refuses the request: {}", status.message())
-        }
-        _ => anyhow::Error::new(status).context("cannot get records from the agent"),
-    }
 }
 
 // === impl Selection ===

@@ -2,9 +2,9 @@
 
 use std::{path::Path, str::FromStr};
 
-use anyhow::Context as _;
 use ferrule_proto::agent::SetFlowSamplingRequest;
 
+use super::explain::explain;
 use crate::{Output, Report, client};
 
 /// One in so many flows; 0: none.
@@ -13,7 +13,7 @@ pub(super) struct Sampling(pub(super) u32);
 
 pub(super) async fn set(Sampling(one_in): Sampling, socket: &Path, output: Output) -> anyhow::Result<Report> {
     let response = client::connect(socket).await?.set_flow_sampling(SetFlowSamplingRequest { one_in }).await;
-    let before = response.context("cannot set the sampling of flows")?.into_inner().before;
+    let before = response.map_err(explain)?.into_inner().before;
     let text = match output {
         Output::Table => format!("{} (before: {})", describe(one_in), describe(before)),
         Output::Json => serde_json::json!({"one_in": one_in, "before": before}).to_string(),

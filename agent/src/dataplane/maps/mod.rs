@@ -19,7 +19,6 @@ use ferrule_vif::Addresses;
 
 pub use entries::Entries;
 pub use table::{Entry, MapFailure, MapSpec};
-pub use vifs::generation;
 
 use crate::{metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;

@@ -43,12 +43,6 @@ pub fn addresses(row: &VifEntry) -> Addresses {
     }
 }
 
-/// Tells attachments apart that have an interface index one after another.
-pub fn generation(attachment: &Attachment) -> u32 {
-    // About a millisecond; the upper bits are cut off on purpose.
-    (attachment.created_since_boot_ns >> 20) as u32
-}
-
 fn row(attachment: &Attachment) -> VifEntry {
     let Attachment { key, pod, vif, .. } = attachment;
     let Addresses { v4, v6 } = vif.addresses;
@@ -62,7 +56,7 @@ fn row(attachment: &Attachment) -> VifEntry {
         mtu: u16::try_from(vif.mtu).unwrap_or(u16::MAX),
         stack_peers: [0; 32],
         stack_flows: 0,
-        generation: generation(attachment),
+        generation: attachment.generation(),
         pod: VifEntry::text(&owner),
         pod_uid: VifEntry::text(&pod.uid),
         ifname: VifEntry::text(key.ifname.as_str()),
