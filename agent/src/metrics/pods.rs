@@ -68,8 +68,8 @@ impl Collector for PodMetrics {
         let Some(source) = self.0.get() else { return Ok(()) };
         let pods = source();
         for (name, help, count) in [
-            ("pod_packets", "Packets forwarded from a pod (egress) or delivered to it (ingress)", PACKETS),
-            ("pod_bytes", "Bytes of these packets, including Ethernet headers", BYTES),
+            ("pod_packets", "Packets forwarded from a pod (egress) or delivered to it (ingress).", PACKETS),
+            ("pod_bytes", "Bytes of these packets, including Ethernet headers.", BYTES),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (pod, direction, traffic) in directions(&pods) {
@@ -77,7 +77,7 @@ impl Collector for PodMetrics {
                 ConstCounter::new(count(traffic)).encode(metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Packets from or to a pod that the dataplane has dropped; only reasons with any";
+        let help = "Packets from or to a pod that the dataplane has dropped; only reasons with any.";
         let mut metric = encoder.encode_descriptor("pod_drops", help, None, MetricType::Counter)?;
         for (pod, direction, traffic) in directions(&pods) {
             for reason in DropReason::ALL {

@@ -19,14 +19,16 @@ const OTHERS: &str = "_other";
 
 /// Reads the counters of all attachments, oldest first, so that a new pod takes no series of another one.
 ///
-/// An interface without an attachment, with index 0, counts packets of unknown pods: its labels are empty.
+/// The entry of interface 0 counts dropped packets of unknown pods: without labels, and only if there are
+/// any.
 pub fn read(registry: &Registry, dataplane: &Dataplane) -> Vec<PodCounters> {
     let owners = registry.owners();
-    let unknown = (PodLabels::default(), 0);
     let known = owners.iter().filter_map(|owner| Some((labels(owner), owner.link.as_ref()?.ifindex)));
     // An interface that was removed meanwhile has no counters.
     let counters = |ifindex| dataplane.counters(ifindex).ok().flatten();
-    sum([unknown].into_iter().chain(known).filter_map(|(labels, ifindex)| Some((labels, counters(ifindex)?))))
+    let unknown = counters(0).filter(|it| *it != Counters::default()).map(|it| (PodLabels::default(), it));
+    let known = known.filter_map(|(labels, ifindex)| Some((labels, counters(ifindex)?)));
+    sum(unknown.into_iter().chain(known))
 }
 
 /// Two sandboxes of one pod, the earlier of which is being deleted, share their series.
