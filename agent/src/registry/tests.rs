@@ -340,3 +340,25 @@ fn network_gateway_and_broadcast_addresses_are_not_allocated_after_a_fixed_use()
         registry.cancel(&next).unwrap();
     }
 }
+
+#[test]
+fn an_attachment_is_found_by_interface_and_address_until_it_is_released_and_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path()).unwrap();
+    let reserved = registry.reserve(new("a")).unwrap();
+    let address = reserved.vif.addresses.iter().next().unwrap();
+    let found = |registry: &Registry| {
+        (registry.behind(7).map(|it| it.key.clone()), registry.of_address(address).map(|it| it.key.clone()))
+    };
+    assert_eq!(found(&registry), (None, Some(reserved.key.clone())));
+    let attached = plugged(&registry, reserved);
+    let key = Some(attached.key.clone());
+    assert_eq!(found(&registry), (key.clone(), key.clone()));
+    assert_eq!(registry.owners().len(), 1);
+    drop(registry);
+    let registry = open(directory.path()).unwrap();
+    assert_eq!(found(&registry), (key.clone(), key));
+    registry.release(&attached).unwrap();
+    assert_eq!(found(&registry), (None, None));
+    assert_eq!(registry.owners(), []);
+}

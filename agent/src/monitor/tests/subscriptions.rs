@@ -4,14 +4,18 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use ferrule_proto::{
     flow::{FlowFilter, LostEvent},
-    observer::{GetFlowsRequest, GetFlowsResponse, get_flows_response::ResponseTypes},
+    observer::{
+        GetFlowsRequest, GetFlowsResponse, ServerStatusRequest, get_flows_response::ResponseTypes,
+        observer_server::Observer as _,
+    },
 };
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use tokio::{sync::Semaphore, time::timeout};
-use tonic::Status;
+use tonic::{Code, Request, Status};
 
 use super::{Pods, dropped, seen, syn};
 use crate::monitor::{
+    ObserverService,
     history::{CAPACITY, History},
     query::{Query, QueryError},
     seen::{Interface, Seen},
@@ -185,4 +189,32 @@ fn contradictions_and_invalid_times_are_refused() {
     assert_eq!(error(GetFlowsRequest { until: Some(late), ..base() }), QueryError::Time("until"));
     let filters = vec![FlowFilter { uuid: vec![String::new()], ..FlowFilter::default() }];
     assert!(matches!(error(GetFlowsRequest { whitelist: filters, ..base() }), QueryError::Filter(_)));
+}
+
+#[tokio::test]
+async fn clients_are_bounded_and_make_room_when_they_end() {
+    let service = ObserverService::new(history([1, 2]), || 7, "node-1".to_owned());
+    let follow = || Request::new(GetFlowsRequest { follow: true, ..Default::default() });
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        streams.push(service.get_flows(follow()).await.unwrap());
+    }
+    let refused = service.get_flows(follow()).await.err().unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    streams.pop();
+    assert!(service.get_flows(follow()).await.is_ok());
+    let status = service.server_status(Request::new(ServerStatusRequest {})).await.unwrap().into_inner();
+    assert_eq!(
+        (status.num_flows, status.max_flows, status.seen_flows, status.flow_sampling),
+        (2, 4096, 2, 7)
+    );
+}
+
+#[tokio::test]
+async fn an_invalid_request_is_refused_with_its_reason() {
+    let service = ObserverService::new(history([]), || 0, String::new());
+    let request = GetFlowsRequest { first: true, follow: true, ..Default::default() };
+    let refused = service.get_flows(Request::new(request)).await.err().unwrap();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("exclude each other"), "{refused}");
 }
