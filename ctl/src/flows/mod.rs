@@ -67,10 +67,12 @@ pub(crate) struct FlowsArgs {
     #[arg(long, value_enum, ignore_case = true)]
     verdict: Option<Verdict>,
     /// Record one in N flows from now on (1: every flow), or none (off), instead of showing records
-    #[arg(long, value_name = "N|off", exclusive = true)]
+    #[arg(long, value_name = "N|off", conflicts_with_all = SELECTING)]
     sampling: Option<Sampling>,
 }
 
+/// The arguments that choose what to show.
+const SELECTING: [&str; 8] = ["follow", "pod", "namespace", "to", "port", "since", "last", "verdict"];
 /// Recorded entries that are shown without --since, --last and --follow.
 const LAST: u64 = 20;
 

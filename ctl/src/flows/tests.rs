@@ -1,5 +1,6 @@
 //! Requests, rows and JSON of drops and flows.
 
+use clap::Parser as _;
 use ferrule_proto::{
     flow::{
         self, Arp, Emitter, Endpoint, Ethernet, Ferrule, Flow, FlowFilter, FlowState, Ip, Layer4,
@@ -193,6 +194,25 @@ fn without_a_limit_the_last_20_are_shown_and_with_since_or_follow_others() {
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
     let since = recent.request(None).unwrap().since.unwrap().seconds;
     assert!((299..=301).contains(&(now - since)), "{now} {since}");
+}
+
+#[test]
+fn sampling_is_set_with_any_output_and_without_a_selection() {
+    let parse = |line: &str| crate::Args::try_parse_from(line.split(' '));
+    assert!(parse("ferrulectl flows --sampling 10 -o json --socket /run/x.sock").is_ok());
+    for selecting in [
+        "-f",
+        "--pod x",
+        "--namespace x",
+        "--to x",
+        "--port 1",
+        "--since 5m",
+        "--last 1",
+        "--verdict dropped",
+    ] {
+        assert!(parse(&format!("ferrulectl flows {selecting}")).is_ok(), "{selecting}");
+        assert!(parse(&format!("ferrulectl flows --sampling off {selecting}")).is_err(), "{selecting}");
+    }
 }
 
 #[test]
