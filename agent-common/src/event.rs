@@ -47,8 +47,8 @@ pub struct DropRecord {
     pub lost: u32,
     /// Bytes of `head` that are the packet's.
     pub captured: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The VLAN tag (TCI) that the kernel keeps beside the frame, and 1 << 16; 0 without one.
+    pub vlan: u32,
     /// The frame's first bytes; zeros behind them.
     pub head: [u8; CAPTURE],
 }
@@ -188,7 +188,7 @@ mod user {
                 suppressed: self.u32()?,
                 lost: self.u32()?,
                 captured: self.u32()?,
-                reserved: self.u32()?,
+                vlan: self.u32()?,
                 head: self.bytes::<CAPTURE>()?,
             })
         }

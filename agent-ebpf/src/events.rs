@@ -22,7 +22,7 @@ use crate::{counters::Direction, flow_key::Key, packet::Packet, vifs};
 static EVENTS: RingBuf<DropRecord, MAX_EVENT_BYTES> = RingBuf::new();
 
 #[btf_map]
-static EVENT_BUDGETS: LruPerCpuHashMap<BudgetKey, Budget, 1024> = LruPerCpuHashMap::new();
+static EVENT_BUDGETS: LruPerCpuHashMap<BudgetKey, Budget, 4096> = LruPerCpuHashMap::new();
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -90,7 +90,7 @@ pub fn drop(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
             suppressed,
             lost,
             captured: 0,
-            reserved: 0,
+            vlan: packet.vlan_tag(),
             head: [0; CAPTURE],
         });
         (*slot).captured = packet.capture(&mut (*slot).head);
@@ -98,7 +98,7 @@ pub fn drop(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
     record.submit(0);
 }
 
-/// Records a flow, which the interface of a pod has seen.
+/// Records a flow, within the budget of an interface.
 ///
 /// # Safety
 /// `stats` is a value of `FLOW_STATS`.
@@ -144,8 +144,8 @@ fn spend(key: BudgetKey, rate: &Rate, now: u64) -> Option<&'static mut Budget> {
 
 #[inline(always)]
 fn budget(key: BudgetKey) -> Option<&'static mut Budget> {
-    // SAFETY: the value is this CPU's, tc programs do not preempt each other on a CPU, and an entry stays
-    // readable until the program returns.
+    // SAFETY: the value is this CPU's, tc programs do not preempt each other on a CPU, and the memory of an
+    // entry stays readable and writable. If the map evicts the entry meanwhile, another budget is wrong once.
     EVENT_BUDGETS.get_ptr_mut(key).map(|budget| unsafe { &mut *budget })
 }
 

@@ -1,8 +1,9 @@
 //! `FLOW_STATS`: packets and bytes of each flow of a pod, and records of its first packet, of its end, and of
 //! each minute between.
 //!
-//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it.
-//! What the stack has translated is another flow, which `to_pod` counts.
+//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it. To the
+//! stack's translation belong two flows, of which `to_pod` counts the second. A direct flow with the key of a
+//! stale entry of `STACK_FLOWS` is counted in both programs.
 
 use agent_common::{
     MAX_FLOW_STATS, VifEntry,
@@ -37,9 +38,8 @@ static FLOW_STATS_ON: Global<u8> = Global::new(1);
 
 /// Nanoseconds between two records of a flow.
 const PERIOD: u64 = 60_000_000_000;
-/// Jiffies between two looks at the clock, which costs more than a look-up: a period at the lowest
-/// `CONFIG_HZ`, 100.
-const LOOK: u32 = 6000;
+/// Jiffies between two looks at the clock, which costs more than a look-up: 6 s at the lowest `CONFIG_HZ`, 100.
+const LOOK: u32 = 600;
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
@@ -110,11 +110,17 @@ fn count_facts() {
     // counts are approximate, and no reference is made.
     unsafe {
         let is_reopened = (*stats).closed != 0 && flags & (SYN | ACK) == SYN;
-        if is_reopened {
+        // The pod that began the flow is gone, and another one has its address.
+        let is_openers = (*stats).direction == facts.direction && ((*stats).opened_by_high != 0) == *is_high;
+        let is_of_other_pod =
+            is_openers && ((*stats).ifindex != facts.ifindex || (*stats).generation != facts.generation);
+        if is_reopened || is_of_other_pod {
             (*stats).from_low = FlowTraffic::default();
             (*stats).from_high = FlowTraffic::default();
             ((*stats).flags_of_low, (*stats).flags_of_high, (*stats).closed) = (0, 0, 0);
             ((*stats).first, (*stats).opened_by_high) = (0, u8::from(*is_high));
+            ((*stats).ifindex, (*stats).generation) = (facts.ifindex, facts.generation);
+            (*stats).direction = facts.direction;
         }
         let (traffic, all_flags) = if *is_high {
             (&raw mut (*stats).from_high, &raw mut (*stats).flags_of_high)
@@ -147,7 +153,7 @@ fn count_facts() {
             _ => {}
         }
         (*stats).reported = now;
-        events::flow(facts.ifindex, state, now, key, stats);
+        events::flow((*stats).ifindex, state, now, key, stats);
     }
 }
 

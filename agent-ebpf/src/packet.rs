@@ -110,6 +110,14 @@ impl<'a> Packet<'a> {
         beside || ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
     }
 
+    /// The tag that the kernel keeps beside the frame, as in [`DropRecord::vlan`](agent_common::event::DropRecord).
+    #[inline(always)]
+    pub fn vlan_tag(&self) -> u32 {
+        // SAFETY: the kernel passes a valid context.
+        let (is_present, tag) = unsafe { ((*self.ctx.skb.skb).vlan_present, (*self.ctx.skb.skb).vlan_tci) };
+        if is_present == 0 { 0 } else { 1 << 16 | tag & 0xffff }
+    }
+
     /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64
     /// KiB".
     #[inline(always)]

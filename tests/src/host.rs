@@ -18,7 +18,7 @@ pub struct Footprint {
 }
 
 const OUR_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const OUR_MAPS: [&str; 10] = [
+const OUR_MAPS: [&str; 11] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
@@ -28,6 +28,7 @@ const OUR_MAPS: [&str; 10] = [
     "EVENT_BUDGETS",
     "FLOW_STATS",
     "FLOW_SAMPLING",
+    "FLOW_FACTS",
     "AYA_LOGS",
 ];
 

@@ -15,6 +15,11 @@ use aya::{
     programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
 };
 
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
+
 use crate::{dist, sys};
 
 /// Not in aya's API. Leaves the packet to the next filter, and to the stack after the last.
@@ -95,6 +100,7 @@ pub fn with_programs<T: Send>(
     run: impl FnOnce(&mut Programs) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let body = || -> anyhow::Result<T> {
+        stay_on_one_cpu()?;
         sys::leave_host()?;
         for index in interfaces {
             sys::run(&format!("ip link add pod{index} index {index} type veth peer name peer{index}"))?;
@@ -277,6 +283,13 @@ impl Programs {
         }
         Ok(all)
     }
+}
+
+/// The programs keep some state for each CPU.
+fn stay_on_one_cpu() -> anyhow::Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(sched_getcpu()?)?;
+    Ok(sched_setaffinity(Pid::from_raw(0), &cpus)?)
 }
 
 fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedClassifier> {

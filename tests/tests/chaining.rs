@@ -270,7 +270,10 @@ fn mac_changed_by_a_later_plugin_is_reported_by_check() {
         // A ping can fail for many reasons; the counter names this one.
         let _ = pod.ping(NODE_V4);
         let counters = node.attachments()?[0]["counters"].clone();
-        ensure!(counters["egress_drops"]["spoofed_mac"].as_u64().is_some_and(|drops| drops > 0), "{counters}");
+        ensure!(
+            counters["egress_drops"]["spoofed_mac"].as_u64().is_some_and(|drops| drops > 0),
+            "{counters}"
+        );
         let error = failed(chain.check(&pod))?;
         let reported = cni_error(&error)?;
         ensure!(reported.code == 101 && reported.msg.contains("has changed the MAC of eth0"), "{reported}");

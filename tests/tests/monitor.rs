@@ -185,11 +185,23 @@ fn flows(node: &Node) -> anyhow::Result<Vec<Value>> {
     node.ctl(&args)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
+/// Waits for the record of a later packet: records keep their order.
+fn wait_for_record(node: &Node, pod: &Pod) -> anyhow::Result<()> {
+    let args = ["drops", "--pod", &format!("default/{}", pod.name), "--since", "1m", "-o", "json"];
+    let count = || anyhow::Ok(node.ctl(&args)?.matches("spoofed_ipv4").count());
+    let before = count()?;
+    pod.run(&format!("ip addr add {FORGED}/32 dev eth0"))?;
+    forge(pod, "192.0.2.9".parse()?)?;
+    pod.run(&format!("ip addr del {FORGED}/32 dev eth0"))?;
+    sys::wait_until("the record of a forged packet", LIMIT, || Ok(count()? > before))
+}
+
 #[test]
 fn flows_are_recorded_from_first_to_last_packet_while_sampling_is_on() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         connect(&a, &b)?;
+        wait_for_record(node, &a)?;
         ensure!(flows(node)?.is_empty(), "flows are recorded by default");
         let set = node.ctl(&["flows", "--sampling", "1"])?;
         ensure!(set.contains("every flow is recorded (before: no flow is recorded)"), "{set}");
@@ -214,6 +226,7 @@ fn flows_are_recorded_from_first_to_last_packet_while_sampling_is_on() {
         node.ctl(&["flows", "--sampling", "off"])?;
         let before = flows(node)?.len();
         connect(&a, &b)?;
+        wait_for_record(node, &a)?;
         ensure!(flows(node)?.len() == before, "flows are recorded after --sampling off");
         Ok(())
     })

@@ -21,7 +21,7 @@ pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const MAPS: [&str; 10] = [
+const MAPS: [&str; 11] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
@@ -31,6 +31,7 @@ const MAPS: [&str; 10] = [
     "EVENT_BUDGETS",
     "FLOW_STATS",
     "FLOW_SAMPLING",
+    "FLOW_FACTS",
     "AYA_LOGS",
 ];
 const BPFFS: &str = "/sys/fs/bpf";

@@ -343,7 +343,7 @@ impl Dataplane {
         self.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held for single map operations, which do not wait.
+    /// Held for single map operations. Only the allocation of counters can wait, for at most 50 ms.
     fn writer(&self) -> MutexGuard<'_, Maps> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,8 +3,8 @@
 //! A reader has a position in the ring. The writer never waits for readers: one that is too slow finds its
 //! position overwritten, and learns how many entries it has missed.
 //!
-//! Pods decide how many entries there are. One that has its share of a full ring displaces its own entries
-//! only, so that a pod cannot make others' disappear by sending what is dropped.
+//! Pods decide how many entries there are. One whose drops, or whose flows, have their share of a full ring
+//! displaces its own only, so that a pod cannot make more than a 16th of others' entries disappear.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -13,11 +13,11 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::seen::Seen;
+use super::seen::{Seen, Verdict};
 
 /// Most entries. Full, they take about 1 MiB; an agent that has seen nothing holds none.
 pub const CAPACITY: usize = 4096;
-/// Entries of one host interface from which on it displaces its own, once the ring is full: a 16th.
+/// Drops, or flows, of one host interface from which on it displaces its own, once the ring is full: a 16th.
 const SHARE: usize = CAPACITY / 16;
 
 /// The ring, shared by its writer and all readers.
@@ -40,10 +40,13 @@ pub struct End {
 struct Ring {
     /// By position.
     entries: BTreeMap<u64, Arc<Seen>>,
-    /// The positions of each host interface, oldest first.
-    of_interface: HashMap<u32, VecDeque<u64>>,
+    /// The positions of each host interface's drops and of its flows, oldest first.
+    of_interface: HashMap<Share, VecDeque<u64>>,
     end: End,
 }
+
+/// A host interface, and whether the entries are flows.
+type Share = (u32, bool);
 
 /// Entries from a position on.
 #[derive(Debug, PartialEq)]
@@ -106,27 +109,31 @@ impl History {
 
 impl Ring {
     fn push(&mut self, seen: Seen) {
-        let ifindex = seen.interface.ifindex;
+        let share = share(&seen);
         if self.entries.len() >= CAPACITY {
-            let own = self.of_interface.get(&ifindex).filter(|own| own.len() >= SHARE);
+            let own = self.of_interface.get(&share).filter(|own| own.len() >= SHARE);
             let displaced = own.and_then(VecDeque::front).or(self.entries.keys().next()).copied();
             displaced.inspect(|position| self.remove(*position));
         }
         let position = self.end.position;
-        self.of_interface.entry(ifindex).or_default().push_back(position);
+        self.of_interface.entry(share).or_default().push_back(position);
         self.entries.insert(position, Arc::new(seen));
         self.end.position += 1;
     }
 
-    /// Removes an entry that is the oldest of its interface.
+    /// Removes an entry that is the oldest of its share.
     fn remove(&mut self, position: u64) {
         let Some(seen) = self.entries.remove(&position) else { return };
-        let ifindex = seen.interface.ifindex;
-        if let Some(positions) = self.of_interface.get_mut(&ifindex) {
+        let share = share(&seen);
+        if let Some(positions) = self.of_interface.get_mut(&share) {
             positions.pop_front();
             if positions.is_empty() {
-                self.of_interface.remove(&ifindex);
+                self.of_interface.remove(&share);
             }
         }
     }
+}
+
+fn share(seen: &Seen) -> Share {
+    (seen.interface.ifindex, matches!(seen.verdict, Verdict::Forwarded(_)))
 }

@@ -119,6 +119,8 @@ impl Transport {
 // === impl TcpFlags ===
 
 impl TcpFlags {
+    pub const SYN: Self = Self(2);
+    pub const ACK: Self = Self(16);
     const NAMES: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
 
     /// Whether all flags of another set are in this one.

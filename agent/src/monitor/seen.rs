@@ -110,7 +110,7 @@ impl Seen {
     fn of_drop(record: &DropRecord, owners: &impl Owners, clock: &mut WallClock) -> Self {
         let seen = Self {
             time: clock.at(record.time),
-            packet: frame::parse(record.frame()),
+            packet: packet(record),
             direction: Direction::of(record.direction),
             interface: Interface { ifindex: record.ifindex, generation: record.generation },
             source: None,
@@ -230,6 +230,13 @@ impl FlowState {
             _ => Self::Unknown,
         }
     }
+}
+
+/// The packet in the captured bytes. The kernel takes the outermost VLAN tag out of the frame.
+fn packet(record: &DropRecord) -> Packet {
+    let packet = frame::parse(record.frame());
+    let tag = (record.vlan != 0).then_some((record.vlan & 0x0fff) as u16);
+    Packet { vlan: tag.or(packet.vlan), ..packet }
 }
 
 fn address(EndpointKey { address }: EndpointKey) -> IpAddr {

@@ -10,7 +10,7 @@ use ferrule_proto::flow::{
 use prost_types::Timestamp;
 
 use super::{
-    packet::{Icmp, Network, Packet, Ports, TcpFlags, Transport},
+    packet::{Icmp, Ip, Network, Packet, Ports, TcpFlags, Transport},
     seen::{Direction, Flow, FlowState, Reason, Seen, Verdict},
 };
 use crate::registry::Owner;
@@ -120,9 +120,14 @@ pub(super) fn direction(seen: &Seen) -> TrafficDirection {
     }
 }
 
-/// A flow's source sent the first packet. Whether a dropped packet is a reply is not known.
+/// A flow whose source has sent a SYN and nothing else is no reply. Nothing is known of others: the first
+/// packet that was counted can be one of the middle of a flow.
 pub(super) fn is_reply(seen: &Seen) -> Option<bool> {
-    matches!(seen.verdict, Verdict::Forwarded(_)).then_some(false)
+    let Network::Ip(Ip { transport: Some(Transport::Tcp(_, Some(flags))), .. }) = seen.packet.network else {
+        return None;
+    };
+    let is_flow = matches!(seen.verdict, Verdict::Forwarded(_));
+    (is_flow && flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::ACK)).then_some(false)
 }
 
 pub(super) fn version(address: IpAddr) -> IpVersion {

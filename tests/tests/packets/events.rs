@@ -56,7 +56,7 @@ fn a_dropped_packet_has_a_record_with_its_reason_interface_and_headers() {
             let [drop] = all.as_slice() else { bail!("{} records of a {reason:?}", all.len()) };
             let facts = (drop.kind, drop.direction, drop.ifindex, drop.reason, drop.generation);
             ensure!(facts == (DROP, direction, ifindex, reason as u32, generation), "{drop:?}");
-            ensure!((drop.suppressed, drop.lost, drop.reserved) == (0, 0, 0), "{drop:?}");
+            ensure!((drop.suppressed, drop.lost, drop.vlan) == (0, 0, 0), "{drop:?}");
             ensure!(drop.len as usize == packet.len(), "{drop:?}, length {}", packet.len());
             let captured = packet.len().min(112);
             ensure!(packet.get(..captured) == Some(drop.frame()), "{drop:?}, packet {packet:02x?}");

@@ -1,7 +1,7 @@
 //! `FLOW_STATS`: packets and bytes of flows, and their records.
 
 use agent_common::{
-    EndpointKey, FlowKey,
+    EndpointKey, FlowKey, VifEntry, VifKey,
     event::{Event, FlowRecord, FlowStats},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -219,6 +219,40 @@ fn dropped_packets_are_no_flows() {
         let spoofed = A.sends_v6(&Ipv6::new(FAR_V6, B.v6, UDP).with(&udp(1, 2, b"")));
         programs.run(Program::FromPod, SkBuff::on(A.ifindex), &spoofed)?;
         ensure!(programs.flow_stats.keys().count() == 0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flow_that_is_opened_again_belongs_to_the_pod_that_opens_it() {
+    with_pods(|programs| {
+        programs.sample_flows(1)?;
+        send(programs, A, &segment(A, B, (40000, 80), SYN))?;
+        send(programs, B, &segment(B, A, (80, 40000), RST))?;
+        ensure!(states(programs)? == [NEW, CLOSED]);
+        send(programs, B, &segment(B, A, (80, 40000), SYN))?;
+        let [new] = records(programs)?.try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
+        ensure!((new.state, new.stats.ifindex, new.stats.opened_by_high) == (NEW, B.ifindex, 1), "{new:?}");
+        ensure!(new.stats.from_high.packets == 1 && new.stats.from_low.packets == 0, "{new:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pod_with_the_address_of_an_earlier_one_begins_flows_of_its_own() {
+    with_pods(|programs| {
+        programs.sample_flows(1)?;
+        let packet = A.sends_v4(&Ipv4::new(A.v4, FAR_V4, UDP).with(&udp(1000, 53, b"x")));
+        send(programs, A, &packet)?;
+        send(programs, A, &packet)?;
+        ensure!(states(programs)? == [NEW]);
+        let vif = programs.vifs.get(&VifKey { ifindex: A.ifindex }, 0)?;
+        programs.vifs.insert(VifKey { ifindex: A.ifindex }, VifEntry { generation: 78, ..vif }, 0)?;
+        send(programs, A, &packet)?;
+        let [new] = records(programs)?.try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
+        ensure!((new.state, new.stats.generation, new.stats.from_low.packets) == (NEW, 78, 1), "{new:?}");
         Ok(())
     })
     .unwrap();

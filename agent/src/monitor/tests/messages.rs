@@ -98,7 +98,7 @@ fn a_flow_has_the_traffic_of_both_directions() {
     let pods = Pods::new(&[(1, 0), (2, 0)]);
     let seen = Seen::new(&Event::Flow(record), &pods, &mut WallClock::default());
     let flow = show::flow(&seen, "");
-    assert_eq!((flow.verdict(), flow.is_reply), (Verdict::Forwarded, Some(false)));
+    assert_eq!((flow.verdict(), flow.is_reply), (Verdict::Forwarded, None));
     assert_eq!(flow.trace_observation_point(), TraceObservationPoint::ToEndpoint);
     // 4: trace, 0: to a pod.
     assert_eq!(flow.event_type.unwrap(), flow::CiliumEventType { r#type: 4, sub_type: 0 });
@@ -119,4 +119,32 @@ fn a_container_without_a_pod_is_shown_by_its_id() {
     assert_eq!(show::pod_name(&owner), "a");
     owner.key = crate::registry::Key::try_from("net/0123456789abcdef/eth0".to_owned()).unwrap();
     assert_eq!(show::pod_name(&owner), "0123456789ab");
+}
+
+#[test]
+fn only_a_flow_that_begins_with_a_syn_of_its_source_is_known_to_be_no_reply() {
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    for (flags, expected) in [(SYN, Some(false)), (SYN | ACK, None), (ACK, None), (0, None)] {
+        let [low, high] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(EndpointKey::ipv4);
+        let record = FlowRecord {
+            kind: 2,
+            state: 1,
+            time: 1,
+            suppressed: 0,
+            lost: 0,
+            flow: FlowKey { low, high, low_port: 40000, high_port: 80, protocol: 6, reserved: [0; 3] },
+            stats: FlowStats { flags_of_low: flags, ..FlowStats::default() },
+        };
+        let seen = Seen::new(&Event::Flow(record), &Pods::new(&[]), &mut WallClock::default());
+        assert_eq!(show::flow(&seen, "").is_reply, expected, "{flags}");
+    }
+}
+
+#[test]
+fn the_vlan_tag_that_the_kernel_keeps_beside_the_frame_is_the_outermost() {
+    let frame = syn([10, 0, 0, 1], [10, 0, 0, 2]);
+    let tagged = DropRecord { vlan: 1 << 16 | 0x6005, ..dropped(1, &frame) };
+    let seen = Seen::new(&Event::Drop(tagged), &Pods::new(&[]), &mut WallClock::default());
+    assert_eq!(seen.packet.vlan, Some(5));
 }

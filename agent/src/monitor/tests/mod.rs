@@ -65,7 +65,7 @@ fn dropped(ifindex: u32, frame: &[u8]) -> DropRecord {
         suppressed: 0,
         lost: 0,
         captured: u32::try_from(captured).unwrap(),
-        reserved: 0,
+        vlan: 0,
         head,
     }
 }
