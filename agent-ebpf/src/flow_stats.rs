@@ -38,7 +38,8 @@ static FLOW_STATS_ON: Global<u8> = Global::new(1);
 
 /// Nanoseconds between two records of a flow.
 const PERIOD: u64 = 60_000_000_000;
-/// Jiffies between two looks at the clock, which costs more than a look-up: 6 s at the lowest `CONFIG_HZ`, 100.
+/// Jiffies between two looks at the clock, which costs more than a look-up: 6 s at the lowest `CONFIG_HZ`,
+/// 100.
 const LOOK: u32 = 600;
 
 const FIN: u8 = 1;

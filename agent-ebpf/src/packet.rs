@@ -110,7 +110,8 @@ impl<'a> Packet<'a> {
         beside || ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
     }
 
-    /// The tag that the kernel keeps beside the frame, as in [`DropRecord::vlan`](agent_common::event::DropRecord).
+    /// The tag that the kernel keeps beside the frame, in the form of
+    /// [`DropRecord::vlan`](agent_common::event::DropRecord).
     #[inline(always)]
     pub fn vlan_tag(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.

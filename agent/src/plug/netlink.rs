@@ -156,8 +156,8 @@ impl Socket {
     /// Sends a batch and returns the kernel's answers without the acknowledgements.
     ///
     /// The kernel processes all requests in order, also those after a failed one: a batch may hold only
-    /// requests that are harmless then. A dump is alone in its batch: the kernel answers later requests before
-    /// the dump ends.
+    /// requests that are harmless then. A dump is alone in its batch: the kernel answers later requests
+    /// before the dump ends.
     ///
     /// # Errors
     /// The first failed request.
