@@ -1,9 +1,9 @@
 //! `FLOW_STATS`: packets and bytes of each flow of a pod, and records of its first packet, of its end, and of
 //! each minute between.
 //!
-//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it. To the
-//! stack's translation belong two flows, of which `to_pod` counts the second. A direct flow with the key of a
-//! stale entry of `STACK_FLOWS` is counted in both programs.
+//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it. A
+//! packet that the stack translates is counted in two flows, before and after the translation. A direct flow
+//! with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
 
 use agent_common::{
     MAX_FLOW_STATS, VifEntry,

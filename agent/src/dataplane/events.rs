@@ -11,19 +11,6 @@ use super::{
     maps::{EVENTS, MapFailure},
 };
 
-/// Whether flows are counted and recorded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Flows {
-    /// The verifier removes the code from the programs.
-    Never,
-    /// Not now; `ferrulectl flows --sampling` switches while packets flow.
-    #[default]
-    Off,
-    /// All flows, from the start.
-    On,
-}
-
 /// Reads the records of `EVENTS`. A ring buffer has one reader.
 pub struct EventReader {
     ring: AsyncFd<RingBuf<MapData>>,

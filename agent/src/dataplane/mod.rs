@@ -29,7 +29,7 @@ use aya::{
 };
 
 pub use capacity::Capacities;
-pub use events::{EventReader, Flows};
+pub use events::EventReader;
 pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
@@ -38,7 +38,7 @@ pub use maps::{Entries, Entry, MapFailure, Recorded};
 pub use memory::release_after_start;
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
-pub use sampling::SamplingError;
+pub use sampling::{Flows, SamplingError};
 
 use crate::{
     chain::chain,

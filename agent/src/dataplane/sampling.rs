@@ -5,7 +5,20 @@ use aya::{
     maps::{Array, MapData, MapError},
 };
 
-use super::{MapFailure, events::Flows};
+use super::MapFailure;
+
+/// Whether flows are counted and recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flows {
+    /// The verifier removes the code from the programs.
+    Never,
+    /// Not now; `ferrulectl flows --sampling` switches while packets flow.
+    #[default]
+    Off,
+    /// All flows, from the start.
+    On,
+}
 
 /// The number, and the map by which the programs see its changes.
 pub(super) struct Sampling {

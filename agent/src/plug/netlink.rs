@@ -23,7 +23,6 @@ use rtnetlink::{
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
-
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{

@@ -4,7 +4,6 @@ use std::{path::Path, thread, time::Duration};
 
 use agent_common::{Counters, DropReason, Drops, Traffic, VifKey};
 use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
-
 use nix::errno::Errno;
 
 use super::table::{
