@@ -23,6 +23,7 @@ pub mod ipam;
 pub mod masquerade;
 pub mod metrics;
 pub mod monitor;
+pub mod nodes;
 pub mod observe;
 pub mod plug;
 pub mod reconcile;

@@ -3,17 +3,22 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use tokio::{sync::watch::channel, time::sleep};
+use tokio::{
+    sync::watch::{Receiver, channel},
+    time::sleep,
+};
 
 use super::{local_network::LocalNetwork, ranges::follow_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
-    cluster::{self, InitialSync, KURYR_PORTS, PodChange, Pods},
+    cluster::{self, InitialSync, KURYR_PORTS, OwnNode, PodChange, Pods},
     config::{Config, Kubernetes},
     decide::VifSource,
+    events::Events,
     health::Health,
     ipam::Ranges,
     metrics::Metrics,
+    nodes::{Announcer, Duties, Nodes, Refusals, Table},
     registry::Registry,
     watch::{CheckpointLogs, Watches},
 };
@@ -33,15 +38,16 @@ impl<'a> ApiServer<'a> {
         Self { config, client: Arc::new(Api::new(config.kubeconfig.clone())) }
     }
 
-    /// Starts the watches. `on_change` gets the changed pods, and the registry the node's ranges.
+    /// Starts the watches. `on_change` gets the changed pods, the registry the node's ranges, and the returned
+    /// receiver the nodes of the cluster.
     pub fn watch(
         self,
         config: &Config,
-        (registry, network, pods): (&Arc<Registry>, &Arc<LocalNetwork>, Pods),
+        (registry, network, pods, events): (&Arc<Registry>, &Arc<LocalNetwork>, Pods, Events),
         on_change: impl Fn(PodChange) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
-    ) -> anyhow::Result<Watches> {
+    ) -> anyhow::Result<(Watches, Receiver<Arc<Nodes>>)> {
         let Self { config: kubernetes, client } = self;
         let cache =
             CheckpointLogs::open(&config.state_dir).context("cannot open the checkpoints of the watches")?;
@@ -74,18 +80,44 @@ impl<'a> ApiServer<'a> {
         if is_kuryr {
             cluster::watch_kuryr_ports(&watches, name, pods, initial_sync);
         }
+        let (mut own, marks) = OwnNode::new(name);
         let changes = match &config.pod_cidrs {
-            None => cluster::watch_own_node(&watches, name, Arc::clone(&ranges)),
+            None => own.follow_ranges(Arc::clone(&ranges)),
             Some(configured) => {
                 ranges.healthy(configured.to_string());
                 let (sender, changes) = channel(Ranges::Known(configured.clone()));
-                tasks.spawn("single-node", single_node::watch(client, configured.clone(), sender));
+                tasks.spawn(
+                    "single-node",
+                    single_node::watch(Arc::clone(&client), configured.clone(), sender),
+                );
                 changes
             }
         };
+        let nodes = follow_nodes((&watches, own, name, events), health, tasks);
+        let announcer = Announcer {
+            api: client,
+            node: name.clone(),
+            duties: Duties::TaintAndCondition,
+            health: health.component("node-status", false, "this node does not serve pods yet"),
+        };
+        tasks.spawn("announce", announcer.run(marks, health.readiness()));
         tasks.spawn("ranges", follow_ranges((Arc::clone(registry), Arc::clone(network)), changes, ranges));
-        Ok(watches)
+        Ok((watches, nodes))
     }
+}
+
+/// Watches the nodes of the cluster.
+fn follow_nodes(
+    (watches, own, name, events): (&Watches, OwnNode, &str, Events),
+    health: &Health,
+    tasks: &mut Tasks,
+) -> Receiver<Arc<Nodes>> {
+    let (table, nodes) = Table::new(name, Vec::new());
+    let noted = Arc::clone(&table);
+    cluster::watch_nodes(watches, own, move |change| noted.apply(change));
+    let refusals = Refusals::new(health.component("cluster", false, "the nodes are not listed yet"), events);
+    tasks.spawn("nodes", table.run(refusals));
+    nodes
 }
 
 /// Waits until a watch ends unexpectedly.

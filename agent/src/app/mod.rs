@@ -106,7 +106,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     follow_uplink(&parts, &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);
-    let watches = match api {
+    let watched = match api {
         Some(api) => {
             let (registry, pods) = (Arc::clone(&parts.registry), parts.pods.clone());
             let late = LateAnnotations::new(config.vif_source, registry, pods, parts.events.clone());
@@ -116,11 +116,12 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
                     queue.add(key);
                 }
             };
-            let targets = (&parts.registry, &parts.network, parts.pods.clone());
+            let targets = (&parts.registry, &parts.network, parts.pods.clone(), parts.events.clone());
             Some(api.watch(&config, targets, on_change, (&health, &metrics), &mut tasks)?)
         }
         None => None,
     };
+    let (watches, _nodes) = watched.unzip();
     let is_healing = config.self_heal == SelfHeal::On;
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),

@@ -1,9 +1,10 @@
-//! What the API server says about this node: its pods with their KuryrPorts, and its pod CIDRs.
+//! What the API server says: this node's pods with their KuryrPorts, and the nodes of the cluster.
 //!
 //! The sinks of the watches are here. Whatever higher rooms need to learn leaves through a callback or a
 //! channel that the caller provides.
 
 mod initial_sync;
+mod node;
 mod objects;
 mod own_node;
 mod pod_ref;
@@ -11,8 +12,9 @@ mod pods;
 mod sources;
 
 pub use initial_sync::InitialSync;
-pub use objects::{Annotations, KuryrPort, Metadata, Node, Pod};
-pub use own_node::watch_own_node;
+pub use node::{MAX_STATED, NETWORK_UNAVAILABLE, Node, STARTUP_TAINT, Stated};
+pub use objects::{Annotations, KuryrPort, Metadata, Pod};
+pub use own_node::{Marks, OwnNode};
 pub use pod_ref::PodRef;
 pub use pods::{Lookup, PodChange, Pods, Port, Subscription};
-pub use sources::{KURYR_PORTS, watch_kuryr_ports, watch_pods};
+pub use sources::{KURYR_PORTS, watch_kuryr_ports, watch_nodes, watch_pods};

@@ -7,7 +7,9 @@ use serde_json::value::RawValue;
 use crate::watch::{Object, ObjectKey};
 
 /// Treats `null` like a missing field.
-fn null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+pub(super) fn null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
@@ -64,29 +66,6 @@ pub struct PodSpec {
 pub struct PodStatus {
     #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
     pub phase: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Node {
-    pub metadata: Metadata,
-    #[serde(default, deserialize_with = "null")]
-    pub spec: NodeSpec,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeSpec {
-    /// At most one per family; empty until a controller assigns them.
-    #[serde(default, deserialize_with = "null", rename = "podCIDRs")]
-    pub pod_cidrs: Vec<String>,
-    /// The first of them; older than the list.
-    #[serde(
-        default,
-        deserialize_with = "null",
-        rename = "podCIDR",
-        skip_serializing_if = "String::is_empty"
-    )]
-    pub pod_cidr: String,
 }
 
 /// Kuryr's VIFs for the pod of the same name.
@@ -177,7 +156,7 @@ macro_rules! watched {
         }
     )*};
 }
-watched!(Pod, Node, KuryrPort);
+watched!(Pod, KuryrPort);
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +188,7 @@ mod tests {
             (object.key().to_string(), object.uid().to_owned(), object.take_version())
         }
         let expected = ("n/a".to_owned(), "u".to_owned(), "7".to_owned());
-        assert_eq!([seen::<Pod>(), seen::<Node>(), seen::<KuryrPort>()], [(); 3].map(|()| expected.clone()));
+        assert_eq!([seen::<Pod>(), seen::<KuryrPort>()], [(); 2].map(|()| expected.clone()));
     }
 
     #[test]

@@ -1,95 +1,114 @@
-//! The watch of the agent's own Node object, which holds the node's pod CIDRs.
+//! What the agent's own Node object says about this node: its pod CIDRs, and what keeps pods off.
 
-use std::{slice, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::Node;
-use crate::{
-    health::Reporter,
-    ipam::{PodCidrs, Ranges, parse_cidr},
-    watch::{Change, Scope, Sink, Watches},
-};
+use crate::{health::Reporter, ipam::Ranges, watch::Change};
 
-struct NodeSink {
+/// The own Node object, as it changes.
+pub struct OwnNode {
     name: String,
-    ranges: Sender<Ranges>,
-    health: Arc<Reporter>,
+    ranges: Option<(Sender<Ranges>, Arc<Reporter>)>,
+    marks: Sender<Marks>,
 }
 
-/// Watches the Node object of a name. The receiver gets the node's ranges each time they change. A Node that
-/// is deleted, or that lost its pod CIDRs, withdraws them: another node may get them.
-pub fn watch_own_node(watches: &Watches, name: &str, health: Arc<Reporter>) -> Receiver<Ranges> {
-    let (ranges, receiver) = channel(Ranges::Awaited);
-    let selector = ("fieldSelector", format!("metadata.name={name}"));
-    let scope = Scope { name: "node", path: "/api/v1/nodes", selector };
-    watches.add(scope, NodeSink { name: name.to_owned(), ranges, health });
-    receiver
+/// What keeps pods off this node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Whether the Node object is known.
+    pub is_known: bool,
+    /// The condition `NetworkUnavailable`, if it is True or False.
+    pub is_network_unavailable: Option<bool>,
+    /// Whether the Node has the taint [`super::STARTUP_TAINT`].
+    pub has_startup_taint: bool,
 }
 
-impl Sink<Node> for NodeSink {
-    fn apply(&self, change: Change<Node>) {
+// === impl OwnNode ===
+
+impl OwnNode {
+    /// The Node object of a name.
+    pub fn new(name: &str) -> (Self, Receiver<Marks>) {
+        let (marks, receiver) = channel(Marks::default());
+        (Self { name: name.to_owned(), ranges: None, marks }, receiver)
+    }
+
+    /// The receiver gets the node's ranges each time they change. A Node that is deleted, or that lost its
+    /// pod CIDRs, withdraws them: another node may get them.
+    pub fn follow_ranges(&mut self, health: Arc<Reporter>) -> Receiver<Ranges> {
+        let (ranges, receiver) = channel(Ranges::Awaited);
+        self.ranges = Some((ranges, health));
+        receiver
+    }
+
+    pub(super) fn apply(&self, change: &Change<Node>) {
         match change {
-            Change::Applied(node) => self.update(&node),
-            Change::Gone { .. } => {
+            Change::Applied(node) if node.name() == self.name => self.update(node),
+            Change::Gone { key, .. } if key.as_str() == self.name => {
+                self.mark(Marks::default());
                 self.withdraw(format!(
                     "the Node object {} was deleted, so that another node may get its pod CIDRs",
                     self.name
                 ));
             }
-            Change::Synced if *self.ranges.borrow() == Ranges::Awaited => {
-                self.health.starting(format!(
-                    "waiting for a controller to set spec.podCIDRs of the Node {}",
-                    self.name
-                ));
-            }
-            Change::Synced => {}
+            Change::Synced => self.await_ranges(),
+            Change::Applied(_) | Change::Gone { .. } => {}
         }
     }
-}
 
-// === impl NodeSink ===
-
-impl NodeSink {
     fn update(&self, node: &Node) {
-        match pod_cidrs(node) {
+        self.mark(Marks {
+            is_known: true,
+            is_network_unavailable: node.is_network_unavailable,
+            has_startup_taint: node.has_startup_taint,
+        });
+        match node.pod_cidrs() {
             Ok(Some(ranges)) => self.set(Ranges::Known(ranges)),
             // A new Node has none until a controller assigns them; nothing assigns others to an old one.
             Ok(None) => self.withdraw(format!("the Node object {} has no spec.podCIDRs", self.name)),
             Err(invalid) => {
                 let why = format!("invalid spec.podCIDRs of the Node {}: {invalid}", self.name);
-                self.health.unhealthy(why.clone());
+                if let Some((_, health)) = &self.ranges {
+                    health.unhealthy(why.clone());
+                }
                 self.withdraw(why);
             }
         }
     }
 
+    fn await_ranges(&self) {
+        let Some((ranges, health)) = &self.ranges else { return };
+        if *ranges.borrow() == Ranges::Awaited {
+            health
+                .starting(format!("waiting for a controller to set spec.podCIDRs of the Node {}", self.name));
+        }
+    }
+
     /// An agent that has never had ranges goes on waiting for them.
     fn withdraw(&self, why: String) {
-        if *self.ranges.borrow() != Ranges::Awaited {
+        if self.ranges.as_ref().is_some_and(|(ranges, _)| *ranges.borrow() != Ranges::Awaited) {
             self.set(Ranges::Withdrawn(why));
         }
     }
 
     fn set(&self, ranges: Ranges) {
-        self.ranges.send_if_modified(|current| {
-            let changed = *current != ranges;
-            *current = ranges;
-            changed
-        });
+        if let Some((sender, _)) = &self.ranges {
+            replace(sender, ranges);
+        }
+    }
+
+    fn mark(&self, marks: Marks) {
+        replace(&self.marks, marks);
     }
 }
 
-/// The pod CIDRs of a Node, if it has any, or why they are invalid.
-fn pod_cidrs(node: &Node) -> Result<Option<PodCidrs>, String> {
-    let spec = &node.spec;
-    // Before dual-stack support there was a single field.
-    let single = slice::from_ref(&spec.pod_cidr);
-    let texts = if spec.pod_cidrs.is_empty() { single } else { spec.pod_cidrs.as_slice() };
-    let texts = texts.iter().filter(|text| !text.is_empty());
-    let ranges = texts.map(|text| parse_cidr(text)).collect::<Result<Vec<_>, _>>();
-    let ranges = ranges.and_then(PodCidrs::new).map_err(|error| error.to_string())?;
-    Ok(Some(ranges).filter(|ranges| !ranges.nets().is_empty()))
+fn replace<T: PartialEq>(sender: &Sender<T>, value: T) {
+    sender.send_if_modified(|current| {
+        let changed = *current != value;
+        *current = value;
+        changed
+    });
 }
 
 #[cfg(test)]
@@ -100,62 +119,76 @@ mod tests {
         watch::ObjectKey,
     };
 
-    fn node(spec: &str) -> Node {
-        serde_json::from_str(&format!(r#"{{"metadata":{{"name":"node","uid":"u1"}},"spec":{spec}}}"#))
-            .unwrap()
+    fn node(spec: &str) -> Change<Node> {
+        named("node", spec)
     }
 
-    fn of(spec: &str) -> Result<Option<String>, String> {
-        Ok(pod_cidrs(&node(spec))?.map(|ranges| ranges.to_string()))
+    fn named(name: &str, spec: &str) -> Change<Node> {
+        let json = format!(r#"{{"metadata":{{"name":"{name}","uid":"u1"}},"spec":{spec}}}"#);
+        Change::applied(serde_json::from_str(&json).unwrap())
     }
 
-    fn sink() -> (NodeSink, Health) {
+    fn own() -> (OwnNode, Receiver<Ranges>, Receiver<Marks>, Health) {
         let health = Health::default();
-        let reporter = Arc::new(health.component("ranges", true, "waiting"));
-        (NodeSink { name: "node".to_owned(), ranges: Sender::default(), health: reporter }, health)
+        let (mut own, marks) = OwnNode::new("node");
+        let ranges = own.follow_ranges(Arc::new(health.component("ranges", true, "waiting")));
+        (own, ranges, marks, health)
     }
 
-    fn gone() -> Change<Node> {
-        Change::Gone { key: ObjectKey::new("", "node"), uid: "u1".to_owned() }
-    }
-
-    #[test]
-    fn pod_cidrs_are_read_in_their_order_from_the_list_and_else_from_the_single_field() {
-        let both = r#"{"podCIDR":"fd00::/64","podCIDRs":["fd00::/64","10.0.0.0/24"]}"#;
-        assert_eq!(of(both), Ok(Some("fd00::/64, 10.0.0.0/24".to_owned())));
-        assert_eq!(of(r#"{"podCIDR":"10.0.0.0/24"}"#), Ok(Some("10.0.0.0/24".to_owned())));
-        assert_eq!(of("{}"), Ok(None));
-        assert!(of(r#"{"podCIDRs":["10.0.0.0/24","ten"]}"#).unwrap_err().contains("ten"));
-        assert!(of(r#"{"podCIDRs":["10.0.0.0/31"]}"#).unwrap_err().contains("too small"));
+    fn gone(name: &str) -> Change<Node> {
+        Change::Gone { key: ObjectKey::new("", name), uid: "u1".to_owned() }
     }
 
     #[test]
     fn a_deleted_node_and_one_without_pod_cidrs_withdraw_the_ranges() {
-        let (sink, _health) = sink();
-        let mut ranges = sink.ranges.subscribe();
+        let (own, mut ranges, _marks, _health) = own();
         let mut now = || ranges.borrow_and_update().clone();
         let why = |ranges| if let Ranges::Withdrawn(why) = ranges { why } else { panic!("{ranges:?}") };
-        sink.apply(Change::applied(node("{}")));
+        own.apply(&node("{}"));
         assert_eq!(now(), Ranges::Awaited, "the controller has not assigned any");
-        sink.apply(Change::applied(node(r#"{"podCIDRs":["10.0.0.0/24"]}"#)));
+        own.apply(&node(r#"{"podCIDRs":["10.0.0.0/24"]}"#));
         assert_eq!(now().nets(), ["10.0.0.0/24".parse().unwrap()]);
-        sink.apply(gone());
+        own.apply(&gone("node"));
         assert!(why(now()).contains("the Node object node was deleted"));
-        sink.apply(Change::applied(node("{}")));
+        own.apply(&node("{}"));
         assert!(why(now()).contains("the Node object node has no spec.podCIDRs"));
-        sink.apply(Change::applied(node(r#"{"podCIDRs":["10.0.1.0/24"]}"#)));
+        own.apply(&node(r#"{"podCIDRs":["10.0.1.0/24"]}"#));
         assert_eq!(now().nets(), ["10.0.1.0/24".parse().unwrap()]);
-        sink.apply(Change::applied(node(r#"{"podCIDRs":["ten"]}"#)));
+        own.apply(&node(r#"{"podCIDRs":["ten"]}"#));
         assert!(why(now()).contains("ten"));
     }
 
     #[test]
+    fn other_nodes_change_no_range_of_this_one() {
+        let (own, mut ranges, _marks, _health) = own();
+        own.apply(&node(r#"{"podCIDRs":["10.0.0.0/24"]}"#));
+        ranges.mark_unchanged();
+        own.apply(&named("node-2", r#"{"podCIDRs":["10.0.1.0/24"]}"#));
+        own.apply(&gone("node-2"));
+        own.apply(&node(r#"{"podCIDRs":["10.0.0.0/24"],"unschedulable":true}"#));
+        assert!(!ranges.has_changed().unwrap());
+    }
+
+    #[test]
     fn an_agent_that_never_had_ranges_waits_for_them() {
-        let (sink, health) = sink();
-        sink.apply(gone());
-        sink.apply(Change::Synced);
+        let (own, ranges, _marks, health) = own();
+        own.apply(&gone("node"));
+        own.apply(&Change::Synced);
         let component = health.components()["ranges"].clone();
-        assert_eq!((component.state, *sink.ranges.borrow() == Ranges::Awaited), (State::Starting, true));
+        assert_eq!((component.state, *ranges.borrow() == Ranges::Awaited), (State::Starting, true));
         assert!(component.why.contains("spec.podCIDRs of the Node node"), "{}", component.why);
+    }
+
+    #[test]
+    fn the_marks_of_the_node_are_those_of_its_object() {
+        let (own, _ranges, marks, _health) = own();
+        own.apply(&named("node-2", r#"{"taints":[{"key":"ferrule.dev/agent-not-ready"}]}"#));
+        assert_eq!(*marks.borrow(), Marks::default());
+        own.apply(&node(r#"{"taints":[{"key":"ferrule.dev/agent-not-ready","effect":"NoExecute"}]}"#));
+        assert!(marks.borrow().is_known && marks.borrow().has_startup_taint);
+        own.apply(&node("{}"));
+        assert!(!marks.borrow().has_startup_taint);
+        own.apply(&gone("node"));
+        assert!(!marks.borrow().is_known);
     }
 }

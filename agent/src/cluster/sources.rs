@@ -1,6 +1,6 @@
-//! The watches of the node's pods and of their KuryrPorts.
+//! The watches of the node's pods, of their KuryrPorts, and of all nodes.
 
-use super::{InitialSync, KuryrPort, Pod, PodChange, Pods};
+use super::{InitialSync, KuryrPort, Node, OwnNode, Pod, PodChange, Pods};
 use crate::watch::{Change, Scope, Sink, Watches};
 
 /// Name of the watch of KuryrPorts.
@@ -20,6 +20,11 @@ struct KuryrPortSink {
     initial_sync: Option<InitialSync>,
 }
 
+struct NodeSink<F> {
+    own: OwnNode,
+    on_change: F,
+}
+
 /// Watches the pods of a node. `on_change` gets the key of each pod that was added, modified or deleted,
 /// after `pods` was updated; it must not block.
 pub fn watch_pods(
@@ -29,16 +34,33 @@ pub fn watch_pods(
     on_change: impl Fn(PodChange) + Send + Sync + 'static,
     initial_sync: Option<InitialSync>,
 ) {
-    let selector = ("fieldSelector", format!("spec.nodeName={node_name}"));
+    let selector = Some(("fieldSelector", format!("spec.nodeName={node_name}")));
     let scope = Scope { name: Pods::WATCH, path: "/api/v1/pods", selector };
     watches.add(scope, PodSink { pods, on_change, initial_sync });
 }
 
 /// Watches the KuryrPorts of a node's pods.
 pub fn watch_kuryr_ports(watches: &Watches, node_name: &str, pods: Pods, initial_sync: Option<InitialSync>) {
-    let selector = ("labelSelector", format!("{KURYR_NODE_LABEL}={node_name}"));
+    let selector = Some(("labelSelector", format!("{KURYR_NODE_LABEL}={node_name}")));
     let scope = Scope { name: KURYR_PORTS, path: "/apis/openstack.org/v1/kuryrports", selector };
     watches.add(scope, KuryrPortSink { pods, initial_sync });
+}
+
+/// Watches all nodes. `on_change` gets each change, after `own` has followed it; it must not block.
+pub fn watch_nodes(
+    watches: &Watches,
+    own: OwnNode,
+    on_change: impl Fn(Change<Node>) + Send + Sync + 'static,
+) {
+    let scope = Scope { name: "nodes", path: "/api/v1/nodes", selector: None };
+    watches.add(scope, NodeSink { own, on_change });
+}
+
+impl<F: Fn(Change<Node>) + Send + Sync + 'static> Sink<Node> for NodeSink<F> {
+    fn apply(&self, change: Change<Node>) {
+        self.own.apply(&change);
+        (self.on_change)(change);
+    }
 }
 
 impl<F: Fn(PodChange) + Send + Sync + 'static> Sink<Pod> for PodSink<F> {

@@ -209,13 +209,13 @@ mod tests {
     };
 
     use super::*;
-    use crate::{events::PodEvent, ipam::PodCidrs, metrics::EventMetrics, watch::Change};
+    use crate::{events::Event, ipam::PodCidrs, metrics::EventMetrics, watch::Change};
 
     struct Fixture {
         decider: Arc<Decider>,
         registry: Arc<Registry>,
         pods: Pods,
-        notes: Receiver<PodEvent>,
+        notes: Receiver<Event>,
         _dir: tempfile::TempDir,
     }
 

@@ -1,9 +1,9 @@
-//! Kubernetes Events about pods.
+//! Kubernetes Events about pods and nodes.
 //!
 //! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event
 //! that finds the queue full is dropped and counted.
 
-mod pod_event;
+mod event;
 mod rate_limit;
 mod recorder;
 mod series;
@@ -14,13 +14,13 @@ use crate::{
     cluster::{PodRef, Pods},
     metrics::EventMetrics,
 };
-pub use pod_event::PodEvent;
+pub use event::{About, Event};
 pub use recorder::Recorder;
 
 /// The sending end of the queue. Clones share the queue.
 #[derive(Clone)]
 pub struct Events {
-    sender: Option<(mpsc::Sender<PodEvent>, Pods)>,
+    sender: Option<(mpsc::Sender<Event>, Pods)>,
     metrics: EventMetrics,
 }
 
@@ -41,6 +41,8 @@ pub enum Reason {
     /// The agent's own IPAM has no address for the pod.
     NoAddress,
     PlugFailed,
+    /// A range or an address of a Node object is not routed.
+    NodeRangeRefused,
 }
 
 /// More than all pods of a node cause at once.
@@ -55,7 +57,7 @@ impl Events {
     }
 
     /// A queue, with its receiving end. `pods` provides the UIDs of static pods.
-    pub fn channel(metrics: EventMetrics, pods: Pods) -> (Self, mpsc::Receiver<PodEvent>) {
+    pub fn channel(metrics: EventMetrics, pods: Pods) -> (Self, mpsc::Receiver<Event>) {
         let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         (Self { sender: Some((sender, pods)), metrics }, receiver)
     }
@@ -63,7 +65,8 @@ impl Events {
     /// Queues an Event. Containers outside Kubernetes get none.
     pub fn record(&self, pod: &PodRef, reason: Reason, note: impl Into<String>) {
         let Some((sender, pods)) = self.sender.as_ref().filter(|_| pod.is_of_kubernetes()) else { return };
-        let event = PodEvent {
+        let event = Event {
+            about: About::Pod,
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             // The kubelet has another UID for a static pod than the API.
@@ -72,6 +75,25 @@ impl Events {
             is_warning: reason.is_warning(),
             note: note.into(),
         };
+        self.queue(sender, event);
+    }
+
+    /// Queues an Event about a node.
+    pub fn record_node(&self, name: &str, uid: &str, reason: Reason, note: impl Into<String>) {
+        let Some((sender, _)) = &self.sender else { return };
+        let event = Event {
+            about: About::Node,
+            namespace: String::new(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            reason: reason.as_str(),
+            is_warning: reason.is_warning(),
+            note: note.into(),
+        };
+        self.queue(sender, event);
+    }
+
+    fn queue(&self, sender: &mpsc::Sender<Event>, event: Event) {
         if sender.try_send(event).is_err() {
             self.metrics.lost.inc();
         }
@@ -92,6 +114,7 @@ impl Reason {
             Self::VifIgnored => "CNIVIFIgnored",
             Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
+            Self::NodeRangeRefused => "NodeRangeRefused",
         }
     }
 
@@ -148,6 +171,7 @@ mod tests {
             (Reason::TimedOutWaitingForActiveVifs, "CNITimedOutWaitingForActiveVIFs", true),
             (Reason::VifRefused, "CNIVIFRefused", true),
             (Reason::PlugFailed, "CNIPlugFailed", true),
+            (Reason::NodeRangeRefused, "NodeRangeRefused", true),
         ] {
             assert_eq!((reason.as_str(), reason.is_warning()), (name, is_warning));
         }

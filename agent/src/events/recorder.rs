@@ -1,4 +1,4 @@
-//! Writes Events about pods to the API server (`events.k8s.io/v1`).
+//! Writes Events to the API server (`events.k8s.io/v1`).
 //!
 //! Each Event is a write to etcd, and all nodes have Events just when a cluster is in trouble. Repetitions
 //! are therefore counted in a *series*, requests are rate limited, and failed ones are dropped after one
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    pod_event::{PodEvent, collection},
+    event::{About, Event, collection},
     rate_limit::RateLimit,
     series::{AllSeries, Key, Series},
 };
@@ -38,12 +38,10 @@ pub struct Recorder {
 }
 
 const CONTROLLER: &str = "ferrule-agent";
-/// All Events are about ADDs.
-const ACTION: &str = "Add";
 /// Bytes; limits of the API server (`pkg/apis/core/validation/events.go` in Kubernetes).
 const MAX_NOTE: usize = 1024;
 const MAX_INSTANCE: usize = 128;
-/// Bytes of an object's name, and of the suffix after the pod's name.
+/// Bytes of an object's name, and of the suffix after the name of what the Event is about.
 const MAX_NAME: usize = 253;
 const SUFFIX: usize = 1 + 16;
 const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_secs(30))
@@ -66,7 +64,7 @@ impl Recorder {
     }
 
     /// Sends Events until all senders of the queue are dropped.
-    pub async fn run(mut self, mut queue: mpsc::Receiver<PodEvent>) {
+    pub async fn run(mut self, mut queue: mpsc::Receiver<Event>) {
         loop {
             let due = self.series.due().map(|due| due.max(self.limit.next_count_at()));
             let wait = async {
@@ -86,7 +84,7 @@ impl Recorder {
     }
 
     /// Counts the Event in its series, or sends it as the first of a new series.
-    async fn record(&mut self, event: PodEvent) {
+    async fn record(&mut self, event: Event) {
         let key = Key::of(&event);
         if self.series.count(&key) {
             return;
@@ -96,13 +94,13 @@ impl Recorder {
             return;
         }
         let (name, json) = self.json(&event);
-        let request = request(Method::POST, collection(&event.namespace), "application/json", &json);
-        if self
-            .send(&format!("create an Event about the pod {}/{}", event.namespace, event.name), request)
-            .await
-            .is_ok()
-        {
-            self.series.insert(key, Series::new(event.namespace, name));
+        let request = request(Method::POST, collection(event.home()), "application/json", &json);
+        let what = match event.about {
+            About::Pod => format!("create an Event about the pod {}/{}", event.namespace, event.name),
+            About::Node => format!("create an Event about the node {}", event.name),
+        };
+        if self.send(&what, request).await.is_ok() {
+            self.series.insert(key, Series::new(event.home().to_owned(), name));
         }
     }
 
@@ -140,7 +138,7 @@ impl Recorder {
                 self.metrics.failed.inc();
             }
             if !retries && !std::mem::replace(&mut self.is_failing, true) {
-                tracing::warn!(%error, "dropping Events about pods{}", error.remedy());
+                tracing::warn!(%error, "dropping Events{}", error.remedy());
             }
             if is_transient(&error) {
                 sleep(self.backoff.next_requested(error.retry_after(), Instant::now())).await;
@@ -153,25 +151,29 @@ impl Recorder {
     }
 
     /// The name and the JSON of a new Event.
-    fn json(&self, pod_event: &PodEvent) -> (String, Value) {
-        let pod = truncate(&pod_event.name, MAX_NAME - SUFFIX).trim_end_matches(['.', '-']);
-        let name = format!("{pod}.{:016x}", fastrand::u64(..));
-        let event = json!({
+    fn json(&self, event: &Event) -> (String, Value) {
+        let object = truncate(&event.name, MAX_NAME - SUFFIX).trim_end_matches(['.', '-']);
+        let name = format!("{object}.{:016x}", fastrand::u64(..));
+        let mut regarding = json!({
+            "apiVersion": "v1", "kind": event.about.kind(), "name": event.name, "uid": event.uid,
+        });
+        if let Some(regarding) = regarding.as_object_mut().filter(|_| !event.namespace.is_empty()) {
+            regarding.insert("namespace".to_owned(), event.namespace.clone().into());
+        }
+        let json = json!({
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": { "namespace": pod_event.namespace, "name": name },
+            "metadata": { "namespace": event.home(), "name": name },
             "eventTime": now(),
             "reportingController": CONTROLLER,
             "reportingInstance": self.node,
-            "action": ACTION,
-            "reason": pod_event.reason,
-            "regarding": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": pod_event.namespace, "name": pod_event.name, "uid": pod_event.uid,
-            },
-            "note": truncate(&pod_event.note, MAX_NOTE),
-            "type": if pod_event.is_warning { "Warning" } else { "Normal" },
+            "action": event.about.action(),
+            "reason": event.reason,
+            "regarding": regarding,
+            "note": truncate(&event.note, MAX_NOTE),
+            "type": if event.is_warning { "Warning" } else { "Normal" },
         });
-        (name, event)
+        (name, json)
     }
 }
 

@@ -4,16 +4,16 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::pod_event::{PodEvent, collection};
+use super::event::{About, Event, collection};
 
 /// The current series.
 #[derive(Debug, Default)]
 pub(super) struct AllSeries(HashMap<Key, Series>);
 
-/// Events of one pod and one reason form a series.
+/// Events of one pod and one reason form a series; those of a node also have to say the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    pod: String,
+    object: String,
     reason: &'static str,
 }
 
@@ -96,10 +96,13 @@ impl Series {
 // === impl Key ===
 
 impl Key {
-    pub fn of(event: &PodEvent) -> Self {
-        let PodEvent { namespace, name, uid, reason, .. } = event;
-        let pod = if uid.is_empty() { format!("{namespace}/{name}") } else { uid.clone() };
-        Self { pod, reason }
+    pub fn of(event: &Event) -> Self {
+        let Event { about, namespace, name, uid, reason, note, .. } = event;
+        let mut object = if uid.is_empty() { format!("{namespace}/{name}") } else { uid.clone() };
+        if *about == About::Node {
+            object.push_str(note);
+        }
+        Self { object, reason }
     }
 }
 
@@ -110,7 +113,7 @@ mod tests {
     use super::*;
 
     fn key(pod: usize) -> Key {
-        Key { pod: pod.to_string(), reason: "CNIPlugFailed" }
+        Key { object: pod.to_string(), reason: "CNIPlugFailed" }
     }
 
     fn insert(all: &mut AllSeries, pod: usize) {
@@ -194,7 +197,8 @@ mod tests {
 
     #[test]
     fn events_of_pods_without_uid_are_distinguished_by_name() {
-        let event = |name: &str, uid: &str, reason| PodEvent {
+        let event = |name: &str, uid: &str, reason| Event {
+            about: About::Pod,
             namespace: "n".to_owned(),
             name: name.to_owned(),
             uid: uid.to_owned(),
@@ -207,6 +211,6 @@ mod tests {
         assert_ne!(key("a", "u1", "X"), key("a", "u2", "X"));
         assert_ne!(key("a", "u1", "X"), key("a", "u1", "Y"));
         assert_ne!(key("a", "", "X"), key("b", "", "X"));
-        assert_eq!(key("a", "", "X").pod, "n/a");
+        assert_eq!(key("a", "", "X").object, "n/a");
     }
 }

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 pub use pool::COOLDOWN;
 use pool::Pool;
 pub use pressure::Pressure;
-pub(crate) use range::is_unicast;
 pub use range::{PodCidrs, RangeError, overlap, parse as parse_cidr};
+pub(crate) use range::{is_unicast, is_unicast_range};
 
 /// The ranges of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Which ranges and addresses pods can have.
 
-use std::{fmt, net::IpAddr, ops::RangeInclusive};
+use std::{fmt, net::IpAddr, ops::RangeInclusive, sync::LazyLock};
 
 use ipnet::IpNet;
 
@@ -28,16 +28,19 @@ pub enum RangeError {
 
 /// Ranges that no pod address can be in, because the dataplane does not forward them or the pods' gateways
 /// are in them: this host, loopback, link-local, multicast, reserved, and IPv4 in IPv6.
-const NEVER: [&str; 8] = [
-    "0.0.0.0/8",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "224.0.0.0/3",
-    "::/96",
-    "::ffff:0:0/96",
-    "fe80::/10",
-    "ff00::/8",
-];
+static NEVER: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
+    let ranges = [
+        "0.0.0.0/8",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "224.0.0.0/3",
+        "::/96",
+        "::ffff:0:0/96",
+        "fe80::/10",
+        "ff00::/8",
+    ];
+    ranges.iter().filter_map(|range| range.parse().ok()).collect()
+});
 
 // === impl PodCidrs ===
 
@@ -88,7 +91,12 @@ pub fn parse(text: &str) -> Result<IpNet, RangeError> {
 
 /// Whether a pod can have an address, in whatever range.
 pub fn is_unicast(address: IpAddr) -> bool {
-    !never().any(|range| range.contains(&address))
+    !NEVER.iter().any(|range| range.contains(&address))
+}
+
+/// Whether each address of a range is one that a pod can have.
+pub fn is_unicast_range(range: &IpNet) -> bool {
+    !NEVER.iter().any(|never| overlap(never, range))
 }
 
 /// Whether two ranges have an address in common.
@@ -124,14 +132,10 @@ fn check(net: IpNet) -> Result<(), RangeError> {
     if net != net.trunc() {
         return Err(RangeError::HostBits { given: net, meant: net.trunc() });
     }
-    if never().any(|range| overlap(&range, &net)) {
+    if !is_unicast_range(&net) {
         return Err(RangeError::NotUnicast(net));
     }
     if allocatable(net).is_empty() { Err(RangeError::NoRoom(net)) } else { Ok(()) }
-}
-
-fn never() -> impl Iterator<Item = IpNet> {
-    NEVER.iter().filter_map(|range| range.parse().ok())
 }
 
 #[cfg(test)]

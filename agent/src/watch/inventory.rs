@@ -122,7 +122,7 @@ impl<T: Object> Inventory<T> {
         self.known.remove(&key).map(|object| Removed::new(key, &*object))
     }
 
-    /// Notes an object that exists, and cannot be decoded.
+    /// Notes an object that exists, and cannot be decoded or says nothing new.
     pub(super) fn pass_over(&mut self, key: &ObjectKey, version: String) {
         self.list(key);
         self.move_to(version);

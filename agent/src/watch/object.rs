@@ -11,6 +11,12 @@ pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
     /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use
     /// for it.
     fn take_version(&mut self) -> String;
+
+    /// Whether an earlier version of the object has already said all this. The watch then neither repeats the
+    /// object to its sink nor writes it to the checkpoint.
+    fn is_repeated_from(&self, _earlier: &Self) -> bool {
+        false
+    }
 }
 
 /// Namespace and name of an object. A later object with the same key has another UID. Clones share the text.

@@ -97,7 +97,7 @@ mod tests {
     use crate::api::Status;
 
     fn pages(known: Option<&str>) -> Pages {
-        let selector = ("fieldSelector", "x=y".to_owned());
+        let selector = Some(("fieldSelector", "x=y".to_owned()));
         let scope = Scope { name: "pods", path: "/api/v1/pods", selector };
         Pages::new(Arc::new(Api::new(None)), scope, known)
     }

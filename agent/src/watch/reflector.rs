@@ -280,6 +280,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     fn item(&mut self, item: Item<T>) {
         match item {
             Item::Object { key, object, version } => {
+                let known = self.inventory.get(&key).filter(|_| !self.unconfirmed.is_holding());
+                if known.is_some_and(|known| object.is_repeated_from(known)) {
+                    return self.inventory.pass_over(&key, version);
+                }
                 let object = Arc::new(object);
                 let replaced = self.inventory.apply(&key, Arc::clone(&object), version);
                 self.removed(replaced);

@@ -6,7 +6,8 @@ use super::object::ObjectKey;
 
 #[derive(Debug, Clone)]
 pub enum Change<T> {
-    /// Added or modified, or repeated unchanged. The watch keeps a reference, for its checkpoints.
+    /// Added or modified, or repeated unchanged, unless its type recognizes repetitions. The watch keeps a
+    /// reference, for its checkpoints.
     Applied(Arc<T>),
     /// Deleted, or no longer selected.
     Gone { key: ObjectKey, uid: String },

@@ -43,6 +43,11 @@ impl<T> Unconfirmed<T> {
         self.until
     }
 
+    /// Whether the sink lacks objects of the inventory.
+    pub(super) fn is_holding(&self) -> bool {
+        self.until.is_some()
+    }
+
     /// Holds an object of a resumed stream back, in the place of an older version. Returns the object if
     /// nothing is held back any more.
     pub(super) fn replace(&mut self, key: &ObjectKey, object: Arc<T>) -> Option<Arc<T>> {

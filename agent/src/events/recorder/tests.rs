@@ -40,7 +40,7 @@ struct Asked {
 struct Test {
     server: Server,
     metrics: EventMetrics,
-    notes: mpsc::Sender<PodEvent>,
+    notes: mpsc::Sender<Event>,
 }
 
 impl Server {
@@ -100,8 +100,9 @@ impl Test {
     }
 }
 
-fn note(pod: &str) -> PodEvent {
-    PodEvent {
+fn note(pod: &str) -> Event {
+    Event {
+        about: About::Pod,
         namespace: "shop".to_owned(),
         name: pod.to_owned(),
         uid: format!("uid-{pod}"),
@@ -145,11 +146,8 @@ async fn an_event_has_the_fields_that_the_api_server_requires() {
 #[tokio::test(start_paused = true)]
 async fn long_fields_are_truncated_to_the_limits_of_the_api_server() {
     let test = Test::start([]);
-    let long = PodEvent {
-        name: format!("{}-{}", "a".repeat(235), "b".repeat(17)),
-        note: "ü".repeat(800),
-        ..note("")
-    };
+    let long =
+        Event { name: format!("{}-{}", "a".repeat(235), "b".repeat(17)), note: "ü".repeat(800), ..note("") };
     test.notes.send(long).await.unwrap();
     sleep(secs(1)).await;
     let body = &test.asked()[0].body;
@@ -192,8 +190,8 @@ async fn repetitions_are_counted_on_the_first_event_once_a_minute() {
 async fn another_reason_pod_or_time_starts_a_new_series() {
     let test = Test::start([]);
     test.record("a").await;
-    test.notes.send(PodEvent { uid: "its-successor".to_owned(), ..note("a") }).await.unwrap();
-    test.notes.send(PodEvent { reason: "CNIWaitingForVIF", is_warning: false, ..note("a") }).await.unwrap();
+    test.notes.send(Event { uid: "its-successor".to_owned(), ..note("a") }).await.unwrap();
+    test.notes.send(Event { reason: "CNIWaitingForVIF", is_warning: false, ..note("a") }).await.unwrap();
     sleep(secs(601)).await;
     test.record("a").await;
     let asked = test.asked();

@@ -107,10 +107,7 @@ async fn readiness_does_not_depend_on_the_api_server() {
     };
     let api = Arc::new(Api::new(Some("/nowhere".into())));
     let watches = Watches::new(api, Arc::new(Nothing), settings, metrics, health);
-    watches.add(
-        Scope { name: "pods", path: "/api/v1/pods", selector: ("fieldSelector", String::new()) },
-        Nothing,
-    );
+    watches.add(Scope { name: "pods", path: "/api/v1/pods", selector: None }, Nothing);
     sleep(Duration::from_secs(300)).await;
     let pods = observed.health.components()["pods"].clone();
     assert_eq!(pods.state, health::State::Unhealthy, "{}", pods.why);

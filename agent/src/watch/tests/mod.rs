@@ -156,7 +156,7 @@ impl Test {
             Scope {
                 name: "pods",
                 path: "/api/v1/pods",
-                selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
+                selector: Some(("fieldSelector", "spec.nodeName=node".to_owned())),
             },
             Arc::new(Api::with_client(script.client())),
             changes.clone(),
@@ -499,7 +499,7 @@ async fn watches_can_be_added_and_removed() {
     let scope = || Scope {
         name: "pods",
         path: "/api/v1/pods",
-        selector: ("fieldSelector", "spec.nodeName=node".to_owned()),
+        selector: Some(("fieldSelector", "spec.nodeName=node".to_owned())),
     };
     watches.add::<TestObject>(scope(), changes.clone());
     watches.add::<TestObject>(scope(), changes.clone());

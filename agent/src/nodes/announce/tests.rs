@@ -1,0 +1,2 @@
+#![expect(unused_imports, reason = "tests follow")]
+use super::*;

@@ -1,0 +1,85 @@
+//! Which ranges and addresses have an owner. No two ranges overlap, so that a look-up costs a step in a tree.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+
+/// Owners are numbers of the caller's.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// By the first address.
+    ranges: BTreeMap<IpAddr, (IpNet, usize)>,
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+// === impl Claims ===
+
+impl Claims {
+    /// An accepted range that overlaps this one, with its owner.
+    pub fn overlapping(&self, range: IpNet) -> Option<(IpNet, usize)> {
+        // Of disjoint ranges that begin before the end, the last one ends last.
+        let (_, (last, owner)) = self.ranges.range(..=range.broadcast()).next_back()?;
+        crate::ipam::overlap(last, &range).then_some((*last, *owner))
+    }
+
+    /// An address in a range, with its owner.
+    pub fn address_in(&self, range: IpNet) -> Option<(IpAddr, usize)> {
+        let inside = range.network()..=range.broadcast();
+        self.addresses.range(inside).next().map(|(address, owner)| (*address, *owner))
+    }
+
+    pub fn owner_of(&self, address: IpAddr) -> Option<usize> {
+        self.addresses.get(&address).copied()
+    }
+
+    /// The caller has checked that nothing overlaps.
+    pub fn add_range(&mut self, range: IpNet, owner: usize) {
+        self.ranges.insert(range.network(), (range, owner));
+    }
+
+    pub fn add_address(&mut self, address: IpAddr, owner: usize) {
+        self.addresses.entry(address).or_insert(owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_overlap_is_found_in_wider_narrower_and_equal_ranges_of_the_same_family() {
+        let mut claims = Claims::default();
+        for (owner, range) in ["10.0.1.0/24", "10.0.4.0/22", "fd00::/64"].into_iter().enumerate() {
+            claims.add_range(net(range), owner);
+        }
+        let owner = |range: &str| claims.overlapping(net(range)).map(|(_, owner)| owner);
+        assert_eq!(owner("10.0.1.0/24"), Some(0));
+        assert_eq!(owner("10.0.1.128/25"), Some(0));
+        assert_eq!(owner("10.0.0.0/23"), Some(0));
+        assert_eq!(owner("10.0.7.255/32"), Some(1));
+        assert_eq!(owner("10.0.0.0/8"), Some(1), "any of them");
+        assert_eq!(owner("fd00:0:0:1::/80"), None);
+        assert_eq!(owner("fd00::1/128"), Some(2));
+        for free in ["10.0.0.0/24", "10.0.2.0/23", "10.0.8.0/24", "fd01::/64", "::/16"] {
+            assert_eq!(owner(free), None, "{free}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_found_in_ranges_of_their_family() {
+        let mut claims = Claims::default();
+        claims.add_address("10.0.1.7".parse().unwrap(), 3);
+        claims.add_address("10.0.1.7".parse().unwrap(), 4);
+        claims.add_address("fd00::7".parse().unwrap(), 5);
+        assert_eq!(claims.owner_of("10.0.1.7".parse().unwrap()), Some(3), "the first one keeps it");
+        assert_eq!(claims.address_in(net("10.0.1.0/24")).map(|it| it.1), Some(3));
+        assert_eq!(claims.address_in(net("10.0.1.7/32")).map(|it| it.1), Some(3));
+        assert_eq!(claims.address_in(net("fd00::/64")).map(|it| it.1), Some(5));
+        assert_eq!(claims.address_in(net("10.0.2.0/24")), None);
+        assert_eq!(claims.address_in(net("fd00::8/125")), None);
+    }
+}

@@ -1,0 +1,188 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::{
+    super::testing::{Accepted, Short, oracle, short},
+    *,
+};
+use crate::{
+    events::Events,
+    health::{Health, State},
+    metrics::EventMetrics,
+};
+
+fn gone(node: &Short) -> Change<cluster::Node> {
+    Change::Gone { key: ObjectKey::new("", &node.name), uid: node.uid.clone() }
+}
+
+fn running() -> (Arc<Table>, Receiver<Arc<Nodes>>, Health) {
+    let (table, nodes) = Table::new("own", Vec::new());
+    let health = Health::default();
+    let refusals = Refusals::new(
+        health.component("cluster", false, "not listed yet"),
+        Events::disabled(EventMetrics::default()),
+    );
+    tokio::spawn(Arc::clone(&table).run(refusals));
+    (table, nodes, health)
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_published_before_the_nodes_are_listed_and_this_one_is_among_them() {
+    let (table, mut nodes, health) = running();
+    table.apply(Change::Applied(short("b", 2, &["10.244.1.0/24"], &[]).object()));
+    sleep(Duration::from_secs(1)).await;
+    assert!(!nodes.has_changed().unwrap() && !nodes.borrow().is_synced);
+    table.apply(Change::Synced);
+    sleep(Duration::from_secs(1)).await;
+    assert!(!nodes.has_changed().unwrap(), "a list without this node");
+    let component = health.components()["cluster"].clone();
+    assert_eq!(component.state, State::Starting);
+    assert!(component.why.contains("no Node own yet"), "{}", component.why);
+    let own = short("own", 1, &["10.244.0.0/24"], &[]);
+    table.apply(Change::Applied(own.object()));
+    nodes.changed().await.unwrap();
+    assert!(nodes.borrow_and_update().is_synced);
+    assert_eq!(health.components()["cluster"].state, State::Healthy);
+    table.apply(gone(&own));
+    nodes.changed().await.unwrap();
+    let now = nodes.borrow_and_update().clone();
+    assert!(now.is_synced && now.own.is_none() && now.others.len() == 1, "its object was deleted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_of_changes_is_one_message_and_a_change_without_news_none() {
+    let (table, mut nodes, _health) = running();
+    table.apply(Change::Applied(short("own", 1, &[], &[]).object()));
+    table.apply(Change::Synced);
+    nodes.changed().await.unwrap();
+    nodes.mark_unchanged();
+    let node = |at: u8| short(&format!("n{at}"), at, &[&format!("10.244.{at}.0/24")], &[]);
+    (1..50).for_each(|at| table.apply(Change::Applied(node(at).object())));
+    nodes.changed().await.unwrap();
+    assert_eq!(nodes.borrow_and_update().others.len(), 49);
+    table.apply(Change::Applied(node(7).object()));
+    sleep(Duration::from_secs(1)).await;
+    assert!(!nodes.has_changed().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_shown_until_it_is_resolved() {
+    let (table, _nodes, health) = running();
+    let old = short("old", 2, &["10.244.1.0/24"], &[]);
+    for node in [&short("own", 1, &[], &[]), &old, &short("new", 3, &["10.244.1.0/24"], &[])] {
+        table.apply(Change::Applied(node.object()));
+    }
+    table.apply(Change::Synced);
+    sleep(Duration::from_secs(1)).await;
+    let component = health.components()["cluster"].clone();
+    assert_eq!(component.state, State::Unhealthy);
+    assert!(component.why.contains("the range 10.244.1.0/24 of new"), "{}", component.why);
+    assert!(health.is_ready(), "ADD works all the same");
+    table.apply(gone(&old));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(health.components()["cluster"].state, State::Healthy);
+}
+
+/// What a table accepts of each node.
+fn accepted(table: &Table) -> BTreeMap<String, Accepted> {
+    let nodes = table.resolved().unwrap().nodes;
+    let of = |it: &super::super::Node| {
+        let ranges = it.ranges.iter().map(ToString::to_string).collect();
+        (it.uid.to_string(), (ranges, it.addresses.iter().map(ToString::to_string).collect()))
+    };
+    nodes.own.iter().chain(&nodes.others).map(of).collect()
+}
+
+fn node() -> impl Strategy<Value = Short> {
+    let names = prop::sample::select(vec!["own", "a", "b", "c", "d"]);
+    // Overlaps are likely, and so is every reason to refuse.
+    let ranges = prop::sample::select(vec![
+        "10.0.0.0/24",
+        "10.0.0.0/23",
+        "10.0.1.0/24",
+        "10.0.0.128/25",
+        "10.0.2.0/24",
+        "10.0.0.0/8",
+        "10.96.0.0/24",
+        "fd00::/64",
+        "fd00:0:0:1::/64",
+        "fd00::/48",
+        "8.0.0.0/7",
+        "127.0.0.0/24",
+        "192.0.2.0/24",
+        "ten",
+        "10.0.0.1/24",
+    ]);
+    let addresses = prop::sample::select(vec![
+        "192.0.2.1",
+        "192.0.2.2",
+        "192.0.2.3",
+        "10.0.0.7",
+        "10.0.1.7",
+        "fd00::7",
+        "127.0.0.1",
+        "fe80::1",
+    ]);
+    let parts = (prop::collection::vec(ranges, 0..4), prop::collection::vec(addresses, 0..4));
+    (names, 0_u8..3, 0_u8..3, parts).prop_map(|(name, generation, created, (ranges, addresses))| {
+        // What this node has is checked before: none of its ranges may be wrong.
+        let ranges: &[&str] = match (name, ranges.first()) {
+            ("own", Some(&first))
+                if !["8.0.0.0/7", "127.0.0.0/24", "ten", "10.0.0.1/24"].contains(&first) =>
+            {
+                &[first]
+            }
+            ("own", _) => &[],
+            _ => &ranges,
+        };
+        let uid = format!("uid-{name}-{generation}");
+        Short { uid, ..short(name, created, ranges, &addresses) }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_order_of_events_never_matters(
+        events in prop::collection::vec((any::<bool>(), node()), 0..30),
+        seed in any::<u64>(),
+    ) {
+        let services = ["10.96.0.0/12"];
+        let (table, _nodes) = Table::new("own", services.map(|it| it.parse().unwrap()).to_vec());
+        table.apply(Change::Applied(short("own", 59, &[], &[]).object()));
+        table.apply(gone(&short("own", 59, &[], &[])));
+        table.apply(Change::Synced);
+        let mut present: BTreeMap<String, Short> = BTreeMap::new();
+        for (is_gone, node) in events {
+            // The own node is the one of its name; a watch never shows two objects of one name.
+            let same = |it: &Short| it.name == node.name && it.uid != node.uid;
+            if node.name == "own" && present.values().any(same) {
+                continue;
+            }
+            if is_gone {
+                present.remove(&node.uid);
+                table.apply(gone(&node));
+            } else {
+                table.apply(Change::Applied(node.object()));
+                present.insert(node.uid.clone(), node);
+            }
+        }
+        let all: Vec<Short> = present.into_values().collect();
+        let expected: BTreeMap<_, _> =
+            all.iter().map(|it| (it.uid.clone(), oracle(&all, it, "own", &services))).collect();
+        prop_assert_eq!(accepted(&table), expected.clone());
+
+        // The same set in another order.
+        let (again, _nodes) = Table::new("own", services.map(|it| it.parse().unwrap()).to_vec());
+        let mut shuffled = all;
+        let mut random = fastrand::Rng::with_seed(seed);
+        random.shuffle(&mut shuffled);
+        again.apply(Change::Synced);
+        again.apply(Change::Applied(short("own", 59, &[], &[]).object()));
+        again.apply(gone(&short("own", 59, &[], &[])));
+        shuffled.iter().for_each(|it| again.apply(Change::Applied(it.object())));
+        prop_assert_eq!(accepted(&again), expected);
+    }
+}

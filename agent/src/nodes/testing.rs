@@ -1,0 +1,125 @@
+//! Node objects for tests, and an oracle of what each node may have.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::cluster;
+
+/// A Node object in short.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Short {
+    pub name: String,
+    pub uid: String,
+    /// Seconds of a minute.
+    pub created: u8,
+    pub ranges: Vec<String>,
+    pub addresses: Vec<String>,
+}
+
+/// The accepted ranges and addresses of a node, in their order.
+pub(super) type Accepted = (Vec<String>, Vec<String>);
+
+pub(super) fn short(name: &str, created: u8, ranges: &[&str], addresses: &[&str]) -> Short {
+    let owned = |texts: &[&str]| texts.iter().map(|it| (*it).to_owned()).collect();
+    let (ranges, addresses) = (owned(ranges), owned(addresses));
+    Short { name: name.to_owned(), uid: format!("uid-{name}"), created, ranges, addresses }
+}
+
+// === impl Short ===
+
+impl Short {
+    pub fn object(&self) -> Arc<cluster::Node> {
+        let addresses: Vec<_> =
+            self.addresses.iter().map(|it| json!({ "type": "InternalIP", "address": it })).collect();
+        let object = json!({
+            "metadata": {
+                "name": self.name, "uid": self.uid,
+                "creationTimestamp": format!("2026-01-02T03:04:{:02}Z", self.created),
+            },
+            "spec": { "podCIDRs": self.ranges },
+            "status": { "addresses": addresses },
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+}
+
+/// First and last number of a range, IPv4 above all of IPv6; `None` if the text is no CIDR.
+fn span(text: &str) -> Option<(bool, u32, u128, u128)> {
+    let (address, length) = text.split_once('/')?;
+    let length: u32 = length.parse().ok()?;
+    let (is_v4, bits, number) = match address.parse::<std::net::IpAddr>().ok()? {
+        std::net::IpAddr::V4(it) => (true, 32, u128::from(u32::from(it))),
+        std::net::IpAddr::V6(it) => (false, 128, u128::from(it)),
+    };
+    let mask = 1_u128.checked_shl(bits - length).map_or(u128::MAX, |size| size - 1);
+    (number & mask == 0).then_some((is_v4, length, number, number | mask))
+}
+
+fn meet(one: &str, other: &str) -> bool {
+    let (Some((v4, _, first, last)), Some((other_v4, _, other_first, other_last))) = (span(one), span(other))
+    else {
+        return false;
+    };
+    v4 == other_v4 && first <= other_last && other_first <= last
+}
+
+fn host(address: &str) -> String {
+    format!("{address}/{}", if address.contains(':') { 128 } else { 32 })
+}
+
+const UNUSABLE: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/3",
+    "::/96",
+    "::ffff:0:0/96",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+/// What a node may have among all, as the rules say for one node at a time: `None` if there is no such node.
+/// Exponential, and meant to be.
+pub(super) fn oracle(all: &[Short], of: &Short, own: &str, services: &[&str]) -> Accepted {
+    let is_earlier = |one: &Short, other: &Short| {
+        let age = |it: &Short| (it.name != own, it.created, it.uid.clone());
+        age(one) < age(other)
+    };
+    let own_ranges: Vec<&String> =
+        all.iter().filter(|it| it.name == own).flat_map(|it| it.ranges.iter().take(8)).collect();
+    let has_address = |node: &Short, address: &str| {
+        let is_own = node.name == own;
+        node.addresses.iter().take(8).any(|it| it == address)
+            && !UNUSABLE.iter().any(|it| meet(it, &host(address)))
+            && (is_own || !own_ranges.iter().any(|it| meet(it, &host(address))))
+    };
+    let earlier: Vec<&Short> = all.iter().filter(|it| is_earlier(it, of)).collect();
+    let mut addresses = Vec::new();
+    for address in of.addresses.iter().take(8) {
+        let taken = earlier.iter().any(|it| has_address(it, address));
+        if has_address(of, address) && !taken && !addresses.contains(address) {
+            addresses.push(address.clone());
+        }
+    }
+    if of.name == own {
+        return (of.ranges.clone(), addresses);
+    }
+    let any_address = |range: &str| {
+        all.iter().any(|node| node.addresses.iter().any(|it| has_address(node, it) && meet(range, &host(it))))
+    };
+    let mut ranges: Vec<String> = Vec::new();
+    for range in of.ranges.iter().take(8) {
+        let Some((is_v4, length, ..)) = span(range) else { continue };
+        let is_refused = length < if is_v4 { 8 } else { 16 }
+            || UNUSABLE.iter().any(|it| meet(it, range))
+            || services.iter().any(|it| meet(it, range))
+            || any_address(range)
+            || ranges.iter().any(|it| meet(it, range))
+            || earlier.iter().any(|it| oracle(all, it, own, services).0.iter().any(|it| meet(it, range)));
+        if !is_refused {
+            ranges.push(range.clone());
+        }
+    }
+    (ranges, addresses)
+}
