@@ -54,6 +54,22 @@ pub fn with_cluster_of<T: Send>(
     })
 }
 
+/// Creates an existing sandbox's pod in the API, bound to a node.
+///
+/// # Errors
+/// If a pod of this name exists.
+pub fn schedule(api: &ApiServer, node: &str, pod: &Pod, annotations: &[(&str, &str)]) -> anyhow::Result<()> {
+    let mut object = objects::pod(NAMESPACE, &pod.name, node);
+    for (name, value) in annotations {
+        object = objects::with_annotation(object, name, value);
+    }
+    let metadata =
+        object.get_mut("metadata").and_then(Value::as_object_mut).context("the object has no metadata")?;
+    metadata.insert("uid".to_owned(), json!(pod.uid));
+    api.create(Resource::Pods, object)?;
+    Ok(())
+}
+
 // === impl Cluster ===
 
 impl Cluster {
@@ -91,17 +107,7 @@ impl Cluster {
     /// # Errors
     /// If a pod of this name exists.
     pub fn schedule(&self, pod: &Pod, annotations: &[(&str, &str)]) -> anyhow::Result<()> {
-        let mut object = objects::pod(NAMESPACE, &pod.name, NODE);
-        for (name, value) in annotations {
-            object = objects::with_annotation(object, name, value);
-        }
-        let metadata = object
-            .get_mut("metadata")
-            .and_then(Value::as_object_mut)
-            .context("the object has no metadata")?;
-        metadata.insert("uid".to_owned(), json!(pod.uid));
-        self.api.create(Resource::Pods, object)?;
-        Ok(())
+        schedule(&self.api, NODE, pod, annotations)
     }
 
     /// Creates a pod in the API and attaches it, with a runtime that passes no annotations.

@@ -2,15 +2,19 @@
 //!
 //! A [`node::Node`] is the thread that it runs on, in its own network and mount namespaces, with its own
 //! `/run` and BPF file system. The kernel removes everything created on a node when the node's last process
-//! ends, also if a test is killed. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their
+//! ends, also if a test is killed. A [`fabric::Fabric`] is a cluster of three nodes and the network between
+//! them. Real runtimes run in a [`pid_namespace::PidNamespace`], which kills their
 //! daemons too.
 
 pub mod apiserver;
+pub mod capture;
 pub mod chain;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;
 pub mod dist;
+pub mod fabric;
+pub mod home;
 pub mod host;
 pub mod image;
 pub mod node;

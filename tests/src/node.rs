@@ -103,23 +103,30 @@ impl Node {
     fn make() -> anyhow::Result<Self> {
         sys::leave_host()?;
         sys::mount_private("tmpfs", "/run")?;
-        sys::mount_private("bpf", "/sys/fs/bpf")?;
         fs::create_dir_all("/run/netns")?;
+        let node = Self::without_uplink(0)?;
         let outside = Path::new("/run/netns/outside");
         sys::make_netns(outside)?;
-        sys::run("ip link set lo up")?;
         sys::run(&format!("ip link add uplink mtu {UPLINK_MTU} type veth peer name eth0 netns outside"))?;
         sys::run(&format!("ip addr add {NODE_V4}/24 dev uplink"))?;
         sys::run(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"))?;
         sys::run("ip link set uplink up")?;
         sys::run("ip -n outside link set eth0 up")?;
         sys::run("ip route add default via 192.0.2.254 dev uplink")?;
+        Ok(node)
+    }
+
+    /// A node in the current namespaces, whose `/run` is its own. Names, UIDs and containers of pods are
+    /// numbered from `first_pod`.
+    pub(crate) fn without_uplink(first_pod: u32) -> anyhow::Result<Self> {
+        sys::mount_private("bpf", "/sys/fs/bpf")?;
+        sys::run("ip link set lo up")?;
         Ok(Self {
             agent: None,
             program: "ferrule-agent".to_owned(),
             environment: Vec::new(),
             args: Vec::new(),
-            pods: AtomicU32::new(0),
+            pods: AtomicU32::new(first_pod),
             pid_namespace: None,
         })
     }
@@ -140,12 +147,17 @@ impl Node {
         self.start_again()
     }
 
+    /// Sets the agent's flags, from the next start on.
+    pub fn use_flags(&mut self, flags: &[&str]) {
+        self.args = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
     /// Starts the agent with these flags and waits until it serves.
     ///
     /// # Errors
     /// If the agent does not serve; the error carries its log.
     pub fn start_agent_with(&mut self, flags: &[&str]) -> anyhow::Result<()> {
-        self.args = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        self.use_flags(flags);
         self.start_again()
     }
 
@@ -164,6 +176,14 @@ impl Node {
     /// If the agent does not serve; the error carries its log.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         self.begin_start()?;
+        self.wait_until_it_serves()
+    }
+
+    /// Waits until the agent serves that was started last.
+    ///
+    /// # Errors
+    /// If the agent does not serve; the error carries its log.
+    pub fn wait_until_it_serves(&mut self) -> anyhow::Result<()> {
         let agent = self.agent.as_mut().context("no agent process")?;
         let mut ended = None;
         let answered = sys::wait_until("the agent serves", START, || {
@@ -492,7 +512,7 @@ impl Node {
         })
     }
 
-    fn end<T>(mut self, result: anyhow::Result<T>) -> anyhow::Result<T> {
+    pub(crate) fn end<T>(mut self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         let result = result.map_err(|error| error.context(format!("the agent's log:\n{}", log_text())));
         let stopped = self.stop_agent();
         result.and_then(|value| stopped.map(|()| value))

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io,
     net::SocketAddr,
-    os::unix::process::CommandExt as _,
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
     path::Path,
     process::{Child, Command, Output, Stdio},
     thread,
@@ -51,6 +51,21 @@ pub fn mount_overlay(directory: &str, changes: &str) -> anyhow::Result<()> {
     let options = format!("lowerdir={directory},upperdir={upper},workdir={work}");
     mount(Some("overlay"), directory, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
         .with_context(|| format!("cannot mount an overlay over {directory}"))
+}
+
+/// Mounts a file system that is visible in this mount namespace only, around a mount point below it, which
+/// stays where it is and shared with other mount namespaces.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn mount_around(kind: &str, at: &str, kept: &str) -> anyhow::Result<()> {
+    // The old mount can be named by its descriptor only, once the new one hides it.
+    let old = File::open(kept).with_context(|| format!("cannot open {kept}"))?;
+    mount_private(kind, at)?;
+    fs::create_dir_all(kept)?;
+    let old = format!("/proc/self/fd/{}", old.as_raw_fd());
+    mount(Some(old.as_str()), kept, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("cannot mount {kept} again"))
 }
 
 /// Shares mounts below a mount point between this mount namespace and its future copies.

@@ -11,7 +11,8 @@ use anyhow::{Context as _, ensure};
 use nix::sys::{
     socket::{
         AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike as _, bind, recv,
-        sendto, setsockopt, socket, sockopt::ReceiveTimeout,
+        sendto, setsockopt, socket,
+        sockopt::{RcvBufForce, ReceiveTimeout},
     },
     time::{TimeVal, TimeValLike as _},
 };
@@ -38,6 +39,14 @@ impl Wire {
             bind(socket.as_raw_fd(), &link)?;
             Ok(Self { socket, link })
         })
+    }
+
+    /// Sets the size of the receive buffer, in bytes.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn make_room(&self, bytes: usize) -> anyhow::Result<()> {
+        Ok(setsockopt(&self.socket, RcvBufForce, &bytes)?)
     }
 
     /// # Errors

@@ -36,6 +36,11 @@ impl World {
         Ok(Self("/run/netns/outside".into()))
     }
 
+    /// A world that is there already.
+    pub const fn at(netns: PathBuf) -> Self {
+        Self(netns)
+    }
+
     /// Gives the world a route to a range of the node: what keeps its source gets replies.
     ///
     /// # Errors

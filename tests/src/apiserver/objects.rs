@@ -1,5 +1,7 @@
 //! Builders for API objects. Each returns a plain value that tests can modify further.
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
 
 /// A running pod, bound to a node.
@@ -29,6 +31,14 @@ pub fn node(name: &str, pod_cidrs: &[&str]) -> Value {
         "spec": { "podCIDR": pod_cidrs.first(), "podCIDRs": pod_cidrs },
         "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
     })
+}
+
+/// A node with InternalIPs.
+#[must_use]
+pub fn with_addresses(node: Value, addresses: &[IpAddr]) -> Value {
+    let internal = |address: &IpAddr| json!({ "type": "InternalIP", "address": address.to_string() });
+    let addresses: Vec<_> = addresses.iter().map(internal).collect();
+    merged(node, &json!({ "status": { "addresses": addresses } }))
 }
 
 #[must_use]

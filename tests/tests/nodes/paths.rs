@@ -1,0 +1,24 @@
+//! Pods reach pods of other nodes by their own addresses.
+
+use ferrule_tests::fabric::with_fabric;
+
+use crate::by_hand;
+
+#[test]
+fn a_neighbours_pods_are_reached_directly_and_others_by_the_tunnel() {
+    with_fabric(&by_hand::FLAGS, |fabric| {
+        by_hand::routes(fabric)?;
+        let [one, two, three] = &fabric.nodes;
+        let (a, b, c) = (one.attach("a")?, two.attach("b")?, three.attach("c")?);
+        for ((from, near), far) in a.addresses.iter().zip(&b.addresses).zip(&c.addresses) {
+            let capture = one.capture()?;
+            a.ping(&near.to_string())?;
+            a.ping(&far.to_string())?;
+            let frames = capture.end()?;
+            frames.between(*from, *near).expect_bare()?;
+            frames.between(*from, *far).expect_tunnelled(one.addresses[0], three.addresses[0])?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
