@@ -22,7 +22,7 @@ use crate::{
     decide::VifSource,
     ipam::{self, PodCidrs, RangeError},
     masquerade::{self, InvalidPorts},
-    reconcile, watch,
+    nodes, reconcile, watch,
 };
 
 pub use log_filter::parse as parse_log_filter;
@@ -46,6 +46,10 @@ pub struct Config {
     pub self_heal: SelfHeal,
     /// Which packets of pods get an address of the node.
     pub masquerade: masquerade::Settings,
+    /// How the ranges of other nodes are reached.
+    pub nodes: nodes::Settings,
+    /// The ranges of Services, which no node's range may overlap.
+    pub service_cidrs: Vec<IpNet>,
     pub socket: PathBuf,
     /// The directory of the durable stores.
     pub state_dir: PathBuf,
@@ -156,6 +160,22 @@ struct Settings {
     /// Ports of the node for masqueraded flows, without NodePorts and hostPorts [default: 32768-65535].
     #[arg(long, env = "FERRULE_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
     masquerade_ports: Option<String>,
+    /// How pods of other nodes are reached. `auto`: directly on the same network, by VXLAN else; `direct`: by
+    /// the way to the node, which routes its pods; `vxlan`: always; `off`: others route [default: auto].
+    #[arg(long, env = "FERRULE_NODE_ROUTES", value_enum, value_name = "HOW")]
+    node_routes: Option<nodes::Mode>,
+    /// UDP port of the tunnels between nodes, the same on every node [default: 4789].
+    #[arg(long, env = "FERRULE_TUNNEL_PORT", value_name = "PORT")]
+    tunnel_port: Option<u16>,
+    /// Range of Services' addresses, which no node's pod CIDR may overlap; repeatable.
+    #[arg(
+        long = "service-cidr",
+        env = "FERRULE_SERVICE_CIDR",
+        value_delimiter = ',',
+        value_name = "CIDR"
+    )]
+    #[serde(rename = "service_cidr")]
+    service_cidrs: Vec<String>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
@@ -252,6 +272,8 @@ pub enum ConfigError {
     HalfInstalled,
     #[error("--otlp-endpoint must be a URL such as http://127.0.0.1:4317, not {given:?}: {why}")]
     Collector { given: String, why: &'static str },
+    #[error("--tunnel-port must be from 1 to 65535, not 0")]
+    TunnelPort,
     #[error("cannot use --masquerade-ports")]
     Ports(#[from] InvalidPorts),
     #[error("{what} must be an absolute path, not {path:?}")]
@@ -299,6 +321,13 @@ impl Settings {
             },
             ip_masq_agent_config: self.ip_masq_agent_config.or(file.ip_masq_agent_config),
             masquerade_ports: self.masquerade_ports.or(file.masquerade_ports),
+            node_routes: self.node_routes.or(file.node_routes),
+            tunnel_port: self.tunnel_port.or(file.tunnel_port),
+            service_cidrs: if self.service_cidrs.is_empty() {
+                file.service_cidrs
+            } else {
+                self.service_cidrs
+            },
             http: self.http.or(file.http),
             otlp_endpoint: self.otlp_endpoint.or(file.otlp_endpoint),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
@@ -321,6 +350,7 @@ impl Settings {
         let kubernetes = self.kubernetes()?;
         let dataplane = self.dataplane()?;
         let masquerade = self.masquerade()?;
+        let nodes = self.nodes()?;
         let vif_source = self.vif_source.unwrap_or_default();
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
@@ -356,6 +386,8 @@ impl Settings {
             )?),
             self_heal: self.self_heal.unwrap_or_default(),
             masquerade,
+            nodes,
+            service_cidrs: cidrs("--service-cidr", &self.service_cidrs)?,
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
             bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
@@ -387,10 +419,17 @@ impl Settings {
         Ok(masquerade::Settings {
             mode: self.masquerade.unwrap_or_default(),
             kept,
-            spares_private: !self.is_only_node() && self.non_masquerade_cidrs.is_empty(),
             file: file.map(|file| absolute("--ip-masq-agent-config", Some(file), "")).transpose()?,
             ports: self.masquerade_ports.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         })
+    }
+
+    fn nodes(&self) -> Result<nodes::Settings, ConfigError> {
+        let port = self.tunnel_port.unwrap_or(nodes::PORT);
+        if port == 0 {
+            return Err(ConfigError::TunnelPort);
+        }
+        Ok(nodes::Settings { mode: self.node_routes.unwrap_or_default(), port })
     }
 
     fn dataplane(&self) -> Result<dataplane::Settings, ConfigError> {

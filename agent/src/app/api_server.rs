@@ -1,8 +1,9 @@
 //! The API server: its client, and the watches of the objects that the node needs.
 
-use std::{sync::Arc, time::Duration};
+use std::{env, net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use ipnet::IpNet;
 use tokio::{
     sync::watch::{Receiver, channel},
     time::sleep,
@@ -18,7 +19,7 @@ use crate::{
     health::Health,
     ipam::Ranges,
     metrics::Metrics,
-    nodes::{Announcer, Duties, Nodes, Refusals, Table},
+    nodes::{Announcer, Duties, Mode, Nodes, Refusals, Table},
     registry::Registry,
     watch::{CheckpointLogs, Watches},
 };
@@ -93,11 +94,15 @@ impl<'a> ApiServer<'a> {
                 changes
             }
         };
-        let nodes = follow_nodes((&watches, own, name, events), health, tasks);
+        let nodes = follow_nodes((&watches, own, events), (name, service_ranges(config)), health, tasks);
         let announcer = Announcer {
             api: client,
             node: name.clone(),
-            duties: Duties::TaintAndCondition,
+            duties: match config.nodes.mode {
+                // A cloud's controller routes, and knows when.
+                Mode::Off => Duties::Taint,
+                Mode::Auto | Mode::Direct | Mode::Vxlan => Duties::TaintAndCondition,
+            },
             health: health.component("node-status", false, "this node does not serve pods yet"),
         };
         tasks.spawn("announce", announcer.run(marks, health.readiness()));
@@ -108,16 +113,23 @@ impl<'a> ApiServer<'a> {
 
 /// Watches the nodes of the cluster.
 fn follow_nodes(
-    (watches, own, name, events): (&Watches, OwnNode, &str, Events),
+    (watches, own, events): (&Watches, OwnNode, Events),
+    (name, services): (&str, Vec<IpNet>),
     health: &Health,
     tasks: &mut Tasks,
 ) -> Receiver<Arc<Nodes>> {
-    let (table, nodes) = Table::new(name, Vec::new());
+    let (table, nodes) = Table::new(name, services);
     let noted = Arc::clone(&table);
     cluster::watch_nodes(watches, own, move |change| noted.apply(change));
     let refusals = Refusals::new(health.component("cluster", false, "the nodes are not listed yet"), events);
     tasks.spawn("nodes", table.run(refusals));
     nodes
+}
+
+/// The configured ranges of Services, and the address of the API server's own Service.
+fn service_ranges(config: &Config) -> Vec<IpNet> {
+    let api = env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|it| it.parse::<IpAddr>().ok());
+    config.service_cidrs.iter().copied().chain(api.map(IpNet::from)).collect()
 }
 
 /// Waits until a watch ends unexpectedly.

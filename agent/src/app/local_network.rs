@@ -2,12 +2,13 @@
 //! routes, and the table that masquerades.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, OnceLock, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use ipnet::IpNet;
 use tokio::{
+    sync::watch::Receiver,
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
 };
@@ -19,6 +20,7 @@ use crate::{
     decide::VifSource,
     ipam::{PodCidrs, Ranges},
     masquerade::{Masquerade, Pods},
+    nodes::Nodes,
     plug::{connected, host, range_route},
     registry::Registry,
 };
@@ -29,6 +31,9 @@ pub(super) struct LocalNetwork {
     masquerade: Arc<Masquerade>,
     /// Addresses that others assign, and route.
     elsewhere: Elsewhere,
+    /// Whether there may be other nodes.
+    is_cluster: bool,
+    nodes: OnceLock<Receiver<Arc<Nodes>>>,
     /// One thread at a time changes anything.
     routes: Mutex<Routes>,
 }
@@ -44,7 +49,7 @@ enum Elsewhere {
 #[derive(Default)]
 struct Routes {
     /// What they were made for; `None` after a failure.
-    of: Option<Pods>,
+    of: Option<Vec<IpNet>>,
     retry: Option<Instant>,
 }
 
@@ -64,7 +69,13 @@ impl LocalNetwork {
                 Elsewhere::Networks(config.vif_cidrs.clone())
             }
         };
-        Self { registry, masquerade, elsewhere, routes: Mutex::default() }
+        let is_cluster = config.kubernetes.is_some() && config.pod_cidrs.is_none();
+        Self { registry, masquerade, elsewhere, is_cluster, nodes: OnceLock::new(), routes: Mutex::default() }
+    }
+
+    /// From now on, packets to other nodes and their pods keep their source. Called once.
+    pub fn spare(&self, nodes: Receiver<Arc<Nodes>>) {
+        let _ = self.nodes.set(nodes);
     }
 
     /// Prepares the node for ranges, and then hands them to the IPAM: with the ranges, ADDs begin. Routes and
@@ -105,12 +116,19 @@ impl LocalNetwork {
         if ranges == Ranges::Awaited {
             return self.masquerade.is_due(None);
         }
-        let pods = self.pods(ranges.nets());
-        routes.is_due(&pods) || self.masquerade.is_due(Some(&self.elsewhere.without(pods)))
+        routes.is_due(ranges.nets()) || self.masquerade.is_due(self.pods(ranges.nets()).as_ref())
     }
 
-    fn pods(&self, ranges: &[IpNet]) -> Pods {
-        Pods { ranges: ranges.to_vec(), outside: self.registry.addresses_outside(ranges) }
+    /// Whose packets are masqueraded, and to whom not; `None` before the nodes of the cluster are known.
+    fn pods(&self, ranges: &[IpNet]) -> Option<Pods> {
+        let cluster = if self.is_cluster {
+            let nodes = self.nodes.get()?.borrow();
+            nodes.is_synced.then(|| networks(&nodes))?
+        } else {
+            Vec::new()
+        };
+        let outside = self.registry.addresses_outside(ranges);
+        Some(self.elsewhere.without(Pods { ranges: ranges.to_vec(), outside, cluster }))
     }
 
     /// Applies what has changed. Blocks.
@@ -123,11 +141,10 @@ impl LocalNetwork {
     /// `ranges`: `None` while they are unknown; routes and table of an earlier agent then stay.
     fn apply(&self, routes: &mut Routes, ranges: Option<&[IpNet]>) {
         let Some(ranges) = ranges else { return self.masquerade.update(None) };
-        let pods = self.pods(ranges);
-        if routes.is_due(&pods) {
-            *routes = keep_routes(&pods);
+        if routes.is_due(ranges) {
+            *routes = keep_routes(ranges);
         }
-        self.masquerade.update(Some(&self.elsewhere.without(pods)));
+        self.masquerade.update(self.pods(ranges).as_ref());
     }
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
@@ -138,8 +155,8 @@ impl LocalNetwork {
 // === impl Routes ===
 
 impl Routes {
-    fn is_due(&self, pods: &Pods) -> bool {
-        self.of.as_ref() != Some(pods) && self.retry.is_none_or(|at| at <= Instant::now())
+    fn is_due(&self, ranges: &[IpNet]) -> bool {
+        self.of.as_deref() != Some(ranges) && self.retry.is_none_or(|at| at <= Instant::now())
     }
 }
 
@@ -157,8 +174,15 @@ impl Elsewhere {
     }
 }
 
-fn keep_routes(pods: &Pods) -> Routes {
-    match range_route::keep(&pods.ranges) {
+/// All ranges and addresses of the cluster's nodes.
+fn networks(nodes: &Nodes) -> Vec<IpNet> {
+    let all = nodes.own.iter().chain(&nodes.others);
+    all.flat_map(|node| node.ranges.iter().copied().chain(node.addresses.iter().copied().map(IpNet::from)))
+        .collect()
+}
+
+fn keep_routes(ranges: &[IpNet]) -> Routes {
+    match range_route::keep(ranges) {
         Ok(skipped) => {
             for range_route::Skipped { range, why } in skipped {
                 tracing::warn!(
@@ -167,7 +191,7 @@ fn keep_routes(pods: &Pods) -> Routes {
                     "the range gets no unreachable route: packets to unused addresses may leave the node"
                 );
             }
-            Routes { of: Some(pods.clone()), retry: None }
+            Routes { of: Some(ranges.to_vec()), retry: None }
         }
         Err(error) => {
             tracing::warn!(error = chain(&error), "cannot keep the unreachable routes; retrying");
@@ -185,6 +209,7 @@ mod tests {
         let pods = || Pods {
             ranges: vec!["10.0.0.0/24".parse().unwrap()],
             outside: vec!["10.1.0.9".parse().unwrap(), "10.2.0.9".parse().unwrap()],
+            cluster: Vec::new(),
         };
         let networks = Elsewhere::Networks(vec!["10.2.0.0/16".parse().unwrap()]);
         assert_eq!(networks.without(pods()).outside, ["10.1.0.9".parse::<std::net::IpAddr>().unwrap()]);

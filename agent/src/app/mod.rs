@@ -15,7 +15,7 @@ mod usable;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::{sync::watch::Receiver, task::spawn_blocking, time::timeout};
 
 use self::{
     api_server::{ApiServer, dead},
@@ -41,6 +41,7 @@ use crate::{
     masquerade::Masquerade,
     metrics::Metrics,
     monitor::{self, History, ObserverService, Recorder},
+    nodes::{self, Keeper, Nodes},
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
@@ -121,12 +122,15 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         }
         None => None,
     };
-    let (watches, _nodes) = watched.unzip();
+    let (watches, nodes) = watched.unzip();
     let is_healing = config.self_heal == SelfHeal::On;
+    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks).await?;
+    tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),
         dataplane: Arc::clone(&parts.dataplane),
         masquerade,
+        nodes: keeper,
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
@@ -194,6 +198,32 @@ fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
     let registry = Arc::clone(&parts.registry);
     let exclude_own = move |addresses: &[IpAddr]| registry.exclude(addresses);
     tasks.spawn("uplink", parts.uplink.clone().follow(uplink, default_route, exclude_own));
+}
+
+/// Keeps the routes to other nodes, or removes those that an agent of a cluster has left.
+async fn keep_nodes(
+    config: &Config,
+    parts: &Parts,
+    nodes: Option<Receiver<Arc<Nodes>>>,
+    health: &Health,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Option<Arc<Keeper>>> {
+    // Otherwise the cluster has this node only.
+    let Some(nodes) = nodes.filter(|_| config.pod_cidrs.is_none()) else {
+        parts.uplink.set_nodes_mtu(None);
+        spawn_blocking(nodes::forget).await?.context("cannot remove the routes to other nodes")?;
+        return Ok(None);
+    };
+    parts.network.spare(nodes.clone());
+    let keeper = Arc::new(Keeper::new(
+        config.nodes,
+        Arc::clone(&parts.dataplane),
+        parts.uplink.clone(),
+        config.self_heal == SelfHeal::On,
+        health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
+    ));
+    tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
+    Ok(Some(keeper))
 }
 
 /// Reports the use of the node's ranges.

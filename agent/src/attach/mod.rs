@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod in_flight;
 mod limits;
+mod path_mtu;
 mod phases;
 mod plug;
 mod prev_result;

@@ -166,7 +166,8 @@ impl Engine {
     ) -> Result<Attachment, AttachError> {
         phases.enter(Phase::Plug);
         let Attachment { key, vif, .. } = attachment;
-        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, host_ifname: None };
+        let path_mtu = self.uplink.current_path_mtu();
+        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, path_mtu, host_ifname: None };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };

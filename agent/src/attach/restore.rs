@@ -47,7 +47,8 @@ impl Engine {
         }
         let stamp = Stamp::of(key);
         let host_ifname = before.stamped_link().map(|link| link.ifname.as_str());
-        let plan = Plan { netns: &netns, ifname: &key.ifname, stamp: &stamp, vif, host_ifname };
+        let path_mtu = self.uplink.current_path_mtu();
+        let plan = Plan { netns: &netns, ifname: &key.ifname, stamp: &stamp, vif, path_mtu, host_ifname };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };

@@ -152,6 +152,11 @@ impl Kind {
                 "the world may see pods' own addresses, to which no reply leads",
                 "nft list table inet ferrule",
             ),
+            Self::NodeRoutes => (
+                true,
+                "pods of another node may be out of reach",
+                "ip route show table all proto 70; ip -d link show dev ferrule-vxlan",
+            ),
             Self::Pin => (
                 true,
                 "packets flow, but the next agent starts with empty maps: it loses counters and translated flows",
@@ -178,7 +183,11 @@ impl Deviation {
         match &self.of {
             Subject::Attachment(key) | Subject::Interface(_, key) => fill_key(&mut fill, key),
             Subject::Setting(_) => fill("SETTING", self.of.to_string()),
-            Subject::Entry(_) | Subject::Pin(_) | Subject::Range(_) | Subject::MasqueradeTable => {}
+            Subject::Entry(_)
+            | Subject::Pin(_)
+            | Subject::Range(_)
+            | Subject::MasqueradeTable
+            | Subject::NodeRoutes => {}
         }
         match self.kind {
             Kind::Route(address) => fill("ADDRESS", address.to_string()),

@@ -33,6 +33,8 @@ pub enum Subject {
     Range(IpNet),
     /// The nftables table.
     MasqueradeTable,
+    /// Routes, rules, tunnel and map rows of other nodes.
+    NodeRoutes,
 }
 
 /// The kind of a deviation.
@@ -87,6 +89,8 @@ pub enum Kind {
     RangeRoute,
     /// The table that masquerades pods' packets is missing or changed.
     Masquerade,
+    /// A route to another node, or what belongs to it, is missing or changed.
+    NodeRoutes,
     /// A map has lost its pin, so the next agent would not find the map.
     Pin,
 }
@@ -146,6 +150,7 @@ impl Kind {
             Self::NodeRedirects => "node-redirects",
             Self::RangeRoute => "range-route",
             Self::Masquerade => "masquerade-table",
+            Self::NodeRoutes => "node-routes",
             Self::Pin => "pin",
         }
     }
@@ -165,6 +170,7 @@ impl Kind {
             | Self::NodeRedirects
             | Self::RangeRoute
             | Self::Masquerade
+            | Self::NodeRoutes
             | Self::Pin => false,
             Self::LinkGone
             | Self::LinkStamp
@@ -207,6 +213,7 @@ impl fmt::Display for Subject {
             Self::Pin(map) => write!(f, "pin of {map}"),
             Self::Range(range) => write!(f, "range {range}"),
             Self::MasqueradeTable => write!(f, "table inet {}", masquerade_table::NAME),
+            Self::NodeRoutes => write!(f, "routes to other nodes"),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     chain::chain,
     dataplane::Dataplane,
     masquerade::Masquerade,
+    nodes::Keeper,
     plug::{
         firewall,
         netlink::{NetlinkError, Socket},
@@ -27,6 +28,8 @@ pub struct Inspector {
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
     pub masquerade: Arc<Masquerade>,
+    /// `None` without a cluster.
+    pub nodes: Option<Arc<Keeper>>,
 }
 
 /// The result of one inventory of everything.
@@ -108,7 +111,8 @@ impl Inspector {
         let attachments = self.registry.list();
         let ranges = self.registry.ranges().borrow().nets().to_vec();
         let node = (self.registry.families(), ranges.as_slice());
-        let actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
+        let mut actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
+        actual.node_routes = self.nodes.as_ref().map(|nodes| nodes.differences()).unwrap_or_default();
         let deviations = actual.deviations(&attachments, &self.registry.list());
         Ok(Inspection { attachments, deviations, actual })
     }

@@ -36,6 +36,8 @@ pub struct Inventory {
     pub skipped_ranges: Vec<Skipped>,
     /// How the nftables table differs.
     pub masquerade: Option<String>,
+    /// How the routes to other nodes differ.
+    pub node_routes: Vec<String>,
     /// Maps without a pin.
     pub lost_pins: Vec<&'static str>,
 }
@@ -64,6 +66,7 @@ impl Inventory {
             lost_range_routes,
             skipped_ranges,
             masquerade: masquerade.difference(),
+            node_routes: Vec::new(),
             host: HostInventory::all(host, &indexes)?,
             entries: dataplane.entries(),
             programs: dataplane.program_ids(),

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plug::{host, masquerade_table};
 
-/// Settings, routes of ranges, the nftables table, pins, and the counters of packets that belong to no
+/// Settings, routes of ranges and to other nodes, the nftables table, pins, and the counters of packets that belong to no
 /// attachment.
 pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     let setting = |name: &&'static str| {
@@ -38,7 +38,12 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
         let what = format!("the nftables table inet {} {difference}", masquerade_table::NAME);
         Deviation { of: Subject::MasqueradeTable, kind: Kind::Masquerade, what }
     });
+    let nodes = actual.node_routes.iter().map(|what| Deviation {
+        of: Subject::NodeRoutes,
+        kind: Kind::NodeRoutes,
+        what: what.clone(),
+    });
     let settings = actual.not_forwarded.iter().map(setting).chain(redirects);
     let routes = actual.lost_range_routes.iter().map(range);
-    settings.chain(routes).chain(table).chain(actual.lost_pins.iter().map(pin)).chain(counters).collect()
+    settings.chain(routes).chain(table).chain(nodes).chain(actual.lost_pins.iter().map(pin)).chain(counters).collect()
 }

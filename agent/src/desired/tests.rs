@@ -322,6 +322,10 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.actual.masquerade = Some("is missing".to_owned());
             NODE
         }
+        Kind::NodeRoutes => {
+            case.actual.node_routes.push("the route to 10.1.0.0/24 is missing or changed".to_owned());
+            NODE
+        }
         Kind::Pin => {
             case.actual.lost_pins.push("VIFS");
             NODE
@@ -362,7 +366,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::NodeForwarding => Some(Kind::NodeRedirects),
         Kind::NodeRedirects => Some(Kind::RangeRoute),
         Kind::RangeRoute => Some(Kind::Masquerade),
-        Kind::Masquerade => Some(Kind::Pin),
+        Kind::Masquerade => Some(Kind::NodeRoutes),
+        Kind::NodeRoutes => Some(Kind::Pin),
         Kind::Pin => None,
     };
     std::iter::successors(Some(Kind::LinkGone), |kind| next(*kind)).collect()

@@ -19,6 +19,7 @@ use crate::{
     health::Reporter,
     masquerade::Masquerade,
     metrics::HealMetrics,
+    nodes::Keeper,
     plug::{
         netlink::{NetlinkError, Socket},
         reaper::Reaper,
@@ -127,6 +128,10 @@ impl Healer {
 
     pub(super) fn masquerade(&self) -> &Masquerade {
         &self.inspector.masquerade
+    }
+
+    pub(super) fn nodes(&self) -> Option<&Keeper> {
+        self.inspector.nodes.as_deref()
     }
 
     pub(super) fn reaper(&self) -> &Reaper {

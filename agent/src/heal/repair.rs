@@ -73,6 +73,7 @@ pub(super) fn repair(
             | Kind::NodeRedirects
             | Kind::RangeRoute
             | Kind::Masquerade
+            | Kind::NodeRoutes
             | Kind::Pin => Ok(()),
         };
         if let Err(error) = done {

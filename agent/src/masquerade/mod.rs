@@ -32,12 +32,14 @@ use crate::{
 };
 use file::{File, FileSettings};
 
-/// The addresses of this node's pods.
+/// The addresses of pods, and of their nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pods {
     pub ranges: Vec<IpNet>,
     /// Pods' addresses left from earlier ranges.
     pub outside: Vec<IpAddr>,
+    /// The cluster's nodes and their pods.
+    pub cluster: Vec<IpNet>,
 }
 
 /// Keeps the table.
@@ -68,8 +70,6 @@ struct Failure {
 
 /// Destinations that no router forwards: multicast and reserved addresses.
 const NEVER: [&str; 2] = ["224.0.0.0/3", "ff00::/8"];
-/// RFC 1918, RFC 6598 and RFC 4193.
-const PRIVATE: [&str; 5] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", UNIQUE_LOCAL];
 const LINK_LOCAL_V4: &str = "169.254.0.0/16";
 const LINK_LOCAL_V6: &str = "fe80::/10";
 /// RFC 4193.
@@ -212,10 +212,8 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
         [(LINK_LOCAL_V4, file.masquerades_link_local_v4), (LINK_LOCAL_V6, file.masquerades_link_local_v6)];
     let link_local =
         link_local.into_iter().filter_map(|(text, is_masqueraded)| (!is_masqueraded).then_some(text));
-    let spares_private = settings.spares_private && file.kept.is_empty();
-    let private = PRIVATE.into_iter().filter(|_| spares_private);
-    let constant = NEVER.into_iter().chain(link_local).chain(private).filter_map(net);
-    let configured = settings.kept.iter().chain(&file.kept).copied();
+    let constant = NEVER.into_iter().chain(link_local).filter_map(net);
+    let configured = settings.kept.iter().chain(&file.kept).chain(&pods.cluster).copied();
     Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
@@ -260,7 +258,7 @@ mod tests {
 
     fn pods() -> Pods {
         let outside = vec!["10.1.0.9".parse().unwrap(), "2001:db8:1::9".parse().unwrap()];
-        Pods { ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]), outside }
+        Pods { ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]), outside, cluster: Vec::new() }
     }
 
     #[test]
@@ -291,17 +289,17 @@ mod tests {
     }
 
     #[test]
-    fn private_destinations_see_the_pods_address_until_others_are_named() {
+    fn the_clusters_nodes_and_pods_see_the_pods_address_and_other_private_networks_do_not() {
+        let cluster = nets(&["10.244.2.0/24", "192.0.2.2/32", "2001:db8::2/128"]);
+        let kept = table(
+            &settings(Mode::Auto),
+            &FileSettings::default(),
+            &Pods { cluster: cluster.clone(), ..pods() },
+        )
+        .kept;
+        assert!(cluster.iter().all(|it| kept.contains(it)));
         let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
-        let settings = |spares_private| Settings { spares_private, ..settings(Mode::Auto) };
-        let spared = |settings: &Settings, kept: &[&str]| {
-            let file = FileSettings { kept: nets(kept), ..FileSettings::default() };
-            let kept = table(settings, &file, &pods()).kept;
-            private.iter().filter(|it| kept.contains(it)).count()
-        };
-        assert_eq!(spared(&settings(true), &[]), 5);
-        assert_eq!(spared(&settings(true), &["10.244.0.0/16"]), 0);
-        assert_eq!(spared(&settings(false), &[]), 0);
+        assert!(!private.iter().any(|it| kept.contains(it)));
     }
 
     #[test]

@@ -11,9 +11,6 @@ pub struct Settings {
     pub mode: Mode,
     /// Further destinations that see pods' own addresses.
     pub kept: Vec<IpNet>,
-    /// Unless the settings or the file name any destination, private ones see pods' own addresses, too: among
-    /// them are the pods of other nodes, which the agent does not know.
-    pub spares_private: bool,
     /// A configuration file of ip-masq-agent.
     pub file: Option<PathBuf>,
     pub ports: Ports,

@@ -2,23 +2,37 @@
 //! itself.
 //!
 //! [`Table`] keeps what the watch says about each Node object and resolves conflicts, by one pure function over
-//! all of them: the order of events never matters. Its result is [`Nodes`].
+//! all of them: the order of events never matters. Its result is [`Nodes`]. [`Keeper`] turns them into routes:
+//!
+//! ```text
+//!  watch ─▶ Table ─▶ Nodes ─┐
+//!  the kernel's ways ───────┴▶ plan ─▶ Keeper ─▶ map NODES, tunnel device, routes, rules
+//! ```
 
 mod announce;
 mod claims;
+mod keeper;
+mod plan;
 mod refusals;
 mod resolve;
+mod run;
+mod settings;
 mod table;
 #[cfg(test)]
 mod testing;
+mod way;
 
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
 pub use announce::{Announcer, Duties};
+pub use keeper::{KeepError, Keeper, forget};
+pub use plan::RangeWay;
 pub use refusals::Refusals;
+pub use settings::{Mode, PORT, Settings};
 pub use table::Table;
+pub use way::{NoWay, Way};
 
 /// What the API says about the cluster's nodes, with conflicts resolved.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -81,7 +81,8 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
         | Subject::Setting(_)
         | Subject::Pin(_)
         | Subject::Range(_)
-        | Subject::MasqueradeTable => return shown,
+        | Subject::MasqueradeTable
+        | Subject::NodeRoutes => return shown,
     };
     (shown.network, shown.container_id, shown.ifname) = names(key);
     let of = attachments.iter().find(|it| it.key == *key);

@@ -61,17 +61,17 @@ const PEEK: usize = 512;
 const BUFFER: usize = 8 << 20;
 /// The most notifications of one read: more than the kernel keeps for a socket.
 const MOST_AT_ONCE: usize = 10_000;
-const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
+pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_NEWADDR: u16 = 20;
+pub(super) const RTM_DELADDR: u16 = 21;
+pub(super) const RTM_NEWROUTE: u16 = 24;
+pub(super) const RTM_DELROUTE: u16 = 25;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
-const RTM_DELQDISC: u16 = 37;
-const RTM_NEWTFILTER: u16 = 44;
-const RTM_DELTFILTER: u16 = 45;
+pub(super) const RTM_DELQDISC: u16 = 37;
+pub(super) const RTM_NEWTFILTER: u16 = 44;
+pub(super) const RTM_DELTFILTER: u16 = 45;
 const RTN_UNREACHABLE: u8 = 7;
 /// Attributes of routes.
 const RTA_DST: u16 = 1;
@@ -108,13 +108,22 @@ impl Monitor {
     /// # Errors
     /// If the socket fails.
     pub fn read(&mut self, mut each: impl FnMut(Notification)) -> io::Result<()> {
+        self.read_datagrams(|datagram| match datagram {
+            Some(datagram) => parse(datagram).into_iter().for_each(&mut each),
+            None => each(Notification::Overrun),
+        })
+    }
+
+    /// As [`Self::read`], undecoded: a netlink message each, truncated to 512 bytes, or `None` for an overrun.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub(super) fn read_datagrams(&mut self, mut each: impl FnMut(Option<&[u8]>)) -> io::Result<()> {
         for _ in 0..MOST_AT_ONCE {
             self.message.clear();
             match self.socket.recv(&mut self.message, 0) {
-                Ok(_) => parse(&self.message).into_iter().for_each(&mut each),
-                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
-                    each(Notification::Overrun);
-                }
+                Ok(_) => each(Some(&self.message)),
+                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => each(None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }

@@ -90,6 +90,11 @@ impl Request {
         Self::new(what, message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
+    /// Replaces an existing object; `ENOENT` if there is none.
+    pub fn exchange(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
+        Self::new(what, message, NLM_F_REPLACE)
+    }
+
     /// Creates an object in front of equal ones, which stay.
     pub fn put_first(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, NLM_F_CREATE)

@@ -81,7 +81,7 @@ pub(super) fn route_through_gateway(route: &RouteMessage) -> Option<PodRoute> {
     Some(PodRoute { dst, gateway, mtu, advmss, priority })
 }
 
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
+pub(super) fn ip(address: &RouteAddress) -> Option<IpAddr> {
     match address {
         RouteAddress::Inet(v4) => Some((*v4).into()),
         RouteAddress::Inet6(v6) => Some((*v6).into()),

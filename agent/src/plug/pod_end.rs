@@ -80,13 +80,23 @@ impl PodEndState {
 /// If the namespace cannot be entered, or the kernel refuses the dump.
 pub fn static_routes(netns: &Netns, ifindex: u32) -> Result<Vec<PodRoute>, PlugError> {
     let mut pod = netns.run(Socket::open)??.with_limit(LIMIT);
-    let routes = routes(&mut pod, ifindex)?;
+    let routes = static_routes_of(&mut pod, ifindex)?.into_iter();
+    Ok(routes
+        .map(|it| PodRoute {
+            priority: it.priority.filter(|priority| it.gateway.is_ipv4() || *priority != IPV6_PRIORITY),
+            ..it
+        })
+        .collect())
+}
+
+/// As [`static_routes`], on a socket in the pod's namespace, and with the kernel's default priorities.
+///
+/// # Errors
+/// If the kernel refuses the dump.
+pub(super) fn static_routes_of(pod: &mut Socket, ifindex: u32) -> Result<Vec<PodRoute>, NetlinkError> {
+    let routes = routes(pod, ifindex)?;
     let added = routes.iter().filter(|it| it.header.protocol == RouteProtocol::Static);
-    let added = added.filter_map(parse::route_through_gateway).map(|it| PodRoute {
-        priority: it.priority.filter(|priority| it.gateway.is_ipv4() || *priority != IPV6_PRIORITY),
-        ..it
-    });
-    Ok(added.collect())
+    Ok(added.filter_map(parse::route_through_gateway).collect())
 }
 
 fn addresses(pod: &mut Socket, ifindex: u32) -> Result<HashSet<IpAddr>, NetlinkError> {

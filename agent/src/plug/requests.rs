@@ -15,7 +15,17 @@ use rtnetlink::{
 };
 
 use super::netlink::Request;
-use ferrule_vif::{Mac, PodRoute};
+use ferrule_vif::{Mac, PodRoute, Vif};
+
+/// The least that a link with IPv6 may have, in bytes (RFC 8200, 5).
+const LEAST_IPV6: u32 = 1280;
+
+/// The MTU in bytes of a pod's route to which the VIF gives none: that of the path to other nodes, if it is
+/// smaller than the interface's.
+pub(super) fn route_mtu(vif: &Vif, path_mtu: Option<u32>, is_ipv4: bool) -> Option<u32> {
+    let mtu = path_mtu.filter(|mtu| *mtu < vif.mtu)?;
+    Some(if is_ipv4 { mtu } else { mtu.max(LEAST_IPV6) })
+}
 
 /// A route in the pod. It needs the `onlink` flag: no prefix of the interface covers the gateway.
 pub(super) fn pod_route(ifindex: u32, route: &PodRoute) -> RouteMessage {

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -14,7 +14,7 @@ use rtnetlink::packet_route::{
     AddressFamily, RouteNetlinkMessage,
     route::{RouteAttribute, RouteHeader, RouteMessage},
 };
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::{
     PlugError,
@@ -26,9 +26,19 @@ use super::{
 };
 use crate::health::Reporter;
 
-/// The MTU of the uplink: the interface of the node's default route. Clones share the value.
+/// The MTU of the uplink: the interface of the node's default route. Clones share the values.
 #[derive(Debug, Clone)]
-pub struct Uplink(Arc<AtomicU32>);
+pub struct Uplink(Arc<Mtus>);
+
+/// In bytes.
+#[derive(Debug)]
+struct Mtus {
+    uplink: AtomicU32,
+    /// The largest packet that gets to the pods of every other node; `None` until those are known.
+    nodes: Mutex<Option<u32>>,
+    /// The smaller of both: the MTU of pods' routes.
+    path: watch::Sender<Option<u32>>,
+}
 
 /// The node's default routes.
 #[derive(Debug)]
@@ -69,8 +79,12 @@ impl Uplink {
                 "no uplink: the node has no default route; new pods get this MTU"
             ),
         }
-        let mtu = mtu.unwrap_or(ETHERNET);
-        Ok(Self(Arc::new(AtomicU32::new(mtu))))
+        Ok(Self::with_mtu(mtu.unwrap_or(ETHERNET)))
+    }
+
+    fn with_mtu(mtu: u32) -> Self {
+        let path = watch::Sender::new(None);
+        Self(Arc::new(Mtus { uplink: AtomicU32::new(mtu), nodes: Mutex::default(), path }))
     }
 
     /// The MTU in bytes for a pod: the uplink's, or a smaller requested one.
@@ -78,7 +92,7 @@ impl Uplink {
     /// # Errors
     /// If the requested MTU is larger than the uplink's, or too small for an address family of the pod.
     pub fn mtu_for(&self, requested: Option<u32>, has_ipv6: bool) -> Result<u32, PlugError> {
-        let uplink = self.0.load(Ordering::Relaxed);
+        let uplink = self.0.uplink.load(Ordering::Relaxed);
         let least = if has_ipv6 { LEAST_IPV6 } else { LEAST_IPV4 };
         let mtu = requested.unwrap_or(uplink.min(MOST));
         if mtu > uplink {
@@ -88,6 +102,23 @@ impl Uplink {
             return Err(PlugError::Mtu { mtu, why: format!("the pod's addresses need at least {least}") });
         }
         Ok(mtu)
+    }
+
+    /// The MTU in bytes of pods' routes: what gets to every other node. `None` until the nodes are known.
+    pub fn path_mtu(&self) -> watch::Receiver<Option<u32>> {
+        self.0.path.subscribe()
+    }
+
+    /// The value of [`Self::path_mtu`].
+    pub fn current_path_mtu(&self) -> Option<u32> {
+        *self.0.path.borrow()
+    }
+
+    /// Takes over the largest packet, in bytes, that gets to the pods of every other node; `None` without
+    /// other nodes.
+    pub fn set_nodes_mtu(&self, mtu: Option<u32>) {
+        *self.0.nodes() = Some(mtu.unwrap_or(MOST));
+        self.0.update_path();
     }
 
     /// Follows links, routes and addresses until the task is dropped: updates the MTU for new pods, reports
@@ -103,10 +134,11 @@ impl Uplink {
     /// Takes over the uplink's MTU, or keeps the last one and says so.
     fn update(&self, uplink: Option<u32>) -> Result<u32, String> {
         let Some(mtu) = uplink else {
-            let kept = self.0.load(Ordering::Relaxed);
+            let kept = self.0.uplink.load(Ordering::Relaxed);
             return Err(format!("no uplink: the node has no default route; new pods get an MTU of {kept}"));
         };
-        let before = self.0.swap(mtu, Ordering::Relaxed);
+        let before = self.0.uplink.swap(mtu, Ordering::Relaxed);
+        self.0.update_path();
         if before != mtu {
             tracing::info!(before, mtu, "the uplink's MTU has changed; new pods get it");
         }
@@ -137,6 +169,24 @@ impl Uplink {
                 monitor.read(|notification| may_change |= routes.may_change_by(notification))?;
             }
         }
+    }
+}
+
+// === impl Mtus ===
+
+impl Mtus {
+    fn update_path(&self) {
+        let nodes = self.nodes();
+        let path = nodes.map(|nodes| nodes.min(self.uplink.load(Ordering::Relaxed)));
+        self.path.send_if_modified(|current| {
+            let changed = *current != path;
+            *current = path;
+            changed
+        });
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Option<u32>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -207,10 +257,24 @@ mod tests {
 
     #[test]
     fn a_lost_uplink_is_reported_and_new_pods_keep_its_mtu() {
-        let uplink = Uplink(Arc::new(AtomicU32::new(1400)));
+        let uplink = Uplink::with_mtu(1400);
         assert_eq!(uplink.update(Some(9000)), Ok(9000));
         let why = uplink.update(None).unwrap_err();
         assert!(why.contains("the node has no default route") && why.contains("9000"), "{why}");
         assert_eq!(uplink.mtu_for(None, false).unwrap(), 9000);
+    }
+
+    #[test]
+    fn the_mtu_of_pods_routes_is_the_smaller_of_the_uplinks_and_the_nodes() {
+        let uplink = Uplink::with_mtu(1500);
+        let path = uplink.path_mtu();
+        uplink.update(Some(1400)).unwrap();
+        assert_eq!(*path.borrow(), None, "the nodes are not known");
+        uplink.set_nodes_mtu(None);
+        assert_eq!(*path.borrow(), Some(1400));
+        uplink.set_nodes_mtu(Some(1350));
+        assert_eq!(*path.borrow(), Some(1350));
+        uplink.update(Some(1300)).unwrap();
+        assert_eq!(*path.borrow(), Some(1300));
     }
 }

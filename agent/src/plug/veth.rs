@@ -39,7 +39,7 @@ use super::{
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
     reaper::{self, RETIRED, UNSTAMPED},
-    requests::{add_address, add_neighbour, add_route, link_of, pod_route, set_link},
+    requests::{add_address, add_neighbour, add_route, link_of, pod_route, route_mtu, set_link},
     stamp::Stamp,
     sysctl, usable,
 };
@@ -52,6 +52,8 @@ pub struct Plan<'a> {
     pub ifname: &'a IfName,
     pub stamp: &'a Stamp,
     pub vif: &'a Vif,
+    /// The largest packet, in bytes, that gets to every other node.
+    pub path_mtu: Option<u32>,
     /// The former name of the host's end, used again if it is free; `None` for a random name.
     pub host_ifname: Option<&'a str>,
 }
@@ -93,7 +95,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
     if plan.vif.addresses.v6.is_some() && disables_ipv6(&mut pod, new.peer)? {
         plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
     }
-    match pod.batch(pod_requests(new.peer, plan.vif)) {
+    match pod.batch(pod_requests(new.peer, plan.vif, plan.path_mtu)) {
         // Only a default route can conflict: everything else is on an interface that did not exist before.
         Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
         Err(error) => Err(error.into()),
@@ -309,7 +311,7 @@ fn disables_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
     Ok(link::disables_ipv6(&link))
 }
 
-fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
+fn pod_requests(ifindex: u32, vif: &Vif, path_mtu: Option<u32>) -> Vec<Request> {
     let change = || LinkUnspec::new_with_index(ifindex);
     let mut requests = Vec::new();
     if let Some(setting) = no_link_local_address() {
@@ -328,8 +330,9 @@ fn pod_requests(ifindex: u32, vif: &Vif) -> Vec<Request> {
     // The host's end receives the packets for every next hop.
     let next_hops: BTreeSet<IpAddr> = routes.iter().map(|route| route.gateway).collect();
     requests.extend(next_hops.into_iter().map(|gateway| add_neighbour(ifindex, gateway, Mac(GATEWAY_MAC))));
-    requests.extend(routes.iter().map(|route| {
-        add_route(&format!("to {} through {}", route.dst, route.gateway), pod_route(ifindex, route))
+    requests.extend(routes.into_iter().map(|mut route| {
+        route.mtu = route.mtu.or_else(|| route_mtu(vif, path_mtu, route.dst.addr().is_ipv4()));
+        add_route(&format!("to {} through {}", route.dst, route.gateway), pod_route(ifindex, &route))
     }));
     requests
 }

@@ -61,6 +61,7 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "node-redirects pass",
             "range-route pass",
             "masquerade-table pass",
+            "node-routes pass",
             "pin pass",
         ]
     );
@@ -104,6 +105,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::NodeRedirects, vec!["node-redirects: ", "net.ipv4.conf.all.send_redirects is 1, expected 0"]),
         (Kind::RangeRoute, vec!["range-route: ", "10.0.0.0/24"]),
         (Kind::Masquerade, vec!["masquerade-table: ", "table inet ferrule is missing"]),
+        (Kind::NodeRoutes, vec!["node-routes: ", "10.1.0.0/24"]),
         (Kind::Pin, vec!["pin: ", "VIFS"]),
     ] {
         let line = line(kind);
@@ -185,6 +187,7 @@ fn subjects_are_shown_with_what_identifies_them() {
         (Subject::Pin("VIFS"), "pin of VIFS", None),
         (Subject::Range("10.0.0.0/24".parse().unwrap()), "range 10.0.0.0/24", None),
         (Subject::MasqueradeTable, "table inet ferrule", None),
+        (Subject::NodeRoutes, "routes to other nodes", None),
     ] {
         assert_eq!(subject.to_string(), shown);
         assert_eq!(subject.attachment(), attachment.as_ref());

@@ -78,7 +78,8 @@ fn record(
 
 /// The VIF whose plug made these routes in the pod.
 fn vif(addresses: Addresses, mac: Mac, mtu: u32, is_default: bool, routes: Vec<PodRoute>) -> Vif {
-    let is_plain = |it: &PodRoute| it.mtu.or(it.advmss).or(it.priority).is_none();
+    // The MTU may be that of the path to other nodes, which is not the VIF's.
+    let is_plain = |it: &PodRoute| it.advmss.or(it.priority).is_none();
     let (defaults, others): (Vec<_>, Vec<_>) =
         routes.into_iter().partition(|it| is_default && it.dst.prefix_len() == 0 && is_plain(it));
     let ours = [GATEWAY.0.into(), GATEWAY.1.into()];

@@ -1,0 +1,261 @@
+//! Keeps kernel and map as the plan says.
+//!
+//! ```text
+//!  nodes of the API ──┐
+//!  the kernel's ways ─┴▶ plan ─▶ map NODES ─▶ tunnel device ─▶ routes, new ones first ─▶ rules
+//!                          │
+//!        desired, heal: compared with the kernel, and made so again
+//! ```
+//!
+//! Everything is compared before a change, so that a pass over an unchanged node changes nothing. What an
+//! earlier agent left is part of the comparison.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use ipnet::IpNet;
+
+use super::{
+    Nodes, Settings,
+    plan::{Plan, RangeWay, Underlay},
+};
+use crate::{
+    chain::chain,
+    dataplane::{Dataplane, MapError},
+    health::Reporter,
+    plug::{
+        host,
+        netlink::{NetlinkError, Socket},
+        nodes::{
+            reach::reach,
+            route, rule,
+            tunnel::{self, TunnelError},
+        },
+        uplink::Uplink,
+    },
+};
+
+/// Keeps the routes to other nodes.
+pub struct Keeper {
+    settings: Settings,
+    dataplane: Arc<Dataplane>,
+    uplink: Uplink,
+    health: Reporter,
+    /// Whether what others change is changed back.
+    repairs: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: Arc<Nodes>,
+    /// `None` until the nodes are known.
+    plan: Option<Plan>,
+    /// The tunnel device and the interfaces by which packets leave.
+    interfaces: HashSet<u32>,
+}
+
+/// Why the node is not as the plan says.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    #[error("cannot read or change the routes to other nodes")]
+    Netlink(#[from] NetlinkError),
+    #[error("cannot make the tunnel to other nodes")]
+    Tunnel(#[from] TunnelError),
+    #[error("cannot write the nodes' addresses to the map NODES")]
+    Map(#[from] MapError),
+}
+
+/// Nodes and ranges that a message names.
+const NAMED: usize = 3;
+
+// === impl Keeper ===
+
+impl Keeper {
+    pub fn new(
+        settings: Settings,
+        dataplane: Arc<Dataplane>,
+        uplink: Uplink,
+        repairs: bool,
+        health: Reporter,
+    ) -> Self {
+        Self { settings, dataplane, uplink, health, repairs, state: Mutex::default() }
+    }
+
+    /// The interfaces whose changes concern the routes to other nodes.
+    pub fn interfaces(&self) -> HashSet<u32> {
+        self.state().interfaces.clone()
+    }
+
+    /// The ways to other nodes' ranges.
+    pub fn ways(&self) -> Vec<RangeWay> {
+        self.state().plan.as_ref().map(|plan| plan.ranges.clone()).unwrap_or_default()
+    }
+
+    /// Compares nodes, kernel and map, changes what differs, and reports. Returns whether all is as it should
+    /// be. Blocks.
+    pub fn update(&self, nodes: Arc<Nodes>) -> bool {
+        if !nodes.is_synced {
+            self.health.starting("waiting for the list of Nodes");
+            return true;
+        }
+        let mut state = self.state();
+        state.nodes = nodes;
+        match self.pass(&mut state) {
+            Ok(()) => {
+                self.report(&state);
+                true
+            }
+            Err(error) => {
+                self.health.unhealthy(format!("{}; retrying", chain(&error)));
+                false
+            }
+        }
+    }
+
+    /// What differs in the kernel and in the map from the plan, one line each.
+    pub fn differences(&self) -> Vec<String> {
+        let state = self.state();
+        let Some(plan) = &state.plan else { return Vec::new() };
+        self.compare(plan).unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "cannot compare the routes to other nodes");
+            Vec::new()
+        })
+    }
+
+    /// Makes kernel and map as the plan says.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn restore(&self) -> Result<(), KeepError> {
+        let mut state = self.state();
+        if state.plan.is_none() { Ok(()) } else { self.pass(&mut state) }
+    }
+
+    fn pass(&self, state: &mut State) -> Result<(), KeepError> {
+        let mut host = Socket::open()?;
+        let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes)?);
+        let is_new = state.plan.as_ref() != Some(&plan);
+        if is_new {
+            announce(state.plan.as_ref(), &plan);
+        }
+        let applied = if is_new || self.repairs { self.apply(&mut host, &plan) } else { Ok(None) };
+        state.interfaces = plan.uplinks().into_iter().collect();
+        state.interfaces.extend(tunnel::index(&mut host).ok().flatten());
+        self.uplink.set_nodes_mtu(plan.mtu);
+        state.plan = Some(plan);
+        applied.map(drop)
+    }
+
+    /// Returns the tunnel's index.
+    fn apply(&self, host: &mut Socket, plan: &Plan) -> Result<Option<u32>, KeepError> {
+        let rows = self.dataplane.set_nodes(&plan.entries)?;
+        let needs_tunnel = !plan.sources.is_empty();
+        let tunnel = match &plan.tunnel {
+            Some(wanted) => match tunnel::keep(host, wanted, self.dataplane.from_tunnel()) {
+                Ok((ifindex, changed)) => {
+                    if !changed.is_empty() {
+                        tracing::info!(device = tunnel::NAME, changed = changed.join(", "), "changed the tunnel");
+                    }
+                    Ok(Some(ifindex))
+                }
+                // The other nodes are on the same network.
+                Err(error) if !needs_tunnel => {
+                    tracing::warn!(error = chain(&error), "no tunnel, which no node needs at present");
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            },
+            None => tunnel::remove(host).map(|_| None),
+        };
+        let index = tunnel.as_ref().ok().copied().flatten();
+        let changes = route::diff(&plan.routes(index), &route::list(host)?);
+        route::apply(host, &changes)?;
+        let rules = rule::keep(host, &plan.sources)?;
+        if rows > 0 || !changes.is_empty() || rules {
+            tracing::info!(rows, routes = changes.len(), "changed the routes to other nodes");
+        }
+        Ok(tunnel?)
+    }
+
+    fn compare(&self, plan: &Plan) -> Result<Vec<String>, KeepError> {
+        let mut host = Socket::open()?;
+        let mut found = Vec::new();
+        let index = tunnel::index(&mut host)?;
+        if let Some(tunnel) = plan.tunnel.as_ref().filter(|_| !plan.sources.is_empty()) {
+            let difference = tunnel::difference(&mut host, tunnel, self.dataplane.from_tunnel().1)?;
+            found.extend(difference.map(|it| format!("the tunnel device {} {it}", tunnel::NAME)));
+        }
+        let changes = route::diff(&plan.routes(index), &route::list(&mut host)?);
+        found.extend(changes.iter().map(|change| match (change, change.place()) {
+            (route::Change::Set(..), (_, to)) => format!("the route to {to} is missing or changed"),
+            (route::Change::Delete(_), (_, to)) => format!("there is a route to {to}, which is no node's"),
+        }));
+        let rules = rule::list(&mut host)?;
+        let differ = rules.symmetric_difference(&plan.sources);
+        found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
+        if self.dataplane.nodes()? != plan.entries {
+            found.push("the map NODES differs".to_owned());
+        }
+        Ok(found)
+    }
+
+    fn report(&self, state: &State) {
+        let Some(plan) = &state.plan else { return };
+        let failed: Vec<_> = plan.ranges.iter().filter_map(|it| Some((it, it.way.as_ref().err()?))).collect();
+        if failed.is_empty() {
+            self.health.healthy(summary(plan));
+            return;
+        }
+        let named = failed.iter().take(NAMED).map(|(it, why)| format!("{} of {}: {why}", it.range, it.node));
+        let more = failed.len().saturating_sub(NAMED);
+        let more = if more == 0 { String::new() } else { format!("; and {more} more") };
+        let named = named.collect::<Vec<_>>().join("; ");
+        self.health.unhealthy(format!("no way to {named}{more}"));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes what an agent of a cluster left in the kernel, for an agent without one.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn forget() -> Result<(), KeepError> {
+    let mut host = Socket::open()?;
+    let changes = route::diff(&route::Routes::new(), &route::list(&mut host)?);
+    route::apply(&mut host, &changes)?;
+    rule::keep(&mut host, &BTreeSet::<IpNet>::new())?;
+    tunnel::remove(&mut host)?;
+    Ok(())
+}
+
+fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, NetlinkError> {
+    let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
+    Ok(Underlay { own: host::addresses()?.into_iter().collect(), hops: reach(host, others)? })
+}
+
+/// Logs the ways that are new or have changed.
+fn announce(before: Option<&Plan>, plan: &Plan) {
+    let known = before.map(|plan| plan.ranges.as_slice()).unwrap_or_default();
+    // A cluster may have thousands, at a start.
+    for it in plan.ranges.iter().filter(|it| !known.contains(it)).take(16) {
+        match &it.way {
+            Ok(way) => tracing::info!(node = it.node, range = %it.range, %way, "the way to a node"),
+            Err(why) => tracing::warn!(node = it.node, range = %it.range, %why, "no way to a node"),
+        }
+    }
+}
+
+fn summary(plan: &Plan) -> String {
+    let count = |is: fn(&super::way::Way) -> bool| {
+        plan.ranges.iter().filter_map(|it| it.way.as_ref().ok()).filter(|way| is(way)).count()
+    };
+    let direct = count(|it| matches!(it, super::way::Way::Direct { .. }));
+    let vxlan = count(|it| matches!(it, super::way::Way::Vxlan { .. }));
+    format!("ranges of other nodes: {direct} directly, {vxlan} by VXLAN")
+}

@@ -1,0 +1,183 @@
+//! What the node should have for the other nodes: ways, routes, rules, the tunnel, and the rows of the map
+//! `NODES`. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr},
+};
+
+use agent_common::{EndpointKey, NodeEntry, NodeKey};
+use ipnet::IpNet;
+
+use super::{
+    Mode, Node, Nodes, Settings,
+    way::{NoWay, Way},
+};
+use crate::plug::nodes::{
+    reach::Hop,
+    route::{Next, NodeRoute, Routes, Table},
+    tunnel::Tunnel,
+};
+
+/// What the kernel says about this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Underlay {
+    /// The node's own addresses.
+    pub own: BTreeSet<IpAddr>,
+    /// The ways to other nodes' addresses.
+    pub hops: HashMap<IpAddr, Hop>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Each range of each other node; empty if others route.
+    pub ranges: Vec<RangeWay>,
+    /// `None` if no packet takes the tunnel, and none may come by it.
+    pub tunnel: Option<Tunnel>,
+    /// Sources whose packets to other nodes' addresses take the tunnel.
+    pub sources: BTreeSet<IpNet>,
+    pub entries: BTreeMap<NodeKey, NodeEntry>,
+    /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
+    pub mtu: Option<u32>,
+    /// The source of the node's own packets to pods, IPv4 and IPv6.
+    pub own: (Option<IpAddr>, Option<IpAddr>),
+}
+
+/// A range of another node, and the way there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangeWay {
+    pub node: String,
+    pub range: IpNet,
+    pub way: Result<Way, NoWay>,
+    /// The node's addresses of the range's family.
+    addresses: Vec<IpAddr>,
+}
+
+/// The least MTU of a link with IPv6 (RFC 8200, 5).
+const LEAST_IPV6: u32 = 1280;
+
+// === impl Plan ===
+
+impl Plan {
+    pub fn new(settings: Settings, nodes: &Nodes, underlay: &Underlay) -> Self {
+        let own = nodes.own.as_ref();
+        let mut plan = Self { entries: entries(nodes), ..Self::default() };
+        if settings.mode == Mode::Off {
+            return plan;
+        }
+        let own_address = |is_ipv4: bool| {
+            let addresses = own.map(|own| own.addresses.as_slice()).unwrap_or_default();
+            addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4 && underlay.own.contains(it))
+        };
+        plan.own = (own_address(true), own_address(false));
+        for node in &nodes.others {
+            plan.add(node, settings.mode, underlay);
+        }
+        plan.mtu = plan.ways().map(|way| way.mtu().max(LEAST_IPV6)).min();
+        let tunnelled: Vec<_> = plan.ways().filter(|way| matches!(way, Way::Vxlan { .. })).collect();
+        if settings.mode != Mode::Direct && !nodes.others.is_empty() {
+            let mtu = tunnelled.iter().map(|way| way.mtu()).max().unwrap_or(LEAST_IPV6);
+            let address = match plan.own.0 {
+                Some(IpAddr::V4(address)) => Some(address),
+                _ => None::<Ipv4Addr>,
+            };
+            plan.tunnel = Some(Tunnel { port: settings.port, mtu: mtu.max(LEAST_IPV6), address });
+        }
+        if !tunnelled.is_empty() {
+            plan.sources = own.map(|own| own.ranges.iter().copied().collect()).unwrap_or_default();
+        }
+        plan
+    }
+
+    /// The routes, those by the tunnel only if there is a tunnel device.
+    pub fn routes(&self, tunnel: Option<u32>) -> Routes {
+        let mut routes = Routes::new();
+        for RangeWay { range, way, addresses, .. } in &self.ranges {
+            let source = if range.addr().is_ipv4() { self.own.0 } else { self.own.1 };
+            match (way, tunnel) {
+                (Ok(Way::Direct { gateway, ifindex, mtu }), _) => {
+                    let next = Next::Gateway(*gateway);
+                    let route = NodeRoute { ifindex: *ifindex, next, mtu: *mtu, source };
+                    routes.insert((Table::Main, *range), route);
+                }
+                (Ok(Way::Vxlan { remote, mtu, .. }), Some(ifindex)) => {
+                    let outer = if remote.is_ipv4() { self.own.0 } else { self.own.1 };
+                    let next = Next::Tunnel { remote: *remote, source: outer };
+                    let route = NodeRoute { ifindex, next, mtu: *mtu, source };
+                    let of_pods = |address: &IpAddr| ((Table::OfPods, IpNet::from(*address)), route.clone());
+                    routes.extend(addresses.iter().map(of_pods));
+                    routes.insert((Table::Main, *range), route);
+                }
+                (Ok(Way::Vxlan { .. }), None) | (Err(_), _) => {}
+            }
+        }
+        routes
+    }
+
+    /// The interfaces by which packets to other nodes leave.
+    pub fn uplinks(&self) -> BTreeSet<u32> {
+        self.ways().map(Way::ifindex).collect()
+    }
+
+    fn ways(&self) -> impl Iterator<Item = Way> {
+        self.ranges.iter().filter_map(|it| it.way.as_ref().ok().copied())
+    }
+
+    fn add(&mut self, node: &Node, mode: Mode, underlay: &Underlay) {
+        let reach = |address| underlay.hops.get(&address).copied();
+        let ways = [true, false].map(|is_ipv4| Way::to(node, is_ipv4, mode, reach));
+        let [v4, v6] = &ways;
+        for range in &node.ranges {
+            let is_ipv4 = range.addr().is_ipv4();
+            let way = if is_ipv4 { v4 } else { v6 };
+            if let Ok(Way::Vxlan { remote, .. }) = way {
+                let key = NodeKey::from(*range);
+                if let Some(entry) = self.entries.get_mut(&key) {
+                    entry.flags |= NodeEntry::VXLAN;
+                    entry.address = key_of(*remote).address;
+                }
+            }
+            let addresses = node.addresses.iter().copied().filter(|it| it.is_ipv4() == is_ipv4);
+            self.ranges.push(RangeWay {
+                node: node.name.clone(),
+                range: *range,
+                way: way.clone(),
+                addresses: addresses.collect(),
+            });
+        }
+    }
+}
+
+fn entries(nodes: &Nodes) -> BTreeMap<NodeKey, NodeEntry> {
+    let mut entries = BTreeMap::new();
+    let mut ids = BTreeSet::new();
+    let own = nodes.own.iter().map(|node| (node, NodeEntry::OWN));
+    for (node, flags) in own.chain(nodes.others.iter().map(|node| (node, 0))) {
+        let id = id(&node.uid, &mut ids);
+        let entry = |flags| NodeEntry { id, flags, address: [0; 16] };
+        entries.extend(node.ranges.iter().map(|range| (NodeKey::from(*range), entry(flags))));
+        let address = |it: &IpAddr| (NodeKey::from(IpNet::from(*it)), entry(flags | NodeEntry::ADDRESS));
+        entries.extend(node.addresses.iter().map(address));
+    }
+    entries
+}
+
+/// The number of a node in the map: the same after a restart, so that no packet meets old and new numbers.
+fn id(uid: &str, taken: &mut BTreeSet<u32>) -> u32 {
+    // FNV-1a: any even spread serves.
+    let mut id = uid.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    while id == 0 || !taken.insert(id) {
+        id = id.wrapping_add(1);
+    }
+    id
+}
+
+fn key_of(address: IpAddr) -> EndpointKey {
+    match address {
+        IpAddr::V4(v4) => EndpointKey::ipv4(v4.octets()),
+        IpAddr::V6(v6) => EndpointKey::ipv6(v6.octets()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! The task: from changes of the nodes and of the kernel to passes of the keeper.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch::Receiver,
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{Keeper, Nodes};
+use crate::plug::nodes::changes::Changes;
+
+/// How long the kernel's notifications are collected: one pass serves all of them.
+const GATHER: Duration = Duration::from_millis(50);
+/// The least time between two passes that notifications cause: a routing daemon may change a thousand routes
+/// each second for hours.
+const PAUSE: Duration = Duration::from_secs(1);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(5);
+
+// === impl Keeper ===
+
+impl Keeper {
+    /// Follows nodes and kernel, and compares everything in each period, until the task is dropped.
+    pub async fn run(self: Arc<Self>, mut nodes: Receiver<Arc<Nodes>>, period: Duration) {
+        loop {
+            let Err(error) = self.run_until_failure(&mut nodes, period).await;
+            tracing::warn!(error = format!("{error:#}"), "cannot follow the routes to other nodes; retrying");
+            sleep(RETRY).await;
+        }
+    }
+
+    async fn run_until_failure(
+        self: &Arc<Self>,
+        nodes: &mut Receiver<Arc<Nodes>>,
+        period: Duration,
+    ) -> anyhow::Result<Infallible> {
+        let mut changes = Changes::open()?;
+        loop {
+            let (this, current) = (Arc::clone(self), Arc::clone(&nodes.borrow_and_update()));
+            let is_good = spawn_blocking(move || this.update(current)).await?;
+            let passed = Instant::now();
+            let mut due = passed + if is_good { period } else { RETRY };
+            let interfaces = self.interfaces();
+            loop {
+                tokio::select! {
+                    changed = nodes.changed() => {
+                        if changed.is_err() {
+                            // The watches have stopped, and so will this task.
+                            std::future::pending::<()>().await;
+                        }
+                        break;
+                    }
+                    arrived = changes.arrival() => {
+                        arrived?;
+                        sleep(GATHER).await;
+                        if changes.read(&interfaces)? {
+                            due = due.min(passed + PAUSE);
+                        }
+                    }
+                    () = sleep_until(due) => break,
+                }
+            }
+        }
+    }
+}

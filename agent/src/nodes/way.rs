@@ -1,0 +1,154 @@
+//! The way to another node: directly or by the tunnel. Pure.
+
+use std::net::IpAddr;
+
+use super::{Mode, Node};
+use crate::plug::nodes::{
+    reach::Hop,
+    tunnel::{OVERHEAD_IPV4, OVERHEAD_IPV6},
+};
+
+/// How packets get to a node, for one family of its ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Direct {
+        gateway: IpAddr,
+        ifindex: u32,
+        /// Bytes.
+        mtu: u32,
+    },
+    Vxlan {
+        remote: IpAddr,
+        /// The interface that carries the tunnel's packets.
+        ifindex: u32,
+        /// Bytes, of the inner packets.
+        mtu: u32,
+    },
+}
+
+/// Why there is no way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoWay {
+    #[error("the Node has no usable InternalIP")]
+    NoAddress,
+    #[error("this node has no route to {0}")]
+    Unreachable(IpAddr),
+    #[error("the Node has no {0} InternalIP, and --node-routes direct permits no tunnel")]
+    OtherFamily(&'static str),
+}
+
+// === impl Way ===
+
+impl Way {
+    /// The way to the ranges of one family of a node. `reach` gives the kernel's route to an address.
+    ///
+    /// # Errors
+    /// If the settings and the node's addresses leave none.
+    pub fn to(
+        node: &Node,
+        is_ipv4: bool,
+        mode: Mode,
+        reach: impl Fn(IpAddr) -> Option<Hop>,
+    ) -> Result<Self, NoWay> {
+        let of_family = node.addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4);
+        let hop = of_family.and_then(|address| Some((address, reach(address)?)));
+        match (mode, hop) {
+            (Mode::Auto | Mode::Direct, Some((address, hop))) if hop.gateway.is_none() => {
+                return Ok(Self::Direct { gateway: address, ifindex: hop.ifindex, mtu: hop.mtu });
+            }
+            (Mode::Direct, Some((_, Hop { ifindex, gateway: Some(gateway), mtu, .. }))) => {
+                return Ok(Self::Direct { gateway, ifindex, mtu });
+            }
+            (Mode::Direct, None) => {
+                let family = if is_ipv4 { "IPv4" } else { "IPv6" };
+                return Err(of_family.map_or(NoWay::OtherFamily(family), NoWay::Unreachable));
+            }
+            _ => {}
+        }
+        let hops = node.addresses.iter().copied().filter_map(|address| Some((address, reach(address)?)));
+        match (hops.into_iter().next(), node.addresses.first()) {
+            (Some((remote, hop)), _) => {
+                let overhead = if remote.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
+                Ok(Self::Vxlan { remote, ifindex: hop.ifindex, mtu: hop.mtu.saturating_sub(overhead) })
+            }
+            (None, Some(first)) => Err(NoWay::Unreachable(*first)),
+            (None, None) => Err(NoWay::NoAddress),
+        }
+    }
+
+    /// The largest packet that gets to the node, in bytes.
+    pub fn mtu(self) -> u32 {
+        match self {
+            Self::Direct { mtu, .. } | Self::Vxlan { mtu, .. } => mtu,
+        }
+    }
+
+    /// The interface by which packets leave this node, tunnelled or not.
+    pub fn ifindex(self) -> u32 {
+        match self {
+            Self::Direct { ifindex, .. } | Self::Vxlan { ifindex, .. } => ifindex,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn node(addresses: &[&str]) -> Node {
+        Node { name: "b".to_owned(), addresses: addresses.iter().map(|it| ip(it)).collect(), ..Node::default() }
+    }
+
+    /// 10.0.0.0/24 and fd00::/64 are on eth0 (2), 10.0.1.0/24 behind a router; nothing else has a route.
+    fn reach(to: IpAddr) -> Option<Hop> {
+        let hop = |gateway: Option<&str>| {
+            Some(Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500 })
+        };
+        match to.to_string() {
+            to if to.starts_with("10.0.0.") || to.starts_with("fd00:") => hop(None),
+            to if to.starts_with("10.0.1.") => hop(Some("10.0.0.254")),
+            _ => None,
+        }
+    }
+
+    fn way(addresses: &[&str], is_ipv4: bool, mode: Mode) -> Result<Way, NoWay> {
+        Way::to(&node(addresses), is_ipv4, mode, reach)
+    }
+
+    fn direct(gateway: &str) -> Result<Way, NoWay> {
+        Ok(Way::Direct { gateway: ip(gateway), ifindex: 2, mtu: 1500 })
+    }
+
+    fn vxlan(remote: &str, mtu: u32) -> Result<Way, NoWay> {
+        Ok(Way::Vxlan { remote: ip(remote), ifindex: 2, mtu })
+    }
+
+    #[test]
+    fn auto_goes_directly_on_the_same_network_and_else_by_vxlan_for_each_family() {
+        assert_eq!(way(&["10.0.0.2"], true, Mode::Auto), direct("10.0.0.2"));
+        assert_eq!(way(&["10.0.1.2"], true, Mode::Auto), vxlan("10.0.1.2", 1450));
+        assert_eq!(way(&["10.0.0.2"], false, Mode::Auto), vxlan("10.0.0.2", 1450), "IPv6 over IPv4");
+        assert_eq!(way(&["10.0.1.2", "fd00::2"], false, Mode::Auto), direct("fd00::2"));
+        assert_eq!(way(&["fd00::2"], true, Mode::Auto), vxlan("fd00::2", 1430), "IPv4 over IPv6");
+    }
+
+    #[test]
+    fn direct_follows_the_way_to_the_nodes_address_and_vxlan_never_does() {
+        assert_eq!(way(&["10.0.0.2"], true, Mode::Direct), direct("10.0.0.2"));
+        assert_eq!(way(&["10.0.1.2"], true, Mode::Direct), direct("10.0.0.254"));
+        assert_eq!(way(&["10.0.1.2"], false, Mode::Direct), Err(NoWay::OtherFamily("IPv6")));
+        assert_eq!(way(&["10.0.0.2"], true, Mode::Vxlan), vxlan("10.0.0.2", 1450));
+    }
+
+    #[test]
+    fn an_address_without_a_route_is_passed_over_and_named_if_it_is_the_last() {
+        assert_eq!(way(&["192.0.2.1", "10.0.1.2"], true, Mode::Auto), vxlan("10.0.1.2", 1450));
+        assert_eq!(way(&["192.0.2.1"], true, Mode::Auto), Err(NoWay::Unreachable(ip("192.0.2.1"))));
+        assert_eq!(way(&["192.0.2.1"], true, Mode::Direct), Err(NoWay::Unreachable(ip("192.0.2.1"))));
+        assert_eq!(way(&[], true, Mode::Auto), Err(NoWay::NoAddress));
+    }
+}

@@ -1,0 +1,9 @@
+//! What the kernel has for other nodes: routes to their ranges, the tunnel device, and the rules by which
+//! pods' packets to other nodes take the tunnel.
+
+pub mod changes;
+pub mod reach;
+pub mod route;
+pub mod rule;
+pub mod tunnel;
+mod vni;

@@ -1,0 +1,114 @@
+//! How the kernel reaches an address of another node.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use rtnetlink::{
+    RouteMessageBuilder,
+    packet_route::{
+        RouteNetlinkMessage,
+        link::LinkAttribute,
+        route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteType},
+    },
+};
+
+use super::super::{
+    link,
+    netlink::{NetlinkError, Request, Socket},
+    parse,
+};
+
+/// The next hop to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hop {
+    pub ifindex: u32,
+    /// `None` if the address is on the interface's own network.
+    pub gateway: Option<IpAddr>,
+    /// The source that the kernel chooses.
+    pub source: Option<IpAddr>,
+    /// Bytes: the route's, or the interface's.
+    pub mtu: u32,
+}
+
+/// The kernel's routes to addresses, without those that have none or are the node's own.
+///
+/// # Errors
+/// If the kernel refuses to describe an interface.
+pub fn reach(
+    host: &mut Socket,
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> Result<HashMap<IpAddr, Hop>, NetlinkError> {
+    let (mut hops, mut mtus) = (HashMap::new(), HashMap::new());
+    for address in addresses {
+        if let Some(hop) = hop(host, address, &mut mtus)? {
+            hops.insert(address, hop);
+        }
+    }
+    Ok(hops)
+}
+
+/// `mtus`: those of the interfaces, as far as they are known.
+fn hop(
+    host: &mut Socket,
+    address: IpAddr,
+    mtus: &mut HashMap<u32, Option<u32>>,
+) -> Result<Option<Hop>, NetlinkError> {
+    let what = format!("look up the route to {address}");
+    // An error means that there is no route.
+    let Ok(answers) = host.batch(vec![Request::change(what, RouteNetlinkMessage::GetRoute(request(address)))])
+    else {
+        return Ok(None);
+    };
+    let route = answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) => Some(route),
+        _ => None,
+    });
+    let Some(route) = route.filter(|it| it.header.kind == RouteType::Unicast) else { return Ok(None) };
+    let Some(ifindex) = parse::output_interface(&route) else { return Ok(None) };
+    let (mut gateway, mut source, mut mtu) = (None, None, None);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Gateway(address) => gateway = parse::ip(address),
+            RouteAttribute::PrefSource(address) => source = parse::ip(address),
+            RouteAttribute::Metrics(metrics) => {
+                let found = metrics.iter().find_map(|it| match it {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+                mtu = found.filter(|mtu| *mtu > 0);
+            }
+            // IPv4 through an IPv6 gateway: not on the interface's network either.
+            RouteAttribute::Via(_) => gateway = Some(address),
+            _ => {}
+        }
+    }
+    let of_link = match mtus.get(&ifindex) {
+        Some(known) => *known,
+        None => *mtus.entry(ifindex).or_insert(mtu_of(host, ifindex)?),
+    };
+    let Some(of_link) = of_link else { return Ok(None) };
+    Ok(Some(Hop { ifindex, gateway, source, mtu: mtu.map_or(of_link, |mtu| mtu.min(of_link)) }))
+}
+
+fn mtu_of(host: &mut Socket, ifindex: u32) -> Result<Option<u32>, NetlinkError> {
+    let link = link::by_index(host, ifindex)?;
+    Ok(link.and_then(|link| {
+        link.attributes.into_iter().find_map(|it| if let LinkAttribute::Mtu(mtu) = it { Some(mtu) } else { None })
+    }))
+}
+
+fn request(address: IpAddr) -> RouteMessage {
+    let mut message = match address {
+        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(v4, 32).build(),
+        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(v6, 128).build(),
+    };
+    // As a request: the kernel demands zeros.
+    message.header = RouteHeader {
+        address_family: message.header.address_family,
+        destination_prefix_length: message.header.destination_prefix_length,
+        ..RouteHeader::default()
+    };
+    message
+}

@@ -1,0 +1,323 @@
+//! The tunnel device: VXLAN (RFC 7348) whose packets' routes name the other node.
+//!
+//! One device serves all nodes and both families. The device learns nothing, resolves nothing and has no
+//! link-local address: the routes know where packets go, and `from_tunnel` checks where they come from.
+//! Without that program, the device delivers nothing: senders address their frames to their own MAC, and the
+//! kernel drops frames for other machines.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::BorrowedFd,
+};
+
+use nix::errno::Errno;
+use rtnetlink::{
+    LinkUnspec,
+    packet_route::{
+        RouteNetlinkMessage,
+        address::{AddressAttribute, AddressMessage},
+        link::{
+            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags,
+            LinkInfo, LinkMessage,
+        },
+    },
+};
+
+use super::{
+    super::{
+        filter::{self, Hook},
+        link,
+        netlink::{NetlinkError, Request, Socket},
+        reaper::UNSTAMPED,
+        requests::{add_address, link_of, set_link},
+        sysctl::{self, SysctlError},
+    },
+    vni,
+};
+
+/// The tunnel device as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// UDP port of all nodes' tunnels.
+    pub port: u16,
+    /// Bytes, of the inner packets.
+    pub mtu: u32,
+    /// The node's own IPv4 address: the source of packets that the node masquerades into the tunnel. The
+    /// kernel would else take the address of any interface.
+    pub address: Option<Ipv4Addr>,
+}
+
+/// A device that is not as it should be, or cannot be made so.
+#[derive(Debug, thiserror::Error)]
+pub enum TunnelError {
+    #[error("cannot change the tunnel device {NAME}")]
+    Netlink(#[from] NetlinkError),
+    #[error("cannot change a setting of the tunnel device {NAME}")]
+    Sysctl(#[from] SysctlError),
+    #[error(
+        "an interface {NAME} exists that the agent did not make (it has no alias {ALIAS:?}): rename or delete it"
+    )]
+    Foreign,
+    #[error("UDP port {port}, which the tunnel needs, is taken by {holder}: remove that, or set another --tunnel-port \
+             on every node")]
+    PortTaken { port: u16, holder: String },
+    #[error("the kernel's answer lacks the interface that it created")]
+    NoAnswer,
+}
+
+pub const NAME: &str = "ferrule-vxlan";
+/// VXLAN network identifier. flannel and Cilium use 1 and 2, Calico 4096.
+pub const VNI: u32 = 70;
+/// Outer headers in bytes: IPv4 or IPv6, UDP (8), VXLAN (8), and the inner Ethernet header (14).
+pub const OVERHEAD_IPV4: u32 = 20 + 8 + 8 + 14;
+pub const OVERHEAD_IPV6: u32 = 40 + 8 + 8 + 14;
+/// Marks the device as the agent's.
+const ALIAS: &str = "ferrule:tunnel";
+/// Marks a device whose alias is not set yet.
+const GROUP: u32 = UNSTAMPED + 1;
+
+/// What the kernel has.
+struct Found {
+    ifindex: u32,
+    is_ours: bool,
+    /// Neither can be changed.
+    port: Option<u16>,
+    is_external: bool,
+    mtu: u32,
+    is_up: bool,
+}
+
+/// Makes the device as it should be, with the program on what it receives. Returns its index, and what was
+/// changed.
+///
+/// # Errors
+/// If the kernel refuses, or the device's name or port belongs to another program.
+pub fn keep(
+    host: &mut Socket,
+    tunnel: &Tunnel,
+    program: (BorrowedFd<'_>, u32),
+) -> Result<(u32, Vec<&'static str>), TunnelError> {
+    let mut changed = Vec::new();
+    let present = match find(host)? {
+        Some(found) if !found.is_ours => return Err(TunnelError::Foreign),
+        Some(found) if found.port == Some(tunnel.port) && found.is_external => Some(found),
+        Some(found) => {
+            delete(host, found.ifindex)?;
+            None
+        }
+        None => None,
+    };
+    let ifindex = match &present {
+        Some(found) => found.ifindex,
+        None => {
+            changed.push("created");
+            create(host, tunnel)?
+        }
+    };
+    vni::permit(ifindex)?;
+    if !has_program(host, ifindex, program.1)? {
+        changed.push("the program");
+        host.batch(filter::attach_ingress(ifindex, program.0, "from_tunnel").into())?;
+    }
+    if set_addresses(host, ifindex, tunnel.address)? {
+        changed.push("the address");
+    }
+    // Loose: packets from other nodes' own addresses come by the tunnel, and `from_tunnel` checks sources.
+    let rp_filter = format!("ipv4/conf/{NAME}/rp_filter");
+    if sysctl::get(&rp_filter).as_deref() != Some("2") {
+        changed.push("rp_filter");
+        sysctl::set(&rp_filter, "2")?;
+    }
+    if present.as_ref().is_none_or(|found| found.mtu != tunnel.mtu) {
+        changed.push("the MTU");
+        let message = LinkUnspec::new_with_index(ifindex).mtu(tunnel.mtu).build();
+        host.batch(vec![set_link("set the MTU of the tunnel device", message)])?;
+    }
+    if present.is_none_or(|found| !found.is_up) {
+        changed.push("set up");
+        set_up(host, ifindex, tunnel.port)?;
+    }
+    Ok((ifindex, changed))
+}
+
+/// Deletes the device, if there is one of the agent's. Returns whether there was.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn remove(host: &mut Socket) -> Result<bool, TunnelError> {
+    match find(host)? {
+        Some(found) if found.is_ours => delete(host, found.ifindex).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+/// The index of the agent's device.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn index(host: &mut Socket) -> Result<Option<u32>, TunnelError> {
+    Ok(find(host)?.filter(|found| found.is_ours).map(|found| found.ifindex))
+}
+
+/// The first difference of the kernel's device from the wanted one.
+///
+/// # Errors
+/// If the kernel refuses a dump.
+pub fn difference(host: &mut Socket, tunnel: &Tunnel, program: u32) -> Result<Option<String>, TunnelError> {
+    let Some(found) = find(host)? else { return Ok(Some("is missing".to_owned())) };
+    let addresses = addresses(host, found.ifindex)?;
+    let wanted: BTreeSet<_> = tunnel.address.into_iter().collect();
+    Ok(if !found.is_ours {
+        Some("is not the agent's".to_owned())
+    } else if found.port != Some(tunnel.port) || !found.is_external {
+        Some(format!("is no external VXLAN device at port {}", tunnel.port))
+    } else if !found.is_up {
+        Some("is down".to_owned())
+    } else if found.mtu != tunnel.mtu {
+        Some(format!("has an MTU of {}, expected {}", found.mtu, tunnel.mtu))
+    } else if addresses != wanted {
+        Some(format!("has the addresses {addresses:?}, expected {wanted:?}"))
+    } else if !has_program(host, found.ifindex, program)? {
+        Some("lacks its program, or runs another one: nothing that arrives is delivered, or checked".to_owned())
+    } else {
+        None
+    })
+}
+
+fn create(host: &mut Socket, tunnel: &Tunnel) -> Result<u32, TunnelError> {
+    let vxlan = vec![
+        InfoVxlan::CollectMetadata(true),
+        InfoVxlan::Vnifilter(true),
+        InfoVxlan::Port(tunnel.port),
+        InfoVxlan::Learning(false),
+    ];
+    let mut message = LinkUnspec::new_with_name(NAME).mtu(tunnel.mtu).link_group(GROUP).build();
+    message
+        .attributes
+        .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(vxlan))]));
+    let request = Request::create(format!("create {NAME}"), RouteNetlinkMessage::NewLink(message));
+    host.batch(vec![request])?;
+    let ifindex = find(host)?.ok_or(TunnelError::NoAnswer)?.ifindex;
+    let mut mark = LinkUnspec::new_with_index(ifindex).alias(ALIAS.to_owned()).build();
+    mark.header.flags |= LinkFlags::Noarp;
+    mark.header.change_mask |= LinkFlags::Noarp;
+    if sysctl::has_ipv6() {
+        let none = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+        mark.attributes.push(LinkAttribute::AfSpecUnspec(vec![none]));
+    }
+    host.batch(vec![set_link("mark the tunnel device", mark)])?;
+    Ok(ifindex)
+}
+
+/// The kernel opens the UDP port when the device is set up.
+fn set_up(host: &mut Socket, ifindex: u32, port: u16) -> Result<(), TunnelError> {
+    let message = LinkUnspec::new_with_index(ifindex).up().build();
+    match host.batch(vec![set_link("set the tunnel device up", message)]) {
+        Err(error) if error.is(Errno::EADDRINUSE) => {
+            Err(TunnelError::PortTaken { port, holder: holder(host, port)? })
+        }
+        result => Ok(result.map(drop)?),
+    }
+}
+
+fn holder(host: &mut Socket, port: u16) -> Result<String, NetlinkError> {
+    let links = host.dump("list the interfaces", RouteNetlinkMessage::GetLink(link::get()))?;
+    let other = links.into_iter().filter_map(link_of).find_map(|link| {
+        let name = link.attributes.iter().find_map(|it| match it {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        })?;
+        let vxlan = vxlan(&link)?;
+        (name != NAME && vxlan.contains(&InfoVxlan::Port(port))).then_some(name)
+    });
+    Ok(match other {
+        Some(name) => format!("the VXLAN device {name}"),
+        None => "a process (ss -ulnp shows it)".to_owned(),
+    })
+}
+
+fn delete(host: &mut Socket, ifindex: u32) -> Result<(), TunnelError> {
+    let message = LinkUnspec::new_with_index(ifindex).build();
+    match host.batch(vec![Request::change("delete the tunnel device", RouteNetlinkMessage::DelLink(message))]) {
+        Err(error) if error.is(Errno::ENODEV) => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
+
+fn has_program(host: &mut Socket, ifindex: u32, program: u32) -> Result<bool, NetlinkError> {
+    let listed = filter::list(host, ifindex)?;
+    Ok(listed.filters.iter().any(|it| it.is_ours && it.hook == Hook::FromPod && it.program == Some(program)))
+}
+
+/// Makes the device's IPv4 addresses the wanted one. Returns whether anything was changed.
+fn set_addresses(host: &mut Socket, ifindex: u32, wanted: Option<Ipv4Addr>) -> Result<bool, NetlinkError> {
+    let present = addresses(host, ifindex)?;
+    let wanted: BTreeSet<_> = wanted.into_iter().collect();
+    for address in wanted.difference(&present) {
+        host.batch(vec![add_address(ifindex, IpAddr::V4(*address), 32)])?;
+    }
+    for address in present.difference(&wanted) {
+        let mut message = AddressMessage::default();
+        message.header.family = rtnetlink::packet_route::AddressFamily::Inet;
+        message.header.index = ifindex;
+        message.header.prefix_len = 32;
+        message.attributes.push(AddressAttribute::Local(IpAddr::V4(*address)));
+        let what = format!("delete the address {address} of the tunnel device");
+        match host.batch(vec![Request::change(what, RouteNetlinkMessage::DelAddress(message))]) {
+            Err(error) if error.is(Errno::EADDRNOTAVAIL) => {}
+            result => drop(result?),
+        }
+    }
+    Ok(present != wanted)
+}
+
+fn addresses(host: &mut Socket, ifindex: u32) -> Result<BTreeSet<Ipv4Addr>, NetlinkError> {
+    let mut message = AddressMessage::default();
+    message.header.index = ifindex;
+    let answers = host.dump("list the tunnel device's addresses", RouteNetlinkMessage::GetAddress(message))?;
+    let address = |answer| {
+        let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+        let local = |it| if let AddressAttribute::Local(IpAddr::V4(it)) = it { Some(it) } else { None };
+        (message.header.index == ifindex).then(|| message.attributes.into_iter().find_map(local)).flatten()
+    };
+    Ok(answers.into_iter().filter_map(address).collect())
+}
+
+fn find(host: &mut Socket) -> Result<Option<Found>, NetlinkError> {
+    let Some(link) = link::by_name(host, NAME)? else { return Ok(None) };
+    let mut found = Found {
+        ifindex: link.header.index,
+        is_ours: link::alias(&link) == Some(ALIAS),
+        port: None,
+        is_external: false,
+        mtu: 0,
+        is_up: link.header.flags.contains(LinkFlags::Up),
+    };
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::Mtu(mtu) => found.mtu = *mtu,
+            LinkAttribute::Group(group) => found.is_ours |= *group == GROUP,
+            _ => {}
+        }
+    }
+    for value in vxlan(&link).unwrap_or_default() {
+        match value {
+            InfoVxlan::Port(port) => found.port = Some(*port),
+            InfoVxlan::CollectMetadata(on) => found.is_external = *on,
+            _ => {}
+        }
+    }
+    Ok(Some(found))
+}
+
+fn vxlan(link: &LinkMessage) -> Option<&[InfoVxlan]> {
+    let infos = link.attributes.iter().find_map(|it| match it {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    })?;
+    infos.iter().find_map(|it| match it {
+        LinkInfo::Data(InfoData::Vxlan(values)) => Some(values.as_slice()),
+        _ => None,
+    })
+}
