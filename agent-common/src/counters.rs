@@ -1,4 +1,4 @@
-//! The value of `VIF_COUNTERS`, and the reasons for which a packet is dropped.
+//! The values of `VIF_COUNTERS` and `LINK_COUNTERS`, and the reasons for which a packet is dropped.
 
 /// Value of `VIF_COUNTERS`, one for each CPU: a pod's forwarded and dropped packets. Directions are the
 /// pod's.
@@ -11,11 +11,14 @@ pub struct Counters {
     pub ingress: Traffic,
 }
 
+/// One direction of a pod's packets. Also the value of `LINK_COUNTERS`, one for each CPU: packets from other
+/// hosts, by the tunnel or by an uplink.
+///
 /// A packet that is segmented later (GSO) counts once, with all its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Traffic {
-    /// Forwarded from the pod, or delivered to it.
+    /// Forwarded from the pod, delivered to it, or left to the host's stack.
     pub packets: u64,
     /// Of these packets, including Ethernet headers.
     pub bytes: u64,
@@ -85,9 +88,9 @@ drop_reasons! {
     NoVif = 0 => no_vif,
     /// From the pod, with a foreign source MAC.
     SpoofedMac = 1 => spoofed_mac,
-    /// From the pod, with a foreign IPv4 source.
+    /// From the pod, with a foreign IPv4 source. From another host, with a pod's IPv4 source.
     SpoofedIpv4 = 2 => spoofed_ipv4,
-    /// From the pod, with a foreign IPv6 source.
+    /// The same for IPv6.
     SpoofedIpv6 = 3 => spoofed_ipv6,
     /// ARP from the pod that claims a foreign address or MAC, or is neither request nor reply.
     SpoofedArp = 4 => spoofed_arp,
@@ -112,8 +115,17 @@ drop_reasons! {
     DhcpServer = 13 => dhcp_server,
     /// An ICMP error from the pod to another pod of the node, about a flow that is not between them.
     ForgedIcmp = 14 => forged_icmp,
-    /// IP-in-IP or GRE from the pod to the node itself.
+    /// From the pod: IP-in-IP or GRE to the node itself, or VXLAN to the tunnel's port of a node.
     Tunnel = 15 => tunnel,
+    /// From the tunnel: the outer packet is not from another node's address to one of this node's, or of
+    /// another network (VNI).
+    TunnelOuter = 16 => tunnel_outer,
+    /// From the tunnel: the inner source is neither in the sending node's ranges nor one of its addresses.
+    TunnelInner = 17 => tunnel_inner,
+    /// From the tunnel: the inner destination is neither in this node's ranges nor one of its addresses.
+    TunnelDestination = 18 => tunnel_destination,
+    /// From the tunnel: the inner packet carries a packet once more, by IP-in-IP, GRE or VXLAN.
+    TunnelNested = 19 => tunnel_nested,
 }
 
 const _: () = assert!(size_of::<Drops>() == 8 * DropReason::ALL.len());
@@ -141,4 +153,6 @@ impl core::ops::AddAssign for Traffic {
 mod user {
     // SAFETY: `repr(C)` of `u64` only, so there is no padding, and every bit pattern is valid.
     unsafe impl aya::Pod for super::Counters {}
+    // SAFETY: as for `Counters`.
+    unsafe impl aya::Pod for super::Traffic {}
 }

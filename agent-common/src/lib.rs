@@ -13,14 +13,16 @@
 mod counters;
 pub mod event;
 mod flow;
+mod node;
 mod vif;
 
 pub use counters::{Counters, DropReason, Drops, Traffic};
 pub use flow::{Flow, FlowKey, RingKey};
+pub use node::{NodeEntry, NodeKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Default capacity of `VIFS`: pod interfaces of a node.
 pub const MAX_VIFS: usize = 4096;
@@ -36,6 +38,18 @@ pub const MAX_EVENT_BYTES: usize = 256 * 1024;
 
 /// Capacity of `FLOW_STATS`: flows whose packets are counted.
 pub const MAX_FLOW_STATS: usize = 16384;
+
+/// Capacity of `NODES`: ranges and addresses of the cluster's nodes.
+pub const MAX_NODE_ENTRIES: usize = 16384;
+
+/// Capacity of `LINK_COUNTERS`: the tunnel device and the uplinks of a node.
+pub const MAX_LINKS: usize = 64;
+
+/// The UDP port of the tunnel between nodes, unless the agent sets another: VXLAN's (RFC 7348, 8).
+pub const TUNNEL_PORT: u16 = 4789;
+
+/// The VXLAN network identifier (VNI) of the tunnel between nodes.
+pub const TUNNEL_VNI: u32 = 70;
 
 /// The share of `STACK_FLOWS` that one pod can fill as client: a 16th. A new flow above it evicts an older
 /// flow of the same pod.

@@ -1,10 +1,10 @@
 //! Keys and values of `VIFS` and `ENDPOINTS`.
 
-/// Key of `VIFS` and `VIF_COUNTERS`.
+/// Key of `VIFS`, `VIF_COUNTERS` and `LINK_COUNTERS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct VifKey {
-    /// Index of the pod's host interface.
+    /// Index of the pod's host interface; in `LINK_COUNTERS`, of the tunnel device or an uplink.
     pub ifindex: u32,
 }
 

@@ -33,6 +33,13 @@ impl Address {
         unsafe { &*(&raw const *self).cast() }
     }
 
+    /// From words in network order, as the kernel's `in6_addr`.
+    #[inline(always)]
+    pub const fn v6_words(words: [u32; 4]) -> Self {
+        // SAFETY: integers of the same size.
+        unsafe { transmute::<[u32; 4], Self>(words) }
+    }
+
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)

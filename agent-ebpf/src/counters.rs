@@ -1,6 +1,6 @@
 //! `VIF_COUNTERS`: packets, bytes and drops of each interface.
 
-use agent_common::{Counters, DropReason, MAX_VIFS, Traffic, VifKey, event::direction};
+use agent_common::{Counters, DropReason, Drops, MAX_VIFS, Traffic, VifKey, event::direction};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::PerCpuHashMap, macros::btf_map};
 
 #[btf_map]
@@ -43,12 +43,18 @@ pub fn drop(ifindex: u32, direction: Direction, reason: DropReason) {
         Direction::Ingress => &mut counters.ingress,
         Direction::Egress => &mut counters.egress,
     };
+    count(&mut traffic.drops, reason);
+}
+
+/// Counts a dropped packet.
+#[inline(always)]
+pub fn count(drops: &mut Drops, reason: DropReason) {
     // The counters are in the order of the reasons (asserted in agent-common). `black_box` hides from LLVM
     // that the index is in range: LLVM would remove the check that the verifier needs.
     let index = core::hint::black_box(reason as usize);
     if index < DropReason::ALL.len() {
         // SAFETY: in bounds of `drops`, which is `repr(C)` with one `u64` for each reason.
-        unsafe { *(&raw mut traffic.drops).cast::<u64>().add(index) += 1 };
+        unsafe { *(&raw mut *drops).cast::<u64>().add(index) += 1 };
     }
 }
 
@@ -58,8 +64,9 @@ fn of(ifindex: u32) -> Option<&'static mut Counters> {
     VIF_COUNTERS.get_ptr_mut(VifKey { ifindex }).map(|counters| unsafe { &mut *counters })
 }
 
+/// Counts a packet that passes.
 #[inline(always)]
-fn add(traffic: &mut Traffic, bytes: u32) {
+pub fn add(traffic: &mut Traffic, bytes: u32) {
     traffic.packets += 1;
     traffic.bytes += u64::from(bytes);
 }

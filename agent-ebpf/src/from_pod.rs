@@ -32,7 +32,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     if ethertype == ETHERTYPE_ARP {
         return arp::judge(packet, vif);
     }
-    let meta = Meta::parse(packet, ethertype, Sender::Pod)?;
+    let meta = Meta::parse(packet, ethertype, Sender::Outside)?;
     if let Some(icmpv6_type) = meta.icmpv6_type(packet)?
         && nd::is_nd(icmpv6_type)
     {

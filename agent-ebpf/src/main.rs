@@ -1,4 +1,5 @@
-//! The tc programs on the host interface of every pod: attach points, and the verdict for each outcome.
+//! The tc programs on the host interface of every pod, on the tunnel device and on the uplinks: attach points,
+//! and the verdict for each outcome.
 //!
 //! Directions are the pod's. Packets that pass are left to later filters (`TC_ACT_UNSPEC`), so that other
 //! programs on the interface keep working.
@@ -17,10 +18,14 @@ mod flow_key;
 mod flow_stats;
 mod flows;
 mod from_pod;
+mod from_tunnel;
+mod from_uplink;
 mod headers;
 mod icmp;
+mod links;
 mod meta;
 mod nd;
+mod nodes;
 mod outcome;
 mod packet;
 mod services;
@@ -30,6 +35,7 @@ mod to_pod;
 mod tunnels;
 mod vifs;
 
+use agent_common::DropReason;
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
     helpers::generated::{bpf_redirect, bpf_redirect_peer},
@@ -91,6 +97,43 @@ pub fn to_pod(ctx: TcContext) -> i32 {
             counters::drop(ifindex, Direction::Ingress, reason);
             events::drop(&packet, Direction::Ingress, reason);
             debug!(&ctx, "if {}: ingress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
+            TC_ACT_SHOT
+        }
+    }
+}
+
+/// clsact ingress of the tunnel device: packets from other nodes.
+#[classifier]
+pub fn from_tunnel(ctx: TcContext) -> i32 {
+    let packet = Packet::new(&ctx);
+    let verdict = from_tunnel::judge(&packet);
+    if verdict.is_ok() {
+        // The inner frame's MAC addresses mean nothing.
+        packet.accept();
+    }
+    from_link(&ctx, &packet, verdict)
+}
+
+/// clsact ingress of an uplink: packets from the wire.
+#[classifier]
+pub fn from_uplink(ctx: TcContext) -> i32 {
+    let packet = Packet::new(&ctx);
+    from_link(&ctx, &packet, from_uplink::judge(&packet))
+}
+
+#[inline(always)]
+fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<(), DropReason>) -> i32 {
+    let (ifindex, bytes) = (packet.ifindex(), packet.len());
+    match verdict {
+        Ok(()) => {
+            links::pass(ifindex, bytes);
+            trace!(ctx, "if {}: from the link, {} bytes", ifindex, bytes);
+            TC_ACT_UNSPEC
+        }
+        Err(reason) => {
+            links::drop(ifindex, reason);
+            events::drop(packet, Direction::Ingress, reason);
+            debug!(ctx, "if {}: from the link dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
     }

@@ -54,7 +54,8 @@ const MAX_EXTENSIONS: usize = 4;
 /// Where a packet comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sender {
-    Pod,
+    /// A pod or another host.
+    Outside,
     /// The host's stack, whose packets need no check.
     Stack,
 }
@@ -74,25 +75,25 @@ pub enum Scope {
 impl Meta {
     /// # Errors
     /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if
-    /// version or lengths of a pod's packet contradict each other or the frame.
+    /// version or lengths of a packet from outside contradict each other or the frame.
     #[inline(always)]
     pub fn parse(packet: &Packet<'_>, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
         match ethertype {
             ETHERTYPE_IPV4 => {
                 let ip = packet.header::<Ipv4>(L3)?;
-                if sender == Sender::Pod {
+                if sender == Sender::Outside {
                     ip.check(packet)?;
                 }
                 Ok(Self::ipv4(packet, ip))
             }
             ETHERTYPE_IPV6 => {
                 let ip = packet.header::<Ipv6>(L3)?;
-                if sender == Sender::Pod {
+                if sender == Sender::Outside {
                     ip.check(packet)?;
                 }
                 let meta = Self::ipv6(packet, ip);
                 // The node would look behind any number of them, and the checks would not.
-                if sender == Sender::Pod && meta.extensions == UNKNOWN {
+                if sender == Sender::Outside && meta.extensions == UNKNOWN {
                     return Err(DropReason::Malformed);
                 }
                 Ok(meta)

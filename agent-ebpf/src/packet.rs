@@ -1,16 +1,19 @@
 //! A packet: bounds-checked access to its bytes, and what the kernel knows beside them.
 
-use core::mem::MaybeUninit;
+use core::mem::{MaybeUninit, offset_of};
 
 use agent_common::DropReason;
 use aya_ebpf::{
-    bindings::bpf_fib_lookup,
-    helpers::generated::{self, bpf_skb_load_bytes},
+    bindings::{BPF_F_TUNINFO_IPV6, bpf_fib_lookup, bpf_tunnel_key},
+    helpers::generated::{self, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes},
     programs::TcContext,
 };
 
-use crate::headers::{
-    ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
+use crate::{
+    address::Address,
+    headers::{
+        ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
+    },
 };
 
 pub struct Packet<'a> {
@@ -30,9 +33,26 @@ pub enum Stamp {
     Direct = 0xfe02,
 }
 
+/// The outer header of a packet that came through a tunnel device, as far as the device keeps it.
+#[derive(Clone, Copy)]
+pub struct Tunnel {
+    pub vni: u32,
+    pub source: Address,
+    /// `None` before Linux 6.0.
+    pub destination: Option<Address>,
+}
+
 /// The verifier refuses misaligned access to the stack.
 #[repr(C, align(8))]
 struct Aligned<T>(T);
+
+/// The addresses in the key are at offsets that the padding makes multiples of eight: LLVM copies them as words
+/// of eight bytes.
+#[repr(C, align(8))]
+struct AlignedTunnelKey {
+    padding: u32,
+    key: bpf_tunnel_key,
+}
 
 // === impl Packet ===
 
@@ -117,6 +137,62 @@ impl<'a> Packet<'a> {
         // SAFETY: the kernel passes a valid context.
         let (is_present, tag) = unsafe { ((*self.ctx.skb.skb).vlan_present, (*self.ctx.skb.skb).vlan_tci) };
         if is_present == 0 { 0 } else { 1 << 16 | tag & 0xffff }
+    }
+
+    /// The ID of the VLAN tag that the kernel keeps beside the frame; 0 without a tag, and for a tag that has a
+    /// priority only.
+    #[inline(always)]
+    pub fn vlan_id(&self) -> u32 {
+        self.vlan_tag() & 0xfff
+    }
+
+    /// The outer header, if the packet came through a tunnel device that keeps it (`external`).
+    #[inline(always)]
+    pub fn tunnel(&self) -> Option<Tunnel> {
+        const WHOLE: usize = size_of::<bpf_tunnel_key>();
+        // As Linux 5.10 knows the struct.
+        const WITHOUT_LOCAL: usize = offset_of!(bpf_tunnel_key, __bindgen_anon_3);
+        self.tunnel_of::<WHOLE, 0>()
+            .or_else(|| self.tunnel_of::<WHOLE, { BPF_F_TUNINFO_IPV6 as u64 }>())
+            .or_else(|| self.tunnel_of::<WITHOUT_LOCAL, 0>())
+            .or_else(|| self.tunnel_of::<WITHOUT_LOCAL, { BPF_F_TUNINFO_IPV6 as u64 }>())
+    }
+
+    /// The kernel refuses another address family than the packet's (`EPROTO`), and a larger struct than its
+    /// own (`EINVAL`).
+    #[inline(always)]
+    fn tunnel_of<const LEN: usize, const FLAGS: u64>(&self) -> Option<Tunnel> {
+        let mut uninit = MaybeUninit::<AlignedTunnelKey>::uninit();
+        // SAFETY: the context is valid, and the key has at least the given length.
+        let failed = unsafe {
+            let key = &raw mut (*uninit.as_mut_ptr()).key;
+            bpf_skb_get_tunnel_key(self.ctx.skb.skb, key, LEN as u32, FLAGS)
+        };
+        if failed != 0 {
+            return None;
+        }
+        // SAFETY: on success, the helper has written the given length. The flags choose the union's member;
+        // every bit pattern is valid.
+        unsafe {
+            let key = &raw const (*uninit.as_ptr()).key;
+            let address = |v4: *const u32, v6: *const [u32; 4]| {
+                // IPv4 in host order, IPv6 in network order.
+                if FLAGS == 0 { Address::v4((*v4).to_be_bytes()) } else { Address::v6_words(*v6) }
+            };
+            let (remote, local) = (&raw const (*key).__bindgen_anon_1, &raw const (*key).__bindgen_anon_3);
+            let source = address(remote.cast(), remote.cast());
+            let has_destination = LEN == size_of::<bpf_tunnel_key>();
+            let destination = has_destination.then(|| address(local.cast(), local.cast()));
+            Some(Tunnel { vni: (*key).tunnel_id, source, destination })
+        }
+    }
+
+    /// Lets the stack accept the packet, whatever MAC address its frame has.
+    #[inline(always)]
+    pub fn accept(&self) {
+        const PACKET_HOST: u32 = 0;
+        // SAFETY: the context is valid. The call fails for types that a received packet never has.
+        unsafe { bpf_skb_change_type(self.ctx.skb.skb, PACKET_HOST) };
     }
 
     /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64

@@ -1,26 +1,57 @@
-//! Tunnels that end at the node: a packet inside of one would come out as if from another host, unchecked.
+//! Tunnels that end at a node: a packet inside of one would come out as if from another host, unchecked.
 
-use agent_common::DropReason;
-use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NOT_FWDED, bpf_fib_lookup as Lookup,
+use agent_common::{DropReason, NodeEntry};
+use aya_ebpf::{
+    Global,
+    bindings::{BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NOT_FWDED, bpf_fib_lookup as Lookup},
 };
 
 use crate::{
-    headers::{GRE, IP_IN_IP, IPV6_IN_IP},
+    headers::{GRE, IP_IN_IP, IPV6_IN_IP, UDP},
     meta::{Family, Meta},
+    nodes,
     packet::Packet,
 };
+
+/// The UDP port of the tunnel between nodes; the agent sets it for another port.
+#[unsafe(no_mangle)]
+static TUNNEL_PORT: Global<u16> = Global::new(agent_common::TUNNEL_PORT);
 
 /// Address families of the kernel (`linux/socket.h`).
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
 /// # Errors
-/// `Tunnel`, if the packet carries a packet to the node itself.
+/// `Tunnel`, if the packet carries a packet to the node itself, or to the tunnel's port of any node.
 #[inline(always)]
 pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
-    let is_tunnel = matches!(meta.protocol, IP_IN_IP | IPV6_IN_IP | GRE);
-    if is_tunnel && ends_here(packet, meta) { Err(DropReason::Tunnel) } else { Ok(()) }
+    let ends_at_node = if is_to_tunnel_port(meta) {
+        nodes::find(meta.destination).is_some_and(NodeEntry::is_address)
+    } else {
+        carries_ip(meta) && ends_here(packet, meta)
+    };
+    if ends_at_node { Err(DropReason::Tunnel) } else { Ok(()) }
+}
+
+/// Whether the packet carries a packet by a protocol that the kernel may unpack.
+#[inline(always)]
+pub fn carries_packet(meta: &Meta) -> bool {
+    carries_ip(meta) || is_to_tunnel_port(meta)
+}
+
+#[inline(always)]
+fn carries_ip(meta: &Meta) -> bool {
+    matches!(meta.protocol, IP_IN_IP | IPV6_IN_IP | GRE)
+}
+
+/// Of fragments, the first one has the port; the kernel cannot reassemble the others without it.
+#[inline(always)]
+fn is_to_tunnel_port(meta: &Meta) -> bool {
+    meta.protocol == UDP
+        && meta.transport().is_some_and(|transport| {
+            let [_, destination] = transport.ports();
+            destination == TUNNEL_PORT.load()
+        })
 }
 
 /// Whether the kernel would not forward a packet: its destination is an address of the node, or has no route.

@@ -452,7 +452,8 @@ impl Settings {
         let (log, dhcp_servers) =
             (self.ebpf_log.unwrap_or_default(), self.allow_dhcp_servers.unwrap_or_default());
         let flows = self.flows.unwrap_or_default();
-        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows })
+        let tunnel_port = dataplane::Settings::default().tunnel_port;
+        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows, tunnel_port })
     }
 
     fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {

@@ -17,13 +17,15 @@ pub struct Footprint {
     maps: BTreeSet<u32>,
 }
 
-const OUR_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const OUR_MAPS: [&str; 11] = [
+const OUR_PROGRAMS: [&str; 4] = ["from_pod", "to_pod", "from_tunnel", "from_uplink"];
+const OUR_MAPS: [&str; 13] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
     "STACK_FLOWS",
     "FLOW_RINGS",
+    "NODES",
+    "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",
     "FLOW_STATS",

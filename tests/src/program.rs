@@ -5,13 +5,15 @@
 use std::{collections::BTreeMap, fmt, thread, time::Duration};
 
 use agent_common::{
-    Counters, Endpoint, EndpointKey, Flow, FlowKey, RingKey, VifEntry, VifKey,
+    Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
     event::{Event, FlowStats},
 };
 use anyhow::{Context as _, ensure};
 use aya::{
-    Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf},
+    Ebpf, EbpfLoader, Pod,
+    maps::{
+        Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, lpm_trie::Key,
+    },
     programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
 };
 
@@ -32,6 +34,8 @@ pub const TC_ACT_REDIRECT: u32 = 7;
 pub enum Program {
     FromPod,
     ToPod,
+    FromTunnel,
+    FromUplink,
 }
 
 /// Log level of the programs: values of `AYA_LOG_LEVEL`.
@@ -72,6 +76,8 @@ pub struct Programs {
     pub flow_stats: HashMap<MapData, FlowKey, FlowStats>,
     sampling: Array<MapData, u32>,
     events: RingBuf<MapData>,
+    nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
+    links: PerCpuHashMap<MapData, VifKey, Traffic>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
 }
 
@@ -117,13 +123,15 @@ pub fn with_programs<T: Send>(
 // === impl Program ===
 
 impl Program {
-    pub const ALL: [Self; 2] = [Self::FromPod, Self::ToPod];
+    pub const ALL: [Self; 4] = [Self::FromPod, Self::ToPod, Self::FromTunnel, Self::FromUplink];
 
     /// The program's name in the object.
     pub fn name(self) -> &'static str {
         match self {
             Self::FromPod => "from_pod",
             Self::ToPod => "to_pod",
+            Self::FromTunnel => "from_tunnel",
+            Self::FromUplink => "from_uplink",
         }
     }
 }
@@ -181,6 +189,8 @@ impl Programs {
             flow_stats: take_map(&mut ebpf, "FLOW_STATS")?,
             sampling: take_map(&mut ebpf, "FLOW_SAMPLING")?,
             events: take_map(&mut ebpf, "EVENTS")?,
+            nodes: take_map(&mut ebpf, "NODES")?,
+            links: take_map(&mut ebpf, "LINK_COUNTERS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
             ebpf,
         })
@@ -235,7 +245,7 @@ impl Programs {
     pub fn attach(&mut self, program: Program, interface: &str) -> anyhow::Result<()> {
         tc::qdisc_add_clsact(interface)?;
         let direction = match program {
-            Program::FromPod => TcAttachType::Ingress,
+            Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
             Program::ToPod => TcAttachType::Egress,
         };
         classifier(&mut self.ebpf, program)?.attach(interface, direction)?;
@@ -247,9 +257,37 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn start_counting(&mut self, ifindex: u32) -> anyhow::Result<()> {
-        let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
-        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])?;
-        Ok(self.counters.insert(VifKey { ifindex }, zero, 0)?)
+        Ok(self.counters.insert(VifKey { ifindex }, zero()?, 0)?)
+    }
+
+    /// Adds an entry to `NODES`.
+    ///
+    /// # Errors
+    /// If the map cannot be written.
+    pub fn add_node(&mut self, key: NodeKey, node: NodeEntry) -> anyhow::Result<()> {
+        Ok(self.nodes.insert(&Key::new(key.prefix_len, key.address), node, 0)?)
+    }
+
+    /// Inserts zero counters for the tunnel device or an uplink.
+    ///
+    /// # Errors
+    /// If the map cannot be written.
+    pub fn start_counting_link(&mut self, ifindex: u32) -> anyhow::Result<()> {
+        Ok(self.links.insert(VifKey { ifindex }, zero()?, 0)?)
+    }
+
+    /// Counters of links by ifindex, summed over all CPUs.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn links(&self) -> anyhow::Result<BTreeMap<u32, Traffic>> {
+        let mut all = BTreeMap::new();
+        for entry in self.links.iter() {
+            let (VifKey { ifindex }, per_cpu) = entry?;
+            let sum: &mut Traffic = all.entry(ifindex).or_default();
+            per_cpu.iter().for_each(|one| *sum += *one);
+        }
+        Ok(all)
     }
 
     /// Counts and records one in so many flows; 0: none, as at first.
@@ -290,6 +328,12 @@ fn stay_on_one_cpu() -> anyhow::Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(sched_getcpu()?)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &cpus)?)
+}
+
+/// A zero for each CPU.
+fn zero<T: Pod + Default>() -> anyhow::Result<PerCpuValues<T>> {
+    let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
+    Ok(PerCpuValues::try_from(vec![T::default(); cpus])?)
 }
 
 fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedClassifier> {

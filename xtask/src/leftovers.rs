@@ -20,13 +20,15 @@ use crate::{
 pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
-const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-const MAPS: [&str; 11] = [
+const PROGRAMS: [&str; 4] = ["from_pod", "to_pod", "from_tunnel", "from_uplink"];
+const MAPS: [&str; 13] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
     "STACK_FLOWS",
     "FLOW_RINGS",
+    "NODES",
+    "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",
     "FLOW_STATS",

@@ -58,6 +58,10 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/table.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the called function has the point"),
+    ("dataplane/maps/vif_counters.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/link_counters.rs", "pressure.removed(", "the called function has the point"),
+    ("dataplane/maps/nodes.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/nodes.rs", "pressure.removed(", "the called function has the point"),
 ];
 
 #[test]

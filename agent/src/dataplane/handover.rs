@@ -5,7 +5,8 @@
 //! agent works on maps of another layout. When a configured capacity differs from that of a pinned map, the
 //! directory is renamed to `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
 //!
-//! 1. create and pin new maps; copy `VIFS` and `ENDPOINTS`, if the directory is of this version;
+//! 1. create and pin new maps; copy `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS`, if the directory is of
+//!    this version;
 //! 2. write the rows of all attachments; copy counters and flows from each map with the same layout;
 //! 3. replace the filters, which until then use the old maps;
 //! 4. copy the flows once more, and remove the old pins.
@@ -98,7 +99,7 @@ impl Predecessors {
         Ok(Self { directories: beside(pins), ..before })
     }
 
-    /// Adds rows of `VIFS` and `ENDPOINTS` that are in maps of this version and another capacity. Only rows
+    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS` that are in maps of this version and another capacity. Only rows
     /// that are missing are added: present rows may be newer, after an interrupted start.
     pub(super) fn copy_rows(&self, to: &mut Maps) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -108,6 +109,8 @@ impl Predecessors {
         };
         self.copy(&maps::VIFS, is_of_this_version, |from| to.copy_vifs(from));
         self.copy(&maps::ENDPOINTS, is_of_this_version, |from| to.copy_endpoints(from));
+        self.copy(&maps::NODES, is_of_this_version, |from| to.copy_nodes(from));
+        self.copy(&maps::LINK_COUNTERS, is_of_this_version, |from| to.copy_links(from));
     }
 
     /// Copies counters for the interfaces in `to`. Call before the filters are replaced: the new programs

@@ -52,7 +52,7 @@ const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
     Feature { name, since, kind: Kind::Map(map) }
 }
 
-const FEATURES: [Feature; 20] = [
+const FEATURES: [Feature; 23] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
     helper("bpf_ringbuf_reserve", "5.8", BpfHelper::BPF_FUNC_ringbuf_reserve),
@@ -61,13 +61,16 @@ const FEATURES: [Feature; 20] = [
     map("BPF_MAP_TYPE_RINGBUF", "5.8", MapType::RingBuf),
     helper("bpf_jiffies64", "5.6", BpfHelper::BPF_FUNC_jiffies64),
     helper("bpf_fib_lookup", "4.18", BpfHelper::BPF_FUNC_fib_lookup),
+    map("BPF_MAP_TYPE_LPM_TRIE", "4.11", MapType::LpmTrie),
     map("BPF_MAP_TYPE_LRU_HASH", "4.10", MapType::LruHash),
     map("BPF_MAP_TYPE_LRU_PERCPU_HASH", "4.10", MapType::LruPerCpuHash),
     helper("bpf_skb_pull_data", "4.9", BpfHelper::BPF_FUNC_skb_pull_data),
+    helper("bpf_skb_change_type", "4.8", BpfHelper::BPF_FUNC_skb_change_type),
     map("BPF_MAP_TYPE_PERCPU_HASH", "4.6", MapType::PerCpuHash),
     map("BPF_MAP_TYPE_PERCPU_ARRAY", "4.6", MapType::PerCpuArray),
     helper("bpf_skb_load_bytes", "4.5", BpfHelper::BPF_FUNC_skb_load_bytes),
     helper("bpf_redirect", "4.4", BpfHelper::BPF_FUNC_redirect),
+    helper("bpf_skb_get_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_get_tunnel_key),
     helper("bpf_map_lookup_elem", "3.19", BpfHelper::BPF_FUNC_map_lookup_elem),
     helper("bpf_map_update_elem", "3.19", BpfHelper::BPF_FUNC_map_update_elem),
     helper("bpf_map_delete_elem", "3.19", BpfHelper::BPF_FUNC_map_delete_elem),
@@ -155,7 +158,7 @@ mod tests {
     #[test]
     fn a_kernel_with_everything_is_named() {
         let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
-        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 20 eBPF features that the programs need");
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 23 eBPF features that the programs need");
     }
 
     #[test]

@@ -16,13 +16,13 @@ mod pins;
 mod sampling;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     os::fd::AsFd as _,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::Counters;
+use agent_common::{Counters, NodeEntry, NodeKey, Traffic};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
@@ -45,7 +45,7 @@ use crate::{
     crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
-    plug::filter::Filters,
+    plug::filter::{Filters, IngressFilter},
     registry::Attachment,
 };
 use ferrule_vif::Addresses;
@@ -60,6 +60,8 @@ pub struct Dataplane {
     kernel: Kernel,
     from_pod: Loaded,
     to_pod: Loaded,
+    from_tunnel: Loaded,
+    from_uplink: Loaded,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
@@ -69,13 +71,15 @@ pub struct Dataplane {
 }
 
 /// Settings of the dataplane.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     pub log: LogLevel,
     pub capacities: Capacities,
     /// Whether pods may serve DHCP.
     pub dhcp_servers: bool,
     pub flows: Flows,
+    /// The UDP port of the tunnel between nodes.
+    pub tunnel_port: u16,
 }
 
 /// A program in the kernel.
@@ -110,6 +114,23 @@ pub enum DataplaneError {
     Map(#[from] MapFailure),
 }
 
+const FROM_TUNNEL: &str = "from_tunnel";
+const FROM_UPLINK: &str = "from_uplink";
+
+// === impl Settings ===
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            log: LogLevel::default(),
+            capacities: Capacities::default(),
+            dhcp_servers: false,
+            flows: Flows::default(),
+            tunnel_port: agent_common::TUNNEL_PORT,
+        }
+    }
+}
+
 // === impl Dataplane ===
 
 impl Dataplane {
@@ -139,6 +160,7 @@ impl Dataplane {
         loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
         let dhcp_servers = u8::from(settings.dhcp_servers);
         loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
+        loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
         let flow_stats = u8::from(settings.flows != Flows::Never);
         loader.override_global("FLOW_STATS_ON", &flow_stats, true);
         if settings.flows == Flows::Never {
@@ -155,6 +177,8 @@ impl Dataplane {
         }
         let from_pod = load_program(&mut ebpf, "from_pod")?;
         let to_pod = load_program(&mut ebpf, "to_pod")?;
+        let from_tunnel = load_program(&mut ebpf, FROM_TUNNEL)?;
+        let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         drop((ebpf, loader));
         memory::release();
@@ -169,7 +193,18 @@ impl Dataplane {
         predecessors.copy_rows(&mut writer);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
         let writer = Mutex::new(writer);
-        Ok(Self { kernel, from_pod, to_pod, writer, reader, sampling, pinned, predecessors })
+        Ok(Self {
+            kernel,
+            from_pod,
+            to_pod,
+            from_tunnel,
+            from_uplink,
+            writer,
+            reader,
+            sampling,
+            pinned,
+            predecessors,
+        })
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -210,6 +245,50 @@ impl Dataplane {
     /// The programs to attach to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
         Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
+    }
+
+    /// The filter of the tunnel device.
+    pub fn from_tunnel(&self) -> IngressFilter<'_> {
+        self.from_tunnel.ingress(FROM_TUNNEL)
+    }
+
+    /// The filter of an uplink.
+    pub fn from_uplink(&self) -> IngressFilter<'_> {
+        self.from_uplink.ingress(FROM_UPLINK)
+    }
+
+    /// The rows of `NODES`.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn nodes(&self) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
+        self.reader.nodes()
+    }
+
+    /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the number of changes.
+    /// After a failure, the remaining changes are made nevertheless.
+    ///
+    /// # Errors
+    /// If the map is full, or the kernel refuses.
+    pub fn set_nodes(&self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+        self.writer().set_nodes(wanted)
+    }
+
+    /// The counters of the tunnel device and the uplinks, summed over all CPUs, by interface index.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn links(&self) -> Result<BTreeMap<u32, Traffic>, MapFailure> {
+        self.reader.links()
+    }
+
+    /// Counts the packets from these interfaces, and no others. Call before their filters are attached:
+    /// packets of an interface without counters are not counted.
+    ///
+    /// # Errors
+    /// If the map is full, or the kernel refuses.
+    pub fn count_links(&self, wanted: &BTreeSet<u32>) -> Result<(), MapFailure> {
+        self.writer().count_links(wanted)
     }
 
     /// The running kernel.
@@ -346,6 +425,14 @@ impl Dataplane {
     /// Held for single map operations. Only the allocation of counters can wait, for at most 50 ms.
     fn writer(&self) -> MutexGuard<'_, Maps> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Loaded ===
+
+impl Loaded {
+    fn ingress(&self, name: &'static str) -> IngressFilter<'_> {
+        IngressFilter { name, program: self.fd.as_fd(), id: self.id }
     }
 }
 

@@ -85,16 +85,21 @@ pub(super) fn drop_reason(seen: &Seen) -> Shown {
     match reason {
         DropReason::NoVif => Shown::NoMatchingLocalContainerFound,
         DropReason::SpoofedMac => Shown::InvalidSourceMac,
-        DropReason::SpoofedIpv4 | DropReason::SpoofedIpv6 | DropReason::SpoofedArp => Shown::InvalidSourceIp,
+        DropReason::SpoofedIpv4
+        | DropReason::SpoofedIpv6
+        | DropReason::SpoofedArp
+        | DropReason::TunnelInner => Shown::InvalidSourceIp,
         DropReason::SpoofedNd => Shown::ForbiddenIcmpv6Message,
         DropReason::Malformed | DropReason::ForgedIcmp => Shown::InvalidPacketDropped,
         DropReason::Ethertype => Shown::UnsupportedL3Protocol,
         DropReason::Vlan => Shown::VlanFiltered,
         DropReason::Multicast | DropReason::Martian => Shown::StaleOrUnroutableIp,
         DropReason::NotToGateway => Shown::InvalidDestinationMac,
-        DropReason::NotForPod => Shown::UnknownL3TargetAddress,
+        DropReason::NotForPod | DropReason::TunnelDestination => Shown::UnknownL3TargetAddress,
         DropReason::DhcpServer => Shown::PolicyDenied,
-        DropReason::Tunnel => Shown::EncapsulationTrafficIsProhibited,
+        DropReason::Tunnel | DropReason::TunnelOuter | DropReason::TunnelNested => {
+            Shown::EncapsulationTrafficIsProhibited
+        }
     }
 }
 

@@ -21,6 +21,16 @@ pub struct Filters<'a> {
     pub to_pod: BorrowedFd<'a>,
 }
 
+/// A program for clsact ingress of a link that is no pod's: the tunnel device, or an uplink.
+#[derive(Debug, Clone, Copy)]
+pub struct IngressFilter<'a> {
+    /// The name of program and filter.
+    pub name: &'static str,
+    pub program: BorrowedFd<'a>,
+    /// The kernel's ID of the program.
+    pub id: u32,
+}
+
 /// A hook of clsact on the host's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
@@ -34,7 +44,7 @@ pub enum Hook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub hook: Hook,
-    /// Whether the filter has the priority and handle of the agent's filters.
+    /// Whether the filter has the priority and handle of the agent's filters on pods' interfaces.
     pub is_ours: bool,
     pub priority: u16,
     /// Such as `bpf` or `flower`.
@@ -57,6 +67,8 @@ pub struct Listed {
 const KIND: &str = "clsact";
 /// First among clsact filters. Foreign XDP and tcx programs still run before.
 const PRIORITY: u16 = 1;
+/// On links that are no pods'. Others have filters there, too, and the first priorities are the usual ones.
+const INGRESS_PRIORITY: u16 = 70;
 /// Identifies a filter on a hook, together with the priority.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
 /// `ETH_P_ALL` in `linux/if_ether.h`.
@@ -113,6 +125,45 @@ fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     let [(ingress, from_pod), (egress, to_pod)] = Hook::ALL;
     let [first, second] = programs;
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
+}
+
+/// The requests that attach a filter to the ingress of a new link.
+pub fn attach_ingress(ifindex: u32, ingress: IngressFilter<'_>) -> [Request; 2] {
+    [qdisc(ifindex), replace_ingress(ifindex, ingress)]
+}
+
+/// Attaches a filter to the ingress of a link, and replaces that of an earlier agent atomically. Filters of
+/// others stay, and so does a foreign qdisc: an ingress qdisc accepts the filter on its only hook.
+///
+/// # Errors
+/// If the kernel refuses, or the link does not exist (`ENODEV`).
+pub fn reattach_ingress(
+    host: &mut Socket,
+    ifindex: u32,
+    ingress: IngressFilter<'_>,
+) -> Result<(), NetlinkError> {
+    match host.batch(vec![qdisc(ifindex)]) {
+        Err(error) if error.is(Errno::EEXIST) => {}
+        result => drop(result?),
+    }
+    host.batch(vec![replace_ingress(ifindex, ingress)]).map(drop)
+}
+
+/// The request that removes a filter of this name, as [`attach_ingress`] attaches it. The qdisc stays: others
+/// may use it.
+pub fn detach_ingress(ifindex: u32, name: &str) -> Request {
+    let mut message = TcMessage::with_index(index(ifindex));
+    place(&mut message, Hook::FromPod, INGRESS_PRIORITY);
+    message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+    Request::change(format!("detach {name}"), RouteNetlinkMessage::DelTrafficFilter(message))
+}
+
+/// Lists the filters on the ingress of a link, of all owners.
+///
+/// # Errors
+/// If the kernel refuses the dump, or the link does not exist (`ENODEV`).
+pub fn list_ingress(socket: &mut Socket, ifindex: u32) -> Result<Vec<Attached>, NetlinkError> {
+    on(socket, ifindex, Hook::FromPod)
 }
 
 /// Lists all filters on both hooks of an interface.
@@ -204,10 +255,22 @@ fn clsact(ifindex: u32) -> TcMessage {
 }
 
 fn filter(ifindex: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> Request {
-    let mut message = TcMessage::with_index(index(ifindex));
+    filter_at(PRIORITY, ifindex, hook, name, program)
+}
+
+fn replace_ingress(ifindex: u32, ingress: IngressFilter<'_>) -> Request {
+    filter_at(INGRESS_PRIORITY, ifindex, Hook::FromPod, ingress.name, ingress.program)
+}
+
+fn place(message: &mut TcMessage, hook: Hook, priority: u16) {
     message.header.parent = hook.parent();
     message.header.handle = HANDLE;
-    message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
+    message.header.info = u32::from(priority) << 16 | u32::from(ALL_PROTOCOLS.to_be());
+}
+
+fn filter_at(priority: u16, ifindex: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> Request {
+    let mut message = TcMessage::with_index(index(ifindex));
+    place(&mut message, hook, priority);
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),

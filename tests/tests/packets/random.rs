@@ -412,9 +412,16 @@ fn from_pod_agrees_with_the_model() {
         let seen = seen.into_inner();
         println!("of {} packets: {seen:?}", cases());
         let reached = |name: &str| seen.get(name).is_some_and(|count| *count >= 20);
-        let of_to_pod = [DropReason::NotForPod, DropReason::DhcpServer];
+        let of_others = [
+            DropReason::NotForPod,
+            DropReason::DhcpServer,
+            DropReason::TunnelOuter,
+            DropReason::TunnelInner,
+            DropReason::TunnelDestination,
+            DropReason::TunnelNested,
+        ];
         let reasons =
-            DropReason::ALL.iter().filter(|reason| !of_to_pod.contains(reason)).map(|reason| reason.name());
+            DropReason::ALL.iter().filter(|reason| !of_others.contains(reason)).map(|reason| reason.name());
         let missed: Vec<&str> = reasons
             .chain(["stack", "translated", "delivered", "answered"])
             .filter(|name| !reached(name))

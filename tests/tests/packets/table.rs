@@ -329,7 +329,7 @@ impl Counted {
             Self::Drop(reason) => {
                 let traffic = match program {
                     Program::FromPod => &mut counters.egress,
-                    Program::ToPod => &mut counters.ingress,
+                    Program::ToPod | Program::FromTunnel | Program::FromUplink => &mut counters.ingress,
                 };
                 *drop_counter(&mut traffic.drops, reason) += 1;
             }
@@ -356,5 +356,9 @@ fn drop_counter(drops: &mut Drops, reason: DropReason) -> &mut u64 {
         DropReason::DhcpServer => &mut drops.dhcp_server,
         DropReason::ForgedIcmp => &mut drops.forged_icmp,
         DropReason::Tunnel => &mut drops.tunnel,
+        DropReason::TunnelOuter => &mut drops.tunnel_outer,
+        DropReason::TunnelInner => &mut drops.tunnel_inner,
+        DropReason::TunnelDestination => &mut drops.tunnel_destination,
+        DropReason::TunnelNested => &mut drops.tunnel_nested,
     }
 }

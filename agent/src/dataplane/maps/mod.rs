@@ -3,18 +3,20 @@
 mod endpoints;
 mod entries;
 mod events;
+mod link_counters;
+mod nodes;
 mod stack_flows;
 mod table;
 mod vif_counters;
 mod vifs;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     path::Path,
 };
 
-use agent_common::{Counters, EndpointKey, RingKey, VifEntry, VifKey};
+use agent_common::{Counters, EndpointKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey};
 use ferrule_vif::Addresses;
 
 pub use entries::Entries;
@@ -22,6 +24,8 @@ pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;
+use link_counters::LinkCounters;
+use nodes::Nodes;
 use stack_flows::{OldFlow, StackFlows};
 use table::{HashTable, Table as _};
 use vif_counters::{UNKNOWN, VifCounters};
@@ -33,8 +37,11 @@ pub(super) const ENDPOINTS: MapSpec = Endpoints::SPEC;
 pub(super) const VIF_COUNTERS: MapSpec = VifCounters::SPEC;
 pub(super) const STACK_FLOWS: MapSpec = stack_flows::FLOWS;
 pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
+pub(super) const NODES: MapSpec = nodes::SPEC;
+pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 6] = [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, EVENTS];
+pub(super) const PINNED: [MapSpec; 8] =
+    [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS, EVENTS];
 
 /// The open maps.
 pub(super) struct Maps {
@@ -42,6 +49,8 @@ pub(super) struct Maps {
     endpoints: HashTable<Endpoints>,
     counters: VifCounters,
     flows: StackFlows,
+    nodes: Nodes,
+    links: LinkCounters,
 }
 
 /// The rows of a host interface, as an earlier agent wrote them.
@@ -64,6 +73,8 @@ impl Maps {
             vifs: HashTable::open(pins, metrics)?,
             endpoints: HashTable::open(pins, metrics)?,
             counters: VifCounters::open(pins, metrics)?,
+            nodes: Nodes::open(pins, metrics)?,
+            links: LinkCounters::open(pins, metrics)?,
         })
     }
 
@@ -164,6 +175,36 @@ impl Maps {
     /// Adds the rows of `ENDPOINTS` that are pinned in another directory and missing here.
     pub(super) fn copy_endpoints(&mut self, from: &Path) -> Result<(), MapFailure> {
         self.endpoints.copy_from(from)
+    }
+
+    /// Adds the rows of `NODES` that are pinned in another directory and missing here.
+    pub(super) fn copy_nodes(&mut self, from: &Path) -> Result<(), MapFailure> {
+        self.nodes.copy_from(from)
+    }
+
+    /// Adds the counts of links that are pinned in another directory and missing here.
+    pub(super) fn copy_links(&mut self, from: &Path) -> Result<(), MapFailure> {
+        self.links.copy_from(from)
+    }
+
+    /// The rows of `NODES`.
+    pub(super) fn nodes(&self) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
+        self.nodes.rows()
+    }
+
+    /// Makes the rows of `NODES` these; returns the number of changes.
+    pub(super) fn set_nodes(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+        self.nodes.set(wanted)
+    }
+
+    /// The counts of links, by interface index.
+    pub(super) fn links(&self) -> Result<BTreeMap<u32, Traffic>, MapFailure> {
+        self.links.rows()
+    }
+
+    /// Counts the packets of these links only.
+    pub(super) fn count_links(&mut self, wanted: &BTreeSet<u32>) -> Result<(), MapFailure> {
+        self.links.count(wanted)
     }
 
     /// Adds the flows that are pinned in another directory.

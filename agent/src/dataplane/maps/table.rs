@@ -6,11 +6,13 @@ use std::{
     io,
     net::IpAddr,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use aya::{
     Pod,
-    maps::{HashMap as BpfHashMap, Map, MapData, MapError, PerCpuHashMap},
+    maps::{HashMap as BpfHashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
 };
 use nix::errno::Errno;
 use prometheus_client::metrics::gauge::Gauge;
@@ -93,6 +95,30 @@ pub enum MapFailure {
 /// Insert only if the key is absent (`BPF_NOEXIST` in `linux/bpf.h`).
 pub const BPF_NOEXIST: u64 = 1;
 
+/// The kernel takes a new entry of some maps from a small cache for each CPU, which a background task refills
+/// (`kernel/bpf/memalloc.c`): ENOMEM can mean "not yet".
+const REFILL: Duration = Duration::from_millis(1);
+const RETRIES: usize = 50;
+
+/// Repeats an insertion for which the kernel has no memory yet.
+pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), MapError> {
+    let mut inserted = insert();
+    for _ in 0..RETRIES {
+        if !inserted.as_ref().is_err_and(|error| errno(error) == Some(Errno::ENOMEM)) {
+            break;
+        }
+        thread::sleep(REFILL);
+        inserted = insert();
+    }
+    inserted
+}
+
+/// A zero for each CPU.
+pub fn zero<V: Pod + Default>() -> Result<PerCpuValues<V>, MapError> {
+    let cpus = aya::util::nr_cpus().map_err(|(_, error)| MapError::IoError(error))?;
+    Ok(PerCpuValues::try_from(vec![V::default(); cpus])?)
+}
+
 /// The rows of an attachment that are missing or wrong in `actual`.
 pub fn wrong<T: Table>(
     actual: &Rows<T>,
@@ -173,12 +199,15 @@ impl Pressure {
                 Ok(true)
             }
             Err(error) if errno(&error) == Some(Errno::EEXIST) => Ok(false),
-            Err(error) if errno(&error) == Some(Errno::E2BIG) => Err(MapFailure::Full {
-                map: self.spec.name,
-                used: used(),
-                capacity: self.capacity,
-                setting: self.spec.setting,
-            }),
+            // Of a hash map and of a trie.
+            Err(error) if matches!(errno(&error), Some(Errno::E2BIG | Errno::ENOSPC)) => {
+                Err(MapFailure::Full {
+                    map: self.spec.name,
+                    used: used(),
+                    capacity: self.capacity,
+                    setting: self.spec.setting,
+                })
+            }
             Err(error) => Err(self.spec.failure("write to")(error)),
         }
     }
@@ -278,7 +307,7 @@ impl<T: Table<Row: Pod>> HashTable<T> {
 /// The capacity of an open map.
 pub fn max_entries(map: &Map) -> Result<u32, MapError> {
     let data = match map {
-        Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuHashMap(data) => data,
+        Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuHashMap(data) | Map::LpmTrie(data) => data,
         _ => return Err(MapError::InvalidMapType { map_type: 0 }),
     };
     Ok(data.info()?.max_entries())

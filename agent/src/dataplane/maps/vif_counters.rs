@@ -1,13 +1,12 @@
 //! `VIF_COUNTERS`: packets, bytes and drops per pod interface and CPU.
 
-use std::{path::Path, thread, time::Duration};
+use std::path::Path;
 
 use agent_common::{Counters, DropReason, Drops, Traffic, VifKey};
 use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
-use nix::errno::Errno;
 
 use super::table::{
-    BPF_NOEXIST, Entry, MapFailure, MapSpec, Pressure, Rows, Table, count_per_cpu_entries, errno,
+    BPF_NOEXIST, Entry, MapFailure, MapSpec, Pressure, Rows, Table, count_per_cpu_entries, insist, zero,
 };
 use crate::{
     crash::{self, Step},
@@ -20,11 +19,6 @@ pub struct VifCounters {
     map: PerCpuHashMap<MapData, VifKey, Counters>,
     pressure: Pressure,
 }
-
-/// The kernel takes a value from a cache of at most three for each CPU, which a background task refills
-/// (`kernel/bpf/memalloc.c`): ENOMEM can mean "not yet".
-const REFILL: Duration = Duration::from_millis(1);
-const RETRIES: usize = 50;
 
 /// Counts packets of interfaces without an entry in `VIFS`.
 pub const UNKNOWN: VifKey = VifKey { ifindex: 0 };
@@ -74,20 +68,9 @@ impl VifCounters {
 
     /// Adds a zero entry. An existing entry keeps its counts.
     pub fn start(&mut self, key: VifKey) -> Result<(), MapFailure> {
-        let mut added = self.insert_zero(key);
-        for _ in 0..RETRIES {
-            if !added.as_ref().is_err_and(|error| errno(error) == Some(Errno::ENOMEM)) {
-                break;
-            }
-            thread::sleep(REFILL);
-            added = self.insert_zero(key);
-        }
+        let added = insist(|| self.map.insert(key, zero()?, BPF_NOEXIST));
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used).map(drop)
-    }
-
-    fn insert_zero(&mut self, key: VifKey) -> Result<(), MapError> {
-        self.map.insert(key, zero()?, BPF_NOEXIST)
     }
 
     pub fn remove(&mut self, key: VifKey) -> Result<(), MapFailure> {
@@ -125,12 +108,15 @@ impl VifCounters {
 /// reason, of which there were fewer.
 type V1 = [u64; 4 + 13];
 type V2 = [u64; 4 + 16];
+/// Counters of version 3: for each direction packets, bytes and drops, by fewer reasons.
+type V3 = [u64; 2 * (2 + 16)];
 
 /// The open map of another directory.
 enum OldCounters {
     Same(PerCpuHashMap<MapData, VifKey, Counters>),
     V1(PerCpuHashMap<MapData, VifKey, V1>),
     V2(PerCpuHashMap<MapData, VifKey, V2>),
+    V3(PerCpuHashMap<MapData, VifKey, V3>),
 }
 
 // === impl OldCounters ===
@@ -145,6 +131,9 @@ impl OldCounters {
         if let Ok(second) = open()?.try_into() {
             return Ok(Self::V2(second));
         }
+        if let Ok(third) = open()?.try_into() {
+            return Ok(Self::V3(third));
+        }
         Ok(Self::Same(open()?.try_into().map_err(VifCounters::SPEC.failure("open"))?))
     }
 
@@ -153,22 +142,32 @@ impl OldCounters {
             Self::Same(map) => return map.get(&key, 0),
             Self::V1(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
             Self::V2(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
+            Self::V3(map) => map.get(&key, 0)?.iter().map(|one| both(one)).collect(),
         };
         Ok(PerCpuValues::try_from(all)?)
     }
 }
 
+/// Counters of version 3.
+fn both(old: &[u64]) -> Counters {
+    let (egress, ingress) = old.split_at(old.len() / 2);
+    Counters { egress: traffic(egress), ingress: traffic(ingress) }
+}
+
+/// One direction, with the drops of the first reasons.
+fn traffic(old: &[u64]) -> Traffic {
+    let [packets, bytes, drops @ ..] = old else { return Traffic::default() };
+    let mut traffic = Traffic { packets: *packets, bytes: *bytes, drops: Drops::default() };
+    DropReason::ALL.iter().zip(drops).for_each(|(reason, packets)| traffic.drops.add(*reason, *packets));
+    traffic
+}
+
 /// Counters of an earlier version. Their drops were not split by direction: nearly all are the pod's own
 /// packets.
 fn split(old: &[u64]) -> Counters {
-    let [egress_packets, egress_bytes, ingress_packets, ingress_bytes, drops @ ..] = old else {
-        return Counters::default();
-    };
-    let traffic = |packets, bytes| Traffic { packets, bytes, drops: Drops::default() };
-    let mut counters = Counters {
-        egress: traffic(*egress_packets, *egress_bytes),
-        ingress: traffic(*ingress_packets, *ingress_bytes),
-    };
+    let [egress @ .., _, _] = old.first_chunk::<4>().copied().unwrap_or_default();
+    let (ingress, drops) = (old.get(2..4).unwrap_or_default(), old.get(4..).unwrap_or_default());
+    let mut counters = Counters { egress: traffic(&egress), ingress: traffic(ingress) };
     for (reason, packets) in DropReason::ALL.iter().zip(drops) {
         match reason {
             DropReason::NotForPod => counters.ingress.drops.add(*reason, *packets),
@@ -176,11 +175,6 @@ fn split(old: &[u64]) -> Counters {
         }
     }
     counters
-}
-
-fn zero() -> Result<PerCpuValues<Counters>, MapError> {
-    let cpus = aya::util::nr_cpus().map_err(|(_, error)| MapError::IoError(error))?;
-    Ok(PerCpuValues::try_from(vec![Counters::default(); cpus])?)
 }
 
 fn sum(per_cpu: &PerCpuValues<Counters>) -> Counters {

@@ -1,0 +1,101 @@
+//! Key and value of `NODES`: which node of the cluster an address belongs to.
+
+/// Key of `NODES`: a prefix. A look-up finds the longest one that contains an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct NodeKey {
+    /// Bits of `address` that count: at most 128; those of an IPv4 prefix and 96.
+    pub prefix_len: u32,
+    /// IPv6, or IPv4-mapped IPv6 (RFC 4291, 2.5.5.2) for IPv4. Zeros behind the prefix.
+    pub address: [u8; 16],
+}
+
+/// Value of `NODES`: the node that has the addresses of a prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct NodeEntry {
+    /// Tells nodes apart: not 0, and the same in all entries of a node.
+    pub id: u32,
+    /// A set of the flags below.
+    pub flags: u32,
+    /// The node's address to which tunnelled packets go, as in [`NodeKey`]. Valid only with
+    /// [`NodeEntry::VXLAN`], otherwise zeros.
+    pub address: [u8; 16],
+}
+
+// A change of these sizes is a change of the ABI.
+const _: () = assert!(size_of::<NodeKey>() == 20);
+const _: () = assert!(size_of::<NodeEntry>() == 24);
+
+// === impl NodeEntry ===
+
+impl NodeEntry {
+    /// The prefix is an address of the node itself, otherwise a range of its pods.
+    pub const ADDRESS: u32 = 1;
+    /// The node is this one.
+    pub const OWN: u32 = 2;
+    /// The node is reached through the tunnel.
+    pub const VXLAN: u32 = 4;
+
+    /// Whether the prefix is an address of a node.
+    #[inline(always)]
+    pub const fn is_address(&self) -> bool {
+        self.flags & Self::ADDRESS != 0
+    }
+
+    /// Whether the node is this one.
+    #[inline(always)]
+    pub const fn is_own(&self) -> bool {
+        self.flags & Self::OWN != 0
+    }
+}
+
+#[cfg(feature = "user")]
+mod user {
+    use core::net::IpAddr;
+
+    use super::NodeKey;
+
+    #[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
+    mod pod {
+        // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
+        // is valid.
+        unsafe impl aya::Pod for super::super::NodeEntry {}
+    }
+
+    impl NodeKey {
+        /// The key of a prefix of `len` bits; longer ones than the address are cut. Bits behind the prefix
+        /// are cleared.
+        pub fn new(address: IpAddr, len: u8) -> Self {
+            let (address, prefix_len) = match address {
+                IpAddr::V4(v4) => (v4.to_ipv6_mapped(), u32::from(len.min(32)) + 96),
+                IpAddr::V6(v6) => (v6, u32::from(len.min(128))),
+            };
+            let mask = u128::MAX.checked_shl(128 - prefix_len).unwrap_or(0);
+            Self { prefix_len, address: (u128::from(address) & mask).to_be_bytes() }
+        }
+
+        /// The key of a single address.
+        pub fn host(address: IpAddr) -> Self {
+            Self::new(address, 128)
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn keys_of_both_families_are_prefixes_of_128_bits_without_what_is_behind() {
+            let key = |address: &str, len| NodeKey::new(address.parse().unwrap(), len);
+            let v4 = key("10.244.3.77", 24);
+            assert_eq!(v4.prefix_len, 120);
+            assert_eq!(v4.address, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 244, 3, 0]);
+            assert_eq!(key("fd00:10:244:3::7", 64), key("fd00:10:244:3::", 64));
+            assert_eq!(key("::1", 0), NodeKey { prefix_len: 0, address: [0; 16] });
+            assert_eq!(key("0.0.0.0", 0).prefix_len, 96);
+            let host = NodeKey::host("192.0.2.1".parse().unwrap());
+            assert_eq!((host.prefix_len, &host.address[12..]), (128, &[192, 0, 2, 1][..]));
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Packets from the tunnel between nodes: dropped unless a node sends them for itself or its pods, to this
+//! node or its pods.
+//!
+//! Whoever reaches the tunnel's port chooses both headers. The outer source must be a node, the inner source
+//! must belong to that node, and the inner packet must end here.
+
+use agent_common::{DropReason, NodeEntry, TUNNEL_VNI};
+
+use crate::{
+    address::Address,
+    headers::Ethernet,
+    meta::{Meta, Scope, Sender},
+    nodes,
+    packet::Packet,
+    tunnels,
+};
+
+/// # Errors
+/// Why to drop the packet.
+#[inline(always)]
+pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+    let sender = sender(packet).ok_or(DropReason::TunnelOuter)?;
+    let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
+    if packet.has_vlan_tag(ethertype) {
+        return Err(DropReason::Vlan);
+    }
+    let meta = Meta::parse(packet, ethertype, Sender::Outside)?;
+    if !nodes::find(meta.source).is_some_and(|node| node.id == sender) {
+        return Err(DropReason::TunnelInner);
+    }
+    match meta.destination_scope() {
+        Scope::Unicast => {}
+        Scope::Multicast => return Err(DropReason::Multicast),
+        Scope::Host => return Err(DropReason::Martian),
+    }
+    if !nodes::find(meta.destination).is_some_and(NodeEntry::is_own) {
+        return Err(DropReason::TunnelDestination);
+    }
+    // To a pod, too: an address in the ranges need not be a pod's, but can be one of the host's.
+    if tunnels::carries_packet(&meta) { Err(DropReason::TunnelNested) } else { Ok(()) }
+}
+
+/// The ID of the node that has sent the outer packet, from one of its addresses to one of this node's.
+///
+/// Before Linux 6.0, the kernel does not tell to which address. `from_pod` knows only the addresses that
+/// nodes report, and masquerading gives a pod's packets to others the address of its node.
+#[inline(always)]
+fn sender(packet: &Packet<'_>) -> Option<u32> {
+    let outer = packet.tunnel()?;
+    if outer.vni != TUNNEL_VNI || !outer.destination.is_none_or(is_own_address) {
+        return None;
+    }
+    nodes::find(outer.source).filter(|node| node.is_address() && !node.is_own()).map(|node| node.id)
+}
+
+#[inline(always)]
+fn is_own_address(address: Address) -> bool {
+    nodes::find(address).is_some_and(|node| node.is_own() && node.is_address())
+}

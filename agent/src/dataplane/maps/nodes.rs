@@ -1,0 +1,104 @@
+//! `NODES`: the ranges and addresses of the cluster's nodes.
+//!
+//! The rows follow from the nodes, not from attachments: the caller knows all that are wanted.
+
+use std::{collections::BTreeMap, path::Path};
+
+use agent_common::{MAX_NODE_ENTRIES, NodeEntry, NodeKey};
+use aya::maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key};
+
+use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
+use crate::{
+    crash::{self, Step},
+    metrics::MapMetrics,
+};
+
+/// The open map.
+pub struct Nodes {
+    map: Trie,
+    pressure: Pressure,
+}
+
+type Trie = LpmTrie<MapData, [u8; 16], NodeEntry>;
+
+pub const SPEC: MapSpec = MapSpec {
+    name: "NODES",
+    setting: "MAX_NODE_ENTRIES",
+    capacity: |_| MAX_NODE_ENTRIES as u32,
+    count: count_entries,
+};
+
+// === impl Nodes ===
+
+impl Nodes {
+    pub fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
+        let map = SPEC.open_pin(pins)?;
+        let pressure = Pressure::of(SPEC, &map, metrics)?;
+        Ok(Self { map: map.try_into().map_err(SPEC.failure("open"))?, pressure })
+    }
+
+    /// All rows. Those that are added or removed during the walk may be missing.
+    pub fn rows(&self) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
+        let rows = read(&self.map, self.pressure.walk_limit())?;
+        self.pressure.observe(rows.len());
+        Ok(rows)
+    }
+
+    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes. After
+    /// a failure, the remaining changes are made nevertheless.
+    pub fn set(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+        let actual = self.rows()?;
+        let wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
+        let stray = actual.keys().filter(|key| !wanted.contains_key(key));
+        let (mut changed, mut failed) = (0, Ok(()));
+        let mut note = |result: Result<(), MapFailure>| match result {
+            Ok(()) => changed += 1,
+            // The first failure is the cause.
+            Err(error) => failed = std::mem::replace(&mut failed, Ok(())).and(Err(error)),
+        };
+        wrong.for_each(|(key, row)| note(self.write(*key, *row)));
+        stray.for_each(|key| note(self.pressure.removed(self.map.remove(&trie_key(*key)))));
+        failed.map(|()| changed)
+    }
+
+    /// Adds the rows of another map of this layout that are missing here.
+    pub fn copy_from(&mut self, directory: &Path) -> Result<(), MapFailure> {
+        let from = SPEC.open_pin(directory)?;
+        let limit = walk_limit(max_entries(&from).map_err(SPEC.failure("read"))?);
+        let from: Trie = from.try_into().map_err(SPEC.failure("read"))?;
+        read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))
+    }
+
+    fn write(&mut self, key: NodeKey, row: NodeEntry) -> Result<(), MapFailure> {
+        if self.add(key, row)? {
+            return Ok(());
+        }
+        let replaced = insist(|| self.map.insert(&trie_key(key), row, 0));
+        crash::point(Step::MapWritten);
+        replaced.map_err(SPEC.failure("write to"))
+    }
+
+    /// Whether the row was added: `false` if the key was present.
+    fn add(&mut self, key: NodeKey, row: NodeEntry) -> Result<bool, MapFailure> {
+        let added = insist(|| self.map.insert(&trie_key(key), row, BPF_NOEXIST));
+        let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
+        self.pressure.added(added, used)
+    }
+}
+
+fn read(map: &Trie, limit: usize) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
+    let rows = map.iter().take(limit).map(|row| {
+        let (key, entry) = row?;
+        Ok((NodeKey { prefix_len: key.prefix_len(), address: key.data() }, entry))
+    });
+    rows.collect::<Result<_, MapError>>().map_err(SPEC.failure("read"))
+}
+
+fn count_entries(map: Map) -> Result<usize, MapError> {
+    let limit = walk_limit(max_entries(&map)?);
+    Ok(Trie::try_from(map)?.keys().take(limit).flatten().count())
+}
+
+fn trie_key(NodeKey { prefix_len, address }: NodeKey) -> Key<[u8; 16]> {
+    Key::new(prefix_len, address)
+}
