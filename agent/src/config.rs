@@ -168,12 +168,7 @@ struct Settings {
     #[arg(long, env = "FERRULE_TUNNEL_PORT", value_name = "PORT")]
     tunnel_port: Option<u16>,
     /// Range of Services' addresses, which no node's pod CIDR may overlap; repeatable.
-    #[arg(
-        long = "service-cidr",
-        env = "FERRULE_SERVICE_CIDR",
-        value_delimiter = ',',
-        value_name = "CIDR"
-    )]
+    #[arg(long = "service-cidr", env = "FERRULE_SERVICE_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "service_cidr")]
     service_cidrs: Vec<String>,
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
@@ -425,7 +420,7 @@ impl Settings {
     }
 
     fn nodes(&self) -> Result<nodes::Settings, ConfigError> {
-        let port = self.tunnel_port.unwrap_or(nodes::PORT);
+        let port = self.tunnel_port.unwrap_or(agent_common::TUNNEL_PORT);
         if port == 0 {
             return Err(ConfigError::TunnelPort);
         }
@@ -452,7 +447,7 @@ impl Settings {
         let (log, dhcp_servers) =
             (self.ebpf_log.unwrap_or_default(), self.allow_dhcp_servers.unwrap_or_default());
         let flows = self.flows.unwrap_or_default();
-        let tunnel_port = dataplane::Settings::default().tunnel_port;
+        let tunnel_port = self.tunnel_port.unwrap_or(agent_common::TUNNEL_PORT);
         Ok(dataplane::Settings { log, capacities, dhcp_servers, flows, tunnel_port })
     }
 

@@ -2,7 +2,7 @@
 //! routes, and the table that masquerades.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -31,8 +31,7 @@ pub(super) struct LocalNetwork {
     masquerade: Arc<Masquerade>,
     /// Addresses that others assign, and route.
     elsewhere: Elsewhere,
-    /// Whether there may be other nodes.
-    is_cluster: bool,
+    /// The nodes of the cluster, once they are watched.
     nodes: OnceLock<Receiver<Arc<Nodes>>>,
     /// One thread at a time changes anything.
     routes: Mutex<Routes>,
@@ -69,8 +68,7 @@ impl LocalNetwork {
                 Elsewhere::Networks(config.vif_cidrs.clone())
             }
         };
-        let is_cluster = config.kubernetes.is_some() && config.pod_cidrs.is_none();
-        Self { registry, masquerade, elsewhere, is_cluster, nodes: OnceLock::new(), routes: Mutex::default() }
+        Self { registry, masquerade, elsewhere, nodes: OnceLock::new(), routes: Mutex::default() }
     }
 
     /// From now on, packets to other nodes and their pods keep their source. Called once.
@@ -121,12 +119,9 @@ impl LocalNetwork {
 
     /// Whose packets are masqueraded, and to whom not; `None` before the nodes of the cluster are known.
     fn pods(&self, ranges: &[IpNet]) -> Option<Pods> {
-        let cluster = if self.is_cluster {
-            let nodes = self.nodes.get()?.borrow();
-            nodes.is_synced.then(|| networks(&nodes))?
-        } else {
-            Vec::new()
-        };
+        let nodes = self.nodes.get()?.borrow();
+        let cluster = nodes.is_synced.then(|| networks(&nodes))?;
+        drop(nodes);
         let outside = self.registry.addresses_outside(ranges);
         Some(self.elsewhere.without(Pods { ranges: ranges.to_vec(), outside, cluster }))
     }

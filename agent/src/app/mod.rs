@@ -15,7 +15,11 @@ mod usable;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use tokio::{sync::watch::Receiver, task::spawn_blocking, time::timeout};
+use tokio::{
+    sync::watch::{self, Receiver},
+    task::spawn_blocking,
+    time::timeout,
+};
 
 use self::{
     api_server::{ApiServer, dead},
@@ -41,7 +45,7 @@ use crate::{
     masquerade::Masquerade,
     metrics::Metrics,
     monitor::{self, History, ObserverService, Recorder},
-    nodes::{self, Keeper, Nodes},
+    nodes::{Keeper, Nodes},
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
@@ -124,7 +128,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let (watches, nodes) = watched.unzip();
     let is_healing = config.self_heal == SelfHeal::On;
-    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks).await?;
+    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks);
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),
@@ -200,19 +204,18 @@ fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
     tasks.spawn("uplink", parts.uplink.clone().follow(uplink, default_route, exclude_own));
 }
 
-/// Keeps the routes to other nodes, or removes those that an agent of a cluster has left.
-async fn keep_nodes(
+/// Keeps the routes to other nodes, and the filters of the interfaces that lead to them.
+fn keep_nodes(
     config: &Config,
     parts: &Parts,
     nodes: Option<Receiver<Arc<Nodes>>>,
     health: &Health,
     tasks: &mut Tasks,
-) -> anyhow::Result<Option<Arc<Keeper>>> {
-    // Otherwise the cluster has this node only.
-    let Some(nodes) = nodes.filter(|_| config.pod_cidrs.is_none()) else {
-        parts.uplink.set_nodes_mtu(None);
-        spawn_blocking(nodes::forget).await?.context("cannot remove the routes to other nodes")?;
-        return Ok(None);
+) -> Arc<Keeper> {
+    let nodes = match &config.pod_cidrs {
+        // The cluster has this node only.
+        Some(ranges) => watch::channel(Arc::new(Nodes::only(ranges.nets()))).1,
+        None => nodes.unwrap_or_else(|| watch::channel(Arc::new(Nodes::only(&[]))).1),
     };
     parts.network.spare(nodes.clone());
     let keeper = Arc::new(Keeper::new(
@@ -223,7 +226,7 @@ async fn keep_nodes(
         health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
     ));
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
-    Ok(Some(keeper))
+    keeper
 }
 
 /// Reports the use of the node's ranges.

@@ -28,8 +28,7 @@ pub struct Inspector {
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
     pub masquerade: Arc<Masquerade>,
-    /// `None` without a cluster.
-    pub nodes: Option<Arc<Keeper>>,
+    pub nodes: Arc<Keeper>,
 }
 
 /// The result of one inventory of everything.
@@ -112,7 +111,7 @@ impl Inspector {
         let ranges = self.registry.ranges().borrow().nets().to_vec();
         let node = (self.registry.families(), ranges.as_slice());
         let mut actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
-        actual.node_routes = self.nodes.as_ref().map(|nodes| nodes.differences()).unwrap_or_default();
+        actual.node_routes = self.nodes.differences();
         let deviations = actual.deviations(&attachments, &self.registry.list());
         Ok(Inspection { attachments, deviations, actual })
     }

@@ -45,5 +45,11 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     });
     let settings = actual.not_forwarded.iter().map(setting).chain(redirects);
     let routes = actual.lost_range_routes.iter().map(range);
-    settings.chain(routes).chain(table).chain(nodes).chain(actual.lost_pins.iter().map(pin)).chain(counters).collect()
+    settings
+        .chain(routes)
+        .chain(table)
+        .chain(nodes)
+        .chain(actual.lost_pins.iter().map(pin))
+        .chain(counters)
+        .collect()
 }

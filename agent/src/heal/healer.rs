@@ -130,8 +130,8 @@ impl Healer {
         &self.inspector.masquerade
     }
 
-    pub(super) fn nodes(&self) -> Option<&Keeper> {
-        self.inspector.nodes.as_deref()
+    pub(super) fn nodes(&self) -> &Keeper {
+        &self.inspector.nodes
     }
 
     pub(super) fn reaper(&self) -> &Reaper {

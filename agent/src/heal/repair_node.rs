@@ -7,7 +7,6 @@ use super::{Healer, retry_budget::CONFLICT};
 use crate::{
     chain::chain,
     desired::{Deviation, Inventory, Kind, Subject},
-    nodes::Keeper,
     plug::{host, netlink::Socket, range_route, stamp::Stamp, veth},
     registry::{Attachment, State},
 };
@@ -64,7 +63,7 @@ impl Healer {
                 range_route::add(&mut host, *range).map_err(|error| chain(&error))?;
             }
             Subject::MasqueradeTable => self.masquerade().restore().map_err(|error| chain(&error))?,
-            Subject::NodeRoutes => self.nodes().map_or(Ok(()), Keeper::restore).map_err(|error| chain(&error))?,
+            Subject::NodeRoutes => self.nodes().restore().map_err(|error| chain(&error))?,
             Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,
             Subject::Entry(_) if matches!(it.kind, Kind::Entry(_)) => {
                 dataplane.count_unknown().map_err(|error| chain(&error))?;

@@ -258,7 +258,11 @@ mod tests {
 
     fn pods() -> Pods {
         let outside = vec!["10.1.0.9".parse().unwrap(), "2001:db8:1::9".parse().unwrap()];
-        Pods { ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]), outside, cluster: Vec::new() }
+        Pods {
+            ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]),
+            outside,
+            cluster: Vec::new(),
+        }
     }
 
     #[test]

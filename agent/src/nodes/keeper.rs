@@ -11,11 +11,9 @@
 //! earlier agent left is part of the comparison.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::HashSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-use ipnet::IpNet;
 
 use super::{
     Nodes, Settings,
@@ -23,7 +21,7 @@ use super::{
 };
 use crate::{
     chain::chain,
-    dataplane::{Dataplane, MapError},
+    dataplane::{Dataplane, MapFailure},
     health::Reporter,
     plug::{
         host,
@@ -32,8 +30,9 @@ use crate::{
             reach::reach,
             route, rule,
             tunnel::{self, TunnelError},
+            uplink_filter,
         },
-        uplink::Uplink,
+        uplink::{self, Uplink},
     },
 };
 
@@ -65,7 +64,7 @@ pub enum KeepError {
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
     #[error("cannot write the nodes' addresses to the map NODES")]
-    Map(#[from] MapError),
+    Map(#[from] MapFailure),
 }
 
 /// Nodes and ranges that a message names.
@@ -141,23 +140,27 @@ impl Keeper {
         if is_new {
             announce(state.plan.as_ref(), &plan);
         }
-        let applied = if is_new || self.repairs { self.apply(&mut host, &plan) } else { Ok(None) };
-        state.interfaces = plan.uplinks().into_iter().collect();
-        state.interfaces.extend(tunnel::index(&mut host).ok().flatten());
+        let applied = if is_new || self.repairs { self.apply(&mut host, &plan) } else { Ok(()) };
+        state.interfaces = plan.uplinks.iter().copied().chain(tunnel::index(&mut host)?).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(plan);
-        applied.map(drop)
+        applied
     }
 
-    /// Returns the tunnel's index.
-    fn apply(&self, host: &mut Socket, plan: &Plan) -> Result<Option<u32>, KeepError> {
+    fn apply(&self, host: &mut Socket, plan: &Plan) -> Result<(), KeepError> {
         let rows = self.dataplane.set_nodes(&plan.entries)?;
+        self.dataplane.count_links(&plan.uplinks.iter().copied().chain(tunnel::index(host)?).collect())?;
+        uplink_filter::keep(host, &plan.uplinks, self.dataplane.from_uplink())?;
         let needs_tunnel = !plan.sources.is_empty();
         let tunnel = match &plan.tunnel {
             Some(wanted) => match tunnel::keep(host, wanted, self.dataplane.from_tunnel()) {
                 Ok((ifindex, changed)) => {
                     if !changed.is_empty() {
-                        tracing::info!(device = tunnel::NAME, changed = changed.join(", "), "changed the tunnel");
+                        tracing::info!(
+                            device = tunnel::NAME,
+                            changed = changed.join(", "),
+                            "changed the tunnel"
+                        );
                     }
                     Ok(Some(ifindex))
                 }
@@ -177,7 +180,8 @@ impl Keeper {
         if rows > 0 || !changes.is_empty() || rules {
             tracing::info!(rows, routes = changes.len(), "changed the routes to other nodes");
         }
-        Ok(tunnel?)
+        tunnel?;
+        Ok(())
     }
 
     fn compare(&self, plan: &Plan) -> Result<Vec<String>, KeepError> {
@@ -185,7 +189,7 @@ impl Keeper {
         let mut found = Vec::new();
         let index = tunnel::index(&mut host)?;
         if let Some(tunnel) = plan.tunnel.as_ref().filter(|_| !plan.sources.is_empty()) {
-            let difference = tunnel::difference(&mut host, tunnel, self.dataplane.from_tunnel().1)?;
+            let difference = tunnel::difference(&mut host, tunnel, self.dataplane.from_tunnel())?;
             found.extend(difference.map(|it| format!("the tunnel device {} {it}", tunnel::NAME)));
         }
         let changes = route::diff(&plan.routes(index), &route::list(&mut host)?);
@@ -193,6 +197,13 @@ impl Keeper {
             (route::Change::Set(..), (_, to)) => format!("the route to {to} is missing or changed"),
             (route::Change::Delete(_), (_, to)) => format!("there is a route to {to}, which is no node's"),
         }));
+        found.extend(
+            uplink_filter::missing(&mut host, &plan.uplinks, self.dataplane.from_uplink())?.into_iter().map(
+                |ifindex| {
+                    format!("the interface {ifindex} lacks the filter of uplinks, or runs another program")
+                },
+            ),
+        );
         let rules = rule::list(&mut host)?;
         let differ = rules.symmetric_difference(&plan.sources);
         found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
@@ -221,22 +232,13 @@ impl Keeper {
     }
 }
 
-/// Removes what an agent of a cluster left in the kernel, for an agent without one.
-///
-/// # Errors
-/// If the kernel refuses.
-pub fn forget() -> Result<(), KeepError> {
-    let mut host = Socket::open()?;
-    let changes = route::diff(&route::Routes::new(), &route::list(&mut host)?);
-    route::apply(&mut host, &changes)?;
-    rule::keep(&mut host, &BTreeSet::<IpNet>::new())?;
-    tunnel::remove(&mut host)?;
-    Ok(())
-}
-
 fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, NetlinkError> {
     let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
-    Ok(Underlay { own: host::addresses()?.into_iter().collect(), hops: reach(host, others)? })
+    Ok(Underlay {
+        own: host::addresses()?.into_iter().collect(),
+        hops: reach(host, others)?,
+        defaults: uplink::default_interfaces()?,
+    })
 }
 
 /// Logs the ways that are new or have changed.

@@ -27,10 +27,10 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 pub use announce::{Announcer, Duties};
-pub use keeper::{KeepError, Keeper, forget};
+pub use keeper::{KeepError, Keeper};
 pub use plan::RangeWay;
 pub use refusals::Refusals;
-pub use settings::{Mode, PORT, Settings};
+pub use settings::{Mode, Settings};
 pub use table::Table;
 pub use way::{NoWay, Way};
 
@@ -71,4 +71,20 @@ pub struct Refused {
     pub why: String,
     /// The name of the node that keeps it, if it is another node's.
     pub claimant: Option<String>,
+}
+
+// === impl Nodes ===
+
+impl Nodes {
+    /// A cluster of this node, without an API server.
+    pub fn only(ranges: &[IpNet]) -> Self {
+        let own = Node {
+            uid: "".into(),
+            name: String::new(),
+            zone: None,
+            addresses: Vec::new(),
+            ranges: ranges.to_vec(),
+        };
+        Self { is_synced: true, own: Some(own), others: Vec::new(), refused: Vec::new() }
+    }
 }

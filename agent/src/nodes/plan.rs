@@ -26,6 +26,8 @@ pub struct Underlay {
     pub own: BTreeSet<IpAddr>,
     /// The ways to other nodes' addresses.
     pub hops: HashMap<IpAddr, Hop>,
+    /// The interfaces of the default routes.
+    pub defaults: BTreeSet<u32>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Plan {
     pub entries: BTreeMap<NodeKey, NodeEntry>,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
+    /// The interfaces by which the node is reached, but for the tunnel device.
+    pub uplinks: BTreeSet<u32>,
     /// The source of the node's own packets to pods, IPv4 and IPv6.
     pub own: (Option<IpAddr>, Option<IpAddr>),
 }
@@ -61,7 +65,8 @@ const LEAST_IPV6: u32 = 1280;
 impl Plan {
     pub fn new(settings: Settings, nodes: &Nodes, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
-        let mut plan = Self { entries: entries(nodes), ..Self::default() };
+        let uplinks = underlay.defaults.clone();
+        let mut plan = Self { entries: entries(nodes), uplinks, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -73,6 +78,7 @@ impl Plan {
         for node in &nodes.others {
             plan.add(node, settings.mode, underlay);
         }
+        plan.uplinks = plan.uplinks.iter().copied().chain(plan.ways().map(Way::ifindex)).collect();
         plan.mtu = plan.ways().map(|way| way.mtu().max(LEAST_IPV6)).min();
         let tunnelled: Vec<_> = plan.ways().filter(|way| matches!(way, Way::Vxlan { .. })).collect();
         if settings.mode != Mode::Direct && !nodes.others.is_empty() {
@@ -114,11 +120,6 @@ impl Plan {
         routes
     }
 
-    /// The interfaces by which packets to other nodes leave.
-    pub fn uplinks(&self) -> BTreeSet<u32> {
-        self.ways().map(Way::ifindex).collect()
-    }
-
     fn ways(&self) -> impl Iterator<Item = Way> {
         self.ranges.iter().filter_map(|it| it.way.as_ref().ok().copied())
     }
@@ -131,8 +132,7 @@ impl Plan {
             let is_ipv4 = range.addr().is_ipv4();
             let way = if is_ipv4 { v4 } else { v6 };
             if let Ok(Way::Vxlan { remote, .. }) = way {
-                let key = NodeKey::from(*range);
-                if let Some(entry) = self.entries.get_mut(&key) {
+                if let Some(entry) = self.entries.get_mut(&key(*range)) {
                     entry.flags |= NodeEntry::VXLAN;
                     entry.address = key_of(*remote).address;
                 }
@@ -155,8 +155,8 @@ fn entries(nodes: &Nodes) -> BTreeMap<NodeKey, NodeEntry> {
     for (node, flags) in own.chain(nodes.others.iter().map(|node| (node, 0))) {
         let id = id(&node.uid, &mut ids);
         let entry = |flags| NodeEntry { id, flags, address: [0; 16] };
-        entries.extend(node.ranges.iter().map(|range| (NodeKey::from(*range), entry(flags))));
-        let address = |it: &IpAddr| (NodeKey::from(IpNet::from(*it)), entry(flags | NodeEntry::ADDRESS));
+        entries.extend(node.ranges.iter().map(|range| (key(*range), entry(flags))));
+        let address = |it: &IpAddr| (key(IpNet::from(*it)), entry(flags | NodeEntry::ADDRESS));
         entries.extend(node.addresses.iter().map(address));
     }
     entries
@@ -165,11 +165,16 @@ fn entries(nodes: &Nodes) -> BTreeMap<NodeKey, NodeEntry> {
 /// The number of a node in the map: the same after a restart, so that no packet meets old and new numbers.
 fn id(uid: &str, taken: &mut BTreeSet<u32>) -> u32 {
     // FNV-1a: any even spread serves.
-    let mut id = uid.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let mut id =
+        uid.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     while id == 0 || !taken.insert(id) {
         id = id.wrapping_add(1);
     }
     id
+}
+
+fn key(net: IpNet) -> NodeKey {
+    NodeKey::new(net.network(), net.prefix_len())
 }
 
 fn key_of(address: IpAddr) -> EndpointKey {

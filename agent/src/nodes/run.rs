@@ -37,6 +37,8 @@ impl Keeper {
         period: Duration,
     ) -> anyhow::Result<Infallible> {
         let mut changes = Changes::open()?;
+        // Without an API server, and while the agent stops.
+        let mut are_final = false;
         loop {
             let (this, current) = (Arc::clone(self), Arc::clone(&nodes.borrow_and_update()));
             let is_good = spawn_blocking(move || this.update(current)).await?;
@@ -45,11 +47,8 @@ impl Keeper {
             let interfaces = self.interfaces();
             loop {
                 tokio::select! {
-                    changed = nodes.changed() => {
-                        if changed.is_err() {
-                            // The watches have stopped, and so will this task.
-                            std::future::pending::<()>().await;
-                        }
+                    changed = nodes.changed(), if !are_final => {
+                        are_final = changed.is_err();
                         break;
                     }
                     arrived = changes.arrival() => {

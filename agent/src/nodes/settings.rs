@@ -3,9 +3,6 @@
 use clap::ValueEnum;
 use serde::Deserialize;
 
-/// The port that IANA assigns to VXLAN.
-pub const PORT: u16 = 4789;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     pub mode: Mode,

@@ -1,6 +1,6 @@
 //! The way to another node: directly or by the tunnel. Pure.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use super::{Mode, Node};
 use crate::plug::nodes::{
@@ -91,6 +91,15 @@ impl Way {
     }
 }
 
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct { gateway, .. } => write!(f, "directly to {gateway}"),
+            Self::Vxlan { remote, .. } => write!(f, "by VXLAN to {remote}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,7 +109,13 @@ mod tests {
     }
 
     fn node(addresses: &[&str]) -> Node {
-        Node { name: "b".to_owned(), addresses: addresses.iter().map(|it| ip(it)).collect(), ..Node::default() }
+        Node {
+            uid: "b".into(),
+            name: "b".to_owned(),
+            zone: None,
+            addresses: addresses.iter().map(|it| ip(it)).collect(),
+            ranges: Vec::new(),
+        }
     }
 
     /// 10.0.0.0/24 and fd00::/64 are on eth0 (2), 10.0.1.0/24 behind a router; nothing else has a route.

@@ -149,6 +149,19 @@ pub fn reattach_ingress(
     host.batch(vec![replace_ingress(ifindex, ingress)]).map(drop)
 }
 
+/// Whether the ingress of a link has a filter, with this program.
+///
+/// # Errors
+/// If the kernel refuses the dump, or the link does not exist (`ENODEV`).
+pub fn has_ingress(
+    host: &mut Socket,
+    ifindex: u32,
+    ingress: IngressFilter<'_>,
+) -> Result<bool, NetlinkError> {
+    let listed = list_ingress(host, ifindex)?;
+    Ok(listed.iter().any(|it| it.priority == INGRESS_PRIORITY && it.program == Some(ingress.id)))
+}
+
 /// The request that removes a filter of this name, as [`attach_ingress`] attaches it. The qdisc stays: others
 /// may use it.
 pub fn detach_ingress(ifindex: u32, name: &str) -> Request {

@@ -27,7 +27,8 @@ pub fn follow(netns: &Netns, ifname: &IfName, vif: &Vif, path_mtu: u32) -> Resul
     let expected = vif.all_routes(GATEWAY);
     let mut requests = Vec::new();
     for mut found in static_routes_of(&mut pod, ifindex)? {
-        let is_ours = expected.iter().any(|it| it.dst == found.dst && it.gateway == found.gateway && it.mtu.is_none());
+        let is_ours =
+            expected.iter().any(|it| it.dst == found.dst && it.gateway == found.gateway && it.mtu.is_none());
         let mtu = route_mtu(vif, Some(path_mtu), found.dst.addr().is_ipv4());
         if is_ours && found.mtu != mtu {
             found.mtu = mtu;

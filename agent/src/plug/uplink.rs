@@ -1,6 +1,7 @@
 //! The MTU of the node's uplink, which limits the MTU of every pod.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     net::IpAddr,
     sync::{
@@ -230,6 +231,14 @@ impl DefaultRoutes {
             | Notification::RouteReplaced(_) => false,
         }
     }
+}
+
+/// The interfaces of the node's default routes.
+///
+/// # Errors
+/// If the kernel refuses a dump.
+pub fn default_interfaces() -> Result<BTreeSet<u32>, NetlinkError> {
+    Ok(DefaultRoutes::read()?.interfaces.into_iter().flatten().collect())
 }
 
 /// Priority and interfaces of a default route of the main table. A blackhole route has no interface.

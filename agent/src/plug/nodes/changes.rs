@@ -8,8 +8,8 @@ use rtnetlink::packet_core::NlasIterator;
 use super::super::{
     host_route::ROUTE_PROTOCOL,
     monitor::{
-        Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR, RTM_NEWLINK,
-        RTM_NEWROUTE, RTM_NEWTFILTER,
+        Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
+        RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
     },
     netconf::{self, RTM_NEWNETCONF},
 };
@@ -80,7 +80,8 @@ fn is_relevant(message: &[u8], interfaces: &HashSet<u32>) -> Option<bool> {
         }
         RTM_NEWNETCONF => {
             // `struct netconfmsg`: a family, padded.
-            let index = NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
+            let index =
+                NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
             is_of(u32::from_ne_bytes(index.value().try_into().ok()?))
         }
         _ => false,

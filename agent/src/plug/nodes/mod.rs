@@ -6,4 +6,5 @@ pub mod reach;
 pub mod route;
 pub mod rule;
 pub mod tunnel;
+pub mod uplink_filter;
 mod vni;

@@ -57,7 +57,8 @@ fn hop(
 ) -> Result<Option<Hop>, NetlinkError> {
     let what = format!("look up the route to {address}");
     // An error means that there is no route.
-    let Ok(answers) = host.batch(vec![Request::change(what, RouteNetlinkMessage::GetRoute(request(address)))])
+    let Ok(answers) =
+        host.batch(vec![Request::change(what, RouteNetlinkMessage::GetRoute(request(address)))])
     else {
         return Ok(None);
     };
@@ -95,7 +96,9 @@ fn hop(
 fn mtu_of(host: &mut Socket, ifindex: u32) -> Result<Option<u32>, NetlinkError> {
     let link = link::by_index(host, ifindex)?;
     Ok(link.and_then(|link| {
-        link.attributes.into_iter().find_map(|it| if let LinkAttribute::Mtu(mtu) = it { Some(mtu) } else { None })
+        link.attributes
+            .into_iter()
+            .find_map(|it| if let LinkAttribute::Mtu(mtu) = it { Some(mtu) } else { None })
     }))
 }
 

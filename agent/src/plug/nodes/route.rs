@@ -44,7 +44,10 @@ pub struct NodeRoute {
 pub enum Next {
     Gateway(IpAddr),
     /// VXLAN to an address of the other node, from one of this node if that is given.
-    Tunnel { remote: IpAddr, source: Option<IpAddr> },
+    Tunnel {
+        remote: IpAddr,
+        source: Option<IpAddr>,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,9 +109,11 @@ pub fn list(host: &mut Socket) -> Result<BTreeMap<Place, Option<NodeRoute>>, Net
 
 /// What has to change, additions before deletions: a range that moves is never without a route.
 pub fn diff(wanted: &Routes, present: &BTreeMap<Place, Option<NodeRoute>>) -> Vec<Change> {
-    let set = wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) != Some(route));
+    let set =
+        wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) != Some(route));
     let set = set.map(|(place, route)| Change::Set(*place, route.clone()));
-    let delete = present.keys().filter(|place| !wanted.contains_key(place)).map(|place| Change::Delete(*place));
+    let delete =
+        present.keys().filter(|place| !wanted.contains_key(place)).map(|place| Change::Delete(*place));
     set.chain(delete).collect()
 }
 
@@ -198,7 +203,9 @@ fn encapsulation(remote: IpAddr, source: Option<IpAddr>) -> [RouteAttribute; 2] 
 /// The place of a route to another node; `None` for the agent's other routes: those to pods, and the
 /// unreachable ones of this node's ranges.
 fn place(route: &RouteMessage) -> Option<Place> {
-    if route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL) || route.header.kind != RouteType::Unicast {
+    if route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL)
+        || route.header.kind != RouteType::Unicast
+    {
         return None;
     }
     let to = parse::destination(route)?;
@@ -224,7 +231,9 @@ fn decode(route: &RouteMessage) -> Option<NodeRoute> {
             RouteAttribute::Gateway(it) => gateway = parse::ip(it).map(Next::Gateway),
             RouteAttribute::Encap(it) => tunnel = decode_encapsulation(it),
             RouteAttribute::Metrics(metrics) => {
-                mtu = metrics.iter().find_map(|it| if let RouteMetric::Mtu(mtu) = it { Some(*mtu) } else { None });
+                mtu = metrics
+                    .iter()
+                    .find_map(|it| if let RouteMetric::Mtu(mtu) = it { Some(*mtu) } else { None });
             }
             // Several next hops: not of the agent.
             RouteAttribute::MultiPath(_) => return None,
@@ -244,7 +253,8 @@ fn decode_encapsulation(values: &[RouteLwTunnelEncap]) -> Option<Next> {
     let (mut id, mut remote, mut source, mut flags) = (None, None, None, 0);
     for value in values {
         match value {
-            RouteLwTunnelEncap::Ip(RouteIpTunnel::Id(it)) | RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Id(it)) => {
+            RouteLwTunnelEncap::Ip(RouteIpTunnel::Id(it))
+            | RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Id(it)) => {
                 id = Some(*it);
             }
             RouteLwTunnelEncap::Ip(RouteIpTunnel::Destination(it)) => remote = Some(IpAddr::V4(*it)),

@@ -8,7 +8,6 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr},
-    os::fd::BorrowedFd,
 };
 
 use nix::errno::Errno;
@@ -18,15 +17,15 @@ use rtnetlink::{
         RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
         link::{
-            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags,
-            LinkInfo, LinkMessage,
+            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute,
+            LinkFlags, LinkInfo, LinkMessage,
         },
     },
 };
 
 use super::{
     super::{
-        filter::{self, Hook},
+        filter::{self, IngressFilter},
         link,
         netlink::{NetlinkError, Request, Socket},
         reaper::UNSTAMPED,
@@ -59,8 +58,10 @@ pub enum TunnelError {
         "an interface {NAME} exists that the agent did not make (it has no alias {ALIAS:?}): rename or delete it"
     )]
     Foreign,
-    #[error("UDP port {port}, which the tunnel needs, is taken by {holder}: remove that, or set another --tunnel-port \
-             on every node")]
+    #[error(
+        "UDP port {port}, which the tunnel needs, is taken by {holder}: remove that, or set another --tunnel-port \
+             on every node"
+    )]
     PortTaken { port: u16, holder: String },
     #[error("the kernel's answer lacks the interface that it created")]
     NoAnswer,
@@ -96,7 +97,7 @@ struct Found {
 pub fn keep(
     host: &mut Socket,
     tunnel: &Tunnel,
-    program: (BorrowedFd<'_>, u32),
+    program: IngressFilter<'_>,
 ) -> Result<(u32, Vec<&'static str>), TunnelError> {
     let mut changed = Vec::new();
     let present = match find(host)? {
@@ -116,9 +117,9 @@ pub fn keep(
         }
     };
     vni::permit(ifindex)?;
-    if !has_program(host, ifindex, program.1)? {
+    if !filter::has_ingress(host, ifindex, program)? {
         changed.push("the program");
-        host.batch(filter::attach_ingress(ifindex, program.0, "from_tunnel").into())?;
+        filter::reattach_ingress(host, ifindex, program)?;
     }
     if set_addresses(host, ifindex, tunnel.address)? {
         changed.push("the address");
@@ -164,7 +165,11 @@ pub fn index(host: &mut Socket) -> Result<Option<u32>, TunnelError> {
 ///
 /// # Errors
 /// If the kernel refuses a dump.
-pub fn difference(host: &mut Socket, tunnel: &Tunnel, program: u32) -> Result<Option<String>, TunnelError> {
+pub fn difference(
+    host: &mut Socket,
+    tunnel: &Tunnel,
+    program: IngressFilter<'_>,
+) -> Result<Option<String>, TunnelError> {
     let Some(found) = find(host)? else { return Ok(Some("is missing".to_owned())) };
     let addresses = addresses(host, found.ifindex)?;
     let wanted: BTreeSet<_> = tunnel.address.into_iter().collect();
@@ -178,8 +183,11 @@ pub fn difference(host: &mut Socket, tunnel: &Tunnel, program: u32) -> Result<Op
         Some(format!("has an MTU of {}, expected {}", found.mtu, tunnel.mtu))
     } else if addresses != wanted {
         Some(format!("has the addresses {addresses:?}, expected {wanted:?}"))
-    } else if !has_program(host, found.ifindex, program)? {
-        Some("lacks its program, or runs another one: nothing that arrives is delivered, or checked".to_owned())
+    } else if !filter::has_ingress(host, found.ifindex, program)? {
+        Some(
+            "lacks its program, or runs another one: nothing that arrives is delivered, or checked"
+                .to_owned(),
+        )
     } else {
         None
     })
@@ -193,9 +201,10 @@ fn create(host: &mut Socket, tunnel: &Tunnel) -> Result<u32, TunnelError> {
         InfoVxlan::Learning(false),
     ];
     let mut message = LinkUnspec::new_with_name(NAME).mtu(tunnel.mtu).link_group(GROUP).build();
-    message
-        .attributes
-        .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(vxlan))]));
+    message.attributes.push(LinkAttribute::LinkInfo(vec![
+        LinkInfo::Kind(InfoKind::Vxlan),
+        LinkInfo::Data(InfoData::Vxlan(vxlan)),
+    ]));
     let request = Request::create(format!("create {NAME}"), RouteNetlinkMessage::NewLink(message));
     host.batch(vec![request])?;
     let ifindex = find(host)?.ok_or(TunnelError::NoAnswer)?.ifindex;
@@ -239,15 +248,11 @@ fn holder(host: &mut Socket, port: u16) -> Result<String, NetlinkError> {
 
 fn delete(host: &mut Socket, ifindex: u32) -> Result<(), TunnelError> {
     let message = LinkUnspec::new_with_index(ifindex).build();
-    match host.batch(vec![Request::change("delete the tunnel device", RouteNetlinkMessage::DelLink(message))]) {
+    match host.batch(vec![Request::change("delete the tunnel device", RouteNetlinkMessage::DelLink(message))])
+    {
         Err(error) if error.is(Errno::ENODEV) => Ok(()),
         result => Ok(result.map(drop)?),
     }
-}
-
-fn has_program(host: &mut Socket, ifindex: u32, program: u32) -> Result<bool, NetlinkError> {
-    let listed = filter::list(host, ifindex)?;
-    Ok(listed.filters.iter().any(|it| it.is_ours && it.hook == Hook::FromPod && it.program == Some(program)))
 }
 
 /// Makes the device's IPv4 addresses the wanted one. Returns whether anything was changed.
@@ -275,7 +280,8 @@ fn set_addresses(host: &mut Socket, ifindex: u32, wanted: Option<Ipv4Addr>) -> R
 fn addresses(host: &mut Socket, ifindex: u32) -> Result<BTreeSet<Ipv4Addr>, NetlinkError> {
     let mut message = AddressMessage::default();
     message.header.index = ifindex;
-    let answers = host.dump("list the tunnel device's addresses", RouteNetlinkMessage::GetAddress(message))?;
+    let answers =
+        host.dump("list the tunnel device's addresses", RouteNetlinkMessage::GetAddress(message))?;
     let address = |answer| {
         let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
         let local = |it| if let AddressAttribute::Local(IpAddr::V4(it)) = it { Some(it) } else { None };

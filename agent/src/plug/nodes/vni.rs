@@ -55,7 +55,8 @@ fn send(message: &[u8]) -> io::Result<()> {
 
 fn message(ifindex: u32) -> Vec<u8> {
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
-    let header = [&LENGTH.to_ne_bytes()[..], &NEW_TUNNEL.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8]].concat();
+    let header =
+        [&LENGTH.to_ne_bytes()[..], &NEW_TUNNEL.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8]].concat();
     let device = [&[BRIDGE, 0, 0, 0][..], &ifindex.to_ne_bytes()].concat();
     let start = [&8_u16.to_ne_bytes()[..], &ENTRY_START.to_ne_bytes(), &VNI.to_ne_bytes()].concat();
     let entry = [&12_u16.to_ne_bytes()[..], &(ENTRY | NESTED).to_ne_bytes(), &start].concat();

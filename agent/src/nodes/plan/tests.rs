@@ -1,0 +1,149 @@
+use super::*;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn node(name: &str, addresses: &[&str], ranges: &[&str]) -> Node {
+    Node {
+        uid: format!("uid-{name}").into(),
+        name: name.to_owned(),
+        zone: None,
+        addresses: addresses.iter().map(|it| ip(it)).collect(),
+        ranges: ranges.iter().map(|it| net(it)).collect(),
+    }
+}
+
+/// This node, one on the same network, and one behind a router.
+fn nodes() -> Nodes {
+    Nodes {
+        is_synced: true,
+        own: Some(node("a", &["192.0.2.1", "2001:db8::1"], &["10.1.0.0/24", "fd00:1::/64"])),
+        others: vec![
+            node("b", &["192.0.2.2", "2001:db8::2"], &["10.2.0.0/24", "fd00:2::/64"]),
+            node("c", &["198.51.100.3"], &["10.3.0.0/24", "fd00:3::/64"]),
+        ],
+        refused: Vec::new(),
+    }
+}
+
+fn underlay() -> Underlay {
+    let hop = |gateway: Option<&str>| Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500 };
+    Underlay {
+        own: ["192.0.2.1", "2001:db8::1"].map(ip).into(),
+        hops: HashMap::from([
+            (ip("192.0.2.2"), hop(None)),
+            (ip("2001:db8::2"), hop(None)),
+            (ip("198.51.100.3"), hop(Some("192.0.2.254"))),
+        ]),
+        defaults: BTreeSet::from([2]),
+    }
+}
+
+fn plan(mode: Mode) -> Plan {
+    Plan::new(Settings { mode, port: 4789 }, &nodes(), &underlay())
+}
+
+fn places(routes: &Routes) -> Vec<String> {
+    routes.keys().map(|(table, to)| format!("{table:?} {to}")).collect()
+}
+
+#[test]
+fn auto_routes_to_neighbours_directly_and_tunnels_to_others_also_what_pods_send_to_the_node() {
+    let plan = plan(Mode::Auto);
+    let routes = plan.routes(Some(9));
+    let expected = [
+        "Main 10.2.0.0/24",
+        "Main 10.3.0.0/24",
+        "Main fd00:2::/64",
+        "Main fd00:3::/64",
+        "OfPods 198.51.100.3/32",
+    ];
+    assert_eq!(places(&routes), expected);
+    let direct = &routes[&(Table::Main, net("fd00:2::/64"))];
+    let gateway = Next::Gateway(ip("2001:db8::2"));
+    assert_eq!((direct.ifindex, &direct.next, direct.mtu), (2, &gateway, 1500));
+    assert_eq!(direct.source, Some(ip("2001:db8::1")));
+    let tunnelled = &routes[&(Table::Main, net("fd00:3::/64"))];
+    let tunnel = Next::Tunnel { remote: ip("198.51.100.3"), source: Some(ip("192.0.2.1")) };
+    assert_eq!((tunnelled.ifindex, &tunnelled.next, tunnelled.mtu), (9, &tunnel, 1450));
+    assert_eq!(tunnelled.source, Some(ip("2001:db8::1")));
+    assert_eq!(plan.sources, [net("10.1.0.0/24"), net("fd00:1::/64")].into());
+    assert_eq!(plan.mtu, Some(1450));
+    let tunnel = Tunnel { port: 4789, mtu: 1450, address: Some([192, 0, 2, 1].into()) };
+    assert_eq!(plan.tunnel, Some(tunnel));
+}
+
+#[test]
+fn without_the_tunnel_device_only_direct_routes_remain() {
+    assert_eq!(places(&plan(Mode::Auto).routes(None)), ["Main 10.2.0.0/24", "Main fd00:2::/64"]);
+}
+
+#[test]
+fn a_flat_network_keeps_its_mtu_and_may_still_be_sent_tunnelled_packets() {
+    let mut nodes = nodes();
+    nodes.others.pop();
+    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes, &underlay());
+    assert_eq!((plan.mtu, plan.sources.len()), (Some(1500), 0));
+    assert!(plan.tunnel.is_some(), "the other node may see another network");
+    nodes.others.clear();
+    let alone = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes, &underlay());
+    assert_eq!((alone.tunnel, alone.mtu), (None, None));
+}
+
+#[test]
+fn direct_needs_no_tunnel_and_off_no_routes() {
+    let direct = plan(Mode::Direct);
+    assert_eq!(direct.tunnel, None);
+    let routes = direct.routes(None);
+    let through_router = &routes[&(Table::Main, net("10.3.0.0/24"))];
+    assert_eq!(through_router.next, Next::Gateway(ip("192.0.2.254")));
+    assert_eq!(places(&routes), ["Main 10.2.0.0/24", "Main 10.3.0.0/24", "Main fd00:2::/64"]);
+    let off = plan(Mode::Off);
+    assert_eq!((&off.tunnel, off.mtu, off.routes(Some(9))), (&None, None, Routes::new()));
+    assert_eq!(off.entries.len(), plan(Mode::Direct).entries.len(), "the programs know the nodes");
+}
+
+#[test]
+fn an_address_of_the_node_object_that_no_interface_has_is_no_source() {
+    let underlay = Underlay { own: BTreeSet::new(), ..underlay() };
+    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes(), &underlay);
+    assert!(plan.routes(Some(9)).values().all(|route| route.source.is_none()));
+    assert_eq!(plan.tunnel.and_then(|it| it.address), None);
+}
+
+#[test]
+fn the_map_knows_every_range_and_address_and_by_which_of_them_a_node_is_tunnelled_to() {
+    let entries = plan(Mode::Auto).entries;
+    let of = |text: &str| entries[&key(net(text))];
+    assert_eq!(entries.len(), 4 + 4 + 3);
+    assert_eq!(of("10.1.0.0/24").flags, NodeEntry::OWN);
+    assert_eq!(of("2001:db8::1/128").flags, NodeEntry::OWN | NodeEntry::ADDRESS);
+    assert_eq!((of("10.2.0.0/24").flags, of("10.2.0.0/24").address), (0, [0; 16]));
+    assert_eq!(of("198.51.100.3/32").flags, NodeEntry::ADDRESS);
+    let range = of("fd00:3::/64");
+    assert_eq!((range.flags, range.address), (NodeEntry::VXLAN, key_of(ip("198.51.100.3")).address));
+    assert_eq!(range.id, of("198.51.100.3/32").id);
+    let ids: BTreeSet<_> = ["10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"].map(|it| of(it).id).into();
+    assert!(ids.len() == 3 && !ids.contains(&0));
+}
+
+#[test]
+fn numbers_of_nodes_never_clash() {
+    let mut taken = BTreeSet::new();
+    let first = id("a", &mut taken);
+    assert_eq!(id("a", &mut taken), first + 1);
+    assert_eq!(id("a", &mut BTreeSet::new()), first, "the same after a restart");
+}
+
+#[test]
+fn an_mtu_below_that_of_ipv6_stays_usable() {
+    let mut underlay = underlay();
+    underlay.hops.values_mut().for_each(|hop| hop.mtu = 1300);
+    let plan = Plan::new(Settings { mode: Mode::Vxlan, port: 4789 }, &nodes(), &underlay);
+    assert_eq!(plan.mtu, Some(1280));
+}
