@@ -71,11 +71,6 @@ impl LocalNetwork {
         Self { registry, masquerade, elsewhere, nodes: OnceLock::new(), routes: Mutex::default() }
     }
 
-    /// From now on, packets to other nodes and their pods keep their source. Called once.
-    pub fn spare(&self, nodes: Receiver<Arc<Nodes>>) {
-        let _ = self.nodes.set(nodes);
-    }
-
     /// Prepares the node for ranges, and then hands them to the IPAM: with the ranges, ADDs begin. Routes and
     /// table are retried if the kernel refuses them. Blocks.
     ///
@@ -91,12 +86,17 @@ impl LocalNetwork {
         Ok(())
     }
 
-    /// Runs until dropped.
-    pub async fn follow(self: Arc<Self>) {
+    /// Runs until dropped. Packets to `nodes` and their pods keep their source.
+    pub async fn follow(self: Arc<Self>, mut nodes: Receiver<Arc<Nodes>>) {
+        let _ = self.nodes.set(nodes.clone());
+        let mut are_final = false;
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                changed = nodes.changed(), if !are_final => are_final = changed.is_err(),
+            }
             // Work on the pool each second would wake its threads in turn, so that none ever ends.
             if !self.is_due() {
                 continue;
@@ -169,11 +169,11 @@ impl Elsewhere {
     }
 }
 
-/// All ranges and addresses of the cluster's nodes.
+/// The nodes' addresses, and the ranges of the others.
 fn networks(nodes: &Nodes) -> Vec<IpNet> {
-    let all = nodes.own.iter().chain(&nodes.others);
-    all.flat_map(|node| node.ranges.iter().copied().chain(node.addresses.iter().copied().map(IpNet::from)))
-        .collect()
+    let addresses = nodes.own.iter().chain(&nodes.others).flat_map(|node| &node.addresses);
+    let ranges = nodes.others.iter().flat_map(|node| &node.ranges);
+    ranges.copied().chain(addresses.copied().map(IpNet::from)).collect()
 }
 
 fn keep_routes(ranges: &[IpNet]) -> Routes {

@@ -104,7 +104,6 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
     let with = (&needed.dataplane, Arc::clone(&masquerade));
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
-    tasks.spawn("network", Arc::clone(&parts.network).follow());
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
@@ -217,13 +216,16 @@ fn keep_nodes(
         Some(ranges) => watch::channel(Arc::new(Nodes::only(ranges.nets()))).1,
         None => nodes.unwrap_or_else(|| watch::channel(Arc::new(Nodes::only(&[]))).1),
     };
-    parts.network.spare(nodes.clone());
+    tasks.spawn("network", Arc::clone(&parts.network).follow(nodes.clone()));
     let keeper = Arc::new(Keeper::new(
         config.nodes,
         Arc::clone(&parts.dataplane),
         parts.uplink.clone(),
         config.self_heal == SelfHeal::On,
-        health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
+        (
+            health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
+            health.component("nodes", true, "the nodes of the cluster are not known yet"),
+        ),
     ));
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
     keeper

@@ -42,6 +42,8 @@ pub struct Keeper {
     dataplane: Arc<Dataplane>,
     uplink: Uplink,
     health: Reporter,
+    /// Healthy after the first pass: before, a new pod may not reach the pods of other nodes.
+    ready: Reporter,
     /// Whether what others change is changed back.
     repairs: bool,
     state: Mutex<State>,
@@ -78,9 +80,9 @@ impl Keeper {
         dataplane: Arc<Dataplane>,
         uplink: Uplink,
         repairs: bool,
-        health: Reporter,
+        (health, ready): (Reporter, Reporter),
     ) -> Self {
-        Self { settings, dataplane, uplink, health, repairs, state: Mutex::default() }
+        Self { settings, dataplane, uplink, health, ready, repairs, state: Mutex::default() }
     }
 
     /// The interfaces whose changes concern the routes to other nodes.
@@ -102,7 +104,9 @@ impl Keeper {
         }
         let mut state = self.state();
         state.nodes = nodes;
-        match self.pass(&mut state) {
+        let done = self.pass(&mut state);
+        self.ready.healthy("the nodes of the cluster are known");
+        match done {
             Ok(()) => {
                 self.report(&state);
                 true

@@ -45,15 +45,19 @@ impl Keeper {
             let passed = Instant::now();
             let mut due = passed + if is_good { period } else { RETRY };
             let interfaces = self.interfaces();
+            let mut gather = None;
             loop {
                 tokio::select! {
                     changed = nodes.changed(), if !are_final => {
                         are_final = changed.is_err();
                         break;
                     }
-                    arrived = changes.arrival() => {
+                    arrived = changes.arrival(), if gather.is_none() => {
                         arrived?;
-                        sleep(GATHER).await;
+                        gather = Some(Instant::now() + GATHER);
+                    }
+                    () = sleep_until(gather.unwrap_or(due)), if gather.is_some() => {
+                        gather = None;
                         if changes.read(&interfaces)? {
                             due = due.min(passed + PAUSE);
                         }

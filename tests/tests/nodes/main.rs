@@ -1,4 +1,3 @@
 //! Pods of several nodes reach each other, whatever happens to nodes, agents and the network between them.
 
-mod by_hand;
 mod paths;

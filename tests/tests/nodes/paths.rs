@@ -2,12 +2,9 @@
 
 use ferrule_tests::fabric::with_fabric;
 
-use crate::by_hand;
-
 #[test]
 fn a_neighbours_pods_are_reached_directly_and_others_by_the_tunnel() {
-    with_fabric(&by_hand::FLAGS, |fabric| {
-        by_hand::routes(fabric)?;
+    with_fabric(&[], |fabric| {
         let [one, two, three] = &fabric.nodes;
         let (a, b, c) = (one.attach("a")?, two.attach("b")?, three.attach("c")?);
         for ((from, near), far) in a.addresses.iter().zip(&b.addresses).zip(&c.addresses) {
