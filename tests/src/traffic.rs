@@ -1,8 +1,8 @@
-//! TCP traffic between network namespaces.
+//! TCP and UDP traffic between network namespaces.
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -100,6 +100,46 @@ pub fn echo(
         ask()?;
         serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))?
     })
+}
+
+/// Sends datagrams of these lengths from one network namespace to an address in another, each with a reply of
+/// the same length, and returns the client's address as the server saw it.
+///
+/// # Errors
+/// If one of them does not arrive, or not as sent.
+pub fn datagrams(client: &Path, server: &Path, to: SocketAddr, lens: &[usize]) -> anyhow::Result<SocketAddr> {
+    let receiving = sys::bind_in(server, to, UdpSocket::bind)?;
+    datagrams_to(client, &receiving, to, lens)
+}
+
+/// As [`datagrams`], to a server whose own address may differ from `to`, if NAT translates between them.
+///
+/// # Errors
+/// As [`datagrams`].
+pub fn datagrams_to(
+    client: &Path,
+    server: &UdpSocket,
+    to: SocketAddr,
+    lens: &[usize],
+) -> anyhow::Result<SocketAddr> {
+    server.set_read_timeout(Some(TIMEOUT))?;
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let client = sys::in_netns(client, || Ok(UdpSocket::bind(any)?))?;
+    client.set_read_timeout(Some(TIMEOUT))?;
+    let (pattern, mut room) = (pattern(), vec![0; 1 << 16]);
+    let mut seen = None;
+    for len in lens {
+        let sent = pattern.get(..*len).context("no datagram is as long")?;
+        client.send_to(sent, to).with_context(|| format!("cannot send {len} bytes to {to}"))?;
+        let (got, from) =
+            server.recv_from(&mut room).with_context(|| format!("{len} bytes to {to} did not arrive"))?;
+        ensure!(room.get(..got) == Some(sent), "{got} other bytes than the {len} sent arrived");
+        server.send_to(sent, from)?;
+        let (got, by) = client.recv_from(&mut room).with_context(|| format!("no reply of {len} bytes"))?;
+        ensure!(room.get(..got) == Some(sent) && by == to, "a reply of {got} bytes came from {by}");
+        seen = Some(from);
+    }
+    seen.context("there was nothing to send")
 }
 
 /// Connects, with a timeout that outlasts one or two lost packets.
