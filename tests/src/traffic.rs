@@ -29,12 +29,26 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// If bytes are lost or modified.
 pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
-    let to_address = SocketAddr::new(address, PORT);
-    let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
+    let address = SocketAddr::new(address, PORT);
+    stream_by(from, address, to, address, bytes)
+}
+
+/// As [`stream`], to an address that NAT translates to the server's.
+///
+/// # Errors
+/// As [`stream`].
+pub fn stream_by(
+    from: &Path,
+    to: SocketAddr,
+    server: &Path,
+    listen: SocketAddr,
+    bytes: u64,
+) -> anyhow::Result<Streamed> {
+    let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     let start = Instant::now();
     let received = thread::scope(|scope| {
         let receiver = scope.spawn(move || receive(&listener, Some(bytes)));
-        sys::in_netns(from, || send(to_address, bytes))?;
+        sys::in_netns(from, || send(to, bytes))?;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
     })?;
     ensure!(received == bytes, "received {received} of {bytes} bytes");

@@ -80,3 +80,12 @@ pub(crate) fn captured(node: &Member, run: impl FnOnce() -> anyhow::Result<()>) 
         Err(error) => Err(error.context(format!("on the wire of {}:\n{frames}", node.name))),
     }
 }
+
+/// Makes a pod believe that all of its link's MTU fits on the way to an address.
+///
+/// # Errors
+/// If the kernel refuses.
+pub(crate) fn forget_mtu(pod: &Pod, to: IpAddr) -> anyhow::Result<()> {
+    let (gateway, len) = if to.is_ipv4() { ("169.254.1.1", 32) } else { ("fe80::1", 128) };
+    pod.run(&format!("ip route replace {to}/{len} via {gateway} dev eth0 onlink")).map(drop)
+}

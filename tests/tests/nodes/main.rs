@@ -4,3 +4,5 @@ mod by_hand;
 mod fixture;
 mod hosts;
 mod paths;
+mod proxy;
+mod services;

@@ -10,7 +10,7 @@ use ferrule_tests::{
     capture::Frame, node::UPLINK_MTU, packet::UDP, pod::Pod, sys, traffic, world::tcp_source,
 };
 
-use crate::fixture::{captured, of, with_pods};
+use crate::fixture::{captured, forget_mtu, of, with_pods};
 
 /// Of datagrams: one packet, one that fills the MTU of neither way, both, and fragments.
 const LENS: [usize; 6] = [1, 1000, 1300, UPLINK_MTU as usize - 28, 4000, 20_000];
@@ -64,12 +64,6 @@ fn ping(from: &Pod, to: IpAddr, len: u32, discovery: &str) -> anyhow::Result<Str
     let line = format!("-n -c 2 -i 0.2 -W 2 -M {discovery} -s {} {to}", len - headers);
     let output = from.command("ping")?.args(line.split(' ')).output()?;
     Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
-}
-
-/// Makes a pod believe that all of its link's MTU fits on the way to an address.
-fn forget_mtu(pod: &Pod, to: IpAddr) -> anyhow::Result<()> {
-    let (gateway, len) = if to.is_ipv4() { ("169.254.1.1", 32) } else { ("fe80::1", 128) };
-    pod.run(&format!("ip route replace {to}/{len} via {gateway} dev eth0 onlink")).map(drop)
 }
 
 #[test]
