@@ -89,3 +89,14 @@ pub(crate) fn forget_mtu(pod: &Pod, to: IpAddr) -> anyhow::Result<()> {
     let (gateway, len) = if to.is_ipv4() { ("169.254.1.1", 32) } else { ("fe80::1", 128) };
     pod.run(&format!("ip route replace {to}/{len} via {gateway} dev eth0 onlink")).map(drop)
 }
+
+/// Pings twice in packets of a length, and returns what `ping` prints. The discovery `do` forbids fragments.
+///
+/// # Errors
+/// If `ping` cannot be started.
+pub(crate) fn ping(from: &Pod, to: IpAddr, len: u32, discovery: &str) -> anyhow::Result<String> {
+    let headers = if to.is_ipv4() { 28 } else { 48 };
+    let line = format!("-n -c 2 -i 0.2 -W 2 -M {discovery} -s {} {to}", len - headers);
+    let output = from.command("ping")?.args(line.split(' ')).output()?;
+    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}

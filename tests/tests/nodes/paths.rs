@@ -10,7 +10,7 @@ use ferrule_tests::{
     capture::Frame, node::UPLINK_MTU, packet::UDP, pod::Pod, sys, traffic, world::tcp_source,
 };
 
-use crate::fixture::{captured, forget_mtu, of, with_pods};
+use crate::fixture::{captured, forget_mtu, of, ping, with_pods};
 
 /// Of datagrams: one packet, one that fills the MTU of neither way, both, and fragments.
 const LENS: [usize; 6] = [1, 1000, 1300, UPLINK_MTU as usize - 28, 4000, 20_000];
@@ -56,14 +56,6 @@ fn pods_reach_a_neighbours_pods_directly_and_others_by_the_tunnel() {
         Ok(())
     })
     .unwrap();
-}
-
-/// Pings in packets of a length: `do` forbids fragments.
-fn ping(from: &Pod, to: IpAddr, len: u32, discovery: &str) -> anyhow::Result<String> {
-    let headers = if to.is_ipv4() { 28 } else { 48 };
-    let line = format!("-n -c 2 -i 0.2 -W 2 -M {discovery} -s {} {to}", len - headers);
-    let output = from.command("ping")?.args(line.split(' ')).output()?;
-    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
 #[test]
