@@ -10,8 +10,6 @@ use ferrule_tests::{
     sys,
 };
 
-use crate::by_hand;
-
 /// For what an agent does within a second, or heals, on a loaded machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -23,12 +21,9 @@ pub(crate) fn with_pods<T: Send>(
     flags: &[&str],
     run: impl FnOnce(&Fabric, &[Pod; 3]) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
-    let flags = [flags, &by_hand::FLAGS].concat();
-    with_fabric(&flags, |fabric| {
-        by_hand::routes(fabric)?;
+    with_fabric(flags, |fabric| {
         let [one, two, three] = &fabric.nodes;
         let pods = [one.attach("a")?, two.attach("b")?, three.attach("c")?];
-        pods.iter().try_for_each(by_hand::mtu)?;
         wait_until_connected(&pods)?;
         run(fabric, &pods)
     })

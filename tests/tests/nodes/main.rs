@@ -1,6 +1,5 @@
 //! Pods of several nodes reach each other, whatever happens to nodes, agents and the network between them.
 
-mod by_hand;
 mod changes;
 mod fixture;
 mod healing;
