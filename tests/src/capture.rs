@@ -56,8 +56,9 @@ pub struct Packet {
     pub len: usize,
 }
 
-/// The port of VXLAN (RFC 7348).
+/// The port of VXLAN (RFC 7348), and the agents' network identifier.
 pub const TUNNEL_PORT: u16 = 4789;
+pub const VNI: u32 = 70;
 
 /// Enough for a stream of some megabytes; a longer capture is an error.
 const MAX_FRAMES: usize = 200_000;
@@ -132,15 +133,33 @@ impl Frames {
     }
 
     /// # Errors
-    /// If there are no packets, or one of them is not in a tunnel between these addresses.
-    pub fn expect_tunnelled(&self, a: IpAddr, b: IpAddr) -> anyhow::Result<()> {
+    /// If there are no packets, or one of them is not in a tunnel between addresses of two nodes, or is a
+    /// fragment.
+    pub fn expect_tunnelled(&self, a: &[IpAddr], b: &[IpAddr]) -> anyhow::Result<()> {
         ensure!(!self.0.is_empty(), "no packet was on the wire");
         let is_tunnelled = |it: &Frame| {
-            let ends = [it.packet.source, it.packet.destination];
-            it.inner.is_some() && (ends == [a, b] || ends == [b, a])
+            let Packet { source, destination, is_fragment, .. } = &it.packet;
+            let ends = |a: &[IpAddr], b: &[IpAddr]| a.contains(source) && b.contains(destination);
+            // The receiver's kernel reuses the buffers of fragments, which the capture shares: the Ethernet
+            // headers of the reassembled packet go over the end of the VXLAN header.
+            it.inner.as_ref().is_some_and(|inner| inner.vni == VNI || inner.packet.is_fragment)
+                && !is_fragment
+                && (ends(a, b) || ends(b, a))
         };
-        ensure!(self.0.iter().all(is_tunnelled), "not all packets are in the tunnel {a} to {b}:\n{self}");
+        ensure!(self.0.iter().all(is_tunnelled), "not all packets are in a tunnel {a:?} to {b:?}:\n{self}");
         Ok(())
+    }
+
+    /// # Errors
+    /// If there is a packet.
+    pub fn expect_none(&self) -> anyhow::Result<()> {
+        ensure!(self.0.is_empty(), "there are packets on the wire:\n{self}");
+        Ok(())
+    }
+
+    /// The packets to an address, bare or inside of a tunnel.
+    pub fn to(&self, address: IpAddr) -> Self {
+        Self(self.0.iter().filter(|it| it.carried().destination == address).cloned().collect())
     }
 }
 

@@ -1,8 +1,8 @@
-//! TCP traffic between network namespaces.
+//! TCP and UDP traffic between network namespaces.
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -29,12 +29,26 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// If bytes are lost or modified.
 pub fn stream(from: &Path, to: &Path, address: IpAddr, bytes: u64) -> anyhow::Result<Streamed> {
-    let to_address = SocketAddr::new(address, PORT);
-    let listener = sys::bind_in(to, to_address, TcpListener::bind)?;
+    let address = SocketAddr::new(address, PORT);
+    stream_by(from, address, to, address, bytes)
+}
+
+/// As [`stream`], to an address that NAT translates to the server's.
+///
+/// # Errors
+/// As [`stream`].
+pub fn stream_by(
+    from: &Path,
+    to: SocketAddr,
+    server: &Path,
+    listen: SocketAddr,
+    bytes: u64,
+) -> anyhow::Result<Streamed> {
+    let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     let start = Instant::now();
     let received = thread::scope(|scope| {
         let receiver = scope.spawn(move || receive(&listener, Some(bytes)));
-        sys::in_netns(from, || send(to_address, bytes))?;
+        sys::in_netns(from, || send(to, bytes))?;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
     })?;
     ensure!(received == bytes, "received {received} of {bytes} bytes");
@@ -100,6 +114,46 @@ pub fn echo(
         ask()?;
         serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))?
     })
+}
+
+/// Sends datagrams of these lengths from one network namespace to an address in another, each with a reply of
+/// the same length, and returns the client's address as the server saw it.
+///
+/// # Errors
+/// If one of them does not arrive, or not as sent.
+pub fn datagrams(client: &Path, server: &Path, to: SocketAddr, lens: &[usize]) -> anyhow::Result<SocketAddr> {
+    let receiving = sys::bind_in(server, to, UdpSocket::bind)?;
+    datagrams_to(client, &receiving, to, lens)
+}
+
+/// As [`datagrams`], to a server whose own address may differ from `to`, if NAT translates between them.
+///
+/// # Errors
+/// As [`datagrams`].
+pub fn datagrams_to(
+    client: &Path,
+    server: &UdpSocket,
+    to: SocketAddr,
+    lens: &[usize],
+) -> anyhow::Result<SocketAddr> {
+    server.set_read_timeout(Some(TIMEOUT))?;
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let client = sys::in_netns(client, || Ok(UdpSocket::bind(any)?))?;
+    client.set_read_timeout(Some(TIMEOUT))?;
+    let (pattern, mut room) = (pattern(), vec![0; 1 << 16]);
+    let mut seen = None;
+    for len in lens {
+        let sent = pattern.get(..*len).context("no datagram is as long")?;
+        client.send_to(sent, to).with_context(|| format!("cannot send {len} bytes to {to}"))?;
+        let (got, from) =
+            server.recv_from(&mut room).with_context(|| format!("{len} bytes to {to} did not arrive"))?;
+        ensure!(room.get(..got) == Some(sent), "{got} other bytes than the {len} sent arrived");
+        server.send_to(sent, from)?;
+        let (got, by) = client.recv_from(&mut room).with_context(|| format!("no reply of {len} bytes"))?;
+        ensure!(room.get(..got) == Some(sent) && by == to, "a reply of {got} bytes came from {by}");
+        seen = Some(from);
+    }
+    seen.context("there was nothing to send")
 }
 
 /// Connects, with a timeout that outlasts one or two lost packets.

@@ -88,7 +88,20 @@ impl World {
 /// # Errors
 /// If no reply arrives.
 pub fn tcp_source(client: &Path, server: &Path, to: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let listener = sys::bind_in(server, to, TcpListener::bind)?;
+    tcp_source_by(client, to, server, to)
+}
+
+/// As [`tcp_source`], of a connection to an address that NAT translates to the server's.
+///
+/// # Errors
+/// If no reply arrives.
+pub fn tcp_source_by(
+    client: &Path,
+    to: SocketAddr,
+    server: &Path,
+    listen: SocketAddr,
+) -> anyhow::Result<SocketAddr> {
+    let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     let (seen, source) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || -> anyhow::Result<()> {
@@ -103,7 +116,7 @@ pub fn tcp_source(client: &Path, server: &Path, to: SocketAddr) -> anyhow::Resul
         });
         if connected.is_err() {
             // Ends the server.
-            sys::in_netns(server, || traffic::connect(to))?;
+            sys::in_netns(server, || traffic::connect(listen))?;
         }
         connected
     })?;

@@ -2,13 +2,15 @@
 
 use std::{
     cell::RefCell,
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
+use serde_json::Value;
 
 use super::underlay::{self, FAR, Network, SEGMENT};
 use crate::{
@@ -16,7 +18,7 @@ use crate::{
     capture::Capture,
     cluster::{self, KUBECONFIG},
     home::Home,
-    node::Node,
+    node::{Node, PINS},
     pod::Pod,
     sys,
 };
@@ -181,6 +183,32 @@ impl Member {
         self.run(&format!("ping -n -c 1 -W 2 {to}"))
     }
 
+    /// The agent's routes to other nodes' ranges, by destination, as `ip route` prints them.
+    ///
+    /// # Errors
+    /// If the node has ended.
+    pub fn node_routes(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut routes = BTreeMap::new();
+        for family in ["-4", "-6"] {
+            let printed = self.run(&format!("ip {family} route show proto 70 type unicast"))?;
+            // Those of pods are of single addresses.
+            let ranges = printed.lines().filter_map(|line| Some((line.split(' ').next()?, line)));
+            let ranges = ranges.filter(|(to, _)| to.contains('/'));
+            routes.extend(ranges.map(|(to, line)| (to.to_owned(), line.to_owned())));
+        }
+        Ok(routes)
+    }
+
+    /// The prefixes in the agent's map `NODES`.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn node_rows(&self) -> anyhow::Result<BTreeSet<String>> {
+        let dump = self.run(&format!("bpftool -j map dump pinned {PINS}/NODES"))?;
+        let dump: Vec<Value> = serde_json::from_str(&dump)?;
+        dump.iter().map(prefix).collect()
+    }
+
     /// Starts a capture of what the node sends and receives, at the other end of the uplink's cable.
     ///
     /// # Errors
@@ -215,6 +243,20 @@ impl Member {
             None => result,
         }
     }
+}
+
+/// The prefix of an entry of `NODES`.
+fn prefix(entry: &Value) -> anyhow::Result<String> {
+    let key = entry.pointer("/formatted/key").with_context(|| format!("no key in {entry}"))?;
+    let len = key.get("prefix_len").and_then(Value::as_u64).context("no prefix length")?;
+    let bytes = key.get("address").and_then(Value::as_array).context("no address")?;
+    let bytes = bytes.iter().map(|byte| Ok(u8::try_from(byte.as_u64().context("no byte")?)?));
+    let bytes: Vec<u8> = bytes.collect::<anyhow::Result<_>>()?;
+    let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).map_err(|it| anyhow!("an address of {it:?}"))?);
+    Ok(match address.to_ipv4_mapped() {
+        Some(v4) => format!("{v4}/{}", len.checked_sub(96).context("too short for IPv4")?),
+        None => format!("{address}/{len}"),
+    })
 }
 
 impl Drop for Member {

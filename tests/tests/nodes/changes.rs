@@ -1,0 +1,144 @@
+//! Nodes leave, come back with other ranges, and swap them, with and without a running agent.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{fabric::Member, pod::Pod, probe::Probe, sys};
+
+use crate::fixture::{TIMEOUT, captured, wait_until_reached, with_pods};
+
+const NEW_RANGES: [&str; 2] = ["10.245.2.0/24", "fd00:10:245:2::/64"];
+
+/// Waits until a node has routes to exactly these ranges of other nodes, and exactly their rows and its own in
+/// the map `NODES`.
+fn wait_until_exact(node: &Member, others: &[(&Member, &[&str])]) -> anyhow::Result<()> {
+    let host = |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+    let ranges = others.iter().flat_map(|(_, ranges)| ranges.iter().map(|it| (*it).to_owned()));
+    let ranges: BTreeSet<String> = ranges.collect();
+    let addresses = others.iter().flat_map(|(other, _)| &other.addresses).chain(&node.addresses).map(host);
+    let rows: BTreeSet<String> = addresses.chain(ranges.clone()).chain(node.ranges.clone()).collect();
+    sys::wait_until(&format!("{} has the other nodes' ranges", node.name), TIMEOUT, || {
+        let found: BTreeSet<_> = node.node_routes()?.into_keys().collect();
+        ensure!(found == ranges, "routes to {found:?}, expected {ranges:?}");
+        let found = node.node_rows()?;
+        ensure!(found == rows, "rows {found:?}, expected {rows:?}");
+        Ok(true)
+    })
+}
+
+fn ranges(node: &Member) -> [&str; 2] {
+    node.ranges.each_ref().map(String::as_str)
+}
+
+fn reached(from: &Pod, to: &Pod) -> anyhow::Result<()> {
+    to.addresses.iter().try_for_each(|address| wait_until_reached(from, *address))
+}
+
+#[test]
+fn a_node_that_comes_back_with_another_range_is_reached_there_and_nowhere_else() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        let [one, two, three] = &fabric.nodes;
+        two.unregister()?;
+        wait_until_exact(one, &[(three, &ranges(three))])?;
+        wait_until_exact(three, &[(one, &ranges(one))])?;
+        for old in &b.addresses {
+            let frames = captured(two, || {
+                let ping = a.run(&format!("ping -n -c 1 -W 1 {old}"));
+                ensure!(ping.is_err(), "{} reaches {old}", a.name);
+                Ok(())
+            })?;
+            frames.to(*old).expect_none()?;
+        }
+        two.register_with(&NEW_RANGES)?;
+        wait_until_exact(one, &[(two, &NEW_RANGES), (three, &ranges(three))])?;
+        wait_until_exact(three, &[(one, &ranges(one)), (two, &NEW_RANGES)])?;
+        let new = two.attach("new")?;
+        ensure!(new.addresses.iter().all(|it| it.to_string().contains("245")), "{:?}", new.addresses);
+        [a, c].into_iter().try_for_each(|from| reached(from, &new))
+    })
+    .unwrap();
+}
+
+#[test]
+fn packets_flow_while_a_killed_agent_misses_a_change_that_its_successor_makes_up_for() {
+    with_pods(&[], |fabric, [a, _, c]| {
+        let [one, two, three] = &fabric.nodes;
+        let probes = [(a, c), (c, a)].map(|(from, to)| {
+            to.addresses.iter().map(|it| Probe::start(from.path(), to.path(), *it)).collect::<Vec<_>>()
+        });
+        let probes = probes.into_iter().flatten().collect::<anyhow::Result<Vec<_>>>()?;
+        let flow = |when| probes.iter().try_for_each(|probe| probe.expect_flow(when));
+        flow("at first")?;
+        one.on(|node| node.kill_agent())?;
+        flow("after the agent was killed")?;
+        two.unregister()?;
+        two.register_with(&NEW_RANGES)?;
+        wait_until_exact(three, &[(one, &ranges(one)), (two, &NEW_RANGES)])?;
+        one.on(|node| node.start_again())?;
+        wait_until_exact(one, &[(two, &NEW_RANGES), (three, &ranges(three))])?;
+        flow("after the agent has started again")?;
+        sys::wait_until("node-2 has its new ranges", TIMEOUT, || {
+            two.on(|node| Ok(node.ctl(&["status"])?.contains(NEW_RANGES[0])))
+        })?;
+        reached(a, &two.attach("new")?)?;
+        for probe in probes {
+            probe.end()?.expect_all()?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_deleted_while_the_agent_was_down_leave_nothing() {
+    with_pods(&[], |fabric, _| {
+        let [one, two, three] = &fabric.nodes;
+        one.on(|node| node.stop_agent())?;
+        ensure!(one.node_routes()?.len() == 4, "{:?}", one.node_routes()?);
+        two.unregister()?;
+        three.unregister()?;
+        one.on(|node| node.start_again())?;
+        wait_until_exact(one, &[])?;
+        for family in ["-4", "-6"] {
+            let routes = one.run(&format!("ip {family} route show table all"))?;
+            ensure!(!routes.contains("encap"), "{routes}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_that_swap_their_ranges_are_told_apart_whatever_the_order_of_the_events() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        let [one, two, three] = &fabric.nodes;
+        two.on(|node| node.runtime()?.del(b))?;
+        three.on(|node| node.runtime()?.del(c))?;
+        // The new owner of node 3's ranges is added before node 3 is deleted.
+        two.unregister()?;
+        two.register_with(&ranges(three))?;
+        three.unregister()?;
+        three.register_with(&ranges(two))?;
+        wait_until_exact(one, &[(two, &ranges(three)), (three, &ranges(two))])?;
+        for (node, now) in [(two, ranges(three)), (three, ranges(two))] {
+            sys::wait_until("the node has its new ranges", TIMEOUT, || {
+                node.on(|node| Ok(node.ctl(&["status"])?.contains(now[0])))
+            })?;
+        }
+        let (near, far) = (two.attach("near")?, three.attach("far")?);
+        for from in [(a, &near), (a, &far), (&near, &far)] {
+            reached(from.0, from.1)?;
+        }
+        for ((source, near), far) in a.addresses.iter().zip(&near.addresses).zip(&far.addresses) {
+            let frames = captured(one, || {
+                a.ping(&near.to_string())?;
+                a.ping(&far.to_string()).map(drop)
+            })?;
+            frames.between(*source, *near).expect_bare()?;
+            frames.between(*source, *far).expect_tunnelled(&one.addresses, &three.addresses)?;
+        }
+        Ok(())
+    })
+    .context("node 2 and node 3 swap")
+    .unwrap();
+}

@@ -1,0 +1,172 @@
+//! What others change by hand, and what happens to the uplink, is made good.
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    fabric::{Fabric, Member, on_fabric},
+    node::UPLINK_MTU,
+    pod::Pod,
+    sys,
+};
+
+use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
+
+/// The name of the agent's tunnel device.
+fn tunnel(node: &Member) -> anyhow::Result<String> {
+    let links = node.run("ip -o link show type vxlan")?;
+    let name = links.split(' ').nth(1).with_context(|| format!("no tunnel on {}", node.name))?;
+    Ok(name.trim_end_matches(':').to_owned())
+}
+
+/// Damages node 1, and waits until all pods reach each other again.
+fn heal_after(damage: impl FnOnce(&Member) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
+    with_pods(&[], |fabric, pods| {
+        let [one, ..] = &fabric.nodes;
+        damage(one)?;
+        wait_until_connected(pods)
+    })
+}
+
+#[test]
+fn a_deleted_tunnel_device_comes_back() {
+    heal_after(|node| node.run(&format!("ip link del {}", tunnel(node)?)).map(drop)).unwrap();
+}
+
+#[test]
+fn a_tunnel_device_set_down_comes_up() {
+    heal_after(|node| node.run(&format!("ip link set {} down", tunnel(node)?)).map(drop)).unwrap();
+}
+
+#[test]
+fn a_tunnel_device_with_another_mtu_or_address_is_corrected() {
+    with_pods(&[], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        let name = tunnel(one)?;
+        let shown = || {
+            let all = one.run(&format!("ip -o link show {name}"))?
+                + &one.run(&format!("ip -o addr show {name}"))?;
+            anyhow::Ok(all)
+        };
+        let before = shown()?;
+        one.run(&format!("ip link set {name} mtu 1000"))?;
+        one.run(&format!("ip addr add 192.0.2.77/32 dev {name}"))?;
+        ensure!(shown()? != before, "the test changes nothing");
+        sys::wait_until("the tunnel device is as before", TIMEOUT, || {
+            ensure!(shown()? == before, "{}\n{before}", shown()?);
+            Ok(true)
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_strict_check_of_sources_at_the_tunnel_is_loosened_again() {
+    with_pods(&[], |fabric, [a, ..]| {
+        let [one, _, three] = &fabric.nodes;
+        let setting = format!("net.ipv4.conf.{}.rp_filter", tunnel(one)?);
+        let before = one.run(&format!("sysctl -n {setting}"))?;
+        one.run(&format!("sysctl -qw {setting}=1"))?;
+        sys::wait_until("the check is loose", TIMEOUT, || {
+            Ok(one.run(&format!("sysctl -n {setting}"))? == before)
+        })?;
+        a.addresses.iter().try_for_each(|address| three.ping(*address).map(drop))
+    })
+    .unwrap();
+}
+
+#[test]
+fn deleted_and_changed_routes_are_restored_and_foreign_ones_stay() {
+    with_pods(&[], |fabric, pods| {
+        let [one, ..] = &fabric.nodes;
+        let foreign = "203.0.113.128/25 via 192.0.2.254 dev uplink";
+        one.run(&format!("ip route add {foreign}"))?;
+        let before = one.node_routes()?;
+        ensure!(before.len() == 4, "{before:?}");
+        let wait = |what: &str| {
+            sys::wait_until(what, TIMEOUT, || {
+                let found = one.node_routes()?;
+                ensure!(found == before, "{found:#?}, expected {before:#?}");
+                Ok(true)
+            })
+        };
+        for to in before.keys() {
+            let family = if to.contains(':') { "-6" } else { "-4" };
+            one.run(&format!("ip {family} route del {to}"))?;
+            wait(&format!("the route to {to} is there again"))?;
+            let router = if to.contains(':') { "2001:db8:1::254" } else { "192.0.2.254" };
+            one.run(&format!("ip {family} route replace {to} via {router} dev uplink proto 70"))?;
+            wait(&format!("the route to {to} is as before"))?;
+        }
+        ensure!(one.run("ip route")?.contains(foreign), "the foreign route is gone");
+        wait_until_connected(pods)
+    })
+    .unwrap();
+}
+
+/// Waits until a pod knows that packets of this length, and no longer ones, get to another.
+fn wait_until_fits(from: &Pod, to: &Pod, len: u32) -> anyhow::Result<()> {
+    for address in &to.addresses {
+        sys::wait_until(&format!("{len} bytes fit from {} to {address}", from.name), TIMEOUT, || {
+            let (fits, long) = (ping(from, *address, len, "do")?, ping(from, *address, len + 1, "do")?);
+            ensure!(fits.contains(" 2 received"), "{fits}");
+            ensure!(long.to_lowercase().contains("message too long"), "{long}");
+            Ok(true)
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn running_pods_follow_the_mtu_of_the_uplink() {
+    with_pods(&[], |fabric, [a, _, c]| {
+        wait_until_fits(a, c, UPLINK_MTU - 50)?;
+        for mtu in [UPLINK_MTU - 80, UPLINK_MTU] {
+            fabric
+                .nodes
+                .iter()
+                .try_for_each(|it| it.run(&format!("ip link set uplink mtu {mtu}")).map(drop))?;
+            wait_until_fits(a, c, mtu - 50).with_context(|| format!("with an uplink of {mtu}"))?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn routes_come_back_with_the_uplink() {
+    with_pods(&[], |fabric, pods| {
+        for node in &fabric.nodes {
+            node.run("ip link set uplink down")?;
+            sys::wait_until("the routes are gone with the link", TIMEOUT, || {
+                Ok(!node.run("ip route")?.contains("dev uplink"))
+            })?;
+            node.run("ip link set uplink up")?;
+            node.configure_uplink()?;
+            wait_until_connected(pods).with_context(|| format!("after {} was cut off", node.name))?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
+    const FOREIGN: &str = "flannel.1";
+    on_fabric(|fabric: &Fabric| {
+        let [one, two, three] = &fabric.nodes;
+        one.run(&format!("ip link add {FOREIGN} type vxlan id 1 dstport 4789 dev uplink"))?;
+        one.run(&format!("ip link set {FOREIGN} up"))?;
+        fabric.nodes.iter().try_for_each(Member::register)?;
+        fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
+        fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
+        let pods = [one.attach("a")?, two.attach("b")?, three.attach("c")?];
+        sys::wait_until("the status names the device", TIMEOUT, || {
+            let status = one.on(|node| node.ctl(&["status"]))?;
+            ensure!(status.contains(FOREIGN) && status.contains("4789"), "{status}");
+            Ok(true)
+        })?;
+        wait_until_connected(&pods[..2]).context("direct routes need no tunnel")?;
+        one.run(&format!("ip link del {FOREIGN}"))?;
+        wait_until_connected(&pods)
+    })
+    .unwrap();
+}
