@@ -16,6 +16,8 @@ pub mod kind {
 pub mod direction {
     pub const INGRESS: u32 = 1;
     pub const EGRESS: u32 = 2;
+    /// From another host, at the tunnel device or an uplink.
+    pub const LINK: u32 = 3;
 }
 
 /// Bytes of a dropped packet in its record: Ethernet, IPv6, one extension header, and an ICMP error with the
@@ -32,7 +34,7 @@ pub struct DropRecord {
     pub direction: u32,
     /// Nanoseconds since boot (`CLOCK_BOOTTIME`).
     pub time: u64,
-    /// Index of the pod's host interface.
+    /// Index of the pod's host interface, of the tunnel device or of the uplink.
     pub ifindex: u32,
     /// Of the interface's entry in `VIFS`; 0 without an entry.
     pub generation: u32,

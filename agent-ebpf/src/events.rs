@@ -1,8 +1,8 @@
 //! `EVENTS`: records for user space, of dropped packets and of flows.
 //!
 //! Each interface has a budget for each kind of record, so that a flood of drops or of new flows neither
-//! fills the ring buffer nor costs more than a look-up for each packet. Dropped packets are counted in
-//! `VIF_COUNTERS`, whether they have a record or not.
+//! fills the ring buffer nor costs more than a look-up for each packet. Dropped packets are counted, whether
+//! they have a record or not.
 
 use core::ptr;
 
@@ -16,7 +16,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{counters::Direction, flow_key::Key, packet::Packet, vifs};
+use crate::{flow_key::Key, packet::Packet, vifs};
 
 #[btf_map]
 static EVENTS: RingBuf<DropRecord, MAX_EVENT_BYTES> = RingBuf::new();
@@ -28,7 +28,7 @@ static EVENT_BUDGETS: LruPerCpuHashMap<BudgetKey, Budget, 4096> = LruPerCpuHashM
 #[repr(C)]
 struct BudgetKey {
     ifindex: u32,
-    /// A [`Direction`]; 0 for flows.
+    /// One of [`direction`](agent_common::event::direction); 0 for flows.
     direction: u16,
     /// A [`DropReason`]; 0 for flows.
     reason: u16,
@@ -65,9 +65,9 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_boot_ns() }
 }
 
-/// Records a dropped packet.
+/// Records a dropped packet. `direction` is one of [`direction`](agent_common::event::direction).
 #[inline(never)]
-pub fn drop(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
+pub fn drop(packet: &Packet<'_>, direction: u32, reason: DropReason) {
     let (ifindex, time) = (packet.ifindex(), now());
     let key = BudgetKey { ifindex, direction: direction as u16, reason: reason as u16 };
     let Some(budget) = spend(key, &DROPS, time) else { return };
@@ -81,7 +81,7 @@ pub fn drop(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
     unsafe {
         slot.write(DropRecord {
             kind: kind::DROP,
-            direction: direction as u32,
+            direction,
             time,
             ifindex,
             generation: vifs::find(ifindex).map_or(0, |vif| vif.generation),

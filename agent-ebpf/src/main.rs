@@ -35,7 +35,7 @@ mod to_pod;
 mod tunnels;
 mod vifs;
 
-use agent_common::DropReason;
+use agent_common::{DropReason, event::direction};
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
     helpers::generated::{bpf_redirect, bpf_redirect_peer},
@@ -75,7 +75,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
         }
         Err(reason) => {
             counters::drop(ifindex, Direction::Egress, reason);
-            events::drop(&packet, Direction::Egress, reason);
+            events::drop(&packet, Direction::Egress as u32, reason);
             debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -95,7 +95,7 @@ pub fn to_pod(ctx: TcContext) -> i32 {
         }
         Err(reason) => {
             counters::drop(ifindex, Direction::Ingress, reason);
-            events::drop(&packet, Direction::Ingress, reason);
+            events::drop(&packet, Direction::Ingress as u32, reason);
             debug!(&ctx, "if {}: ingress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -132,7 +132,7 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<(), DropReaso
         }
         Err(reason) => {
             links::drop(ifindex, reason);
-            events::drop(packet, Direction::Ingress, reason);
+            events::drop(packet, direction::LINK, reason);
             debug!(ctx, "if {}: from the link dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }

@@ -1,5 +1,6 @@
 //! Prometheus metrics.
 
+mod links;
 mod pods;
 
 use std::{sync::Arc, time::Duration};
@@ -11,6 +12,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+pub use links::{LinkCounters, LinkMetrics};
 pub use pods::{PodCounters, PodLabels, PodMetrics};
 
 use crate::ipam::{Family as AddressFamily, Usage};
@@ -31,6 +33,7 @@ pub struct Metrics {
     pub install: InstallMetrics,
     pub ipam: IpamMetrics,
     pub pods: PodMetrics,
+    pub links: LinkMetrics,
 }
 
 /// The addresses of the agent's own IPAM.
@@ -219,8 +222,9 @@ impl Default for Metrics {
         maps.register(&mut registry);
         install.register(registry.sub_registry_with_prefix("install"));
         ipam.register(registry.sub_registry_with_prefix("ipam"));
-        let pods = PodMetrics::default();
+        let (pods, links) = (PodMetrics::default(), LinkMetrics::default());
         registry.register_collector(Box::new(pods.clone()));
+        registry.register_collector(Box::new(links.clone()));
         Self {
             registry: Arc::new(registry),
             watch,
@@ -235,6 +239,7 @@ impl Default for Metrics {
             install,
             ipam,
             pods,
+            links,
         }
     }
 }

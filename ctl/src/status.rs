@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use ferrule_proto::agent::{GetStatusRequest, GetStatusResponse, component::State};
+use ferrule_proto::agent::{GetStatusRequest, GetStatusResponse, Link, component::State};
 use jiff::Timestamp;
 
 use crate::{Output, Report, client, table::table};
@@ -39,7 +39,23 @@ fn render(status: &GetStatusResponse, now: u64) -> String {
         ]
     });
     let components = table(["COMPONENT", "STATE", "SINCE", "REASON"], rows);
-    format!("{node}: {ready} (ferrule-agent {})\n\n{components}", status.version)
+    let mut text = format!("{node}: {ready} (ferrule-agent {})\n\n{components}", status.version);
+    if !status.links.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&links(&status.links));
+    }
+    text
+}
+
+/// The tunnel device and the uplinks.
+fn links(links: &[Link]) -> String {
+    let rows = links.iter().map(|link| {
+        let drops = link.drops.iter().map(|drop| format!("{}={}", drop.reason, drop.packets));
+        let drops = drops.collect::<Vec<_>>().join(" ");
+        let drops = if drops.is_empty() { "0".to_owned() } else { drops };
+        [link.interface.clone(), link.packets.to_string(), link.bytes.to_string(), drops]
+    });
+    table(["LINK", "IN PKTS", "IN BYTES", "DROPS"], rows)
 }
 
 fn failure(status: &GetStatusResponse) -> Option<String> {
@@ -76,7 +92,7 @@ fn duration(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ferrule_proto::agent::Component;
+    use ferrule_proto::agent::{Component, Drop};
 
     use super::*;
 
@@ -104,6 +120,7 @@ mod tests {
             ],
             version: "0.1.0".to_owned(),
             node: "node-1".to_owned(),
+            links: Vec::new(),
         }
     }
 
@@ -118,6 +135,24 @@ vifs       starting   3m12s ago (2026-01-02T03:04:05Z)  the node's pods have not
         assert_eq!(render(&status(false), TIME + 192), expected);
         let standalone = GetStatusResponse { node: String::new(), ..status(true) };
         assert!(render(&standalone, TIME).starts_with("this node: ready (ferrule-agent 0.1.0)\n"));
+    }
+
+    #[test]
+    fn links_follow_with_what_passed_and_what_was_dropped() {
+        let drops = vec![
+            Drop { reason: "tunnel_outer".to_owned(), packets: 7 },
+            Drop { reason: "tunnel_inner".to_owned(), packets: 1 },
+        ];
+        let link =
+            |interface: &str, drops| Link { interface: interface.to_owned(), packets: 3, bytes: 300, drops };
+        let links = vec![link("ferrule", drops), link("eth0", Vec::new())];
+        let text = render(&GetStatusResponse { links, ..status(true) }, TIME);
+        let (_, shown) = text.rsplit_once("\n\n").unwrap();
+        let expected = "\
+LINK     IN PKTS  IN BYTES  DROPS
+ferrule  3        300       tunnel_outer=7 tunnel_inner=1
+eth0     3        300       0";
+        assert_eq!(shown, expected);
     }
 
     #[test]

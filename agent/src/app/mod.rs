@@ -283,6 +283,8 @@ fn monitor(
     let reader = dataplane.events();
     let counted = (Arc::clone(&parts.registry), Arc::clone(&dataplane));
     metrics.pods.read_from(move || monitor::counters::read(&counted.0, &counted.1));
+    let links = Arc::clone(&dataplane);
+    metrics.links.read_from(move || monitor::counters::links(&links));
     let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));

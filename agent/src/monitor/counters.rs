@@ -1,17 +1,19 @@
-//! The counters of all interfaces with the names of their pods, for metrics.
+//! The counters of all interfaces with the names of their pods, and those of links with the names of the
+//! links.
 
 use std::collections::BTreeMap;
 
 use agent_common::Counters;
+use nix::net::if_::if_indextoname;
 
 use super::show;
 use crate::{
     dataplane::Dataplane,
-    metrics::{PodCounters, PodLabels},
+    metrics::{LinkCounters, PodCounters, PodLabels},
     registry::{Owner, Registry},
 };
 
-/// Most pods with series of their own, each with up to 2 directions and 16 reasons: more than kubelets run
+/// Most pods with series of their own, each with up to 2 directions and 20 reasons: more than kubelets run
 /// (110, and seldom 500). The youngest of more pods share the series of [`OTHERS`].
 const MAX_PODS: usize = 512;
 /// No pod has such a name.
@@ -29,6 +31,16 @@ pub fn read(registry: &Registry, dataplane: &Dataplane) -> Vec<PodCounters> {
     let unknown = counters(0).filter(|it| *it != Counters::default()).map(|it| (PodLabels::default(), it));
     let known = known.filter_map(|(labels, ifindex)| Some((labels, counters(ifindex)?)));
     sum(unknown.into_iter().chain(known))
+}
+
+/// Reads the counters of the tunnel device and the uplinks. A link that was removed meanwhile has no name.
+pub fn links(dataplane: &Dataplane) -> Vec<LinkCounters> {
+    let links = dataplane.links().unwrap_or_default();
+    let named = |(ifindex, traffic)| {
+        let interface = if_indextoname(ifindex).ok()?.into_string().ok()?;
+        Some(LinkCounters { interface, traffic })
+    };
+    links.into_iter().filter_map(named).collect()
 }
 
 /// Two sandboxes of one pod, the earlier of which is being deleted, share their series.

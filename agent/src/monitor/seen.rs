@@ -38,6 +38,8 @@ pub struct Seen {
 pub enum Direction {
     Ingress,
     Egress,
+    /// From another host, at the tunnel device or an uplink.
+    Link,
     Unknown,
 }
 
@@ -156,7 +158,8 @@ impl Seen {
     }
 
     /// Joins the pods. The end at the interface is the pod behind it, whatever address the packet claims; the
-    /// other end is the pod with the packet's address.
+    /// other end is the pod with the packet's address. No pod of this node has sent what comes from another
+    /// host.
     ///
     /// `since_boot_ns`: the time at which the pods were at their ends. A pod that was attached later, with
     /// the same interface index or address, is none of them.
@@ -173,6 +176,7 @@ impl Seen {
         (self.source, self.destination) = match self.direction {
             Direction::Egress => (own, of_address(destination)),
             Direction::Ingress => (of_address(source), own),
+            Direction::Link => (None, of_address(destination)),
             Direction::Unknown => (of_address(source), of_address(destination)),
         };
         self
@@ -205,6 +209,7 @@ impl Direction {
         match number {
             direction::INGRESS => Self::Ingress,
             direction::EGRESS => Self::Egress,
+            direction::LINK => Self::Link,
             _ => Self::Unknown,
         }
     }

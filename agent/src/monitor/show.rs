@@ -108,7 +108,7 @@ pub(super) fn event_type(seen: &Seen) -> flow::CiliumEventType {
         (Verdict::Dropped { .. }, _) => {
             flow::CiliumEventType { r#type: DROP_EVENT, sub_type: drop_reason(seen).into() }
         }
-        (Verdict::Forwarded(_), Direction::Ingress) => {
+        (Verdict::Forwarded(_), Direction::Ingress | Direction::Link) => {
             flow::CiliumEventType { r#type: TRACE_EVENT, sub_type: TO_ENDPOINT }
         }
         (Verdict::Forwarded(_), Direction::Egress | Direction::Unknown) => {
@@ -119,7 +119,7 @@ pub(super) fn event_type(seen: &Seen) -> flow::CiliumEventType {
 
 pub(super) fn direction(seen: &Seen) -> TrafficDirection {
     match seen.direction {
-        Direction::Ingress => TrafficDirection::Ingress,
+        Direction::Ingress | Direction::Link => TrafficDirection::Ingress,
         Direction::Egress => TrafficDirection::Egress,
         Direction::Unknown => TrafficDirection::Unknown,
     }

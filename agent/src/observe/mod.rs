@@ -23,6 +23,7 @@ use crate::{
     chain::chain,
     dataplane::{Dataplane, SamplingError},
     health::{Health, Reporter},
+    monitor,
     reconcile::Collector,
     registry::{Attachment, Registry, State},
 };
@@ -54,9 +55,12 @@ impl Agent for AgentService {
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
         let (dataplane, pins) = (Arc::clone(&self.dataplane), Arc::clone(&self.pins));
-        let checked = spawn_blocking(move || dataplane.report_pins(&pins)).await;
-        checked.map_err(|error| Status::internal(chain(&error)))?;
-        Ok(Response::new(status::show(&self.health, &self.node_name)))
+        let checked = spawn_blocking(move || {
+            dataplane.report_pins(&pins);
+            monitor::counters::links(&dataplane)
+        });
+        let links = checked.await.map_err(|error| Status::internal(chain(&error)))?;
+        Ok(Response::new(status::show(&self.health, &self.node_name, links)))
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {

@@ -1,10 +1,14 @@
 //! `ferrulectl status`: the state of every component.
 
-use ferrule_proto::agent::{Component as Shown, GetStatusResponse, component::State as ShownState};
+use ferrule_proto::agent::{Component as Shown, GetStatusResponse, Link, component::State as ShownState};
 
-use crate::health::{Affects, Component, Health, State};
+use super::show_drops;
+use crate::{
+    health::{Affects, Component, Health, State},
+    metrics::LinkCounters,
+};
 
-pub(super) fn show(health: &Health, node_name: &str) -> GetStatusResponse {
+pub(super) fn show(health: &Health, node_name: &str, links: Vec<LinkCounters>) -> GetStatusResponse {
     let show_one = |(name, component): (&'static str, Component)| Shown {
         name: name.to_owned(),
         state: show_state(component.state).into(),
@@ -18,7 +22,12 @@ pub(super) fn show(health: &Health, node_name: &str) -> GetStatusResponse {
         components: health.components().into_iter().map(show_one).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: node_name.to_owned(),
+        links: links.into_iter().map(show_link).collect(),
     }
+}
+
+fn show_link(LinkCounters { interface, traffic }: LinkCounters) -> Link {
+    Link { interface, packets: traffic.packets, bytes: traffic.bytes, drops: show_drops(&traffic.drops) }
 }
 
 fn show_state(state: State) -> ShownState {
@@ -31,6 +40,8 @@ fn show_state(state: State) -> ShownState {
 
 #[cfg(test)]
 mod tests {
+    use agent_common::{DropReason, Traffic};
+
     use super::*;
 
     #[test]
@@ -39,7 +50,10 @@ mod tests {
         let ranges = health.component("ranges", true, "waiting for the node's spec.podCIDRs");
         let pods = health.component("pods", false, "listing");
         pods.unhealthy("connection refused");
-        let status = show(&health, "node-1");
+        let mut traffic = Traffic { packets: 3, bytes: 300, ..Traffic::default() };
+        traffic.drops.add(DropReason::TunnelOuter, 2);
+        let links = vec![LinkCounters { interface: "eth0".to_owned(), traffic }];
+        let status = show(&health, "node-1", links);
         assert_eq!((status.ready, status.node.as_str()), (false, "node-1"));
         assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
         let shown: Vec<_> =
@@ -48,6 +62,9 @@ mod tests {
         assert_eq!(status.components[0].reason, "connection refused");
         assert_eq!(status.components[1].since_ms, health.components()["ranges"].since_ms);
         ranges.healthy("10.0.0.0/24");
-        assert!(show(&health, "").ready, "readiness does not depend on the pods' watch");
+        let link = &status.links[0];
+        assert_eq!((link.interface.as_str(), link.packets, link.bytes), ("eth0", 3, 300));
+        assert_eq!((link.drops[0].reason.as_str(), link.drops[0].packets), ("tunnel_outer", 2));
+        assert!(show(&health, "", Vec::new()).ready, "readiness does not depend on the pods' watch");
     }
 }

@@ -1,4 +1,4 @@
-//! Verdicts of the programs `from_pod` and `to_pod`: tables of packets, and properties of random packets.
+//! Verdicts of the programs: tables of packets, and properties of random packets.
 //!
 //! A row of a table is a packet and its expected result: verdict, packet that comes out, counters. A model
 //! computes the expected result of a random packet.
@@ -13,10 +13,12 @@ mod ipv4;
 mod ipv6;
 mod model;
 mod neighbours;
+mod node_tunnel;
 mod oracle;
 mod random;
 mod siblings;
 mod stack_flows;
 mod table;
 mod to_pod;
+mod uplink;
 mod wire;

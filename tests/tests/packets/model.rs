@@ -8,7 +8,7 @@ use std::{
 use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 use ferrule_tests::packet::checksum;
 
-use crate::table::{PODS, Pod};
+use crate::table::{NODE_V4, NODE_V6, PODS, Pod};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -218,7 +218,10 @@ fn payload(packet: &Payload<'_>, is_local: bool, faults: &mut Faults) {
         let is_genuine = !is_fragment && quoted == Some([destination, source]);
         faults.add(is_local && is_error && !is_genuine, DropReason::ForgedIcmp);
     }
+    let is_vxlan = protocol == 17 && transport.len() >= 8 && transport.get(2..4) == Some(&[0x12, 0xb5]);
+    let to_node = [IpAddr::from(NODE_V4), IpAddr::from(NODE_V6)].contains(&destination);
     faults.add(!is_local && [4, 41, 47].contains(&protocol), DropReason::Tunnel);
+    faults.add(!is_local && is_vxlan && to_node, DropReason::Tunnel);
 }
 
 fn quoted_ends(quote: &[u8], six: bool) -> Option<[IpAddr; 2]> {

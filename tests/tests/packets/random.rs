@@ -27,6 +27,7 @@ use proptest::{
 
 use crate::{
     model::{self, Flow, Outcome},
+    node_tunnel::add_nodes,
     table::{
         A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, Rewritten,
         STRANGER, record, with_pods,
@@ -147,7 +148,9 @@ fn flow_key((protocol, [one, other]): Flow) -> FlowKey {
 /// The first eight bytes of TCP, UDP, SCTP or ICMP.
 fn transport() -> impl Strategy<Value = Vec<u8>> {
     let kinds = select(vec![1, 2, 3, 1, 2, 3, 0x0000, 0x0800, 0x0300, 0x0b01, 0x0400, 0x8000, 0x8100]);
-    let words = (kinds, select(vec![1, 2, 3_u16]), select(vec![1, 2, 3_u16]), any::<u16>());
+    // Now and then, the tunnel's port.
+    let ports = select([[1, 2, 3].repeat(5), vec![4789]].concat());
+    let words = (kinds, ports, select(vec![1, 2, 3_u16]), any::<u16>());
     words.prop_map(|(a, b, c, d)| [a, b, c, d].into_iter().flat_map(u16::to_be_bytes).collect())
 }
 
@@ -390,6 +393,7 @@ fn from_pod_agrees_with_the_model() {
         for flow in &flows {
             record(programs, &flow_key(*flow))?;
         }
+        add_nodes(programs)?;
         let programs = RefCell::new(programs);
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
         let frames =

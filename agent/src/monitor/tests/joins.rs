@@ -51,6 +51,15 @@ fn a_packet_to_a_pod_is_for_the_pod_behind_the_interface() {
 }
 
 #[test]
+fn a_packet_from_another_host_is_from_no_pod_and_for_the_pod_with_its_address() {
+    let pods = Pods::new(&[(1, ATTACHED), (2, ATTACHED)]);
+    let frame = syn([10, 0, 0, 1], [10, 0, 0, 2]);
+    let seen = seen(DropRecord { direction: direction::LINK, ..dropped(1, &frame) }, &pods);
+    assert_eq!((ends(&seen), seen.direction), (("-", "pod2"), Direction::Link));
+    assert_eq!(seen.interface_name(), None, "the interface is no pod's");
+}
+
+#[test]
 fn a_record_of_an_earlier_pod_is_not_joined_to_its_successor() {
     let frame = syn([10, 0, 0, 1], [10, 0, 0, 2]);
     let of = |generation| DropRecord { generation, ..dropped(1, &frame) };
