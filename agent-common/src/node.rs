@@ -21,11 +21,16 @@ pub struct NodeEntry {
     /// The node's address to which tunnelled packets go, as in [`NodeKey`]. Valid only with
     /// [`NodeEntry::VXLAN`], otherwise zeros.
     pub address: [u8; 16],
+    /// Index of the interface by which packets to the node's pods leave: the tunnel device or an uplink.
+    /// Valid only with [`NodeEntry::FAST`], otherwise 0, as the next field.
+    pub ifindex: u32,
+    /// The largest packet that gets to the node's pods, in bytes without the Ethernet header.
+    pub mtu: u32,
 }
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<NodeKey>() == 20);
-const _: () = assert!(size_of::<NodeEntry>() == 24);
+const _: () = assert!(size_of::<NodeEntry>() == 32);
 
 // === impl NodeEntry ===
 
@@ -36,11 +41,31 @@ impl NodeEntry {
     pub const OWN: u32 = 2;
     /// The node is reached through the tunnel.
     pub const VXLAN: u32 = 4;
+    /// Packets between a pod of this node and one of the range may pass the stack by.
+    pub const FAST: u32 = 8;
 
     /// Whether the prefix is an address of a node.
     #[inline(always)]
     pub const fn is_address(&self) -> bool {
         self.flags & Self::ADDRESS != 0
+    }
+
+    /// Whether the prefix is a range of another node's pods.
+    #[inline(always)]
+    pub const fn is_remote_range(&self) -> bool {
+        self.flags & (Self::ADDRESS | Self::OWN) == 0
+    }
+
+    /// Whether packets may pass the stack by.
+    #[inline(always)]
+    pub const fn is_fast(&self) -> bool {
+        self.flags & Self::FAST != 0
+    }
+
+    /// Whether the node is reached through the tunnel.
+    #[inline(always)]
+    pub const fn is_tunnelled(&self) -> bool {
+        self.flags & Self::VXLAN != 0
     }
 
     /// Whether the node is this one.

@@ -99,6 +99,13 @@ impl Address {
         self.is_link_local() || u64::from_be(high) >> 48 == 0xff02
     }
 
+    /// Whether this is an IPv4 address.
+    #[inline(always)]
+    pub fn is_mapped_ipv4(&self) -> bool {
+        let [high, low] = self.0;
+        high == 0 && u64::from_be(low) >> 32 == 0xffff
+    }
+
     /// Whether the address is `::`, `::1`, or IPv4 in IPv6 (`::/96`, `::ffff:0:0/96`).
     #[inline(always)]
     pub fn embeds_ipv4(&self) -> bool {

@@ -22,10 +22,18 @@ pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
 /// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
 pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, endpoint: &Endpoint) -> Result<(), DropReason> {
+    decrement_hops(packet, meta)?;
+    packet.header_mut::<Ethernet>(0)?.readdress(&endpoint.mac);
+    Ok(())
+}
+
+/// # Errors
+/// As for [`rewrite`].
+#[inline(always)]
+pub fn decrement_hops(packet: &mut Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
     match meta.family {
         Family::Ipv4 => packet.header_mut::<Ipv4>(L3)?.decrement_ttl(),
         Family::Ipv6 => packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1,
     }
-    packet.header_mut::<Ethernet>(0)?.readdress(&endpoint.mac);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `FLOW_STATS`: packets and bytes of each flow of a pod, and records of its first packet, of its end, and of
 //! each minute between.
 //!
-//! A packet is counted once: where the pod that sends it is, or in `to_pod` if another host sends it. A
+//! A packet is counted once: where the pod that sends it is, or where the receiver is if another host sends it. A
 //! packet that the stack translates is counted in two flows, before and after the translation. A direct flow
 //! with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
 
@@ -70,6 +70,12 @@ static FLOW_FACTS: PerCpuArray<Facts, 1> = PerCpuArray::new();
 /// Counts a packet that passes, and that the interface of a pod has seen.
 #[inline(always)]
 pub fn count(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, direction: Direction) {
+    count_at(packet, meta, vif, packet.ifindex(), direction);
+}
+
+/// As [`count`], of the pod at a host interface.
+#[inline(always)]
+pub fn count_at(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, ifindex: u32, direction: Direction) {
     if FLOW_STATS_ON.load() == 0 {
         return;
     }
@@ -83,7 +89,7 @@ pub fn count(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, direction: Direct
     let key = Key::of(meta);
     let new = Facts {
         key,
-        ifindex: packet.ifindex(),
+        ifindex,
         generation: vif.generation,
         direction: direction as u32,
         bytes: packet.len(),

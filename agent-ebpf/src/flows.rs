@@ -1,9 +1,12 @@
-//! `STACK_FLOWS` and `FLOW_RINGS`: the flows between pods of this node that the host's stack translates.
+//! `STACK_FLOWS` and `FLOW_RINGS`: the flows between pods that the host's stack translates.
 //!
 //! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The
 //! replies must pass the stack to be translated back: delivered past it, they would reach the client from an
 //! address that it never called. So `to_pod` records a flow when the stack delivers a packet from another pod
 //! of this node, and `from_pod` leaves packets of recorded flows to the stack.
+//!
+//! The other end may be a pod of another node: then `to_link` records what the stack sends there, and `to_pod`
+//! what the stack delivers from there, and the programs at uplinks and tunnel leave the replies to the stack.
 //!
 //! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a
 //! reply without a request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a
@@ -43,16 +46,20 @@ const TRIES: u32 = 8;
 const LOCK_TRIES: u32 = 64;
 const BPF_NOEXIST: u64 = 1;
 
+/// In the place of a host interface's index: a pod of another node.
+pub const REMOTE: u32 = 0;
+
 /// Whether a packet belongs to a recorded flow, or is an ICMP error about one. A packet without ports or an
 /// echo identifier belongs to none.
 ///
-/// Most pods have no recorded flow with each other: then the flow's key is neither made nor looked up.
+/// Most pods have no recorded flow with each other: then the flow's key is neither made nor looked up. `peer`
+/// is the host interface of the other pod, or [`REMOTE`].
 #[inline(always)]
-pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, to: u32) -> bool {
+pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: u32) -> bool {
     // Volatile: the programs write it on other CPUs.
     // SAFETY: in bounds, see `VifEntry::peer`.
     let has_flows =
-        unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(to)).read_volatile() };
+        unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(peer)).read_volatile() };
     if has_flows == 0 {
         return false;
     }
@@ -65,19 +72,19 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, to: u3
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
 
-/// Records the flow of a packet that the stack delivers to a pod, and that the pod behind the host interface
-/// `client` has sent. Flows behind IPv6 extension headers other than a fragment header are not recorded.
+/// Records the flow of a packet that the stack has translated, of the pods behind two host interfaces; `other`
+/// may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than a
+/// fragment header are not recorded.
 #[inline(always)]
-pub fn record(packet: &Packet<'_>, meta: &Meta, client: u32) {
+pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
     let key = meta
         .transport()
         .and_then(|transport| Key::translatable(meta.source, meta.destination, meta.protocol, transport));
     let Some(key) = key else { return };
-    let server = packet.ifindex();
     // With every packet: the agent may have replaced the entries of `VIFS`.
-    vifs::mark_peers(client, server);
+    vifs::mark_peers(pod, other);
     if !touch(&key) {
-        insert(&key, client, server);
+        insert(&key, pod, packet.ifindex());
     }
 }
 

@@ -1,5 +1,5 @@
-//! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node or left to
-//! the host's stack.
+//! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to one
+//! of another node, or left to the host's stack.
 
 use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
@@ -10,10 +10,10 @@ use crate::{
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
     icmp,
     meta::{Meta, Scope, Sender},
-    nd,
+    nd, nodes,
     outcome::Outcome,
     packet::{Packet, Stamp},
-    services, size, spoofing, tunnels, vifs,
+    remote, services, size, spoofing, tunnels, vifs,
 };
 
 /// # Errors
@@ -48,18 +48,24 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     Ok(outcome)
 }
 
-/// To a pod of this node, past the stack if nothing speaks against it.
+/// To a pod, past the stack if nothing speaks against it.
 #[inline(always)]
 fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outcome, DropReason> {
     let Some((endpoint, receiver)) = endpoints::find(meta)? else {
-        tunnels::check(packet, meta)?;
-        return Ok(Outcome::Stack(Stamp::Checked));
+        let node = nodes::find(meta.destination);
+        tunnels::check(packet, meta, node)?;
+        return match node.filter(|node| node.is_remote_range()) {
+            Some(node) => remote::send(packet, meta, vif, node),
+            None => Ok(Outcome::Stack(Stamp::Checked)),
+        };
     };
     icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
     // reassembles fragments where it translates: they have no ports to look a flow up by.
-    let is_plain =
-        !meta.has_options() && meta.hops > 1 && !meta.is_fragment() && size::fits(packet, meta, receiver);
+    let is_plain = !meta.has_options()
+        && meta.hops > 1
+        && !meta.is_fragment()
+        && size::fits(packet, meta, u32::from(receiver.mtu));
     if is_plain {
         delivery::check(packet, meta)?;
     }

@@ -11,23 +11,22 @@ use crate::{
     headers::Ethernet,
     meta::{Meta, Scope, Sender},
     nodes,
+    outcome::Inbound,
     packet::Packet,
-    tunnels,
+    remote, tunnels,
 };
 
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     let sender = sender(packet).ok_or(DropReason::TunnelOuter)?;
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     if packet.has_vlan_tag(ethertype) {
         return Err(DropReason::Vlan);
     }
     let meta = Meta::parse(packet, ethertype, Sender::Outside)?;
-    if !nodes::find(meta.source).is_some_and(|node| node.id == sender) {
-        return Err(DropReason::TunnelInner);
-    }
+    let node = nodes::find(meta.source).filter(|node| node.id == sender).ok_or(DropReason::TunnelInner)?;
     match meta.destination_scope() {
         Scope::Unicast => {}
         Scope::Multicast => return Err(DropReason::Multicast),
@@ -37,7 +36,10 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         return Err(DropReason::TunnelDestination);
     }
     // To a pod, too: an address in the ranges need not be a pod's, but can be one of the host's.
-    if tunnels::carries_packet(&meta) { Err(DropReason::TunnelNested) } else { Ok(()) }
+    if tunnels::carries_packet(&meta) {
+        return Err(DropReason::TunnelNested);
+    }
+    if node.is_remote_range() { remote::receive(packet, &meta, node) } else { Ok(Inbound::Stack) }
 }
 
 /// The ID of the node that has sent the outer packet, from one of its addresses to one of this node's.

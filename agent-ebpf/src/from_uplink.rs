@@ -1,47 +1,68 @@
-//! Packets from the wire to the node: dropped if their source is a pod of this node.
+//! Packets from the wire to the node: dropped if their source is a pod of this node; those of a remote pod go to
+//! a pod of this node.
 //!
 //! The program runs for every packet that the node receives. Everything else passes, also what is cut off or
 //! malformed: the stack judges that.
 
-use agent_common::DropReason;
+use agent_common::{DropReason, NodeEntry};
 
 use crate::{
     address::Address,
     endpoints,
     headers::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, Ethernet, Ipv4, Ipv6, L3},
+    meta::{Meta, Sender},
     nodes,
+    outcome::Inbound,
     packet::Packet,
+    remote,
 };
 
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     // For the device of a VLAN, which has a filter of its own if it is an uplink.
     if packet.vlan_id() != 0 {
-        return Ok(());
+        return Ok(Inbound::Stack);
     }
-    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return Ok(()) };
-    let (source, reason) = match u16::from_be_bytes(ethernet.ethertype) {
+    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return Ok(Inbound::Stack) };
+    let ethertype = u16::from_be_bytes(ethernet.ethertype);
+    let (source, reason) = match ethertype {
         ETHERTYPE_IPV4 => match packet.header::<Ipv4>(L3) {
             Ok(ip) => (Address::v4(ip.source), DropReason::SpoofedIpv4),
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(Inbound::Stack),
         },
         ETHERTYPE_IPV6 => match packet.header::<Ipv6>(L3) {
             Ok(ip) => (Address::v6(ip.source), DropReason::SpoofedIpv6),
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(Inbound::Stack),
         },
         // Behind a tag without a VLAN (a priority only), the kernel would remove this one, too, and a packet
         // without any could come out.
         ETHERTYPE_VLAN | ETHERTYPE_QINQ => return Err(DropReason::Vlan),
-        _ => return Ok(()),
+        _ => return Ok(Inbound::Stack),
     };
-    if is_pods(source) { Err(reason) } else { Ok(()) }
+    let node = nodes::find(source);
+    if node.is_some_and(|node| node.is_own() && !node.is_address()) || endpoints::interface(source).is_some()
+    {
+        return Err(reason);
+    }
+    match node.filter(|node| is_direct(packet, node)) {
+        // What contradicts itself is left to the stack, like everything from outside.
+        Some(node) => match Meta::parse(packet, ethertype, Sender::Outside) {
+            Ok(meta) => remote::receive(packet, &meta, node),
+            Err(_) => Ok(Inbound::Stack),
+        },
+        None => Ok(Inbound::Stack),
+    }
 }
 
-/// Whether an address is a pod's of this node, or in the ranges of its pods.
+/// Whether packets to the source would leave by the interface that the packet came from, and the frame is for
+/// this node.
 #[inline(always)]
-fn is_pods(address: Address) -> bool {
-    endpoints::interface(address).is_some()
-        || nodes::find(address).is_some_and(|node| node.is_own() && !node.is_address())
+fn is_direct(packet: &Packet<'_>, node: &NodeEntry) -> bool {
+    node.is_remote_range()
+        && node.is_fast()
+        && !node.is_tunnelled()
+        && node.ifindex == packet.ifindex()
+        && packet.is_for_host()
 }

@@ -1,4 +1,4 @@
-//! The tc programs on the host interface of every pod, on the tunnel device and on the uplinks: attach points,
+//! The tc programs on the host interface of every pod, on uplinks and on the tunnel, on the tunnel device and on the uplinks: attach points,
 //! and the verdict for each outcome.
 //!
 //! Directions are the pod's. Packets that pass are left to later filters (`TC_ACT_UNSPEC`), so that other
@@ -28,9 +28,12 @@ mod nd;
 mod nodes;
 mod outcome;
 mod packet;
+mod remote;
+mod route;
 mod services;
 mod size;
 mod spoofing;
+mod to_link;
 mod to_pod;
 mod tunnels;
 mod vifs;
@@ -38,13 +41,18 @@ mod vifs;
 use agent_common::{DropReason, event::direction};
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
-    helpers::generated::{bpf_redirect, bpf_redirect_peer},
+    helpers::generated::{bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer},
     macros::classifier,
     programs::TcContext,
 };
 use aya_log_ebpf::{debug, trace};
 
-use crate::{counters::Direction, outcome::Outcome, packet::Packet};
+use crate::{
+    counters::Direction,
+    outcome::{Inbound, Outcome},
+    packet::{Packet, Stamp},
+    route::NextHop,
+};
 
 /// clsact ingress of the pod's host interface: packets from the pod.
 #[classifier]
@@ -65,6 +73,21 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, whose check the lookup of
             // the destination in `ENDPOINTS` replaces.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
+        }
+        Ok(Outcome::Tunnel { ifindex: to }) => {
+            counters::egress(ifindex, bytes);
+            trace!(&ctx, "if {}: egress to tunnel {}, {} bytes", ifindex, to, bytes);
+            packet.stamp(Stamp::Direct);
+            // SAFETY: a helper call without pointers.
+            unsafe { bpf_redirect(to, 0) as i32 }
+        }
+        Ok(Outcome::Neighbour(NextHop { ifindex: to, mut neighbour })) => {
+            counters::egress(ifindex, bytes);
+            trace!(&ctx, "if {}: egress to uplink {}, {} bytes", ifindex, to, bytes);
+            packet.stamp(Stamp::Direct);
+            let len = size_of_val(&neighbour) as i32;
+            // SAFETY: the helper reads the neighbour, which has the given length.
+            unsafe { bpf_redirect_neigh(to, &raw mut neighbour, len, 0) as i32 }
         }
         Ok(Outcome::Answered) => {
             counters::egress(ifindex, bytes);
@@ -105,9 +128,9 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 /// clsact ingress of the tunnel device: packets from other nodes.
 #[classifier]
 pub fn from_tunnel(ctx: TcContext) -> i32 {
-    let packet = Packet::new(&ctx);
-    let verdict = from_tunnel::judge(&packet);
-    if verdict.is_ok() {
+    let mut packet = Packet::new(&ctx);
+    let verdict = from_tunnel::judge(&mut packet);
+    if matches!(verdict, Ok(Inbound::Stack)) {
         // The inner frame's MAC addresses mean nothing.
         packet.accept();
     }
@@ -117,18 +140,26 @@ pub fn from_tunnel(ctx: TcContext) -> i32 {
 /// clsact ingress of an uplink: packets from the wire.
 #[classifier]
 pub fn from_uplink(ctx: TcContext) -> i32 {
-    let packet = Packet::new(&ctx);
-    from_link(&ctx, &packet, from_uplink::judge(&packet))
+    let mut packet = Packet::new(&ctx);
+    let verdict = from_uplink::judge(&mut packet);
+    from_link(&ctx, &packet, verdict)
 }
 
 #[inline(always)]
-fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<(), DropReason>) -> i32 {
+fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, DropReason>) -> i32 {
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match verdict {
-        Ok(()) => {
+        Ok(Inbound::Stack) => {
             links::pass(ifindex, bytes);
             trace!(ctx, "if {}: from the link, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC
+        }
+        Ok(Inbound::Local { ifindex: to }) => {
+            links::pass(ifindex, bytes);
+            counters::ingress(to, bytes);
+            trace!(ctx, "if {}: from the link to if {}, {} bytes", ifindex, to, bytes);
+            // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, as in `from_pod`.
+            unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
         Err(reason) => {
             links::drop(ifindex, reason);
@@ -137,6 +168,13 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<(), DropReaso
             TC_ACT_SHOT
         }
     }
+}
+
+/// clsact egress of uplinks and the tunnel device: packets of this node, and those that pass through it.
+#[classifier]
+pub fn to_link(ctx: TcContext) -> i32 {
+    to_link::note(&Packet::new(&ctx));
+    TC_ACT_UNSPEC
 }
 
 #[panic_handler]

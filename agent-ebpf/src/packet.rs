@@ -2,10 +2,12 @@
 
 use core::mem::{MaybeUninit, offset_of};
 
-use agent_common::DropReason;
+use agent_common::{DropReason, TUNNEL_VNI};
 use aya_ebpf::{
-    bindings::{BPF_F_TUNINFO_IPV6, bpf_fib_lookup, bpf_tunnel_key},
-    helpers::generated::{self, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes},
+    bindings::{BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_fib_lookup, bpf_tunnel_key},
+    helpers::generated::{
+        self, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+    },
     programs::TcContext,
 };
 
@@ -45,6 +47,9 @@ pub struct Tunnel {
 /// The verifier refuses misaligned access to the stack.
 #[repr(C, align(8))]
 struct Aligned<T>(T);
+
+/// `linux/if_packet.h`.
+const PACKET_HOST: u32 = 0;
 
 /// The addresses in the key are at offsets that the padding makes multiples of eight: LLVM copies them as words
 /// of eight bytes.
@@ -187,10 +192,41 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// Makes the tunnel device send the packet to this address of another node. UDP over IPv6 needs a checksum
+    /// (RFC 8200, 8.1); over IPv4, the inner checksums suffice.
+    #[inline(always)]
+    pub fn set_tunnel(&self, remote: [u8; 16]) -> bool {
+        // As Linux 5.10 knows the struct.
+        const WITHOUT_LOCAL: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
+        // SAFETY: integers and arrays of integers, for which zero is valid. A TTL of 0 is the default.
+        let mut aligned: AlignedTunnelKey = unsafe { core::mem::zeroed() };
+        aligned.key.tunnel_id = TUNNEL_VNI;
+        let remote = Address::v6(remote);
+        let flags = if remote.is_mapped_ipv4() {
+            // In host order.
+            aligned.key.__bindgen_anon_1.remote_ipv4 = u32::from_be_bytes(remote.to_v4());
+            BPF_F_ZERO_CSUM_TX
+        } else {
+            aligned.key.__bindgen_anon_1.remote_ipv6 = remote.to_v6_words();
+            BPF_F_TUNINFO_IPV6
+        };
+        // SAFETY: the context is valid, and the key has at least the given length.
+        unsafe {
+            bpf_skb_set_tunnel_key(self.ctx.skb.skb, &raw mut aligned.key, WITHOUT_LOCAL, u64::from(flags))
+                == 0
+        }
+    }
+
+    /// Whether the frame is addressed to this host.
+    #[inline(always)]
+    pub fn is_for_host(&self) -> bool {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.ctx.skb.skb).pkt_type == PACKET_HOST }
+    }
+
     /// Lets the stack accept the packet, whatever MAC address its frame has.
     #[inline(always)]
     pub fn accept(&self) {
-        const PACKET_HOST: u32 = 0;
         // SAFETY: the context is valid. The call fails for types that a received packet never has.
         unsafe { bpf_skb_change_type(self.ctx.skb.skb, PACKET_HOST) };
     }

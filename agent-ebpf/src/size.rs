@@ -1,6 +1,4 @@
-//! The size of a packet, and the MTU of the pod that receives it.
-
-use agent_common::VifEntry;
+//! The size of a packet, and the MTU of its way.
 
 use crate::{
     headers::{L3, TCP, TCP_DATA_OFFSET},
@@ -14,8 +12,8 @@ const UDP_HEADER: usize = 8;
 
 /// Whether a packet, or each segment that it is later cut into, fits the MTU.
 #[inline(always)]
-pub fn fits(packet: &Packet<'_>, meta: &Meta, receiver: &VifEntry) -> bool {
-    let mtu = usize::from(receiver.mtu);
+pub fn fits(packet: &Packet<'_>, meta: &Meta, mtu: u32) -> bool {
+    let mtu = mtu as usize;
     match packet.gso_size() {
         0 => packet.len() as usize <= L3 + mtu,
         BY_FRAGS => true,

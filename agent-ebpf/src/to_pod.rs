@@ -1,13 +1,14 @@
 //! Packets from the host's stack to a pod: dropped unless they are for the pod's own addresses.
 
-use agent_common::{DropReason, VifEntry};
+use agent_common::{DropReason, NodeEntry, VifEntry};
 
 use crate::{
+    address::Address,
     counters::Direction,
     endpoints, flow_stats, flows,
     headers::{Arp, ETHERTYPE_ARP, Ethernet, L3},
     meta::{Family, Meta, Scope, Sender},
-    nd,
+    nd, nodes,
     packet::{Packet, Stamp},
     spoofing, vifs,
 };
@@ -36,8 +37,12 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         }
         flow_stats::count(packet, &meta, vif, Direction::Ingress);
         // Without the stamp, the stack has translated the packet.
-        if let Some(client) = sibling {
-            flows::record(packet, &meta, client.get());
+        match sibling {
+            Some(client) => flows::record(packet, &meta, client.get(), packet.ifindex()),
+            None if !packet.has_stamp(Stamp::Direct) && is_remote_pod(meta.source) => {
+                flows::record(packet, &meta, packet.ifindex(), flows::REMOTE);
+            }
+            None => {}
         }
         return Ok(());
     }
@@ -54,6 +59,11 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         Some(nd::NEIGHBOUR_SOLICITATION) => Ok(()),
         _ => Err(DropReason::Multicast),
     }
+}
+
+#[inline(always)]
+fn is_remote_pod(address: Address) -> bool {
+    nodes::find(address).is_some_and(NodeEntry::is_remote_range)
 }
 
 #[inline(always)]

@@ -43,7 +43,8 @@ pub struct Config {
     pub vif_cidrs: Vec<IpNet>,
     /// Periods of the garbage collection of orphaned attachments.
     pub reconcile: reconcile::Settings,
-    pub self_heal: SelfHeal,
+    /// Whether deviations are repaired, or only reported.
+    pub self_heal: Switch,
     /// Which packets of pods get an address of the node.
     pub masquerade: masquerade::Settings,
     /// How the ranges of other nodes are reached.
@@ -74,10 +75,10 @@ pub struct Kubernetes {
     pub watch: watch::Settings,
 }
 
-/// Whether the agent repairs deviations or only reports them.
+/// A switch that is on by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SelfHeal {
+pub enum Switch {
     #[default]
     On,
     Off,
@@ -138,7 +139,7 @@ struct Settings {
     reconcile_period: Option<u64>,
     /// Repair deviations of pods' interfaces, or only report and count them [default: on].
     #[arg(long, env = "FERRULE_SELF_HEAL", value_enum, value_name = "SWITCH")]
-    self_heal: Option<SelfHeal>,
+    self_heal: Option<Switch>,
     /// Give packets from pods to the world an address of the node; `auto`: those from IPv4 and unique local
     /// IPv6 addresses, `on`: also those from global IPv6 addresses [default: auto].
     #[arg(long, env = "FERRULE_MASQUERADE", value_enum, value_name = "SWITCH")]
@@ -164,6 +165,9 @@ struct Settings {
     /// the way to the node, which routes its pods; `vxlan`: always; `off`: others route [default: auto].
     #[arg(long, env = "FERRULE_NODE_ROUTES", value_enum, value_name = "HOW")]
     node_routes: Option<nodes::Mode>,
+    /// Whether packets between pods of two nodes pass the host's stack by, with its firewall [default: on].
+    #[arg(long, env = "FERRULE_NODE_FAST_PATH", value_enum, value_name = "SWITCH")]
+    node_fast_path: Option<Switch>,
     /// UDP port of the tunnels between nodes, the same on every node [default: 4789].
     #[arg(long, env = "FERRULE_TUNNEL_PORT", value_name = "PORT")]
     tunnel_port: Option<u16>,
@@ -317,6 +321,7 @@ impl Settings {
             ip_masq_agent_config: self.ip_masq_agent_config.or(file.ip_masq_agent_config),
             masquerade_ports: self.masquerade_ports.or(file.masquerade_ports),
             node_routes: self.node_routes.or(file.node_routes),
+            node_fast_path: self.node_fast_path.or(file.node_fast_path),
             tunnel_port: self.tunnel_port.or(file.tunnel_port),
             service_cidrs: if self.service_cidrs.is_empty() {
                 file.service_cidrs
@@ -424,7 +429,8 @@ impl Settings {
         if port == 0 {
             return Err(ConfigError::TunnelPort);
         }
-        Ok(nodes::Settings { mode: self.node_routes.unwrap_or_default(), port })
+        let fast_path = self.node_fast_path.unwrap_or_default() == Switch::On;
+        Ok(nodes::Settings { mode: self.node_routes.unwrap_or_default(), port, fast_path })
     }
 
     fn dataplane(&self) -> Result<dataplane::Settings, ConfigError> {

@@ -17,6 +17,7 @@ const HELPERS: [(i32, &str); 15] = [
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
     (20, "bpf_skb_get_tunnel_key"),
+    (21, "bpf_skb_set_tunnel_key"),
     (23, "bpf_redirect"),
     (26, "bpf_skb_load_bytes"),
     (32, "bpf_skb_change_type"),

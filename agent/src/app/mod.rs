@@ -34,7 +34,7 @@ use crate::{
     chain::chain,
     cluster::PodChange,
     cni::{Calls, CniService},
-    config::{Config, SelfHeal},
+    config::{Config, Switch},
     crash::{self, Step},
     dataplane,
     decide::{LateAnnotations, VifSource},
@@ -126,7 +126,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         None => None,
     };
     let (watches, nodes) = watched.unzip();
-    let is_healing = config.self_heal == SelfHeal::On;
+    let is_healing = config.self_heal == Switch::On;
     let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks);
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
@@ -221,7 +221,7 @@ fn keep_nodes(
         config.nodes,
         Arc::clone(&parts.dataplane),
         parts.uplink.clone(),
-        config.self_heal == SelfHeal::On,
+        config.self_heal == Switch::On,
         (
             health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
             health.component("nodes", true, "the nodes of the cluster are not known yet"),

@@ -30,7 +30,7 @@ fn flags_override_the_file() {
     assert_eq!(config.pod_cidrs.unwrap().to_string(), "10.9.0.0/16");
     assert_eq!(config.state_dir, Path::new("/b"));
     assert_eq!(config.dataplane.log, LogLevel::Debug);
-    assert_eq!(config.self_heal, SelfHeal::Off);
+    assert_eq!(config.self_heal, Switch::Off);
 }
 
 #[test]

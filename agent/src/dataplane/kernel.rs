@@ -52,8 +52,9 @@ const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
     Feature { name, since, kind: Kind::Map(map) }
 }
 
-const FEATURES: [Feature; 23] = [
+const FEATURES: [Feature; 25] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
+    helper("bpf_redirect_neigh", "5.10", BpfHelper::BPF_FUNC_redirect_neigh),
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
     helper("bpf_ringbuf_reserve", "5.8", BpfHelper::BPF_FUNC_ringbuf_reserve),
     helper("bpf_ringbuf_submit", "5.8", BpfHelper::BPF_FUNC_ringbuf_submit),
@@ -71,6 +72,7 @@ const FEATURES: [Feature; 23] = [
     helper("bpf_skb_load_bytes", "4.5", BpfHelper::BPF_FUNC_skb_load_bytes),
     helper("bpf_redirect", "4.4", BpfHelper::BPF_FUNC_redirect),
     helper("bpf_skb_get_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_get_tunnel_key),
+    helper("bpf_skb_set_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_set_tunnel_key),
     helper("bpf_map_lookup_elem", "3.19", BpfHelper::BPF_FUNC_map_lookup_elem),
     helper("bpf_map_update_elem", "3.19", BpfHelper::BPF_FUNC_map_update_elem),
     helper("bpf_map_delete_elem", "3.19", BpfHelper::BPF_FUNC_map_delete_elem),

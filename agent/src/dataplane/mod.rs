@@ -45,7 +45,7 @@ use crate::{
     crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
-    plug::filter::{Filters, IngressFilter},
+    plug::filter::{Filters, LinkFilter, LinkFilters},
     registry::Attachment,
 };
 use ferrule_vif::Addresses;
@@ -62,6 +62,7 @@ pub struct Dataplane {
     to_pod: Loaded,
     from_tunnel: Loaded,
     from_uplink: Loaded,
+    to_link: Loaded,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
@@ -116,6 +117,7 @@ pub enum DataplaneError {
 
 const FROM_TUNNEL: &str = "from_tunnel";
 const FROM_UPLINK: &str = "from_uplink";
+const TO_LINK: &str = "to_link";
 
 // === impl Settings ===
 
@@ -179,6 +181,7 @@ impl Dataplane {
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let from_tunnel = load_program(&mut ebpf, FROM_TUNNEL)?;
         let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
+        let to_link = load_program(&mut ebpf, TO_LINK)?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         drop((ebpf, loader));
         memory::release();
@@ -199,6 +202,7 @@ impl Dataplane {
             to_pod,
             from_tunnel,
             from_uplink,
+            to_link,
             writer,
             reader,
             sampling,
@@ -247,14 +251,14 @@ impl Dataplane {
         Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
     }
 
-    /// The filter of the tunnel device.
-    pub fn from_tunnel(&self) -> IngressFilter<'_> {
-        self.from_tunnel.ingress(FROM_TUNNEL)
+    /// The filters of the tunnel device.
+    pub fn tunnel_filters(&self) -> LinkFilters<'_> {
+        LinkFilters { ingress: self.from_tunnel.named(FROM_TUNNEL), egress: self.to_link.named(TO_LINK) }
     }
 
-    /// The filter of an uplink.
-    pub fn from_uplink(&self) -> IngressFilter<'_> {
-        self.from_uplink.ingress(FROM_UPLINK)
+    /// The filters of an uplink.
+    pub fn uplink_filters(&self) -> LinkFilters<'_> {
+        LinkFilters { ingress: self.from_uplink.named(FROM_UPLINK), egress: self.to_link.named(TO_LINK) }
     }
 
     /// The rows of `NODES`.
@@ -431,8 +435,8 @@ impl Dataplane {
 // === impl Loaded ===
 
 impl Loaded {
-    fn ingress(&self, name: &'static str) -> IngressFilter<'_> {
-        IngressFilter { name, program: self.fd.as_fd(), id: self.id }
+    fn named(&self, name: &'static str) -> LinkFilter<'_> {
+        LinkFilter { name, program: self.fd.as_fd(), id: self.id }
     }
 }
 

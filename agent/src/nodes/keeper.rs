@@ -30,7 +30,7 @@ use crate::{
             reach::reach,
             route, rule,
             tunnel::{self, TunnelError},
-            uplink_filter,
+            uplink_filter::{self, Bare},
         },
         uplink::{self, Uplink},
     },
@@ -56,6 +56,7 @@ struct State {
     plan: Option<Plan>,
     /// The tunnel device and the interfaces by which packets leave.
     interfaces: HashSet<u32>,
+    bare: Bare,
 }
 
 /// Why the node is not as the plan says.
@@ -122,7 +123,7 @@ impl Keeper {
     pub fn differences(&self) -> Vec<String> {
         let state = self.state();
         let Some(plan) = &state.plan else { return Vec::new() };
-        self.compare(plan).unwrap_or_else(|error| {
+        self.compare(plan, &state.bare).unwrap_or_else(|error| {
             tracing::warn!(error = chain(&error), "cannot compare the routes to other nodes");
             Vec::new()
         })
@@ -144,20 +145,20 @@ impl Keeper {
         if is_new {
             announce(state.plan.as_ref(), &plan);
         }
-        let applied = if is_new || self.repairs { self.apply(&mut host, &plan) } else { Ok(()) };
+        let applied =
+            if is_new || self.repairs { self.apply(&mut host, &plan, &mut state.bare) } else { Ok(()) };
         state.interfaces = plan.uplinks.iter().copied().chain(tunnel::index(&mut host)?).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(plan);
         applied
     }
 
-    fn apply(&self, host: &mut Socket, plan: &Plan) -> Result<(), KeepError> {
-        let rows = self.dataplane.set_nodes(&plan.entries)?;
+    fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare) -> Result<(), KeepError> {
         self.dataplane.count_links(&plan.uplinks.iter().copied().chain(tunnel::index(host)?).collect())?;
-        uplink_filter::keep(host, &plan.uplinks, self.dataplane.from_uplink())?;
+        *bare = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters())?;
         let needs_tunnel = !plan.sources.is_empty();
         let tunnel = match &plan.tunnel {
-            Some(wanted) => match tunnel::keep(host, wanted, self.dataplane.from_tunnel()) {
+            Some(wanted) => match tunnel::keep(host, wanted, self.dataplane.tunnel_filters()) {
                 Ok((ifindex, changed)) => {
                     if !changed.is_empty() {
                         tracing::info!(
@@ -178,6 +179,7 @@ impl Keeper {
             None => tunnel::remove(host).map(|_| None),
         };
         let index = tunnel.as_ref().ok().copied().flatten();
+        let rows = self.dataplane.set_nodes(&plan.rows(index, bare))?;
         let changes = route::diff(&plan.routes(index), &route::list(host)?);
         route::apply(host, &changes)?;
         let rules = rule::keep(host, &plan.sources)?;
@@ -188,12 +190,12 @@ impl Keeper {
         Ok(())
     }
 
-    fn compare(&self, plan: &Plan) -> Result<Vec<String>, KeepError> {
+    fn compare(&self, plan: &Plan, bare: &Bare) -> Result<Vec<String>, KeepError> {
         let mut host = Socket::open()?;
         let mut found = Vec::new();
         let index = tunnel::index(&mut host)?;
         if let Some(tunnel) = plan.tunnel.as_ref().filter(|_| !plan.sources.is_empty()) {
-            let difference = tunnel::difference(&mut host, tunnel, self.dataplane.from_tunnel())?;
+            let difference = tunnel::difference(&mut host, tunnel, self.dataplane.tunnel_filters())?;
             found.extend(difference.map(|it| format!("the tunnel device {} {it}", tunnel::NAME)));
         }
         let changes = route::diff(&plan.routes(index), &route::list(&mut host)?);
@@ -202,16 +204,16 @@ impl Keeper {
             (route::Change::Delete(_), (_, to)) => format!("there is a route to {to}, which is no node's"),
         }));
         found.extend(
-            uplink_filter::missing(&mut host, &plan.uplinks, self.dataplane.from_uplink())?.into_iter().map(
-                |ifindex| {
+            uplink_filter::missing(&mut host, &plan.uplinks, self.dataplane.uplink_filters())?
+                .into_iter()
+                .map(|ifindex| {
                     format!("the interface {ifindex} lacks the filter of uplinks, or runs another program")
-                },
-            ),
+                }),
         );
         let rules = rule::list(&mut host)?;
         let differ = rules.symmetric_difference(&plan.sources);
         found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
-        if self.dataplane.nodes()? != plan.entries {
+        if self.dataplane.nodes()? != plan.rows(index, bare) {
             found.push("the map NODES differs".to_owned());
         }
         Ok(found)
@@ -236,13 +238,17 @@ impl Keeper {
     }
 }
 
-fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, NetlinkError> {
+fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
     let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
-    Ok(Underlay {
-        own: host::addresses()?.into_iter().collect(),
-        hops: reach(host, others)?,
-        defaults: uplink::default_interfaces()?,
-    })
+    let addresses = host::addresses_by_interface()?;
+    let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
+    let tunnel = tunnel::index(host)?;
+    let has_own =
+        addresses.iter().filter(|(ifindex, address)| own.contains(address) && Some(*ifindex) != tunnel);
+    let mut uplinks = uplink::default_interfaces()?;
+    uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
+    let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
+    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks })
 }
 
 /// Logs the ways that are new or have changed.

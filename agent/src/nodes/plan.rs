@@ -17,6 +17,7 @@ use crate::plug::nodes::{
     reach::Hop,
     route::{Next, NodeRoute, Routes, Table},
     tunnel::Tunnel,
+    uplink_filter::Bare,
 };
 
 /// What the kernel says about this node.
@@ -26,8 +27,8 @@ pub struct Underlay {
     pub own: BTreeSet<IpAddr>,
     /// The ways to other nodes' addresses.
     pub hops: HashMap<IpAddr, Hop>,
-    /// The interfaces of the default routes.
-    pub defaults: BTreeSet<u32>,
+    /// The interfaces of the default routes, and those that have the node's addresses.
+    pub uplinks: BTreeSet<u32>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,7 +39,9 @@ pub struct Plan {
     pub tunnel: Option<Tunnel>,
     /// Sources whose packets to other nodes' addresses take the tunnel.
     pub sources: BTreeSet<IpNet>,
-    pub entries: BTreeMap<NodeKey, NodeEntry>,
+    /// The map `NODES`, without what [`Self::rows`] adds.
+    entries: BTreeMap<NodeKey, NodeEntry>,
+    fast_path: bool,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -65,8 +68,9 @@ const LEAST_IPV6: u32 = 1280;
 impl Plan {
     pub fn new(settings: Settings, nodes: &Nodes, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
-        let uplinks = underlay.defaults.clone();
-        let mut plan = Self { entries: entries(nodes), uplinks, ..Self::default() };
+        let uplinks = underlay.uplinks.clone();
+        let fast_path = settings.fast_path;
+        let mut plan = Self { entries: entries(nodes), uplinks, fast_path, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -120,6 +124,45 @@ impl Plan {
         routes
     }
 
+    /// The rows of the map `NODES`.
+    pub fn rows(&self, tunnel: Option<u32>, bare: &Bare) -> BTreeMap<NodeKey, NodeEntry> {
+        let mut rows = self.entries.clone();
+        for it in &self.ranges {
+            let (Ok(way), Some(row)) = (&it.way, rows.get_mut(&key(it.range))) else { continue };
+            let is_fast = self.slow_because(*way, tunnel, bare).is_none();
+            let mut ifindex = way.ifindex();
+            if let Way::Vxlan { remote, .. } = way {
+                row.flags |= NodeEntry::VXLAN;
+                row.address = key_of(*remote).address;
+                ifindex = tunnel.unwrap_or_default();
+            }
+            if is_fast {
+                row.flags |= NodeEntry::FAST;
+                (row.ifindex, row.mtu) = (ifindex, way.mtu());
+            }
+        }
+        rows
+    }
+
+    /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
+    pub fn slow_because(&self, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
+        if !self.fast_path {
+            return Some("--node-fast-path is off".to_owned());
+        }
+        match way {
+            Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),
+            Way::Vxlan { .. } if tunnel.is_none() => Some("there is no tunnel".to_owned()),
+            // Receivers accept packets from the addresses of Node objects only. The routes name the source,
+            // and the fast path leaves it to the kernel.
+            Way::Vxlan { remote, source, .. } => {
+                let own = if remote.is_ipv4() { self.own.0 } else { self.own.1 };
+                (own.is_none() || source != own).then(|| {
+                    "packets to the node leave from another address than this Node's InternalIP".to_owned()
+                })
+            }
+        }
+    }
+
     fn ways(&self) -> impl Iterator<Item = Way> {
         self.ranges.iter().filter_map(|it| it.way.as_ref().ok().copied())
     }
@@ -131,12 +174,6 @@ impl Plan {
         for range in &node.ranges {
             let is_ipv4 = range.addr().is_ipv4();
             let way = if is_ipv4 { v4 } else { v6 };
-            if let Ok(Way::Vxlan { remote, .. }) = way {
-                if let Some(entry) = self.entries.get_mut(&key(*range)) {
-                    entry.flags |= NodeEntry::VXLAN;
-                    entry.address = key_of(*remote).address;
-                }
-            }
             let addresses = node.addresses.iter().copied().filter(|it| it.is_ipv4() == is_ipv4);
             self.ranges.push(RangeWay {
                 node: node.name.clone(),
@@ -154,7 +191,7 @@ fn entries(nodes: &Nodes) -> BTreeMap<NodeKey, NodeEntry> {
     let own = nodes.own.iter().map(|node| (node, NodeEntry::OWN));
     for (node, flags) in own.chain(nodes.others.iter().map(|node| (node, 0))) {
         let id = id(&node.uid, &mut ids);
-        let entry = |flags| NodeEntry { id, flags, address: [0; 16] };
+        let entry = |flags| NodeEntry { id, flags, ..NodeEntry::default() };
         entries.extend(node.ranges.iter().map(|range| (key(*range), entry(flags))));
         let address = |it: &IpAddr| (key(IpNet::from(*it)), entry(flags | NodeEntry::ADDRESS));
         entries.extend(node.addresses.iter().map(address));

@@ -8,6 +8,8 @@ pub struct Settings {
     pub mode: Mode,
     /// UDP port of all nodes' tunnels.
     pub port: u16,
+    /// Whether packets between pods of two nodes pass the stack by.
+    pub fast_path: bool,
 }
 
 /// Who routes packets to other nodes' pods, and how.

@@ -19,6 +19,8 @@ pub enum Way {
     },
     Vxlan {
         remote: IpAddr,
+        /// The outer source that the kernel chooses.
+        source: Option<IpAddr>,
         /// The interface that carries the tunnel's packets.
         ifindex: u32,
         /// Bytes, of the inner packets.
@@ -69,7 +71,12 @@ impl Way {
         match (hops.into_iter().next(), node.addresses.first()) {
             (Some((remote, hop)), _) => {
                 let overhead = if remote.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
-                Ok(Self::Vxlan { remote, ifindex: hop.ifindex, mtu: hop.mtu.saturating_sub(overhead) })
+                Ok(Self::Vxlan {
+                    remote,
+                    source: hop.source,
+                    ifindex: hop.ifindex,
+                    mtu: hop.mtu.saturating_sub(overhead),
+                })
             }
             (None, Some(first)) => Err(NoWay::Unreachable(*first)),
             (None, None) => Err(NoWay::NoAddress),
@@ -139,7 +146,7 @@ mod tests {
     }
 
     fn vxlan(remote: &str, mtu: u32) -> Result<Way, NoWay> {
-        Ok(Way::Vxlan { remote: ip(remote), ifindex: 2, mtu })
+        Ok(Way::Vxlan { remote: ip(remote), source: None, ifindex: 2, mtu })
     }
 
     #[test]

@@ -21,9 +21,17 @@ pub struct Filters<'a> {
     pub to_pod: BorrowedFd<'a>,
 }
 
-/// A program for clsact ingress of a link that is no pod's: the tunnel device, or an uplink.
+/// The programs of a link that is no pod's: the tunnel device, or an uplink.
 #[derive(Debug, Clone, Copy)]
-pub struct IngressFilter<'a> {
+pub struct LinkFilters<'a> {
+    /// Packets from outside.
+    pub ingress: LinkFilter<'a>,
+    /// Packets that leave the node.
+    pub egress: LinkFilter<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct LinkFilter<'a> {
     /// The name of program and filter.
     pub name: &'static str,
     pub program: BorrowedFd<'a>,
@@ -68,7 +76,7 @@ const KIND: &str = "clsact";
 /// First among clsact filters. Foreign XDP and tcx programs still run before.
 const PRIORITY: u16 = 1;
 /// On links that are no pods'. Others have filters there, too, and the first priorities are the usual ones.
-const INGRESS_PRIORITY: u16 = 70;
+const LINK_PRIORITY: u16 = 70;
 /// Identifies a filter on a hook, together with the priority.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
 /// `ETH_P_ALL` in `linux/if_ether.h`.
@@ -86,6 +94,14 @@ impl Hook {
             Self::ToPod => TcHandle::MIN_EGRESS,
         };
         TcHandle { major: TcHandle::CLSACT.major, minor }
+    }
+}
+
+// === impl LinkFilters ===
+
+impl<'a> LinkFilters<'a> {
+    fn by_hook(self) -> [(Hook, LinkFilter<'a>); 2] {
+        [(Hook::FromPod, self.ingress), (Hook::ToPod, self.egress)]
     }
 }
 
@@ -127,56 +143,49 @@ fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
 }
 
-/// The requests that attach a filter to the ingress of a new link.
-pub fn attach_ingress(ifindex: u32, ingress: IngressFilter<'_>) -> [Request; 2] {
-    [qdisc(ifindex), replace_ingress(ifindex, ingress)]
-}
-
-/// Attaches a filter to the ingress of a link, and replaces that of an earlier agent atomically. Filters of
-/// others stay, and so does a foreign qdisc: an ingress qdisc accepts the filter on its only hook.
+/// Attaches the filters that a link lacks, and replaces those of an earlier agent atomically. Filters of others
+/// stay. Returns the names of what was attached.
 ///
 /// # Errors
 /// If the kernel refuses, or the link does not exist (`ENODEV`).
-pub fn reattach_ingress(
+pub fn keep_on_link(
     host: &mut Socket,
     ifindex: u32,
-    ingress: IngressFilter<'_>,
-) -> Result<(), NetlinkError> {
+    filters: LinkFilters<'_>,
+) -> Result<Vec<&'static str>, NetlinkError> {
+    let missing = missing_on_link(host, ifindex, filters)?;
+    if missing.is_empty() {
+        return Ok(missing);
+    }
     match host.batch(vec![qdisc(ifindex)]) {
         Err(error) if error.is(Errno::EEXIST) => {}
         result => drop(result?),
     }
-    host.batch(vec![replace_ingress(ifindex, ingress)]).map(drop)
+    for (hook, it) in filters.by_hook() {
+        if missing.contains(&it.name) {
+            host.batch(vec![filter_at(LINK_PRIORITY, ifindex, hook, it.name, it.program)])?;
+        }
+    }
+    Ok(missing)
 }
 
-/// Whether the ingress of a link has a filter, with this program.
+/// The names of the filters that a link lacks, or that run other programs.
 ///
 /// # Errors
-/// If the kernel refuses the dump, or the link does not exist (`ENODEV`).
-pub fn has_ingress(
+/// If the kernel refuses a dump, or the link does not exist (`ENODEV`).
+pub fn missing_on_link(
     host: &mut Socket,
     ifindex: u32,
-    ingress: IngressFilter<'_>,
-) -> Result<bool, NetlinkError> {
-    let listed = list_ingress(host, ifindex)?;
-    Ok(listed.iter().any(|it| it.priority == INGRESS_PRIORITY && it.program == Some(ingress.id)))
-}
-
-/// The request that removes a filter of this name, as [`attach_ingress`] attaches it. The qdisc stays: others
-/// may use it.
-pub fn detach_ingress(ifindex: u32, name: &str) -> Request {
-    let mut message = TcMessage::with_index(index(ifindex));
-    place(&mut message, Hook::FromPod, INGRESS_PRIORITY);
-    message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
-    Request::change(format!("detach {name}"), RouteNetlinkMessage::DelTrafficFilter(message))
-}
-
-/// Lists the filters on the ingress of a link, of all owners.
-///
-/// # Errors
-/// If the kernel refuses the dump, or the link does not exist (`ENODEV`).
-pub fn list_ingress(socket: &mut Socket, ifindex: u32) -> Result<Vec<Attached>, NetlinkError> {
-    on(socket, ifindex, Hook::FromPod)
+    filters: LinkFilters<'_>,
+) -> Result<Vec<&'static str>, NetlinkError> {
+    let mut missing = Vec::new();
+    for (hook, it) in filters.by_hook() {
+        let runs = |found: &Attached| found.priority == LINK_PRIORITY && found.program == Some(it.id);
+        if !on(host, ifindex, hook)?.iter().any(runs) {
+            missing.push(it.name);
+        }
+    }
+    Ok(missing)
 }
 
 /// Lists all filters on both hooks of an interface.
@@ -269,10 +278,6 @@ fn clsact(ifindex: u32) -> TcMessage {
 
 fn filter(ifindex: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> Request {
     filter_at(PRIORITY, ifindex, hook, name, program)
-}
-
-fn replace_ingress(ifindex: u32, ingress: IngressFilter<'_>) -> Request {
-    filter_at(INGRESS_PRIORITY, ifindex, Hook::FromPod, ingress.name, ingress.program)
 }
 
 fn place(message: &mut TcMessage, hook: Hook, priority: u16) {

@@ -95,6 +95,14 @@ pub fn probe() -> Result<(), NetlinkError> {
 /// # Errors
 /// If the kernel refuses the dump.
 pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
+    Ok(addresses_by_interface()?.into_iter().map(|(_, address)| address).collect())
+}
+
+/// As [`addresses`], each with the index of its interface.
+///
+/// # Errors
+/// If the kernel refuses the dump.
+pub fn addresses_by_interface() -> Result<Vec<(u32, IpAddr)>, NetlinkError> {
     let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let answers = Socket::open()?.dump("list the node's addresses", all)?;
     let address = |answer| {
@@ -109,7 +117,7 @@ pub fn addresses() -> Result<Vec<IpAddr>, NetlinkError> {
         }
         // Both are the same without a peer, and IPv6 then has only the second (`IFA_LOCAL` in
         // `linux/if_addr.h`).
-        local.or(peer)
+        Some((message.header.index, local.or(peer)?))
     };
     Ok(answers.into_iter().filter_map(address).collect())
 }

@@ -6,7 +6,8 @@ use rtnetlink::{
     packet_route::{
         RouteNetlinkMessage,
         link::{
-            AfSpecInet, AfSpecInet6, AfSpecUnspec, InetDevConf, LinkAttribute, LinkExtentMask, LinkMessage,
+            AfSpecInet, AfSpecInet6, AfSpecUnspec, InetDevConf, LinkAttribute, LinkExtentMask, LinkLayerType,
+            LinkMessage,
         },
     },
 };
@@ -43,6 +44,11 @@ pub(super) fn by_name(socket: &mut Socket, ifname: &str) -> Result<Option<LinkMe
     let mut message = get();
     message.attributes.push(LinkAttribute::IfName(ifname.to_owned()));
     one(socket, message)
+}
+
+/// Whether there is a link at an index whose frames have an Ethernet header.
+pub(super) fn is_ethernet(socket: &mut Socket, ifindex: u32) -> Result<bool, NetlinkError> {
+    Ok(by_index(socket, ifindex)?.is_some_and(|link| link.header.link_layer_type == LinkLayerType::Ether))
 }
 
 pub(super) fn alias(link: &LinkMessage) -> Option<&str> {

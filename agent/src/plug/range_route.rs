@@ -147,7 +147,8 @@ fn foreign(host: &mut Socket, range: IpNet) -> Option<String> {
     })?;
     let is_exact = parse::destination(&found) == Some(range);
     let protocol = u8::from(found.header.protocol);
-    (is_exact && !is_ours(&found))
+    // The agent's own route to a node that had the range before goes soon.
+    (is_exact && protocol != ROUTE_PROTOCOL)
         .then(|| format!("another program has a route to exactly this range (protocol {protocol})"))
 }
 

@@ -32,7 +32,12 @@ fn nodes() -> Nodes {
 }
 
 fn underlay() -> Underlay {
-    let hop = |gateway: Option<&str>| Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500 };
+    let hop = |gateway: Option<&str>| Hop {
+        ifindex: 2,
+        gateway: gateway.map(ip),
+        source: Some(ip("192.0.2.1")),
+        mtu: 1500,
+    };
     Underlay {
         own: ["192.0.2.1", "2001:db8::1"].map(ip).into(),
         hops: HashMap::from([
@@ -40,12 +45,12 @@ fn underlay() -> Underlay {
             (ip("2001:db8::2"), hop(None)),
             (ip("198.51.100.3"), hop(Some("192.0.2.254"))),
         ]),
-        defaults: BTreeSet::from([2]),
+        uplinks: BTreeSet::from([2]),
     }
 }
 
 fn plan(mode: Mode) -> Plan {
-    Plan::new(Settings { mode, port: 4789 }, &nodes(), &underlay())
+    Plan::new(Settings { mode, port: 4789, fast_path: true }, &nodes(), &underlay())
 }
 
 fn places(routes: &Routes) -> Vec<String> {
@@ -87,11 +92,11 @@ fn without_the_tunnel_device_only_direct_routes_remain() {
 fn a_flat_network_keeps_its_mtu_and_may_still_be_sent_tunnelled_packets() {
     let mut nodes = nodes();
     nodes.others.pop();
-    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes, &underlay());
+    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
     assert_eq!((plan.mtu, plan.sources.len()), (Some(1500), 0));
     assert!(plan.tunnel.is_some(), "the other node may see another network");
     nodes.others.clear();
-    let alone = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes, &underlay());
+    let alone = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
     assert_eq!((alone.tunnel, alone.mtu), (None, None));
 }
 
@@ -111,19 +116,19 @@ fn direct_needs_no_tunnel_and_off_no_routes() {
 #[test]
 fn an_address_of_the_node_object_that_no_interface_has_is_no_source() {
     let underlay = Underlay { own: BTreeSet::new(), ..underlay() };
-    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789 }, &nodes(), &underlay);
+    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes(), &underlay);
     assert!(plan.routes(Some(9)).values().all(|route| route.source.is_none()));
     assert_eq!(plan.tunnel.and_then(|it| it.address), None);
 }
 
 #[test]
 fn the_map_knows_every_range_and_address_and_by_which_of_them_a_node_is_tunnelled_to() {
-    let entries = plan(Mode::Auto).entries;
+    let entries = plan(Mode::Auto).rows(None, &Bare::new());
     let of = |text: &str| entries[&key(net(text))];
     assert_eq!(entries.len(), 4 + 4 + 3);
     assert_eq!(of("10.1.0.0/24").flags, NodeEntry::OWN);
     assert_eq!(of("2001:db8::1/128").flags, NodeEntry::OWN | NodeEntry::ADDRESS);
-    assert_eq!((of("10.2.0.0/24").flags, of("10.2.0.0/24").address), (0, [0; 16]));
+    assert_eq!((of("10.2.0.0/24").flags, of("10.2.0.0/24").address), (NodeEntry::FAST, [0; 16]));
     assert_eq!(of("198.51.100.3/32").flags, NodeEntry::ADDRESS);
     let range = of("fd00:3::/64");
     assert_eq!((range.flags, range.address), (NodeEntry::VXLAN, key_of(ip("198.51.100.3")).address));
@@ -144,6 +149,29 @@ fn numbers_of_nodes_never_clash() {
 fn an_mtu_below_that_of_ipv6_stays_usable() {
     let mut underlay = underlay();
     underlay.hops.values_mut().for_each(|hop| hop.mtu = 1300);
-    let plan = Plan::new(Settings { mode: Mode::Vxlan, port: 4789 }, &nodes(), &underlay);
+    let plan = Plan::new(Settings { mode: Mode::Vxlan, port: 4789, fast_path: true }, &nodes(), &underlay);
     assert_eq!(plan.mtu, Some(1280));
+}
+
+#[test]
+fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
+    let plan = plan(Mode::Auto);
+    let row = |rows: &BTreeMap<NodeKey, NodeEntry>, text: &str| {
+        let row = rows[&key(net(text))];
+        (row.is_fast(), row.ifindex, row.mtu)
+    };
+    let all = plan.rows(Some(9), &Bare::new());
+    assert_eq!(row(&all, "10.2.0.0/24"), (true, 2, 1500));
+    assert_eq!(row(&all, "10.3.0.0/24"), (true, 9, 1450));
+    assert_eq!(row(&all, "198.51.100.3/32"), (false, 0, 0), "the node itself");
+    let bare = plan.rows(Some(9), &Bare::from([(2, "why".to_owned())]));
+    assert_eq!(row(&bare, "10.2.0.0/24"), (false, 0, 0));
+    assert_eq!(row(&plan.rows(None, &Bare::new()), "10.3.0.0/24"), (false, 0, 0));
+    let mut other_source = underlay();
+    other_source.hops.values_mut().for_each(|hop| hop.source = Some(ip("192.0.2.9")));
+    let settings = Settings { mode: Mode::Auto, port: 4789, fast_path: true };
+    let rows = Plan::new(settings, &nodes(), &other_source).rows(Some(9), &Bare::new());
+    assert_eq!(row(&rows, "10.3.0.0/24"), (false, 0, 0), "receivers would refuse the source");
+    let off = Plan::new(Settings { fast_path: false, ..settings }, &nodes(), &underlay());
+    assert!(off.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
 }

@@ -10,11 +10,12 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::{
     LinkUnspec,
     packet_route::{
-        RouteNetlinkMessage,
+        AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
         link::{
             AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute,
@@ -25,7 +26,7 @@ use rtnetlink::{
 
 use super::{
     super::{
-        filter::{self, IngressFilter},
+        filter::{self, LinkFilters},
         link,
         netlink::{NetlinkError, Request, Socket},
         reaper::UNSTAMPED,
@@ -89,7 +90,15 @@ struct Found {
     is_up: bool,
 }
 
-/// Makes the device as it should be, with the program on what it receives. Returns its index, and what was
+// === impl Tunnel ===
+
+impl Tunnel {
+    fn addresses(&self) -> BTreeSet<IpNet> {
+        self.address.map(|address| IpNet::from(IpAddr::V4(address))).into_iter().collect()
+    }
+}
+
+/// Makes the device as it should be, with its programs. Returns its index, and what was
 /// changed.
 ///
 /// # Errors
@@ -97,7 +106,7 @@ struct Found {
 pub fn keep(
     host: &mut Socket,
     tunnel: &Tunnel,
-    program: IngressFilter<'_>,
+    filters: LinkFilters<'_>,
 ) -> Result<(u32, Vec<&'static str>), TunnelError> {
     let mut changed = Vec::new();
     let present = match find(host)? {
@@ -117,11 +126,8 @@ pub fn keep(
         }
     };
     vni::permit(ifindex)?;
-    if !filter::has_ingress(host, ifindex, program)? {
-        changed.push("the program");
-        filter::reattach_ingress(host, ifindex, program)?;
-    }
-    if set_addresses(host, ifindex, tunnel.address)? {
+    changed.extend(filter::keep_on_link(host, ifindex, filters)?);
+    if set_addresses(host, ifindex, &tunnel.addresses())? {
         changed.push("the address");
     }
     // Loose: packets from other nodes' own addresses come by the tunnel, and `from_tunnel` checks sources.
@@ -168,11 +174,11 @@ pub fn index(host: &mut Socket) -> Result<Option<u32>, TunnelError> {
 pub fn difference(
     host: &mut Socket,
     tunnel: &Tunnel,
-    program: IngressFilter<'_>,
+    filters: LinkFilters<'_>,
 ) -> Result<Option<String>, TunnelError> {
     let Some(found) = find(host)? else { return Ok(Some("is missing".to_owned())) };
     let addresses = addresses(host, found.ifindex)?;
-    let wanted: BTreeSet<_> = tunnel.address.into_iter().collect();
+    let wanted = tunnel.addresses();
     Ok(if !found.is_ours {
         Some("is not the agent's".to_owned())
     } else if found.port != Some(tunnel.port) || !found.is_external {
@@ -183,13 +189,9 @@ pub fn difference(
         Some(format!("has an MTU of {}, expected {}", found.mtu, tunnel.mtu))
     } else if addresses != wanted {
         Some(format!("has the addresses {addresses:?}, expected {wanted:?}"))
-    } else if !filter::has_ingress(host, found.ifindex, program)? {
-        Some(
-            "lacks its program, or runs another one: nothing that arrives is delivered, or checked"
-                .to_owned(),
-        )
     } else {
-        None
+        let missing = filter::missing_on_link(host, found.ifindex, filters)?;
+        (!missing.is_empty()).then(|| format!("lacks {}, or runs another program", missing.join(" and ")))
     })
 }
 
@@ -255,37 +257,47 @@ fn delete(host: &mut Socket, ifindex: u32) -> Result<(), TunnelError> {
     }
 }
 
-/// Makes the device's IPv4 addresses the wanted one. Returns whether anything was changed.
-fn set_addresses(host: &mut Socket, ifindex: u32, wanted: Option<Ipv4Addr>) -> Result<bool, NetlinkError> {
+/// Makes the device's addresses the wanted one. The kernel adds a link-local one each time the MTU becomes large
+/// enough for IPv6. Returns whether anything was changed.
+fn set_addresses(host: &mut Socket, ifindex: u32, wanted: &BTreeSet<IpNet>) -> Result<bool, NetlinkError> {
     let present = addresses(host, ifindex)?;
-    let wanted: BTreeSet<_> = wanted.into_iter().collect();
     for address in wanted.difference(&present) {
-        host.batch(vec![add_address(ifindex, IpAddr::V4(*address), 32)])?;
+        host.batch(vec![add_address(ifindex, address.addr(), address.prefix_len())])?;
     }
-    for address in present.difference(&wanted) {
+    for address in present.difference(wanted) {
         let mut message = AddressMessage::default();
-        message.header.family = rtnetlink::packet_route::AddressFamily::Inet;
+        message.header.family =
+            if address.addr().is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         message.header.index = ifindex;
-        message.header.prefix_len = 32;
-        message.attributes.push(AddressAttribute::Local(IpAddr::V4(*address)));
+        message.header.prefix_len = address.prefix_len();
+        message.attributes.push(AddressAttribute::Local(address.addr()));
         let what = format!("delete the address {address} of the tunnel device");
         match host.batch(vec![Request::change(what, RouteNetlinkMessage::DelAddress(message))]) {
             Err(error) if error.is(Errno::EADDRNOTAVAIL) => {}
             result => drop(result?),
         }
     }
-    Ok(present != wanted)
+    Ok(present != *wanted)
 }
 
-fn addresses(host: &mut Socket, ifindex: u32) -> Result<BTreeSet<Ipv4Addr>, NetlinkError> {
+fn addresses(host: &mut Socket, ifindex: u32) -> Result<BTreeSet<IpNet>, NetlinkError> {
     let mut message = AddressMessage::default();
     message.header.index = ifindex;
     let answers =
         host.dump("list the tunnel device's addresses", RouteNetlinkMessage::GetAddress(message))?;
     let address = |answer| {
         let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
-        let local = |it| if let AddressAttribute::Local(IpAddr::V4(it)) = it { Some(it) } else { None };
-        (message.header.index == ifindex).then(|| message.attributes.into_iter().find_map(local)).flatten()
+        let (mut local, mut address) = (None, None);
+        for attribute in message.attributes {
+            match attribute {
+                AddressAttribute::Local(it) => local = Some(it),
+                AddressAttribute::Address(it) => address = Some(it),
+                _ => {}
+            }
+        }
+        // IPv6 has no local one without a peer.
+        let address = IpNet::new(local.or(address)?, message.header.prefix_len).ok()?;
+        (message.header.index == ifindex).then_some(address)
     };
     Ok(answers.into_iter().filter_map(address).collect())
 }

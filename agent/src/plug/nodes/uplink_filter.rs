@@ -1,48 +1,61 @@
-//! The filter on uplinks, which drops what comes from outside with a pod's address.
+//! The filters on uplinks: what comes from outside with a pod's address is dropped, and packets between pods of
+//! two nodes pass the stack by.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nix::errno::Errno;
 
 use super::super::{
-    filter::{self, IngressFilter},
+    filter::{self, LinkFilters},
+    link,
     netlink::{NetlinkError, Socket},
 };
+use crate::chain::chain;
 
-/// Attaches the filter to the uplinks that lack it, or run another program. An interface that ceases to be an
-/// uplink keeps the filter, which drops nothing that may pass.
+/// Uplinks without filters, and why.
+pub type Bare = BTreeMap<u32, String>;
+
+/// Attaches the filters that uplinks lack. An interface that ceases to be an uplink keeps them: they drop
+/// nothing that may pass. Returns the uplinks that cannot have them.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the kernel refuses to describe an interface.
 pub fn keep(
     host: &mut Socket,
     uplinks: &BTreeSet<u32>,
-    program: IngressFilter<'_>,
-) -> Result<(), NetlinkError> {
-    for ifindex in missing(host, uplinks, program)? {
-        match filter::reattach_ingress(host, ifindex, program) {
-            Err(error) if error.is(Errno::ENODEV) => {}
-            result => result?,
+    filters: LinkFilters<'_>,
+) -> Result<Bare, NetlinkError> {
+    let mut bare = Bare::new();
+    for &ifindex in uplinks {
+        if !link::is_ethernet(host, ifindex)? {
+            bare.insert(ifindex, "its packets have no Ethernet header".to_owned());
+            continue;
         }
-        tracing::info!(ifindex, "attached the filter of uplinks");
+        match filter::keep_on_link(host, ifindex, filters) {
+            Ok(attached) if attached.is_empty() => {}
+            Ok(attached) => {
+                tracing::info!(ifindex, filters = attached.join(", "), "attached the uplink's filters");
+            }
+            Err(error) => drop(bare.insert(ifindex, chain(&error))),
+        }
     }
-    Ok(())
+    Ok(bare)
 }
 
-/// The uplinks without the filter.
+/// The uplinks without a filter, of those that can have one.
 ///
 /// # Errors
 /// If the kernel refuses a dump.
 pub fn missing(
     host: &mut Socket,
     uplinks: &BTreeSet<u32>,
-    program: IngressFilter<'_>,
+    filters: LinkFilters<'_>,
 ) -> Result<Vec<u32>, NetlinkError> {
     let mut missing = Vec::new();
     for &ifindex in uplinks {
-        match filter::has_ingress(host, ifindex, program) {
-            Ok(true) => {}
-            Ok(false) => missing.push(ifindex),
+        match filter::missing_on_link(host, ifindex, filters) {
+            Ok(names) if names.is_empty() => {}
+            Ok(_) => missing.push(ifindex),
             Err(error) if error.is(Errno::ENODEV) => {}
             Err(error) => return Err(error),
         }
