@@ -12,7 +12,7 @@ use ferrule_tests::dist;
 /// `BPF_JMP | BPF_CALL`.
 const CALL: u8 = 0x85;
 /// Numbers of helpers in `linux/bpf.h`.
-const HELPERS: [(i32, &str); 15] = [
+const HELPERS: [(i32, &str); 17] = [
     (1, "bpf_map_lookup_elem"),
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
@@ -28,6 +28,7 @@ const HELPERS: [(i32, &str); 15] = [
     (131, "bpf_ringbuf_reserve"),
     (132, "bpf_ringbuf_submit"),
     (133, "bpf_ringbuf_discard"),
+    (152, "bpf_redirect_neigh"),
     (155, "bpf_redirect_peer"),
 ];
 
