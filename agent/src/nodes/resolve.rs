@@ -135,7 +135,7 @@ impl<'a> View<'a> {
         if !is_unicast(address) {
             return Err(("no node can be reached there: it is not a unicast address".to_owned(), None));
         }
-        // Of a view that is nobody's own, no range is accepted yet.
+        // In the view that all nodes share, no range is accepted yet.
         if let Some((range, owner)) = self.claims.overlapping(address.into()) {
             let why = format!("it is in the range {range} of the node {}", self.name(owner));
             return Err((why, Some(owner)));

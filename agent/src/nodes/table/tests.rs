@@ -1,3 +1,5 @@
+//! The nodes that a table publishes, after events in any order.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
