@@ -19,7 +19,9 @@ fn node_at(name: &str, ranges: &[&str], addresses: &[&str]) -> Value {
     let mut object = objects::node(name, ranges);
     let addresses: Vec<_> =
         addresses.iter().map(|it| json!({ "type": "InternalIP", "address": it })).collect();
-    object["status"]["addresses"] = addresses.into();
+    if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
+        status.insert("addresses".to_owned(), addresses.into());
+    }
     object
 }
 
@@ -36,15 +38,18 @@ fn expect(node: &Node, component: &str, texts: &[&str]) -> anyhow::Result<()> {
 
 /// The notes of the Events about a node.
 fn events(cluster: &Cluster, name: &str) -> Vec<String> {
-    let about = |it: &Value| {
-        it["reason"] == "NodeRangeRefused"
-            && it["involvedObject"]["kind"] == "Node"
-            && it["involvedObject"]["name"] == name
-            && it["metadata"]["namespace"] == "default"
-            && it["type"] == "Warning"
+    let is_about = |event: &Value| {
+        let parts = [
+            ("/reason", "NodeRangeRefused"),
+            ("/type", "Warning"),
+            ("/metadata/namespace", "default"),
+            ("/involvedObject/kind", "Node"),
+            ("/involvedObject/name", name),
+        ];
+        parts.iter().all(|(pointer, text)| event.pointer(pointer).is_some_and(|it| it == text))
     };
-    let note = |it: &Value| it["message"].as_str().unwrap_or_default().to_owned();
-    cluster.api.list(Resource::Events).iter().filter(|it| about(it)).map(note).collect()
+    let note = |it: &Value| it.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
+    cluster.api.list(Resource::Events).iter().filter(|it| is_about(it)).map(note).collect()
 }
 
 /// The API has creation times in seconds.
@@ -59,9 +64,10 @@ fn own(cluster: &Cluster) -> anyhow::Result<Value> {
 /// The condition `NetworkUnavailable` of this node.
 fn condition(cluster: &Cluster) -> anyhow::Result<Option<Value>> {
     let node = own(cluster)?;
-    let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    ensure!(conditions.iter().any(|it| it["type"] == "Ready"), "the kubelet's condition is gone: {node}");
-    Ok(conditions.into_iter().find(|it| it["type"] == "NetworkUnavailable"))
+    let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
+    let find = |name: &str| conditions?.iter().find(|it| it.get("type").is_some_and(|it| it == name));
+    ensure!(find("Ready").is_some(), "the kubelet's condition is gone: {node}");
+    Ok(find("NetworkUnavailable").cloned())
 }
 
 #[test]
@@ -186,6 +192,40 @@ fn a_missing_role_is_named_and_harms_no_pod() {
         expect(node, "node-status", &[" healthy"])?;
         ensure!(own(cluster)?["spec"]["taints"].as_array().is_none_or(Vec::is_empty));
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_thousand_nodes_take_little_memory_and_come_and_go_at_once() {
+    with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        expect(node, "node-status", &[" healthy"])?;
+        let known = |count: u32| {
+            wait_until("the nodes are known", TIMEOUT, || {
+                Ok(node.metric(r#"ferrule_watch_objects{source="nodes"}"#)? == f64::from(count))
+            })?;
+            expect(node, "cluster", &[&format!("{} others are known", count - 1)])
+        };
+        // The agent gives the memory of its start back after ten seconds.
+        std::thread::sleep(Duration::from_secs(15));
+        let before = node.agent_status("RssAnon")?;
+        for at in 0..1000_u32 {
+            let range = [format!("10.{}.{}.0/24", 128 + at / 256, at % 256), format!("fd00:0:0:{at:x}::/64")];
+            let address = [format!("192.168.{}.{}", at / 256, at % 256), format!("2001:db8::{at:x}")];
+            let name = format!("ip-10-0-{}-{}.internal", at / 256, at % 256);
+            let object = node_at(&name, &[&range[0], &range[1]], &[&address[0], &address[1]]);
+            let zone = objects::with_label(object, "topology.kubernetes.io/zone", "eu-central-1a");
+            cluster.api.create(Resource::Nodes, zone)?;
+        }
+        known(1001)?;
+        std::thread::sleep(Duration::from_secs(5));
+        let after = node.agent_status("RssAnon")?;
+        println!("1,000 nodes: {} KiB of memory, after {before} KiB", after.saturating_sub(before));
+        for at in 0..1000_u32 {
+            let name = format!("ip-10-0-{}-{}.internal", at / 256, at % 256);
+            cluster.api.delete(Resource::Nodes, "", &name)?;
+        }
+        known(1)
     })
     .unwrap();
 }
