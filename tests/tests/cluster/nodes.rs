@@ -195,37 +195,3 @@ fn a_missing_role_is_named_and_harms_no_pod() {
     })
     .unwrap();
 }
-
-#[test]
-fn a_thousand_nodes_take_little_memory_and_come_and_go_at_once() {
-    with_cluster_of(&[POD_V4], &[], |node, cluster| {
-        expect(node, "node-status", &[" healthy"])?;
-        let known = |count: u32| {
-            wait_until("the nodes are known", TIMEOUT, || {
-                Ok(node.metric(r#"ferrule_watch_objects{source="nodes"}"#)? == f64::from(count))
-            })?;
-            expect(node, "cluster", &[&format!("{} others are known", count - 1)])
-        };
-        // The agent gives the memory of its start back after ten seconds.
-        std::thread::sleep(Duration::from_secs(15));
-        let before = node.agent_status("RssAnon")?;
-        for at in 0..1000_u32 {
-            let range = [format!("10.{}.{}.0/24", 128 + at / 256, at % 256), format!("fd00:0:0:{at:x}::/64")];
-            let address = [format!("192.168.{}.{}", at / 256, at % 256), format!("2001:db8::{at:x}")];
-            let name = format!("ip-10-0-{}-{}.internal", at / 256, at % 256);
-            let object = node_at(&name, &[&range[0], &range[1]], &[&address[0], &address[1]]);
-            let zone = objects::with_label(object, "topology.kubernetes.io/zone", "eu-central-1a");
-            cluster.api.create(Resource::Nodes, zone)?;
-        }
-        known(1001)?;
-        std::thread::sleep(Duration::from_secs(5));
-        let after = node.agent_status("RssAnon")?;
-        println!("1,000 nodes: {} KiB of memory, after {before} KiB", after.saturating_sub(before));
-        for at in 0..1000_u32 {
-            let name = format!("ip-10-0-{}-{}.internal", at / 256, at % 256);
-            cluster.api.delete(Resource::Nodes, "", &name)?;
-        }
-        known(1)
-    })
-    .unwrap();
-}
