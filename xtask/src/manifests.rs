@@ -161,7 +161,8 @@ mod tests {
             }
         }
         let expected = [
-            " nodes get,list,watch",
+            " nodes get,list,watch,patch",
+            " nodes/status patch",
             " pods get,list,watch",
             "events.k8s.io events create,patch",
             "openstack.org kuryrports get,list,watch",

@@ -39,8 +39,8 @@ impl<'a> ApiServer<'a> {
         Self { config, client: Arc::new(Api::new(config.kubeconfig.clone())) }
     }
 
-    /// Starts the watches. `on_change` gets the changed pods, the registry the node's ranges, and the returned
-    /// receiver the nodes of the cluster.
+    /// Starts the watches. `on_change` gets the changed pods, the registry the node's ranges, and the
+    /// returned receiver the nodes of the cluster.
     pub fn watch(
         self,
         config: &Config,

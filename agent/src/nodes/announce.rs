@@ -33,7 +33,7 @@ pub struct Announcer {
 /// What the agent is responsible for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Duties {
-    /// The start-up taint; somebody else routes between the nodes, and says when.
+    /// The start-up taint. Other software routes between the nodes, and sets the condition.
     Taint,
     /// Also the condition `NetworkUnavailable`.
     TaintAndCondition,
@@ -52,7 +52,7 @@ struct Spec {
     taints: Option<Vec<Value>>,
 }
 
-/// The API server is asked for a patch at most this often, also if somebody else undoes each.
+/// The API server is asked for a patch at most this often, also while other software undoes each.
 const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_secs(300))
     .with_jitter()
     .reset_after(Duration::from_secs(600));

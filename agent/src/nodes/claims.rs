@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 
+use crate::ipam::overlap;
+
 /// Owners are numbers of the caller's.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
@@ -15,11 +17,11 @@ pub(super) struct Claims {
 // === impl Claims ===
 
 impl Claims {
-    /// An accepted range that overlaps this one, with its owner.
+    /// The accepted range that overlaps this one, with its owner; of several, that of the lowest owner.
     pub fn overlapping(&self, range: IpNet) -> Option<(IpNet, usize)> {
-        // Of disjoint ranges that begin before the end, the last one ends last.
-        let (_, (last, owner)) = self.ranges.range(..=range.broadcast()).next_back()?;
-        crate::ipam::overlap(last, &range).then_some((*last, *owner))
+        // Disjoint ranges end in the order in which they begin.
+        let before_end = self.ranges.range(..=range.broadcast()).rev().map(|(_, claim)| *claim);
+        before_end.take_while(|(other, _)| overlap(other, &range)).min_by_key(|(_, owner)| *owner)
     }
 
     /// An address in a range, with its owner.
@@ -61,7 +63,7 @@ mod tests {
         assert_eq!(owner("10.0.1.128/25"), Some(0));
         assert_eq!(owner("10.0.0.0/23"), Some(0));
         assert_eq!(owner("10.0.7.255/32"), Some(1));
-        assert_eq!(owner("10.0.0.0/8"), Some(1), "any of them");
+        assert_eq!(owner("10.0.0.0/8"), Some(0), "the first one");
         assert_eq!(owner("fd00:0:0:1::/80"), None);
         assert_eq!(owner("fd00::1/128"), Some(2));
         for free in ["10.0.0.0/24", "10.0.2.0/23", "10.0.8.0/24", "fd01::/64", "::/16"] {

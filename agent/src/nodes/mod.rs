@@ -1,8 +1,9 @@
 //! The nodes of the cluster: which ranges and addresses are whose, and what this node tells the API about
 //! itself.
 //!
-//! [`Table`] keeps what the watch says about each Node object and resolves conflicts, by one pure function over
-//! all of them: the order of events never matters. Its result is [`Nodes`]. [`Keeper`] turns them into routes:
+//! [`Table`] keeps what the watch says about each Node object and resolves conflicts, by one pure function
+//! over all of them: the order of events never matters. Its result is [`Nodes`]. [`Keeper`] turns them into
+//! routes:
 //!
 //! ```text
 //!  watch ─▶ Table ─▶ Nodes ─┐

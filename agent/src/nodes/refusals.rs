@@ -78,3 +78,78 @@ impl Refusals {
         self.health.unhealthy(text);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::resolve::resolve, super::testing::Short, super::testing::short, *};
+    use crate::{
+        cluster::Pods,
+        events::Event,
+        health::{Health, State},
+        metrics::EventMetrics,
+    };
+
+    struct Test {
+        refusals: Refusals,
+        queue: tokio::sync::mpsc::Receiver<Event>,
+        health: Health,
+    }
+
+    impl Test {
+        fn new() -> Self {
+            let (events, queue) = Events::channel(EventMetrics::default(), Pods::default());
+            let health = Health::default();
+            let reporter = health.component("cluster", false, "not listed yet");
+            Self { refusals: Refusals::new(reporter, events), queue, health }
+        }
+
+        /// The Events about these nodes.
+        fn report(&mut self, nodes: &[Short]) -> Vec<Event> {
+            let known: Vec<_> = nodes.iter().map(Short::object).collect();
+            self.refusals.report(&resolve(&known, "own", &[]));
+            std::iter::from_fn(|| self.queue.try_recv().ok()).collect()
+        }
+    }
+
+    #[test]
+    fn a_conflict_with_this_node_is_an_event_about_the_refused_node_once() {
+        let own = short("own", 1, &["10.244.1.0/24"], &[]);
+        let both = [own.clone(), short("b", 2, &["10.244.1.0/24"], &[])];
+        let mut test = Test::new();
+        let [event] = test.report(&both).try_into().unwrap();
+        assert_eq!((event.name.as_str(), event.uid.as_str()), ("b", "uid-b"));
+        assert_eq!((event.reason, event.is_warning), ("NodeRangeRefused", true));
+        assert!(event.note.contains("10.244.1.0/24 of the node b") && event.note.contains("the node own"));
+        assert_eq!(test.health.components()["cluster"].state, State::Unhealthy);
+        assert_eq!(test.report(&both), [], "said already");
+        assert_eq!(test.report(&[own]), []);
+        assert_eq!(test.health.components()["cluster"].state, State::Healthy);
+        assert_eq!(test.report(&both).len(), 1, "again");
+    }
+
+    #[test]
+    fn a_conflict_of_others_is_no_event_and_their_agents_report_it() {
+        let nodes = [short("a", 1, &["10.244.1.0/24"], &[]), short("b", 2, &["10.244.1.0/24"], &[])];
+        let mut test = Test::new();
+        assert_eq!(test.report(&[&nodes[..], &[short("own", 3, &[], &[])]].concat()), []);
+        assert!(test.health.components()["cluster"].why.contains("1 ranges or addresses are refused"));
+    }
+
+    #[test]
+    fn a_thousand_conflicts_at_once_are_eight_events_and_a_short_text() {
+        let mut nodes = vec![short("own", 1, &["10.0.0.0/8"], &[])];
+        nodes.extend((0..200).map(|at| short(&format!("n{at}"), 2, &[&format!("10.244.{at}.0/24")], &[])));
+        let mut test = Test::new();
+        assert_eq!(test.report(&nodes).len(), 8);
+        let why = test.health.components()["cluster"].why.clone();
+        assert!(why.contains("200 ranges") && why.len() < 1000, "{why}");
+    }
+
+    #[test]
+    fn the_texts_about_this_node_name_what_is_wrong_with_it() {
+        let mut test = Test::new();
+        let [event] = test.report(&[short("own", 1, &["ten"], &[])]).try_into().unwrap();
+        assert_eq!(event.name, "own");
+        assert!(event.note.contains("\"ten\""), "{}", event.note);
+    }
+}

@@ -41,26 +41,42 @@ const SHORTEST_V6: u8 = 16;
 /// shadow its pods. Nodes without ranges or addresses are fine.
 pub(super) fn resolve(known: &[Arc<cluster::Node>], own: &str, services: &[IpNet]) -> Resolved {
     let mut order: Vec<&cluster::Node> = known.iter().map(|node| &**node).collect();
-    order.sort_by_key(|node| (node.created, &node.uid, node.name()));
-    let mut shared = View::new(order.clone(), services);
-    shared.accept(0);
-    order.sort_by_key(|node| node.name() != own);
-    let has_own = order.first().is_some_and(|node| node.name() == own);
+    order.sort_unstable_by_key(|node| (node.created, &node.uid, &node.key));
+    let at = order.iter().position(|node| node.name() == own);
+    if let Some(at) = at {
+        let own = order.remove(at);
+        order.insert(0, own);
+    }
+    let has_own = at.is_some();
     let mut view = View::new(order, services);
     let own_node = if has_own { view.accept_own() } else { None };
     let mut others = view.accept(usize::from(has_own));
-    others.sort_by(|one, other| (&one.name, &one.uid).cmp(&(&other.name, &other.uid)));
+    others.sort_unstable_by(|one, other| (&one.name, &one.uid).cmp(&(&other.name, &other.uid)));
 
-    let (of_own, because_of_own): (Vec<_>, Vec<_>) = shared
-        .refused
-        .into_iter()
-        .filter(|it| it.node == own || it.claimant.as_deref() == Some(own))
-        .partition(|it| it.node == own);
-    let mut refused = view.refused;
-    refused.extend(of_own.iter().cloned());
+    let View { order, mut refused, .. } = view;
+    let own_part = if has_own { own_part(order, own, services, refused.is_empty()) } else { Vec::new() };
+    refused.extend(own_part.iter().filter(|it| it.node == own).cloned());
     refused.sort();
     let nodes = Nodes { is_synced: true, own: own_node, others, refused };
-    Resolved { nodes, own_part: [of_own, because_of_own].concat() }
+    Resolved { nodes, own_part }
+}
+
+/// What all nodes refuse of this node, which comes first, or because of it.
+fn own_part(
+    mut order: Vec<&cluster::Node>,
+    own: &str,
+    services: &[IpNet],
+    is_free_of_conflicts: bool,
+) -> Vec<Refused> {
+    if is_free_of_conflicts {
+        // Then all nodes agree, except about what is wrong with this one by itself.
+        order.truncate(1);
+    }
+    order.sort_unstable_by_key(|node| (node.created, &node.uid, &node.key));
+    let mut shared = View::new(order, services);
+    shared.accept(0);
+    shared.refused.retain(|it| it.node == own || it.claimant.as_deref() == Some(own));
+    shared.refused
 }
 
 // === impl View ===
@@ -135,7 +151,7 @@ impl<'a> View<'a> {
         if !is_unicast(address) {
             return Err(("no node can be reached there: it is not a unicast address".to_owned(), None));
         }
-        // Of a view that is nobody's own, no range is accepted yet.
+        // In the view that all nodes share, no range is accepted yet.
         if let Some((range, owner)) = self.claims.overlapping(address.into()) {
             let why = format!("it is in the range {range} of the node {}", self.name(owner));
             return Err((why, Some(owner)));

@@ -39,7 +39,7 @@ struct Known {
     /// The name tells objects apart that have no UID.
     nodes: BTreeMap<(Arc<str>, ObjectKey), Arc<cluster::Node>>,
     is_listed: bool,
-    /// A list that lacks this node may be somebody else's: nothing is concluded from it.
+    /// A list that lacks this node may be another cluster's: nothing is concluded from it.
     had_own: bool,
 }
 

@@ -65,8 +65,8 @@ struct Contents {
 type Failure = Box<dyn Error + Send + Sync>;
 
 const DIRECTORY: &str = "watch";
-/// The checkpoints of builds with a database.
-const EARLIER: &str = "watch.redb";
+/// The checkpoints of builds with a database, and of those that watched one Node only.
+const EARLIER: [&str; 2] = ["watch.redb", "watch/node.log"];
 const KIND: &str = "ferrule-watch";
 /// The layout of a frame and of the stored objects. It increases with each field that is stored in addition,
 /// so that a checkpoint of an older agent is not mistaken for a complete one.
@@ -93,7 +93,9 @@ impl CheckpointLogs {
             tracing::warn!(directory = ?directory.path(), %error, "cannot remove unfinished checkpoints");
         }
         // A copy: the watches list once, and then have checkpoints here.
-        let _ = fs::remove_file(state_dir.join(EARLIER));
+        for earlier in EARLIER {
+            let _ = fs::remove_file(state_dir.join(earlier));
+        }
         Ok(Self { directory, open: Mutex::default() })
     }
 
@@ -328,7 +330,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let logs = CheckpointLogs::open(dir.path()).unwrap();
         logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        logs.save("node", "cluster", &list("3", &[("node", Some("9"))])).unwrap();
+        logs.save("nodes", "cluster", &list("3", &[("node", Some("9"))])).unwrap();
         logs.save("pods", "cluster", &update("8", &[("n/a", None), ("n/c", Some("3"))])).unwrap();
         let logs = CheckpointLogs::open(dir.path()).unwrap();
         assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("8", &["2", "3"]));
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!(loaded(&logs, "kuryrports", "cluster"), None);
         logs.save("pods", "another cluster", &list("2", &[("n/z", Some("4"))])).unwrap();
         assert_eq!(loaded(&logs, "pods", "another cluster"), checkpoint("2", &["4"]));
-        assert_eq!(loaded(&logs, "node", "cluster"), checkpoint("3", &["9"]));
+        assert_eq!(loaded(&logs, "nodes", "cluster"), checkpoint("3", &["9"]));
     }
 
     #[test]

@@ -337,7 +337,8 @@ fn parsed(body: &[u8]) -> Result<Value, Status> {
 fn patch_type(parts: &Parts) -> Result<PatchType, Status> {
     let content = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     match content.unwrap_or_default().split(';').next().unwrap_or_default().trim() {
-        "application/merge-patch+json" | "application/strategic-merge-patch+json" => Ok(PatchType::Merge),
+        "application/merge-patch+json" => Ok(PatchType::Merge),
+        "application/strategic-merge-patch+json" => Ok(PatchType::StrategicMerge),
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/apply-patch+yaml" => Ok(PatchType::Apply),
         other => Err(Status::of_code(415, format!("a patch of an unknown type: {other:?}"))),

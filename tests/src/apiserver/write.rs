@@ -25,6 +25,8 @@ pub(super) enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PatchType {
     Merge,
+    /// A merge patch that also merges conditions, by their type; of other lists, it replaces all.
+    StrategicMerge,
     Json,
     /// Merged like a merge patch; creates a missing object.
     Apply,
@@ -141,6 +143,10 @@ pub(super) fn patch(
             Status::of_code(422, why)
         })?;
     } else {
+        let mut patch = patch;
+        if kind == PatchType::StrategicMerge {
+            merge_conditions(&value, &mut patch);
+        }
         json_patch::merge(&mut value, &patch);
     }
     let value = typed(endpoint, value)?;
@@ -270,6 +276,20 @@ fn replace(
         new = store.put(key.clone(), new);
     }
     Ok(endpoint.serving(new))
+}
+
+/// Completes the conditions of a patch with those of the object.
+fn merge_conditions(object: &Value, patch: &mut Value) {
+    let Some(changed) = patch.pointer_mut("/status/conditions").and_then(Value::as_array_mut) else { return };
+    let before = object.pointer("/status/conditions").and_then(Value::as_array);
+    let mut merged = before.cloned().unwrap_or_default();
+    for change in changed.drain(..) {
+        match merged.iter_mut().find(|it| it.get("type") == change.get("type")) {
+            Some(condition) => json_patch::merge(condition, &change),
+            None => merged.push(change),
+        }
+    }
+    *changed = merged;
 }
 
 fn keep(object: &mut Map<String, Value>, field: &str, value: Option<&Value>) {

@@ -2,7 +2,7 @@
 
 use ferrule_tests::apiserver::{
     ApiServer, Options,
-    Resource::{Events, KuryrPorts, Pods},
+    Resource::{Events, KuryrPorts, Nodes, Pods},
     Switch, objects,
 };
 use serde_json::json;
@@ -71,6 +71,22 @@ fn patch_supports_three_types_and_the_status_subresource() {
     let impossible = json!([{ "op": "test", "path": "/metadata/name", "value": "b" }]);
     assert_eq!(patch(&server, "json-patch+json", &target, &impossible).status, 422);
     assert_eq!(patch(&server, "nonsense", &target, &both).status, 415);
+}
+
+#[test]
+fn a_strategic_merge_patch_merges_conditions_by_their_type() {
+    let server = start();
+    server.create(Nodes, objects::node("n1", &[])).unwrap();
+    let target = "/api/v1/nodes/n1/status";
+    let set = |name: &str, status: &str| {
+        let conditions = json!([{ "type": name, "status": status }]);
+        let change = json!({ "status": { "conditions": conditions } });
+        patch(&server, "strategic-merge-patch+json", target, &change).json()["status"]["conditions"].clone()
+    };
+    let [ready, network] = ["Ready", "NetworkUnavailable"];
+    assert_eq!(set(network, "True").as_array().unwrap().len(), 2);
+    let both = json!([{ "type": ready, "status": "True" }, { "type": network, "status": "False" }]);
+    assert_eq!(set(network, "False"), both);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod faults;
 mod interfaces;
 mod kuryr;
+mod nodes;
 mod operator;
 mod ranges;
 mod resume;

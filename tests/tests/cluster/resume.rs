@@ -127,7 +127,7 @@ fn add_and_del_work_during_an_api_server_outage_and_agent_restart() {
         let runtime = runtime.with("runtimeConfig", annotations);
         let before = cluster.pod(node, "before", &[])?;
         runtime.add(&before)?;
-        wait_until_durable(node, "node", 1.0)?;
+        wait_until_durable(node, "nodes", 1.0)?;
         cluster.api.switch(Switch::Restart { pause_ms: 3_600_000, history: History::Kept });
         let during = node.pod("during")?;
         runtime.add(&during)?;

@@ -1,3 +1,5 @@
+//! What each node may have, and the reasons for the rest.
+
 use std::time::Instant;
 
 use super::{
@@ -62,7 +64,7 @@ fn the_older_node_keeps_a_range_and_the_other_one_waits_for_it() {
 }
 
 #[test]
-fn a_node_that_is_refused_keeps_nobody_else_from_its_range() {
+fn a_node_that_is_refused_keeps_no_other_from_its_range() {
     let nodes = [
         short("a", 1, &["10.244.0.0/23"], &[]),
         short("b", 2, &["10.244.0.0/22"], &[]),

@@ -1,3 +1,5 @@
+//! The nodes that a table publishes, after events in any order.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -185,4 +187,67 @@ proptest! {
         shuffled.iter().for_each(|it| again.apply(Change::Applied(it.object())));
         prop_assert_eq!(accepted(&again), expected);
     }
+}
+
+/// The bytes that an allocator gives for a number of bytes.
+fn given(bytes: usize) -> usize {
+    bytes.next_multiple_of(16)
+}
+
+/// What one Node object takes in the inventory of the watch, in the table and in the channel.
+fn bytes(object: &Arc<cluster::Node>, published: &super::super::Node) -> usize {
+    let counts = 2 * size_of::<usize>();
+    let shared = |text: &str| given(counts + text.len());
+    let decoded = given(counts + size_of::<cluster::Node>())
+        + shared(object.name())
+        + shared(&object.uid)
+        + object.zone.as_deref().map_or(0, |it| given(it.len()))
+        + given(size_of_val(&*object.ranges))
+        + given(size_of_val(&*object.addresses));
+    // A hash table has up to twice the places, and a byte for each; a tree's leaves are half full.
+    let inventory = 2 * (size_of::<(ObjectKey, Arc<cluster::Node>)>() + 1);
+    let table = 2 * size_of::<((Arc<str>, ObjectKey), Arc<cluster::Node>)>();
+    let channel = size_of::<super::super::Node>()
+        + given(published.name.capacity())
+        + published.zone.as_ref().map_or(0, |it| given(it.capacity()))
+        + given(published.addresses.capacity() * size_of::<std::net::IpAddr>())
+        + given(published.ranges.capacity() * size_of::<IpNet>());
+    decoded + inventory + table + channel
+}
+
+#[test]
+fn a_thousand_nodes_take_less_than_a_mebibyte() {
+    let json = |at: u32| {
+        let name = format!("ip-10-0-{}-{}.eu-central-1.compute.internal", at / 256, at % 256);
+        serde_json::json!({
+            "metadata": {
+                "name": if at == 0 { "own" } else { &name },
+                "uid": format!("01234567-89ab-cdef-0123-{at:012x}"),
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+                "labels": { "topology.kubernetes.io/zone": "eu-central-1a" },
+            },
+            "spec": {
+                "podCIDRs": [format!("10.{}.{}.0/24", 128 + at / 256, at % 256), format!("fd00:0:0:{at:x}::/64")],
+            },
+            "status": { "addresses": [
+                { "type": "InternalIP", "address": format!("192.168.{}.{}", at / 256, at % 256) },
+                { "type": "InternalIP", "address": format!("2001:db8::{:x}", at + 1) },
+            ] },
+        })
+    };
+    let (table, nodes) = Table::new("own", Vec::new());
+    let objects: BTreeMap<_, _> = (0..1000)
+        .map(|at| {
+            let object: Arc<cluster::Node> = Arc::new(serde_json::from_value(json(at)).unwrap());
+            table.apply(Change::Applied(Arc::clone(&object)));
+            (Arc::clone(&object.uid), object)
+        })
+        .collect();
+    table.apply(Change::Synced);
+    table.publish(table.resolved().unwrap().nodes);
+    let nodes = nodes.borrow();
+    let all = nodes.own.iter().chain(&nodes.others);
+    let sum: usize = all.map(|it| bytes(&objects[&it.uid], it)).sum();
+    println!("1,000 nodes: {} KiB", sum / 1024);
+    assert!(sum < 1 << 20, "{sum} bytes");
 }

@@ -1,6 +1,7 @@
 //! The behaviour of a watch against a scripted API server.
 
 mod checkpoints;
+mod repeated;
 mod script;
 mod silence;
 mod stand_in;
@@ -9,7 +10,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -62,6 +63,10 @@ impl Object for TestObject {
     fn take_version(&mut self) -> String {
         std::mem::take(&mut self.metadata.resource_version)
     }
+
+    fn is_repeated_from(&self, earlier: &Self) -> bool {
+        self.metadata.uid.starts_with("quiet") && self.metadata.uid == earlier.metadata.uid
+    }
 }
 
 /// A running watch with its outputs.
@@ -84,6 +89,8 @@ struct Checkpoints {
     is_full: Arc<AtomicBool>,
     /// Whether the next write fails.
     fails_once: Arc<AtomicBool>,
+    /// Objects written, or removed, by all updates.
+    written: Arc<AtomicUsize>,
 }
 
 /// Position, identity and objects.
@@ -116,6 +123,7 @@ impl CheckpointStore for Checkpoints {
         if self.fails_once.swap(false, Ordering::SeqCst) || self.is_full.load(Ordering::SeqCst) {
             return Err("no space left on device".into());
         }
+        self.written.fetch_add(update.objects.len(), Ordering::SeqCst);
         let mut saved = self.saved.lock().unwrap();
         let before = saved.take().filter(|_| !update.replaces_all);
         let mut objects = before.map(|(_, _, objects)| objects).unwrap_or_default();

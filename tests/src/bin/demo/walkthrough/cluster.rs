@@ -196,7 +196,7 @@ fn recover(node: &mut Node, runtime: &Runtime, gone: &Pod, report: &mut Report) 
     report.fact("the agent's position is expired (410): it relists and finds gone-0 deleted", || {
         wait_until("the agent has relisted", Duration::from_secs(20), || {
             Ok(node.metric(&lists("pods"))? > 0.0
-                && node.metric(&lists("node"))? > 0.0
+                && node.metric(&lists("nodes"))? > 0.0
                 && node.metric(PODS_METRIC)? == 5.0)
         })
     })?;
