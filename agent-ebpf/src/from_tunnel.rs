@@ -1,8 +1,8 @@
 //! Packets from the tunnel between nodes: dropped unless a node sends them for itself or its pods, to this
 //! node or its pods.
 //!
-//! Whoever reaches the tunnel's port chooses both headers. The outer source must be a node, the inner source
-//! must belong to that node, and the inner packet must end here.
+//! A host that reaches the tunnel's port chooses both headers. The outer source must be a node, the inner
+//! source must belong to that node, and the inner packet must end here.
 
 use agent_common::{DropReason, NodeEntry, TUNNEL_VNI};
 
@@ -25,7 +25,7 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         return Err(DropReason::Vlan);
     }
     let meta = Meta::parse(packet, ethertype, Sender::Outside)?;
-    if !nodes::find(meta.source).is_some_and(|node| node.id == sender) {
+    if nodes::find(meta.source).is_none_or(|node| node.id != sender) {
         return Err(DropReason::TunnelInner);
     }
     match meta.destination_scope() {

@@ -272,7 +272,8 @@ struct Earlier {
     vif: usize,
     /// A value of `STACK_FLOWS`, behind the server's host interface.
     flow: &'static [u8],
-    /// Counters of drops in a value of `VIF_COUNTERS`; the first versions had them for both directions together.
+    /// Counters of drops in a value of `VIF_COUNTERS`; the first versions had them for both directions
+    /// together.
     drops: usize,
 }
 
