@@ -1,8 +1,8 @@
 //! Packets from the tunnel between nodes: dropped unless a node sends them for itself or its pods, to this
 //! node or its pods.
 //!
-//! Whoever reaches the tunnel's port chooses both headers. The outer source must be a node, the inner source
-//! must belong to that node, and the inner packet must end here.
+//! A host that reaches the tunnel's port chooses both headers. The outer source must be a node, the inner
+//! source must belong to that node, and the inner packet must end here.
 
 use agent_common::{DropReason, NodeEntry, TUNNEL_VNI};
 

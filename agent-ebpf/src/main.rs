@@ -1,5 +1,5 @@
-//! The tc programs on the host interface of every pod, on uplinks and on the tunnel, on the tunnel device and on the uplinks: attach points,
-//! and the verdict for each outcome.
+//! The tc programs on the host interface of every pod, on the tunnel device and on the uplinks: attach
+//! points, and the verdict for each outcome.
 //!
 //! Directions are the pod's. Packets that pass are left to later filters (`TC_ACT_UNSPEC`), so that other
 //! programs on the interface keep working.

@@ -51,8 +51,8 @@ struct Aligned<T>(T);
 /// `linux/if_packet.h`.
 const PACKET_HOST: u32 = 0;
 
-/// The addresses in the key are at offsets that the padding makes multiples of eight: LLVM copies them as words
-/// of eight bytes.
+/// The padding makes the offsets of the key's addresses multiples of eight: LLVM copies the addresses as
+/// words of eight bytes.
 #[repr(C, align(8))]
 struct AlignedTunnelKey {
     padding: u32,
@@ -144,8 +144,8 @@ impl<'a> Packet<'a> {
         if is_present == 0 { 0 } else { 1 << 16 | tag & 0xffff }
     }
 
-    /// The ID of the VLAN tag that the kernel keeps beside the frame; 0 without a tag, and for a tag that has a
-    /// priority only.
+    /// The ID of the VLAN tag that the kernel keeps beside the frame; 0 without a tag, and for a tag that has
+    /// a priority only.
     #[inline(always)]
     pub fn vlan_id(&self) -> u32 {
         self.vlan_tag() & 0xfff

@@ -12,7 +12,7 @@
 //! Numbers and checksums are etherparse's: nothing is shared with the programs. The headers that tests need
 //! malformed are built here, because etherparse builds none that contradict themselves.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, net::IpAddr};
 
 use etherparse::{
     EtherType, IcmpEchoHeader, Icmpv4Header, Icmpv4Type, IpFragOffset, IpNumber, Ipv6FragmentHeader,
@@ -168,6 +168,18 @@ pub fn mac_option(kind: u8, mac: Mac) -> Vec<u8> {
 /// Payload that is easy to recognise in a dump.
 pub fn data(len: usize) -> Vec<u8> {
     b"ferrule ".iter().copied().cycle().take(len).collect()
+}
+
+/// Fills in the checksum over addresses, protocol and payload, at an offset in the payload.
+pub fn sealed(source: IpAddr, destination: IpAddr, protocol: u8, at: usize, mut payload: Vec<u8>) -> Vec<u8> {
+    let octets = |address: IpAddr| match address {
+        IpAddr::V4(it) => it.octets().to_vec(),
+        IpAddr::V6(it) => it.octets().to_vec(),
+    };
+    let len = (payload.len() as u16).to_be_bytes();
+    let sum = checksum(&[&octets(source), &octets(destination), &[0, protocol], &len, &payload]);
+    payload.iter_mut().skip(at).zip(sum.to_be_bytes()).for_each(|(slot, byte)| *slot = byte);
+    payload
 }
 
 /// The Internet checksum (RFC 1071) of parts, all of even length except for the last.

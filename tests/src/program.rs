@@ -2,7 +2,7 @@
 //!
 //! Programs and maps are those of the agent; the maps are not pinned, and the test fills them.
 
-use std::{collections::BTreeMap, fmt, thread, time::Duration};
+use std::{collections::BTreeMap, fmt, path::Path, thread, time::Duration};
 
 use agent_common::{
     Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
@@ -171,9 +171,29 @@ impl Programs {
     /// # Errors
     /// If the kernel refuses a program, or the object lacks a program or a map.
     pub fn load(log: Log) -> anyhow::Result<Self> {
-        let mut loader = EbpfLoader::new();
-        loader.map_max_entries("EVENTS", EVENT_BYTES);
+        Self::load_with(log, None)
+    }
+
+    /// Loads the programs with the maps that an agent has pinned in a directory.
+    ///
+    /// # Errors
+    /// As for [`Self::load`], or if the directory cannot be read.
+    pub fn load_pinned(pins: &str) -> anyhow::Result<Self> {
+        Self::load_with(Log::Off, Some(pins))
+    }
+
+    fn load_with(log: Log, pins: Option<&str>) -> anyhow::Result<Self> {
+        let pinned = pins.map(sys::file_names).transpose()?.unwrap_or_default();
         let level = log as u8;
+        let mut loader = EbpfLoader::new();
+        match pins {
+            None => drop(loader.map_max_entries("EVENTS", EVENT_BYTES)),
+            Some(pins) => {
+                for map in &pinned {
+                    loader.map_pin_path(map, Path::new(pins).join(map));
+                }
+            }
+        }
         // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(&dist::ebpf_object()?)?;

@@ -272,35 +272,43 @@ struct Earlier {
     vif: usize,
     /// A value of `STACK_FLOWS`, behind the server's host interface.
     flow: &'static [u8],
-    /// Drop reasons in a value of `VIF_COUNTERS`, for both directions together.
-    reasons: usize,
+    /// Counters of drops in a value of `VIF_COUNTERS`; the first versions had them for both directions
+    /// together.
+    drops: usize,
 }
 
 #[test]
 fn flows_and_counts_of_the_first_version_are_taken_over() {
-    let first = Earlier { pins: "/sys/fs/bpf/ferrule/v1", vif: 216, flow: &[], reasons: 13 };
+    let first = Earlier { pins: "/sys/fs/bpf/ferrule/v1", vif: 216, flow: &[], drops: 13 };
     check_taken_over(&first, |_, _| Ok(())).unwrap();
 }
 
 #[test]
 fn flows_and_counts_of_the_second_version_are_taken_over() {
-    let second = Earlier { pins: "/sys/fs/bpf/ferrule/v2", vif: 252, flow: &[9, 0, 0, 0], reasons: 16 };
-    check_taken_over(&second, |client, flow| {
-        let rings = format!("{}/FLOW_RINGS", second.pins);
-        let place = bytes(&[client.to_ne_bytes(), [3, 0, 0, 0]].concat());
-        sys::run(&format!(
-            "bpftool map create {rings} type lru_hash key 8 value 40 entries 4096 name FLOW_RINGS"
-        ))?;
-        sys::run(&format!("bpftool map update pinned {rings} key {place} value {flow}")).map(drop)
-    })
-    .unwrap();
+    let second = Earlier { pins: "/sys/fs/bpf/ferrule/v2", vif: 252, flow: &[9, 0, 0, 0], drops: 16 };
+    check_taken_over(&second, |client, flow| add_ring(&second, client, flow)).unwrap();
+}
+
+#[test]
+fn flows_and_counts_of_the_third_version_are_taken_over() {
+    let third = Earlier { pins: "/sys/fs/bpf/ferrule/v3", vif: 256, flow: &[9, 0, 0, 0], drops: 2 * 16 };
+    check_taken_over(&third, |client, flow| add_ring(&third, client, flow)).unwrap();
+}
+
+fn add_ring(earlier: &Earlier, client: u32, flow: &str) -> anyhow::Result<()> {
+    let rings = format!("{}/FLOW_RINGS", earlier.pins);
+    let place = bytes(&[client.to_ne_bytes(), [3, 0, 0, 0]].concat());
+    sys::run(&format!(
+        "bpftool map create {rings} type lru_hash key 8 value 40 entries 4096 name FLOW_RINGS"
+    ))?;
+    sys::run(&format!("bpftool map update pinned {rings} key {place} value {flow}")).map(drop)
 }
 
 fn check_taken_over(
     earlier: &Earlier,
     add_maps: impl Fn(u32, &str) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<()> {
-    let Earlier { pins, vif, flow, reasons } = earlier;
+    let Earlier { pins, vif, flow, drops } = earlier;
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
         let key = record_flow(node, &traffic)?;
@@ -313,7 +321,7 @@ fn check_taken_over(
         })?;
         fs::create_dir(pins)?;
         let count = |number: u64| number.to_ne_bytes();
-        let counters = [vec![count(1_000_000), count(2)], vec![count(3); 2 + reasons]].concat().concat();
+        let counters = [vec![count(1_000_000), count(2)], vec![count(3); 2 + drops]].concat().concat();
         let flow = [&server.to_ne_bytes(), *flow].concat();
         let client_key = bytes(&client.to_ne_bytes());
         for (map, kind, key, value) in [

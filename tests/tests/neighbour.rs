@@ -82,25 +82,13 @@ fn far(address: IpAddr) -> IpAddr {
 
 /// A datagram with a correct checksum.
 fn datagram(source: IpAddr, destination: IpAddr, data: &[u8]) -> Vec<u8> {
-    sealed(source, destination, UDP, 6, packet::udp(CLIENT, SERVER, data))
+    packet::sealed(source, destination, UDP, 6, packet::udp(CLIENT, SERVER, data))
 }
 
 /// A SYN segment with a correct checksum, without which conntrack considers the segment invalid.
 fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     let segment = packet::tcp(source.port(), destination.port(), b"");
-    sealed(source.ip(), destination.ip(), TCP, 16, segment)
-}
-
-/// Fills in the checksum over addresses, protocol and payload.
-fn sealed(source: IpAddr, destination: IpAddr, protocol: u8, at: usize, mut payload: Vec<u8>) -> Vec<u8> {
-    let octets = |address: IpAddr| match address {
-        IpAddr::V4(it) => it.octets().to_vec(),
-        IpAddr::V6(it) => it.octets().to_vec(),
-    };
-    let len = (payload.len() as u16).to_be_bytes();
-    let sum = packet::checksum(&[&octets(source), &octets(destination), &[0, protocol], &len, &payload]);
-    payload.iter_mut().skip(at).zip(sum.to_be_bytes()).for_each(|(slot, byte)| *slot = byte);
-    payload
+    packet::sealed(source.ip(), destination.ip(), TCP, 16, segment)
 }
 
 fn spoofed(node: &Node, pod: &Pod, address: IpAddr) -> anyhow::Result<u64> {

@@ -99,8 +99,9 @@ impl Predecessors {
         Ok(Self { directories: beside(pins), ..before })
     }
 
-    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS` that are in maps of this version and another capacity. Only rows
-    /// that are missing are added: present rows may be newer, after an interrupted start.
+    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS` that are in maps of this version and
+    /// another capacity. Only rows that are missing are added: present rows may be newer, after an
+    /// interrupted start.
     pub(super) fn copy_rows(&self, to: &mut Maps) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let prefix = format!("{own}{SET_ASIDE}");

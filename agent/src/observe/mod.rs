@@ -1,5 +1,6 @@
 //! Introspection: the `ferrule.agent.v1.Agent` service for `ferrulectl`, and metrics and probes over HTTP.
 
+mod drops;
 mod gc;
 pub mod http;
 pub mod liveness;
@@ -9,12 +10,11 @@ mod verify;
 
 use std::sync::Arc;
 
-use agent_common::{Counters as Counted, DropReason, Drops};
+use agent_common::Counters as Counted;
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, Drop, ExplainGcRequest, ExplainGcResponse, GetStatusRequest,
-    GetStatusResponse, ListAttachmentsRequest, ListAttachmentsResponse, SetFlowSamplingRequest,
-    SetFlowSamplingResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
-    attachment::State as ShownState,
+    Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, GetStatusRequest, GetStatusResponse,
+    ListAttachmentsRequest, ListAttachmentsResponse, SetFlowSamplingRequest, SetFlowSamplingResponse,
+    VerifyRequest, VerifyResponse, agent_server::Agent, attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -138,12 +138,7 @@ fn show_counters(counted: Counted) -> Counters {
         egress_bytes: counted.egress.bytes,
         ingress_packets: counted.ingress.packets,
         ingress_bytes: counted.ingress.bytes,
-        egress_drops: show_drops(&counted.egress.drops),
-        ingress_drops: show_drops(&counted.ingress.drops),
+        egress_drops: drops::show(&counted.egress.drops),
+        ingress_drops: drops::show(&counted.ingress.drops),
     }
-}
-
-fn show_drops(drops: &Drops) -> Vec<Drop> {
-    let show = |reason: &DropReason| Drop { reason: reason.name().to_owned(), packets: drops.get(*reason) };
-    DropReason::ALL.iter().map(show).filter(|drop| drop.packets > 0).collect()
 }

@@ -2,7 +2,7 @@
 
 use ferrule_proto::agent::{Component as Shown, GetStatusResponse, Link, component::State as ShownState};
 
-use super::show_drops;
+use super::drops;
 use crate::{
     health::{Affects, Component, Health, State},
     metrics::LinkCounters,
@@ -27,7 +27,7 @@ pub(super) fn show(health: &Health, node_name: &str, links: Vec<LinkCounters>) -
 }
 
 fn show_link(LinkCounters { interface, traffic }: LinkCounters) -> Link {
-    Link { interface, packets: traffic.packets, bytes: traffic.bytes, drops: show_drops(&traffic.drops) }
+    Link { interface, packets: traffic.packets, bytes: traffic.bytes, drops: drops::show(&traffic.drops) }
 }
 
 fn show_state(state: State) -> ShownState {

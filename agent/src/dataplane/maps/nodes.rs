@@ -44,8 +44,8 @@ impl Nodes {
         Ok(rows)
     }
 
-    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes. After
-    /// a failure, the remaining changes are made nevertheless.
+    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes.
+    /// After a failure, the remaining changes are made nevertheless.
     pub fn set(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
         let actual = self.rows()?;
         let wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
