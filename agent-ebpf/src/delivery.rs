@@ -1,9 +1,9 @@
 //! Delivery to a pod of this node: the frame and its hop limit are rewritten as a router would.
 
-use agent_common::{DropReason, Endpoint};
+use agent_common::DropReason;
 
 use crate::{
-    headers::{Ethernet, Ipv4, Ipv6, L3},
+    headers::{Ethernet, Ipv4, Ipv6, L3, Mac},
     meta::{Family, Meta},
     packet::Packet,
 };
@@ -21,9 +21,9 @@ pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
 /// # Errors
 /// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
-pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, endpoint: &Endpoint) -> Result<(), DropReason> {
+pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, mac: &Mac) -> Result<(), DropReason> {
     decrement_hops(packet, meta)?;
-    packet.header_mut::<Ethernet>(0)?.readdress(&endpoint.mac);
+    packet.header_mut::<Ethernet>(0)?.readdress(mac);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to one
 //! of another node, or left to the host's stack.
 
-use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
+use agent_common::{DropReason, GATEWAY_MAC, NodeEntry, VifEntry};
 
 use crate::{
     arp,
@@ -13,7 +13,9 @@ use crate::{
     nd, nodes,
     outcome::Outcome,
     packet::{Packet, Stamp},
-    remote, services, size, spoofing, tunnels, vifs,
+    remote, services, size, spoofing,
+    target::Target,
+    tunnels, vifs,
 };
 
 /// # Errors
@@ -51,32 +53,43 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
 /// To a pod, past the stack if nothing speaks against it.
 #[inline(always)]
 fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outcome, DropReason> {
-    let Some((endpoint, receiver)) = endpoints::find(meta)? else {
-        let node = nodes::find(meta.destination);
-        tunnels::check(packet, meta, node)?;
-        return match node.filter(|node| node.is_remote_range()) {
-            Some(node) => remote::send(packet, meta, vif, node),
-            None => Ok(Outcome::Stack(Stamp::Checked)),
-        };
-    };
+    let Some(target) = target(packet, meta)? else { return Ok(Outcome::Stack(Stamp::Checked)) };
     icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
     // reassembles fragments where it translates: they have no ports to look a flow up by.
-    let is_plain = !meta.has_options()
-        && meta.hops > 1
-        && !meta.is_fragment()
-        && size::fits(packet, meta, u32::from(receiver.mtu));
+    let is_plain = meta.is_plain() && size::fits(packet, meta, target.mtu);
     if is_plain {
         delivery::check(packet, meta)?;
     }
-    if flows::belongs_to_stack(packet, meta, vif, endpoint.ifindex) {
+    if flows::belongs_to_stack(packet, meta, vif, target.peer) {
         return Ok(Outcome::Stack(Stamp::Checked));
     }
     if !is_plain {
         return Ok(Outcome::Stack(Stamp::Direct));
     }
-    delivery::rewrite(packet, meta, endpoint)?;
-    Ok(Outcome::Local { ifindex: endpoint.ifindex })
+    if target.flags & NodeEntry::FAST == 0 {
+        let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
+        delivery::rewrite(packet, meta, &mac)?;
+        return Ok(Outcome::Local { ifindex: target.peer });
+    }
+    match remote::way(packet, meta, &target) {
+        Some(outcome) => {
+            delivery::decrement_hops(packet, meta)?;
+            Ok(outcome)
+        }
+        None => Ok(Outcome::Stack(Stamp::Direct)),
+    }
+}
+
+/// The pod that has the destination; `None` for any other destination.
+#[inline(always)]
+fn target(packet: &Packet<'_>, meta: &Meta) -> Result<Option<Target>, DropReason> {
+    if let Some((endpoint, receiver)) = endpoints::find(meta)? {
+        return Ok(Some(Target::local(endpoint, receiver)));
+    }
+    let node = nodes::find(meta.destination);
+    tunnels::check(packet, meta, node)?;
+    Ok(node.filter(|node| node.is_remote_range()).map(Target::remote))
 }
 
 #[inline(always)]

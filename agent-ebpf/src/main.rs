@@ -33,6 +33,7 @@ mod route;
 mod services;
 mod size;
 mod spoofing;
+mod target;
 mod to_link;
 mod to_pod;
 mod tunnels;

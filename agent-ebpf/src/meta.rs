@@ -160,6 +160,12 @@ impl Meta {
         self.fragment != 0
     }
 
+    /// Whether a router may forward the packet as it is, but for its size.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        !self.has_options() && self.hops > 1 && !self.is_fragment()
+    }
+
     /// Ports or ICMP type. `None` for a later fragment, and if the frame ends before.
     #[inline(always)]
     pub fn transport(&self) -> Option<Transport> {

@@ -195,13 +195,12 @@ impl<'a> Packet<'a> {
     /// Makes the tunnel device send the packet to this address of another node. UDP over IPv6 needs a checksum
     /// (RFC 8200, 8.1); over IPv4, the inner checksums suffice.
     #[inline(always)]
-    pub fn set_tunnel(&self, remote: [u8; 16]) -> bool {
+    pub fn set_tunnel(&self, remote: Address) -> bool {
         // As Linux 5.10 knows the struct.
         const WITHOUT_LOCAL: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
         // SAFETY: integers and arrays of integers, for which zero is valid. A TTL of 0 is the default.
         let mut aligned: AlignedTunnelKey = unsafe { core::mem::zeroed() };
         aligned.key.tunnel_id = TUNNEL_VNI;
-        let remote = Address::v6(remote);
         let flags = if remote.is_mapped_ipv4() {
             // In host order.
             aligned.key.__bindgen_anon_1.remote_ipv4 = u32::from_be_bytes(remote.to_v4());

@@ -5,54 +5,27 @@
 //! and a remote pod's own addresses qualify, and none of the flows that the stack translates for this node's
 //! pod. Whatever is not plainly forwarded goes to the stack, which answers, fragments, translates or drops.
 
-use agent_common::{DropReason, NodeEntry, VifEntry};
+use agent_common::{DropReason, NodeEntry};
 
 use crate::{
     counters::Direction,
-    delivery, endpoints, flow_stats, flows, icmp,
+    delivery, endpoints, flow_stats, flows,
     meta::Meta,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
     route, size,
+    target::Target,
 };
 
-/// A packet from a pod to a remote one, which has been checked.
-///
-/// # Errors
-/// Why to drop the packet.
+/// How a pod's packet leaves this node for a remote pod; `None` by the stack.
 #[inline(always)]
-pub fn send(
-    packet: &mut Packet<'_>,
-    meta: &Meta,
-    vif: &VifEntry,
-    node: &NodeEntry,
-) -> Result<Outcome, DropReason> {
-    icmp::check(packet, meta)?;
-    let is_plain = is_plain(meta) && size::fits(packet, meta, node.mtu);
-    if is_plain {
-        delivery::check(packet, meta)?;
+pub fn way(packet: &Packet<'_>, meta: &Meta, target: &Target) -> Option<Outcome> {
+    if target.flags & NodeEntry::VXLAN != 0 {
+        return packet.set_tunnel(target.address).then_some(Outcome::Tunnel { ifindex: target.ifindex });
     }
-    if flows::belongs_to_stack(packet, meta, vif, flows::REMOTE) {
-        return Ok(Outcome::Stack(Stamp::Checked));
-    }
-    if !is_plain || !node.is_fast() {
-        return Ok(Outcome::Stack(Stamp::Direct));
-    }
-    if node.is_tunnelled() {
-        if !packet.set_tunnel(node.address) {
-            return Ok(Outcome::Stack(Stamp::Direct));
-        }
-        delivery::decrement_hops(packet, meta)?;
-        return Ok(Outcome::Tunnel { ifindex: node.ifindex });
-    }
-    match route::next_hop(packet, meta) {
-        // Replies come by the interface that has `from_uplink`.
-        Some(next) if next.ifindex == node.ifindex => {
-            delivery::decrement_hops(packet, meta)?;
-            Ok(Outcome::Neighbour(next))
-        }
-        _ => Ok(Outcome::Stack(Stamp::Direct)),
-    }
+    // Replies come by the interface that has `from_uplink`.
+    let next = route::next_hop(packet, meta).filter(|next| next.ifindex == target.ifindex)?;
+    Some(Outcome::Neighbour(next))
 }
 
 /// A packet from a remote pod, behind `node`, which has been checked.
@@ -62,7 +35,7 @@ pub fn send(
 #[inline(always)]
 pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result<Inbound, DropReason> {
     let Some((endpoint, receiver)) = endpoints::find(meta)? else { return Ok(Inbound::Stack) };
-    let is_plain = is_plain(meta) && size::fits(packet, meta, u32::from(receiver.mtu));
+    let is_plain = meta.is_plain() && size::fits(packet, meta, u32::from(receiver.mtu));
     if is_plain {
         delivery::check(packet, meta)?;
     }
@@ -74,13 +47,6 @@ pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result
         return Ok(Inbound::Stack);
     }
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
-    delivery::rewrite(packet, meta, endpoint)?;
+    delivery::rewrite(packet, meta, &endpoint.mac)?;
     Ok(Inbound::Local { ifindex: endpoint.ifindex })
-}
-
-/// The stack handles options, answers packets at their last hop, and reassembles fragments where it
-/// translates.
-#[inline(always)]
-fn is_plain(meta: &Meta) -> bool {
-    !meta.has_options() && meta.hops > 1 && !meta.is_fragment()
 }

@@ -30,7 +30,8 @@ pub fn add_nodes(programs: &mut Programs) -> anyhow::Result<()> {
         ("10.244.2.0", 24, 2, NodeEntry::VXLAN),
         ("fd00:10:244:2::", 64, 2, NodeEntry::VXLAN),
     ] {
-        programs.add_node(NodeKey::new(address.parse()?, len), NodeEntry { id, flags, address: [0; 16] })?;
+        programs
+            .add_node(NodeKey::new(address.parse()?, len), NodeEntry { id, flags, ..NodeEntry::default() })?;
     }
     Ok(())
 }

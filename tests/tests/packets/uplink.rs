@@ -29,8 +29,8 @@ const REMOTE_V6: Ipv6Address = v6([0xfd00, 0x10, 0x244, 2, 0, 0, 0, 5]);
 const BRIDGE_V4: Ipv4Address = [10, 244, 0, 1];
 
 fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
-    let own = |flags| NodeEntry { id: 1, flags: NodeEntry::OWN | flags, address: [0; 16] };
-    let other = |flags| NodeEntry { id: 2, flags, address: [0; 16] };
+    let own = |flags| NodeEntry { id: 1, flags: NodeEntry::OWN | flags, ..NodeEntry::default() };
+    let other = |flags| NodeEntry { id: 2, flags, ..NodeEntry::default() };
     for (address, len, node) in [
         ("10.244.0.0", 24, own(0)),
         ("fd00:10:244::", 64, own(0)),
