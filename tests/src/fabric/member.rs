@@ -163,18 +163,25 @@ impl Member {
         })
     }
 
-    /// Creates a pod in the API and attaches it by the shim.
+    /// Creates a pod in the API, bound to the node, and its network namespace. The pod is not attached.
+    ///
+    /// # Errors
+    /// If either cannot be created.
+    pub fn pod(&self, name: &str, annotations: &[(&str, &str)]) -> anyhow::Result<Pod> {
+        let pod = self.on(|node| node.pod(name))?;
+        cluster::schedule(&self.api, self.name, &pod, annotations)?;
+        Ok(pod)
+    }
+
+    /// Creates a pod and attaches it by the shim.
     ///
     /// # Errors
     /// If either step fails.
     pub fn attach(&self, name: &str) -> anyhow::Result<Pod> {
-        self.on(|node| {
-            let mut pod = node.pod(name)?;
-            cluster::schedule(&self.api, self.name, &pod, &[])?;
-            let result = node.runtime()?.add(&pod)?;
-            pod.attached(&result)?;
-            Ok(pod)
-        })
+        let mut pod = self.pod(name, &[])?;
+        let result = self.on(|node| node.runtime()?.add(&pod))?;
+        pod.attached(&result)?;
+        Ok(pod)
     }
 
     /// The output of `ferrulectl status`, whatever the state of the agent.

@@ -7,11 +7,11 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use etherparse::PacketBuilder;
 use ferrule_tests::{
     capture::{Frame, TUNNEL_PORT, VNI},
     fabric::{Fabric, Member, underlay},
-    packet::{IPV4, IPV6, Mac, UDP, frame},
+    forge::{datagram, send, send_tunnelled, vxlan},
+    packet::UDP,
     pod::Pod,
     sys,
     wire::Wire,
@@ -21,8 +21,6 @@ use crate::fixture::{TIMEOUT, captured, of, with_pods};
 
 /// Recognises forged packets.
 const MARK: &[u8] = b"forged by a stranger";
-const STRANGER: Mac = underlay::mac(66);
-const NOBODY: Mac = [2, 0, 0, 0, 1, 0];
 /// For a packet that must not arrive.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -34,40 +32,6 @@ struct Forged {
     inner: (IpAddr, IpAddr),
     /// The reason that counts; `None` if the kernel drops the packet before the programs see it.
     reason: Option<&'static str>,
-}
-
-/// A datagram with correct checksums.
-fn datagram(source: IpAddr, destination: IpAddr, port: u16, data: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let builder = match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            PacketBuilder::ipv4(source.octets(), destination.octets(), 64)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            PacketBuilder::ipv6(source.octets(), destination.octets(), 64)
-        }
-        _ => anyhow::bail!("{source} and {destination} are of two families"),
-    };
-    let mut packet = Vec::new();
-    builder.udp(40_000, port).write(&mut packet, data)?;
-    Ok(packet)
-}
-
-fn ethernet(to: Mac, from: Mac, packet: &[u8]) -> Vec<u8> {
-    let is_ipv4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
-    frame(to, from, if is_ipv4 { IPV4 } else { IPV6 }, packet)
-}
-
-/// A packet in VXLAN (RFC 7348, 5).
-fn vxlan(vni: u32, inner: &[u8]) -> Vec<u8> {
-    let [_, high, middle, low] = vni.to_be_bytes();
-    [&[8, 0, 0, 0, high, middle, low, 0], ethernet(NOBODY, NOBODY, inner).as_slice()].concat()
-}
-
-/// Sends a packet in the tunnel to a node, from any address.
-fn send(wire: &Wire, outer: IpAddr, node: &Member, vni: u32, inner: &[u8]) -> anyhow::Result<()> {
-    let to = of(&node.addresses, usize::from(outer.is_ipv6()))?;
-    let packet = datagram(outer, to, TUNNEL_PORT, &vxlan(vni, inner))?;
-    wire.send(&ethernet(node.mac(), STRANGER, &packet))
 }
 
 /// Whether a forged datagram arrives. An answer to one carries the mark, too.
@@ -138,11 +102,11 @@ fn strangers_get_nothing_into_the_tunnel_unless_they_forge_a_node_and_its_own_po
         for (outer, inner) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             // What is left to an attacker on the wire, and proves that the others fail for their own reasons.
             let packet = datagram(of(&c.addresses, inner)?, of(&a.addresses, inner)?, 9999, MARK)?;
-            send(&forger, of(&three.addresses, outer)?, one, VNI, &packet)?;
+            send_tunnelled(&forger, of(&three.addresses, outer)?, one, VNI, &packet)?;
             ensure!(arrives(&at_pod, TIMEOUT)?, "what looks right does not arrive: {outer} {inner}");
             for Forged { what, outer, vni, inner, reason } in forgeries(fabric, pods, outer, inner)? {
                 let before = drops(one)?;
-                send(&forger, outer, one, vni, &datagram(inner.0, inner.1, 9999, MARK)?)?;
+                send_tunnelled(&forger, outer, one, vni, &datagram(inner.0, inner.1, 9999, MARK)?)?;
                 ensure!(!arrives(&at_pod, PATIENCE)?, "{what}: {outer} with {inner:?} arrives");
                 let Some(reason) = reason else { continue };
                 sys::wait_until(&format!("{what}: {outer} with {inner:?} counts"), TIMEOUT, || {
@@ -167,7 +131,7 @@ fn what_is_encapsulated_twice_is_dropped() {
             let inmost = datagram(of(&b.addresses, family)?, of(&a.addresses, family)?, 9999, MARK)?;
             let inner = datagram(node, of(&one.addresses, family)?, TUNNEL_PORT, &vxlan(VNI, &inmost))?;
             let before = drops(one)?;
-            send(&forger, node, one, VNI, &inner)?;
+            send_tunnelled(&forger, node, one, VNI, &inner)?;
             // From a pod, too.
             let inner = datagram(
                 of(&c.addresses, family)?,
@@ -175,7 +139,7 @@ fn what_is_encapsulated_twice_is_dropped() {
                 TUNNEL_PORT,
                 &vxlan(VNI, &inmost),
             )?;
-            send(&forger, node, one, VNI, &inner)?;
+            send_tunnelled(&forger, node, one, VNI, &inner)?;
             ensure!(!arrives(&at_pod, PATIENCE)?, "{node}: what is encapsulated twice arrives");
             let count = |drops: &BTreeMap<_, _>| drops.get("tunnel_nested").copied().unwrap_or_default();
             let counted = count(&drops(one)?) - count(&before);
@@ -197,7 +161,7 @@ fn bare_packets_in_the_name_of_the_nodes_pods_are_dropped_at_the_uplink() {
             let unused = ip(["10.244.1.250", "fd00:10:244:1::250"][family])?;
             for source in [of(&other.addresses, family)?, unused] {
                 let packet = datagram(source, of(&a.addresses, family)?, 9999, MARK)?;
-                forger.send(&ethernet(one.mac(), STRANGER, &packet))?;
+                send(&forger, one, &packet)?;
                 ensure!(!arrives(&at_pod, PATIENCE)?, "a packet of {source} arrives from outside");
             }
             let count = |drops: &BTreeMap<_, _>| drops.get(reason).copied().unwrap_or_default();
