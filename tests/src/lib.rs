@@ -14,6 +14,7 @@ pub mod containerd;
 pub mod cri;
 pub mod dist;
 pub mod fabric;
+pub mod forge;
 pub mod home;
 pub mod host;
 pub mod image;

@@ -2,9 +2,10 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
+    process::Command,
     rc::Rc,
     time::Duration,
 };
@@ -17,6 +18,7 @@ use crate::{
     apiserver::{ApiServer, Resource, objects},
     capture::Capture,
     cluster::{self, KUBECONFIG},
+    dist,
     home::Home,
     node::{Node, PINS},
     pod::Pod,
@@ -161,18 +163,34 @@ impl Member {
         })
     }
 
-    /// Creates a pod in the API and attaches it by the shim.
+    /// Creates a pod in the API, bound to the node, and its network namespace. The pod is not attached.
+    ///
+    /// # Errors
+    /// If either cannot be created.
+    pub fn pod(&self, name: &str, annotations: &[(&str, &str)]) -> anyhow::Result<Pod> {
+        let pod = self.on(|node| node.pod(name))?;
+        cluster::schedule(&self.api, self.name, &pod, annotations)?;
+        Ok(pod)
+    }
+
+    /// Creates a pod and attaches it by the shim.
     ///
     /// # Errors
     /// If either step fails.
     pub fn attach(&self, name: &str) -> anyhow::Result<Pod> {
-        self.on(|node| {
-            let mut pod = node.pod(name)?;
-            cluster::schedule(&self.api, self.name, &pod, &[])?;
-            let result = node.runtime()?.add(&pod)?;
-            pod.attached(&result)?;
-            Ok(pod)
-        })
+        let mut pod = self.pod(name, &[])?;
+        let result = self.on(|node| node.runtime()?.add(&pod))?;
+        pod.attached(&result)?;
+        Ok(pod)
+    }
+
+    /// The output of `ferrulectl status`, whatever the state of the agent.
+    ///
+    /// # Errors
+    /// If `ferrulectl` cannot be started.
+    pub fn status(&self) -> anyhow::Result<String> {
+        let output = self.on(|_| Ok(Command::new(dist::binary("ferrulectl")?).arg("status").output()?))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Sends one ping from the node itself and requires a reply.
@@ -183,18 +201,17 @@ impl Member {
         self.run(&format!("ping -n -c 1 -W 2 {to}"))
     }
 
-    /// The agent's routes to other nodes' ranges, by destination, as `ip route` prints them.
+    /// The agent's routes to other nodes' ranges, as `ip route` prints them.
     ///
     /// # Errors
     /// If the node has ended.
-    pub fn node_routes(&self) -> anyhow::Result<BTreeMap<String, String>> {
-        let mut routes = BTreeMap::new();
+    pub fn node_routes(&self) -> anyhow::Result<BTreeSet<String>> {
+        let mut routes = BTreeSet::new();
         for family in ["-4", "-6"] {
             let printed = self.run(&format!("ip {family} route show proto 70 type unicast"))?;
             // Those of pods are of single addresses.
-            let ranges = printed.lines().filter_map(|line| Some((line.split(' ').next()?, line)));
-            let ranges = ranges.filter(|(to, _)| to.contains('/'));
-            routes.extend(ranges.map(|(to, line)| (to.to_owned(), line.to_owned())));
+            let of_ranges = printed.lines().filter(|line| destination(line).contains('/'));
+            routes.extend(of_ranges.map(str::to_owned));
         }
         Ok(routes)
     }
@@ -245,11 +262,16 @@ impl Member {
     }
 }
 
+/// The destination of a route that `ip route` prints.
+pub fn destination(route: &str) -> &str {
+    route.split(' ').next().unwrap_or_default()
+}
+
 /// The prefix of an entry of `NODES`.
 fn prefix(entry: &Value) -> anyhow::Result<String> {
     let key = entry.pointer("/formatted/key").with_context(|| format!("no key in {entry}"))?;
     let len = key.get("prefix_len").and_then(Value::as_u64).context("no prefix length")?;
-    let bytes = key.get("address").and_then(Value::as_array).context("no address")?;
+    let bytes = key.get("data").and_then(Value::as_array).context("no address")?;
     let bytes = bytes.iter().map(|byte| Ok(u8::try_from(byte.as_u64().context("no byte")?)?));
     let bytes: Vec<u8> = bytes.collect::<anyhow::Result<_>>()?;
     let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).map_err(|it| anyhow!("an address of {it:?}"))?);

@@ -16,7 +16,7 @@ use crate::{
     world::World,
 };
 
-pub use member::Member;
+pub use member::{Member, destination};
 
 /// The cluster, its API server and its underlay.
 pub struct Fabric {

@@ -3,7 +3,12 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{fabric::Member, pod::Pod, probe::Probe, sys};
+use ferrule_tests::{
+    fabric::{Member, destination},
+    pod::Pod,
+    probe::Probe,
+    sys,
+};
 
 use crate::fixture::{TIMEOUT, captured, wait_until_reached, with_pods};
 
@@ -18,8 +23,9 @@ fn wait_until_exact(node: &Member, others: &[(&Member, &[&str])]) -> anyhow::Res
     let addresses = others.iter().flat_map(|(other, _)| &other.addresses).chain(&node.addresses).map(host);
     let rows: BTreeSet<String> = addresses.chain(ranges.clone()).chain(node.ranges.clone()).collect();
     sys::wait_until(&format!("{} has the other nodes' ranges", node.name), TIMEOUT, || {
-        let found: BTreeSet<_> = node.node_routes()?.into_keys().collect();
-        ensure!(found == ranges, "routes to {found:?}, expected {ranges:?}");
+        let routes = node.node_routes()?;
+        let found: BTreeSet<_> = routes.iter().map(|it| destination(it).to_owned()).collect();
+        ensure!(found == ranges && routes.len() == ranges.len(), "routes {routes:?}, expected {ranges:?}");
         let found = node.node_rows()?;
         ensure!(found == rows, "rows {found:?}, expected {rows:?}");
         Ok(true)
@@ -77,9 +83,7 @@ fn packets_flow_while_a_killed_agent_misses_a_change_that_its_successor_makes_up
         one.on(|node| node.start_again())?;
         wait_until_exact(one, &[(two, &NEW_RANGES), (three, &ranges(three))])?;
         flow("after the agent has started again")?;
-        sys::wait_until("node-2 has its new ranges", TIMEOUT, || {
-            two.on(|node| Ok(node.ctl(&["status"])?.contains(NEW_RANGES[0])))
-        })?;
+        sys::wait_until("node-2 has its new ranges", TIMEOUT, || Ok(two.status()?.contains(NEW_RANGES[0])))?;
         reached(a, &two.attach("new")?)?;
         for probe in probes {
             probe.end()?.expect_all()?;
@@ -121,9 +125,7 @@ fn nodes_that_swap_their_ranges_are_told_apart_whatever_the_order_of_the_events(
         three.register_with(&ranges(two))?;
         wait_until_exact(one, &[(two, &ranges(three)), (three, &ranges(two))])?;
         for (node, now) in [(two, ranges(three)), (three, ranges(two))] {
-            sys::wait_until("the node has its new ranges", TIMEOUT, || {
-                node.on(|node| Ok(node.ctl(&["status"])?.contains(now[0])))
-            })?;
+            sys::wait_until("the node has its new ranges", TIMEOUT, || Ok(node.status()?.contains(now[0])))?;
         }
         let (near, far) = (two.attach("near")?, three.attach("far")?);
         for from in [(a, &near), (a, &far), (&near, &far)] {

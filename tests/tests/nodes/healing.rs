@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    fabric::{Fabric, Member, on_fabric},
+    fabric::{Fabric, Member, destination, on_fabric},
     node::UPLINK_MTU,
     pod::Pod,
     sys,
@@ -88,12 +88,13 @@ fn deleted_and_changed_routes_are_restored_and_foreign_ones_stay() {
                 Ok(true)
             })
         };
-        for to in before.keys() {
-            let family = if to.contains(':') { "-6" } else { "-4" };
+        for route in &before {
+            let to = destination(route);
+            let (family, router) =
+                if to.contains(':') { ("-6", "2001:db8:1::254") } else { ("-4", "192.0.2.254") };
             one.run(&format!("ip {family} route del {to}"))?;
             wait(&format!("the route to {to} is there again"))?;
-            let router = if to.contains(':') { "2001:db8:1::254" } else { "192.0.2.254" };
-            one.run(&format!("ip {family} route replace {to} via {router} dev uplink proto 70"))?;
+            one.run(&format!("ip {family} route replace {to} via {router} dev uplink proto 70 metric 70"))?;
             wait(&format!("the route to {to} is as before"))?;
         }
         ensure!(one.run("ip route")?.contains(foreign), "the foreign route is gone");
@@ -160,7 +161,7 @@ fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
         fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
         let pods = [one.attach("a")?, two.attach("b")?, three.attach("c")?];
         sys::wait_until("the status names the device", TIMEOUT, || {
-            let status = one.on(|node| node.ctl(&["status"]))?;
+            let status = one.status()?;
             ensure!(status.contains(FOREIGN) && status.contains("4789"), "{status}");
             Ok(true)
         })?;

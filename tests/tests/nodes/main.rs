@@ -2,8 +2,10 @@
 
 mod changes;
 mod fixture;
+mod forgers;
 mod healing;
 mod hosts;
+mod many;
 mod paths;
 mod proxy;
 mod services;

@@ -1,16 +1,16 @@
-//! A demonstration on this machine, removed completely afterwards: a node in a cluster, its agent, a runtime
-//! that executes the shim, pods and their traffic, an API server outage, and the operator's tools.
+//! A demonstration on this machine, removed completely afterwards: a cluster of three nodes, their agents, a
+//! runtime that executes the shim, pods and their traffic on the wire, an API server outage, and the operator's
+//! tools.
 
 #![forbid(unsafe_code)]
 
-mod api;
 mod report;
 mod walkthrough;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
-use ferrule_tests::{host::Footprint, node};
+use ferrule_tests::{fabric, host::Footprint, node};
 use report::Report;
 
 /// Demonstrates Ferrule on this machine and leaves nothing behind.
@@ -19,22 +19,10 @@ struct Args {
     /// Demonstrate a node without Kubernetes instead.
     #[arg(long)]
     standalone: bool,
-    /// Internal: run as the demo's API server.
-    #[arg(long, hide = true, value_name = "FILE")]
-    api_server: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(kept) = &args.api_server {
-        return match api::serve(kept) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error:?}");
-                ExitCode::FAILURE
-            }
-        };
-    }
     let mut report = Report::default();
     let outcome = run(&mut report, args.standalone);
     if let Err(error) = &outcome {
@@ -46,8 +34,11 @@ fn main() -> ExitCode {
 
 fn run(report: &mut Report, standalone: bool) -> anyhow::Result<()> {
     let before = Footprint::take()?;
-    let walkthrough = if standalone { walkthrough::standalone::run } else { walkthrough::cluster::run };
-    node::on_node(|node| walkthrough(node, report))?;
+    if standalone {
+        node::on_node(|node| walkthrough::standalone::run(node, report))?;
+    } else {
+        fabric::on_fabric(|fabric| walkthrough::cluster::run(fabric, report))?;
+    }
     report.chapter("Clean-up");
     report.fact("no link, namespace, pin, program or map remains on the machine", || {
         before.wait_until_restored()

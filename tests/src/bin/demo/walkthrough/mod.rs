@@ -3,32 +3,19 @@
 pub(crate) mod cluster;
 pub(crate) mod standalone;
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{NODE_V4, NODE_V6, Node, PINS, SOCKET},
+    node::{Node, PINS},
     pod::Pod,
     runtime::Runtime,
-    sys, traffic,
-    world::{FAR, World},
+    sys,
 };
 use serde_json::Value;
 
 use crate::report::Report;
 
-const STREAM: u64 = 512 << 20;
 /// From TEST-NET-2 (RFC 5737): no pod owns this address.
 const FOREIGN: &str = "198.51.100.66";
-/// Of the node's range.
-const UNUSED: &str = "10.244.0.250";
-
-fn introduce(report: &Report) {
-    report.chapter("A node and its agent");
-    println!(
-        "   The node consists of a network and a mount namespace, with its own /run and BPF file system."
-    );
-}
 
 /// Attaches a pod. `verbose` prints the call and its result.
 fn add(
@@ -52,61 +39,6 @@ fn add(
         report.output("CNI result", &serde_json::to_string(&result)?);
     }
     Ok(())
-}
-
-fn connect(pods: &[Pod], report: &mut Report) -> anyhow::Result<()> {
-    report.chapter("Connectivity");
-    for from in pods {
-        for to in pods.iter().filter(|to| to.name != from.name) {
-            let both = [from, to].iter().all(|pod| pod.addresses.iter().any(|it| it.is_ipv6()));
-            let what = if both { "IPv4 and IPv6" } else { "IPv4" };
-            report.fact(&format!("{} reaches {} by ping over {what}", from.name, to.name), || {
-                // The first address of each family belongs to eth0.
-                let v4 = to.addresses.iter().find(|it| it.is_ipv4());
-                let v6 = to.addresses.iter().find(|it| it.is_ipv6() && both);
-                v4.into_iter().chain(v6).try_for_each(|address| from.ping(&address.to_string()).map(drop))
-            })?;
-        }
-    }
-    let (Some(web), Some(db)) = (pods.first(), pods.get(2)) else { anyhow::bail!("too few pods") };
-    report.fact(&format!("{} reaches the node by ping over IPv4 and IPv6", web.name), || {
-        [NODE_V4, NODE_V6].iter().try_for_each(|address| web.ping(address).map(drop))
-    })?;
-    for address in &db.addresses {
-        let what =
-            format!("{} sends {} MiB over TCP to {}, {address}, intact", web.name, STREAM >> 20, db.name);
-        let streamed = report.fact(&what, || traffic::stream(web.path(), db.path(), *address, STREAM))?;
-        println!("   {:.1} Gbit/s, every byte verified", streamed.gbit_per_second());
-    }
-    let home = PathBuf::from("/proc/thread-self/ns/net");
-    for address in [NODE_V4, NODE_V6] {
-        let what = format!("{} sends {} MiB over TCP to the node, {address}, intact", web.name, STREAM >> 22);
-        report.fact(&what, || traffic::stream(web.path(), &home, address.parse()?, STREAM >> 2))?;
-    }
-    Ok(())
-}
-
-/// A world behind the uplink that has no route to pods.
-fn to_world(from: &Pod, report: &mut Report) -> anyhow::Result<()> {
-    report.chapter("To the world");
-    let world = World::make()?;
-    for (node, to) in [NODE_V4, NODE_V6].iter().zip(FAR) {
-        report.fact(
-            &format!("{} connects to {to}, which sees the node's address {node}", from.name),
-            || {
-                let seen = [world.tcp_source(from, to)?, world.udp_source(from, to)?];
-                ensure!(seen.iter().all(|it| it.ip().to_string() == *node), "the world sees {seen:?}");
-                Ok(())
-            },
-        )?;
-    }
-    report.output("nft list table inet ferrule", &sys::run("nft list table inet ferrule")?);
-    report.fact(&format!("{UNUSED}, an address that no pod has, is unreachable at once"), || {
-        let ping = from.command("ping")?.args(["-n", "-c", "1", "-W", "5", UNUSED]).output()?;
-        let text = String::from_utf8_lossy(&ping.stdout).into_owned();
-        ensure!(text.contains("Destination Host Unreachable"), "{text}");
-        Ok(())
-    })
 }
 
 /// Shows `ferrulectl attachments` and the pinned maps.
@@ -170,25 +102,8 @@ fn anti_spoofing(node: &Node, from: &Pod, to: &Pod, report: &mut Report) -> anyh
     report.fact("packets with the pod's own address still pass", || from.ping(&address)).map(drop)
 }
 
-fn crash(node: &mut Node, from: &Pod, to: &Pod, report: &mut Report) -> anyhow::Result<()> {
-    let address = to.addresses.first().context("the pod has no address")?.to_string();
-    report.fact("packets flow after the agent is killed by SIGKILL", || {
-        node.kill_agent()?;
-        from.ping(&address)
-    })?;
-    println!("   {SOCKET} is now a stale socket");
-    Ok(())
-}
-
-/// Detaches all pods and verifies that nothing is left.
-fn end(
-    node: &mut Node,
-    runtime: &Runtime,
-    pods: impl IntoIterator<Item = Pod>,
-    empty: &[String],
-    report: &mut Report,
-) -> anyhow::Result<()> {
-    report.chapter("CHECK and DEL");
+/// Detaches pods of one node.
+fn detach(runtime: &Runtime, pods: impl IntoIterator<Item = Pod>, report: &mut Report) -> anyhow::Result<()> {
     for pod in pods {
         let what = format!("CHECK {} finds no deviation; DEL succeeds", pod.name);
         report.fact(&what, || {
@@ -197,12 +112,5 @@ fn end(
         })?;
         pod.remove()?;
     }
-    report
-        .fact("no interface, route or map entry of the pods remains", || node.wait_for_kernel_state(empty))?;
-    report.fact("the agent lists no attachment", || {
-        let left = node.attachments()?;
-        ensure!(left.is_empty(), "{left:#?}");
-        Ok(())
-    })?;
-    report.fact("the agent shuts down gracefully on SIGTERM", || node.stop_agent())
+    Ok(())
 }

@@ -1,0 +1,70 @@
+//! A cluster of a thousand nodes: what each costs, and that all of them leave nothing.
+
+use std::{net::IpAddr, time::Duration};
+
+use anyhow::ensure;
+use ferrule_tests::{
+    apiserver::{Resource, objects},
+    fabric::Member,
+    sys,
+};
+
+use crate::fixture::{wait_until_connected, with_pods};
+
+const NODES: u16 = 1000;
+/// On a machine with two CPUs that three agents share.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Of the agent's memory, in KiB, with what the allocator keeps of two thousand changes.
+const MAX_GROWTH: u64 = 16 << 10;
+
+/// A Node with ranges and addresses of both families; every tenth is on the segment.
+fn node(number: u16) -> serde_json::Value {
+    let [high, low] = number.to_be_bytes();
+    let addresses: [IpAddr; 2] = if number.is_multiple_of(10) {
+        [[192, 0, 2, 100 + (number / 10) as u8].into(), [0x2001, 0xdb8, 1, 0, 0, 0, 1, number].into()]
+    } else {
+        [[198, 18, high, low].into(), [0x2001, 0xdb8, 0x18, 0, 0, 0, 0, number].into()]
+    };
+    let ranges = [format!("172.{}.{low}.0/24", 16 + high), format!("fd01:0:0:{number:x}::/64")];
+    objects::with_addresses(objects::node(&name(number), &ranges.each_ref().map(String::as_str)), &addresses)
+}
+
+fn name(number: u16) -> String {
+    format!("other-{number}")
+}
+
+fn wait_for_routes(node: &Member, ranges: usize) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{} has routes to {ranges} ranges", node.name), TIMEOUT, || {
+        let routes = node.node_routes()?.len();
+        ensure!(routes == ranges, "{routes} routes");
+        Ok(true)
+    })
+}
+
+#[test]
+fn a_thousand_nodes_cost_little_and_leave_nothing() {
+    with_pods(&[], |fabric, pods| {
+        let [one, ..] = &fabric.nodes;
+        let memory = || one.on(|node| node.agent_status("RssAnon"));
+        let (rows, before) = (one.node_rows()?, memory()?);
+        for number in 0..NODES {
+            fabric.api.create(Resource::Nodes, node(number))?;
+        }
+        fabric.nodes.iter().try_for_each(|node| wait_for_routes(node, 4 + 2 * usize::from(NODES)))?;
+        ensure!(one.node_rows()?.len() == rows.len() + 4 * usize::from(NODES));
+        let growth = memory()?.saturating_sub(before);
+        ensure!(growth <= MAX_GROWTH, "{NODES} nodes cost {growth} KiB");
+        wait_until_connected(pods)?;
+        let routes = one.run("ip -4 route show proto 70")?;
+        let direct = routes.lines().filter(|line| line.starts_with("172.") && line.contains("dev uplink"));
+        ensure!(direct.count() == usize::from(NODES) / 10, "{routes}");
+
+        for number in 0..NODES {
+            fabric.api.delete(Resource::Nodes, "", &name(number))?;
+        }
+        fabric.nodes.iter().try_for_each(|node| wait_for_routes(node, 4))?;
+        ensure!(one.node_rows()? == rows);
+        wait_until_connected(pods)
+    })
+    .unwrap();
+}
