@@ -45,7 +45,7 @@ use crate::{
     crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
-    plug::filter::{Filters, LinkFilter, LinkFilters},
+    plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK},
     registry::Attachment,
 };
 use ferrule_vif::Addresses;
@@ -114,10 +114,6 @@ pub enum DataplaneError {
     #[error(transparent)]
     Map(#[from] MapFailure),
 }
-
-const FROM_TUNNEL: &str = "from_tunnel";
-const FROM_UPLINK: &str = "from_uplink";
-const TO_LINK: &str = "to_link";
 
 // === impl Settings ===
 
@@ -270,7 +266,7 @@ impl Dataplane {
     }
 
     /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the number of changes.
-    /// After a failure, the remaining changes are made nevertheless.
+    /// Removes even if a row cannot be written: a full map has room then.
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.

@@ -52,7 +52,8 @@ pub enum Hook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub hook: Hook,
-    /// Whether the filter has the priority and handle of the agent's filters on pods' interfaces.
+    /// Whether the filter has the priority and handle of the agent's filters, and on a link that is no pod's
+    /// their name.
     pub is_ours: bool,
     pub priority: u16,
     /// Such as `bpf` or `flower`.
@@ -75,7 +76,11 @@ pub struct Listed {
 const KIND: &str = "clsact";
 /// First among clsact filters. Foreign XDP and tcx programs still run before.
 const PRIORITY: u16 = 1;
-/// On links that are no pods'. Others have filters there, too, and the first priorities are the usual ones.
+/// The filters of links that are no pods'.
+pub const FROM_TUNNEL: &str = "from_tunnel";
+pub const FROM_UPLINK: &str = "from_uplink";
+pub const TO_LINK: &str = "to_link";
+/// Of these filters. Others have filters on such links, and use the first priorities.
 const LINK_PRIORITY: u16 = 70;
 /// Identifies a filter on a hook, together with the priority.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
@@ -120,7 +125,13 @@ impl Attached {
         }
         let priority = u16::try_from(filter.header.info >> 16).unwrap_or_default();
         let program = program_id(filter);
-        Self { hook, is_ours: is_ours(filter) && chain == 0, priority, kind, name, program }
+        let has_our_place = match priority {
+            PRIORITY => true,
+            LINK_PRIORITY => matches!(name.as_deref(), Some(FROM_TUNNEL | FROM_UPLINK | TO_LINK)),
+            _ => false,
+        };
+        let is_ours = has_our_place && filter.header.handle == HANDLE && chain == 0;
+        Self { hook, is_ours, priority, kind, name, program }
     }
 }
 
@@ -180,7 +191,7 @@ pub fn missing_on_link(
 ) -> Result<Vec<&'static str>, NetlinkError> {
     let mut missing = Vec::new();
     for (hook, it) in filters.by_hook() {
-        let runs = |found: &Attached| found.priority == LINK_PRIORITY && found.program == Some(it.id);
+        let runs = |found: &Attached| found.is_ours && found.program == Some(it.id);
         if !on(host, ifindex, hook)?.iter().any(runs) {
             missing.push(it.name);
         }
@@ -296,10 +307,6 @@ fn filter_at(priority: u16, ifindex: u32, hook: Hook, name: &str, program: Borro
         TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
     ]));
     Request::replace(format!("attach {name}"), RouteNetlinkMessage::NewTrafficFilter(message))
-}
-
-fn is_ours(filter: &TcMessage) -> bool {
-    filter.header.handle == HANDLE && filter.header.info >> 16 == u32::from(PRIORITY)
 }
 
 fn kind(message: &TcMessage) -> Option<&str> {

@@ -19,7 +19,7 @@ pub struct LinkCounters {
 
 pub const SPEC: MapSpec = MapSpec {
     name: "LINK_COUNTERS",
-    setting: "MAX_LINKS",
+    setting: "MAX_LINKS of the build",
     capacity: |_| MAX_LINKS as u32,
     count: count_per_cpu_entries::<VifKey, Traffic>,
 };

@@ -23,7 +23,7 @@ type Trie = LpmTrie<MapData, [u8; 16], NodeEntry>;
 
 pub const SPEC: MapSpec = MapSpec {
     name: "NODES",
-    setting: "MAX_NODE_ENTRIES",
+    setting: "MAX_NODE_ENTRIES of the build",
     capacity: |_| MAX_NODE_ENTRIES as u32,
     count: count_entries,
 };
@@ -44,21 +44,18 @@ impl Nodes {
         Ok(rows)
     }
 
-    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes.
-    /// After a failure, the remaining changes are made nevertheless.
+    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes. The
+    /// rows are removed even if one cannot be written: a full map has room then.
     pub fn set(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
         let actual = self.rows()?;
-        let wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
-        let stray = actual.keys().filter(|key| !wanted.contains_key(key));
-        let (mut changed, mut failed) = (0, Ok(()));
-        let mut note = |result: Result<(), MapFailure>| match result {
-            Ok(()) => changed += 1,
-            // The first failure is the cause.
-            Err(error) => failed = std::mem::replace(&mut failed, Ok(())).and(Err(error)),
-        };
-        wrong.for_each(|(key, row)| note(self.write(*key, *row)));
-        stray.for_each(|key| note(self.pressure.removed(self.map.remove(&trie_key(*key)))));
-        failed.map(|()| changed)
+        let mut wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
+        let written = wrong.try_fold(0, |written, (key, row)| self.write(*key, *row).map(|()| written + 1));
+        let mut stray = actual.keys().filter(|key| !wanted.contains_key(key));
+        let removed = stray.try_fold(0, |removed, key| {
+            let result = self.map.remove(&trie_key(*key));
+            self.pressure.removed(result).map(|()| removed + 1)
+        });
+        Ok(written? + removed?)
     }
 
     /// Adds the rows of another map of this layout that are missing here.
