@@ -1,7 +1,8 @@
 //! `FLOW_STATS`: packets and bytes of each flow of a pod, and records of its first packet, of its end, and of
 //! each minute between.
 //!
-//! A packet is counted once: where the pod that sends it is, or where the receiver is if another host sends it. A
+//! A packet is counted once: where the pod that sends it is, or where the receiver is if another host sends
+//! it. A
 //! packet that the stack translates is counted in two flows, before and after the translation. A direct flow
 //! with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
 

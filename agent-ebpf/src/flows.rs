@@ -5,8 +5,9 @@
 //! address that it never called. So `to_pod` records a flow when the stack delivers a packet from another pod
 //! of this node, and `from_pod` leaves packets of recorded flows to the stack.
 //!
-//! The other end may be a pod of another node: then `to_link` records what the stack sends there, and `to_pod`
-//! what the stack delivers from there, and the programs at uplinks and tunnel leave the replies to the stack.
+//! The other end may be a pod of another node: then `to_link` records what the stack sends there, and
+//! `to_pod` what the stack delivers from there, and the programs at uplinks and tunnel leave the replies to
+//! the stack.
 //!
 //! One entry covers both directions, so that conntrack sees all packets of a flow or none: it classifies a
 //! reply without a request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a
@@ -72,9 +73,9 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
 
-/// Records the flow of a packet that the stack has translated, of the pods behind two host interfaces; `other`
-/// may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than a
-/// fragment header are not recorded.
+/// Records the flow of a packet that the stack has translated, of the pods behind two host interfaces;
+/// `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than
+/// a fragment header are not recorded.
 #[inline(always)]
 pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
     let key = meta

@@ -1,5 +1,5 @@
-//! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to one
-//! of another node, or left to the host's stack.
+//! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to
+//! one of another node, or left to the host's stack.
 
 use agent_common::{DropReason, GATEWAY_MAC, NodeEntry, VifEntry};
 

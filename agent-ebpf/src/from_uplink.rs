@@ -1,5 +1,5 @@
-//! Packets from the wire to the node: dropped if their source is a pod of this node; those of a remote pod go to
-//! a pod of this node.
+//! Packets from the wire to the node: dropped if their source is a pod of this node; those of a remote pod go
+//! to a pod of this node.
 //!
 //! The program runs for every packet that the node receives. Everything else passes, also what is cut off or
 //! malformed: the stack judges that.

@@ -192,8 +192,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Makes the tunnel device send the packet to this address of another node. UDP over IPv6 needs a checksum
-    /// (RFC 8200, 8.1); over IPv4, the inner checksums suffice.
+    /// Makes the tunnel device send the packet to this address of another node. UDP over IPv6 needs a
+    /// checksum (RFC 8200, 8.1); over IPv4, the inner checksums suffice.
     #[inline(always)]
     pub fn set_tunnel(&self, remote: Address) -> bool {
         // As Linux 5.10 knows the struct.

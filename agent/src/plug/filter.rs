@@ -154,8 +154,8 @@ fn replace(ifindex: u32, filters: Filters<'_>) -> [Request; 2] {
     [filter(ifindex, ingress, from_pod, first), filter(ifindex, egress, to_pod, second)]
 }
 
-/// Attaches the filters that a link lacks, and replaces those of an earlier agent atomically. Filters of others
-/// stay. Returns the names of what was attached.
+/// Attaches the filters that a link lacks, and replaces those of an earlier agent atomically. Filters of
+/// others stay. Returns the names of what was attached.
 ///
 /// # Errors
 /// If the kernel refuses, or the link does not exist (`ENODEV`).

@@ -114,7 +114,7 @@ impl Monitor {
         })
     }
 
-    /// As [`Self::read`], undecoded: a netlink message each, truncated to 512 bytes, or `None` for an overrun.
+    /// As [`Self::read`], undecoded: each a message of netlink, cut at 512 bytes, or `None` for an overrun.
     ///
     /// # Errors
     /// If the socket fails.

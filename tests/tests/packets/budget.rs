@@ -33,7 +33,7 @@ fn verified_instructions_stay_within_budget() {
         );
         // The verifier prunes disabled logging.
         assert!(
-            off + off / 2 < on,
+            off + off / 3 < on,
             "{}: {off} verified instructions without logging, {on} with logging",
             program.name()
         );

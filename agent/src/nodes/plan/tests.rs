@@ -1,3 +1,5 @@
+//! What a node should have, for a neighbour and for a node behind a router.
+
 use super::*;
 
 fn ip(text: &str) -> IpAddr {

@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use agent_common::TUNNEL_VNI as VNI;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::{
@@ -19,13 +20,10 @@ use rtnetlink::{
     },
 };
 
-use super::{
-    super::{
-        host_route::ROUTE_PROTOCOL,
-        netlink::{NetlinkError, Request, Socket},
-        parse,
-    },
-    tunnel::VNI,
+use super::super::{
+    host_route::ROUTE_PROTOCOL,
+    netlink::{NetlinkError, Request, Socket},
+    parse,
 };
 
 /// A route to another node's range, or to its address.

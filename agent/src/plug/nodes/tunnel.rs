@@ -69,8 +69,6 @@ pub enum TunnelError {
 }
 
 pub const NAME: &str = "ferrule-vxlan";
-/// VXLAN network identifier. flannel and Cilium use 1 and 2, Calico 4096.
-pub const VNI: u32 = 70;
 /// Outer headers in bytes: IPv4 or IPv6, UDP (8), VXLAN (8), and the inner Ethernet header (14).
 pub const OVERHEAD_IPV4: u32 = 20 + 8 + 8 + 14;
 pub const OVERHEAD_IPV6: u32 = 40 + 8 + 8 + 14;
@@ -257,8 +255,8 @@ fn delete(host: &mut Socket, ifindex: u32) -> Result<(), TunnelError> {
     }
 }
 
-/// Makes the device's addresses the wanted one. The kernel adds a link-local one each time the MTU becomes large
-/// enough for IPv6. Returns whether anything was changed.
+/// Makes the device's addresses the wanted one. The kernel adds a link-local one each time the MTU becomes
+/// large enough for IPv6. Returns whether anything was changed.
 fn set_addresses(host: &mut Socket, ifindex: u32, wanted: &BTreeSet<IpNet>) -> Result<bool, NetlinkError> {
     let present = addresses(host, ifindex)?;
     for address in wanted.difference(&present) {

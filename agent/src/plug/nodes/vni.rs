@@ -3,13 +3,14 @@
 
 use std::io;
 
+use agent_common::TUNNEL_VNI as VNI;
 use nix::errno::Errno;
 use rtnetlink::{
     packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST},
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
-use super::{super::netlink::NetlinkError, tunnel::VNI};
+use super::super::netlink::NetlinkError;
 use crate::crash::{self, Step};
 
 /// `RTM_NEWTUNNEL` in `linux/rtnetlink.h`.
