@@ -76,6 +76,18 @@ fn packets_larger_than_the_receivers_mtu_are_answered_or_fragmented() {
             std::time::Duration::from_secs(5),
             || Ok(node.log().contains("the uplink's MTU has changed")),
         )?;
+        let mtu = format!("mtu {SMALL}");
+        ferrule_tests::sys::wait_until(
+            "the running pod's routes follow",
+            std::time::Duration::from_secs(5),
+            || {
+                let routes = [a.run("ip -4 route show default")?, a.run("ip -6 route show default")?];
+                Ok(routes.iter().all(|routes| routes.contains(&mtu)))
+            },
+        )?;
+        // A pod that believes otherwise.
+        a.run("ip -4 route replace default via 169.254.1.1 dev eth0 onlink")?;
+        a.run("ip -6 route replace default via fe80::1 dev eth0 onlink")?;
         let b = node.attach("b")?;
         anyhow::ensure!(b.run("ip -o link show eth0")?.contains(&format!("mtu {SMALL}")));
         for address in &b.addresses {

@@ -1,4 +1,5 @@
-//! A neighbour on the wire sends packets with the addresses of the node's pods.
+//! A neighbour on the wire sends packets with the addresses of the node's pods: the filter of the uplink drops
+//! them, and so does the filter of the receiving pod where an interface has no such filter.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, PINS, with_agent},
+    node::{Node, PINS, with_agent_without_healing},
     packet::{self, FRAGMENT, IPV4, IPV6, Ipv4, Ipv6, Mac, TCP, UDP},
     pod::Pod,
     sys,
@@ -24,23 +25,48 @@ const SHORT: Duration = Duration::from_millis(200);
 const FAR_V4: [u8; 4] = [203, 0, 113, 9];
 const FAR_V6: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
 
+/// Where forged packets are dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Uplink,
+    Pod,
+}
+
 /// The neighbour's end of the uplink.
 struct Neighbour {
+    dropped_at: Place,
     wire: Wire,
     own: Mac,
     node: Mac,
 }
 
 /// Runs `run` on a node that accepts any source address from the uplink, and drops packets that conntrack
-/// considers invalid.
+/// considers invalid; once as it is, and once without the filter of the uplink.
 fn with_neighbour(
-    run: impl FnOnce(&Node, &Neighbour, &Pod, &Pod) -> anyhow::Result<()> + Send,
+    run: impl Fn(&Node, &Neighbour, &Pod, &Pod) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<()> {
-    with_agent(|node| {
+    [Place::Uplink, Place::Pod].into_iter().try_for_each(|place| with_neighbour_at(place, &run))
+}
+
+fn with_neighbour_at(
+    dropped_at: Place,
+    run: &(impl Fn(&Node, &Neighbour, &Pod, &Pod) -> anyhow::Result<()> + Sync),
+) -> anyhow::Result<()> {
+    with_agent_without_healing(|node| {
+        sys::wait_until("the uplink has its filter", TIMEOUT, || {
+            Ok(sys::run("tc filter show dev uplink ingress")?.contains("from_uplink"))
+        })?;
+        if dropped_at == Place::Pod {
+            sys::run("tc filter del dev uplink ingress pref 70")?;
+        }
         let outside = Path::new("/run/netns/outside");
         let (wire, node_mac) = (Wire::open(outside, "eth0")?, wire::mac("uplink")?);
-        let neighbour =
-            Neighbour { wire, own: sys::in_netns(outside, || wire::mac("eth0"))?, node: node_mac };
+        let neighbour = Neighbour {
+            dropped_at,
+            wire,
+            own: sys::in_netns(outside, || wire::mac("eth0"))?,
+            node: node_mac,
+        };
         let (a, b) = (node.attach("a")?, node.attach("b")?);
         wire::disable_rp_filter()?;
         std::fs::write(
@@ -91,9 +117,22 @@ fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     packet::sealed(source.ip(), destination.ip(), TCP, 16, segment)
 }
 
-fn spoofed(node: &Node, pod: &Pod, address: IpAddr) -> anyhow::Result<u64> {
+/// Whether one forged packet for a pod was dropped, and counted.
+fn is_dropped(node: &Node, neighbour: &Neighbour, pod: &Pod, address: IpAddr) -> anyhow::Result<bool> {
+    Ok(spoofed(node, neighbour, pod, address)? == 1)
+}
+
+fn spoofed(node: &Node, neighbour: &Neighbour, pod: &Pod, address: IpAddr) -> anyhow::Result<u64> {
     let reason = if address.is_ipv4() { "spoofed_ipv4" } else { "spoofed_ipv6" };
-    Ok(node.drops(pod)?.get(reason).copied().unwrap_or_default())
+    match neighbour.dropped_at {
+        Place::Pod => Ok(node.drops(pod)?.get(reason).copied().unwrap_or_default()),
+        Place::Uplink => {
+            let (_, metrics) = node.http("/metrics")?;
+            let name = format!("ferrule_link_drops_total{{interface=\"uplink\",reason=\"{reason}\"}} ");
+            let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+            Ok(line.map_or(Ok(0), str::parse)?)
+        }
+    }
 }
 
 fn stack_flows() -> anyhow::Result<usize> {
@@ -117,7 +156,7 @@ fn neighbour_cannot_send_as_a_pod_of_the_node() {
             let forged = datagram(a_address, b_address, b"forged");
             neighbour.send(a_address, b_address, UDP, &forged)?;
             ensure!(server.recv(&mut room).is_err(), "the forged packet was delivered");
-            ensure!(spoofed(node, b, b_address)? == 1, "{:?}", node.drops(b)?);
+            ensure!(is_dropped(node, neighbour, b, b_address)?, "{:?}", node.drops(b)?);
             ensure!(stack_flows()? == 0, "the forged packet is recorded as a flow");
         }
         Ok(())
@@ -143,7 +182,7 @@ fn neighbour_cannot_send_fragments_as_a_pod_of_the_node() {
             let arrived = server.recv(&mut [0; 4000]).is_ok();
             ensure!(arrived == passes, "fragments from {source}: arrived: {arrived}, {:?}", node.drops(b)?);
         }
-        ensure!(spoofed(node, b, b_address)? > 0, "{:?}", node.drops(b)?);
+        ensure!(spoofed(node, neighbour, b, b_address)? > 0, "{:?}", node.drops(b)?);
         Ok(())
     })
     .unwrap();
@@ -173,8 +212,11 @@ fn forged_syn_into_a_live_connection_changes_nothing() {
                 server.write_all(b"pong")?;
                 client.read_exact(&mut [0; 4]).with_context(|| format!("round trip {round}"))?;
             }
+            // At the uplink, one counter for both.
+            let counts = if neighbour.dropped_at == Place::Uplink { 2 } else { 1 };
             sys::wait_until("the forged packets are counted", TIMEOUT, || {
-                Ok(spoofed(node, b, b_address)? == 1 && spoofed(node, a, a_address)? == 1)
+                let of = |pod, address| spoofed(node, neighbour, pod, address);
+                Ok(of(b, b_address)? == counts && of(a, a_address)? == counts)
             })?;
         }
         ensure!(stack_flows()? == 0);

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 use tokio::{
-    sync::watch::Receiver,
+    sync::watch::{Receiver, channel},
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
 };
@@ -68,7 +68,12 @@ impl LocalNetwork {
                 Elsewhere::Networks(config.vif_cidrs.clone())
             }
         };
-        Self { registry, masquerade, elsewhere, nodes: OnceLock::new(), routes: Mutex::default() }
+        let nodes = OnceLock::new();
+        if let Some(ranges) = &config.pod_cidrs {
+            // There are no others, and no list to wait for.
+            let _ = nodes.set(channel(Arc::new(Nodes::only(ranges.nets()))).1);
+        }
+        Self { registry, masquerade, elsewhere, nodes, routes: Mutex::default() }
     }
 
     /// Prepares the node for ranges, and then hands them to the IPAM: with the ranges, ADDs begin. Routes and

@@ -106,7 +106,7 @@ impl Keeper {
         let mut state = self.state();
         state.nodes = nodes;
         let done = self.pass(&mut state);
-        self.ready.healthy("the nodes of the cluster are known");
+        self.ready.healthy("the nodes of the cluster are known and routed to");
         match done {
             Ok(()) => {
                 self.report(&state);

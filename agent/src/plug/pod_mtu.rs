@@ -37,6 +37,9 @@ pub fn follow(netns: &Netns, ifname: &IfName, vif: &Vif, path_mtu: u32) -> Resul
         }
     }
     let count = requests.len();
+    if count == 0 {
+        return Ok(0);
+    }
     match pod.batch(requests) {
         // The pod has deleted a route meanwhile.
         Err(error) if error.is(Errno::ENOENT) => Ok(0),
