@@ -92,6 +92,18 @@ impl Cluster {
         node.start_agent_with(&[&follow[..], flags].concat())
     }
 
+    /// Whether the agent has set the condition `NetworkUnavailable` of its Node to False.
+    #[must_use]
+    pub fn has_announced(&self) -> bool {
+        let node = self.api.get(Resource::Nodes, "", NODE).unwrap_or_default();
+        let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
+        let wanted = |it: &Value| {
+            it.get("type").is_some_and(|it| it == "NetworkUnavailable")
+                && it.get("status").is_some_and(|it| it == "False")
+        };
+        conditions.is_some_and(|all| all.iter().any(wanted))
+    }
+
     /// Creates a pod in the API, bound to the node, and its network namespace. The pod is not attached.
     ///
     /// # Errors

@@ -224,7 +224,7 @@ fn keep_nodes(
         config.self_heal == Switch::On,
         (
             health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
-            health.component("nodes-routed", true, "the nodes of the cluster are not known yet"),
+            health.component("node-list", true, "the nodes of the cluster are not known yet"),
         ),
     ));
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));

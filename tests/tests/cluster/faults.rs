@@ -123,6 +123,8 @@ fn expired_token_is_read_again() {
         cluster.api.kubeconfig(std::path::Path::new(KUBECONFIG), Some("first"))?;
         cluster.start_agent(node, &["--vif-source", "annotation"])?;
         follows(node, &cluster, 10)?;
+        // Otherwise this request could be the one that finds the token expired.
+        wait_until("the agent has said that it serves", TIMEOUT, || Ok(cluster.has_announced()))?;
         cluster.api.kubeconfig(std::path::Path::new(KUBECONFIG), Some("second"))?;
         cluster.api.switch(Switch::SetTokens { tokens: Some(vec!["second".to_owned()]) });
         cluster.api.switch(Switch::CutWatches { which: Which::default() });

@@ -73,9 +73,9 @@ fn condition(cluster: &Cluster) -> anyhow::Result<Option<Value>> {
 #[test]
 fn a_range_that_overlaps_this_nodes_is_refused_with_an_event_until_it_is_given_back() {
     with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        wait_for_a_younger_one();
         cluster.api.create(Resource::Nodes, node_at("node-2", &["10.244.1.0/24"], &["192.0.2.2"]))?;
         expect(node, "cluster", &[" healthy", "this node and 1 others"])?;
-        wait_for_a_younger_one();
         cluster.api.create(Resource::Nodes, node_at("node-3", &["10.244.0.0/16"], &["192.0.2.3"]))?;
         expect(node, "cluster", &["unhealthy", "10.244.0.0/16 of node-3", "of the node node-1"])?;
         wait_until("the node has an Event", TIMEOUT, || {
