@@ -121,7 +121,15 @@ impl Member {
     /// # Errors
     /// As [`Self::register`].
     pub fn register_with(&self, ranges: &[&str]) -> anyhow::Result<()> {
-        let object = objects::with_addresses(objects::node(self.name, ranges), &self.addresses);
+        self.register_as(ranges, &self.addresses)
+    }
+
+    /// As [`Self::register`], with other ranges and addresses.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_as(&self, ranges: &[&str], addresses: &[IpAddr]) -> anyhow::Result<()> {
+        let object = objects::with_addresses(objects::node(self.name, ranges), addresses);
         self.api.create(Resource::Nodes, object)?;
         Ok(())
     }

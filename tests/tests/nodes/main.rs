@@ -9,3 +9,4 @@ mod many;
 mod paths;
 mod proxy;
 mod services;
+mod ways;

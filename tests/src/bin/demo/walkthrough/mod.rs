@@ -58,14 +58,8 @@ fn operator_tools(node: &Node, pods: &[&Pod], report: &mut Report) -> anyhow::Re
         }
         Ok(())
     })?;
-    for (map, key) in
-        [("VIFS", "by interface"), ("ENDPOINTS", "by address"), ("VIF_COUNTERS", "packets and drops")]
-    {
-        let line = format!("bpftool map dump pinned {PINS}/{map}");
-        let dump = sys::run(&line)?;
-        // Only the first entry, to keep the output readable.
-        let first: Vec<&str> = dump.lines().take_while(|line| !line.starts_with("    },{")).collect();
-        report.output(&format!("{line}    ({key}; first entry)"), &first.join("\n"));
+    for (map, key) in [("VIFS", "by interface"), ("ENDPOINTS", "by address")] {
+        let dump = show_map(map, key, report)?;
         if map == "VIFS" {
             report.fact("VIFS names every pod", || {
                 for pod in pods {
@@ -77,6 +71,16 @@ fn operator_tools(node: &Node, pods: &[&Pod], report: &mut Report) -> anyhow::Re
         }
     }
     Ok(())
+}
+
+/// Shows the first entry of a map, and returns all of it.
+fn show_map(map: &str, key: &str, report: &Report) -> anyhow::Result<String> {
+    let line = format!("bpftool map dump pinned {PINS}/{map}");
+    let dump = sys::run(&line)?;
+    // Only the first entry, to keep the output readable.
+    let first: Vec<&str> = dump.lines().take_while(|line| !line.starts_with("    },{")).collect();
+    report.output(&format!("{line}    ({key}; first entry)"), &first.join("\n"));
+    Ok(dump)
 }
 
 fn anti_spoofing(node: &Node, from: &Pod, to: &Pod, report: &mut Report) -> anyhow::Result<()> {

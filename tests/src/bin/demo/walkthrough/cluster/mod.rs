@@ -56,6 +56,7 @@ pub(crate) fn run(fabric: &Fabric, report: &mut Report) -> anyhow::Result<()> {
     let [one, two, three] = &fabric.nodes;
     report.output("ferrulectl status", &one.status()?);
     one.on(|node| super::operator_tools(node, &[&pods.web, &pods.vip], report))?;
+    one.on(|_| super::show_map("NODES", "by range and address: the node, and the way there", report))?;
     // Node 2 has lost the range of the first pod there.
     pods.db = new;
     one.on(|node| super::anti_spoofing(node, &pods.web, &pods.job, report))?;

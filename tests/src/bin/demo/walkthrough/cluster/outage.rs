@@ -14,6 +14,7 @@ use crate::report::Report;
 /// Until the demo ends the outage.
 const LONG_MS: u64 = 600_000;
 const PODS: &str = r#"ferrule_watch_objects{source="pods"}"#;
+const UNSAVED: &str = r#"ferrule_watch_unsaved{source="pods"}"#;
 const LISTS: &str = r#"ferrule_watch_lists_total{source="pods"}"#;
 
 /// Returns the pods of node 1 that were attached during and after the outage.
@@ -28,7 +29,9 @@ pub(super) fn without_api_server(
     let attached = one.on(|node| node.attachments())?.len();
     // vip-0 has two interfaces.
     let known = (attached - 1 + 2) as f64;
-    wait_until("the agent knows the pods", TIMEOUT, || Ok(one.on(|node| node.metric(PODS))? == known))?;
+    wait_until("the agent has stored the pods", TIMEOUT, || {
+        one.on(|node| Ok(node.metric(PODS)? == known && node.metric(UNSAVED)? == 0.0))
+    })?;
     fabric.api.switch(Switch::Restart { pause_ms: LONG_MS, history: History::Compacted });
     delete(fabric, &gone)?;
     let to = pods.job.addresses.first().context("no address")?.to_string();

@@ -1,0 +1,166 @@
+//! Which way packets take to another node, by settings, addresses and the node's own routes.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, ensure};
+use ferrule_tests::{
+    capture::Frame,
+    fabric::{Fabric, Member, on_fabric, underlay::ROUTER, with_fabric},
+    packet::UDP,
+    pod::Pod,
+    sys,
+};
+
+use crate::fixture::{TIMEOUT, captured, of, wait_until_connected, with_pods};
+
+fn attach(fabric: &Fabric) -> anyhow::Result<[Pod; 3]> {
+    let [one, two, three] = &fabric.nodes;
+    Ok([one.attach("a")?, two.attach("b")?, three.attach("c")?])
+}
+
+/// Waits until a ping's own way, not its reply's, is as judged on the sender's wire.
+fn wait_for_way(
+    node: &Member,
+    from: &Pod,
+    to: IpAddr,
+    judge: impl Fn(&ferrule_tests::capture::Frames) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{} takes another way to {to}", from.name), TIMEOUT, || {
+        let frames = captured(node, || from.ping(&to.to_string()).map(drop))?;
+        judge(&frames.to(to))?;
+        Ok(true)
+    })
+}
+
+#[test]
+fn vxlan_can_be_forced_between_neighbours() {
+    with_pods(&["--node-routes", "vxlan"], |fabric, [a, b, _]| {
+        let [one, two, _] = &fabric.nodes;
+        for (from, to) in a.addresses.iter().zip(&b.addresses) {
+            let frames = captured(one, || a.ping(&to.to_string()).map(drop))?;
+            frames.between(*from, *to).expect_tunnelled(&one.addresses, &two.addresses)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn direct_routes_can_be_forced_where_the_fabric_knows_the_ranges() {
+    with_fabric(&["--node-routes", "direct"], |fabric| {
+        for node in &fabric.nodes {
+            for (range, via) in node.ranges.iter().zip(&node.addresses) {
+                sys::run(&format!("ip -n {ROUTER} route add {range} via {via}"))?;
+            }
+        }
+        let pods = attach(fabric)?;
+        wait_until_connected(&pods)?;
+        let ([one, ..], [a, _, c]) = (&fabric.nodes, &pods);
+        for (from, to) in a.addresses.iter().zip(&c.addresses) {
+            let frames = captured(one, || a.ping(&to.to_string()).map(drop))?;
+            frames.between(*from, *to).expect_bare()?;
+        }
+        ensure!(one.run("ip -o link show type vxlan")?.is_empty(), "there is a tunnel");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn routes_can_be_left_to_others() {
+    with_fabric(&["--node-routes", "off"], |fabric| {
+        let pods = attach(fabric)?;
+        let ([one, two, three], [a, b, _]) = (&fabric.nodes, &pods);
+        for node in [one, two, three] {
+            ensure!(node.node_routes()?.is_empty(), "{:?}", node.node_routes()?);
+            ensure!(node.run("ip -o link show type vxlan")?.is_empty(), "there is a tunnel");
+        }
+        // By what others add, here by hand.
+        for (node, other) in [(one, two), (two, one)] {
+            for (range, via) in other.ranges.iter().zip(&other.addresses) {
+                node.run(&format!("ip route add {range} via {via} proto bird"))?;
+            }
+        }
+        wait_until_connected(&[a.clone(), b.clone()])?;
+        for (from, to) in a.addresses.iter().zip(&b.addresses) {
+            let frames = captured(one, || a.ping(&to.to_string()).map(drop))?;
+            frames.between(*from, *to).expect_bare()?;
+        }
+        ensure!(one.run("ip route show proto bird")?.contains(&two.ranges[0]), "the foreign route is gone");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_port_of_the_tunnel_is_a_setting() {
+    with_pods(&["--tunnel-port", "8472"], |fabric, [a, _, c]| {
+        let [one, _, three] = &fabric.nodes;
+        for to in &c.addresses {
+            let frames = captured(one, || a.ping(&to.to_string()).map(drop))?;
+            let is_tunnelled = |it: &&Frame| {
+                let packet = &it.packet;
+                packet.protocol == UDP
+                    && packet.ports.is_some_and(|(_, to)| to == 8472)
+                    && one.addresses.contains(&packet.source)
+                    && three.addresses.contains(&packet.destination)
+            };
+            ensure!(frames.0.iter().any(|it| is_tunnelled(&it)), "{frames}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_way_is_chosen_again_when_the_nodes_routes_change() {
+    with_pods(&[], |fabric, [a, b, _]| {
+        let [one, two, _] = &fabric.nodes;
+        for (family, router) in ["192.0.2.254", "2001:db8:1::254"].into_iter().enumerate() {
+            let (to, neighbour) = (of(&b.addresses, family)?, of(&two.addresses, family)?);
+            let flag = if family == 0 { "-4" } else { "-6" };
+            let route = format!("{neighbour} via {router} dev uplink");
+            one.run(&format!("ip {flag} route add {route}"))?;
+            wait_for_way(one, a, to, |sent| sent.expect_tunnelled(&one.addresses, &two.addresses))?;
+            one.run(&format!("ip {flag} route del {route}"))?;
+            wait_for_way(one, a, to, |sent| sent.expect_bare())?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pods_of_both_families_reach_each_other_over_an_underlay_of_one() {
+    for family in 0..2 {
+        on_fabric(|fabric| {
+            for node in &fabric.nodes {
+                let ranges = node.ranges.each_ref().map(String::as_str);
+                node.register_as(&ranges, &[of(&node.addresses, family)?])?;
+            }
+            fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
+            fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
+            let pods = attach(fabric)?;
+            wait_until_connected(&pods)?;
+            let ([one, two, three], [a, b, c]) = (&fabric.nodes, &pods);
+            for inner in 0..2 {
+                let of = |pod: &Pod| of(&pod.addresses, inner);
+                let frames = captured(one, || {
+                    b.ping(&of(a)?.to_string())?;
+                    c.ping(&of(a)?.to_string()).map(drop)
+                })?;
+                let near = frames.between(of(a)?, of(b)?);
+                let (own, other) = (&one.addresses[family..=family], &two.addresses[family..=family]);
+                if inner == family {
+                    near.expect_bare()?
+                } else {
+                    near.expect_tunnelled(own, other)?
+                }
+                frames.between(of(a)?, of(c)?).expect_tunnelled(own, &three.addresses[family..=family])?;
+            }
+            Ok(())
+        })
+        .with_context(|| format!("family {family}"))
+        .unwrap();
+    }
+}
