@@ -14,11 +14,12 @@ use crate::{
 
 /// Limits of verified instructions, a little above the current numbers, so that a regression is seen. The
 /// kernel's limit is a million. Kernels differ in how they prune.
-const BUDGET: [(Program, u32); 4] = [
+const BUDGET: [(Program, u32); 5] = [
     (Program::FromPod, 54_000),
-    (Program::ToPod, 36_000),
-    (Program::FromTunnel, 3_200),
-    (Program::FromUplink, 1_200),
+    (Program::ToPod, 48_000),
+    (Program::FromTunnel, 14_600),
+    (Program::FromUplink, 13_800),
+    (Program::ToLink, 18_800),
 ];
 
 #[test]
@@ -34,9 +35,9 @@ fn verified_instructions_stay_within_budget() {
             "{}: {off} verified instructions, over the budget of {budget}",
             program.name()
         );
-        // The verifier prunes disabled logging.
+        // The verifier prunes disabled logging. One program logs nothing.
         assert!(
-            off + off / 2 < on,
+            off + off / 4 < on || program == Program::ToLink,
             "{}: {off} verified instructions without logging, {on} with logging",
             program.name()
         );
