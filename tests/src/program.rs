@@ -36,6 +36,7 @@ pub enum Program {
     ToPod,
     FromTunnel,
     FromUplink,
+    ToLink,
 }
 
 /// Log level of the programs: values of `AYA_LOG_LEVEL`.
@@ -123,7 +124,7 @@ pub fn with_programs<T: Send>(
 // === impl Program ===
 
 impl Program {
-    pub const ALL: [Self; 4] = [Self::FromPod, Self::ToPod, Self::FromTunnel, Self::FromUplink];
+    pub const ALL: [Self; 5] = [Self::FromPod, Self::ToPod, Self::FromTunnel, Self::FromUplink, Self::ToLink];
 
     /// The program's name in the object.
     pub fn name(self) -> &'static str {
@@ -132,6 +133,7 @@ impl Program {
             Self::ToPod => "to_pod",
             Self::FromTunnel => "from_tunnel",
             Self::FromUplink => "from_uplink",
+            Self::ToLink => "to_link",
         }
     }
 }
@@ -266,7 +268,7 @@ impl Programs {
         tc::qdisc_add_clsact(interface)?;
         let direction = match program {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
-            Program::ToPod => TcAttachType::Egress,
+            Program::ToPod | Program::ToLink => TcAttachType::Egress,
         };
         classifier(&mut self.ebpf, program)?.attach(interface, direction)?;
         Ok(())

@@ -111,7 +111,17 @@ impl Size {
     /// The bounds of growth prove nothing if the measurements are of nothing.
     fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
         ensure!(
-            self.pins == ["ENDPOINTS", "EVENTS", "FLOW_RINGS", "STACK_FLOWS", "VIFS", "VIF_COUNTERS"],
+            self.pins
+                == [
+                    "ENDPOINTS",
+                    "EVENTS",
+                    "FLOW_RINGS",
+                    "LINK_COUNTERS",
+                    "NODES",
+                    "STACK_FLOWS",
+                    "VIFS",
+                    "VIF_COUNTERS"
+                ],
             "{self:?}"
         );
         ensure!(self.programs == 2 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
-const PROGRAMS: [&str; 4] = ["from_pod", "to_pod", "from_tunnel", "from_uplink"];
+const PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
 const MAPS: [&str; 13] = [
     "VIFS",
     "ENDPOINTS",

@@ -179,7 +179,10 @@ fn status_shows_lost_pins_at_once() {
         sys::run("umount -l /sys/fs/bpf")?;
         let (is_healthy, why) = component(node, "pins")?;
         ensure!(
-            !is_healthy && why.contains("VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, EVENTS"),
+            !is_healthy
+                && why.contains(
+                    "VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS, EVENTS"
+                ),
             "{why}"
         );
         // Neither running nor new pods depend on the pins.

@@ -329,7 +329,9 @@ impl Counted {
             Self::Drop(reason) => {
                 let traffic = match program {
                     Program::FromPod => &mut counters.egress,
-                    Program::ToPod | Program::FromTunnel | Program::FromUplink => &mut counters.ingress,
+                    Program::ToPod | Program::FromTunnel | Program::FromUplink | Program::ToLink => {
+                        &mut counters.ingress
+                    }
                 };
                 *drop_counter(&mut traffic.drops, reason) += 1;
             }

@@ -86,6 +86,7 @@ fn maps_of_a_namespace_without_pods_are_taken_over_from_another() {
         node.kill_agent()?;
         // As left by a namespace that is gone: entries, and an owner, but no interface with filters.
         sys::run(&format!("ip link del {host}"))?;
+        sys::run("tc qdisc del dev uplink clsact")?;
         let record = "/sys/fs/bpf/ferrule/netns";
         fs::remove_file(record)?;
         std::os::unix::fs::symlink("net:[1] cookie 999999", record)?;

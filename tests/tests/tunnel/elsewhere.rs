@@ -13,14 +13,17 @@ use ferrule_tests::{
     sys,
     wire::{self, Wire},
 };
+use serde_json::Value;
 
-use crate::underlay::{LIMIT, OUTSIDE, TUNNEL, ip, query, vxlan, with_underlay};
+use crate::underlay::{LIMIT, OUTSIDE, ip, query, vxlan, with_underlay};
 
 #[test]
 fn a_pod_cannot_send_into_the_tunnel() {
     with_underlay(|underlay| {
-        let dropped =
-            || anyhow::Ok(underlay.node.drops(underlay.pod)?.get("tunnel").copied().unwrap_or_default());
+        let dropped = || {
+            let counters = underlay.programs.counters()?;
+            anyhow::Ok(counters.get(&underlay.host_ifindex).map_or(0, |it| it.egress.drops.tunnel))
+        };
         for family in underlay.families()? {
             let frame = query(family.senders_pod, family.pod);
             for node in [family.node, family.sender] {
@@ -28,7 +31,7 @@ fn a_pod_cannot_send_into_the_tunnel() {
                 for payload in
                     [vxlan(TUNNEL_VNI, &frame), vxlan(TUNNEL_VNI, &[frame.clone(), data(4000)].concat())]
                 {
-                    let before: u64 = dropped()?;
+                    let before = dropped()?;
                     let from = SocketAddr::new(family.pod, 0);
                     let socket = sys::bind_in(underlay.pod.path(), from, UdpSocket::bind)?;
                     socket.send_to(&payload, SocketAddr::new(node, TUNNEL_PORT))?;
@@ -90,36 +93,37 @@ fn the_uplink_refuses_packets_with_a_pods_source() {
 fn drops_of_links_are_shown_without_a_sender_and_counted_by_reason() {
     with_underlay(|underlay| {
         let [inner, _] = underlay.families()?;
+        underlay.node.start_again()?;
+        let outside = Path::new(OUTSIDE);
+        let neighbour = Wire::open(outside, "eth0")?;
+        let (own, node) = (sys::in_netns(outside, || wire::mac("eth0"))?, wire::mac("uplink")?);
+        let before = underlay.counted(1)?.drops.spoofed_ipv4;
         // As the pod itself, which has not sent it.
-        let forged = query(inner.pod, inner.pod);
-        underlay.expect("forged", 0, (Some(DropReason::TunnelInner), 0), || {
-            underlay.send([inner.sender, inner.node], TUNNEL_VNI, &forged)
-        })?;
+        let mut forged = query(inner.pod, inner.pod);
+        forged.splice(..12, [node, own].concat());
+        neighbour.send(&forged)?;
         let mut shown = String::new();
         sys::wait_until("a record", LIMIT, || {
             shown = underlay.node.ctl(&["drops", "-o", "json"])?;
-            Ok(shown.contains("tunnel_inner"))
+            Ok(shown.contains("spoofed_ipv4"))
         })?;
-        let record: serde_json::Value =
-            serde_json::from_str(shown.lines().find(|it| it.contains("tunnel_inner")).context("no record")?)?;
-        let text =
-            |pointer: &str| record.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+        let record: Value =
+            serde_json::from_str(shown.lines().find(|it| it.contains("spoofed_ipv4")).context("no record")?)?;
+        let text = |pointer: &str| record.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         ensure!(text("/flow/source/pod_name").is_empty(), "{record:#}");
         ensure!(text("/flow/destination/pod_name") == "a", "{record:#}");
         ensure!(text("/flow/traffic_direction") == "INGRESS", "{record:#}");
 
-        let status: serde_json::Value = serde_json::from_str(&underlay.node.ctl(&["status", "-o", "json"])?)?;
-        let links = status.get("links").and_then(serde_json::Value::as_array).context("no links")?;
-        let tunnel = links.iter().find(|it| it.get("interface").is_some_and(|name| name == TUNNEL));
-        let drops =
-            tunnel.and_then(|it| it.pointer("/drops/tunnel_inner")).and_then(serde_json::Value::as_u64);
-        ensure!(drops == Some(1), "{status:#}");
+        let status: Value = serde_json::from_str(&underlay.node.ctl(&["status", "-o", "json"])?)?;
+        let links = status.get("links").and_then(Value::as_array).context("no links")?;
+        let uplink = links.iter().find(|it| it.get("interface").is_some_and(|name| name == "uplink"));
+        let drops = uplink.and_then(|it| it.pointer("/drops/spoofed_ipv4")).and_then(Value::as_u64);
+        ensure!(drops == Some(before + 1), "{status:#}");
         let of = |reason: &str| {
-            underlay
-                .node
-                .count(&format!("ferrule_link_drops_total{{interface=\"{TUNNEL}\",reason=\"{reason}\"}}"))
+            let labels = format!("interface=\"uplink\",reason=\"{reason}\"");
+            underlay.node.count(&format!("ferrule_link_drops_total{{{labels}}}"))
         };
-        ensure!(of("tunnel_inner")? == 1.0 && of("tunnel_outer")? == 0.0);
+        ensure!(of("spoofed_ipv4")? == (before + 1) as f64 && of("tunnel_outer")? == 0.0);
         Ok(())
     })
     .unwrap();

@@ -16,12 +16,16 @@ use ferrule_tests::{
     program::{Program, Programs},
     sys, wire,
 };
+use nix::net::if_::if_nametoindex;
 
 /// A node's end of the tunnel and of the uplink, with the programs attached and a pod behind. Two other nodes
 /// and a stranger are outside.
 pub struct Underlay<'a> {
-    pub node: &'a Node,
+    /// Without a running agent.
+    pub node: &'a mut Node,
     pub pod: &'a Pod,
+    /// Of the pod's host interface.
+    pub host_ifindex: u32,
     pub programs: Programs,
     /// Of the tunnel device and of the uplink.
     links: [u32; 2],
@@ -84,16 +88,14 @@ pub fn with_underlay(run: impl FnOnce(&mut Underlay<'_>) -> anyhow::Result<()> +
             sys::run(&format!("ip -n outside addr add 2001:db8::{host}/64 dev eth0 nodad"))?;
         }
         wire::disable_rp_filter()?;
+        let host_ifindex = node.host_ifindex(&pod)?;
+        // From here on, the agent's filters and maps, which it would keep as it wants them.
+        node.kill_agent()?;
         let mut programs = Programs::load_pinned(PINS)?;
         fill_nodes(&mut programs, 1)?;
-        let links = [(TUNNEL, Program::FromTunnel), ("uplink", Program::FromUplink)];
-        let links = links.map(|(name, program)| {
-            let ifindex = nix::net::if_::if_nametoindex(name)?;
-            programs.start_counting_link(ifindex)?;
-            programs.attach(program, name)?;
-            anyhow::Ok(ifindex)
-        });
-        let [Ok(tunnel), Ok(uplink)] = links else { anyhow::bail!("cannot attach: {links:?}") };
+        let links = [if_nametoindex(TUNNEL)?, if_nametoindex("uplink")?];
+        links.into_iter().try_for_each(|link| programs.start_counting_link(link))?;
+        programs.attach(Program::FromTunnel, TUNNEL)?;
         let server = |address: Option<&IpAddr>| {
             let address = SocketAddr::new(*address.context("no address")?, SERVER);
             let server = sys::bind_in(pod.path(), address, UdpSocket::bind)?;
@@ -101,7 +103,7 @@ pub fn with_underlay(run: impl FnOnce(&mut Underlay<'_>) -> anyhow::Result<()> +
             anyhow::Ok(server)
         };
         let servers = [server(pod.addresses.first())?, server(pod.addresses.get(1))?];
-        run(&mut Underlay { node, pod: &pod, programs, links: [tunnel, uplink], servers })
+        run(&mut Underlay { node, pod: &pod, host_ifindex, programs, links, servers })
     })
 }
 
@@ -123,7 +125,8 @@ pub fn fill_nodes(programs: &mut Programs, own: u32) -> anyhow::Result<()> {
         ("fd00:10:244:3::", 64, 3, 0),
     ] {
         let flags = if id == own { flags | NodeEntry::OWN } else { flags };
-        programs.add_node(NodeKey::new(ip(address)?, len), NodeEntry { id, flags, address: [0; 16] })?;
+        programs
+            .add_node(NodeKey::new(ip(address)?, len), NodeEntry { id, flags, ..NodeEntry::default() })?;
     }
     Ok(())
 }
