@@ -153,9 +153,11 @@ fn status_50_names_the_component_that_blocks_add() {
     on_node(|node| {
         start_without_api_server(node, &[])?;
         let reported = components(node, NOT_AVAILABLE)?;
-        let [ranges] = reported.as_slice() else { anyhow::bail!("{reported:?}") };
-        ensure!(ranges["name"] == "ranges" && ranges["state"] == "starting", "{ranges}");
-        ensure!(ranges["affects"] == "new-pods", "{ranges}");
+        let [nodes, ranges] = reported.as_slice() else { anyhow::bail!("{reported:?}") };
+        for (it, name) in [(nodes, "node-list"), (ranges, "ranges")] {
+            ensure!(it["name"] == name && it["state"] == "starting", "{it}");
+            ensure!(it["affects"] == "new-pods", "{it}");
+        }
         ensure!(node.http("/readyz")?.0 == 503);
         Ok(())
     })

@@ -125,7 +125,7 @@ fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
         })?;
         let (failures, conflicts) =
             (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
-        ensure!((failures, conflicts) == (24, 6), "{failures} failures and {conflicts} conflicts for 6 maps");
+        ensure!((failures, conflicts) == (32, 8), "{failures} failures and {conflicts} conflicts for 8 maps");
         sys::run("umount /sys/fs/bpf")?;
         sys::wait_until("the pins are back", TIMEOUT, || Ok(verify()?.0 == Some(0)))
     })
