@@ -115,7 +115,7 @@ fn removed_or_hidden_pins_are_restored_with_the_same_maps() {
     with_short_period(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);
         let before = pinned()?;
-        ensure!(before.len() == 6, "{before:?}");
+        ensure!(before.len() == 8, "{before:?}");
         for (number, damage) in [
             (6.0, format!("rm -r {PINS}")),
             (7.0, format!("rm {PINS}/STACK_FLOWS")),
@@ -202,7 +202,7 @@ fn a_new_directory_of_pins_is_locked_and_marked() {
         for damage in [format!("rm -r {directory}"), "mount -t bpf bpf /sys/fs/bpf".to_owned()] {
             sys::run(&damage)?;
             sys::wait_until("the pins are restored", TIMEOUT, || Ok(component(node, "pins")?.0))?;
-            ensure!(pinned()?.len() == 6, "{:?}", pinned()?);
+            ensure!(pinned()?.len() == 8, "{:?}", pinned()?);
             ensure!(is_locked()?, "the lock is on another directory after {damage}");
             ensure!(fs::read_link(format!("{directory}/netns"))? == owner);
         }
