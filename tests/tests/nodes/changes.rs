@@ -14,8 +14,8 @@ use crate::fixture::{TIMEOUT, captured, wait_until_reached, with_pods};
 
 const NEW_RANGES: [&str; 2] = ["10.245.2.0/24", "fd00:10:245:2::/64"];
 
-/// Waits until a node has routes to exactly these ranges of other nodes, and exactly their rows and its own in
-/// the map `NODES`.
+/// Waits until a node has routes to exactly these ranges of other nodes, and exactly their rows and its own
+/// in the map `NODES`.
 fn wait_until_exact(node: &Member, others: &[(&Member, &[&str])]) -> anyhow::Result<()> {
     let host = |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
     let ranges = others.iter().flat_map(|(_, ranges)| ranges.iter().map(|it| (*it).to_owned()));
@@ -113,7 +113,7 @@ fn nodes_deleted_while_the_agent_was_down_leave_nothing() {
 }
 
 #[test]
-fn nodes_that_swap_their_ranges_are_told_apart_whatever_the_order_of_the_events() {
+fn nodes_that_swap_their_ranges_are_reached_whatever_the_order_of_the_events() {
     with_pods(&[], |fabric, [a, b, c]| {
         let [one, two, three] = &fabric.nodes;
         two.on(|node| node.runtime()?.del(b))?;
