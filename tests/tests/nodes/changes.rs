@@ -4,18 +4,20 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    apiserver::Resource,
     fabric::{Member, destination},
     pod::Pod,
     probe::Probe,
     sys,
 };
+use serde_json::json;
 
-use crate::fixture::{TIMEOUT, captured, wait_until_reached, with_pods};
+use crate::fixture::{TIMEOUT, captured, wait_until_connected, wait_until_reached, with_pods};
 
 const NEW_RANGES: [&str; 2] = ["10.245.2.0/24", "fd00:10:245:2::/64"];
 
-/// Waits until a node has routes to exactly these ranges of other nodes, and exactly their rows and its own in
-/// the map `NODES`.
+/// Waits until a node has routes to exactly these ranges of other nodes, and exactly their rows and its own
+/// in the map `NODES`.
 fn wait_until_exact(node: &Member, others: &[(&Member, &[&str])]) -> anyhow::Result<()> {
     let host = |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
     let ranges = others.iter().flat_map(|(_, ranges)| ranges.iter().map(|it| (*it).to_owned()));
@@ -113,7 +115,7 @@ fn nodes_deleted_while_the_agent_was_down_leave_nothing() {
 }
 
 #[test]
-fn nodes_that_swap_their_ranges_are_told_apart_whatever_the_order_of_the_events() {
+fn nodes_that_swap_their_ranges_are_reached_whatever_the_order_of_the_events() {
     with_pods(&[], |fabric, [a, b, c]| {
         let [one, two, three] = &fabric.nodes;
         two.on(|node| node.runtime()?.del(b))?;
@@ -142,5 +144,37 @@ fn nodes_that_swap_their_ranges_are_told_apart_whatever_the_order_of_the_events(
         Ok(())
     })
     .context("node 2 and node 3 swap")
+    .unwrap();
+}
+
+#[test]
+fn a_node_with_other_addresses_is_reached_there() {
+    const NEW: [&str; 2] = ["192.0.2.22", "2001:db8:1::22"];
+    with_pods(&[], |fabric, pods| {
+        let [one, two, three] = &fabric.nodes;
+        let [a, b, c] = pods;
+        let addresses = NEW.map(|address| json!({ "type": "InternalIP", "address": address }));
+        for ((new, old), length) in NEW.iter().zip(&two.addresses).zip([24, 64]) {
+            two.run(&format!("ip addr del {old}/{length} dev uplink"))?;
+            two.run(&format!("ip addr add {new}/{length} dev uplink nodad"))?;
+        }
+        for (family, router) in [("-4", "192.0.2.254"), ("-6", "2001:db8:1::254")] {
+            two.run(&format!("ip {family} route replace default via {router} dev uplink"))?;
+        }
+        fabric.api.patch(Resource::Nodes, "", two.name, json!({ "status": { "addresses": addresses } }))?;
+        wait_until_connected(pods)?;
+        let new: Vec<IpAddr> = NEW.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
+        for ((to, near), far) in b.addresses.iter().zip(&a.addresses).zip(&c.addresses) {
+            let frames = captured(two, || {
+                a.ping(&to.to_string())?;
+                c.ping(&to.to_string()).map(drop)
+            })?;
+            frames.between(*near, *to).expect_bare()?;
+            frames.between(*far, *to).expect_tunnelled(&new, &three.addresses)?;
+        }
+        let routes = one.node_routes()?;
+        ensure!(routes.iter().any(|it| it.contains("via 192.0.2.22 ")), "{routes:?}");
+        Ok(())
+    })
     .unwrap();
 }

@@ -1,7 +1,8 @@
 //! Services whose backend is a pod of another node, or of any, translated by kube-proxy.
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     time::Duration,
 };
@@ -10,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use ferrule_tests::{fabric::Fabric, node::UPLINK_MTU, pod::Pod, sys, traffic, world::tcp_source_by};
 
 use crate::{
-    fixture::{forget_mtu, of, with_pods},
+    fixture::{TIMEOUT, forget_mtu, of, with_pods},
     proxy::{Proxy, Service, services},
 };
 
@@ -124,6 +125,90 @@ fn packets_too_long_for_the_tunnel_are_answered_through_services() {
                 let arrived: Vec<_> = (0..3).map(arrives).collect();
                 ensure!(arrived.iter().skip(1).all(Result::is_ok), "to {to}: {arrived:?}");
             }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn flows_by_own_addresses_and_by_services_share_a_client_port() {
+    with_proxies(|_, [a, b, c], services| {
+        let [_, near, far] = services else { anyhow::bail!("{} Services", services.len()) };
+        for (backend, services) in [(b, near), (c, far)] {
+            for (family, Service { address, backend: own, .. }) in services.iter().enumerate() {
+                let from = of(&a.addresses, family)?;
+                for (port, order) in [(40_000, [*address, *own]), (40_001, [*own, *address])] {
+                    let server = sys::bind_in(backend.path(), *own, UdpSocket::bind)?;
+                    server.set_read_timeout(Some(TIMEOUT))?;
+                    let client = sys::bind_in(a.path(), SocketAddr::new(from, port), UdpSocket::bind)?;
+                    client.set_read_timeout(Some(TIMEOUT))?;
+                    for to in order.into_iter().chain(order) {
+                        let what = || format!("to {to}, in the order {order:?}");
+                        client.send_to(b"?", to)?;
+                        let (_, seen) = server.recv_from(&mut [0; 8]).with_context(what)?;
+                        // The stack gives the second of the flows another port: their replies look the same.
+                        ensure!(seen.ip() == from, "the backend sees {seen}, {}", what());
+                        server.send_to(b"!", seen)?;
+                        let (_, by) = client.recv_from(&mut [0; 8]).with_context(what)?;
+                        ensure!(by == to, "a reply of {by}, {}", what());
+                    }
+                }
+                talk(a.path(), *own, &LENS, backend.path(), *own, from)?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Both ends of a connection, by way of a Service.
+fn connect(
+    client: &Path,
+    to: SocketAddr,
+    server: &Path,
+    backend: SocketAddr,
+) -> anyhow::Result<[TcpStream; 2]> {
+    let listener = sys::bind_in(server, backend, TcpListener::bind)?;
+    let client = sys::in_netns(client, || traffic::connect(to))?;
+    let (server, _) = listener.accept()?;
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(TIMEOUT))?;
+    }
+    Ok([client, server])
+}
+
+/// The server sends first: no packet of the client shows again to whom the flow belongs.
+fn both_send([client, server]: &[TcpStream; 2]) -> anyhow::Result<()> {
+    for (mut from, mut to) in [(server, client), (client, server)] {
+        from.write_all(&[7; 100])?;
+        to.read_exact(&mut [0; 100]).with_context(|| format!("from {:?}", from.local_addr()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn connections_to_other_nodes_survive_the_agents_of_both_ends() {
+    with_proxies(|fabric, [a, b, c], services| {
+        let [one, two, three] = &fabric.nodes;
+        let [_, near, far] = services else { anyhow::bail!("{} Services", services.len()) };
+        let mut connections = Vec::new();
+        for (backend, services) in [(b, near), (c, far)] {
+            for Service { address, backend: own, .. } in services {
+                connections.push(connect(a.path(), *address, backend.path(), *own)?);
+                connections.push(connect(a.path(), *own, backend.path(), *own)?);
+            }
+        }
+        let all_send = |when: &'static str| connections.iter().try_for_each(both_send).context(when);
+        all_send("at first")?;
+        for node in [one, two, three] {
+            node.on(|node| node.kill_agent())?;
+            all_send("while an agent is dead")?;
+        }
+        for node in [one, two, three] {
+            node.on(|node| node.start_again())?;
+            node.wait_until_ready()?;
+            all_send("after an agent has started again")?;
         }
         Ok(())
     })

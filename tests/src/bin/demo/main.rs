@@ -1,6 +1,6 @@
 //! A demonstration on this machine, removed completely afterwards: a cluster of three nodes, their agents, a
-//! runtime that executes the shim, pods and their traffic on the wire, an API server outage, and the operator's
-//! tools.
+//! runtime that executes the shim, pods and their traffic on the wire, an API server outage, and the
+//! operator's tools.
 
 #![forbid(unsafe_code)]
 
