@@ -1,5 +1,5 @@
-//! A neighbour on the wire sends packets with the addresses of the node's pods: the filter of the uplink drops
-//! them, and so does the filter of the receiving pod where an interface has no such filter.
+//! A neighbour on the wire sends packets with the addresses of the node's pods: the filter of the uplink
+//! drops them, and so does the filter of the receiving pod where an interface has no such filter.
 
 use std::{
     io::{Read as _, Write as _},

@@ -1,6 +1,7 @@
 //! Pods of several nodes reach each other, whatever happens to nodes, agents and the network between them.
 
 mod changes;
+mod fast_path;
 mod fixture;
 mod forgers;
 mod healing;

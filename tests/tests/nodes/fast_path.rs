@@ -1,0 +1,85 @@
+//! Packets between pods of two nodes pass the host's stack by, in both directions or in none.
+
+use anyhow::ensure;
+use ferrule_tests::{fabric::Member, pod::Pod, traffic};
+
+use crate::fixture::with_pods;
+
+const MEGABYTE: u64 = 1 << 20;
+/// Counts what the node forwards for pods.
+const COUNTER: &str = "add table inet count; add chain inet count forward { type filter hook forward priority -400; }; \
+                       add rule inet count forward ip saddr 10.244.0.0/16 counter; \
+                       add rule inet count forward ip6 saddr fd00:10:244::/48 counter; \
+                       add rule inet count forward ct state invalid counter drop";
+
+fn count_forwarded(node: &Member) -> anyhow::Result<()> {
+    node.on(|_| {
+        std::fs::write("/run/count.nft", COUNTER.replace("; ", "\n"))?;
+        ferrule_tests::sys::run("nft -f /run/count.nft").map(drop)
+    })
+}
+
+/// Packets of pods that the node's stack has forwarded: IPv4, IPv6, and those that conntrack calls invalid.
+fn forwarded(node: &Member) -> anyhow::Result<Vec<u64>> {
+    let text = node.run("nft list chain inet count forward")?;
+    let counters = text.split("counter packets ").skip(1);
+    Ok(counters.filter_map(|rest| rest.split(' ').next()?.parse().ok()).collect())
+}
+
+fn exchange(from: &Pod, to: &Pod) -> anyhow::Result<()> {
+    for address in &to.addresses {
+        traffic::stream(from.path(), to.path(), *address, 4 * MEGABYTE)?;
+        from.ping(&address.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_stack_sees_no_packet_between_pods_of_two_nodes() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        for (from, to) in [(a, b), (b, a), (a, c), (c, a)] {
+            exchange(from, to)?;
+        }
+        for node in &fabric.nodes {
+            let seen = forwarded(node)?;
+            ensure!(seen == [0, 0, 0], "{} has forwarded {seen:?}", node.name);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_stack_sees_every_packet_where_the_fast_path_is_off() {
+    with_pods(&["--node-fast-path", "off"], |fabric, [a, b, c]| {
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        exchange(a, b)?;
+        exchange(a, c)?;
+        for node in &fabric.nodes {
+            let seen = forwarded(node)?;
+            let [v4, v6, invalid] = seen.as_slice() else { anyhow::bail!("{seen:?}") };
+            ensure!(*v4 > 100 && *v6 > 100 && *invalid == 0, "{} has forwarded {seen:?}", node.name);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        for to in [b, c] {
+            let address = to.addresses.first().copied().map(|it| it.to_string()).unwrap_or_default();
+            // A record of the route, an IPv4 option.
+            a.run(&format!("ping -n -c 2 -i 0.2 -W 2 -R {address}"))?;
+            exchange(a, to)?;
+        }
+        let [one, ..] = &fabric.nodes;
+        let seen = forwarded(one)?;
+        ensure!(matches!(seen.as_slice(), [4..=12, 0, 0]), "{seen:?}");
+        Ok(())
+    })
+    .unwrap();
+}
