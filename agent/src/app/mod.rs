@@ -127,7 +127,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let (watches, nodes) = watched.unzip();
     let is_healing = config.self_heal == Switch::On;
-    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks);
+    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks).await?;
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),
@@ -204,13 +204,13 @@ fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
 }
 
 /// Keeps the routes to other nodes, and the filters of the interfaces that lead to them.
-fn keep_nodes(
+async fn keep_nodes(
     config: &Config,
     parts: &Parts,
     nodes: Option<Receiver<Arc<Nodes>>>,
     health: &Health,
     tasks: &mut Tasks,
-) -> Arc<Keeper> {
+) -> anyhow::Result<Arc<Keeper>> {
     let nodes = match &config.pod_cidrs {
         // The cluster has this node only.
         Some(ranges) => watch::channel(Arc::new(Nodes::only(ranges.nets()))).1,
@@ -227,8 +227,12 @@ fn keep_nodes(
             health.component("node-list", true, "the nodes of the cluster are not known yet"),
         ),
     ));
+    let renewed = Arc::clone(&keeper);
+    spawn_blocking(move || renewed.renew_filters())
+        .await?
+        .context("cannot replace the filters of uplinks")?;
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
-    keeper
+    Ok(keeper)
 }
 
 /// Reports the use of the node's ranges.

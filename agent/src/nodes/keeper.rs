@@ -86,6 +86,15 @@ impl Keeper {
         Self { settings, dataplane, uplink, health, ready, repairs, state: Mutex::default() }
     }
 
+    /// Replaces the filters of an earlier agent, before the nodes are known. Blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn renew_filters(&self) -> Result<(), KeepError> {
+        let (uplink, tunnel) = (self.dataplane.uplink_filters(), self.dataplane.tunnel_filters());
+        Ok(uplink_filter::renew(&mut Socket::open()?, uplink, tunnel)?)
+    }
+
     /// The interfaces whose changes concern the routes to other nodes.
     pub fn interfaces(&self) -> HashSet<u32> {
         self.state().interfaces.clone()

@@ -180,6 +180,15 @@ pub fn keep_on_link(
     Ok(missing)
 }
 
+/// Whether a link has the ingress filter, with this program or an earlier agent's.
+///
+/// # Errors
+/// If the kernel refuses the dump, or the link does not exist (`ENODEV`).
+pub fn is_on_link(host: &mut Socket, ifindex: u32, filters: LinkFilters<'_>) -> Result<bool, NetlinkError> {
+    let name = Some(filters.ingress.name);
+    Ok(on(host, ifindex, Hook::FromPod)?.iter().any(|found| found.is_ours && found.name.as_deref() == name))
+}
+
 /// The names of the filters that a link lacks, or that run other programs.
 ///
 /// # Errors

@@ -117,9 +117,9 @@ fn removed_or_hidden_pins_are_restored_with_the_same_maps() {
         let before = pinned()?;
         ensure!(before.len() == 8, "{before:?}");
         for (number, damage) in [
-            (6.0, format!("rm -r {PINS}")),
-            (7.0, format!("rm {PINS}/STACK_FLOWS")),
-            (13.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
+            (8.0, format!("rm -r {PINS}")),
+            (9.0, format!("rm {PINS}/STACK_FLOWS")),
+            (17.0, "mount -t bpf bpf /sys/fs/bpf".to_owned()),
         ] {
             sys::run(&damage)?;
             sys::wait_until("the deviation is reported", TIMEOUT, || Ok(deviations(node, "pin")? == number))

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 
 use super::super::{
     filter::{self, LinkFilters},
+    host_inventory::HostInventory,
     link,
     netlink::{NetlinkError, Socket},
 };
@@ -40,6 +41,31 @@ pub fn keep(
         }
     }
     Ok(bare)
+}
+
+/// Replaces the filters that an earlier agent has attached to uplinks and the tunnel: its maps may not be those
+/// of this agent. Interfaces without such filters stay without.
+///
+/// # Errors
+/// The first failure, after all interfaces were tried.
+pub fn renew(
+    host: &mut Socket,
+    uplink: LinkFilters<'_>,
+    tunnel: LinkFilters<'_>,
+) -> Result<(), NetlinkError> {
+    let mut done = Ok(());
+    let links = HostInventory::links(host)?.links;
+    for (&ifindex, _) in links.iter().filter(|(_, link)| link.stamp.is_none()) {
+        for filters in [uplink, tunnel] {
+            let renewed = match filter::is_on_link(host, ifindex, filters) {
+                Ok(true) => filter::keep_on_link(host, ifindex, filters).map(drop),
+                result => result.map(drop),
+            };
+            done =
+                done.and(renewed.or_else(|error| if error.is(Errno::ENODEV) { Ok(()) } else { Err(error) }));
+        }
+    }
+    done
 }
 
 /// The uplinks without a filter, of those that can have one.
