@@ -11,7 +11,7 @@
 //! earlier agent left is part of the comparison.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,7 +28,7 @@ use crate::{
         netlink::{NetlinkError, Socket},
         nodes::{
             reach::reach,
-            route, rule,
+            route, rp_filter, rule,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
         },
@@ -163,7 +163,7 @@ impl Keeper {
     }
 
     fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare) -> Result<(), KeepError> {
-        self.dataplane.count_links(&plan.uplinks.iter().copied().chain(tunnel::index(host)?).collect())?;
+        rp_filter::loosen(host, &plan.sending)?;
         *bare = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters())?;
         let needs_tunnel = !plan.sources.is_empty();
         let tunnel = match &plan.tunnel {
@@ -188,6 +188,7 @@ impl Keeper {
             None => tunnel::remove(host).map(|_| None),
         };
         let index = tunnel.as_ref().ok().copied().flatten();
+        self.dataplane.count_links(&links(plan, index))?;
         let rows = self.dataplane.set_nodes(&plan.rows(index, bare))?;
         let changes = route::diff(&plan.routes(index), &route::list(host)?);
         route::apply(host, &changes)?;
@@ -219,6 +220,11 @@ impl Keeper {
                     format!("the interface {ifindex} lacks the filter of uplinks, or runs another program")
                 }),
         );
+        let strict = rp_filter::strict(&mut host, &plan.sending)?;
+        found.extend(strict.iter().map(|setting| format!("net.{} is strict", setting.replace('/', "."))));
+        if self.dataplane.links()?.keys().copied().collect::<BTreeSet<_>>() != links(plan, index) {
+            found.push("the map LINK_COUNTERS has other interfaces".to_owned());
+        }
         let rules = rule::list(&mut host)?;
         let differ = rules.symmetric_difference(&plan.sources);
         found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
@@ -245,6 +251,11 @@ impl Keeper {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The links that are counted.
+fn links(plan: &Plan, tunnel: Option<u32>) -> BTreeSet<u32> {
+    plan.uplinks.iter().copied().chain(tunnel).collect()
 }
 
 fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {

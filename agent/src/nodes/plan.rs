@@ -46,6 +46,8 @@ pub struct Plan {
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
     pub uplinks: BTreeSet<u32>,
+    /// Of these, those by which packets to other nodes leave.
+    pub sending: BTreeSet<u32>,
     /// The source of the node's own packets to pods, IPv4 and IPv6.
     pub own: (Option<IpAddr>, Option<IpAddr>),
 }
@@ -82,7 +84,8 @@ impl Plan {
         for node in &nodes.others {
             plan.add(node, settings.mode, underlay);
         }
-        plan.uplinks = plan.uplinks.iter().copied().chain(plan.ways().map(Way::ifindex)).collect();
+        plan.sending = plan.ways().map(Way::ifindex).collect();
+        plan.uplinks.extend(&plan.sending);
         plan.mtu = plan.ways().map(|way| way.mtu().max(LEAST_IPV6)).min();
         let tunnelled: Vec<_> = plan.ways().filter(|way| matches!(way, Way::Vxlan { .. })).collect();
         if settings.mode != Mode::Direct && !nodes.others.is_empty() {

@@ -59,7 +59,7 @@ pub fn forward_families((v4, v6): (bool, bool)) -> Result<(), SysctlError> {
 }
 
 /// Changes a setting of the node, which outlives the agent, and says so in the log.
-fn change(setting: &str, to: &'static str) -> Result<(), SysctlError> {
+pub(super) fn change(setting: &str, to: &'static str) -> Result<(), SysctlError> {
     let from = sysctl::get(setting).unwrap_or_default();
     sysctl::set(setting, to)?;
     tracing::info!(

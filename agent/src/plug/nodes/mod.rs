@@ -4,6 +4,7 @@
 pub mod changes;
 pub mod reach;
 pub mod route;
+pub mod rp_filter;
 pub mod rule;
 pub mod tunnel;
 pub mod uplink_filter;
