@@ -150,13 +150,16 @@ impl Observed {
         for filter in net {
             let name = text(filter, "name")?;
             let hook = text(filter, "kind")?;
-            ensure!(
-                matches!(
-                    (name.as_str(), hook.as_str()),
-                    ("from_pod", "clsact/ingress") | ("to_pod", "clsact/egress")
-                ),
-                "unexpected filter: {filter}"
-            );
+            match (name.as_str(), hook.as_str()) {
+                ("from_pod", "clsact/ingress") | ("to_pod", "clsact/egress") => {}
+                // Of no attachment.
+                ("from_uplink", "clsact/ingress") | ("to_link", "clsact/egress")
+                    if text(filter, "devname")? == "uplink" =>
+                {
+                    continue;
+                }
+                _ => anyhow::bail!("unexpected filter: {filter}"),
+            }
             self.filters.entry(number(filter, "ifindex")?).or_default().insert(name);
         }
         Ok(())
