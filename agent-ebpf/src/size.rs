@@ -10,13 +10,13 @@ use crate::{
 const BY_FRAGS: u32 = 0xffff;
 const UDP_HEADER: usize = 8;
 
-/// Whether a packet, or each segment that it is later cut into, fits the MTU.
+/// Whether a packet, or each segment that it is later cut into, fits the MTU. Nothing fits an MTU of 0.
 #[inline(always)]
 pub fn fits(packet: &Packet<'_>, meta: &Meta, mtu: u32) -> bool {
     let mtu = mtu as usize;
     match packet.gso_size() {
         0 => packet.len() as usize <= L3 + mtu,
-        BY_FRAGS => true,
+        BY_FRAGS => mtu != 0,
         size => segment(packet, meta, size as usize) <= L3 + mtu,
     }
 }

@@ -105,6 +105,9 @@ fn other_packets_to_nodes_and_vxlan_to_others_pass() {
         stack("IPv6, a later fragment", A.sends_v6(&later6.with(&fragment(UDP, 8, true, &vxlan())))),
         stack("IPv6, to the world", A.sends_v6(&to6(FAR_V6).with(&vxlan()))),
         stack("IPv6, to a remote pod", A.sends_v6(&to6(REMOTE_V6).with(&vxlan()))),
+        // The segments of SCTP have different sizes, which are not known (`GSO_BY_FRAGS`).
+        stack("to a remote pod, segmented later", A.sends_v4(&to(REMOTE_V4).with(&udp(1, 2, b""))))
+            .with_gso(0xffff),
         Row::delivered(
             "to a pod of the node",
             A,
