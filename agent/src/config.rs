@@ -217,6 +217,10 @@ struct Settings {
     /// pod can fill a 16th of it, and then evicts its own flows [default: 65536].
     #[arg(long, env = "FERRULE_MAX_STACK_FLOWS", value_name = "ENTRIES")]
     max_stack_flows: Option<u32>,
+    /// Capacity of the eBPF map NODES: the most ranges and addresses of all nodes; four for a node with two
+    /// address families [default: 16384].
+    #[arg(long, env = "FERRULE_MAX_NODE_ENTRIES", value_name = "ENTRIES")]
+    max_node_entries: Option<u32>,
     /// Let pods serve DHCP: otherwise, answers of DHCP servers from pods are dropped.
     #[arg(long, env = "FERRULE_ALLOW_DHCP_SERVERS", num_args = 0..=1, default_missing_value = "true")]
     allow_dhcp_servers: Option<bool>,
@@ -343,6 +347,7 @@ impl Settings {
             flows: self.flows.or(file.flows),
             max_endpoints: self.max_endpoints.or(file.max_endpoints),
             max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
+            max_node_entries: self.max_node_entries.or(file.max_node_entries),
         }
     }
 
@@ -448,6 +453,12 @@ impl Settings {
                 self.max_stack_flows,
                 default.stack_flows,
                 Capacities::STACK_FLOWS,
+            )?,
+            node_entries: capacity(
+                "--max-node-entries",
+                self.max_node_entries,
+                default.node_entries,
+                Capacities::NODE_ENTRIES,
             )?,
         };
         let (log, dhcp_servers) =

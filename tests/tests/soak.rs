@@ -124,7 +124,7 @@ impl Size {
                 ],
             "{self:?}"
         );
-        ensure!(self.programs == 2 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
+        ensure!(self.programs == 5 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
         ensure!(self.anonymous_kib > 1024 && self.store_bytes > 0, "{self:?}");
         // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.
         ensure!(self.kernel.len() >= 9, "{self:?}");

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use agent_common::{MAX_NODE_ENTRIES, NodeEntry, NodeKey};
+use agent_common::{NodeEntry, NodeKey};
 use aya::maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 
 use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
@@ -23,8 +23,8 @@ type Trie = LpmTrie<MapData, [u8; 16], NodeEntry>;
 
 pub const SPEC: MapSpec = MapSpec {
     name: "NODES",
-    setting: "MAX_NODE_ENTRIES of the build",
-    capacity: |_| MAX_NODE_ENTRIES as u32,
+    setting: "--max-node-entries",
+    capacity: |capacities| capacities.node_entries,
     count: count_entries,
 };
 

@@ -1,8 +1,8 @@
 //! Reverse path filtering of the interfaces that lead to other nodes.
 //!
-//! Two nodes may choose different ways to each other, at least while one of them has not noticed a change: the
-//! other's packets then come by an interface that is not the one of the route back. Strict filtering drops them.
-//! Loose filtering still drops sources without a route.
+//! Two nodes may choose different ways to each other, at least while one has not noticed a change: the
+//! other's packets then come by an interface that is not the one of the route back. Strict filtering drops
+//! them. Loose filtering still drops sources without a route.
 
 use std::collections::BTreeSet;
 

@@ -43,8 +43,8 @@ pub fn keep(
     Ok(bare)
 }
 
-/// Replaces the filters that an earlier agent has attached to uplinks and the tunnel: its maps may not be those
-/// of this agent. Interfaces without such filters stay without.
+/// Replaces the filters that an earlier agent has attached to uplinks and the tunnel: its maps may not be
+/// those of this agent. Interfaces without such filters stay without.
 ///
 /// # Errors
 /// The first failure, after all interfaces were tried.
