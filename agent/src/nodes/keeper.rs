@@ -57,6 +57,7 @@ struct State {
     /// The tunnel device and the interfaces by which packets leave.
     interfaces: HashSet<u32>,
     bare: Bare,
+    has_failed: bool,
 }
 
 /// Why the node is not as the plan says.
@@ -154,57 +155,71 @@ impl Keeper {
         if is_new {
             announce(state.plan.as_ref(), &plan);
         }
-        let applied =
-            if is_new || self.repairs { self.apply(&mut host, &plan, &mut state.bare) } else { Ok(()) };
+        // What others have changed, an agent that does not repair leaves so.
+        let applied = if is_new || state.has_failed || self.repairs {
+            self.apply(&mut host, &plan, &mut state.bare, is_new)
+        } else {
+            Ok(())
+        };
+        state.has_failed = applied.is_err();
         state.interfaces = plan.uplinks.iter().copied().chain(tunnel::index(&mut host)?).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(plan);
         applied
     }
 
-    fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare) -> Result<(), KeepError> {
+    /// Goes on after a failure: a full map, for instance, takes no route away.
+    fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare, is_new: bool) -> Result<(), KeepError> {
         rp_filter::loosen(host, &plan.sending)?;
         *bare = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters())?;
-        let needs_tunnel = !plan.sources.is_empty();
-        let tunnel = match &plan.tunnel {
-            Some(wanted) => match tunnel::keep(host, wanted, self.dataplane.tunnel_filters()) {
-                Ok((ifindex, changed)) => {
-                    if !changed.is_empty() {
-                        tracing::info!(
-                            device = tunnel::NAME,
-                            changed = changed.join(", "),
-                            "changed the tunnel"
-                        );
-                    }
-                    Ok(Some(ifindex))
-                }
-                // The other nodes are on the same network.
-                Err(error) if !needs_tunnel => {
-                    tracing::warn!(error = chain(&error), "no tunnel, which no node needs at present");
-                    Ok(None)
-                }
-                Err(error) => Err(error),
-            },
-            None => tunnel::remove(host).map(|_| None),
-        };
+        let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
-        self.dataplane.count_links(&links(plan, index))?;
-        let rows = self.dataplane.set_nodes(&plan.rows(index, bare))?;
-        let changes = route::diff(&plan.routes(index), &route::list(host)?);
-        route::apply(host, &changes)?;
-        let rules = rule::keep(host, &plan.sources)?;
-        if rows > 0 || !changes.is_empty() || rules {
-            tracing::info!(rows, routes = changes.len(), "changed the routes to other nodes");
+        let counted = self.dataplane.count_links(&links(plan, index));
+        let rows = self.dataplane.set_nodes(&plan.rows(index, bare));
+        let mut changes = route::diff(&plan.routes(index), &route::list(host)?);
+        if tunnel.is_err() {
+            // The failure may pass, and packets still flow.
+            changes.retain(|change| matches!(change, route::Change::Set(..)));
+        }
+        let routed = route::apply(host, &changes);
+        let rules = rule::keep(host, &plan.sources);
+        if !changes.is_empty() || matches!(rows, Ok(1..)) || matches!(rules, Ok(true)) {
+            tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
         tunnel?;
-        Ok(())
+        routed?;
+        rules?;
+        rows?;
+        Ok(counted?)
+    }
+
+    /// Returns the tunnel's index, if there is one.
+    fn keep_tunnel(&self, host: &mut Socket, plan: &Plan, is_new: bool) -> Result<Option<u32>, TunnelError> {
+        let Some(wanted) = &plan.tunnel else { return tunnel::remove(host).map(|_| None) };
+        match tunnel::keep(host, wanted, self.dataplane.tunnel_filters()) {
+            Ok((ifindex, changed)) => {
+                if !changed.is_empty() {
+                    let changed = changed.join(", ");
+                    tracing::info!(device = tunnel::NAME, changed, "changed the tunnel");
+                }
+                Ok(Some(ifindex))
+            }
+            Err(error) if plan.has_tunnelled() => Err(error),
+            // All nodes are on the same network.
+            Err(error) => {
+                if is_new {
+                    tracing::warn!(error = chain(&error), "no tunnel, which no node needs at present");
+                }
+                Ok(None)
+            }
+        }
     }
 
     fn compare(&self, plan: &Plan, bare: &Bare) -> Result<Vec<String>, KeepError> {
         let mut host = Socket::open()?;
         let mut found = Vec::new();
         let index = tunnel::index(&mut host)?;
-        if let Some(tunnel) = plan.tunnel.as_ref().filter(|_| !plan.sources.is_empty()) {
+        if let Some(tunnel) = plan.tunnel.as_ref().filter(|_| plan.has_tunnelled()) {
             let difference = tunnel::difference(&mut host, tunnel, self.dataplane.tunnel_filters())?;
             found.extend(difference.map(|it| format!("the tunnel device {} {it}", tunnel::NAME)));
         }
@@ -216,6 +231,7 @@ impl Keeper {
         found.extend(
             uplink_filter::missing(&mut host, &plan.uplinks, self.dataplane.uplink_filters())?
                 .into_iter()
+                .filter(|ifindex| !bare.contains_key(ifindex))
                 .map(|ifindex| {
                     format!("the interface {ifindex} lacks the filter of uplinks, or runs another program")
                 }),

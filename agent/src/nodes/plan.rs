@@ -96,7 +96,7 @@ impl Plan {
             };
             plan.tunnel = Some(Tunnel { port: settings.port, mtu: mtu.max(LEAST_IPV6), address });
         }
-        if !tunnelled.is_empty() {
+        if plan.has_tunnelled() {
             plan.sources = own.map(|own| own.ranges.iter().copied().collect()).unwrap_or_default();
         }
         plan
@@ -164,6 +164,11 @@ impl Plan {
                 })
             }
         }
+    }
+
+    /// Whether packets to any node take the tunnel.
+    pub fn has_tunnelled(&self) -> bool {
+        self.ways().any(|way| matches!(way, Way::Vxlan { .. }))
     }
 
     fn ways(&self) -> impl Iterator<Item = Way> {
