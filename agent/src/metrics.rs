@@ -1,6 +1,7 @@
 //! Prometheus metrics.
 
 mod links;
+mod nodes;
 mod pods;
 
 use std::{sync::Arc, time::Duration};
@@ -13,6 +14,7 @@ use prometheus_client::{
 };
 
 pub use links::{LinkCounters, LinkMetrics};
+pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
 
 use crate::ipam::{Family as AddressFamily, Usage};
@@ -34,6 +36,7 @@ pub struct Metrics {
     pub ipam: IpamMetrics,
     pub pods: PodMetrics,
     pub links: LinkMetrics,
+    pub nodes: NodeMetrics,
 }
 
 /// The addresses of the agent's own IPAM.
@@ -222,6 +225,8 @@ impl Default for Metrics {
         maps.register(&mut registry);
         install.register(registry.sub_registry_with_prefix("install"));
         ipam.register(registry.sub_registry_with_prefix("ipam"));
+        let nodes = NodeMetrics::default();
+        nodes.register(registry.sub_registry_with_prefix("node"));
         let (pods, links) = (PodMetrics::default(), LinkMetrics::default());
         registry.register_collector(Box::new(pods.clone()));
         registry.register_collector(Box::new(links.clone()));
@@ -240,6 +245,7 @@ impl Default for Metrics {
             ipam,
             pods,
             links,
+            nodes,
         }
     }
 }

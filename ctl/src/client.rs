@@ -9,10 +9,12 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 const DEADLINE: Duration = Duration::from_secs(10);
+/// Bytes of an answer. 10,000 nodes with two ranges each take about 4 MiB.
+const MAX_ANSWER: usize = 64 << 20;
 
 /// Connects to the agent's introspection on `socket`.
 pub(crate) async fn connect(socket: &Path) -> anyhow::Result<AgentClient<Channel>> {
-    Ok(AgentClient::new(channel(socket).await?))
+    Ok(AgentClient::new(channel(socket).await?).max_decoding_message_size(MAX_ANSWER))
 }
 
 /// Connects to the agent on `socket`. The deadline is that of an answer, not of the stream after it.

@@ -6,6 +6,7 @@ mod attachments;
 mod client;
 mod flows;
 mod gc;
+mod nodes;
 mod status;
 mod table;
 mod verify;
@@ -43,6 +44,10 @@ enum Command {
     /// Exit code 0: ready. 1: not ready, or running pods may lack connectivity, or the agent cannot be
     /// reached.
     Status,
+    /// Show the nodes of the cluster, the way to each of their ranges, and what is refused
+    ///
+    /// Exit code 1: the agent does not know the nodes yet, or none of that name, or cannot be reached.
+    Nodes(nodes::Args),
     /// Compare the kernel and the eBPF maps with the desired state, and list every deviation
     ///
     /// Read-only. Exit code 0: no deviations. 1: deviations found. 2: the agent cannot be reached.
@@ -131,6 +136,7 @@ fn run(args: &Args) -> anyhow::Result<Report> {
         match &args.command {
             Command::Attachments => Ok(attachments::run(&args.socket, args.output).await?.into()),
             Command::Status => status::run(&args.socket, args.output).await,
+            Command::Nodes(nodes) => nodes::run(nodes, &args.socket, args.output).await,
             Command::Verify => verify::run(&args.socket, args.output).await,
             Command::Drops(drops) => flows::drops(drops, &args.socket, args.output).await,
             Command::Flows(flows) => flows::flows(flows, &args.socket, args.output).await,

@@ -53,9 +53,14 @@ fn links(links: &[Link]) -> String {
         let drops = link.drops.iter().map(|drop| format!("{}={}", drop.reason, drop.packets));
         let drops = drops.collect::<Vec<_>>().join(" ");
         let drops = if drops.is_empty() { "0".to_owned() } else { drops };
-        [link.interface.clone(), link.packets.to_string(), link.bytes.to_string(), drops]
+        [link.interface.clone(), link.packets.to_string(), link.bytes.to_string(), drops, fast_path(link)]
     });
-    table(["LINK", "IN PKTS", "IN BYTES", "DROPS"], rows)
+    table(["LINK", "IN PKTS", "IN BYTES", "DROPS", "FAST PATH"], rows)
+}
+
+fn fast_path(link: &Link) -> String {
+    let state = if link.fast_path { "on" } else { "off" };
+    if link.slow_because.is_empty() { state.to_owned() } else { format!("{state}: {}", link.slow_because) }
 }
 
 fn failure(status: &GetStatusResponse) -> Option<String> {
@@ -143,15 +148,26 @@ vifs       starting   3m12s ago (2026-01-02T03:04:05Z)  the node's pods have not
             Drop { reason: "tunnel_outer".to_owned(), packets: 7 },
             Drop { reason: "tunnel_inner".to_owned(), packets: 1 },
         ];
-        let link =
-            |interface: &str, drops| Link { interface: interface.to_owned(), packets: 3, bytes: 300, drops };
-        let links = vec![link("ferrule", drops), link("eth0", Vec::new())];
+        let link = |interface: &str, drops, fast_path, why: &str| Link {
+            interface: interface.to_owned(),
+            packets: 3,
+            bytes: 300,
+            drops,
+            fast_path,
+            slow_because: why.to_owned(),
+        };
+        let links = vec![
+            link("ferrule", drops, true, "not to 1 of 2 ranges: why"),
+            link("eth0", Vec::new(), true, ""),
+            link("wg0", Vec::new(), false, "its packets have no Ethernet header"),
+        ];
         let text = render(&GetStatusResponse { links, ..status(true) }, TIME);
         let (_, shown) = text.rsplit_once("\n\n").unwrap();
         let expected = "\
-LINK     IN PKTS  IN BYTES  DROPS
-ferrule  3        300       tunnel_outer=7 tunnel_inner=1
-eth0     3        300       0";
+LINK     IN PKTS  IN BYTES  DROPS                          FAST PATH
+ferrule  3        300       tunnel_outer=7 tunnel_inner=1  on: not to 1 of 2 ranges: why
+eth0     3        300       0                              on
+wg0      3        300       0                              off: its packets have no Ethernet header";
         assert_eq!(shown, expected);
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Serialize as _, Serializer};
 
-use crate::agent::{Drop, attachment, component};
+use crate::agent::{Drop, attachment, component, node_range};
 
 /// Serializes an [`attachment::State`] as its name.
 pub(crate) fn attachment_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
@@ -12,6 +12,11 @@ pub(crate) fn attachment_state<S: Serializer>(state: &i32, serializer: S) -> Res
 /// Serializes a [`component::State`] as its name.
 pub(crate) fn component_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     component::State::try_from(*state).unwrap_or_default().name().serialize(serializer)
+}
+
+/// Serializes a [`node_range::Way`] as its name.
+pub(crate) fn node_range_way<S: Serializer>(way: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    node_range::Way::try_from(*way).unwrap_or_default().name().serialize(serializer)
 }
 
 /// Serializes drop counters as a map from reason to packets.
@@ -40,6 +45,19 @@ impl component::State {
             Self::Starting => "starting",
             Self::Healthy => "healthy",
             Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+impl node_range::Way {
+    /// The name that `ferrulectl -o json` shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "?",
+            Self::Own => "own",
+            Self::Direct => "direct",
+            Self::Vxlan => "vxlan",
+            Self::None => "none",
         }
     }
 }

@@ -127,13 +127,13 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let (watches, nodes) = watched.unzip();
     let is_healing = config.self_heal == Switch::On;
-    let keeper = keep_nodes(&config, &parts, nodes, &health, &mut tasks).await?;
+    let keeper = keep_nodes(&config, &parts, nodes, (&health, &metrics), &mut tasks).await?;
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),
         dataplane: Arc::clone(&parts.dataplane),
         masquerade,
-        nodes: keeper,
+        nodes: Arc::clone(&keeper),
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
@@ -146,6 +146,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         pins: Arc::clone(&pins),
         collector,
         verifier: Verifier::new(inspector.clone(), is_healing),
+        keeper,
         node_name,
     };
     let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
@@ -208,7 +209,7 @@ async fn keep_nodes(
     config: &Config,
     parts: &Parts,
     nodes: Option<Receiver<Arc<Nodes>>>,
-    health: &Health,
+    (health, metrics): (&Health, &Metrics),
     tasks: &mut Tasks,
 ) -> anyhow::Result<Arc<Keeper>> {
     let nodes = match &config.pod_cidrs {
@@ -226,6 +227,7 @@ async fn keep_nodes(
             health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
             health.component("node-list", true, "the nodes of the cluster are not known yet"),
         ),
+        metrics.nodes.clone(),
     ));
     let renewed = Arc::clone(&keeper);
     spawn_blocking(move || renewed.renew_filters())

@@ -22,6 +22,7 @@ type Source = Box<dyn Fn() -> Vec<LinkCounters> + Send + Sync>;
 /// The counters of one link: packets from other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkCounters {
+    pub ifindex: u32,
     pub interface: String,
     pub traffic: Traffic,
 }
@@ -61,7 +62,7 @@ impl Collector for LinkMetrics {
             ("link_bytes", "Bytes of these packets, including Ethernet headers.", BYTES),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for LinkCounters { interface, traffic } in &links {
+            for LinkCounters { interface, traffic, .. } in &links {
                 let labels = LinkLabels { interface: interface.clone() };
                 ConstCounter::new(count(traffic)).encode(metric.encode_family(&labels)?)?;
             }
@@ -69,7 +70,7 @@ impl Collector for LinkMetrics {
         let help =
             "Packets from the tunnel or an uplink that the dataplane has dropped; only reasons with any.";
         let mut metric = encoder.encode_descriptor("link_drops", help, None, MetricType::Counter)?;
-        for LinkCounters { interface, traffic } in &links {
+        for LinkCounters { interface, traffic, .. } in &links {
             for reason in DropReason::ALL {
                 let packets = traffic.drops.get(*reason);
                 if packets > 0 {
@@ -97,7 +98,7 @@ mod tests {
         metrics.links.read_from(|| {
             let mut traffic = Traffic { packets: 3, bytes: 300, ..Traffic::default() };
             traffic.drops.add(DropReason::TunnelInner, 2);
-            vec![LinkCounters { interface: "eth0".to_owned(), traffic }]
+            vec![LinkCounters { ifindex: 2, interface: "eth0".to_owned(), traffic }]
         });
         let text = metrics.encode().unwrap();
         let lines: Vec<_> = text.lines().filter(|it| it.starts_with("ferrule_link_")).collect();

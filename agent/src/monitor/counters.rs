@@ -38,7 +38,7 @@ pub fn links(dataplane: &Dataplane) -> Vec<LinkCounters> {
     let links = dataplane.links().unwrap_or_default();
     let named = |(ifindex, traffic)| {
         let interface = if_indextoname(ifindex).ok()?.into_string().ok()?;
-        Some(LinkCounters { interface, traffic })
+        Some(LinkCounters { ifindex, interface, traffic })
     };
     links.into_iter().filter_map(named).collect()
 }

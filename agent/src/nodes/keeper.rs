@@ -17,12 +17,14 @@ use std::{
 
 use super::{
     Nodes, Settings,
-    plan::{Plan, RangeWay, Underlay},
+    plan::{Plan, Underlay},
+    report::{Counts, Report},
 };
 use crate::{
     chain::chain,
     dataplane::{Dataplane, MapFailure},
     health::Reporter,
+    metrics::{NodeMetrics, count},
     plug::{
         host,
         netlink::{NetlinkError, Socket},
@@ -46,6 +48,7 @@ pub struct Keeper {
     ready: Reporter,
     /// Whether what others change is changed back.
     repairs: bool,
+    metrics: NodeMetrics,
     state: Mutex<State>,
 }
 
@@ -53,7 +56,7 @@ pub struct Keeper {
 struct State {
     nodes: Arc<Nodes>,
     /// `None` until the nodes are known.
-    plan: Option<Plan>,
+    plan: Option<Arc<Plan>>,
     /// The tunnel device and the interfaces by which packets leave.
     interfaces: HashSet<u32>,
     bare: Bare,
@@ -83,8 +86,9 @@ impl Keeper {
         uplink: Uplink,
         repairs: bool,
         (health, ready): (Reporter, Reporter),
+        metrics: NodeMetrics,
     ) -> Self {
-        Self { settings, dataplane, uplink, health, ready, repairs, state: Mutex::default() }
+        Self { settings, dataplane, uplink, health, ready, repairs, metrics, state: Mutex::default() }
     }
 
     /// Replaces the filters of an earlier agent, before the nodes are known. Blocks.
@@ -101,9 +105,13 @@ impl Keeper {
         self.state().interfaces.clone()
     }
 
-    /// The ways to other nodes' ranges.
-    pub fn ways(&self) -> Vec<RangeWay> {
-        self.state().plan.as_ref().map(|plan| plan.ranges.clone()).unwrap_or_default()
+    /// What is decided: ways to other nodes' ranges, and where packets pass the stack by. Blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses to describe the tunnel device.
+    pub fn decided(&self) -> Result<Report, KeepError> {
+        let tunnel = tunnel::index(&mut Socket::open()?)?;
+        Ok(self.report_of(&self.state(), tunnel))
     }
 
     /// Compares nodes, kernel and map, changes what differs, and reports. Returns whether all is as it should
@@ -151,9 +159,9 @@ impl Keeper {
     fn pass(&self, state: &mut State) -> Result<(), KeepError> {
         let mut host = Socket::open()?;
         let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes)?);
-        let is_new = state.plan.as_ref() != Some(&plan);
+        let is_new = state.plan.as_deref() != Some(&plan);
         if is_new {
-            announce(state.plan.as_ref(), &plan);
+            announce(state.plan.as_deref(), &plan);
         }
         // What others have changed, an agent that does not repair leaves so.
         let applied = if is_new || state.has_failed || self.repairs {
@@ -162,9 +170,12 @@ impl Keeper {
             Ok(())
         };
         state.has_failed = applied.is_err();
-        state.interfaces = plan.uplinks.iter().copied().chain(tunnel::index(&mut host)?).collect();
+        let tunnel = tunnel::index(&mut host)?;
+        state.interfaces = plan.uplinks.iter().copied().chain(tunnel).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
-        state.plan = Some(plan);
+        state.plan = Some(Arc::new(plan));
+        let Counts { direct, vxlan, none } = self.report_of(state, tunnel).counts();
+        self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
         applied
     }
 
@@ -262,6 +273,11 @@ impl Keeper {
         let more = if more == 0 { String::new() } else { format!("; and {more} more") };
         let named = named.collect::<Vec<_>>().join("; ");
         self.health.unhealthy(format!("no way to {named}{more}"));
+    }
+
+    fn report_of(&self, state: &State, tunnel: Option<u32>) -> Report {
+        let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
+        Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

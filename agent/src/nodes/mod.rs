@@ -15,6 +15,7 @@ mod claims;
 mod keeper;
 mod plan;
 mod refusals;
+mod report;
 mod resolve;
 mod run;
 mod settings;
@@ -29,8 +30,8 @@ use ipnet::IpNet;
 
 pub use announce::{Announcer, Duties};
 pub use keeper::{KeepError, Keeper};
-pub use plan::RangeWay;
 pub use refusals::Refusals;
+pub use report::{FastPath, Reached, Report, Taken};
 pub use settings::{Mode, Settings};
 pub use table::Table;
 pub use way::{NoWay, Way};

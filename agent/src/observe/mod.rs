@@ -4,6 +4,7 @@ mod drops;
 mod gc;
 pub mod http;
 pub mod liveness;
+mod nodes;
 mod status;
 pub mod store_health;
 mod verify;
@@ -13,8 +14,9 @@ use std::sync::Arc;
 use agent_common::Counters as Counted;
 use ferrule_proto::agent::{
     Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, GetStatusRequest, GetStatusResponse,
-    ListAttachmentsRequest, ListAttachmentsResponse, SetFlowSamplingRequest, SetFlowSamplingResponse,
-    VerifyRequest, VerifyResponse, agent_server::Agent, attachment::State as ShownState,
+    ListAttachmentsRequest, ListAttachmentsResponse, ListNodesRequest, ListNodesResponse,
+    SetFlowSamplingRequest, SetFlowSamplingResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
+    attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -24,6 +26,7 @@ use crate::{
     dataplane::{Dataplane, SamplingError},
     health::{Health, Reporter},
     monitor,
+    nodes::Keeper,
     reconcile::Collector,
     registry::{Attachment, Registry, State},
 };
@@ -39,6 +42,7 @@ pub struct AgentService {
     pub pins: Arc<Reporter>,
     pub collector: Arc<Collector>,
     pub verifier: Verifier,
+    pub keeper: Arc<Keeper>,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
 }
@@ -55,12 +59,17 @@ impl Agent for AgentService {
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
         let (dataplane, pins) = (Arc::clone(&self.dataplane), Arc::clone(&self.pins));
+        let keeper = Arc::clone(&self.keeper);
         let checked = spawn_blocking(move || {
             dataplane.report_pins(&pins);
-            monitor::counters::links(&dataplane)
+            status::links(monitor::counters::links(&dataplane), &keeper)
         });
         let links = checked.await.map_err(|error| Status::internal(chain(&error)))?;
         Ok(Response::new(status::show(&self.health, &self.node_name, links)))
+    }
+
+    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<ListNodesResponse>, Status> {
+        nodes::list(Arc::clone(&self.keeper)).await
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {

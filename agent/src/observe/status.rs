@@ -4,11 +4,13 @@ use ferrule_proto::agent::{Component as Shown, GetStatusResponse, Link, componen
 
 use super::drops;
 use crate::{
+    chain::chain,
     health::{Affects, Component, Health, State},
     metrics::LinkCounters,
+    nodes::{FastPath, Keeper},
 };
 
-pub(super) fn show(health: &Health, node_name: &str, links: Vec<LinkCounters>) -> GetStatusResponse {
+pub(super) fn show(health: &Health, node_name: &str, links: Vec<Link>) -> GetStatusResponse {
     let show_one = |(name, component): (&'static str, Component)| Shown {
         name: name.to_owned(),
         state: show_state(component.state).into(),
@@ -22,12 +24,34 @@ pub(super) fn show(health: &Health, node_name: &str, links: Vec<LinkCounters>) -
         components: health.components().into_iter().map(show_one).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: node_name.to_owned(),
-        links: links.into_iter().map(show_link).collect(),
+        links,
     }
 }
 
-fn show_link(LinkCounters { interface, traffic }: LinkCounters) -> Link {
-    Link { interface, packets: traffic.packets, bytes: traffic.bytes, drops: drops::show(&traffic.drops) }
+/// The tunnel device and the uplinks. Blocks.
+pub(super) fn links(counted: Vec<LinkCounters>, keeper: &Keeper) -> Vec<Link> {
+    let decided = keeper.decided();
+    let fast_path = |ifindex| match &decided {
+        Ok(decided) => decided.fast_path(ifindex),
+        Err(error) => FastPath::Off(chain(error)),
+    };
+    counted.into_iter().map(|link| show_link(fast_path(link.ifindex), link)).collect()
+}
+
+fn show_link(fast_path: FastPath, LinkCounters { interface, traffic, .. }: LinkCounters) -> Link {
+    let (fast_path, slow_because) = match fast_path {
+        FastPath::On => (true, String::new()),
+        FastPath::Partly(why) => (true, why),
+        FastPath::Off(why) => (false, why),
+    };
+    Link {
+        interface,
+        packets: traffic.packets,
+        bytes: traffic.bytes,
+        drops: drops::show(&traffic.drops),
+        fast_path,
+        slow_because,
+    }
 }
 
 fn show_state(state: State) -> ShownState {
@@ -52,8 +76,9 @@ mod tests {
         pods.unhealthy("connection refused");
         let mut traffic = Traffic { packets: 3, bytes: 300, ..Traffic::default() };
         traffic.drops.add(DropReason::TunnelOuter, 2);
-        let links = vec![LinkCounters { interface: "eth0".to_owned(), traffic }];
-        let status = show(&health, "node-1", links);
+        let link = LinkCounters { ifindex: 2, interface: "eth0".to_owned(), traffic };
+        let link = show_link(FastPath::Off("no Ethernet".to_owned()), link);
+        let status = show(&health, "node-1", vec![link]);
         assert_eq!((status.ready, status.node.as_str()), (false, "node-1"));
         assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
         let shown: Vec<_> =
@@ -65,6 +90,7 @@ mod tests {
         let link = &status.links[0];
         assert_eq!((link.interface.as_str(), link.packets, link.bytes), ("eth0", 3, 300));
         assert_eq!((link.drops[0].reason.as_str(), link.drops[0].packets), ("tunnel_outer", 2));
+        assert_eq!((link.fast_path, link.slow_because.as_str()), (false, "no Ethernet"));
         assert!(show(&health, "", Vec::new()).ready, "readiness does not depend on the pods' watch");
     }
 }

@@ -10,4 +10,5 @@ mod many;
 mod paths;
 mod proxy;
 mod services;
+mod shown;
 mod ways;

@@ -1,0 +1,263 @@
+//! What the keeper has decided: the way to each range of another node, and where packets pass the stack by.
+//! For administrators, and pure.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ipnet::IpNet;
+
+use super::{
+    Mode, Node, Nodes, Settings,
+    plan::{Plan, RangeWay},
+    way::Way,
+};
+use crate::plug::nodes::uplink_filter::Bare;
+
+/// The decisions at one moment.
+#[derive(Debug)]
+pub struct Report {
+    /// Those that the decisions are about.
+    pub nodes: Arc<Nodes>,
+    pub(super) settings: Settings,
+    /// `None` until the nodes are known.
+    pub(super) plan: Option<Arc<Plan>>,
+    /// The index of the tunnel device, if there is one.
+    pub(super) tunnel: Option<u32>,
+    pub(super) bare: Bare,
+}
+
+/// The ranges of a node.
+#[derive(Debug)]
+pub struct Reached<'a> {
+    pub node: &'a Node,
+    /// Each with the way, or why there is none.
+    pub ranges: Vec<(IpNet, Result<Taken, String>)>,
+}
+
+/// A way that is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    pub way: Way,
+    /// Why packets between pods do not pass the stack by; `None` if they do.
+    pub slow: Option<String>,
+}
+
+/// Numbers of ranges of other nodes, by their ways.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub direct: usize,
+    pub vxlan: usize,
+    pub none: usize,
+}
+
+/// Whether packets between pods pass the stack by on a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FastPath {
+    On,
+    /// With a reason, for some ranges of other nodes only.
+    Partly(String),
+    /// With a reason.
+    Off(String),
+}
+
+const SWITCHED_OFF: &str = "--node-fast-path is off";
+const LEFT_TO_OTHERS: &str = "--node-routes is off: others route";
+
+// === impl Report ===
+
+impl Report {
+    /// The other nodes, by name.
+    pub fn others(&self) -> impl Iterator<Item = Reached<'_>> {
+        // No two nodes have the same range.
+        let ways: HashMap<_, _> = self.ranges().iter().map(|it| (it.range, it)).collect();
+        self.nodes.others.iter().map(move |node| {
+            let ranges = node.ranges.iter().map(|range| (*range, self.taken(ways.get(range).copied())));
+            Reached { node, ranges: ranges.collect() }
+        })
+    }
+
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for (_, way) in self.others().flat_map(|it| it.ranges) {
+            match way {
+                Ok(Taken { way: Way::Direct { .. }, .. }) => counts.direct += 1,
+                Ok(Taken { way: Way::Vxlan { .. }, .. }) => counts.vxlan += 1,
+                Err(_) => counts.none += 1,
+            }
+        }
+        counts
+    }
+
+    /// Whether packets between pods pass the stack by on the tunnel device or an uplink.
+    pub fn fast_path(&self, ifindex: u32) -> FastPath {
+        if !self.settings.fast_path {
+            return FastPath::Off(SWITCHED_OFF.to_owned());
+        }
+        if self.settings.mode == Mode::Off {
+            return FastPath::Off(LEFT_TO_OTHERS.to_owned());
+        }
+        if let Some(why) = self.bare.get(&ifindex) {
+            return FastPath::Off(why.clone());
+        }
+        let here: Vec<_> = self
+            .ranges()
+            .iter()
+            .filter_map(|range| self.taken(Some(range)).ok())
+            .filter(|it| self.leaves_by(it.way) == Some(ifindex))
+            .collect();
+        let slow: Vec<_> = here.iter().filter_map(|it| it.slow.as_deref()).collect();
+        match slow.first() {
+            None if here.is_empty() => FastPath::Off("no route to another node's pods leads here".to_owned()),
+            None => FastPath::On,
+            Some(why) if slow.len() == here.len() => FastPath::Off((*why).to_owned()),
+            Some(why) => FastPath::Partly(format!("not to {} of {} ranges: {why}", slow.len(), here.len())),
+        }
+    }
+
+    fn ranges(&self) -> &[RangeWay] {
+        self.plan.as_ref().map(|plan| plan.ranges.as_slice()).unwrap_or_default()
+    }
+
+    /// The device by which pods' packets leave.
+    fn leaves_by(&self, way: Way) -> Option<u32> {
+        match way {
+            Way::Direct { ifindex, .. } => Some(ifindex),
+            Way::Vxlan { .. } => self.tunnel,
+        }
+    }
+
+    fn taken(&self, range: Option<&RangeWay>) -> Result<Taken, String> {
+        let (Some(plan), Some(range)) = (&self.plan, range) else {
+            let why = if self.settings.mode == Mode::Off { LEFT_TO_OTHERS } else { "not decided yet" };
+            return Err(why.to_owned());
+        };
+        match range.way.clone() {
+            Ok(Way::Vxlan { remote, .. }) if self.tunnel.is_none() => Err(format!(
+                "there is no tunnel to {remote}; `ferrulectl status` says why at the component node-routes"
+            )),
+            Ok(way) => Ok(Taken { way, slow: plan.slow_because(way, self.tunnel, &self.bare) }),
+            Err(why) => Err(why.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeSet, HashMap};
+
+    use super::*;
+    use crate::{nodes::plan::Underlay, plug::nodes::reach::Hop};
+
+    const UPLINK: u32 = 2;
+    const TUNNEL: u32 = 9;
+
+    fn node(name: &str, addresses: &[&str], ranges: &[&str]) -> Node {
+        Node {
+            uid: format!("uid-{name}").into(),
+            name: name.to_owned(),
+            zone: None,
+            addresses: addresses.iter().map(|it| it.parse().unwrap()).collect(),
+            ranges: ranges.iter().map(|it| it.parse().unwrap()).collect(),
+        }
+    }
+
+    /// A neighbour, two nodes behind a router to one of which packets leave from a foreign address, and a
+    /// node without a way.
+    fn report(mode: Mode, fast_path: bool) -> Report {
+        let nodes = Nodes {
+            is_synced: true,
+            own: Some(node("a", &["192.0.2.1"], &["10.1.0.0/24"])),
+            others: vec![
+                node("b", &["192.0.2.2"], &["10.2.0.0/24"]),
+                node("c", &["198.51.100.3"], &["10.3.0.0/24"]),
+                node("d", &["198.51.100.4"], &["10.4.0.0/24"]),
+                node("e", &[], &["10.5.0.0/24"]),
+            ],
+            refused: Vec::new(),
+        };
+        let hop = |to: &str, gateway: Option<&str>, source: &str| {
+            let (gateway, source) = (gateway.map(|it| it.parse().unwrap()), source.parse().ok());
+            (to.parse().unwrap(), Hop { ifindex: UPLINK, gateway, source, mtu: 1500 })
+        };
+        let underlay = Underlay {
+            own: BTreeSet::from(["192.0.2.1".parse().unwrap()]),
+            hops: HashMap::from([
+                hop("192.0.2.2", None, "192.0.2.1"),
+                hop("198.51.100.3", Some("192.0.2.254"), "192.0.2.1"),
+                hop("198.51.100.4", Some("192.0.2.254"), "192.0.2.9"),
+            ]),
+            uplinks: BTreeSet::from([UPLINK]),
+        };
+        let settings = Settings { mode, port: 4789, fast_path };
+        let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
+        Report { nodes: Arc::new(nodes), settings, plan, tunnel: Some(TUNNEL), bare: Bare::new() }
+    }
+
+    /// One line for each range: the way, its MTU, and whether packets pass the stack by.
+    fn lines(report: &Report) -> Vec<String> {
+        let line = |(range, way): &(IpNet, Result<Taken, String>)| match way {
+            Ok(Taken { way, slow }) => {
+                format!("{range} {way}, {}, {}", way.mtu(), slow.as_deref().unwrap_or("fast"))
+            }
+            Err(why) => format!("{range}: {why}"),
+        };
+        report.others().flat_map(|it| it.ranges.iter().map(line).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn each_range_has_its_way_or_the_reason_why_there_is_none() {
+        let report = report(Mode::Auto, true);
+        let expected = [
+            "10.2.0.0/24 directly to 192.0.2.2, 1500, fast",
+            "10.3.0.0/24 by VXLAN to 198.51.100.3, 1450, fast",
+            "10.4.0.0/24 by VXLAN to 198.51.100.4, 1450, packets to the node leave from another address than \
+             this Node's InternalIP",
+            "10.5.0.0/24: the Node has no usable InternalIP",
+        ];
+        assert_eq!(lines(&report), expected);
+        assert_eq!(report.counts(), Counts { direct: 1, vxlan: 2, none: 1 });
+    }
+
+    #[test]
+    fn without_a_tunnel_device_there_is_no_way_by_the_tunnel() {
+        let report = Report { tunnel: None, ..report(Mode::Auto, true) };
+        assert!(lines(&report)[1].starts_with("10.3.0.0/24: there is no tunnel to 198.51.100.3"));
+        assert_eq!(report.counts(), Counts { direct: 1, vxlan: 0, none: 3 });
+    }
+
+    #[test]
+    fn a_range_has_no_way_where_others_route_and_before_the_first_pass() {
+        let off = report(Mode::Off, true);
+        assert_eq!(lines(&off)[0], "10.2.0.0/24: --node-routes is off: others route");
+        let early = Report { plan: None, ..report(Mode::Auto, true) };
+        assert_eq!(lines(&early)[0], "10.2.0.0/24: not decided yet");
+    }
+
+    #[test]
+    fn the_fast_path_of_a_link_is_that_of_the_ranges_behind_it() {
+        let mut report = report(Mode::Auto, true);
+        assert_eq!(report.fast_path(UPLINK), FastPath::On);
+        let FastPath::Partly(why) = report.fast_path(TUNNEL) else { panic!("{report:?}") };
+        assert!(why.starts_with("not to 1 of 2 ranges: packets to the node leave from"), "{why}");
+        assert_eq!(
+            report.fast_path(3),
+            FastPath::Off("no route to another node's pods leads here".to_owned())
+        );
+        report.bare.insert(UPLINK, "its packets have no Ethernet header".to_owned());
+        let off = FastPath::Off("its packets have no Ethernet header".to_owned());
+        assert_eq!(report.fast_path(UPLINK), off);
+        assert!(matches!(report.fast_path(TUNNEL), FastPath::Partly(_)));
+    }
+
+    #[test]
+    fn settings_switch_the_fast_path_off_everywhere() {
+        for (report, why) in
+            [(report(Mode::Auto, false), SWITCHED_OFF), (report(Mode::Off, true), LEFT_TO_OTHERS)]
+        {
+            for link in [UPLINK, TUNNEL, 3] {
+                assert_eq!(report.fast_path(link), FastPath::Off(why.to_owned()));
+            }
+        }
+        let slow = report(Mode::Auto, false);
+        assert_eq!(lines(&slow)[0], "10.2.0.0/24 directly to 192.0.2.2, 1500, --node-fast-path is off");
+    }
+}
