@@ -48,7 +48,7 @@ enum One {
     Add(add::Options),
     /// Traffic between two pods of a node, compared with other paths.
     Dataplane(dataplane::Options),
-    /// Traffic between pods of two nodes, compared with other paths, and the time until a new node is reached.
+    /// Traffic between pods of two nodes, compared with other paths, and the time to reach a new node.
     Nodes(nodes::Options),
     /// Downtime of the agent after a crash.
     Start(start::Options),

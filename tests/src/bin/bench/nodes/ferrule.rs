@@ -95,7 +95,7 @@ impl Setting {
         self.names.iter().copied().zip(addresses).map(path).collect()
     }
 
-    /// Requires packets to take the path that is measured: whoever passes the stack is counted by it.
+    /// Requires packets to take the path that is measured: the stack counts what it forwards.
     fn check(&self, fabric: &Fabric, client: &Pod, to: IpAddr) -> anyhow::Result<()> {
         const PINGS: u64 = 20;
         for node in members(fabric) {

@@ -2,7 +2,7 @@
 
 use super::{
     MANY_DIRECT, MANY_VXLAN, ONE_DIRECT, ONE_VXLAN, ferrule,
-    reference::{FLANNEL, FLANNEL_IPV6, KERNEL, KERNEL_IPV6, UNDERLAY},
+    reference::{FLANNEL, FLANNEL_IPV6, FLANNEL_TRACKED, KERNEL, KERNEL_IPV6, KERNEL_TRACKED, UNDERLAY},
 };
 use crate::rates::{
     goal::{Goal, Limits, limits},
@@ -14,7 +14,7 @@ const VXLAN: &str = ferrule::VXLAN.names[0];
 const DIRECT_IPV6: &str = ferrule::DIRECT.names[1];
 const VXLAN_IPV6: &str = ferrule::VXLAN.names[1];
 
-pub(super) const GOALS: [Goal; 20] = [
+pub(super) const GOALS: [Goal; 24] = [
     goal(RequestResponse, DIRECT, KERNEL, limits(1.10, 1.14)),
     goal(ConnectRequestResponse, DIRECT, KERNEL, None),
     goal(Stream, DIRECT, KERNEL, None),
@@ -23,6 +23,10 @@ pub(super) const GOALS: [Goal; 20] = [
     goal(ConnectRequestResponse, VXLAN, FLANNEL, limits(1.10, 1.16)),
     goal(Stream, VXLAN, FLANNEL, None),
     goal(RequestResponse, VXLAN, UNDERLAY, limits(0.66, 0.68)),
+    goal(RequestResponse, DIRECT, KERNEL_TRACKED, None),
+    goal(ConnectRequestResponse, DIRECT, KERNEL_TRACKED, None),
+    goal(RequestResponse, VXLAN, FLANNEL_TRACKED, None),
+    goal(ConnectRequestResponse, VXLAN, FLANNEL_TRACKED, None),
     goal(RequestResponse, DIRECT, ferrule::DIRECT_STACK.names[0], None),
     goal(ConnectRequestResponse, DIRECT, ferrule::DIRECT_STACK.names[0], None),
     goal(RequestResponse, VXLAN, ferrule::VXLAN_STACK.names[0], None),

@@ -1,8 +1,8 @@
 //! Cost of the path between pods of two nodes, and the time until a new node is reached.
 //!
-//! All nodes exist on one machine at the same time. Every path is a cable between two nodes and a pod on each,
-//! so that paths differ by what is on the nodes. Each round measures every path once, every other round in
-//! the other order, so that other load of the machine affects all of them. The result of a path is the
+//! All nodes exist on one machine at the same time. Every path is a cable between two nodes and a pod on
+//! each, so that paths differ by what is on the nodes. Each round measures every path once, every other round
+//! in the other order, so that other load of the machine affects all of them. The result of a path is the
 //! median of its rounds.
 
 mod cable;
@@ -15,6 +15,7 @@ mod report;
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use ferrule_tests::{
     fabric::{Fabric, on_fabric},
     pod::Pod,
@@ -53,13 +54,17 @@ const ONE_VXLAN: &str = "VXLAN, one other node";
 const MANY_VXLAN: &str = "VXLAN, many other nodes";
 
 const SETTINGS: [Setting; 4] = [ferrule::DIRECT, ferrule::DIRECT_STACK, ferrule::VXLAN, ferrule::VXLAN_STACK];
+/// Positions in [`SETTINGS`] of those beside which references are measured.
+const DIRECT: usize = 0;
+const VXLAN: usize = 2;
 const LOADS: [Load; 3] = [Load::RequestResponse, Load::ConnectRequestResponse, Load::Stream];
 
 /// Everything that exists during the rounds.
 struct Bed<'a> {
     fabric: &'a Fabric,
     pods: [Pod; 2],
-    references: Vec<Path>,
+    /// Without a tunnel, and with one.
+    references: [Vec<Path>; 2],
     duration: Duration,
     others: u16,
     paths: Comparison,
@@ -91,7 +96,7 @@ impl<'a> Bed<'a> {
     fn new(fabric: &'a Fabric, options: &Options) -> anyhow::Result<Self> {
         let references = reference::all()?;
         let of_settings = SETTINGS.iter().flat_map(|setting| setting.names);
-        let names = references.iter().map(Path::name).chain(of_settings).collect();
+        let names = references.iter().flatten().map(Path::name).chain(of_settings).collect();
         let sizes = vec![ONE_DIRECT, MANY_DIRECT, ONE_VXLAN, MANY_VXLAN];
         let [rr, crr, _] = LOADS;
         Ok(Self {
@@ -115,37 +120,38 @@ impl<'a> Bed<'a> {
         for turn in turns {
             let Some(setting) = SETTINGS.get(turn) else { continue };
             let paths = setting.apply(self.fabric, &self.pods)?;
-            let first = self.references.len() + 2 * turn;
-            for (offset, path) in paths.iter().enumerate() {
-                measure(&mut self.paths, first + offset, path, self.duration)?;
-            }
+            self.paths(&paths)?;
             match turn {
-                0 => self.references(..3)?,
-                2 => self.references(3..)?,
-                _ => continue,
-            }
-            if let Some(path) = paths.first() {
-                // `turn` is the column of one other node, the next one that of many.
-                measure(&mut self.sizes, turn, path, self.duration)?;
-                let (sizes, duration) = (&mut self.sizes, self.duration);
-                others::with_others(self.fabric, &ferrule::CABLE, self.others, || {
-                    measure(sizes, turn + 1, path, duration)
-                })?;
+                DIRECT => self.beside(0, &paths)?,
+                VXLAN => self.beside(1, &paths)?,
+                _ => {}
             }
         }
         Ok(())
     }
 
-    fn references(&mut self, range: impl std::ops::RangeBounds<usize>) -> anyhow::Result<()> {
-        let chosen = self.references.iter().enumerate().filter(|(number, _)| range.contains(number));
-        for (way, path) in chosen {
-            measure(&mut self.paths, way, path, self.duration)?;
-        }
-        Ok(())
+    fn paths(&mut self, paths: &[Path]) -> anyhow::Result<()> {
+        paths.iter().try_for_each(|path| measure(&mut self.paths, path.name(), path, self.duration))
+    }
+
+    /// What belongs beside a setting: its references, without a tunnel (0) or with one (1), and sizes of the
+    /// cluster.
+    fn beside(&mut self, tunnel: usize, paths: &[Path]) -> anyhow::Result<()> {
+        let references = self.references.get(tunnel).cloned().unwrap_or_default();
+        self.paths(&references)?;
+        let [one, many] = if tunnel == 0 { [ONE_DIRECT, MANY_DIRECT] } else { [ONE_VXLAN, MANY_VXLAN] };
+        let path = paths.first().context("no path between the pods")?;
+        let (sizes, duration) = (&mut self.sizes, self.duration);
+        measure(sizes, one, path, duration)?;
+        others::with_others(self.fabric, &ferrule::CABLE, self.others, || {
+            measure(sizes, many, path, duration)
+        })
     }
 }
 
-fn measure(into: &mut Comparison, way: usize, path: &Path, duration: Duration) -> anyhow::Result<()> {
+/// Measures a way that a comparison has by this name.
+fn measure(into: &mut Comparison, name: &str, path: &Path, duration: Duration) -> anyhow::Result<()> {
+    let way = into.names.iter().position(|it| *it == name).with_context(|| format!("no way {name}"))?;
     for row in &mut into.rows {
         row.push(way, row.load.measure(path, row.cores, duration)?);
     }

@@ -1,6 +1,6 @@
 //! Node objects without nodes: addresses on the cable's network, and ranges.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -13,6 +13,8 @@ use super::{cable::Cable, ferrule::members};
 
 /// On a machine with two CPUs that the agents share.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The agents work for a moment after so many changes.
+const SETTLE: Duration = Duration::from_secs(2);
 /// The routes to the one other node that exists, one for each family.
 const ROUTES: usize = 2;
 
@@ -34,6 +36,7 @@ pub(super) fn with_others<T>(
         fabric.api.create(Resource::Nodes, objects::with_addresses(node, &addresses))?;
     }
     wait_for_routes(fabric, ROUTES * (1 + usize::from(count)))?;
+    thread::sleep(SETTLE);
     let result = run();
     for number in 0..count {
         fabric.api.delete(Resource::Nodes, "", &name(number))?;

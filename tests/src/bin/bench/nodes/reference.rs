@@ -1,6 +1,7 @@
-//! What Ferrule is compared with: two nodes without any agent, connection tracking, or eBPF.
+//! What Ferrule is compared with: nodes without agent and eBPF, and, except for two paths, without connection
+//! tracking.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::Command};
 
 use ferrule_tests::{
     fabric::underlay::{self, path},
@@ -17,7 +18,15 @@ pub(super) const FLANNEL: &str = "like flannel";
 pub(super) const KERNEL_IPV6: &str = "kernel routing, IPv6";
 pub(super) const FLANNEL_IPV6: &str = "like flannel, IPv6";
 
-const CABLE: Cable = Cable { ends: ["bare-1", "bare-2"], networks: ["10.101.0.", "fd00:10:101::"] };
+pub(super) const KERNEL_TRACKED: &str = "kernel routing, tracked";
+pub(super) const FLANNEL_TRACKED: &str = "like flannel, tracked";
+
+const BARE: Cable = Cable { ends: ["bare-1", "bare-2"], networks: ["10.101.0.", "fd00:10:101::"] };
+const TRACKED: Cable = Cable { ends: ["tracked-1", "tracked-2"], networks: ["10.102.0.", "fd00:10:102::"] };
+/// The rule of kube-proxy that makes the kernel track all connections of a node.
+const TRACK: &str = "add table inet tracked; \
+                     add chain inet tracked forward { type filter hook forward priority 0; }; \
+                     add rule inet tracked forward ct state invalid drop";
 /// The beginnings of pods' addresses; the node's number follows.
 const ROUTED: [&str; 2] = ["10.201", "fd00:10:201"];
 const TUNNELLED: [&str; 2] = ["10.202", "fd00:10:202"];
@@ -27,29 +36,51 @@ const OVERHEAD: u32 = 50;
 const TUNNEL: &str = "flannel.1";
 const BRIDGE: &str = "cni0";
 
-/// The paths, that between the nodes themselves first.
-pub(super) fn all() -> anyhow::Result<Vec<Path>> {
-    CABLE.ends.iter().try_for_each(|name| bare_node(name))?;
-    CABLE.lay()?;
-    let [one, two] = CABLE.ends.map(path);
-    let [_, node] = [CABLE.parsed(0)?, CABLE.parsed(1)?];
-    let mut paths = vec![Path::between(UNDERLAY, &one, &two, node[0])];
-    for (names, networks, plug) in [
-        ([KERNEL, KERNEL_IPV6], ROUTED, routed as fn(usize) -> anyhow::Result<PathBuf>),
-        ([FLANNEL, FLANNEL_IPV6], TUNNELLED, tunnelled),
-    ] {
-        let [client, server] = [plug(0)?, plug(1)?];
-        for (name, address) in names.iter().zip(pod_addresses(networks, 1)) {
-            paths.push(Path::between(name, &client, &server, address.parse()?));
-        }
+/// The paths: that between the nodes themselves, those without a tunnel, and the others.
+pub(super) fn all() -> anyhow::Result<[Vec<Path>; 2]> {
+    for cable in [BARE, TRACKED] {
+        cable.ends.iter().try_for_each(|name| bare_node(name))?;
+        cable.lay()?;
     }
-    Ok(paths)
+    TRACKED.ends.iter().try_for_each(|name| {
+        sys::in_netns(&path(name), || sys::output(Command::new("nft").arg(TRACK)).map(drop))
+    })?;
+    let [one, two] = BARE.ends.map(path);
+    let [node, _] = BARE.parsed(1)?;
+    let underlay = Path::between(UNDERLAY, &one, &two, node);
+    Ok([
+        [
+            vec![underlay],
+            paths(&[KERNEL, KERNEL_IPV6], &BARE, ROUTED, routed)?,
+            paths(&[KERNEL_TRACKED], &TRACKED, ROUTED, routed)?,
+        ]
+        .concat(),
+        [
+            paths(&[FLANNEL, FLANNEL_IPV6], &BARE, TUNNELLED, tunnelled)?,
+            paths(&[FLANNEL_TRACKED], &TRACKED, TUNNELLED, tunnelled)?,
+        ]
+        .concat(),
+    ])
+}
+
+/// The paths between a new pod on each node, with IPv4 and, if there is a second name, IPv6.
+fn paths(
+    names: &[&'static str],
+    cable: &Cable,
+    networks: [&str; 2],
+    plug: fn(&Cable, usize) -> anyhow::Result<PathBuf>,
+) -> anyhow::Result<Vec<Path>> {
+    let [client, server] = [plug(cable, 0)?, plug(cable, 1)?];
+    let path = |(name, address): (&&'static str, String)| {
+        Ok(Path::between(name, &client, &server, address.parse()?))
+    };
+    names.iter().zip(pod_addresses(networks, 1)).map(path).collect()
 }
 
 /// A pod as the plugin `ptp` makes it, and routes to the other node's pods.
-fn routed(number: usize) -> anyhow::Result<PathBuf> {
-    let (node, other) = (CABLE.ends[number], 1 - number);
-    let pod = format!("routed-{number}");
+fn routed(cable: &Cable, number: usize) -> anyhow::Result<PathBuf> {
+    let (node, other) = (cable.ends[number], 1 - number);
+    let pod = format!("{node}-r");
     sys::make_netns(&path(&pod))?;
     sys::run(&format!(
         "ip -n {node} link add {pod} mtu {UPLINK_MTU} type veth peer name eth0 mtu {UPLINK_MTU} netns {pod}"
@@ -60,16 +91,16 @@ fn routed(number: usize) -> anyhow::Result<PathBuf> {
         sys::run(&format!("ip -n {node} addr add {gateway}/{len} dev {pod} nodad"))?;
         sys::run(&format!("ip -n {node} route add {address}/{len} dev {pod}"))?;
     }
-    for (range, via) in ranges(ROUTED, other).iter().zip(CABLE.addresses(other)) {
+    for (range, via) in ranges(ROUTED, other).iter().zip(cable.addresses(other)) {
         sys::run(&format!("ip -n {node} route add {range} via {via} dev {INTERFACE}"))?;
     }
     configure(&pod, ROUTED, number)
 }
 
 /// A pod at a bridge, and a tunnel with permanent entries for the other node, as flannel configures it.
-fn tunnelled(number: usize) -> anyhow::Result<PathBuf> {
-    let (node, other, mtu) = (CABLE.ends[number], 1 - number, UPLINK_MTU - OVERHEAD);
-    let pod = format!("tunnelled-{number}");
+fn tunnelled(cable: &Cable, number: usize) -> anyhow::Result<PathBuf> {
+    let (node, other, mtu) = (cable.ends[number], 1 - number, UPLINK_MTU - OVERHEAD);
+    let pod = format!("{node}-t");
     sys::make_netns(&path(&pod))?;
     sys::run(&format!("ip -n {node} link add {BRIDGE} mtu {mtu} type bridge"))?;
     sys::run(&format!("ip -n {node} link set {BRIDGE} up"))?;
@@ -83,7 +114,7 @@ fn tunnelled(number: usize) -> anyhow::Result<PathBuf> {
         &[("bridge/bridge-nf-call-iptables", "0"), ("bridge/bridge-nf-call-ip6tables", "0")],
     )?;
 
-    let ([local, _], [remote, _]) = (CABLE.addresses(number), CABLE.addresses(other));
+    let ([local, _], [remote, _]) = (cable.addresses(number), cable.addresses(other));
     sys::run(&format!(
         "ip -n {node} link add {TUNNEL} address {} mtu {mtu} type vxlan id 1 dev {INTERFACE} local {local} \
          dstport 8472 nolearning",
