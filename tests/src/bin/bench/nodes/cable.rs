@@ -39,7 +39,13 @@ impl Cable {
         Ok(())
     }
 
-    /// IPv4 and IPv6 of an end, 0 or 1.
+    /// The node at an end, 0 or 1.
+    pub(super) const fn node(&self, end: usize) -> &'static str {
+        let [one, two] = self.ends;
+        if end == 0 { one } else { two }
+    }
+
+    /// IPv4 and IPv6 of an end.
     pub(super) fn addresses(&self, end: usize) -> [String; 2] {
         self.networks.map(|network| format!("{network}{}", end + 1))
     }

@@ -79,7 +79,7 @@ fn paths(
 
 /// A pod as the plugin `ptp` makes it, and routes to the other node's pods.
 fn routed(cable: &Cable, number: usize) -> anyhow::Result<PathBuf> {
-    let (node, other) = (cable.ends[number], 1 - number);
+    let (node, other) = (cable.node(number), 1 - number);
     let pod = format!("{node}-r");
     sys::make_netns(&path(&pod))?;
     sys::run(&format!(
@@ -99,7 +99,7 @@ fn routed(cable: &Cable, number: usize) -> anyhow::Result<PathBuf> {
 
 /// A pod at a bridge, and a tunnel with permanent entries for the other node, as flannel configures it.
 fn tunnelled(cable: &Cable, number: usize) -> anyhow::Result<PathBuf> {
-    let (node, other, mtu) = (cable.ends[number], 1 - number, UPLINK_MTU - OVERHEAD);
+    let (node, other, mtu) = (cable.node(number), 1 - number, UPLINK_MTU - OVERHEAD);
     let pod = format!("{node}-t");
     sys::make_netns(&path(&pod))?;
     sys::run(&format!("ip -n {node} link add {BRIDGE} mtu {mtu} type bridge"))?;
