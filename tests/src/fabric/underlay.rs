@@ -139,7 +139,11 @@ fn link(namespace: &str, interface: &str, host: u8, peer: &str) -> anyhow::Resul
     sys::run(&format!("ip -n {namespace} link set {interface} up")).map(drop)
 }
 
-fn set(namespace: &str, settings: &[(&str, &str)]) -> anyhow::Result<()> {
+/// Sets values below `/proc/sys/net` of a namespace.
+///
+/// # Errors
+/// If there is no such setting.
+pub fn set(namespace: &str, settings: &[(&str, &str)]) -> anyhow::Result<()> {
     sys::in_netns(&path(namespace), || {
         settings.iter().try_for_each(|(name, value)| {
             fs::write(format!("/proc/sys/net/{name}"), value).with_context(|| format!("cannot set {name}"))

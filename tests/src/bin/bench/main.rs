@@ -1,4 +1,4 @@
-//! `bench`: the cost of Ferrule and of reference plugins, measured in one run on one node.
+//! `bench`: the cost of Ferrule and of reference plugins, measured in one run on one machine.
 //!
 //! Started by `cargo xtask bench`, which builds the binaries. No measured time fails the run, because
 //! absolute times depend on the machine; the goals are printed beside the results, for ADD as ratios.
@@ -9,7 +9,9 @@ mod cpu;
 mod dataplane;
 mod machine;
 mod markdown;
+mod nodes;
 mod phases;
+mod rates;
 mod report;
 mod results;
 mod start;
@@ -46,6 +48,8 @@ enum One {
     Add(add::Options),
     /// Traffic between two pods of a node, compared with other paths.
     Dataplane(dataplane::Options),
+    /// Traffic between pods of two nodes, compared with other paths, and the time to reach a new node.
+    Nodes(nodes::Options),
     /// Downtime of the agent after a crash.
     Start(start::Options),
     /// Cost of watching the API server: events, memory, lists, waiting ADDs.
@@ -73,6 +77,7 @@ impl One {
         Ok(match self {
             Self::Add(options) => Box::new(add::run(options)?),
             Self::Dataplane(options) => Box::new(dataplane::run(options)?),
+            Self::Nodes(options) => Box::new(nodes::run(options)?),
             Self::Start(options) => Box::new(start::run(options)?),
             Self::Watch(options) => Box::new(watch::run(options)?),
         })

@@ -20,7 +20,7 @@ use ferrule_tests::{
     wire::{self, Wire},
 };
 
-use super::{
+use crate::rates::{
     comparison::{Comparison, median},
     load::{Cores, Load, pin},
     path::Path,

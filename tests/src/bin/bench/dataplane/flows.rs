@@ -10,7 +10,7 @@ use aya::{
 };
 use ferrule_tests::node::Node;
 
-use super::{
+use crate::rates::{
     comparison::Comparison,
     load::{Cores, Load},
     path::Path,

@@ -4,11 +4,9 @@
 //! of the machine affects all of them. The result of a path is the median of its rounds.
 
 mod chart;
-mod comparison;
 mod flood;
 mod flows;
 mod goal;
-mod load;
 mod path;
 mod redirect;
 mod report;
@@ -18,12 +16,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ferrule_tests::node::{self, Node};
 
-use self::{
+use self::{flood::Flood, report::Report};
+use crate::rates::{
     comparison::Comparison,
-    flood::Flood,
     load::{Cores, Load},
     path::Path,
-    report::Report,
 };
 
 /// Sizes and repetitions of the measurements.

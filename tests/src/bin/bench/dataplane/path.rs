@@ -1,30 +1,19 @@
-//! The measured paths: from a client in one network namespace to a server in another.
+//! The paths between two pods of a node.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::Context as _;
-use ferrule_tests::{node::Node, pod::Pod, sys};
+use ferrule_tests::{node::Node, sys};
 
 use super::redirect::redirect;
-use crate::target::{Name, Target};
-
-pub(super) struct Path {
-    name: &'static str,
-    pub(super) client: PathBuf,
-    pub(super) server: PathBuf,
-    /// Where the server listens.
-    pub(super) listen: SocketAddr,
-    /// What the client calls: another address than the server's, if the node translates.
-    pub(super) call: SocketAddr,
-}
+use crate::{
+    rates::path::Path,
+    target::{Name, Target},
+};
 
 pub(super) const FERRULE: &str = "ferrule";
 pub(super) const REDIRECT: &str = "redirect";
 
-const PORT: u16 = 5201;
 /// Not the same: a client's connection by the pod's address leaves TIME_WAIT behind at the server, which
 /// refuses one from the same port by the Service's address, because timestamps differ by the address called.
 const BACKEND_PORT: u16 = 5202;
@@ -33,19 +22,6 @@ const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const VETH: [&str; 2] = ["10.247.0.1", "10.247.0.2"];
 /// The ports of the Service, for each plugin.
 const SERVICE_PORTS: u16 = 8000;
-
-// === impl Path ===
-
-impl Path {
-    pub(super) fn new(name: &'static str, client: &Pod, server: &Pod, address: IpAddr) -> Self {
-        let listen = SocketAddr::new(address, PORT);
-        Self { name, client: client.path().into(), server: server.path().into(), listen, call: listen }
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        self.name
-    }
-}
 
 /// Loopback first, with which the others are compared.
 pub(super) fn all(node: &Node) -> anyhow::Result<Vec<Path>> {
@@ -69,7 +45,7 @@ pub(super) fn all(node: &Node) -> anyhow::Result<Vec<Path>> {
         };
         let call = SocketAddr::new(SERVICE.into(), port);
         let listen = SocketAddr::new(*v4, BACKEND_PORT);
-        services.push(Path { call, listen, ..Path::new(through, client, server, *v4) });
+        services.push(Path::new(through, client, server, *v4).translated(call, listen));
     }
     translate(&services)?;
     paths.extend(services);

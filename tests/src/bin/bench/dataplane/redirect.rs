@@ -11,7 +11,8 @@ use object::{
     write::{Object, Symbol, SymbolSection},
 };
 
-use super::path::{self, Path};
+use super::path;
+use crate::rates::path::Path;
 
 const ENDS: [&str; 2] = ["bench-r0", "bench-r1"];
 const ADDRESSES: [&str; 2] = ["10.248.0.1", "10.248.0.2"];

@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 
 use super::{
     chart::{Bar, Chart, Group},
-    comparison::{Comparison, Measured},
-    goal::{GOALS, Goal, Limits},
-    load::Load,
+    goal::GOALS,
     path,
 };
-use crate::{markdown, results::Results};
+use crate::{
+    rates::{comparison::Comparison, load::Load, tables},
+    results::Results,
+};
 
 pub(crate) struct Report {
     pub(super) pods: usize,
@@ -36,10 +37,6 @@ an address that nftables rules translate, as kube-proxy's do.
 // === impl Report ===
 
 impl Report {
-    fn ratio(&self, goal: &Goal) -> Option<f64> {
-        goal.ratio(&self.comparisons)
-    }
-
     fn chart(&self) -> Chart {
         let [paths, ..] = &self.comparisons;
         let group = |load: Load| {
@@ -58,44 +55,18 @@ impl Report {
 
 impl Results for Report {
     fn to_json(&self) -> Value {
-        let comparisons = self.comparisons.iter().map(|comparison| {
-            let rows = comparison.rows.iter().map(|row| {
-                let ways = comparison.names.iter().enumerate().map(|(way, name)| {
-                    let value = json!({ "median": row.median(way), "rounds": row.rates.get(way) });
-                    ((*name).to_owned(), value)
-                });
-                let ways: serde_json::Map<_, _> = ways.collect();
-                json!({ "load": row.load.name(), "cores": row.cores(), "per_second": ways })
-            });
-            json!({ "title": comparison.title, "rows": rows.collect::<Vec<_>>() })
-        });
-        let goals = GOALS.iter().map(|goal| {
-            let (bar, aim) = (goal.limits.map(|it| it.bar), goal.limits.map(|it| it.aim));
-            let ratio = self.ratio(goal);
-            let verdict = ratio.map(|ratio| goal.verdict(ratio));
-            json!({
-                "load": goal.load.name(), "of": goal.of, "to": goal.to, "bar": bar, "aim": aim, "ratio": ratio,
-                "verdict": verdict,
-            })
-        });
         json!({
             "further_pods": self.pods,
             "flood": self.flood,
-            "comparisons": comparisons.collect::<Vec<_>>(),
-            "goals": goals.collect::<Vec<_>>(),
+            "comparisons": self.comparisons.iter().map(tables::json).collect::<Vec<_>>(),
+            "goals": tables::goals_json(&GOALS, &self.comparisons),
         })
     }
 
     fn to_markdown(&self) -> String {
-        let tables = self.comparisons.iter().map(|it| format!("{}\n", shares(it)));
-        let goals = GOALS.iter().filter_map(|goal| {
-            let (what, ratio) = (describe(goal), self.ratio(goal)?);
-            let [bar, aim] = limits(goal);
-            Some(vec![what, format!("{ratio:.3}"), bar, aim, goal.verdict(ratio).to_owned()])
-        });
-        let goals = markdown::table(&["relative", "ratio", "bar", "aim", "verdict"], goals);
-        let tables: String = tables.collect();
-        format!("{SHARES}\n\n{tables}{goals}\nThe floods: {}.\n\n{LEGEND}", self.flood)
+        let ways: String = self.comparisons.iter().map(|it| format!("{}\n", tables::shares(it))).collect();
+        let goals = tables::goals_markdown(&GOALS, &self.comparisons);
+        format!("{SHARES}\n\n{ways}{goals}\nThe floods: {}.\n\n{LEGEND}", self.flood)
     }
 
     fn to_svg(&self) -> Option<String> {
@@ -106,58 +77,20 @@ impl Results for Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Traffic between two pods of a node with {} further pods.\n", self.pods)?;
-        for comparison in &self.comparisons {
-            comparison.rows.iter().try_for_each(|row| rates(f, comparison, row))?;
-        }
+        self.comparisons.iter().try_for_each(|it| tables::text(f, it))?;
         writeln!(f, "The floods: {}.\n", self.flood)?;
-        writeln!(f, "{:72} {:>8} {:>6} {:>6}", "Relative", "ratio", "bar", "aim")?;
-        for goal in &GOALS {
-            let Some(ratio) = self.ratio(goal) else { continue };
-            let ([bar, aim], verdict) = (limits(goal), goal.verdict(ratio));
-            writeln!(f, "{:72} {ratio:8.3} {bar:>6} {aim:>6}  {verdict}", describe(goal))?;
-        }
+        tables::goals_text(f, &GOALS, &self.comparisons)?;
         writeln!(f, "\n{LEGEND}")
     }
-}
-
-fn rates(f: &mut fmt::Formatter<'_>, comparison: &Comparison, row: &Measured) -> fmt::Result {
-    let ((unit, scale), rounds) = (row.unit(), row.rates.first().map_or(0, Vec::len));
-    let (title, load, cores) = (comparison.title, row.load.name(), row.cores());
-    writeln!(f, "{title}: {load}, {cores} ({rounds} rounds), {unit}")?;
-    let first = comparison.names.first().copied().unwrap_or_default();
-    for (way, name) in comparison.names.iter().enumerate() {
-        let (rate, share) = (row.median(way) * scale, row.share(way));
-        writeln!(f, "  {name:24} {rate:10.2} {share:8.3} of {first}")?;
-    }
-    writeln!(f)
-}
-
-/// A table of the loads on one core: shares of the first way, and rates.
-fn shares(comparison: &Comparison) -> String {
-    let loads: Vec<_> = Load::ALL.iter().filter_map(|load| comparison.on_one_core(*load)).collect();
-    let units = loads.iter().map(|row| format!("{}, {}", row.load.name(), row.unit().0));
-    let head: Vec<_> = [comparison.title.to_owned()].into_iter().chain(units).collect();
-    let head: Vec<_> = head.iter().map(String::as_str).collect();
-    let rows = comparison.names.iter().enumerate().map(|(way, name)| {
-        let cell = |row: &&Measured| format!("{:.3} ({:.1})", row.share(way), row.median(way) * row.unit().1);
-        [(*name).to_owned()].into_iter().chain(loads.iter().map(cell)).collect()
-    });
-    markdown::table(&head, rows)
-}
-
-fn describe(goal: &Goal) -> String {
-    format!("{}: {} / {}", goal.load.name(), goal.of, goal.to)
-}
-
-fn limits(goal: &Goal) -> [String; 2] {
-    let text = |limit: f64| format!("{limit:.2}");
-    goal.limits.map_or_else(Default::default, |Limits { bar, aim }| [text(bar), text(aim)])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataplane::{flood, flows, load::Cores};
+    use crate::{
+        dataplane::{flood, flows},
+        rates::load::Cores,
+    };
 
     /// Each way is a tenth slower than the one before.
     fn report() -> Report {

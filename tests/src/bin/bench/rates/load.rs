@@ -21,7 +21,7 @@ use nix::{
 use super::path::Path;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
+pub(crate) enum Load {
     /// One byte there and one back, over one TCP connection.
     RequestResponse,
     /// The same with a new connection for each.
@@ -32,7 +32,7 @@ pub(super) enum Load {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cores {
+pub(crate) enum Cores {
     /// Client and server share one: the figure is the CPU time of the path.
     Same,
     Two,
@@ -49,10 +49,10 @@ const END: u8 = 0xff;
 // === impl Load ===
 
 impl Load {
-    pub(super) const ALL: [Self; 4] =
+    pub(crate) const ALL: [Self; 4] =
         [Self::RequestResponse, Self::ConnectRequestResponse, Self::UdpRequestResponse, Self::Stream];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::RequestResponse => "TCP request/response",
             Self::ConnectRequestResponse => "TCP connect/request/response",
@@ -62,7 +62,7 @@ impl Load {
     }
 
     /// Transactions per second; bytes for a stream.
-    pub(super) fn measure(self, path: &Path, cores: Cores, duration: Duration) -> anyhow::Result<f64> {
+    pub(crate) fn measure(self, path: &Path, cores: Cores, duration: Duration) -> anyhow::Result<f64> {
         let rate = match self {
             Self::UdpRequestResponse => {
                 let server = sys::bind_in(&path.server, path.listen, UdpSocket::bind)?;
@@ -216,7 +216,7 @@ fn rate(duration: Duration, mut transact: impl FnMut() -> anyhow::Result<()>) ->
 }
 
 /// Limits the calling thread to one core.
-pub(super) fn pin(core: usize) -> anyhow::Result<()> {
+pub(crate) fn pin(core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     // With 0, the calling thread.

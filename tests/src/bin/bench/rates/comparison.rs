@@ -3,24 +3,24 @@
 use super::load::{Cores, Load};
 
 /// Rows of loads, with a column for each way.
-pub(super) struct Comparison {
-    pub(super) title: &'static str,
-    pub(super) names: Vec<&'static str>,
-    pub(super) rows: Vec<Measured>,
+pub(crate) struct Comparison {
+    pub(crate) title: &'static str,
+    pub(crate) names: Vec<&'static str>,
+    pub(crate) rows: Vec<Measured>,
 }
 
 /// One load, in every way.
-pub(super) struct Measured {
-    pub(super) load: Load,
-    pub(super) cores: Cores,
+pub(crate) struct Measured {
+    pub(crate) load: Load,
+    pub(crate) cores: Cores,
     /// Of each way, the rates of all rounds.
-    pub(super) rates: Vec<Vec<f64>>,
+    pub(crate) rates: Vec<Vec<f64>>,
 }
 
 // === impl Comparison ===
 
 impl Comparison {
-    pub(super) fn new(
+    pub(crate) fn new(
         title: &'static str,
         names: Vec<&'static str>,
         loads: impl IntoIterator<Item = (Load, Cores)>,
@@ -31,17 +31,17 @@ impl Comparison {
     }
 
     /// Forgets the rates.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.rows.iter_mut().flat_map(|row| &mut row.rates).for_each(Vec::clear);
     }
 
     /// The row of a load whose client and server share a core.
-    pub(super) fn on_one_core(&self, load: Load) -> Option<&Measured> {
+    pub(crate) fn on_one_core(&self, load: Load) -> Option<&Measured> {
         self.rows.iter().find(|it| it.load == load && it.cores == Cores::Same)
     }
 
     /// The rate of one way, relative to that of another.
-    pub(super) fn ratio(&self, load: Load, of: &str, to: &str) -> Option<f64> {
+    pub(crate) fn ratio(&self, load: Load, of: &str, to: &str) -> Option<f64> {
         let at = |name| self.names.iter().position(|it| *it == name);
         let row = self.on_one_core(load)?;
         Some(row.median(at(of)?) / row.median(at(to)?))
@@ -51,22 +51,22 @@ impl Comparison {
 // === impl Measured ===
 
 impl Measured {
-    pub(super) fn push(&mut self, way: usize, rate: f64) {
+    pub(crate) fn push(&mut self, way: usize, rate: f64) {
         if let Some(rates) = self.rates.get_mut(way) {
             rates.push(rate);
         }
     }
 
-    pub(super) fn median(&self, way: usize) -> f64 {
+    pub(crate) fn median(&self, way: usize) -> f64 {
         self.rates.get(way).map_or(f64::NAN, |rates| median(rates))
     }
 
     /// The rate of a way relative to that of the first.
-    pub(super) fn share(&self, way: usize) -> f64 {
+    pub(crate) fn share(&self, way: usize) -> f64 {
         self.median(way) / self.median(0)
     }
 
-    pub(super) fn cores(&self) -> &'static str {
+    pub(crate) fn cores(&self) -> &'static str {
         match self.cores {
             Cores::Same => "one core",
             Cores::Two => "two cores",
@@ -74,13 +74,13 @@ impl Measured {
     }
 
     /// The unit of the figures, and what to multiply a rate by.
-    pub(super) fn unit(&self) -> (&'static str, f64) {
+    pub(crate) fn unit(&self) -> (&'static str, f64) {
         if self.load == Load::Stream { ("Gbit/s", 8e-9) } else { ("1000/s", 1e-3) }
     }
 }
 
 /// Of an even number of rates, the upper of the two in the middle.
-pub(super) fn median(rates: &[f64]) -> f64 {
+pub(crate) fn median(rates: &[f64]) -> f64 {
     let mut sorted = rates.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
