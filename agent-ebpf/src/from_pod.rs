@@ -77,7 +77,11 @@ fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outco
             delivery::decrement_hops(packet, meta)?;
             Ok(outcome)
         }
-        None => Ok(Outcome::Stack(Stamp::Direct)),
+        // The kernel has another way than the agent: the replies follow into the stack.
+        None => {
+            flows::record(packet, meta, packet.ifindex(), flows::REMOTE);
+            Ok(Outcome::Stack(Stamp::Checked))
+        }
     }
 }
 

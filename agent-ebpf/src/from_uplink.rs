@@ -4,7 +4,7 @@
 //! The program runs for every packet that the node receives. Everything else passes, also what is cut off or
 //! malformed: the stack judges that.
 
-use agent_common::{DropReason, NodeEntry};
+use agent_common::DropReason;
 
 use crate::{
     address::Address,
@@ -46,23 +46,14 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     {
         return Err(reason);
     }
-    match node.filter(|node| is_direct(packet, node)) {
-        // What contradicts itself is left to the stack, like everything from outside.
+    // By any uplink, also if this node sends by another one or by the tunnel: the other node's choice may
+    // differ, and half of a flow by the stack would be invalid to conntrack.
+    match node.filter(|node| node.is_remote_range() && packet.is_for_host()) {
+        // The stack judges packets that contradict themselves, like all others from outside.
         Some(node) => match Meta::parse(packet, ethertype, Sender::Outside) {
             Ok(meta) => remote::receive(packet, &meta, node),
             Err(_) => Ok(Inbound::Stack),
         },
         None => Ok(Inbound::Stack),
     }
-}
-
-/// Whether packets to the source would leave by the interface that the packet came from, and the frame is for
-/// this node.
-#[inline(always)]
-fn is_direct(packet: &Packet<'_>, node: &NodeEntry) -> bool {
-    node.is_remote_range()
-        && node.is_fast()
-        && !node.is_tunnelled()
-        && node.ifindex == packet.ifindex()
-        && packet.is_for_host()
 }

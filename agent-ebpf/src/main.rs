@@ -131,8 +131,8 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 pub fn from_tunnel(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let verdict = from_tunnel::judge(&mut packet);
-    if matches!(verdict, Ok(Inbound::Stack)) {
-        // The inner frame's MAC addresses mean nothing.
+    if verdict.is_ok() {
+        // The inner frame's MAC addresses mean nothing. Not every kernel resets the type for the pod either.
         packet.accept();
     }
     from_link(&ctx, &packet, verdict)

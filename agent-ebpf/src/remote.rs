@@ -3,7 +3,8 @@
 //! A flow passes the stack in both directions or in none: conntrack would call half of a flow invalid, and a
 //! translated flow needs the stack for its replies. So the two ends decide, and `STACK_FLOWS`: only a pod's
 //! and a remote pod's own addresses qualify, and none of the flows that the stack translates for this node's
-//! pod. Whatever is not plainly forwarded goes to the stack, which answers, fragments, translates or drops.
+//! pod. The stack gets all packets that are not plainly forwarded, and answers, fragments, translates or
+//! drops.
 
 use agent_common::{DropReason, NodeEntry};
 
@@ -23,7 +24,6 @@ pub fn way(packet: &Packet<'_>, meta: &Meta, target: &Target) -> Option<Outcome>
     if target.flags & NodeEntry::VXLAN != 0 {
         return packet.set_tunnel(target.address).then_some(Outcome::Tunnel { ifindex: target.ifindex });
     }
-    // Replies come by the interface that has `from_uplink`.
     let next = route::next_hop(packet, meta).filter(|next| next.ifindex == target.ifindex)?;
     Some(Outcome::Neighbour(next))
 }

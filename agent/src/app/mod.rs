@@ -127,7 +127,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let (watches, nodes) = watched.unzip();
     let is_healing = config.self_heal == Switch::On;
-    let keeper = keep_nodes(&config, &parts, nodes, (&health, &metrics), &mut tasks).await?;
+    let keeper = keep_nodes(&config, &parts, nodes, (&health, &metrics), &mut tasks);
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),
@@ -205,13 +205,13 @@ fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
 }
 
 /// Keeps the routes to other nodes, and the filters of the interfaces that lead to them.
-async fn keep_nodes(
+fn keep_nodes(
     config: &Config,
     parts: &Parts,
     nodes: Option<Receiver<Arc<Nodes>>>,
     (health, metrics): (&Health, &Metrics),
     tasks: &mut Tasks,
-) -> anyhow::Result<Arc<Keeper>> {
+) -> Arc<Keeper> {
     let nodes = match &config.pod_cidrs {
         // The cluster has this node only.
         Some(ranges) => watch::channel(Arc::new(Nodes::only(ranges.nets()))).1,
@@ -229,12 +229,8 @@ async fn keep_nodes(
         ),
         metrics.nodes.clone(),
     ));
-    let renewed = Arc::clone(&keeper);
-    spawn_blocking(move || renewed.renew_filters())
-        .await?
-        .context("cannot replace the filters of uplinks")?;
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
-    Ok(keeper)
+    keeper
 }
 
 /// Reports the use of the node's ranges.

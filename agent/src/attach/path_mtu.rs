@@ -16,6 +16,8 @@ impl Engine {
     /// its attachment is listed, and so is not missed.
     pub async fn follow_path_mtu(self: Arc<Self>) {
         let mut path = self.uplink.path_mtu();
+        // The nodes may be known already.
+        path.mark_changed();
         loop {
             if path.changed().await.is_err() {
                 return std::future::pending().await;

@@ -91,15 +91,6 @@ impl Keeper {
         Self { settings, dataplane, uplink, health, ready, repairs, metrics, state: Mutex::default() }
     }
 
-    /// Replaces the filters of an earlier agent, before the nodes are known. Blocks.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn renew_filters(&self) -> Result<(), KeepError> {
-        let (uplink, tunnel) = (self.dataplane.uplink_filters(), self.dataplane.tunnel_filters());
-        Ok(uplink_filter::renew(&mut Socket::open()?, uplink, tunnel)?)
-    }
-
     /// The interfaces whose changes concern the routes to other nodes.
     pub fn interfaces(&self) -> HashSet<u32> {
         self.state().interfaces.clone()
@@ -124,7 +115,7 @@ impl Keeper {
         let mut state = self.state();
         state.nodes = nodes;
         let done = self.pass(&mut state);
-        self.ready.healthy("the nodes of the cluster are known and routed to");
+        self.ready.healthy("the nodes of the cluster are known");
         match done {
             Ok(()) => {
                 self.report(&state);
@@ -181,8 +172,9 @@ impl Keeper {
 
     /// Goes on after a failure: a full map, for instance, takes no route away.
     fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare, is_new: bool) -> Result<(), KeepError> {
-        rp_filter::loosen(host, &plan.sending)?;
-        *bare = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters())?;
+        let loosened = rp_filter::loosen(host, &plan.sending);
+        let filtered = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters());
+        let filtered = filtered.map(|found| *bare = found);
         let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
         let counted = self.dataplane.count_links(&links(plan, index));
@@ -201,6 +193,8 @@ impl Keeper {
         routed?;
         rules?;
         rows?;
+        filtered?;
+        loosened?;
         Ok(counted?)
     }
 

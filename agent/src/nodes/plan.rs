@@ -41,6 +41,8 @@ pub struct Plan {
     pub sources: BTreeSet<IpNet>,
     /// The map `NODES`, without what [`Self::rows`] adds.
     entries: BTreeMap<NodeKey, NodeEntry>,
+    /// Addresses of other nodes that pods reach by the tunnel, and the way.
+    tunnelled: Vec<(IpAddr, Way)>,
     fast_path: bool,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
@@ -58,8 +60,6 @@ pub struct RangeWay {
     pub node: String,
     pub range: IpNet,
     pub way: Result<Way, NoWay>,
-    /// The node's addresses of the range's family.
-    addresses: Vec<IpAddr>,
 }
 
 /// The least MTU of a link with IPv6 (RFC 8200, 5).
@@ -104,27 +104,21 @@ impl Plan {
 
     /// The routes, those by the tunnel only if there is a tunnel device.
     pub fn routes(&self, tunnel: Option<u32>) -> Routes {
-        let mut routes = Routes::new();
-        for RangeWay { range, way, addresses, .. } in &self.ranges {
-            let source = if range.addr().is_ipv4() { self.own.0 } else { self.own.1 };
-            match (way, tunnel) {
-                (Ok(Way::Direct { gateway, ifindex, mtu }), _) => {
-                    let next = Next::Gateway(*gateway);
-                    let route = NodeRoute { ifindex: *ifindex, next, mtu: *mtu, source };
-                    routes.insert((Table::Main, *range), route);
-                }
-                (Ok(Way::Vxlan { remote, mtu, .. }), Some(ifindex)) => {
+        let ranges =
+            self.ranges.iter().filter_map(|it| Some((Table::Main, it.range, *it.way.as_ref().ok()?)));
+        let addresses = self.tunnelled.iter().map(|(it, way)| (Table::OfPods, IpNet::from(*it), *way));
+        let route = |(table, to, way): (Table, IpNet, Way)| {
+            let source = if to.addr().is_ipv4() { self.own.0 } else { self.own.1 };
+            let (ifindex, next) = match way {
+                Way::Direct { gateway, ifindex, .. } => (ifindex, Next::Gateway(gateway)),
+                Way::Vxlan { remote, .. } => {
                     let outer = if remote.is_ipv4() { self.own.0 } else { self.own.1 };
-                    let next = Next::Tunnel { remote: *remote, source: outer };
-                    let route = NodeRoute { ifindex, next, mtu: *mtu, source };
-                    let of_pods = |address: &IpAddr| ((Table::OfPods, IpNet::from(*address)), route.clone());
-                    routes.extend(addresses.iter().map(of_pods));
-                    routes.insert((Table::Main, *range), route);
+                    (tunnel?, Next::Tunnel { remote, source: outer })
                 }
-                (Ok(Way::Vxlan { .. }), None) | (Err(_), _) => {}
-            }
-        }
-        routes
+            };
+            Some(((table, to), NodeRoute { ifindex, next, mtu: way.mtu(), source }))
+        };
+        ranges.chain(addresses).filter_map(route).collect()
     }
 
     /// The rows of the map `NODES`.
@@ -168,7 +162,7 @@ impl Plan {
 
     /// Whether packets to any node take the tunnel.
     pub fn has_tunnelled(&self) -> bool {
-        self.ways().any(|way| matches!(way, Way::Vxlan { .. }))
+        !self.tunnelled.is_empty() || self.ways().any(|way| matches!(way, Way::Vxlan { .. }))
     }
 
     fn ways(&self) -> impl Iterator<Item = Way> {
@@ -182,13 +176,13 @@ impl Plan {
         for range in &node.ranges {
             let is_ipv4 = range.addr().is_ipv4();
             let way = if is_ipv4 { v4 } else { v6 };
-            let addresses = node.addresses.iter().copied().filter(|it| it.is_ipv4() == is_ipv4);
-            self.ranges.push(RangeWay {
-                node: node.name.clone(),
-                range: *range,
-                way: way.clone(),
-                addresses: addresses.collect(),
-            });
+            self.ranges.push(RangeWay { node: node.name.clone(), range: *range, way: way.clone() });
+        }
+        // Also those of a node without ranges: pods call its kubelet, and the API server there.
+        for &address in &node.addresses {
+            if let Ok(way @ Way::Vxlan { .. }) = if address.is_ipv4() { v4 } else { v6 } {
+                self.tunnelled.push((address, *way));
+            }
         }
     }
 }

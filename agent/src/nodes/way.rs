@@ -35,6 +35,8 @@ pub enum NoWay {
     NoAddress,
     #[error("this node has no route to {0}")]
     Unreachable(IpAddr),
+    #[error("this node's route to {0} has a next hop of the other family, which routes to pods cannot have")]
+    ForeignNextHop(IpAddr),
     #[error("the Node has no {0} InternalIP, and --node-routes direct permits no tunnel")]
     OtherFamily(&'static str),
 }
@@ -57,6 +59,9 @@ impl Way {
         match (mode, hop) {
             (Mode::Auto | Mode::Direct, Some((address, hop))) if hop.gateway.is_none() => {
                 return Ok(Self::Direct { gateway: address, ifindex: hop.ifindex, mtu: hop.mtu });
+            }
+            (Mode::Direct, Some((address, Hop { gateway, .. }))) if gateway == Some(address) => {
+                return Err(NoWay::ForeignNextHop(address));
             }
             (Mode::Direct, Some((_, Hop { ifindex, gateway: Some(gateway), mtu, .. }))) => {
                 return Ok(Self::Direct { gateway, ifindex, mtu });
@@ -133,6 +138,8 @@ mod tests {
         match to.to_string() {
             to if to.starts_with("10.0.0.") || to.starts_with("fd00:") => hop(None),
             to if to.starts_with("10.0.1.") => hop(Some("10.0.0.254")),
+            // Through a next hop of the other family.
+            to if to.starts_with("10.0.2.") => hop(Some(&to)),
             _ => None,
         }
     }
@@ -164,6 +171,8 @@ mod tests {
         assert_eq!(way(&["10.0.1.2"], true, Mode::Direct), direct("10.0.0.254"));
         assert_eq!(way(&["10.0.1.2"], false, Mode::Direct), Err(NoWay::OtherFamily("IPv6")));
         assert_eq!(way(&["10.0.0.2"], true, Mode::Vxlan), vxlan("10.0.0.2", 1450));
+        assert_eq!(way(&["10.0.2.2"], true, Mode::Direct), Err(NoWay::ForeignNextHop(ip("10.0.2.2"))));
+        assert_eq!(way(&["10.0.2.2"], true, Mode::Auto), vxlan("10.0.2.2", 1450));
     }
 
     #[test]

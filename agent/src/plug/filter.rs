@@ -169,7 +169,12 @@ pub fn keep_on_link(
         return Ok(missing);
     }
     match host.batch(vec![qdisc(ifindex)]) {
-        Err(error) if error.is(Errno::EEXIST) => {}
+        // An ingress qdisc would accept both filters on its only hook, so that the second replaces the first.
+        Err(error) if error.is(Errno::EEXIST) => {
+            if let Some(kind) = foreign_qdisc(host, ifindex)? {
+                return Err(error.with_hint(foreign_qdisc_remedy(&kind, &format!("interface {ifindex}"))));
+            }
+        }
         result => drop(result?),
     }
     for (hook, it) in filters.by_hook() {

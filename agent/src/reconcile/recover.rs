@@ -21,7 +21,7 @@ use crate::{
         filter,
         host_inventory::{HostInventory, HostLinkState},
         netlink::Socket,
-        reaper,
+        nodes, reaper,
         stamp::Stamp,
         veth,
     },
@@ -98,6 +98,16 @@ impl Recovery {
             crash::point(Step::StartStrayRetired);
         }
         self.remove(&dead, deferred);
+        let (uplinks, tunnel) = (self.dataplane.uplink_filters(), self.dataplane.tunnel_filters());
+        if let Err(error) =
+            Socket::open().and_then(|mut host| nodes::uplink_filter::renew(&mut host, uplinks, tunnel))
+        {
+            self.failed();
+            tracing::error!(
+                error = chain(&error),
+                "cannot replace the filters of uplinks; the first pass retries"
+            );
+        }
         self.dataplane.disinherit();
         if let Err(error) = self.dataplane.retain(&owners) {
             self.failed();

@@ -177,3 +177,12 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
     let off = Plan::new(Settings { fast_path: false, ..settings }, &nodes(), &underlay());
     assert!(off.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
 }
+
+#[test]
+fn pods_reach_a_node_behind_the_tunnel_that_has_no_ranges() {
+    let mut nodes = nodes();
+    nodes.others = vec![node("c", &["198.51.100.3"], &[])];
+    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
+    assert_eq!(places(&plan.routes(Some(9))), ["OfPods 198.51.100.3/32"]);
+    assert_eq!(plan.sources.len(), 2);
+}

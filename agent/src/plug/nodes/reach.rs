@@ -68,7 +68,7 @@ fn hop(
     });
     let Some(route) = route.filter(|it| it.header.kind == RouteType::Unicast) else { return Ok(None) };
     let Some(ifindex) = parse::output_interface(&route) else { return Ok(None) };
-    let (mut gateway, mut source, mut mtu) = (None, None, None);
+    let (mut gateway, mut source, mut mtu, mut is_learnt) = (None, None, None, false);
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Gateway(address) => gateway = parse::ip(address),
@@ -80,6 +80,8 @@ fn hop(
                 });
                 mtu = found.filter(|mtu| *mtu > 0);
             }
+            // An MTU that a router has told, for ten minutes.
+            RouteAttribute::CacheInfo(cached) => is_learnt = cached.expires != 0,
             // IPv4 through an IPv6 gateway: not on the interface's network either.
             RouteAttribute::Via(_) => gateway = Some(address),
             _ => {}
@@ -90,6 +92,7 @@ fn hop(
         None => *mtus.entry(ifindex).or_insert(mtu_of(host, ifindex)?),
     };
     let Some(of_link) = of_link else { return Ok(None) };
+    let mtu = mtu.filter(|_| !is_learnt);
     Ok(Some(Hop { ifindex, gateway, source, mtu: mtu.map_or(of_link, |mtu| mtu.min(of_link)) }))
 }
 

@@ -81,6 +81,8 @@ const GROUP: u32 = UNSTAMPED + 1;
 struct Found {
     ifindex: u32,
     is_ours: bool,
+    /// Whether the device has its alias, and resolves no neighbours.
+    is_marked: bool,
     /// Neither can be changed.
     port: Option<u16>,
     is_external: bool,
@@ -123,6 +125,11 @@ pub fn keep(
             create(host, tunnel)?
         }
     };
+    // After a crash, a device may have neither alias nor flags.
+    if present.as_ref().is_none_or(|found| !found.is_marked) {
+        changed.push("marked");
+        mark(host, ifindex)?;
+    }
     vni::permit(ifindex)?;
     changed.extend(filter::keep_on_link(host, ifindex, filters)?);
     if set_addresses(host, ifindex, &tunnel.addresses())? {
@@ -181,6 +188,8 @@ pub fn difference(
         Some("is not the agent's".to_owned())
     } else if found.port != Some(tunnel.port) || !found.is_external {
         Some(format!("is no external VXLAN device at port {}", tunnel.port))
+    } else if !found.is_marked {
+        Some(format!("lacks the alias {ALIAS}, or resolves neighbours"))
     } else if !found.is_up {
         Some("is down".to_owned())
     } else if found.mtu != tunnel.mtu {
@@ -207,7 +216,11 @@ fn create(host: &mut Socket, tunnel: &Tunnel) -> Result<u32, TunnelError> {
     ]));
     let request = Request::create(format!("create {NAME}"), RouteNetlinkMessage::NewLink(message));
     host.batch(vec![request])?;
-    let ifindex = find(host)?.ok_or(TunnelError::NoAnswer)?.ifindex;
+    Ok(find(host)?.ok_or(TunnelError::NoAnswer)?.ifindex)
+}
+
+/// Gives the device its alias, and turns off what a device with neighbours would do.
+fn mark(host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
     let mut mark = LinkUnspec::new_with_index(ifindex).alias(ALIAS.to_owned()).build();
     mark.header.flags |= LinkFlags::Noarp;
     mark.header.change_mask |= LinkFlags::Noarp;
@@ -215,8 +228,7 @@ fn create(host: &mut Socket, tunnel: &Tunnel) -> Result<u32, TunnelError> {
         let none = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
         mark.attributes.push(LinkAttribute::AfSpecUnspec(vec![none]));
     }
-    host.batch(vec![set_link("mark the tunnel device", mark)])?;
-    Ok(ifindex)
+    host.batch(vec![set_link("mark the tunnel device", mark)]).map(drop)
 }
 
 /// The kernel opens the UDP port when the device is set up.
@@ -305,6 +317,7 @@ fn find(host: &mut Socket) -> Result<Option<Found>, NetlinkError> {
     let mut found = Found {
         ifindex: link.header.index,
         is_ours: link::alias(&link) == Some(ALIAS),
+        is_marked: link::alias(&link) == Some(ALIAS) && link.header.flags.contains(LinkFlags::Noarp),
         port: None,
         is_external: false,
         mtu: 0,
