@@ -77,11 +77,9 @@ fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outco
             delivery::decrement_hops(packet, meta)?;
             Ok(outcome)
         }
-        // The kernel has another way than the agent: the replies follow into the stack.
-        None => {
-            flows::record(packet, meta, packet.ifindex(), flows::REMOTE);
-            Ok(Outcome::Stack(Stamp::Checked))
-        }
+        // The kernel has another way than the agent: `to_link` records the flow as if translated, and the
+        // replies pass the stack, too.
+        None => Ok(Outcome::Stack(Stamp::Checked)),
     }
 }
 
