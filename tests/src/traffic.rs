@@ -197,7 +197,11 @@ fn receive(listener: &TcpListener, bytes: Option<u64>) -> anyhow::Result<u64> {
     Ok(received)
 }
 
-fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
+/// Waits for a client, and bounds the reads of the connection.
+///
+/// # Errors
+/// If no client connects in time.
+pub fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
     listener.set_nonblocking(true)?;
     let start = Instant::now();
     let stream = loop {

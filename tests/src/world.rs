@@ -105,7 +105,8 @@ pub fn tcp_source_by(
     let (seen, source) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || -> anyhow::Result<()> {
-            let (mut stream, from) = listener.accept()?;
+            let mut stream = traffic::accept(&listener)?;
+            let from = stream.peer_addr()?;
             stream.write_all(b"!")?;
             Ok(seen.send(from)?)
         });

@@ -171,7 +171,7 @@ fn connect(
 ) -> anyhow::Result<[TcpStream; 2]> {
     let listener = sys::bind_in(server, backend, TcpListener::bind)?;
     let client = sys::in_netns(client, || traffic::connect(to))?;
-    let (server, _) = listener.accept()?;
+    let server = traffic::accept(&listener)?;
     for end in [&client, &server] {
         end.set_read_timeout(Some(TIMEOUT))?;
     }
