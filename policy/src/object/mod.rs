@@ -19,8 +19,6 @@ mod pod;
 mod problem;
 mod selector;
 
-#[cfg(test)]
-mod tests;
 
 pub use cluster_policy::cluster_network_policy;
 pub use metadata::{Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
