@@ -16,6 +16,7 @@
 mod bits;
 mod blocks;
 mod classes;
+mod freeze;
 mod output;
 pub(crate) mod predicate;
 mod predicates;
@@ -148,13 +149,14 @@ impl Compiler {
     }
 
     fn sync(&mut self, mut work: Work) -> Result<(), Refused> {
+        let switches = self.select(&mut work)?;
+        self.out.fits()?;
+        let mut unused = self.freeze(&switches, &mut work);
         for group in take(&mut work.groups) {
             self.predicates.refresh(group, &self.store, &mut work);
         }
-        let switches = self.select(&mut work)?;
-        self.out.fits()?;
         let moved = self.settle(&mut work);
-        let unused = self.switch(&switches);
+        unused.append(&mut self.switch(&switches));
         self.renew_epochs(&moved);
         self.out.fits()?;
         self.remove_gone(moved.gone);

@@ -24,10 +24,12 @@ pub(crate) struct Predicates {
     anchors: Set<(Option<Facet>, PredicateId)>,
     of_group: Set<(GroupId, PredicateId)>,
     groups: Set<(PredicateId, GroupId)>,
+    /// Those that go on to hold for the groups for which they held once.
+    frozen: Set<PredicateId>,
     next: u32,
 }
 
-journaled!(Predicates { predicates, ids, asked_by, anchors, of_group, groups });
+journaled!(Predicates { predicates, ids, asked_by, anchors, of_group, groups, frozen });
 
 // === impl Predicates ===
 
@@ -49,6 +51,34 @@ impl Predicates {
         id
     }
 
+    /// A ruleset asks what is true of labels now, whatever happens to them.
+    pub(crate) fn freeze(
+        &mut self,
+        id: PredicateId,
+        ruleset: RulesetId,
+        store: &Store,
+        work: &mut Work,
+    ) -> PredicateId {
+        let Some(predicate) = self.predicates.get(&id).cloned() else { return id };
+        let frozen = match *predicate {
+            Predicate::Block(_) => id,
+            Predicate::Pods(_) | Predicate::Nodes(_) => self.fresh(),
+        };
+        self.asked_by.insert((frozen, ruleset));
+        if frozen == id {
+            return id;
+        }
+        self.frozen.insert(frozen);
+        self.predicates.insert(frozen, predicate);
+        let groups: Vec<_> = self.groups_of(id).collect();
+        for group in groups {
+            self.of_group.insert((group, frozen));
+            self.groups.insert((frozen, group));
+            store.touch_members(group, work);
+        }
+        frozen
+    }
+
     /// A ruleset is gone. What no ruleset asks any more is dropped.
     pub(crate) fn release(
         &mut self,
@@ -63,9 +93,11 @@ impl Predicates {
             return;
         }
         let Some(predicate) = self.predicates.remove(&id) else { return };
-        self.ids.remove(&predicate);
-        for anchor in anchors(&predicate) {
-            self.anchors.remove(&(anchor, id));
+        if !self.frozen.remove(&id) {
+            self.ids.remove(&predicate);
+            for anchor in anchors(&predicate) {
+                self.anchors.remove(&(anchor, id));
+            }
         }
         if let Predicate::Block(block) = &*predicate {
             blocks.remove(block, id, store, work);
@@ -96,7 +128,7 @@ impl Predicates {
         let Some(group) = store.groups.get(&group_id) else { return };
         let holding = self.candidates(group).filter(|(_, it)| it.holds(group, store)).map(|(id, _)| id);
         let new: BTreeSet<_> = holding.collect();
-        let old: BTreeSet<_> = self.of_group(group_id).collect();
+        let old: BTreeSet<_> = self.of_group(group_id).filter(|id| !self.frozen.contains(id)).collect();
         if old == new {
             return;
         }
@@ -127,12 +159,7 @@ impl Predicates {
         blocks: &mut Blocks,
         work: &mut Work,
     ) -> PredicateId {
-        let id = loop {
-            self.next = self.next.wrapping_add(1);
-            if !self.predicates.contains(&PredicateId(self.next)) {
-                break PredicateId(self.next);
-            }
-        };
+        let id = self.fresh();
         self.predicates.insert(id, predicate.clone());
         self.ids.insert(predicate.clone(), id);
         for anchor in anchors(predicate) {
@@ -147,6 +174,15 @@ impl Predicates {
             store.touch_members(group, work);
         }
         id
+    }
+
+    fn fresh(&mut self) -> PredicateId {
+        loop {
+            self.next = self.next.wrapping_add(1);
+            if !self.predicates.contains(&PredicateId(self.next)) {
+                break PredicateId(self.next);
+            }
+        }
     }
 
     /// The predicates that may hold for a group.

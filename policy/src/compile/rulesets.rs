@@ -29,6 +29,7 @@ pub(crate) struct RulesetKey {
 }
 
 /// The rules that equal subjects share.
+#[derive(Clone)]
 pub(crate) struct Ruleset {
     pub(crate) key: Arc<RulesetKey>,
     pub(crate) header: Arc<Header>,
@@ -38,6 +39,10 @@ pub(crate) struct Ruleset {
     pub(crate) names: Vec<(PortName, Mask)>,
     /// The rules of each bit: the policy, and the rule's number.
     pub(crate) rules: Vec<Vec<(PolicyId, usize)>>,
+    /// All ranges of ports, also if they are too many for the header.
+    pub(crate) ranges: Vec<PortRange>,
+    /// Whether this is a copy for the time of a change.
+    pub(crate) is_frozen: bool,
     /// The first policy that was new when the ruleset was compiled, else any: to be named if rows do not fit.
     pub(crate) blame: Option<PolicyId>,
 }
@@ -88,16 +93,18 @@ impl Rulesets {
     }
 
     /// Adds a ruleset; its predicates are asked already, and classes exist.
-    pub(crate) fn add(&mut self, id: RulesetId, ruleset: Ruleset, ranges: &[PortRange], classes: &Classes, out: &mut Output) {
+    pub(crate) fn add(&mut self, id: RulesetId, ruleset: Ruleset, classes: &Classes, out: &mut Output) {
         for (name, _) in &ruleset.names {
             self.names.insert((name.name.clone(), id));
         }
         let ruleset = Arc::new(ruleset);
-        self.ids.insert(ruleset.key.clone(), id);
+        if !ruleset.is_frozen {
+            self.ids.insert(ruleset.key.clone(), id);
+        }
         self.rulesets.insert(id, ruleset.clone());
         out.blame(ruleset.blame.as_ref());
         if ruleset.header.has_ports {
-            for range in ranges {
+            for range in &ruleset.ranges {
                 prefixes(id, range).for_each(|key| out.emit(Op::Port(key, Some(range.bits))));
             }
         }
@@ -115,7 +122,9 @@ impl Rulesets {
     /// Removes the rows of a ruleset that no endpoint uses.
     pub(crate) fn remove(&mut self, id: RulesetId, out: &mut Output) -> Option<Arc<Ruleset>> {
         let ruleset = self.rulesets.remove(&id)?;
-        self.ids.remove(&ruleset.key);
+        if !ruleset.is_frozen {
+            self.ids.remove(&ruleset.key);
+        }
         for (name, _) in &ruleset.names {
             self.names.remove(&(name.name.clone(), id));
         }
@@ -191,6 +200,8 @@ impl Ruleset {
             predicates,
             names: names.into_iter().collect(),
             rules: rules.collect(),
+            ranges: if bits.header.has_ports { bits.ranges.clone() } else { Vec::new() },
+            is_frozen: false,
             blame,
         }
     }

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     Direction, EndpointId, Mask, PolicyId, Refused, RulesetId,
-    rows::PortRange,
     store::{CompiledPolicy, Group, NamedPort, Store, Work},
 };
 
@@ -19,13 +18,6 @@ pub(super) struct Switch {
     pub(super) endpoint: EndpointId,
     /// Of ingress and egress.
     pub(super) rulesets: Option<(RulesetId, RulesetId)>,
-}
-
-/// A ruleset whose rows are still to be written.
-struct New {
-    id: RulesetId,
-    ruleset: Ruleset,
-    ranges: Vec<PortRange>,
 }
 
 // === impl Store ===
@@ -69,21 +61,20 @@ impl Compiler {
                 if let Some(id) = known.get(&key).copied().or_else(|| self.rulesets.id(&key)) {
                     return Ok(id);
                 }
-                let new = self.compile(key.clone(), &policies, work)?;
-                let id = new.id;
+                let (id, new) = self.compile(key.clone(), &policies, work)?;
                 known.insert(key, id);
-                all_new.push(new);
+                all_new.push((id, new));
                 Ok(id)
             };
             let rulesets = Some((ruleset(Direction::Ingress)?, ruleset(Direction::Egress)?));
             switches.push(Switch { endpoint, rulesets });
         }
-        for New { id, ruleset, ranges } in all_new {
+        for (id, ruleset) in all_new {
             let names: Vec<_> = ruleset.names.iter().map(|(name, _)| name.name.clone()).collect();
             for name in names.iter().filter(|name| !self.rulesets.uses_name(name)) {
                 self.touch_port(name, work);
             }
-            self.rulesets.add(id, ruleset, &ranges, &self.classes, &mut self.out);
+            self.rulesets.add(id, ruleset, &self.classes, &mut self.out);
         }
         Ok(switches)
     }
@@ -93,7 +84,7 @@ impl Compiler {
         key: RulesetKey,
         policies: &[Arc<CompiledPolicy>],
         work: &mut Work,
-    ) -> Result<New, Refused> {
+    ) -> Result<(RulesetId, Ruleset), Refused> {
         let bits = Bits::new(policies, key.direction, &key.ports)?;
         let id = self.rulesets.fresh(self.table);
         let mut predicates: BTreeMap<PredicateId, Mask> = BTreeMap::new();
@@ -107,7 +98,7 @@ impl Compiler {
         let ids: Vec<PolicyId> = policies.iter().map(|it| it.policy.id.clone()).collect();
         let blame = ids.iter().find(|it| work.policies.contains(it)).or(ids.last()).cloned();
         let ruleset = Ruleset::new(key, &bits, predicates, &ids, blame);
-        Ok(New { id, ruleset, ranges: bits.ranges })
+        Ok((id, ruleset))
     }
 }
 

@@ -14,7 +14,10 @@ impl Store {
     /// before nodes, living ones before those that are being deleted, and then the youngest.
     pub(crate) fn owner(&self, addr: Addr) -> Option<&Arc<Party>> {
         let claims = self.claims.range((addr, PartyId::MIN)..=(addr, PartyId::MAX));
-        claims.filter_map(|(_, id)| self.parties.get(id)).filter(|party| self.is_placed(party)).min_by_key(|party| {
+        let mut parties = claims.filter_map(|(_, id)| self.parties.get(id)).filter(|party| self.is_placed(party));
+        let first = parties.next()?;
+        let Some(second) = parties.next() else { return Some(first) };
+        [first, second].into_iter().chain(parties).min_by_key(|party| {
             let is_local = self.local_addresses(&party.uid).any(|it| it == addr);
             let is_node = party.kind == Kind::Node;
             (!is_local, is_node, party.is_deleting, Reverse(party.created), Reverse(party.uid.clone()))
