@@ -21,7 +21,7 @@ use crate::{
     counters::Direction,
     events,
     flow_key::Key,
-    headers::{TCP, TCP_FLAGS},
+    headers::{ACK, FIN, RST, SYN, TCP},
     meta::Meta,
     packet::Packet,
 };
@@ -43,10 +43,6 @@ const PERIOD: u64 = 60_000_000_000;
 /// 100.
 const LOOK: u32 = 600;
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
 const BPF_NOEXIST: u64 = 1;
 
 /// What is counted of a packet. In a map and not on the stack: the verifier walks the code that counts once,
@@ -102,6 +98,11 @@ pub fn count_at(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, ifindex: u32, 
     // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
     unsafe { facts.write(new) };
     count_facts();
+}
+
+#[inline(always)]
+fn tcp_flags(packet: &Packet<'_>, meta: &Meta) -> u8 {
+    if meta.protocol == TCP && meta.transport().is_some() { meta.tcp_flags(packet) } else { 0 }
 }
 
 #[inline(never)]
@@ -181,14 +182,4 @@ fn find(facts: &Facts) -> Option<*mut FlowStats> {
         let _ = FLOW_STATS.insert(key, new, BPF_NOEXIST);
         FLOW_STATS.get_ptr_mut(key)
     })
-}
-
-/// The flags of a TCP header; none of other packets, and of one that ends before.
-#[inline(always)]
-fn tcp_flags(packet: &Packet<'_>, meta: &Meta) -> u8 {
-    if meta.protocol != TCP || meta.transport().is_none() {
-        return 0;
-    }
-    let [flags] = packet.copy(meta.payload + TCP_FLAGS).unwrap_or_default();
-    flags
 }
