@@ -15,6 +15,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use tokio::sync::watch::{Receiver, Sender, channel};
+
 use super::{
     Nodes, Settings,
     plan::{Plan, Underlay},
@@ -30,7 +32,8 @@ use crate::{
         netlink::{NetlinkError, Socket},
         nodes::{
             reach::reach,
-            route, rp_filter, rule,
+            route::{self, Routes},
+            rp_filter, rule,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
         },
@@ -49,6 +52,8 @@ pub struct Keeper {
     /// Whether what others change is changed back.
     repairs: bool,
     metrics: NodeMetrics,
+    /// Why this node's part of the network does not work.
+    obstacle: Sender<Option<String>>,
     state: Mutex<State>,
 }
 
@@ -68,6 +73,10 @@ struct State {
 pub enum KeepError {
     #[error("cannot read or change the routes to other nodes")]
     Netlink(#[from] NetlinkError),
+    #[error("cannot change some of the routes to other nodes")]
+    SomeRoutes(#[source] NetlinkError),
+    #[error("cannot count what passes the tunnel and the uplinks")]
+    Counters(#[source] MapFailure),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
     #[error("cannot write the nodes' addresses to the map NODES")]
@@ -88,7 +97,15 @@ impl Keeper {
         (health, ready): (Reporter, Reporter),
         metrics: NodeMetrics,
     ) -> Self {
-        Self { settings, dataplane, uplink, health, ready, repairs, metrics, state: Mutex::default() }
+        let (obstacle, _) = channel(Some("the nodes of the cluster are not known yet".to_owned()));
+        let state = Mutex::default();
+        Self { settings, dataplane, uplink, health, ready, repairs, metrics, obstacle, state }
+    }
+
+    /// Subscribes to the reason why this node's part of the network does not work: a failure of the last
+    /// pass that would cut this node off from more than one other node. `None` while there is none.
+    pub fn obstacle(&self) -> Receiver<Option<String>> {
+        self.obstacle.subscribe()
     }
 
     /// The interfaces whose changes concern the routes to other nodes.
@@ -148,6 +165,17 @@ impl Keeper {
     }
 
     fn pass(&self, state: &mut State) -> Result<(), KeepError> {
+        let done = self.try_pass(state);
+        let obstacle = done.as_ref().err().filter(|error| error.cuts_off()).map(|error| chain(error));
+        self.obstacle.send_if_modified(|before| {
+            let is_new = *before != obstacle;
+            *before = obstacle;
+            is_new
+        });
+        done
+    }
+
+    fn try_pass(&self, state: &mut State) -> Result<(), KeepError> {
         let mut host = Socket::open()?;
         let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes)?);
         let is_new = state.plan.as_deref() != Some(&plan);
@@ -179,23 +207,25 @@ impl Keeper {
         let index = tunnel.as_ref().ok().copied().flatten();
         let counted = self.dataplane.count_links(&links(plan, index));
         let rows = self.dataplane.set_nodes(&plan.rows(index, bare));
-        let mut changes = route::diff(&plan.routes(index), &route::list(host)?);
+        let wanted = plan.routes(index);
+        let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
             // The failure may pass, and packets still flow.
             changes.retain(|change| matches!(change, route::Change::Set(..)));
         }
-        let routed = route::apply(host, &changes);
+        let routed = route::apply(host, &changes).map_err(|error| judge(host, &wanted, error));
         let rules = rule::keep(host, &plan.sources);
         if !changes.is_empty() || matches!(rows, Ok(1..)) || matches!(rules, Ok(true)) {
             tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
+        // What cuts this node off comes first.
         tunnel?;
-        routed?;
-        rules?;
         rows?;
+        rules?;
         filtered?;
         loosened?;
-        Ok(counted?)
+        routed?;
+        counted.map_err(KeepError::Counters)
     }
 
     /// Returns the tunnel's index, if there is one.
@@ -276,6 +306,31 @@ impl Keeper {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl KeepError ===
+
+impl KeepError {
+    /// Whether this node cannot take part in the network, whatever the other nodes are. A route that the
+    /// kernel refuses may have its reason in another Node's addresses.
+    fn cuts_off(&self) -> bool {
+        match self {
+            Self::Netlink(_) | Self::Tunnel(_) | Self::Map(_) => true,
+            Self::SomeRoutes(_) | Self::Counters(_) => false,
+        }
+    }
+}
+
+/// What a refused change of routes means, by the routes that there are.
+fn judge(host: &mut Socket, wanted: &Routes, error: NetlinkError) -> KeepError {
+    let Ok(present) = route::list(host) else { return KeepError::Netlink(error) };
+    let mut found =
+        wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) == Some(route));
+    if wanted.is_empty() || found.next().is_some() {
+        KeepError::SomeRoutes(error)
+    } else {
+        KeepError::Netlink(error)
     }
 }
 

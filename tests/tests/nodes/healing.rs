@@ -2,11 +2,13 @@
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    apiserver::Resource,
     fabric::{Fabric, Member, destination, on_fabric},
     node::UPLINK_MTU,
     pod::Pod,
     sys,
 };
+use serde_json::Value;
 
 use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
 
@@ -149,6 +151,18 @@ fn routes_come_back_with_the_uplink() {
     .unwrap();
 }
 
+/// Whether the Node object says that the node's network works.
+fn is_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<bool> {
+    let object = fabric.api.get(Resource::Nodes, "", node.name).context("no Node")?;
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    Ok(conditions.any(|it| it["type"] == "NetworkUnavailable" && it["status"] == "False"))
+}
+
+fn wait_until_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{} is announced", node.name), TIMEOUT, || is_announced(fabric, node))
+}
+
 #[test]
 fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
     const FOREIGN: &str = "flannel.1";
@@ -165,8 +179,16 @@ fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
             ensure!(status.contains(FOREIGN) && status.contains("4789"), "{status}");
             Ok(true)
         })?;
+        wait_until_announced(fabric, two)?;
+        wait_until_announced(fabric, three)?;
+        ensure!(!is_announced(fabric, one)?, "a node whose tunnel does not work is announced");
+        let status = one.status()?;
+        let line =
+            status.lines().find(|line| line.trim_start().starts_with("node-status ")).unwrap_or_default();
+        ensure!(line.contains("unhealthy") && line.contains(FOREIGN), "{status}");
         wait_until_connected(&pods[..2]).context("direct routes need no tunnel")?;
         one.run(&format!("ip link del {FOREIGN}"))?;
+        wait_until_announced(fabric, one)?;
         wait_until_connected(&pods)
     })
     .unwrap();
