@@ -11,7 +11,7 @@
 //! earlier agent left is part of the comparison.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -54,6 +54,9 @@ pub struct Keeper {
     metrics: NodeMetrics,
     /// Why this node's part of the network does not work.
     obstacle: Sender<Option<String>>,
+    /// Of the last pass. Readers wait for no pass.
+    decided: Sender<Arc<Report>>,
+    /// Locked during a pass, and while kernel and plan are compared.
     state: Mutex<State>,
 }
 
@@ -62,8 +65,6 @@ struct State {
     nodes: Arc<Nodes>,
     /// `None` until the nodes are known.
     plan: Option<Arc<Plan>>,
-    /// The tunnel device and the interfaces by which packets leave.
-    interfaces: HashSet<u32>,
     bare: Bare,
     has_failed: bool,
 }
@@ -98,8 +99,9 @@ impl Keeper {
         metrics: NodeMetrics,
     ) -> Self {
         let (obstacle, _) = channel(Some("the nodes of the cluster are not known yet".to_owned()));
+        let (decided, _) = channel(Arc::new(Report::nothing(settings)));
         let state = Mutex::default();
-        Self { settings, dataplane, uplink, health, ready, repairs, metrics, obstacle, state }
+        Self { settings, dataplane, uplink, health, ready, repairs, metrics, obstacle, decided, state }
     }
 
     /// Subscribes to the reason why this node's part of the network does not work: a failure of the last
@@ -108,18 +110,9 @@ impl Keeper {
         self.obstacle.subscribe()
     }
 
-    /// The interfaces whose changes concern the routes to other nodes.
-    pub fn interfaces(&self) -> HashSet<u32> {
-        self.state().interfaces.clone()
-    }
-
-    /// What is decided: ways to other nodes' ranges, and where packets pass the stack by. Blocks.
-    ///
-    /// # Errors
-    /// If the kernel refuses to describe the tunnel device.
-    pub fn decided(&self) -> Result<Report, KeepError> {
-        let tunnel = tunnel::index(&mut Socket::open()?)?;
-        Ok(self.report_of(&self.state(), tunnel))
+    /// What the last pass has decided: ways to other nodes' ranges, and where packets pass the stack by.
+    pub fn decided(&self) -> Arc<Report> {
+        Arc::clone(&self.decided.borrow())
     }
 
     /// Compares nodes, kernel and map, changes what differs, and reports. Returns whether all is as it should
@@ -189,12 +182,14 @@ impl Keeper {
             Ok(())
         };
         state.has_failed = applied.is_err();
-        let tunnel = tunnel::index(&mut host)?;
-        state.interfaces = plan.uplinks.iter().copied().chain(tunnel).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(Arc::new(plan));
-        let Counts { direct, vxlan, none } = self.report_of(state, tunnel).counts();
+        let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
+        let tunnel = tunnel::index(&mut host)?;
+        let report = Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare };
+        let Counts { direct, vxlan, none } = report.counts();
         self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
+        self.decided.send_replace(Arc::new(report));
         applied
     }
 
@@ -205,7 +200,7 @@ impl Keeper {
         let filtered = filtered.map(|found| *bare = found);
         let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
-        let counted = self.dataplane.count_links(&links(plan, index));
+        let counted = self.count_links(host, plan);
         let rows = self.dataplane.set_nodes(&plan.rows(index, bare));
         let wanted = plan.routes(index);
         let mut changes = route::diff(&wanted, &route::list(host)?);
@@ -225,7 +220,13 @@ impl Keeper {
         filtered?;
         loosened?;
         routed?;
-        counted.map_err(KeepError::Counters)
+        counted
+    }
+
+    /// The tunnel device counts while there is one, also one that is not as it should be.
+    fn count_links(&self, host: &mut Socket, plan: &Plan) -> Result<(), KeepError> {
+        let links = links(plan, tunnel::index(host)?);
+        self.dataplane.count_links(&links).map_err(KeepError::Counters)
     }
 
     /// Returns the tunnel's index, if there is one.
@@ -297,11 +298,6 @@ impl Keeper {
         let more = if more == 0 { String::new() } else { format!("; and {more} more") };
         let named = named.collect::<Vec<_>>().join("; ");
         self.health.unhealthy(format!("no way to {named}{more}"));
-    }
-
-    fn report_of(&self, state: &State, tunnel: Option<u32>) -> Report {
-        let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
-        Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

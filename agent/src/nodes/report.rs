@@ -1,7 +1,10 @@
 //! What the keeper has decided: the way to each range of another node, and where packets pass the stack by.
 //! For administrators, and pure.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
@@ -65,6 +68,17 @@ const LEFT_TO_OTHERS: &str = "--node-routes is off: others route";
 // === impl Report ===
 
 impl Report {
+    /// Before the first pass.
+    pub(super) fn nothing(settings: Settings) -> Self {
+        Self { nodes: Arc::default(), settings, plan: None, tunnel: None, bare: Bare::new() }
+    }
+
+    /// The tunnel device, and the interfaces by which packets leave: their changes concern the routes.
+    pub(super) fn interfaces(&self) -> HashSet<u32> {
+        let uplinks = self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied());
+        uplinks.chain(self.tunnel).collect()
+    }
+
     /// The other nodes, by name.
     pub fn others(&self) -> impl Iterator<Item = Reached<'_>> {
         // No two nodes have the same range.
@@ -215,6 +229,13 @@ mod tests {
         ];
         assert_eq!(lines(&report), expected);
         assert_eq!(report.counts(), Counts { direct: 1, vxlan: 2, none: 1 });
+    }
+
+    #[test]
+    fn changes_of_uplinks_and_of_the_tunnel_device_concern_the_routes() {
+        assert_eq!(report(Mode::Auto, true).interfaces(), HashSet::from([UPLINK, TUNNEL]));
+        let settings = report(Mode::Auto, true).settings;
+        assert_eq!(Report::nothing(settings).interfaces(), HashSet::new());
     }
 
     #[test]
