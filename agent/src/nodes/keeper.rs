@@ -36,6 +36,7 @@ use crate::{
             rp_filter, rule,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
+            xfrm,
         },
         uplink::{self, Uplink},
     },
@@ -84,6 +85,8 @@ pub enum KeepError {
     Map(#[from] MapFailure),
 }
 
+/// Why packets take the stack on a host with IPsec.
+const XFRM: &str = "the host has xfrm policies (ip xfrm policy shows them)";
 /// Nodes and ranges that a message names.
 const NAMED: usize = 3;
 
@@ -345,7 +348,11 @@ fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
     let mut uplinks = uplink::default_interfaces()?;
     uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
     let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
-    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks })
+    let needs_stack = match xfrm::has_policies() {
+        Ok(has_policies) => has_policies.then(|| XFRM.to_owned()),
+        Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
+    };
+    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack })
 }
 
 /// Logs the ways that are new or have changed.

@@ -62,7 +62,6 @@ pub enum FastPath {
     Off(String),
 }
 
-const SWITCHED_OFF: &str = "--node-fast-path is off";
 const LEFT_TO_OTHERS: &str = "--node-routes is off: others route";
 
 // === impl Report ===
@@ -103,11 +102,11 @@ impl Report {
 
     /// Whether packets between pods pass the stack by on the tunnel device or an uplink.
     pub fn fast_path(&self, ifindex: u32) -> FastPath {
-        if !self.settings.fast_path {
-            return FastPath::Off(SWITCHED_OFF.to_owned());
-        }
         if self.settings.mode == Mode::Off {
             return FastPath::Off(LEFT_TO_OTHERS.to_owned());
+        }
+        if let Some(why) = self.plan.as_ref().and_then(|plan| plan.only_stack.clone()) {
+            return FastPath::Off(why);
         }
         if let Some(why) = self.bare.get(&ifindex) {
             return FastPath::Off(why.clone());
@@ -200,6 +199,7 @@ mod tests {
                 hop("198.51.100.4", Some("192.0.2.254"), "192.0.2.9"),
             ]),
             uplinks: BTreeSet::from([UPLINK]),
+            needs_stack: None,
         };
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
@@ -271,9 +271,10 @@ mod tests {
 
     #[test]
     fn settings_switch_the_fast_path_off_everywhere() {
-        for (report, why) in
-            [(report(Mode::Auto, false), SWITCHED_OFF), (report(Mode::Off, true), LEFT_TO_OTHERS)]
-        {
+        for (report, why) in [
+            (report(Mode::Auto, false), "--node-fast-path is off"),
+            (report(Mode::Off, true), LEFT_TO_OTHERS),
+        ] {
             for link in [UPLINK, TUNNEL, 3] {
                 assert_eq!(report.fast_path(link), FastPath::Off(why.to_owned()));
             }

@@ -1,9 +1,9 @@
 //! Packets between pods of two nodes pass the host's stack by, in both directions or in none.
 
 use anyhow::ensure;
-use ferrule_tests::{fabric::Member, pod::Pod, traffic};
+use ferrule_tests::{fabric::Member, pod::Pod, sys, traffic};
 
-use crate::fixture::with_pods;
+use crate::fixture::{TIMEOUT, wait_until_connected, with_pods};
 
 const MEGABYTE: u64 = 1 << 20;
 /// Counts what the node forwards for pods.
@@ -80,6 +80,42 @@ fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
         let seen = forwarded(one)?;
         ensure!(matches!(seen.as_slice(), [4..=12, 0, 0]), "{seen:?}");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Waits until the links of `ferrulectl status` with this text are as many.
+fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{count} links are {text}"), TIMEOUT, || {
+        let status = node.status()?;
+        let found = status.lines().skip_while(|it| !it.starts_with("LINK ")).filter(|it| it.contains(text));
+        ensure!(found.count() == count, "{status}");
+        Ok(true)
+    })
+}
+
+#[test]
+fn policies_of_ipsec_hold_for_packets_between_pods_as_long_as_there_are_any() {
+    with_pods(&[], |fabric, pods| {
+        let ([a, b, _], [one, two, _]) = (pods, &fabric.nodes);
+        let off = "off: the host has xfrm policies";
+        let of_pods = format!("src {} dst {} dir out", one.ranges[0], two.ranges[0]);
+        one.run(&format!("ip xfrm policy add {of_pods} action block"))?;
+        wait_for_links(one, off, 2)?;
+        let blocked = a.ping(&b.addresses[0].to_string());
+        ensure!(blocked.is_err(), "the packet has evaded the policy: {blocked:?}");
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        a.ping(&b.addresses[1].to_string())?;
+        ensure!(matches!(forwarded(one)?.as_slice(), [_, 2, 0]), "{:?}", forwarded(one)?);
+        ensure!(forwarded(two)? == [0, 0, 0], "the other node has no policies: {:?}", forwarded(two)?);
+
+        one.run(&format!("ip xfrm policy delete {of_pods}"))?;
+        wait_for_links(one, "  on", 2)?;
+        wait_until_connected(pods)?;
+        // For packets to this node itself, which take the stack.
+        one.run(&format!("ip xfrm policy add src {} dst {} dir in", two.ranges[0], one.ranges[0]))?;
+        exchange(a, b)?;
+        wait_for_links(one, "  on", 2)
     })
     .unwrap();
 }
