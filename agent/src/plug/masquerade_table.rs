@@ -1,9 +1,11 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and Services lead
+//! nobody into the tunnel between nodes.
 //!
 //! ```text
 //! table inet ferrule {
 //!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
 //!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
+//!     set nodes4 { type ipv4_addr; flags interval; … }        addresses of the cluster's nodes, and nodes6
 //!     chain to_world {
 //!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
 //!         masquerade fully-random
@@ -14,8 +16,16 @@
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 //!     }
+//!     chain tunnel {
+//!         type filter hook postrouting priority srcnat - 10; policy accept;
+//!         udp dport 4789 ct status dnat ip daddr @nodes4 drop             ip6 and nodes6 likewise
+//!     }
 //! }
 //! ```
+//!
+//! A datagram to another node's tunnel port whose destination was translated comes from no tunnel: once
+//! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
+//! chain is behind all translations of destinations, also those of packets that the node itself sends.
 //!
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
@@ -30,8 +40,8 @@ use super::{
     netlink::NetlinkError,
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     nft_expression::{
-        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, header, is_in, is_not_in,
-        masked, masquerade, meta, port, verdict,
+        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, destination_port, header,
+        is_in, is_not_in, masked, masquerade, meta, port, status, verdict,
     },
 };
 
@@ -44,6 +54,10 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
+    /// Addresses of the cluster's nodes.
+    pub nodes: Vec<IpNet>,
+    /// UDP port of all nodes' tunnels.
+    pub tunnel_port: u16,
 }
 
 type Rule = Vec<Expression>;
@@ -53,23 +67,36 @@ struct Set {
     name: &'static str,
     /// Unique in a transaction.
     number: u32,
-    has_sources: bool,
+    of: Of,
     is_ipv4: bool,
+}
+
+/// What is in a set.
+#[derive(Clone, Copy)]
+enum Of {
+    Sources,
+    Kept,
+    Nodes,
 }
 
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
+const TUNNEL: &str = "tunnel";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
 /// decide about these packets.
 const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
 const PRIORITY: u32 = 110;
-const SETS: [Set; 4] = [
-    Set { name: "pods4", number: 1, has_sources: true, is_ipv4: true },
-    Set { name: "kept4", number: 2, has_sources: false, is_ipv4: true },
-    Set { name: "pods6", number: 3, has_sources: true, is_ipv4: false },
-    Set { name: "kept6", number: 4, has_sources: false, is_ipv4: false },
+/// Before all translations of sources.
+const TUNNEL_PRIORITY: u32 = 90;
+const SETS: [Set; 6] = [
+    Set { name: "pods4", number: 1, of: Of::Sources, is_ipv4: true },
+    Set { name: "kept4", number: 2, of: Of::Kept, is_ipv4: true },
+    Set { name: "pods6", number: 3, of: Of::Sources, is_ipv4: false },
+    Set { name: "kept6", number: 4, of: Of::Kept, is_ipv4: false },
+    Set { name: "nodes4", number: 5, of: Of::Nodes, is_ipv4: true },
+    Set { name: "nodes6", number: 6, of: Of::Nodes, is_ipv4: false },
 ];
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
 const ELEMENTS: usize = 1000;
@@ -130,8 +157,11 @@ const DATA_VALUE: u16 = 1;
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6` in `linux/netfilter.h`.
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
+const UDP: u8 = 17;
 /// Protocols with ports: TCP, UDP, SCTP.
-const WITH_PORTS: [u8; 3] = [6, 17, 132];
+const WITH_PORTS: [u8; 3] = [6, UDP, 132];
+/// `IPS_DST_NAT` in `linux/netfilter/nf_conntrack_common.h`.
+const TRANSLATED: u32 = 1 << 5;
 
 // === impl Table ===
 
@@ -234,20 +264,24 @@ impl Table {
         changes
     }
 
-    fn chains(&self) -> [(&'static str, Vec<Attribute>); 2] {
+    fn chains(&self) -> [(&'static str, Vec<Attribute>); 3] {
         let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
-        let hook =
-            vec![Attribute::number(HOOK_NUMBER, AT_POSTROUTING), Attribute::number(HOOK_PRIORITY, PRIORITY)];
-        let mut base = named(POSTROUTING);
-        base.extend([
-            Attribute::text(CHAIN_TYPE, "nat"),
-            Attribute::number(CHAIN_POLICY, ACCEPT),
-            Attribute::Nest(CHAIN_HOOK, hook),
-        ]);
-        [(TO_WORLD, named(TO_WORLD)), (POSTROUTING, base)]
+        let hooked = |name, kind, priority| {
+            let mut chain = named(name);
+            let hook = [(HOOK_NUMBER, AT_POSTROUTING), (HOOK_PRIORITY, priority)];
+            let hook = hook.map(|(kind, value)| Attribute::number(kind, value)).to_vec();
+            chain.extend([
+                Attribute::text(CHAIN_TYPE, kind),
+                Attribute::number(CHAIN_POLICY, ACCEPT),
+                Attribute::Nest(CHAIN_HOOK, hook),
+            ]);
+            (name, chain)
+        };
+        let postrouting = hooked(POSTROUTING, "nat", PRIORITY);
+        [(TO_WORLD, named(TO_WORLD)), postrouting, hooked(TUNNEL, "filter", TUNNEL_PRIORITY)]
     }
 
-    fn rules(&self) -> [(&'static str, Vec<Rule>); 2] {
+    fn rules(&self) -> [(&'static str, Vec<Rule>); 3] {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
@@ -260,12 +294,26 @@ impl Table {
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
-        [(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6])]
+        let into_tunnel = |family, offset, length, nodes| {
+            let port = self.tunnel_port.to_be_bytes();
+            let is_udp = [meta(PROTOCOL), compare(EQUAL, &[UDP]), destination_port(), compare(EQUAL, &port)];
+            let translated = [status(), masked(TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
+            let to_node =
+                [meta(FAMILY), compare(EQUAL, &[family]), header(offset, length), is_in(nodes)].into_iter();
+            is_udp.into_iter().chain(translated).chain(to_node).chain([verdict(Verdict::Drop)]).collect()
+        };
+        let tunnel =
+            vec![into_tunnel(NFPROTO_IPV4, 16, 4, "nodes4"), into_tunnel(NFPROTO_IPV6, 24, 16, "nodes6")];
+        [(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6]), (TUNNEL, tunnel)]
     }
 
     /// Without overlaps, in order; first and last address of each.
     fn intervals(&self, set: &Set) -> Vec<(u128, u128)> {
-        let nets = if set.has_sources { &self.sources } else { &self.kept };
+        let nets = match set.of {
+            Of::Sources => &self.sources,
+            Of::Kept => &self.kept,
+            Of::Nodes => &self.nodes,
+        };
         let nets = nets.iter().filter(|net| net.addr().is_ipv4() == set.is_ipv4);
         let mut sorted: Vec<_> = nets.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
         sorted.sort_unstable();
@@ -326,7 +374,8 @@ fn explained(error: NetlinkError) -> NetlinkError {
         .iter()
         .any(|it| error.is(*it));
     if is_missing {
-        return error.with_hint("load the kernel's modules nf_tables, nft_chain_nat and nft_masq".to_owned());
+        return error
+            .with_hint("load the kernel's modules nf_tables, nft_chain_nat, nft_masq and nft_ct".to_owned());
     }
     error
 }
@@ -408,7 +457,8 @@ mod tests {
 
     fn table_of(sources: &[&str], kept: &[&str]) -> Table {
         let nets = |all: &[&str]| all.iter().map(|it| it.parse().unwrap()).collect();
-        Table { sources: nets(sources), kept: nets(kept), ports: (32768, 65535) }
+        let (ports, tunnel_port) = ((32768, 65535), 4789);
+        Table { sources: nets(sources), kept: nets(kept), ports, nodes: Vec::new(), tunnel_port }
     }
 
     fn shown(table: &Table, set: usize) -> Vec<(String, bool)> {

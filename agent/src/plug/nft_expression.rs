@@ -12,6 +12,7 @@ pub(super) type Expression = Vec<Attribute>;
 pub(super) enum Verdict {
     Goto(&'static str),
     Return,
+    Drop,
 }
 
 /// `NFT_META_…`.
@@ -30,7 +31,12 @@ const VERDICT_CHAIN: u16 = 2;
 const VERDICT_REGISTER: u32 = 0;
 const GOTO: i32 = -4;
 const RETURN: i32 = -5;
+/// `NF_DROP` in `linux/netfilter.h`.
+const DROP: i32 = 0;
 const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+/// `NFT_CT_STATUS`.
+const STATUS: u32 = 2;
 const INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` and `NF_NAT_RANGE_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
 const SPECIFIED: u32 = 1 << 1;
@@ -46,17 +52,26 @@ pub(super) fn compare(how: u32, with: &[u8]) -> Expression {
     expression("cmp", vec![Attribute::number(1, 1), Attribute::number(2, how), value(3, with)])
 }
 
-/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. A mark has the byte order of the host.
+/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. Marks and flags have the byte order of the host.
 pub(super) fn masked(mask: u32) -> Expression {
     let registers = [Attribute::number(1, 1), Attribute::number(2, 1), Attribute::number(3, 4)];
     let masks = [value(4, &mask.to_ne_bytes()), value(5, &[0; 4])];
     expression("bitwise", registers.into_iter().chain(masks).collect())
 }
 
-/// Bytes of the network header. `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
+/// What conntrack has done with the flow: `IPS_…`. `NFTA_CT_DREG`, `NFTA_CT_KEY`.
+pub(super) fn status() -> Expression {
+    expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, STATUS)])
+}
+
+/// Bytes of the network header.
 pub(super) fn header(offset: u32, length: u32) -> Expression {
-    let place = [(1, 1), (2, NETWORK_HEADER), (3, offset), (4, length)];
-    expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+    payload(NETWORK_HEADER, offset, length)
+}
+
+/// The destination port of TCP, UDP or SCTP.
+pub(super) fn destination_port() -> Expression {
+    payload(TRANSPORT_HEADER, 2, 2)
 }
 
 /// `NFTA_LOOKUP_SET`, `…_SREG`, `…_FLAGS`.
@@ -77,6 +92,7 @@ pub(super) fn verdict(verdict: Verdict) -> Expression {
     let (code, chain) = match verdict {
         Verdict::Goto(chain) => (GOTO, Some(chain)),
         Verdict::Return => (RETURN, None),
+        Verdict::Drop => (DROP, None),
     };
     let mut verdict = vec![Attribute::Value(VERDICT_CODE, code.to_be_bytes().to_vec())];
     verdict.extend(chain.map(|name| Attribute::text(VERDICT_CHAIN, name)));
@@ -92,6 +108,12 @@ pub(super) fn masquerade(has_ports: bool) -> Expression {
         data.extend([Attribute::number(2, 1), Attribute::number(3, 2)]);
     }
     expression("masq", data)
+}
+
+/// `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
+fn payload(base: u32, offset: u32, length: u32) -> Expression {
+    let place = [(1, 1), (2, base), (3, offset), (4, length)];
+    expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
 }
 
 fn lookup(set: &str, flags: u32) -> Expression {
