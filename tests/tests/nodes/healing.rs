@@ -1,5 +1,7 @@
 //! What others change by hand, and what happens to the uplink, is made good.
 
+use std::process::Command;
+
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::Resource,
@@ -8,7 +10,7 @@ use ferrule_tests::{
     pod::Pod,
     sys,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
 
@@ -19,43 +21,43 @@ fn tunnel(node: &Member) -> anyhow::Result<String> {
     Ok(name.trim_end_matches(':').to_owned())
 }
 
-/// Damages node 1, and waits until all pods reach each other again.
-fn heal_after(damage: impl FnOnce(&Member) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
+/// What the agent keeps of the tunnel device. A new device has another index and another MAC.
+fn shown(node: &Member) -> anyhow::Result<Value> {
+    let shown: Value =
+        serde_json::from_str(&node.run(&format!("ip -j -d addr show dev {}", tunnel(node)?))?)?;
+    let link = shown.get(0).context("no device")?;
+    let addresses = link.get("addr_info").and_then(Value::as_array).into_iter().flatten();
+    let addresses: Vec<_> = addresses.map(|it| (&it["local"], &it["prefixlen"])).collect();
+    Ok(json!([link["flags"], link["mtu"], link["ifalias"], link["linkinfo"]["info_data"], addresses]))
+}
+
+#[test]
+fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
     with_pods(&[], |fabric, pods| {
         let [one, ..] = &fabric.nodes;
-        damage(one)?;
-        wait_until_connected(pods)
-    })
-}
-
-#[test]
-fn a_deleted_tunnel_device_comes_back() {
-    heal_after(|node| node.run(&format!("ip link del {}", tunnel(node)?)).map(drop)).unwrap();
-}
-
-#[test]
-fn a_tunnel_device_set_down_comes_up() {
-    heal_after(|node| node.run(&format!("ip link set {} down", tunnel(node)?)).map(drop)).unwrap();
-}
-
-#[test]
-fn a_tunnel_device_with_another_mtu_or_address_is_corrected() {
-    with_pods(&[], |fabric, _| {
-        let [one, ..] = &fabric.nodes;
-        let name = tunnel(one)?;
-        let shown = || {
-            let all = one.run(&format!("ip -o link show {name}"))?
-                + &one.run(&format!("ip -o addr show {name}"))?;
-            anyhow::Ok(all)
-        };
-        let before = shown()?;
-        one.run(&format!("ip link set {name} mtu 1000"))?;
-        one.run(&format!("ip addr add 192.0.2.77/32 dev {name}"))?;
-        ensure!(shown()? != before, "the test changes nothing");
-        sys::wait_until("the tunnel device is as before", TIMEOUT, || {
-            ensure!(shown()? == before, "{}\n{before}", shown()?);
-            Ok(true)
-        })
+        let (name, before) = (tunnel(one)?, shown(one)?);
+        for damage in [
+            "link del NAME",
+            "link set NAME down",
+            "link set NAME mtu 1000",
+            "link set NAME arp on",
+            "link set NAME alias another",
+            "link set NAME alias ",
+            "link set NAME group 0",
+            "link set NAME address 02:00:00:00:00:99",
+            "addr flush dev NAME",
+            "addr add 192.0.2.77/32 dev NAME",
+        ] {
+            let damage = damage.replace("NAME", &name);
+            one.on(|_| sys::output(Command::new("ip").args(damage.split(' '))).map(drop))?;
+            sys::wait_until(&format!("the tunnel device is as before: {damage}"), TIMEOUT, || {
+                let found = shown(one)?;
+                ensure!(found == before, "{found}, expected {before}");
+                Ok(true)
+            })?;
+            wait_until_connected(pods).context(damage)?;
+        }
+        Ok(())
     })
     .unwrap();
 }
