@@ -7,35 +7,19 @@ use ferrule_tests::{
     apiserver::Resource,
     fabric::{Fabric, Member, destination, on_fabric},
     node::UPLINK_MTU,
+    others::{self, TUNNEL},
     pod::Pod,
     sys,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
-
-/// The name of the agent's tunnel device.
-fn tunnel(node: &Member) -> anyhow::Result<String> {
-    let links = node.run("ip -o link show type vxlan")?;
-    let name = links.split(' ').nth(1).with_context(|| format!("no tunnel on {}", node.name))?;
-    Ok(name.trim_end_matches(':').to_owned())
-}
-
-/// What the agent keeps of the tunnel device. A new device has another index and another MAC.
-fn shown(node: &Member) -> anyhow::Result<Value> {
-    let shown: Value =
-        serde_json::from_str(&node.run(&format!("ip -j -d addr show dev {}", tunnel(node)?))?)?;
-    let link = shown.get(0).context("no device")?;
-    let addresses = link.get("addr_info").and_then(Value::as_array).into_iter().flatten();
-    let addresses: Vec<_> = addresses.map(|it| (&it["local"], &it["prefixlen"])).collect();
-    Ok(json!([link["flags"], link["mtu"], link["ifalias"], link["linkinfo"]["info_data"], addresses]))
-}
 
 #[test]
 fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
     with_pods(&[], |fabric, pods| {
         let [one, ..] = &fabric.nodes;
-        let (name, before) = (tunnel(one)?, shown(one)?);
+        let before = one.on(|_| others::tunnel())?;
         for damage in [
             "link del NAME",
             "link set NAME down",
@@ -48,11 +32,11 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
             "addr flush dev NAME",
             "addr add 192.0.2.77/32 dev NAME",
         ] {
-            let damage = damage.replace("NAME", &name);
+            let damage = damage.replace("NAME", TUNNEL);
             one.on(|_| sys::output(Command::new("ip").args(damage.split(' '))).map(drop))?;
             sys::wait_until(&format!("the tunnel device is as before: {damage}"), TIMEOUT, || {
-                let found = shown(one)?;
-                ensure!(found == before, "{found}, expected {before}");
+                let found = one.on(|_| others::tunnel())?;
+                ensure!(found.is_some() && found == before, "{found:?}, expected {before:?}");
                 Ok(true)
             })?;
             wait_until_connected(pods).context(damage)?;
@@ -66,7 +50,7 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
 fn a_strict_check_of_sources_at_the_tunnel_is_loosened_again() {
     with_pods(&[], |fabric, [a, ..]| {
         let [one, _, three] = &fabric.nodes;
-        let setting = format!("net.ipv4.conf.{}.rp_filter", tunnel(one)?);
+        let setting = format!("net.ipv4.conf.{TUNNEL}.rp_filter");
         let before = one.run(&format!("sysctl -n {setting}"))?;
         one.run(&format!("sysctl -qw {setting}=1"))?;
         sys::wait_until("the check is loose", TIMEOUT, || {

@@ -11,7 +11,7 @@ use nix::{
 };
 use rtnetlink::{
     packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer},
-    sys::{Socket as Raw, SocketAddr, protocols::NETLINK_XFRM},
+    sys::{Socket as Raw, protocols::NETLINK_XFRM},
 };
 
 use super::super::{monitor::Monitor, netlink::borrow};
@@ -65,7 +65,7 @@ pub fn has_policies() -> io::Result<bool> {
     let deadline = TimeVal::milliseconds(i64::try_from(DEADLINE.as_millis()).unwrap_or(i64::MAX));
     setsockopt(&borrow(&socket), ReceiveTimeout, &deadline)?;
     for _ in 0..DUMPS {
-        socket.send_to(&request(), &SocketAddr::new(0, 0), 0)?;
+        socket.send(&request(), 0)?;
         match read(&socket)? {
             Part::Policy => return Ok(true),
             Part::Interrupted => {}
