@@ -26,8 +26,8 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
-        masquerade_table::{self, Table},
         netlink::NetlinkError,
+        nft::masquerade_table::{self, Table},
     },
 };
 use file::{File, FileSettings};

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  nodes of the API ──┐
-//!  the kernel's ways ─┴▶ plan ─▶ map NODES ─▶ tunnel device ─▶ routes, new ones first ─▶ rules
+//!  the kernel's ways ─┴▶ plan ─▶ uplinks ─▶ tunnel device ─▶ map NODES ─▶ routes, new ones first ─▶ rules
 //!                          │
 //!        desired, heal: compared with the kernel, and made so again
 //! ```
 //!
-//! Everything is compared before a change, so that a pass over an unchanged node changes nothing. What an
-//! earlier agent left is part of the comparison.
+//! Each pass compares kernel and map with the plan before it changes anything, so that a pass over an unchanged
+//! node changes nothing. The comparison includes the objects of an earlier agent.
 
 use std::{
     collections::BTreeSet,

@@ -2,7 +2,13 @@
 //!
 //! Each loads into or tests register 1, unless it says otherwise.
 
-use super::nfnetlink::Attribute;
+use super::{
+    nfnetlink::Attribute,
+    numbers::{
+        DATA_VALUE, DATA_VERDICT, DROP, EXPRESSION_DATA, EXPRESSION_NAME, IMMEDIATE_DATA, IMMEDIATE_REGISTER,
+        VERDICT_CHAIN, VERDICT_CODE,
+    },
+};
 
 /// An expression: its name, and its data.
 pub(super) type Expression = Vec<Attribute>;
@@ -22,17 +28,10 @@ pub(super) const PROTOCOL: u32 = 16;
 /// `NFT_CMP_…`.
 pub(super) const EQUAL: u32 = 0;
 pub(super) const NOT_EQUAL: u32 = 1;
-const EXPRESSION_NAME: u16 = 1;
-const EXPRESSION_DATA: u16 = 2;
-const DATA_VALUE: u16 = 1;
-const DATA_VERDICT: u16 = 2;
-const VERDICT_CODE: u16 = 1;
-const VERDICT_CHAIN: u16 = 2;
 const VERDICT_REGISTER: u32 = 0;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
-/// `NF_DROP` in `linux/netfilter.h`.
-const DROP: i32 = 0;
+/// `NFT_GOTO` and `NFT_RETURN`.
+const GOTO: u32 = -4_i32 as u32;
+const RETURN: u32 = -5_i32 as u32;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 /// `NFT_CT_STATUS`.
@@ -83,9 +82,12 @@ pub(super) fn is_not_in(set: &str) -> Expression {
     lookup(set, INVERTED)
 }
 
-/// Loads a port. `NFTA_IMMEDIATE_DREG`, `NFTA_IMMEDIATE_DATA`.
+/// Loads a port.
 pub(super) fn port(register: u32, port: u16) -> Expression {
-    expression("immediate", vec![Attribute::number(1, register), value(2, &port.to_be_bytes())])
+    expression(
+        "immediate",
+        vec![Attribute::number(IMMEDIATE_REGISTER, register), value(IMMEDIATE_DATA, &port.to_be_bytes())],
+    )
 }
 
 pub(super) fn verdict(verdict: Verdict) -> Expression {
@@ -94,10 +96,10 @@ pub(super) fn verdict(verdict: Verdict) -> Expression {
         Verdict::Return => (RETURN, None),
         Verdict::Drop => (DROP, None),
     };
-    let mut verdict = vec![Attribute::Value(VERDICT_CODE, code.to_be_bytes().to_vec())];
+    let mut verdict = vec![Attribute::number(VERDICT_CODE, code)];
     verdict.extend(chain.map(|name| Attribute::text(VERDICT_CHAIN, name)));
-    let data = Attribute::Nest(2, vec![Attribute::Nest(DATA_VERDICT, verdict)]);
-    expression("immediate", vec![Attribute::number(1, VERDICT_REGISTER), data])
+    let data = Attribute::Nest(IMMEDIATE_DATA, vec![Attribute::Nest(DATA_VERDICT, verdict)]);
+    expression("immediate", vec![Attribute::number(IMMEDIATE_REGISTER, VERDICT_REGISTER), data])
 }
 
 /// `NFTA_MASQ_FLAGS`, and with the first and last port in the registers 1 and 2 `NFTA_MASQ_REG_PROTO_MIN` and

@@ -37,11 +37,19 @@ use nix::errno::Errno;
 use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
 
 use super::{
-    netlink::NetlinkError,
-    nfnetlink::{self, Attribute, Change, Object, dump, find},
-    nft_expression::{
+    super::netlink::NetlinkError,
+    expression::{
         EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, destination_port, header,
         is_in, is_not_in, masked, masquerade, meta, port, status, verdict,
+    },
+    nfnetlink::{self, Attribute, Change, Object, dump, find},
+    numbers::{
+        ACCEPT, APPEND, AT_POSTROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, CREATE, DATA_VALUE,
+        DELETE_TABLE, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA, ELEMENTS_LIST, ELEMENTS_SET, GET_CHAIN,
+        GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET, INTERVAL, INTERVAL_END,
+        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_ELEMENTS, NEW_RULE, NEW_SET, NEW_TABLE, OF_TABLE, RULE_CHAIN,
+        RULE_EXPRESSIONS, SET_FLAGS, SET_KEY_LENGTH, SET_KEY_TYPE, SET_NAME, SET_NUMBER, SET_USER_DATA,
+        TABLE_FLAGS,
     },
 };
 
@@ -101,62 +109,11 @@ const SETS: [Set; 6] = [
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
 const ELEMENTS: usize = 1000;
 
-// What follows is of `linux/netfilter/nf_tables.h`, unless it names another file.
-
-/// `NFPROTO_INET` in `linux/netfilter.h`.
-pub(super) const INET: u8 = 1;
-/// `NFT_MSG_…`.
-const NEW_TABLE: u16 = 0;
-const GET_TABLE: u16 = 1;
-const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const GET_CHAIN: u16 = 4;
-const NEW_RULE: u16 = 6;
-const GET_RULE: u16 = 7;
-const NEW_SET: u16 = 9;
-const GET_SET: u16 = 10;
-const NEW_ELEMENTS: u16 = 12;
-const GET_ELEMENTS: u16 = 13;
-/// `NLM_F_CREATE` and `NLM_F_APPEND` in `linux/netlink.h`.
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
-/// The name of the table in messages about tables, chains, rules, sets and elements.
-pub(super) const OF_TABLE: u16 = 1;
-const TABLE_FLAGS: u16 = 2;
-const CHAIN_NAME: u16 = 3;
-const CHAIN_HOOK: u16 = 4;
-const CHAIN_POLICY: u16 = 5;
-const CHAIN_TYPE: u16 = 7;
-const HOOK_NUMBER: u16 = 1;
-const HOOK_PRIORITY: u16 = 2;
-/// `NF_INET_POST_ROUTING` and `NF_ACCEPT` in `linux/netfilter.h`.
-const AT_POSTROUTING: u32 = 4;
-const ACCEPT: u32 = 1;
-const SET_NAME: u16 = 2;
-const SET_FLAGS: u16 = 3;
-const SET_KEY_TYPE: u16 = 4;
-const SET_KEY_LENGTH: u16 = 5;
-const SET_NUMBER: u16 = 10;
-const SET_USER_DATA: u16 = 13;
-const INTERVAL: u32 = 4;
 /// nft's numbers of the types `ipv4_addr` and `ipv6_addr`, and its notes "the keys have network byte order"
 /// and "the interval has no end": nft shows the sets accordingly.
 const KEY_TYPES: (u32, u32) = (7, 8);
 const NETWORK_ORDER: [u8; 6] = [0, 4, 2, 0, 0, 0];
 const OPEN: [u8; 6] = [1, 4, 1, 0, 0, 0];
-const ELEMENTS_SET: u16 = 2;
-const ELEMENTS_LIST: u16 = 3;
-const LIST_ITEM: u16 = 1;
-const ELEMENT_KEY: u16 = 1;
-const ELEMENT_FLAGS: u16 = 3;
-const ELEMENT_USER_DATA: u16 = 6;
-const INTERVAL_END: u32 = 1;
-const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
-const DATA_VALUE: u16 = 1;
-/// `NFPROTO_IPV4` and `NFPROTO_IPV6` in `linux/netfilter.h`.
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
 const UDP: u8 = 17;
 /// Protocols with ports: TCP, UDP, SCTP.
 const WITH_PORTS: [u8; 3] = [6, UDP, 132];
@@ -292,8 +249,8 @@ impl Table {
         let is_marked = [meta(MARK), masked(FOREIGN_MARKS), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
         let marked = is_marked.into_iter().chain([verdict(Verdict::Return)]).collect();
         // Offsets of source and destination in the header, and their length.
-        let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
-        let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
+        let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
+        let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
         let into_tunnel = |family, offset, length, nodes| {
             let port = self.tunnel_port.to_be_bytes();
             let is_udp = [meta(PROTOCOL), compare(EQUAL, &[UDP]), destination_port(), compare(EQUAL, &port)];
@@ -302,8 +259,7 @@ impl Table {
                 [meta(FAMILY), compare(EQUAL, &[family]), header(offset, length), is_in(nodes)].into_iter();
             is_udp.into_iter().chain(translated).chain(to_node).chain([verdict(Verdict::Drop)]).collect()
         };
-        let tunnel =
-            vec![into_tunnel(NFPROTO_IPV4, 16, 4, "nodes4"), into_tunnel(NFPROTO_IPV6, 24, 16, "nodes6")];
+        let tunnel = vec![into_tunnel(IPV4, 16, 4, "nodes4"), into_tunnel(IPV6, 24, 16, "nodes6")];
         [(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6]), (TUNNEL, tunnel)]
     }
 
