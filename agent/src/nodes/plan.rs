@@ -30,6 +30,8 @@ pub struct Underlay {
     pub hops: HashMap<IpAddr, Hop>,
     /// The interfaces of the default routes, and those that have the node's addresses.
     pub uplinks: BTreeSet<u32>,
+    /// Why packets must not pass the stack by; `None` if they may.
+    pub needs_stack: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +43,8 @@ pub struct Plan {
     pub tunnel: Option<Tunnel>,
     /// Sources whose packets to other nodes' addresses take the tunnel.
     pub sources: BTreeSet<IpNet>,
-    fast_path: bool,
+    /// Why no packet passes the stack by; `None` if some may.
+    pub only_stack: Option<String>,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -60,6 +63,8 @@ pub struct RangeWay<'a> {
     pub way: &'a Result<Way, NoWay>,
 }
 
+/// The setting that sends all packets through the stack.
+const SWITCHED_OFF: &str = "--node-fast-path is off";
 /// The least MTU of a link with IPv6 (RFC 8200, 5).
 const LEAST_IPV6: u32 = 1280;
 
@@ -69,8 +74,9 @@ impl Plan {
     pub fn new(settings: Settings, nodes: &Arc<Nodes>, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
         let uplinks = underlay.uplinks.clone();
-        let fast_path = settings.fast_path;
-        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, fast_path, ..Self::default() };
+        let switched_off = (!settings.fast_path).then(|| SWITCHED_OFF.to_owned());
+        let only_stack = switched_off.or_else(|| underlay.needs_stack.clone());
+        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, only_stack, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -147,8 +153,8 @@ impl Plan {
 
     /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
     pub fn slow_because(&self, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
-        if !self.fast_path {
-            return Some("--node-fast-path is off".to_owned());
+        if self.only_stack.is_some() {
+            return self.only_stack.clone();
         }
         match way {
             Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),

@@ -48,6 +48,7 @@ fn underlay() -> Underlay {
             (ip("198.51.100.3"), hop(Some("192.0.2.254"))),
         ]),
         uplinks: BTreeSet::from([2]),
+        needs_stack: None,
     }
 }
 
@@ -181,6 +182,12 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
     assert_eq!(row(&rows, "10.3.0.0/24"), (false, 0, 0), "receivers would refuse the source");
     let off = Plan::new(Settings { fast_path: false, ..settings }, &Arc::new(nodes()), &underlay());
     assert!(off.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
+    let needs_stack = Some("xfrm".to_owned());
+    let protected = Plan::new(settings, &Arc::new(nodes()), &Underlay { needs_stack, ..underlay() });
+    assert!(protected.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
+    let [way, ..] = protected.ways().collect::<Vec<_>>()[..] else { panic!("{protected:?}") };
+    assert_eq!(protected.slow_because(way, Some(9), &Bare::new()).as_deref(), Some("xfrm"));
+    assert_eq!(off.slow_because(way, Some(9), &Bare::new()).as_deref(), Some("--node-fast-path is off"));
 }
 
 #[test]

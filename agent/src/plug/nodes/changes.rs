@@ -1,21 +1,28 @@
-//! Notifications about what decides the way to other nodes: addresses, routes of others, rules, and the
-//! interfaces that lead to nodes.
+//! Notifications about what decides the way to other nodes: addresses, routes of others, rules, the
+//! interfaces that lead to nodes, and IPsec's policies.
 
 use std::{collections::HashSet, io};
 
 use rtnetlink::packet_core::NlasIterator;
 
-use super::super::{
-    host_route::ROUTE_PROTOCOL,
-    monitor::{
-        Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
-        RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
+use super::{
+    super::{
+        host_route::ROUTE_PROTOCOL,
+        monitor::{
+            Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
+            RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
+        },
+        netconf::{self, RTM_NEWNETCONF},
     },
-    netconf::{self, RTM_NEWNETCONF},
+    xfrm,
 };
 
 /// A subscription in the network namespace of the thread that opened it.
-pub struct Changes(Monitor);
+pub struct Changes {
+    routes: Monitor,
+    /// `None` on a kernel without IPsec.
+    policies: Option<Monitor>,
+}
 
 /// `RTMGRP_LINK`, `RTMGRP_TC`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV6_ROUTE` and `RTNLGRP_IPV6_RULE` in `linux/rtnetlink.h`, and IPv4
@@ -34,7 +41,7 @@ impl Changes {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn open() -> io::Result<Self> {
-        Monitor::open(GROUPS).map(Self)
+        Ok(Self { routes: Monitor::open(GROUPS)?, policies: xfrm::changes()? })
     }
 
     /// Waits for the next notification, of any kind, and leaves it to [`Self::read`]. Cancel safe.
@@ -42,7 +49,13 @@ impl Changes {
     /// # Errors
     /// If the runtime cannot poll the socket.
     pub async fn arrival(&self) -> io::Result<()> {
-        self.0.arrival().await
+        match &self.policies {
+            Some(policies) => tokio::select! {
+                arrived = self.routes.arrival() => arrived,
+                arrived = policies.arrival() => arrived,
+            },
+            None => self.routes.arrival().await,
+        }
     }
 
     /// Reads the notifications that have arrived. Returns whether any concerns the way to another node;
@@ -52,9 +65,12 @@ impl Changes {
     /// If the socket fails.
     pub fn read(&mut self, interfaces: &HashSet<u32>) -> io::Result<bool> {
         let mut concerns = false;
-        self.0.read_datagrams(|datagram| {
+        self.routes.read_datagrams(|datagram| {
             concerns |= datagram.is_none_or(|it| is_relevant(it, interfaces).unwrap_or_default());
         })?;
+        if let Some(policies) = &mut self.policies {
+            policies.read_datagrams(|_| concerns = true)?;
+        }
         Ok(concerns)
     }
 }

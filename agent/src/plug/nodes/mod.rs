@@ -9,3 +9,4 @@ pub mod rule;
 pub mod tunnel;
 pub mod uplink_filter;
 mod vni;
+pub mod xfrm;

@@ -17,7 +17,7 @@ use rtnetlink::{
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_NETFILTER},
 };
 
-use super::netlink::{NetlinkError, borrow, hint};
+use super::super::netlink::{NetlinkError, borrow, hint};
 use crate::crash::{self, Step};
 
 /// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.

@@ -1,10 +1,12 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and flows of pods
-//! that the host translates get client ports that no flow past the host's stack has.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods that
+//! the host translates get client ports that no flow past the host's stack has, and Services lead nobody into
+//! the tunnel between nodes.
 //!
 //! ```text
 //! table inet ferrule {
 //!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
 //!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
+//!     set nodes4 { type ipv4_addr; flags interval; … }        addresses of the cluster's nodes, and nodes6
 //!     chain to_world {
 //!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
 //!         masquerade fully-random
@@ -20,8 +22,16 @@
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 //!         iifname "fr*" ct status dnat goto to_backend
 //!     }
+//!     chain tunnel {
+//!         type filter hook postrouting priority srcnat - 10; policy accept;
+//!         udp dport 4789 ct status dnat ip daddr @nodes4 drop             ip6 and nodes6 likewise
+//!     }
 //! }
 //! ```
+//!
+//! A datagram to another node's tunnel port whose destination was translated comes from no tunnel: once
+//! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
+//! chain is behind all translations of destinations, also those of packets that the node itself sends.
 //!
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
@@ -34,14 +44,21 @@ use nix::errno::Errno;
 use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
 
 use super::{
-    netlink::NetlinkError,
-    nfnetlink::{self, Attribute, Change, Object, dump, find},
-    nft_expression::{
-        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare, header,
-        is_destination_translated, is_in, is_not_in, masked, masquerade, meta, port, source_port,
-        translate_source, verdict,
+    super::{netlink::NetlinkError, veth},
+    expression::{
+        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
+        destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
+        port, source_port, translate_source, verdict,
     },
-    veth,
+    nfnetlink::{self, Attribute, Change, Object, dump, find},
+    numbers::{
+        ACCEPT, APPEND, AT_POSTROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, CREATE, DATA_VALUE,
+        DELETE_TABLE, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA, ELEMENTS_LIST, ELEMENTS_SET, GET_CHAIN,
+        GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET, INTERVAL, INTERVAL_END,
+        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_ELEMENTS, NEW_RULE, NEW_SET, NEW_TABLE, OF_TABLE, RULE_CHAIN,
+        RULE_EXPRESSIONS, SET_FLAGS, SET_KEY_LENGTH, SET_KEY_TYPE, SET_NAME, SET_NUMBER, SET_USER_DATA,
+        TABLE_FLAGS,
+    },
 };
 
 /// What is masqueraded.
@@ -53,6 +70,10 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
+    /// Addresses of the cluster's nodes.
+    pub nodes: Vec<IpNet>,
+    /// UDP port of all nodes' tunnels.
+    pub tunnel_port: u16,
 }
 
 type Rule = Vec<Expression>;
@@ -62,86 +83,49 @@ struct Set {
     name: &'static str,
     /// Unique in a transaction.
     number: u32,
-    has_sources: bool,
+    of: Of,
     is_ipv4: bool,
+}
+
+/// What is in a set.
+#[derive(Clone, Copy)]
+enum Of {
+    Sources,
+    Kept,
+    Nodes,
 }
 
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
 const TO_BACKEND: &str = "to_backend";
+const TUNNEL: &str = "tunnel";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
 /// decide about these packets.
 const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
 const PRIORITY: u32 = 110;
-const SETS: [Set; 4] = [
-    Set { name: "pods4", number: 1, has_sources: true, is_ipv4: true },
-    Set { name: "kept4", number: 2, has_sources: false, is_ipv4: true },
-    Set { name: "pods6", number: 3, has_sources: true, is_ipv4: false },
-    Set { name: "kept6", number: 4, has_sources: false, is_ipv4: false },
+/// Before all translations of sources.
+const TUNNEL_PRIORITY: u32 = 90;
+const SETS: [Set; 6] = [
+    Set { name: "pods4", number: 1, of: Of::Sources, is_ipv4: true },
+    Set { name: "kept4", number: 2, of: Of::Kept, is_ipv4: true },
+    Set { name: "pods6", number: 3, of: Of::Sources, is_ipv4: false },
+    Set { name: "kept6", number: 4, of: Of::Kept, is_ipv4: false },
+    Set { name: "nodes4", number: 5, of: Of::Nodes, is_ipv4: true },
+    Set { name: "nodes6", number: 6, of: Of::Nodes, is_ipv4: false },
 ];
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
 const ELEMENTS: usize = 1000;
 
-// What follows is of `linux/netfilter/nf_tables.h`, unless it names another file.
-
-/// `NFPROTO_INET` in `linux/netfilter.h`.
-pub(super) const INET: u8 = 1;
-/// `NFT_MSG_…`.
-const NEW_TABLE: u16 = 0;
-const GET_TABLE: u16 = 1;
-const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const GET_CHAIN: u16 = 4;
-const NEW_RULE: u16 = 6;
-const GET_RULE: u16 = 7;
-const NEW_SET: u16 = 9;
-const GET_SET: u16 = 10;
-const NEW_ELEMENTS: u16 = 12;
-const GET_ELEMENTS: u16 = 13;
-/// `NLM_F_CREATE` and `NLM_F_APPEND` in `linux/netlink.h`.
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
-/// The name of the table in messages about tables, chains, rules, sets and elements.
-pub(super) const OF_TABLE: u16 = 1;
-const TABLE_FLAGS: u16 = 2;
-const CHAIN_NAME: u16 = 3;
-const CHAIN_HOOK: u16 = 4;
-const CHAIN_POLICY: u16 = 5;
-const CHAIN_TYPE: u16 = 7;
-const HOOK_NUMBER: u16 = 1;
-const HOOK_PRIORITY: u16 = 2;
-/// `NF_INET_POST_ROUTING` and `NF_ACCEPT` in `linux/netfilter.h`.
-const AT_POSTROUTING: u32 = 4;
-const ACCEPT: u32 = 1;
-const SET_NAME: u16 = 2;
-const SET_FLAGS: u16 = 3;
-const SET_KEY_TYPE: u16 = 4;
-const SET_KEY_LENGTH: u16 = 5;
-const SET_NUMBER: u16 = 10;
-const SET_USER_DATA: u16 = 13;
-const INTERVAL: u32 = 4;
 /// nft's numbers of the types `ipv4_addr` and `ipv6_addr`, and its notes "the keys have network byte order"
 /// and "the interval has no end": nft shows the sets accordingly.
 const KEY_TYPES: (u32, u32) = (7, 8);
 const NETWORK_ORDER: [u8; 6] = [0, 4, 2, 0, 0, 0];
 const OPEN: [u8; 6] = [1, 4, 1, 0, 0, 0];
-const ELEMENTS_SET: u16 = 2;
-const ELEMENTS_LIST: u16 = 3;
-const LIST_ITEM: u16 = 1;
-const ELEMENT_KEY: u16 = 1;
-const ELEMENT_FLAGS: u16 = 3;
-const ELEMENT_USER_DATA: u16 = 6;
-const INTERVAL_END: u32 = 1;
-const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
-const DATA_VALUE: u16 = 1;
-/// `NFPROTO_IPV4` and `NFPROTO_IPV6` in `linux/netfilter.h`.
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
+const UDP: u8 = 17;
 /// Protocols with ports: TCP, UDP, SCTP.
-const WITH_PORTS: [u8; 3] = [6, 17, 132];
+const WITH_PORTS: [u8; 3] = [6, UDP, 132];
 
 // === impl Table ===
 
@@ -244,20 +228,28 @@ impl Table {
         changes
     }
 
-    fn chains(&self) -> [(&'static str, Vec<Attribute>); 3] {
+    fn chains(&self) -> [(&'static str, Vec<Attribute>); 4] {
         let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
-        let hook =
-            vec![Attribute::number(HOOK_NUMBER, AT_POSTROUTING), Attribute::number(HOOK_PRIORITY, PRIORITY)];
-        let mut base = named(POSTROUTING);
-        base.extend([
-            Attribute::text(CHAIN_TYPE, "nat"),
-            Attribute::number(CHAIN_POLICY, ACCEPT),
-            Attribute::Nest(CHAIN_HOOK, hook),
-        ]);
-        [(TO_WORLD, named(TO_WORLD)), (TO_BACKEND, named(TO_BACKEND)), (POSTROUTING, base)]
+        let hooked = |name, kind, priority| {
+            let mut chain = named(name);
+            let hook = [(HOOK_NUMBER, AT_POSTROUTING), (HOOK_PRIORITY, priority)];
+            let hook = hook.map(|(kind, value)| Attribute::number(kind, value)).to_vec();
+            chain.extend([
+                Attribute::text(CHAIN_TYPE, kind),
+                Attribute::number(CHAIN_POLICY, ACCEPT),
+                Attribute::Nest(CHAIN_HOOK, hook),
+            ]);
+            (name, chain)
+        };
+        [
+            (TO_WORLD, named(TO_WORLD)),
+            (TO_BACKEND, named(TO_BACKEND)),
+            hooked(POSTROUTING, "nat", PRIORITY),
+            hooked(TUNNEL, "filter", TUNNEL_PRIORITY),
+        ]
     }
 
-    fn rules(&self) -> [(&'static str, Vec<Rule>); 3] {
+    fn rules(&self) -> [(&'static str, Vec<Rule>); 4] {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
@@ -268,23 +260,37 @@ impl Table {
         let is_marked = [meta(MARK), masked(FOREIGN_MARKS), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
         let marked = is_marked.into_iter().chain([verdict(Verdict::Return)]).collect();
         // Offsets of source and destination in the header, and their length.
-        let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
-        let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
-        let is_translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
-        let translated = is_translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
-        let to_backend = [(NFPROTO_IPV4, 12, 4), (NFPROTO_IPV6, 8, 16)]
+        let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
+        let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
+        let translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
+        let translated = translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)]
             .into_iter()
             .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
+        let into_tunnel = |family, offset, length, nodes| {
+            let port = self.tunnel_port.to_be_bytes();
+            let is_udp = [meta(PROTOCOL), compare(EQUAL, &[UDP]), destination_port(), compare(EQUAL, &port)];
+            let to_node =
+                [meta(FAMILY), compare(EQUAL, &[family]), header(offset, length), is_in(nodes)].into_iter();
+            let translated = is_udp.into_iter().chain(is_destination_translated());
+            translated.chain(to_node).chain([verdict(Verdict::Drop)]).collect()
+        };
+        let tunnel = vec![into_tunnel(IPV4, 16, 4, "nodes4"), into_tunnel(IPV6, 24, 16, "nodes6")];
         [
             (TO_WORLD, to_world),
             (TO_BACKEND, to_backend.collect()),
             (POSTROUTING, vec![marked, v4, v6, translated]),
+            (TUNNEL, tunnel),
         ]
     }
 
     /// Without overlaps, in order; first and last address of each.
     fn intervals(&self, set: &Set) -> Vec<(u128, u128)> {
-        let nets = if set.has_sources { &self.sources } else { &self.kept };
+        let nets = match set.of {
+            Of::Sources => &self.sources,
+            Of::Kept => &self.kept,
+            Of::Nodes => &self.nodes,
+        };
         let nets = nets.iter().filter(|net| net.addr().is_ipv4() == set.is_ipv4);
         let mut sorted: Vec<_> = nets.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
         sorted.sort_unstable();
@@ -446,7 +452,8 @@ mod tests {
 
     fn table_of(sources: &[&str], kept: &[&str]) -> Table {
         let nets = |all: &[&str]| all.iter().map(|it| it.parse().unwrap()).collect();
-        Table { sources: nets(sources), kept: nets(kept), ports: (32768, 65535) }
+        let (ports, tunnel_port) = ((32768, 65535), 4789);
+        Table { sources: nets(sources), kept: nets(kept), ports, nodes: Vec::new(), tunnel_port }
     }
 
     fn shown(table: &Table, set: usize) -> Vec<(String, bool)> {
