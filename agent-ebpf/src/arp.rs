@@ -1,7 +1,8 @@
-//! ARP (RFC 826) from a pod: requests pass, and claims of the pod's own address. Requests for the gateway are
-//! answered.
+//! ARP (RFC 826) from a pod: probes pass, and claims of the pod's own address. Requests are answered: the
+//! gateway is alone with the pod on its link, and routes to all addresses, whichever of them the pod takes for
+//! its gateway's.
 
-use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_MAC, VifEntry};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
 use crate::{
     headers::{Arp, Ethernet, L3, set_mac},
@@ -28,13 +29,14 @@ pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropRea
     if !arp.is_ipv4_over_ethernet() || arp.sender_mac != vif.mac || !allowed {
         return Err(DropReason::SpoofedArp);
     }
-    if operation != Arp::REQUEST || !own || arp.target_ip != GATEWAY_IPV4 {
+    // Not a claim, and not a probe, whose answer would mean that the address is in use.
+    if operation != Arp::REQUEST || !own || arp.target_ip == arp.sender_ip {
         return Ok(Outcome::Stack(Stamp::Checked));
     }
     let arp = packet.header_mut::<Arp>(L3)?;
     set_mac(&mut arp.target_mac, &vif.mac);
     set_mac(&mut arp.sender_mac, &GATEWAY_MAC);
-    (arp.target_ip, arp.sender_ip) = (arp.sender_ip, GATEWAY_IPV4);
+    (arp.target_ip, arp.sender_ip) = (arp.sender_ip, arp.target_ip);
     arp.operation = Arp::REPLY.to_be_bytes();
     packet.header_mut::<Ethernet>(0)?.readdress(&vif.mac);
     Ok(Outcome::Answered)

@@ -1,5 +1,5 @@
-//! Neighbour discovery (RFC 4861) from a pod: solicitations pass, and advertisements of the pod's own
-//! addresses. Solicitations for the gateway are answered.
+//! Neighbour discovery (RFC 4861) from a pod: probes pass, and advertisements of the pod's own addresses.
+//! Solicitations are answered, as ARP requests are.
 
 use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 
@@ -70,8 +70,8 @@ pub fn judge(
         return Err(DropReason::SpoofedNd);
     }
     check_options(packet, vif)?;
-    if solicits && own_source && target == Address::v6(GATEWAY_IPV6) {
-        answer(packet, meta, vif)?;
+    if solicits && own_source && !own(target) && target.first_of_v6() != 0xff {
+        answer(packet, meta, vif, target)?;
         return Ok(Outcome::Answered);
     }
     Ok(Outcome::Stack(Stamp::Checked))
@@ -103,7 +103,7 @@ fn check_options(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> 
 /// Rewrites a solicitation into the gateway's advertisement, in place. The gateway's MAC takes the place of
 /// the pod's; a unicast solicitation may lack that, and then the answer may, too (RFC 4861, 4.4).
 #[inline(always)]
-fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
+fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry, target: Address) -> Result<(), DropReason> {
     const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;
     const WITH_OPTION: u16 = MESSAGE + size_of::<MacOption>() as u16;
 
@@ -120,7 +120,7 @@ fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<(), Dr
         checksum: [0; 2],
         // Router, solicited, override.
         flags: [0xe0, 0, 0, 0],
-        target: GATEWAY_IPV6,
+        target: target.to_v6(),
     };
     let option = MacOption { kind: TARGET_MAC, len: 1, mac: GATEWAY_MAC };
     // With the pseudo-header (RFC 8200, 8.1).

@@ -82,8 +82,8 @@ impl<'a> Packet<'a> {
     }
 
     /// Copies the first bytes into the linear data. The headers of a packet from a raw socket can lie in a
-    /// page of their own, and those of a packet from a `PACKET_TX_RING` in memory that the pod still writes
-    /// to: a header that is checked there could change afterwards.
+    /// page of their own, which may be memory that the pod still writes to: a header that is checked there
+    /// could change afterwards. (The kernel copies the pages of a `PACKET_TX_RING` before.)
     #[inline(always)]
     fn pull(&mut self, bytes: usize) {
         let wanted = if self.ctx.len() < bytes as u32 { self.ctx.len() } else { bytes as u32 };

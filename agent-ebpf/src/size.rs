@@ -1,7 +1,7 @@
 //! The size of a packet, and the MTU of its way.
 
 use crate::{
-    headers::{L3, TCP, TCP_DATA_OFFSET},
+    headers::{IPV6_PAYLOAD, L3, TCP, TCP_DATA_OFFSET},
     meta::Meta,
     packet::Packet,
 };
@@ -9,6 +9,10 @@ use crate::{
 /// The kernel's `GSO_BY_FRAGS` (`linux/skbuff.h`): the segments have different sizes.
 const BY_FRAGS: u32 = 0xffff;
 const UDP_HEADER: usize = 8;
+/// What the IPv6 header can tell.
+const LARGEST_PAYLOAD: usize = 0xffff;
+/// The hop-by-hop header with the length of a larger packet (RFC 2675), which its segments do not have.
+const JUMBO_HEADER: usize = 8;
 
 /// Whether a packet, or each segment that it is later cut into, fits the MTU. Nothing fits an MTU of 0.
 #[inline(always)]
@@ -30,5 +34,8 @@ fn segment(packet: &Packet<'_>, meta: &Meta, size: usize) -> usize {
     } else {
         UDP_HEADER
     };
-    meta.payload + header + size
+    // BIG TCP over IPv6, before Linux 6.19.
+    let is_jumbo = meta.is_extended() && packet.len() as usize > IPV6_PAYLOAD + LARGEST_PAYLOAD;
+    let lost = if is_jumbo { JUMBO_HEADER } else { 0 };
+    meta.payload - lost + header + size
 }

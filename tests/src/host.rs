@@ -31,6 +31,8 @@ const OUR_MAPS: [&str; 13] = [
     "FLOW_STATS",
     "FLOW_SAMPLING",
     "FLOW_FACTS",
+    "FLOW_PLACES",
+    "NEW_FLOW",
     "AYA_LOGS",
 ];
 

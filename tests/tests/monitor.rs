@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -228,6 +228,43 @@ fn flows_are_recorded_from_first_to_last_packet_while_sampling_is_on() {
         connect(&a, &b)?;
         wait_for_record(node, &a)?;
         ensure!(flows(node)?.len() == before, "flows are recorded after --sampling off");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_udp_flow_that_ends_has_a_last_record_with_all_its_packets() {
+    const PACKETS: u64 = 5;
+    with_agent(|node| {
+        node.ctl(&["flows", "--sampling", "1"])?;
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        for (from, to) in a.addresses.iter().zip(&b.addresses) {
+            let server = sys::bind_in(b.path(), SocketAddr::new(*to, 8080), UdpSocket::bind)?;
+            server.set_read_timeout(Some(LIMIT))?;
+            let client = sys::bind_in(a.path(), SocketAddr::new(*from, 0), UdpSocket::bind)?;
+            client.connect(server.local_addr()?)?;
+            for _ in 0..PACKETS {
+                client.send(b"datagram")?;
+                server.recv(&mut [0; 8])?;
+            }
+        }
+        let ended = || -> anyhow::Result<Vec<Value>> {
+            let all = flows(node)?.into_iter();
+            Ok(all.filter(|it| text(it, "/flow/ferrule/state") == "FLOW_STATE_ENDED").collect())
+        };
+        // A minute without packets, and the time between two looks.
+        sys::wait_until("both flows end", Duration::from_secs(120), || Ok(ended()?.len() == 2))?;
+        for record in ended()? {
+            ensure!(number(&record, "/flow/ferrule/forward/packets") == PACKETS, "{record}");
+            ensure!(text(&record, "/flow/source/pod_name") == "a", "{record}");
+            ensure!(text(&record, "/flow/destination/pod_name") == "b", "{record}");
+        }
+        let table = node.ctl(&["flows", "--since", "2m"])?;
+        ensure!(table.contains("forwarded ended"), "{table}");
+        // The entries are gone: the next look finds nothing that ends.
+        thread::sleep(Duration::from_secs(12));
+        ensure!(ended()?.len() == 2, "a flow has ended twice");
         Ok(())
     })
     .unwrap();

@@ -34,6 +34,8 @@ const MAPS: [&str; 13] = [
     "FLOW_STATS",
     "FLOW_SAMPLING",
     "FLOW_FACTS",
+    "FLOW_PLACES",
+    "NEW_FLOW",
     "AYA_LOGS",
 ];
 const BPFFS: &str = "/sys/fs/bpf";

@@ -44,7 +44,7 @@ use crate::{
     ipam::Pressure,
     masquerade::Masquerade,
     metrics::Metrics,
-    monitor::{self, History, ObserverService, Recorder},
+    monitor::{self, Endings, History, ObserverService, Recorder},
     nodes::{Keeper, Nodes},
     observe::{
         AgentService, Verifier,
@@ -296,6 +296,9 @@ fn monitor(
     let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));
+    let endings = (Arc::clone(&dataplane), Arc::clone(&parts.registry), Arc::clone(&history));
+    let endings = Endings::new(endings.0, endings.1, endings.2, metrics.monitor.clone());
+    tasks.spawn("flow-endings", endings.run());
     let sampling = move || dataplane.flow_sampling();
     let observer = ObserverService::new(Arc::clone(&history), sampling, node_name.to_owned());
     (history, observer)

@@ -4,6 +4,7 @@
 mod bpf;
 mod btf;
 mod capacity;
+mod counted_flows;
 mod events;
 mod handover;
 mod kernel;
@@ -22,7 +23,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{Counters, NodeEntry, NodeKey, Traffic};
+use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
@@ -48,6 +49,7 @@ use crate::{
     plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK},
     registry::Attachment,
 };
+use counted_flows::CountedFlows;
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
@@ -67,6 +69,7 @@ pub struct Dataplane {
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
     sampling: Mutex<Sampling>,
+    counted_flows: Mutex<CountedFlows>,
     pinned: Pins,
     predecessors: Predecessors,
 }
@@ -180,6 +183,7 @@ impl Dataplane {
         let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
         let to_link = load_program(&mut ebpf, TO_LINK)?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
+        let counted_flows = Mutex::new(CountedFlows::take(&mut ebpf)?);
         drop((ebpf, loader));
         memory::release();
         let mut writer = Maps::open(&pins, metrics)?;
@@ -203,6 +207,7 @@ impl Dataplane {
             writer,
             reader,
             sampling,
+            counted_flows,
             pinned,
             predecessors,
         })
@@ -241,6 +246,22 @@ impl Dataplane {
     /// If the programs cannot count flows, or the map cannot be written.
     pub fn set_flow_sampling(&self, one_in: u32) -> Result<(), SamplingError> {
         self.sampling().set(one_in)
+    }
+
+    /// The flows that the programs count; some can be there twice. A walk over the map: blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn counted_flows(&self) -> Result<Vec<(FlowKey, FlowStats)>, MapFailure> {
+        self.counted_flows.lock().unwrap_or_else(PoisonError::into_inner).all()
+    }
+
+    /// Removes a flow: its next packet begins another one.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forget_flow(&self, flow: &FlowKey) -> Result<(), MapFailure> {
+        self.counted_flows.lock().unwrap_or_else(PoisonError::into_inner).remove(flow)
     }
 
     /// The programs to attach to a pod's host interface.

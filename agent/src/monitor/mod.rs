@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! EVENTS ─▶ dataplane ─▶ Recorder: parse, join with pods ─▶ History ─▶ filters ─▶ clients
+//! FLOW_STATS ──────────▶ Endings: flows without packets ──────┘
 //! ```
 //!
 //! A pod that sends what is dropped decides how much there is to do here: a record costs a bounded parse, two
@@ -10,6 +11,7 @@
 
 mod clock;
 pub mod counters;
+mod endings;
 mod filter;
 mod frame;
 mod history;
@@ -23,6 +25,7 @@ mod subscription;
 #[cfg(test)]
 mod tests;
 
+pub use endings::Endings;
 pub use history::History;
 pub use recorder::Recorder;
 pub use service::ObserverService;

@@ -1,4 +1,4 @@
-//! The one writer of the history.
+//! The records of the programs, written into the history.
 
 use std::{future::pending, sync::Arc};
 

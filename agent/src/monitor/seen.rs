@@ -85,6 +85,7 @@ pub enum FlowState {
     New,
     Active,
     Closed,
+    Ended,
     Unknown,
 }
 
@@ -232,6 +233,7 @@ impl FlowState {
             flow_state::NEW => Self::New,
             flow_state::ACTIVE => Self::Active,
             flow_state::CLOSED => Self::Closed,
+            flow_state::ENDED => Self::Ended,
             _ => Self::Unknown,
         }
     }

@@ -254,6 +254,7 @@ fn flow_state(state: FlowState) -> flow::FlowState {
         FlowState::New => flow::FlowState::New,
         FlowState::Active => flow::FlowState::Active,
         FlowState::Closed => flow::FlowState::Closed,
+        FlowState::Ended => flow::FlowState::Ended,
         FlowState::Unknown => flow::FlowState::Unspecified,
     }
 }

@@ -115,6 +115,7 @@ fn verdict(flow: &Flow, ferrule: &Ferrule) -> String {
             FlowState::New => "forwarded new".to_owned(),
             FlowState::Active => "forwarded active".to_owned(),
             FlowState::Closed => "forwarded closed".to_owned(),
+            FlowState::Ended => "forwarded ended".to_owned(),
             FlowState::Unspecified => "forwarded".to_owned(),
         },
         other => other.as_str_name().to_lowercase(),

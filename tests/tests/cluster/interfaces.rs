@@ -212,3 +212,25 @@ fn route_attributes_are_applied_returned_and_checked() {
     })
     .unwrap();
 }
+
+#[test]
+fn gateways_of_its_own_answer_a_pod_that_has_lost_its_neighbour_entries() {
+    with_cluster(&[], |node, cluster| {
+        let pod = cluster.pod(node, "two", &[(VIF, TWO)])?;
+        let runtime = node.runtime()?;
+        runtime.add(&pod)?;
+        for gateway in ["10.244.0.1", "fd00:10:244::1", "10.244.0.254"] {
+            pod.run(&format!("ip neigh del {gateway} dev eth0"))?;
+        }
+        pod.ping(ferrule_tests::node::NODE_V4)?;
+        pod.ping(ferrule_tests::node::NODE_V6)?;
+        let known = pod.run("ip neigh show dev eth0")?;
+        for gateway in ["10.244.0.1", "fd00:10:244::1"] {
+            let of_gateway = format!("{gateway} lladdr 66:65:72:72:75:6c");
+            let is_learnt = known.lines().any(|it| it.starts_with(&of_gateway) && !it.contains("PERMANENT"));
+            ensure!(is_learnt, "{gateway} was not resolved: {known}");
+        }
+        runtime.del(&pod)
+    })
+    .unwrap();
+}

@@ -29,7 +29,6 @@ fn probe(target_ip: Ipv4Address) -> Arp {
 fn requests_and_claims_of_the_own_address_pass() {
     let passes = |about, arp: Arp| Row::stack(about, A, sends(A, &arp));
     let rows = [
-        passes("request for a sibling, which stays unanswered", Arp { target_ip: B.v4, ..request() }),
         passes("reply to the gateway", reply()),
         passes("probe for its own address", probe(A.v4)),
         // Unanswered: an answer would mean that the address is in use on the link.
@@ -42,9 +41,22 @@ fn requests_and_claims_of_the_own_address_pass() {
 
 /// The gateway's answer to a pod.
 fn answer(to: Pod) -> Vec<u8> {
-    let answer =
-        Arp { operation: Arp::REPLY, target_mac: to.mac, ..Arp::ask(GATEWAY_MAC, GATEWAY_IPV4, to.v4) };
+    answer_about(GATEWAY_IPV4, to)
+}
+
+fn answer_about(address: Ipv4Address, to: Pod) -> Vec<u8> {
+    let answer = Arp { operation: Arp::REPLY, target_mac: to.mac, ..Arp::ask(GATEWAY_MAC, address, to.v4) };
     frame(to.mac, GATEWAY_MAC, packet::ARP, &answer.bytes())
+}
+
+#[test]
+fn the_gateway_answers_for_every_other_address() {
+    let addresses = [B.v4, NODE_V4, FAR_V4, [10, 244, 0, 1], [169, 254, 1, 2]];
+    let rows = addresses.map(|target_ip| {
+        let request = sends(A, &Arp { target_ip, ..request() });
+        Row::answered("request for an address of no gateway", A, request, answer_about(target_ip, A))
+    });
+    check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]

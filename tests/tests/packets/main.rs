@@ -20,5 +20,6 @@ mod siblings;
 mod stack_flows;
 mod table;
 mod to_pod;
+mod tx_ring;
 mod uplink;
 mod wire;

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{DropReason, GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
+use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 use ferrule_tests::packet::checksum;
 
 use crate::table::{NODE_V4, NODE_V6, PODS, Pod};
@@ -103,11 +103,11 @@ fn arp(pod: Pod, frame: &[u8], mut reader: Reader<'_>, faults: &mut Faults) -> O
         _ => false,
     };
     faults.add(fixed != [0, 1, 8, 0, 6, 4] || mac != pod.mac || !allowed, DropReason::SpoofedArp);
-    if operation != 1 || !claims_own || target != GATEWAY_IPV4 {
+    if operation != 1 || !claims_own || target == sender.octets() {
         return Some(Outcome::Stack);
     }
     let mut packet = rewritten(frame, pod);
-    set(&mut packet, 20, &[&[0, 2], &GATEWAY_MAC[..], &GATEWAY_IPV4, &mac, &sender.octets()].concat());
+    set(&mut packet, 20, &[&[0, 2], &GATEWAY_MAC[..], &target, &mac, &sender.octets()].concat());
     Some(Outcome::Answered { packet })
 }
 
@@ -316,10 +316,10 @@ fn neighbour(
         left = left.saturating_sub(whole);
         reader.skip(whole - 8);
     }
-    if kind != 135 || !own(source) || target.octets() != GATEWAY_IPV6 {
+    if kind != 135 || !own(source) || own(target) || target.is_multicast() {
         return Some(Outcome::Stack);
     }
-    let mut message = [&[136, 0, 0, 0, 0xe0, 0, 0, 0], &GATEWAY_IPV6[..]].concat();
+    let mut message = [&[136, 0, 0, 0, 0xe0, 0, 0, 0], &target.octets()[..]].concat();
     if len >= 32 {
         message.extend([&[2, 1], &GATEWAY_MAC[..]].concat());
     }

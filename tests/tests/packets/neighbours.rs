@@ -76,7 +76,8 @@ fn solicitations_and_own_advertisements_pass() {
     let link_local = A.link_local();
     let (source, target) = (mac_option(SOURCE_MAC, A.mac), mac_option(TARGET_MAC, A.mac));
     let rows = [
-        passes("solicits a sibling, which stays unanswered", &ip(A.v6, SOLICITED), &solicit(B.v6, &source)),
+        passes("solicits itself, which stays unanswered", &ip(A.v6, SOLICITED), &solicit(A.v6, &source)),
+        passes("solicits a group", &ip(A.v6, SOLICITED), &solicit(ALL_NODES, &source)),
         passes("probes its address", &ip([0; 16], SOLICITED), &solicit(A.v6, &[])),
         passes("probes the gateway's address", &ip([0; 16], SOLICITED), &solicit(GATEWAY_IPV6, &[])),
         passes("probes its link-local address", &ip([0; 16], SOLICITED), &solicit(link_local, &NONCE)),
@@ -96,16 +97,16 @@ fn solicitations_and_own_advertisements_pass() {
         passes(
             "four options",
             &ip(A.v6, SOLICITED),
-            &solicit(B.v6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
+            &solicit(A.v6, &[source.as_slice(), &NONCE, &NONCE, &target].concat()),
         ),
         passes(
             "a long option before its MAC",
             &ip(A.v6, SOLICITED),
-            &solicit(B.v6, &[&[200, 3], data(22).as_slice(), &source].concat()),
+            &solicit(A.v6, &[&[200, 3], data(22).as_slice(), &source].concat()),
         ),
         Row::stack("a pod without IPv6 solicits from its link-local address", ONLY_V4, {
             let ip = ip(ONLY_V4.link_local(), SOLICITED);
-            sends(ONLY_V4, &ip.icmp(&solicit(B.v6, &mac_option(SOURCE_MAC, ONLY_V4.mac))))
+            sends(ONLY_V4, &ip.icmp(&solicit(ONLY_V4.link_local(), &mac_option(SOURCE_MAC, ONLY_V4.mac))))
         }),
     ];
     check(Program::FromPod, &rows).unwrap();
@@ -113,10 +114,14 @@ fn solicitations_and_own_advertisements_pass() {
 
 /// A solicitation for the gateway, and the answer, which replaces it in the frame.
 fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
-    let solicitation = sends(from, &ip.icmp(&solicit(GATEWAY_IPV6, options)));
+    answered_about(GATEWAY_IPV6, about, from, ip, options)
+}
+
+fn answered_about(target: Ipv6Address, about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
+    let solicitation = sends(from, &ip.icmp(&solicit(target, options)));
     // Flags: router, solicited, override (RFC 4861, 4.4).
     let head = [NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
-    let mut answer = [head.as_slice(), &GATEWAY_IPV6].concat();
+    let mut answer = [head.as_slice(), &target].concat();
     if options.len() >= 8 {
         answer.extend(mac_option(TARGET_MAC, GATEWAY_MAC));
     }
@@ -125,6 +130,15 @@ fn answered(about: &'static str, from: Pod, ip: &Ipv6, options: &[u8]) -> Row {
     // The rest of the frame becomes padding.
     out.extend(solicitation.iter().skip(out.len()));
     Row::answered(about, from, solicitation, out)
+}
+
+#[test]
+fn the_gateway_answers_for_every_other_address() {
+    let source = mac_option(SOURCE_MAC, A.mac);
+    let own_gateway = v6([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1]);
+    let rows = [B.v6, B.link_local(), NODE_V6, own_gateway, v6([0xfe80, 0, 0, 0, 0, 0, 0, 2])]
+        .map(|target| answered_about(target, "an address of no gateway", A, &ip(A.v6, SOLICITED), &source));
+    check(Program::FromPod, &rows).unwrap();
 }
 
 #[test]
@@ -333,7 +347,7 @@ fn malformed_and_excessive_options_are_dropped() {
     rows.push(passes(
         "an option that is longer than the packet",
         &ip(A.v6, SOLICITED),
-        &solicit(B.v6, &[200, 9, 0, 0, 0, 0, 0, 0]),
+        &solicit(A.v6, &[200, 9, 0, 0, 0, 0, 0, 0]),
     ));
     check(Program::FromPod, &rows).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Checks rewritten packets with `etherparse`, which shares no code and no number with the programs.
 
-use agent_common::{GATEWAY_IPV4, GATEWAY_IPV6, GATEWAY_MAC};
+use agent_common::{GATEWAY_IPV6, GATEWAY_MAC};
 use anyhow::{Context as _, bail, ensure};
 use etherparse::{
     ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType, Ethernet2Header, Icmpv6Slice, Icmpv6Type,
@@ -49,14 +49,14 @@ pub fn check_answered(packet: &[u8], out: &[u8], to: Pod) -> anyhow::Result<()> 
             let expected = ArpEthIpv4Packet {
                 operation: ArpOperation::REPLY,
                 sender_mac: GATEWAY_MAC,
-                sender_ipv4: GATEWAY_IPV4,
+                sender_ipv4: request.target_ipv4,
                 target_mac: request.sender_mac,
                 target_ipv4: request.sender_ipv4,
             };
             ensure!(ArpPacket::from_slice(out)?.try_eth_ipv4()? == expected);
         }
         EtherType::IPV6 => {
-            let (request, _) = Ipv6Header::from_slice(packet)?;
+            let (request, solicitation) = Ipv6Header::from_slice(packet)?;
             let (ip, rest) = Ipv6Header::from_slice(out)?;
             let message = rest.get(..usize::from(ip.payload_length)).context("longer than the frame")?;
             ensure!(ip.source == GATEWAY_IPV6 && ip.destination == request.source && ip.hop_limit == 255);
@@ -67,7 +67,8 @@ pub fn check_answered(packet: &[u8], out: &[u8], to: Pod) -> anyhow::Result<()> 
             let Icmpv6PayloadSlice::NeighborAdvertisement(advertisement) = icmp.payload_slice()? else {
                 bail!("not a neighbour advertisement");
             };
-            ensure!(advertisement.target_address().octets() == GATEWAY_IPV6);
+            // Behind type, code, checksum and four reserved bytes (RFC 4861, 4.3).
+            ensure!(Some(&advertisement.target_address().octets()[..]) == solicitation.get(8..24));
             ensure!(
                 [vec![], mac_option(TARGET_MAC, GATEWAY_MAC)].iter().any(|it| it == advertisement.options())
             );

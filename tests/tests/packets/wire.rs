@@ -22,7 +22,10 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use crate::table::{A, B, Counted, FAR_V4, FAR_V6, Pod, with_pods};
+use crate::{
+    table::{A, B, Counted, FAR_V4, FAR_V6, Pod, with_pods},
+    tx_ring::TxRing,
+};
 
 /// The network namespace of the pods' ends.
 const PODS_NAMESPACE: &str = "/run/netns/pods";
@@ -162,6 +165,32 @@ fn headers_outside_the_linear_data_are_read() {
         wire.expect_drop(&A.sends_v4(&spoofed.with(&payload)), DropReason::SpoofedIpv4)?;
         let spoofed = Ipv6 { source: FAR_V6, ..v6 };
         wire.expect_drop(&A.sends_v6(&spoofed.with(&payload)), DropReason::SpoofedIpv6)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_header_in_memory_of_the_sender_is_delivered_as_it_was_checked() {
+    const LATER: u8 = 0xee;
+    with_wire(|wire| {
+        let mut ring = TxRing::open(Path::new(PODS_NAMESPACE))?;
+        let payload = udp(1, 2, &data(1000));
+        let (v4, v6) = (Ipv4::new(A.v4, B.v4, UDP), Ipv6::new(A.v6, B.v6, UDP));
+        let less = (Ipv4 { ttl: 63, ..v4.clone() }, Ipv6 { hop_limit: 63, ..v6.clone() });
+        for (sent, out, headers) in [
+            (A.sends_v4(&v4.with(&payload)), B.receives(IPV4, &less.0.with(&payload)), 14 + 20 + 8),
+            (A.sends_v6(&v6.with(&payload)), B.receives(IPV6, &less.1.with(&payload)), 14 + 40 + 8),
+        ] {
+            ring.send_and_overwrite(&sent, &wire.to_a, LATER)?;
+            let received = wire.received_by(B)?;
+            ensure!(
+                received.get(..headers) == out.get(..headers),
+                "received\n{}checked\n{}",
+                hexdump(&received),
+                hexdump(&out)
+            );
+        }
+        Ok(())
     })
     .unwrap();
 }
