@@ -1,8 +1,8 @@
 //! Rules become bits.
 //!
-//! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other are
-//! a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules of
-//! NetworkPolicies with equal ports do.
+//! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other
+//! are a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules
+//! of NetworkPolicies with equal ports do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,8 +39,8 @@ pub(crate) struct Bits {
 // === impl Bits ===
 
 impl Bits {
-    /// The bits of policies, which are in the order of judgement. `ports` are the subject's, which the names in
-    /// rules of ingress mean.
+    /// The bits of policies, which are in the order of judgement. `ports` are the subject's, which the names
+    /// in rules of ingress mean.
     pub(crate) fn new(
         policies: &[Arc<CompiledPolicy>],
         direction: Direction,
@@ -179,7 +179,9 @@ fn disjoint(bits: &[Bit]) -> Vec<PortRange> {
             continue;
         }
         match ranges.last_mut() {
-            Some(it) if it.bits == mask && it.protocol == *protocol && it.last.checked_add(1) == Some(first) => {
+            Some(it)
+                if it.bits == mask && it.protocol == *protocol && it.last.checked_add(1) == Some(first) =>
+            {
                 it.last = last;
             }
             _ => ranges.push(PortRange { bits: mask, first, last, protocol: *protocol }),
@@ -194,7 +196,8 @@ fn too_many(policies: &[Arc<CompiledPolicy>], bits: &[Bit]) -> Refused {
     for (policy, _) in bits.iter().filter_map(|bit| bit.rules.first()) {
         *counts.entry(*policy).or_default() += 1;
     }
-    let largest = counts.iter().max_by_key(|(_, count)| **count).and_then(|(policy, _)| policies.get(*policy));
+    let largest =
+        counts.iter().max_by_key(|(_, count)| **count).and_then(|(policy, _)| policies.get(*policy));
     let policy: Option<PolicyId> = largest.map(|it| it.policy.id.clone());
     Refused { resource: Resource::Bits, needed: bits.len(), capacity: usize::from(Mask::BITS), policy }
 }
