@@ -1,4 +1,5 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and flows of pods
+//! that the host translates get client ports that no flow past the host's stack has.
 //!
 //! ```text
 //! table inet ferrule {
@@ -8,11 +9,16 @@
 //!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
 //!         masquerade fully-random
 //!     }
+//!     chain to_backend {
+//!         tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random       udp and sctp likewise,
+//!         tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random     in both families
+//!     }
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat + 10; policy accept;
 //!         meta mark & 0x0000e000 != 0x00000000 return
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
+//!         iifname "fr*" ct status dnat goto to_backend
 //!     }
 //! }
 //! ```
@@ -22,6 +28,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
+use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
@@ -30,9 +37,11 @@ use super::{
     netlink::NetlinkError,
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     nft_expression::{
-        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, header, is_in, is_not_in,
-        masked, masquerade, meta, port, verdict,
+        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare, header,
+        is_destination_translated, is_in, is_not_in, masked, masquerade, meta, port, source_port,
+        translate_source, verdict,
     },
+    veth,
 };
 
 /// What is masqueraded.
@@ -60,6 +69,7 @@ struct Set {
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
+const TO_BACKEND: &str = "to_backend";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
 /// decide about these packets.
 const FOREIGN_MARKS: u32 = 0xe000;
@@ -234,7 +244,7 @@ impl Table {
         changes
     }
 
-    fn chains(&self) -> [(&'static str, Vec<Attribute>); 2] {
+    fn chains(&self) -> [(&'static str, Vec<Attribute>); 3] {
         let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
         let hook =
             vec![Attribute::number(HOOK_NUMBER, AT_POSTROUTING), Attribute::number(HOOK_PRIORITY, PRIORITY)];
@@ -244,10 +254,10 @@ impl Table {
             Attribute::number(CHAIN_POLICY, ACCEPT),
             Attribute::Nest(CHAIN_HOOK, hook),
         ]);
-        [(TO_WORLD, named(TO_WORLD)), (POSTROUTING, base)]
+        [(TO_WORLD, named(TO_WORLD)), (TO_BACKEND, named(TO_BACKEND)), (POSTROUTING, base)]
     }
 
-    fn rules(&self) -> [(&'static str, Vec<Rule>); 2] {
+    fn rules(&self) -> [(&'static str, Vec<Rule>); 3] {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
@@ -260,7 +270,16 @@ impl Table {
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
-        [(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6])]
+        let is_translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
+        let translated = is_translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let to_backend = [(NFPROTO_IPV4, 12, 4), (NFPROTO_IPV6, 8, 16)]
+            .into_iter()
+            .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
+        [
+            (TO_WORLD, to_world),
+            (TO_BACKEND, to_backend.collect()),
+            (POSTROUTING, vec![marked, v4, v6, translated]),
+        ]
     }
 
     /// Without overlaps, in order; first and last address of each.
@@ -326,7 +345,8 @@ fn explained(error: NetlinkError) -> NetlinkError {
         .iter()
         .any(|it| error.is(*it));
     if is_missing {
-        return error.with_hint("load the kernel's modules nf_tables, nft_chain_nat and nft_masq".to_owned());
+        let modules = "load the kernel's modules nf_tables, nft_chain_nat, nft_ct, nft_masq and nft_nat";
+        return error.with_hint(modules.to_owned());
     }
     error
 }
@@ -392,6 +412,24 @@ fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) ->
         header(kept.1, length),
         is_not_in(kept.0),
         verdict(Verdict::Goto(TO_WORLD)),
+    ]
+}
+
+/// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
+/// those of the source in a family's header.
+fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Rule {
+    let (first, last) = TRANSLATED_PORTS;
+    vec![
+        meta(PROTOCOL),
+        compare(EQUAL, &[protocol]),
+        source_port(),
+        compare(AT_LEAST, &first.to_be_bytes()),
+        meta(FAMILY),
+        compare(EQUAL, &[family]),
+        header(offset, length),
+        port(2, first),
+        port(3, last),
+        translate_source(family),
     ]
 }
 
