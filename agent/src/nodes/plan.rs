@@ -11,7 +11,7 @@ use agent_common::{EndpointKey, NodeEntry, NodeKey};
 use ipnet::IpNet;
 
 use super::{
-    Mode, Node, Nodes, Settings,
+    Mode, Nodes, Settings,
     way::{NoWay, Way},
 };
 use crate::plug::nodes::{

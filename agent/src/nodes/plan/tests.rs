@@ -1,6 +1,7 @@
 //! What a node should have, for a neighbour and for a node behind a router.
 
 use super::*;
+use crate::nodes::Node;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
