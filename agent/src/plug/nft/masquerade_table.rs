@@ -1,5 +1,5 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and Services lead
-//! nobody into the tunnel between nodes.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and no Service
+//! leads into the tunnel between nodes.
 //!
 //! ```text
 //! table inet ferrule {
