@@ -7,8 +7,8 @@
 //!        desired, heal: compared with the kernel, and made so again
 //! ```
 //!
-//! Each pass compares kernel and map with the plan before it changes anything, so that a pass over an unchanged
-//! node changes nothing. The comparison includes the objects of an earlier agent.
+//! Each pass compares kernel and map with the plan before it changes anything, so that a pass over an
+//! unchanged node changes nothing. The comparison includes the objects of an earlier agent.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -3,9 +3,9 @@
 //! Nodes claim in the order of their creation, and the first one keeps what it got. When the old owner of a
 //! range goes, the next resolution gives the range to the node that has waited, whichever event came first.
 //!
-//! An address that several nodes have goes to the oldest one that the control plane hears from: a machine that
-//! was registered again under another name works, although its old Node object is left. To refuse such an
-//! address to all of them would let any node cut off any other.
+//! An address that several nodes have goes to the oldest one that the control plane hears from: a machine
+//! that was registered again under another name works, although its old Node object is left. To refuse such
+//! an address to all of them would let any node cut off any other.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -215,7 +215,7 @@ fn into_tunnel(node: &Member, family: usize) -> anyhow::Result<Service> {
 }
 
 #[test]
-fn services_lead_nobody_into_the_tunnel_of_another_node() {
+fn services_do_not_lead_into_the_tunnel_of_another_node() {
     for proxy in [Proxy::Iptables, Proxy::Nftables] {
         with_pods(&[], |fabric, [a, b, c]| {
             let [one, two, _] = &fabric.nodes;

@@ -57,7 +57,8 @@ pub(super) fn compare(how: u32, with: &[u8]) -> Expression {
     expression("cmp", vec![Attribute::number(1, 1), Attribute::number(2, how), value(3, with)])
 }
 
-/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. Marks and flags have the byte order of the host.
+/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. Marks and flags have the byte order of the
+/// host.
 pub(super) fn masked(mask: u32) -> Expression {
     let registers = [Attribute::number(1, 1), Attribute::number(2, 1), Attribute::number(3, 4)];
     let masks = [value(4, &mask.to_ne_bytes()), value(5, &[0; 4])];

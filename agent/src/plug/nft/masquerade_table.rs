@@ -1,6 +1,6 @@
 //! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods that
-//! the host translates get client ports that no flow past the host's stack has, and Services lead nobody into
-//! the tunnel between nodes.
+//! the host translates get client ports that no flow past the host's stack has, and no Service leads into the
+//! tunnel between nodes.
 //!
 //! ```text
 //! table inet ferrule {
