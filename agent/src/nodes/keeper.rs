@@ -29,6 +29,7 @@ use crate::{
         host,
         netlink::{NetlinkError, Socket},
         nodes::{
+            foreign,
             reach::reach,
             route, rp_filter, rule,
             tunnel::{self, TunnelError},
@@ -294,7 +295,10 @@ fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
     let mut uplinks = uplink::default_interfaces()?;
     uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
     let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
-    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks })
+    let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
+    let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
+    let foreign = foreign::find(host, sources, &ranges)?;
+    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, foreign })
 }
 
 /// Logs the ways that are new or have changed.

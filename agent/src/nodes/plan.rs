@@ -14,6 +14,7 @@ use super::{
     way::{NoWay, Way},
 };
 use crate::plug::nodes::{
+    foreign::Foreign,
     reach::Hop,
     route::{Next, NodeRoute, Routes, Table},
     tunnel::Tunnel,
@@ -29,6 +30,7 @@ pub struct Underlay {
     pub hops: HashMap<IpAddr, Hop>,
     /// The interfaces of the default routes, and those that have the node's addresses.
     pub uplinks: BTreeSet<u32>,
+    pub foreign: Foreign,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +46,7 @@ pub struct Plan {
     /// Addresses of other nodes that pods reach by the tunnel, and the way.
     tunnelled: Vec<(IpAddr, Way)>,
     fast_path: bool,
+    foreign: Foreign,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -71,8 +74,8 @@ impl Plan {
     pub fn new(settings: Settings, nodes: &Nodes, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
         let uplinks = underlay.uplinks.clone();
-        let fast_path = settings.fast_path;
-        let mut plan = Self { entries: entries(nodes), uplinks, fast_path, ..Self::default() };
+        let (fast_path, foreign) = (settings.fast_path, underlay.foreign.clone());
+        let mut plan = Self { entries: entries(nodes), uplinks, fast_path, foreign, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -126,13 +129,15 @@ impl Plan {
         let mut rows = self.entries.clone();
         for it in &self.ranges {
             let (Ok(way), Some(row)) = (&it.way, rows.get_mut(&key(it.range))) else { continue };
-            let is_fast = self.slow_because(*way, tunnel, bare).is_none();
-            let mut ifindex = way.ifindex();
-            if let Way::Vxlan { remote, .. } = way {
-                row.flags |= NodeEntry::VXLAN;
-                row.address = key_of(*remote).address;
-                ifindex = tunnel.unwrap_or_default();
-            }
+            let is_fast = self.slow_because(it.range, *way, tunnel, bare).is_none();
+            let (ifindex, next) = match way {
+                Way::Direct { gateway, ifindex, .. } => (*ifindex, *gateway),
+                Way::Vxlan { remote, .. } => {
+                    row.flags |= NodeEntry::VXLAN;
+                    (tunnel.unwrap_or_default(), *remote)
+                }
+            };
+            row.address = key_of(next).address;
             if is_fast {
                 row.flags |= NodeEntry::FAST;
                 (row.ifindex, row.mtu) = (ifindex, way.mtu());
@@ -142,9 +147,17 @@ impl Plan {
     }
 
     /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
-    pub fn slow_because(&self, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
+    pub fn slow_because(&self, range: IpNet, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
         if !self.fast_path {
             return Some("--node-fast-path is off".to_owned());
+        }
+        // Only the stack follows what others tell the kernel.
+        let [v4, v6] = self.foreign.rules;
+        if let Some(priority) = if range.addr().is_ipv4() { v4 } else { v6 } {
+            return Some(format!("another program has the routing rule {priority}"));
+        }
+        if let Some(to) = self.foreign.routes.get(&range) {
+            return Some(format!("another program has a route to {to}"));
         }
         match way {
             Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),
