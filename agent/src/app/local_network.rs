@@ -126,9 +126,10 @@ impl LocalNetwork {
     fn pods(&self, ranges: &[IpNet]) -> Option<Pods> {
         let nodes = self.nodes.get()?.borrow();
         let cluster = nodes.is_synced.then(|| networks(&nodes))?;
+        let ends = if nodes.others.is_empty() { Vec::new() } else { addresses(&nodes).collect() };
         drop(nodes);
         let outside = self.registry.addresses_outside(ranges);
-        Some(self.elsewhere.without(Pods { ranges: ranges.to_vec(), outside, cluster }))
+        Some(self.elsewhere.without(Pods { ranges: ranges.to_vec(), outside, cluster, nodes: ends }))
     }
 
     /// Applies what has changed. Blocks.
@@ -176,9 +177,14 @@ impl Elsewhere {
 
 /// The nodes' addresses, and the ranges of the others.
 fn networks(nodes: &Nodes) -> Vec<IpNet> {
-    let addresses = nodes.own.iter().chain(&nodes.others).flat_map(|node| &node.addresses);
     let ranges = nodes.others.iter().flat_map(|node| &node.ranges);
-    ranges.copied().chain(addresses.copied().map(IpNet::from)).collect()
+    ranges.copied().chain(addresses(nodes)).collect()
+}
+
+/// The addresses of all nodes, this one included.
+fn addresses(nodes: &Nodes) -> impl Iterator<Item = IpNet> {
+    let all = nodes.own.iter().chain(&nodes.others).flat_map(|node| &node.addresses);
+    all.copied().map(IpNet::from)
 }
 
 fn keep_routes(ranges: &[IpNet]) -> Routes {
@@ -210,6 +216,7 @@ mod tests {
             ranges: vec!["10.0.0.0/24".parse().unwrap()],
             outside: vec!["10.1.0.9".parse().unwrap(), "10.2.0.9".parse().unwrap()],
             cluster: Vec::new(),
+            nodes: Vec::new(),
         };
         let networks = Elsewhere::Networks(vec!["10.2.0.0/16".parse().unwrap()]);
         assert_eq!(networks.without(pods()).outside, ["10.1.0.9".parse::<std::net::IpAddr>().unwrap()]);

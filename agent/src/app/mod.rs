@@ -101,7 +101,8 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
 
     let api = config.kubernetes.as_ref().map(ApiServer::new);
     let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
-    let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
+    let masquerade =
+        Arc::new(Masquerade::new(config.masquerade.clone(), config.nodes.tunnel_port(), masquerade));
     let with = (&needed.dataplane, Arc::clone(&masquerade));
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));

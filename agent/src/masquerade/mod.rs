@@ -26,7 +26,7 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
-        masquerade_table::{self, Table},
+        masquerade_table::{self, Table, Untracked},
         netlink::NetlinkError,
     },
 };
@@ -40,11 +40,15 @@ pub struct Pods {
     pub outside: Vec<IpAddr>,
     /// The cluster's nodes and their pods.
     pub cluster: Vec<IpNet>,
+    /// The nodes' addresses, where the tunnels between them end; empty without other nodes.
+    pub nodes: Vec<IpNet>,
 }
 
 /// Keeps the table.
 pub struct Masquerade {
     settings: Settings,
+    /// The UDP port of the tunnel between nodes; `None` if none is ever made.
+    tunnel_port: Option<u16>,
     health: Reporter,
     state: Mutex<State>,
 }
@@ -82,9 +86,9 @@ const NAMED: usize = 6;
 // === impl Masquerade ===
 
 impl Masquerade {
-    pub fn new(settings: Settings, health: Reporter) -> Self {
+    pub fn new(settings: Settings, tunnel_port: Option<u16>, health: Reporter) -> Self {
         let file = settings.file.clone().map(File::new);
-        Self { settings, health, state: Mutex::new(State { file, wanted: None, failure: None }) }
+        Self { settings, tunnel_port, health, state: Mutex::new(State { file, wanted: None, failure: None }) }
     }
 
     /// Writes the table if anything has changed that it depends on. `pods`: `None` while the node's ranges
@@ -153,7 +157,10 @@ impl Masquerade {
             Some(file) => file.good()?,
             None => &none,
         };
-        Some(Wanted::Table(table(&self.settings, file, pods?)))
+        let pods = pods?;
+        let tunnel = self.tunnel_port.filter(|_| !pods.nodes.is_empty());
+        let tunnel = tunnel.map(|port| Untracked { port, nodes: pods.nodes.clone() });
+        Some(Wanted::Table(Table { tunnel, ..table(&self.settings, file, pods) }))
     }
 
     fn failure(&self, state: &State, error: &NetlinkError) -> Failure {
@@ -218,6 +225,7 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
         ports: settings.ports.edges(),
+        tunnel: None,
     }
 }
 
@@ -262,6 +270,7 @@ mod tests {
             ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]),
             outside,
             cluster: Vec::new(),
+            nodes: Vec::new(),
         }
     }
 
@@ -310,19 +319,35 @@ mod tests {
     fn without_the_ranges_or_a_valid_file_nothing_is_wanted() {
         let health = Health::default();
         let state = |file| State { file, wanted: None, failure: None };
-        let masquerade = Masquerade::new(settings(Mode::Auto), health.component("masquerade", false, ""));
+        let masquerade =
+            Masquerade::new(settings(Mode::Auto), None, health.component("masquerade", false, ""));
         assert_eq!(masquerade.wanted(&state(None), None), None);
         assert!(matches!(masquerade.wanted(&state(None), Some(&pods())), Some(Wanted::Table(_))));
         let unread = state(Some(File::new("/nowhere".into())));
         assert_eq!(masquerade.wanted(&unread, Some(&pods())), None);
-        let off = Masquerade::new(settings(Mode::Off), health.component("masquerade", false, ""));
+        let off = Masquerade::new(settings(Mode::Off), None, health.component("masquerade", false, ""));
         assert_eq!(off.wanted(&unread, None), Some(Wanted::Nothing));
+    }
+
+    #[test]
+    fn conntrack_does_not_see_the_tunnel_while_there_are_other_nodes() {
+        let health = Health::default().component("masquerade", false, "");
+        let it = Masquerade::new(settings(Mode::Auto), Some(4789), health);
+        let tunnel = |pods: &Pods| {
+            let state = State { file: None, wanted: None, failure: None };
+            let Some(Wanted::Table(table)) = it.wanted(&state, Some(pods)) else { panic!("no table") };
+            table.tunnel
+        };
+        assert_eq!(tunnel(&pods()), None);
+        let nodes = nets(&["192.0.2.1/32", "192.0.2.2/32"]);
+        let others = Pods { nodes: nodes.clone(), ..pods() };
+        assert_eq!(tunnel(&others), Some(Untracked { port: 4789, nodes }));
     }
 
     #[test]
     fn a_failure_is_reported_before_a_bad_file_and_both_before_the_table() {
         let health = Health::default();
-        let it = Masquerade::new(settings(Mode::Auto), health.component("masquerade", false, ""));
+        let it = Masquerade::new(settings(Mode::Auto), None, health.component("masquerade", false, ""));
         let reported = |state: &State| {
             it.report(state);
             health.components().remove("masquerade").map(|it| (it.state, it.why)).unwrap()

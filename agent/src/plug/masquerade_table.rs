@@ -14,8 +14,18 @@
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 //!     }
+//!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
+//!     chain tunnel_in {
+//!         type filter hook prerouting priority raw; policy accept;
+//!         udp dport 4789 ip daddr @nodes4 notrack
+//!         udp dport 4789 ip6 daddr @nodes6 notrack
+//!     }
+//!     chain tunnel_out { type filter hook output priority raw; … }        the same rules
 //! }
 //! ```
+//!
+//! Conntrack need not know the tunnel's packets: it would look at every packet twice, and would have an entry
+//! for each flow inside of the tunnel.
 //!
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
@@ -30,8 +40,8 @@ use super::{
     netlink::NetlinkError,
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     nft_expression::{
-        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, header, is_in, is_not_in,
-        masked, masquerade, meta, port, verdict,
+        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, destination_port, header,
+        is_in, is_not_in, masked, masquerade, meta, notrack, port, verdict,
     },
 };
 
@@ -44,6 +54,17 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
+    /// `None` if no packet takes the tunnel between nodes.
+    pub tunnel: Option<Untracked>,
+}
+
+/// UDP that conntrack does not see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Untracked {
+    /// Of the destination.
+    pub port: u16,
+    /// The destinations: addresses of all nodes, this one included.
+    pub nodes: Vec<IpNet>,
 }
 
 type Rule = Vec<Expression>;
@@ -53,23 +74,36 @@ struct Set {
     name: &'static str,
     /// Unique in a transaction.
     number: u32,
-    has_sources: bool,
+    content: Content,
     is_ipv4: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Sources,
+    Kept,
+    Nodes,
 }
 
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
+const TUNNEL_IN: &str = "tunnel_in";
+const TUNNEL_OUT: &str = "tunnel_out";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
 /// decide about these packets.
 const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
-const PRIORITY: u32 = 110;
-const SETS: [Set; 4] = [
-    Set { name: "pods4", number: 1, has_sources: true, is_ipv4: true },
-    Set { name: "kept4", number: 2, has_sources: false, is_ipv4: true },
-    Set { name: "pods6", number: 3, has_sources: true, is_ipv4: false },
-    Set { name: "kept6", number: 4, has_sources: false, is_ipv4: false },
+const PRIORITY: i32 = 110;
+/// `NF_IP_PRI_RAW` in `linux/netfilter_ipv4.h`: before conntrack.
+const RAW: i32 = -300;
+const SETS: [Set; 6] = [
+    Set { name: "pods4", number: 1, content: Content::Sources, is_ipv4: true },
+    Set { name: "kept4", number: 2, content: Content::Kept, is_ipv4: true },
+    Set { name: "pods6", number: 3, content: Content::Sources, is_ipv4: false },
+    Set { name: "kept6", number: 4, content: Content::Kept, is_ipv4: false },
+    Set { name: "nodes4", number: 5, content: Content::Nodes, is_ipv4: true },
+    Set { name: "nodes6", number: 6, content: Content::Nodes, is_ipv4: false },
 ];
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
 const ELEMENTS: usize = 1000;
@@ -102,7 +136,9 @@ const CHAIN_POLICY: u16 = 5;
 const CHAIN_TYPE: u16 = 7;
 const HOOK_NUMBER: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
-/// `NF_INET_POST_ROUTING` and `NF_ACCEPT` in `linux/netfilter.h`.
+/// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING` and `NF_ACCEPT` in `linux/netfilter.h`.
+const AT_PREROUTING: u32 = 0;
+const AT_OUTPUT: u32 = 3;
 const AT_POSTROUTING: u32 = 4;
 const ACCEPT: u32 = 1;
 const SET_NAME: u16 = 2;
@@ -131,7 +167,8 @@ const DATA_VALUE: u16 = 1;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 /// Protocols with ports: TCP, UDP, SCTP.
-const WITH_PORTS: [u8; 3] = [6, 17, 132];
+const WITH_PORTS: [u8; 3] = [6, UDP, 132];
+const UDP: u8 = 17;
 
 // === impl Table ===
 
@@ -178,17 +215,17 @@ impl Table {
                 return Ok(Some(format!("has changed rules in the chain {name}")));
             }
         }
-        if chains.len() > self.chains().len() || sets.len() > SETS.len() {
+        if chains.len() > self.chains().len() || sets.len() > self.sets().count() {
             return Ok(Some("has a foreign chain or set".to_owned()));
         }
-        for set in SETS {
+        for set in self.sets() {
             if !has(&sets, &set.attributes()) {
                 return Ok(Some(format!("has no set {}, or a changed one", set.name)));
             }
             let of_set = [Attribute::text(OF_TABLE, NAME), Attribute::text(ELEMENTS_SET, set.name)];
             let found = dump(GET_ELEMENTS, INET, &of_set)?;
             let found: BTreeSet<_> = found.iter().flat_map(|it| elements(&it.1)).collect();
-            if found != edges(&self.intervals(&set), set.is_ipv4).into_iter().collect() {
+            if found != self.elements(&set).into_iter().collect() {
                 return Ok(Some(format!("has changed elements in the set {}", set.name)));
             }
         }
@@ -201,14 +238,14 @@ impl Table {
             Change { what, kind, flags, family: INET, attributes }
         };
         let mut changes = vec![table("add the table", NEW_TABLE)];
-        for set in SETS {
+        for set in self.sets() {
             let mut attributes = set.attributes();
             attributes.push(Attribute::number(SET_NUMBER, set.number));
             attributes.push(Attribute::Value(SET_USER_DATA, NETWORK_ORDER.to_vec()));
             changes.push(change(format!("add the set {}", set.name), NEW_SET, attributes));
-            let edges = edges(&self.intervals(&set), set.is_ipv4);
-            for (part, chunk) in edges.chunks(ELEMENTS).enumerate() {
-                let is_last = (part + 1) * ELEMENTS >= edges.len();
+            let elements = self.elements(&set);
+            for (part, chunk) in elements.chunks(ELEMENTS).enumerate() {
+                let is_last = set.has_intervals() && (part + 1) * ELEMENTS >= elements.len();
                 let attributes = vec![
                     Attribute::text(OF_TABLE, NAME),
                     Attribute::text(ELEMENTS_SET, set.name),
@@ -234,20 +271,36 @@ impl Table {
         changes
     }
 
-    fn chains(&self) -> [(&'static str, Vec<Attribute>); 2] {
-        let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
-        let hook =
-            vec![Attribute::number(HOOK_NUMBER, AT_POSTROUTING), Attribute::number(HOOK_PRIORITY, PRIORITY)];
-        let mut base = named(POSTROUTING);
-        base.extend([
-            Attribute::text(CHAIN_TYPE, "nat"),
-            Attribute::number(CHAIN_POLICY, ACCEPT),
-            Attribute::Nest(CHAIN_HOOK, hook),
-        ]);
-        [(TO_WORLD, named(TO_WORLD)), (POSTROUTING, base)]
+    fn sets(&self) -> impl Iterator<Item = Set> {
+        let has_tunnel = self.tunnel.is_some();
+        SETS.into_iter().filter(move |set| has_tunnel || set.content != Content::Nodes)
     }
 
-    fn rules(&self) -> [(&'static str, Vec<Rule>); 2] {
+    fn chains(&self) -> Vec<(&'static str, Vec<Attribute>)> {
+        let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
+        let base = |name, kind, hook, priority: i32| {
+            let hook = vec![
+                Attribute::number(HOOK_NUMBER, hook),
+                Attribute::number(HOOK_PRIORITY, priority.cast_unsigned()),
+            ];
+            let mut base = named(name);
+            base.extend([
+                Attribute::text(CHAIN_TYPE, kind),
+                Attribute::number(CHAIN_POLICY, ACCEPT),
+                Attribute::Nest(CHAIN_HOOK, hook),
+            ]);
+            (name, base)
+        };
+        let mut chains =
+            vec![(TO_WORLD, named(TO_WORLD)), base(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY)];
+        if self.tunnel.is_some() {
+            chains.push(base(TUNNEL_IN, "filter", AT_PREROUTING, RAW));
+            chains.push(base(TUNNEL_OUT, "filter", AT_OUTPUT, RAW));
+        }
+        chains
+    }
+
+    fn rules(&self) -> Vec<(&'static str, Vec<Rule>)> {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
@@ -260,12 +313,31 @@ impl Table {
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
-        [(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6])]
+        let mut rules = vec![(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6])];
+        if let Some(Untracked { port, .. }) = self.tunnel {
+            let of = |family, set, offset, length| untracked(port, family, set, (offset, length));
+            let both = || vec![of(NFPROTO_IPV4, "nodes4", 16, 4), of(NFPROTO_IPV6, "nodes6", 24, 16)];
+            rules.extend([(TUNNEL_IN, both()), (TUNNEL_OUT, both())]);
+        }
+        rules
+    }
+
+    /// Keys, and whether each is the end of an interval.
+    fn elements(&self, set: &Set) -> Vec<(Vec<u8>, bool)> {
+        if set.has_intervals() {
+            return edges(&self.intervals(set), set.is_ipv4);
+        }
+        let nodes = self.tunnel.iter().flat_map(|it| &it.nodes).map(IpNet::addr);
+        nodes.filter(|it| it.is_ipv4() == set.is_ipv4).map(|it| (key(bits(it), set.is_ipv4), false)).collect()
     }
 
     /// Without overlaps, in order; first and last address of each.
     fn intervals(&self, set: &Set) -> Vec<(u128, u128)> {
-        let nets = if set.has_sources { &self.sources } else { &self.kept };
+        let nets = match set.content {
+            Content::Sources => self.sources.as_slice(),
+            Content::Kept => &self.kept,
+            Content::Nodes => &[],
+        };
         let nets = nets.iter().filter(|net| net.addr().is_ipv4() == set.is_ipv4);
         let mut sorted: Vec<_> = nets.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
         sorted.sort_unstable();
@@ -299,12 +371,17 @@ pub fn remove() -> Result<bool, NetlinkError> {
 // === impl Set ===
 
 impl Set {
+    /// Packets of the tunnel are looked up twice, and single addresses are found faster.
+    fn has_intervals(&self) -> bool {
+        self.content != Content::Nodes
+    }
+
     fn attributes(&self) -> Vec<Attribute> {
         let (kind, length) = if self.is_ipv4 { (KEY_TYPES.0, 4) } else { (KEY_TYPES.1, 16) };
         vec![
             Attribute::text(OF_TABLE, NAME),
             Attribute::text(SET_NAME, self.name),
-            Attribute::number(SET_FLAGS, INTERVAL),
+            Attribute::number(SET_FLAGS, if self.has_intervals() { INTERVAL } else { 0 }),
             Attribute::number(SET_KEY_TYPE, kind),
             Attribute::number(SET_KEY_LENGTH, length),
         ]
@@ -326,7 +403,8 @@ fn explained(error: NetlinkError) -> NetlinkError {
         .iter()
         .any(|it| error.is(*it));
     if is_missing {
-        return error.with_hint("load the kernel's modules nf_tables, nft_chain_nat and nft_masq".to_owned());
+        return error
+            .with_hint("load the kernel's modules nf_tables, nft_chain_nat, nft_masq and nft_ct".to_owned());
     }
     error
 }
@@ -334,8 +412,8 @@ fn explained(error: NetlinkError) -> NetlinkError {
 /// The edges of intervals as nftables stores them: an end is the first address behind the interval, and an
 /// edge before the first interval says that what precedes is outside.
 fn edges(intervals: &[(u128, u128)], is_ipv4: bool) -> Vec<(Vec<u8>, bool)> {
-    let (bytes, largest) = if is_ipv4 { (4, u128::from(u32::MAX)) } else { (16, u128::MAX) };
-    let key = |value: u128| value.to_be_bytes().into_iter().skip(16 - bytes).collect::<Vec<u8>>();
+    let largest = if is_ipv4 { u128::from(u32::MAX) } else { u128::MAX };
+    let key = |value| key(value, is_ipv4);
     let mut edges = Vec::new();
     edges.extend(intervals.first().filter(|(first, _)| *first > 0).map(|_| (key(0), true)));
     for (first, last) in intervals {
@@ -343,6 +421,11 @@ fn edges(intervals: &[(u128, u128)], is_ipv4: bool) -> Vec<(Vec<u8>, bool)> {
         edges.extend((*last < largest).then(|| (key(last.saturating_add(1)), true)));
     }
     edges
+}
+
+/// The bytes of an address.
+fn key(bits: u128, is_ipv4: bool) -> Vec<u8> {
+    bits.to_be_bytes().into_iter().skip(if is_ipv4 { 12 } else { 0 }).collect()
 }
 
 /// `is_last`: whether the list ends with the last edge of the set.
@@ -395,6 +478,21 @@ fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) ->
     ]
 }
 
+/// A packet of a family to a port of UDP, and to a destination in a set, stays unknown to conntrack.
+fn untracked(port: u16, family: u8, set: &str, (offset, length): (u32, u32)) -> Rule {
+    vec![
+        meta(PROTOCOL),
+        compare(EQUAL, &[UDP]),
+        destination_port(),
+        compare(EQUAL, &port.to_be_bytes()),
+        meta(FAMILY),
+        compare(EQUAL, &[family]),
+        header(offset, length),
+        is_in(set),
+        notrack(),
+    ]
+}
+
 fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => v4.to_bits().into(),
@@ -408,7 +506,7 @@ mod tests {
 
     fn table_of(sources: &[&str], kept: &[&str]) -> Table {
         let nets = |all: &[&str]| all.iter().map(|it| it.parse().unwrap()).collect();
-        Table { sources: nets(sources), kept: nets(kept), ports: (32768, 65535) }
+        Table { sources: nets(sources), kept: nets(kept), ports: (32768, 65535), tunnel: None }
     }
 
     fn shown(table: &Table, set: usize) -> Vec<(String, bool)> {

@@ -31,6 +31,7 @@ const VERDICT_REGISTER: u32 = 0;
 const GOTO: i32 = -4;
 const RETURN: i32 = -5;
 const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
 const INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` and `NF_NAT_RANGE_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
 const SPECIFIED: u32 = 1 << 1;
@@ -55,8 +56,22 @@ pub(super) fn masked(mask: u32) -> Expression {
 
 /// Bytes of the network header. `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
 pub(super) fn header(offset: u32, length: u32) -> Expression {
-    let place = [(1, 1), (2, NETWORK_HEADER), (3, offset), (4, length)];
+    payload(NETWORK_HEADER, offset, length)
+}
+
+/// The destination port of a protocol with ports.
+pub(super) fn destination_port() -> Expression {
+    payload(TRANSPORT_HEADER, 2, 2)
+}
+
+fn payload(base: u32, offset: u32, length: u32) -> Expression {
+    let place = [(1, 1), (2, base), (3, offset), (4, length)];
     expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
+/// Keeps the packet from conntrack.
+pub(super) fn notrack() -> Expression {
+    vec![Attribute::text(EXPRESSION_NAME, "notrack")]
 }
 
 /// `NFTA_LOOKUP_SET`, `…_SREG`, `…_FLAGS`.
