@@ -63,6 +63,8 @@ pub mod flow_state {
     pub const ACTIVE: u32 = 2;
     /// TCP: both ends have closed, or one has reset.
     pub const CLOSED: u32 = 3;
+    /// No packet for a minute. The agent makes these records.
+    pub const ENDED: u32 = 4;
 }
 
 /// A flow, as of one of its packets.
@@ -112,8 +114,8 @@ pub struct FlowStats {
     pub opened_by_high: u8,
     /// Not 0 after the record with [`flow_state::CLOSED`].
     pub closed: u8,
-    /// Zero.
-    pub reserved: u32,
+    /// Time of the last packet, in jiffies modulo 2^32.
+    pub used: u32,
 }
 
 /// One direction of a flow. A packet that is segmented later (GSO) counts once, with all its bytes.
@@ -223,7 +225,7 @@ mod user {
                     flags_of_high: self.u8()?,
                     opened_by_high: self.u8()?,
                     closed: self.u8()?,
-                    reserved: self.u32()?,
+                    used: self.u32()?,
                 },
             })
         }

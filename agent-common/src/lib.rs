@@ -57,6 +57,10 @@ pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
 }
 
+/// The first and the last client port of flows that the host translates for pods: neither privileged nor of
+/// those that a kernel gives to its clients, which begin at 32768 (`ip_local_port_range`).
+pub const TRANSLATED_PORTS: (u16, u16) = (1024, 32767);
+
 /// The MAC address of every pod's host interface, which is the pod's gateway.
 ///
 /// All pods have the same one: pods share no link, so none sees two of them, and the dataplane needs no

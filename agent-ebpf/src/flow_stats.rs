@@ -2,13 +2,12 @@
 //! each minute between.
 //!
 //! A packet is counted once: where the pod that sends it is, or where the receiver is if another host sends
-//! it. A
-//! packet that the stack translates is counted in two flows, before and after the translation. A direct flow
-//! with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
+//! it. A packet that the stack translates is counted in two flows, before and after the translation. A direct
+//! flow with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
 
 use agent_common::{
     MAX_FLOW_STATS, VifEntry,
-    event::{FlowStats, FlowTraffic, flow_state},
+    event::{FlowStats, flow_state},
 };
 use aya_ebpf::{
     Global,
@@ -21,13 +20,14 @@ use crate::{
     counters::Direction,
     events,
     flow_key::Key,
-    headers::{TCP, TCP_FLAGS},
+    flow_places,
+    headers::{ACK, FIN, RST, SYN, TCP},
     meta::Meta,
     packet::Packet,
 };
 
 #[btf_map]
-static FLOW_STATS: LruHashMap<agent_common::FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
+pub static FLOW_STATS: LruHashMap<agent_common::FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
 
 /// One flow in how many is counted; 0: none. The agent changes the number while packets flow.
 #[btf_map]
@@ -43,10 +43,6 @@ const PERIOD: u64 = 60_000_000_000;
 /// 100.
 const LOOK: u32 = 600;
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
 const BPF_NOEXIST: u64 = 1;
 
 /// What is counted of a packet. In a map and not on the stack: the verifier walks the code that counts once,
@@ -67,6 +63,10 @@ struct Facts {
 
 #[btf_map]
 static FLOW_FACTS: PerCpuArray<Facts, 1> = PerCpuArray::new();
+
+/// A new entry of `FLOW_STATS`, which has no room on the stack.
+#[btf_map]
+static NEW_FLOW: PerCpuArray<FlowStats, 1> = PerCpuArray::new();
 
 /// Counts a packet that passes, and that the interface of a pod has seen.
 #[inline(always)]
@@ -101,10 +101,18 @@ pub fn count_at(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, ifindex: u32, 
     };
     // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
     unsafe { facts.write(new) };
-    count_facts();
+    ferrule_count_flow();
 }
 
+/// A global function: the verifier walks it once, and not with each state in which a program calls it.
 #[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_count_flow() -> u32 {
+    count_facts();
+    0
+}
+
+#[inline(always)]
 fn count_facts() {
     let Some(facts) = FLOW_FACTS.get_ptr(0) else { return };
     // SAFETY: as above.
@@ -113,7 +121,13 @@ fn count_facts() {
     if facts.one_in > 1 && key.hash() % facts.one_in != 0 {
         return;
     }
-    let Some(stats) = find(facts) else { return };
+    // SAFETY: a helper call without arguments.
+    let now = unsafe { bpf_jiffies64() } as u32;
+    let entered = || {
+        enter(facts, now);
+        FLOW_STATS.get_ptr_mut(key.as_flow())
+    };
+    let Some(stats) = FLOW_STATS.get_ptr_mut(key.as_flow()).or_else(entered) else { return };
     // SAFETY: an entry stays readable and writable until the program returns. Other CPUs write to it, too:
     // counts are approximate, and no reference is made.
     unsafe {
@@ -122,13 +136,15 @@ fn count_facts() {
         let is_openers = (*stats).direction == facts.direction && ((*stats).opened_by_high != 0) == *is_high;
         let is_of_other_pod =
             is_openers && ((*stats).ifindex != facts.ifindex || (*stats).generation != facts.generation);
+        let mut stats = stats;
         if is_reopened || is_of_other_pod {
-            (*stats).from_low = FlowTraffic::default();
-            (*stats).from_high = FlowTraffic::default();
-            ((*stats).flags_of_low, (*stats).flags_of_high, (*stats).closed) = (0, 0, 0);
-            ((*stats).first, (*stats).opened_by_high) = (0, u8::from(*is_high));
-            ((*stats).ifindex, (*stats).generation) = (facts.ifindex, facts.generation);
-            (*stats).direction = facts.direction;
+            // In a place of the pod that opens it now.
+            let _ = FLOW_STATS.remove(key.as_flow());
+            let Some(new) = entered() else { return };
+            stats = new;
+        }
+        if (*stats).used != now {
+            (*stats).used = now;
         }
         let (traffic, all_flags) = if *is_high {
             (&raw mut (*stats).from_high, &raw mut (*stats).flags_of_high)
@@ -138,13 +154,12 @@ fn count_facts() {
         (*traffic).packets += 1;
         (*traffic).bytes += u64::from(facts.bytes);
         *all_flags |= flags;
-        let jiffies = bpf_jiffies64() as u32;
         let (low, high) = ((*stats).flags_of_low, (*stats).flags_of_high);
         let state = if (*stats).first == 0 {
             flow_state::NEW
         } else if (low | high) & RST != 0 || low & high & FIN != 0 {
             flow_state::CLOSED
-        } else if jiffies.wrapping_sub((*stats).look_at) < u32::MAX / 2 {
+        } else if now.wrapping_sub((*stats).look_at) < u32::MAX / 2 {
             flow_state::ACTIVE
         } else {
             return;
@@ -152,43 +167,40 @@ fn count_facts() {
         if state == flow_state::CLOSED && (*stats).closed != 0 {
             return;
         }
-        let now = events::now();
-        (*stats).look_at = jiffies.wrapping_add(LOOK);
+        let time = events::now();
+        (*stats).look_at = now.wrapping_add(LOOK);
         match state {
-            flow_state::NEW => (*stats).first = now,
+            flow_state::NEW => (*stats).first = time,
             flow_state::CLOSED => (*stats).closed = 1,
-            _ if now < (*stats).reported + PERIOD => return,
+            _ if time < (*stats).reported + PERIOD => return,
             _ => {}
         }
-        (*stats).reported = now;
-        events::flow((*stats).ifindex, state, now, key, stats);
+        (*stats).reported = time;
+        events::flow((*stats).ifindex, state, time, key, stats);
     }
 }
 
-/// The flow's entry, which is added if it is missing.
-#[inline(always)]
-fn find(facts: &Facts) -> Option<*mut FlowStats> {
+/// Adds a flow's entry, in a place of the pod that has sent or received the packet. `now`: in jiffies.
+#[inline(never)]
+fn enter(facts: &Facts, now: u32) {
     let key = facts.key.as_flow();
-    FLOW_STATS.get_ptr_mut(key).or_else(|| {
-        let new = FlowStats {
-            ifindex: facts.ifindex,
-            generation: facts.generation,
-            direction: facts.direction,
-            opened_by_high: u8::from(facts.is_high),
-            ..FlowStats::default()
-        };
-        // The other direction's first packet may have added the flow on another CPU.
-        let _ = FLOW_STATS.insert(key, new, BPF_NOEXIST);
-        FLOW_STATS.get_ptr_mut(key)
-    })
+    let Some(place) = flow_places::take(facts.ifindex, facts.key.hash(), key, now) else { return };
+    let Some(new) = NEW_FLOW.get_ptr_mut(0) else { return };
+    // SAFETY: as for the facts. The other fields stay zero.
+    let new = unsafe {
+        ((*new).ifindex, (*new).generation) = (facts.ifindex, facts.generation);
+        ((*new).direction, (*new).opened_by_high) = (facts.direction, u8::from(facts.is_high));
+        (*new).used = now;
+        &*new
+    };
+    if FLOW_STATS.insert(key, new, BPF_NOEXIST).is_err() {
+        // The other direction's first packet has added the flow on another CPU.
+        flow_places::leave(place);
+    }
 }
 
 /// The flags of a TCP header; none of other packets, and of one that ends before.
 #[inline(always)]
 fn tcp_flags(packet: &Packet<'_>, meta: &Meta) -> u8 {
-    if meta.protocol != TCP || meta.transport().is_none() {
-        return 0;
-    }
-    let [flags] = packet.copy(meta.payload + TCP_FLAGS).unwrap_or_default();
-    flags
+    if meta.protocol == TCP && meta.transport().is_some() { meta.tcp_flags(packet) } else { 0 }
 }

@@ -18,13 +18,13 @@
 //! that have ended stay until their places are needed; with many pods, they can fill the maps, which then
 //! evict the longest unused of all.
 
-use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, VifEntry, flows_per_pod};
+use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{Global, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
 
 use crate::{
     address::Address,
     flow_key::Key,
-    headers::{Ipv4, Ipv6, Transport},
+    headers::{ACK, Ipv4, Ipv6, SYN, TCP, Transport},
     icmp,
     meta::{Family, Meta},
     packet::Packet,
@@ -71,6 +71,24 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
         return quote_belongs_to_stack(packet, meta.family, meta.payload + icmp::ERROR);
     }
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
+}
+
+/// Whether a plain packet begins a TCP connection from a port of translated flows.
+///
+/// The host gives the flows that it translates client ports of [`TRANSLATED_PORTS`]. Connections from such a
+/// port pass the stack, too, and conntrack gives no two of its flows the same ends. So no translated flow can
+/// have the ends of one that passes the stack by.
+#[inline(always)]
+pub fn begins_at_translated_port(packet: &Packet<'_>, meta: &Meta) -> bool {
+    const FIRST: u64 = TRANSLATED_PORTS.0 as u64;
+    const LAST: u64 = TRANSLATED_PORTS.1 as u64;
+
+    // Arithmetic instead of branches: the verifier would walk the rest once for each. Not 0 for another port:
+    // one of the differences is negative.
+    let from = meta.source_port();
+    let is_other_port = (from.wrapping_sub(FIRST) | LAST.wrapping_sub(from)) >> 63;
+    let is_other = core::hint::black_box(is_other_port | u64::from(meta.protocol ^ TCP));
+    is_other == 0 && meta.tcp_flags(packet) & (SYN | ACK) == SYN
 }
 
 /// Records the flow of a packet that the stack has translated, of the pods behind two host interfaces;

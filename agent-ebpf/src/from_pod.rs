@@ -67,6 +67,9 @@ fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outco
     if !is_plain {
         return Ok(Outcome::Stack(Stamp::Direct));
     }
+    if flows::begins_at_translated_port(packet, meta) {
+        return Ok(Outcome::Stack(Stamp::Checked));
+    }
     if target.peer != flows::REMOTE {
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;

@@ -30,6 +30,10 @@ pub const GRE: u8 = 47;
 pub const TCP_DATA_OFFSET: usize = 12;
 /// Offset of a TCP header's flags.
 pub const TCP_FLAGS: usize = 13;
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const ACK: u8 = 16;
 
 /// Offset of the IP or ARP header.
 pub const L3: usize = size_of::<Ethernet>();

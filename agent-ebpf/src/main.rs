@@ -15,6 +15,7 @@ mod delivery;
 mod endpoints;
 mod events;
 mod flow_key;
+mod flow_places;
 mod flow_stats;
 mod flows;
 mod from_pod;

@@ -6,7 +6,7 @@ use crate::{
     address::Address,
     headers::{
         DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, FragmentHeader, HOP_BY_HOP, ICMPV6,
-        IPV4_PAYLOAD, IPV6_PAYLOAD, IcmpType, Ipv4, Ipv6, L3, ROUTING, Transport,
+        IPV4_PAYLOAD, IPV6_PAYLOAD, IcmpType, Ipv4, Ipv6, L3, ROUTING, TCP_FLAGS, Transport,
     },
     packet::Packet,
 };
@@ -171,6 +171,20 @@ impl Meta {
     pub fn transport(&self) -> Option<Transport> {
         let is_there = self.payload + size_of::<Transport>() <= self.len && self.fragment & Ipv4::OFFSET == 0;
         is_there.then_some(self.transport)
+    }
+
+    /// The source port of a packet with ports that is no later fragment; 0 if the frame ends before.
+    #[inline(always)]
+    pub fn source_port(&self) -> u64 {
+        let [from, _] = self.transport.ports();
+        from.into()
+    }
+
+    /// The flags of a TCP header that is no later fragment; none if the frame ends before.
+    #[inline(always)]
+    pub fn tcp_flags(&self, packet: &Packet<'_>) -> u8 {
+        let [flags] = packet.copy(self.payload + TCP_FLAGS).unwrap_or_default();
+        flags
     }
 
     /// Type of an ICMPv6 message that directly follows the IPv6 header.

@@ -163,6 +163,7 @@ impl Dataplane {
         loader.override_global("FLOW_STATS_ON", &flow_stats, true);
         if settings.flows == Flows::Never {
             loader.map_max_entries("FLOW_STATS", 1);
+            loader.map_max_entries("FLOW_PLACES", 1);
         }
         for map in PINNED {
             loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));

@@ -11,7 +11,7 @@
 //! earlier agent left is part of the comparison.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -258,7 +258,7 @@ impl Keeper {
 
     fn report(&self, state: &State) {
         let Some(plan) = &state.plan else { return };
-        let failed: Vec<_> = plan.ranges.iter().filter_map(|it| Some((it, it.way.as_ref().err()?))).collect();
+        let failed: Vec<_> = plan.ranges().filter_map(|it| Some((it, it.way.as_ref().err()?))).collect();
         if failed.is_empty() {
             self.health.healthy(summary(plan));
             return;
@@ -303,9 +303,11 @@ fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
 
 /// Logs the ways that are new or have changed.
 fn announce(before: Option<&Plan>, plan: &Plan) {
-    let known = before.map(|plan| plan.ranges.as_slice()).unwrap_or_default();
+    // No two nodes have the same range.
+    let known: HashMap<_, _> =
+        before.iter().flat_map(|plan| plan.ranges()).map(|it| (it.range, it)).collect();
     // A cluster may have thousands, at a start.
-    for it in plan.ranges.iter().filter(|it| !known.contains(it)).take(16) {
+    for it in plan.ranges().filter(|it| known.get(&it.range) != Some(it)).take(16) {
         match &it.way {
             Ok(way) => tracing::info!(node = it.node, range = %it.range, %way, "the way to a node"),
             Err(why) => tracing::warn!(node = it.node, range = %it.range, %why, "no way to a node"),
@@ -315,7 +317,7 @@ fn announce(before: Option<&Plan>, plan: &Plan) {
 
 fn summary(plan: &Plan) -> String {
     let count = |is: fn(&super::way::Way) -> bool| {
-        plan.ranges.iter().filter_map(|it| it.way.as_ref().ok()).filter(|way| is(way)).count()
+        plan.ranges().filter_map(|it| it.way.as_ref().ok()).filter(|way| is(way)).count()
     };
     let direct = count(|it| matches!(it, super::way::Way::Direct { .. }));
     let vxlan = count(|it| matches!(it, super::way::Way::Vxlan { .. }));

@@ -4,13 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr},
+    sync::Arc,
 };
 
 use agent_common::{EndpointKey, NodeEntry, NodeKey};
 use ipnet::IpNet;
 
 use super::{
-    Mode, Node, Nodes, Settings,
+    Mode, Nodes, Settings,
     way::{NoWay, Way},
 };
 use crate::plug::nodes::{
@@ -35,16 +36,13 @@ pub struct Underlay {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Each range of each other node; empty if others route.
-    pub ranges: Vec<RangeWay>,
+    nodes: Arc<Nodes>,
+    /// The ways to the IPv4 and IPv6 ranges of each other node, in their order; empty if others route.
+    ways: Vec<[Result<Way, NoWay>; 2]>,
     /// `None` if no packet takes the tunnel, and none may come by it.
     pub tunnel: Option<Tunnel>,
     /// Sources whose packets to other nodes' addresses take the tunnel.
     pub sources: BTreeSet<IpNet>,
-    /// The map `NODES`, without what [`Self::rows`] adds.
-    entries: BTreeMap<NodeKey, NodeEntry>,
-    /// Addresses of other nodes that pods reach by the tunnel, and the way.
-    tunnelled: Vec<(IpAddr, Way)>,
     fast_path: bool,
     foreign: Foreign,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
@@ -58,11 +56,11 @@ pub struct Plan {
 }
 
 /// A range of another node, and the way there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RangeWay {
-    pub node: String,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeWay<'a> {
+    pub node: &'a str,
     pub range: IpNet,
-    pub way: Result<Way, NoWay>,
+    pub way: &'a Result<Way, NoWay>,
 }
 
 /// The least MTU of a link with IPv6 (RFC 8200, 5).
@@ -71,11 +69,11 @@ const LEAST_IPV6: u32 = 1280;
 // === impl Plan ===
 
 impl Plan {
-    pub fn new(settings: Settings, nodes: &Nodes, underlay: &Underlay) -> Self {
+    pub fn new(settings: Settings, nodes: &Arc<Nodes>, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
         let uplinks = underlay.uplinks.clone();
         let (fast_path, foreign) = (settings.fast_path, underlay.foreign.clone());
-        let mut plan = Self { entries: entries(nodes), uplinks, fast_path, foreign, ..Self::default() };
+        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, fast_path, foreign, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -84,15 +82,14 @@ impl Plan {
             addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4 && underlay.own.contains(it))
         };
         plan.own = (own_address(true), own_address(false));
-        for node in &nodes.others {
-            plan.add(node, settings.mode, underlay);
-        }
+        let reach = |address| underlay.hops.get(&address).copied();
+        let ways = |node| [true, false].map(|is_ipv4| Way::to(node, is_ipv4, settings.mode, reach));
+        plan.ways = nodes.others.iter().map(ways).collect();
         plan.sending = plan.ways().map(Way::ifindex).collect();
         plan.uplinks.extend(&plan.sending);
         plan.mtu = plan.ways().map(|way| way.mtu().max(LEAST_IPV6)).min();
-        let tunnelled: Vec<_> = plan.ways().filter(|way| matches!(way, Way::Vxlan { .. })).collect();
         if settings.mode != Mode::Direct && !nodes.others.is_empty() {
-            let mtu = tunnelled.iter().map(|way| way.mtu()).max().unwrap_or(LEAST_IPV6);
+            let mtu = plan.ways().filter(|way| way.is_tunnelled()).map(Way::mtu).max().unwrap_or(LEAST_IPV6);
             let address = match plan.own.0 {
                 Some(IpAddr::V4(address)) => Some(address),
                 _ => None::<Ipv4Addr>,
@@ -105,11 +102,18 @@ impl Plan {
         plan
     }
 
+    /// Each range of each other node; empty if others route.
+    pub fn ranges(&self) -> impl Iterator<Item = RangeWay<'_>> {
+        self.nodes.others.iter().zip(&self.ways).flat_map(|(node, [v4, v6])| {
+            let way = move |range: &IpNet| if range.addr().is_ipv4() { v4 } else { v6 };
+            node.ranges.iter().map(move |range| RangeWay { node: &node.name, range: *range, way: way(range) })
+        })
+    }
+
     /// The routes, those by the tunnel only if there is a tunnel device.
     pub fn routes(&self, tunnel: Option<u32>) -> Routes {
-        let ranges =
-            self.ranges.iter().filter_map(|it| Some((Table::Main, it.range, *it.way.as_ref().ok()?)));
-        let addresses = self.tunnelled.iter().map(|(it, way)| (Table::OfPods, IpNet::from(*it), *way));
+        let ranges = self.ranges().filter_map(|it| Some((Table::Main, it.range, *it.way.as_ref().ok()?)));
+        let addresses = self.tunnelled().map(|(it, way)| (Table::OfPods, IpNet::from(it), way));
         let route = |(table, to, way): (Table, IpNet, Way)| {
             let source = if to.addr().is_ipv4() { self.own.0 } else { self.own.1 };
             let (ifindex, next) = match way {
@@ -126,9 +130,9 @@ impl Plan {
 
     /// The rows of the map `NODES`.
     pub fn rows(&self, tunnel: Option<u32>, bare: &Bare) -> BTreeMap<NodeKey, NodeEntry> {
-        let mut rows = self.entries.clone();
-        for it in &self.ranges {
-            let (Ok(way), Some(row)) = (&it.way, rows.get_mut(&key(it.range))) else { continue };
+        let mut rows = entries(&self.nodes);
+        for it in self.ranges() {
+            let (Ok(way), Some(row)) = (it.way, rows.get_mut(&key(it.range))) else { continue };
             let is_fast = self.slow_because(it.range, *way, tunnel, bare).is_none();
             let (ifindex, next) = match way {
                 Way::Direct { gateway, ifindex, .. } => (*ifindex, *gateway),
@@ -175,28 +179,21 @@ impl Plan {
 
     /// Whether packets to any node take the tunnel.
     pub fn has_tunnelled(&self) -> bool {
-        !self.tunnelled.is_empty() || self.ways().any(|way| matches!(way, Way::Vxlan { .. }))
+        self.ways().any(Way::is_tunnelled) || self.tunnelled().next().is_some()
     }
 
     fn ways(&self) -> impl Iterator<Item = Way> {
-        self.ranges.iter().filter_map(|it| it.way.as_ref().ok().copied())
+        self.ranges().filter_map(|it| it.way.as_ref().ok().copied())
     }
 
-    fn add(&mut self, node: &Node, mode: Mode, underlay: &Underlay) {
-        let reach = |address| underlay.hops.get(&address).copied();
-        let ways = [true, false].map(|is_ipv4| Way::to(node, is_ipv4, mode, reach));
-        let [v4, v6] = &ways;
-        for range in &node.ranges {
-            let is_ipv4 = range.addr().is_ipv4();
-            let way = if is_ipv4 { v4 } else { v6 };
-            self.ranges.push(RangeWay { node: node.name.clone(), range: *range, way: way.clone() });
-        }
-        // Also those of a node without ranges: pods call its kubelet, and the API server there.
-        for &address in &node.addresses {
-            if let Ok(way @ Way::Vxlan { .. }) = if address.is_ipv4() { v4 } else { v6 } {
-                self.tunnelled.push((address, *way));
-            }
-        }
+    /// The addresses of other nodes that pods reach by the tunnel. Also those of a node without ranges: pods
+    /// call its kubelet, and the API server there.
+    fn tunnelled(&self) -> impl Iterator<Item = (IpAddr, Way)> {
+        self.nodes.others.iter().zip(&self.ways).flat_map(|(node, [v4, v6])| {
+            let way = move |it: IpAddr| if it.is_ipv4() { v4 } else { v6 }.as_ref().ok().copied();
+            let ways = node.addresses.iter().filter_map(move |it| Some((*it, way(*it)?)));
+            ways.filter(|(_, way)| way.is_tunnelled())
+        })
     }
 }
 

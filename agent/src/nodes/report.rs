@@ -68,7 +68,7 @@ impl Report {
     /// The other nodes, by name.
     pub fn others(&self) -> impl Iterator<Item = Reached<'_>> {
         // No two nodes have the same range.
-        let ways: HashMap<_, _> = self.ranges().iter().map(|it| (it.range, it)).collect();
+        let ways: HashMap<_, _> = self.ranges().map(|it| (it.range, it)).collect();
         self.nodes.others.iter().map(move |node| {
             let ranges = node.ranges.iter().map(|range| (*range, self.taken(ways.get(range).copied())));
             Reached { node, ranges: ranges.collect() }
@@ -100,7 +100,6 @@ impl Report {
         }
         let here: Vec<_> = self
             .ranges()
-            .iter()
             .filter_map(|range| self.taken(Some(range)).ok())
             .filter(|it| self.leaves_by(it.way) == Some(ifindex))
             .collect();
@@ -113,8 +112,8 @@ impl Report {
         }
     }
 
-    fn ranges(&self) -> &[RangeWay] {
-        self.plan.as_ref().map(|plan| plan.ranges.as_slice()).unwrap_or_default()
+    fn ranges(&self) -> impl Iterator<Item = RangeWay<'_>> {
+        self.plan.iter().flat_map(|plan| plan.ranges())
     }
 
     /// The device by which pods' packets leave.
@@ -125,7 +124,7 @@ impl Report {
         }
     }
 
-    fn taken(&self, range: Option<&RangeWay>) -> Result<Taken, String> {
+    fn taken(&self, range: Option<RangeWay<'_>>) -> Result<Taken, String> {
         let (Some(plan), Some(range)) = (&self.plan, range) else {
             let why = if self.settings.mode == Mode::Off { LEFT_TO_OTHERS } else { "not decided yet" };
             return Err(why.to_owned());
@@ -163,7 +162,7 @@ mod tests {
     /// A neighbour, two nodes behind a router to one of which packets leave from a foreign address, and a
     /// node without a way.
     fn report(mode: Mode, fast_path: bool) -> Report {
-        let nodes = Nodes {
+        let nodes = Arc::new(Nodes {
             is_synced: true,
             own: Some(node("a", &["192.0.2.1"], &["10.1.0.0/24"])),
             others: vec![
@@ -173,7 +172,7 @@ mod tests {
                 node("e", &[], &["10.5.0.0/24"]),
             ],
             refused: Vec::new(),
-        };
+        });
         let hop = |to: &str, gateway: Option<&str>, source: &str| {
             let (gateway, source) = (gateway.map(|it| it.parse().unwrap()), source.parse().ok());
             (to.parse().unwrap(), Hop { ifindex: UPLINK, gateway, source, mtu: 1500 })
@@ -190,7 +189,7 @@ mod tests {
         };
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
-        Report { nodes: Arc::new(nodes), settings, plan, tunnel: Some(TUNNEL), bare: Bare::new() }
+        Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new() }
     }
 
     /// One line for each range: the way, its MTU, and whether packets pass the stack by.

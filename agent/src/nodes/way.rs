@@ -95,6 +95,10 @@ impl Way {
         }
     }
 
+    pub fn is_tunnelled(self) -> bool {
+        matches!(self, Self::Vxlan { .. })
+    }
+
     /// The interface by which packets leave this node, tunnelled or not.
     pub fn ifindex(self) -> u32 {
         match self {

@@ -1,4 +1,5 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and flows of pods
+//! that the host translates get client ports that no flow past the host's stack has.
 //!
 //! ```text
 //! table inet ferrule {
@@ -8,11 +9,16 @@
 //!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
 //!         masquerade fully-random
 //!     }
+//!     chain to_backend {
+//!         tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random       udp and sctp likewise,
+//!         tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random     in both families
+//!     }
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat + 10; policy accept;
 //!         meta mark & 0x0000e000 != 0x00000000 return
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
+//!         iifname "fr*" ct status dnat goto to_backend
 //!     }
 //!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
 //!     chain tunnel_in {
@@ -32,6 +38,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
+use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
@@ -40,9 +47,11 @@ use super::{
     netlink::NetlinkError,
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     nft_expression::{
-        EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, compare, destination_port, header,
-        is_in, is_not_in, masked, masquerade, meta, notrack, port, verdict,
+        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
+        destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
+        notrack, port, source_port, translate_source, verdict,
     },
+    veth,
 };
 
 /// What is masqueraded.
@@ -88,6 +97,7 @@ enum Content {
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
+const TO_BACKEND: &str = "to_backend";
 const TUNNEL_IN: &str = "tunnel_in";
 const TUNNEL_OUT: &str = "tunnel_out";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
@@ -291,8 +301,11 @@ impl Table {
             ]);
             (name, base)
         };
-        let mut chains =
-            vec![(TO_WORLD, named(TO_WORLD)), base(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY)];
+        let mut chains = vec![
+            (TO_WORLD, named(TO_WORLD)),
+            (TO_BACKEND, named(TO_BACKEND)),
+            base(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY),
+        ];
         if self.tunnel.is_some() {
             chains.push(base(TUNNEL_IN, "filter", AT_PREROUTING, RAW));
             chains.push(base(TUNNEL_OUT, "filter", AT_OUTPUT, RAW));
@@ -313,7 +326,16 @@ impl Table {
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(NFPROTO_IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(NFPROTO_IPV6, ("pods6", 8), ("kept6", 24), 16);
-        let mut rules = vec![(TO_WORLD, to_world), (POSTROUTING, vec![marked, v4, v6])];
+        let is_translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
+        let translated = is_translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let to_backend = [(NFPROTO_IPV4, 12, 4), (NFPROTO_IPV6, 8, 16)]
+            .into_iter()
+            .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
+        let mut rules = vec![
+            (TO_WORLD, to_world),
+            (TO_BACKEND, to_backend.collect()),
+            (POSTROUTING, vec![marked, v4, v6, translated]),
+        ];
         if let Some(Untracked { port, .. }) = self.tunnel {
             let of = |family, set, offset, length| untracked(port, family, set, (offset, length));
             let both = || vec![of(NFPROTO_IPV4, "nodes4", 16, 4), of(NFPROTO_IPV6, "nodes6", 24, 16)];
@@ -403,8 +425,8 @@ fn explained(error: NetlinkError) -> NetlinkError {
         .iter()
         .any(|it| error.is(*it));
     if is_missing {
-        return error
-            .with_hint("load the kernel's modules nf_tables, nft_chain_nat, nft_masq and nft_ct".to_owned());
+        let modules = "load the kernel's modules nf_tables, nft_chain_nat, nft_ct, nft_masq and nft_nat";
+        return error.with_hint(modules.to_owned());
     }
     error
 }
@@ -490,6 +512,24 @@ fn untracked(port: u16, family: u8, set: &str, (offset, length): (u32, u32)) -> 
         header(offset, length),
         is_in(set),
         notrack(),
+    ]
+}
+
+/// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
+/// those of the source in a family's header.
+fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Rule {
+    let (first, last) = TRANSLATED_PORTS;
+    vec![
+        meta(PROTOCOL),
+        compare(EQUAL, &[protocol]),
+        source_port(),
+        compare(AT_LEAST, &first.to_be_bytes()),
+        meta(FAMILY),
+        compare(EQUAL, &[family]),
+        header(offset, length),
+        port(2, first),
+        port(3, last),
+        translate_source(family),
     ]
 }
 

@@ -16,11 +16,13 @@ pub(super) enum Verdict {
 
 /// `NFT_META_…`.
 pub(super) const MARK: u32 = 3;
+const INTERFACE: u32 = 6;
 pub(super) const FAMILY: u32 = 15;
 pub(super) const PROTOCOL: u32 = 16;
 /// `NFT_CMP_…`.
 pub(super) const EQUAL: u32 = 0;
 pub(super) const NOT_EQUAL: u32 = 1;
+pub(super) const AT_LEAST: u32 = 5;
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
 const DATA_VALUE: u16 = 1;
@@ -32,8 +34,14 @@ const GOTO: i32 = -4;
 const RETURN: i32 = -5;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
+/// `NFT_CT_STATUS`, and `IPS_DST_NAT` in `linux/netfilter/nf_conntrack_common.h`.
+const STATUS: u32 = 2;
+const DESTINATION_TRANSLATED: u32 = 1 << 5;
+/// `NFT_NAT_SNAT`.
+const SOURCE: u32 = 0;
 const INVERTED: u32 = 1;
-/// `NF_NAT_RANGE_PROTO_SPECIFIED` and `NF_NAT_RANGE_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
+/// `NF_NAT_RANGE_MAP_IPS`, `…_PROTO_SPECIFIED` and `…_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
+const ADDRESS: u32 = 1;
 const SPECIFIED: u32 = 1 << 1;
 const RANDOM: u32 = 1 << 4;
 
@@ -54,19 +62,30 @@ pub(super) fn masked(mask: u32) -> Expression {
     expression("bitwise", registers.into_iter().chain(masks).collect())
 }
 
-/// Bytes of the network header. `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
+/// Bytes of the network header.
 pub(super) fn header(offset: u32, length: u32) -> Expression {
     payload(NETWORK_HEADER, offset, length)
 }
 
-/// The destination port of a protocol with ports.
+/// The source port of protocols with ports.
+pub(super) fn source_port() -> Expression {
+    payload(TRANSPORT_HEADER, 0, 2)
+}
+
+/// The destination port of protocols with ports.
 pub(super) fn destination_port() -> Expression {
     payload(TRANSPORT_HEADER, 2, 2)
 }
 
-fn payload(base: u32, offset: u32, length: u32) -> Expression {
-    let place = [(1, 1), (2, base), (3, offset), (4, length)];
-    expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+/// Whether the packet has come by an interface whose name begins with a prefix.
+pub(super) fn came_by(prefix: &str) -> [Expression; 2] {
+    [meta(INTERFACE), compare(EQUAL, prefix.as_bytes())]
+}
+
+/// Whether the flow's destination is translated. `NFTA_CT_DREG`, `NFTA_CT_KEY`.
+pub(super) fn is_destination_translated() -> [Expression; 3] {
+    let status = expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, STATUS)]);
+    [status, masked(DESTINATION_TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())]
 }
 
 /// Keeps the packet from conntrack.
@@ -107,6 +126,20 @@ pub(super) fn masquerade(has_ports: bool) -> Expression {
         data.extend([Attribute::number(2, 1), Attribute::number(3, 2)]);
     }
     expression("masq", data)
+}
+
+/// Translates the source to the address in register 1, and to a random port from that in register 2 to that
+/// in register 3. `NFTA_NAT_TYPE`, `…_FAMILY`, `…_REG_ADDR_MIN`, `…_REG_PROTO_MIN`, `…_REG_PROTO_MAX`,
+/// `…_FLAGS`.
+pub(super) fn translate_source(family: u8) -> Expression {
+    let data = [(1, SOURCE), (2, family.into()), (3, 1), (5, 2), (6, 3), (7, RANDOM | SPECIFIED | ADDRESS)];
+    expression("nat", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
+/// `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
+fn payload(base: u32, offset: u32, length: u32) -> Expression {
+    let place = [(1, 1), (2, base), (3, offset), (4, length)];
+    expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
 }
 
 fn lookup(set: &str, flags: u32) -> Expression {

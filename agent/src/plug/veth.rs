@@ -73,6 +73,8 @@ pub struct NewLink<'a> {
 
 /// The kernel's group for links without an explicit one.
 pub const DEFAULT_GROUP: u32 = 0;
+/// Of the names of hosts' ends.
+pub(super) const PREFIX: &str = "fr";
 
 /// Creates the pair, attaches the filters to the host's end, and configures the pod's end.
 ///
@@ -264,7 +266,7 @@ fn one_queue<T>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
 fn host_ifname() -> String {
     const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut bits = RandomState::new().hash_one(Instant::now());
-    let mut name = String::from("fr");
+    let mut name = PREFIX.to_owned();
     for _ in 0..11 {
         let digit = DIGITS.get((bits & 31) as usize).copied().unwrap_or(b'a');
         name.push(char::from(digit));

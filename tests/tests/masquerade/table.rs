@@ -53,11 +53,21 @@ table inet ferrule {
 		masquerade fully-random
 	}
 
+	chain to_backend {
+		tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
+		udp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
+		sctp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
+		tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
+		udp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
+		sctp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
+	}
+
 	chain postrouting {
 		type nat hook postrouting priority 110; policy accept;
 		meta mark & 0x0000e000 != 0x00000000 return
 		ip saddr @pods4 ip daddr != @kept4 goto to_world
 		ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
+		iifname \"fr*\" ct status 0x20 goto to_backend
 	}
 }
 ";
@@ -164,6 +174,7 @@ fn with_healing_off_verify_names_every_kind_of_change() {
             ("flush set inet ferrule pods6", "the set pods6"),
             ("flush chain inet ferrule postrouting", "the chain postrouting"),
             ("add rule inet ferrule to_world accept", "the chain to_world"),
+            ("flush chain inet ferrule to_backend", "the chain to_backend"),
             ("add chain inet ferrule more", "foreign chain"),
             ("add chain inet ferrule postrouting { policy drop ; }", "chain postrouting"),
         ] {

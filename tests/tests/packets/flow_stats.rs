@@ -213,6 +213,52 @@ fn one_in_many_flows_is_counted_with_both_directions() {
 }
 
 #[test]
+fn a_pod_with_many_flows_displaces_its_own_only() {
+    const FLOWS: u16 = 40_000;
+    const SHARE: usize = 1024;
+    with_pods(|programs| {
+        programs.sample_flows(1)?;
+        let of_b: Vec<_> = (0..3)
+            .map(|number| B.sends_v4(&Ipv4::new(B.v4, A.v4, UDP).with(&udp(1000 + number, 53, b"x"))))
+            .collect();
+        of_b.iter().try_for_each(|packet| send(programs, B, packet))?;
+        // Both to the other pod and to the world: neither takes places of the other pod.
+        for port in 0..FLOWS {
+            let to = if port % 2 == 0 { B.v4 } else { FAR_V4 };
+            send(programs, A, &A.sends_v4(&Ipv4::new(A.v4, to, UDP).with(&udp(port, 7, b""))))?;
+        }
+        let all: Vec<_> = programs.flow_stats.iter().collect::<Result<_, _>>()?;
+        let of_a = all.iter().filter(|(_, stats)| stats.ifindex == A.ifindex).count();
+        ensure!((SHARE / 2..=SHARE).contains(&of_a), "{of_a} flows of one pod");
+        of_b.iter().try_for_each(|packet| send(programs, B, packet))?;
+        for number in 0..3 {
+            let flow = stats(programs, UDP, (B.v4, 1000 + number), (A.v4, 53)).context("no flow")?;
+            ensure!(flow.from_high.packets == 2, "another pod has displaced the flow: {flow:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_new_flow_displaces_a_closed_one_or_the_longest_unused() {
+    with_pods(|programs| {
+        programs.sample_flows(1)?;
+        let in_use = A.sends_v4(&Ipv4::new(A.v4, B.v4, UDP).with(&udp(1, 53, b"x")));
+        let mut count = 0;
+        for port in 10_000..30_000 {
+            send(programs, A, &in_use)?;
+            count += 1;
+            send(programs, A, &segment(A, B, (port, 80), if port % 2 == 0 { RST } else { SYN }))?;
+        }
+        let flow = stats(programs, UDP, (A.v4, 1), (B.v4, 53)).context("no flow")?;
+        ensure!(flow.from_low.packets == count, "the flow in use was displaced: {flow:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn dropped_packets_are_no_flows() {
     with_pods(|programs| {
         programs.sample_flows(1)?;

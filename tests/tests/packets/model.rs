@@ -66,6 +66,13 @@ fn belongs_to_stack(frame: &[u8], flows: &HashSet<Flow>) -> bool {
         (58, Some(([..128, ..], quote))) if six => Packet::read(quote, true).and_then(|it| it.plain_flow()),
         _ => packet.flow(),
     };
+    // A SYN from a port that the host gives to translated flows.
+    if let (6, Some([high, low, .., flags])) = (packet.protocol, packet.payload.first_chunk::<14>())
+        && (1024..32768).contains(&u16::from_be_bytes([*high, *low]))
+        && flags & 0x12 == 2
+    {
+        return true;
+    }
     flow.is_some_and(|flow| flows.contains(&flow))
 }
 

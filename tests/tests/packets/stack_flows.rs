@@ -23,9 +23,15 @@ const SERVER: u16 = 8080;
 const PORTS: [u8; 3] = [TCP, UDP, SCTP];
 const ECHO_V6: [u8; 8] = [128, 0, 0, 0, 0, 7, 0, 1];
 
-/// A payload that starts with ports.
+/// A payload that starts with ports; a TCP segment without flags.
 fn transport(source: u16, destination: u16) -> Vec<u8> {
-    tcp(source, destination, b"some bytes")
+    segment(source, destination, 0)
+}
+
+fn segment(source: u16, destination: u16, flags: u8) -> Vec<u8> {
+    let mut segment = tcp(source, destination, b"some bytes");
+    segment.iter_mut().skip(13).take(1).for_each(|byte| *byte = flags);
+    segment
 }
 
 /// Pod `B` is the client of pod `A`.
@@ -96,6 +102,27 @@ fn recorded(programs: &mut Programs, packet: &[u8]) -> anyhow::Result<Option<Flo
         ensure!(programs.stack_flows.get(&flow, 0)?.ifindex == A.ifindex);
     }
     Ok(flow)
+}
+
+#[test]
+fn connections_from_the_ports_of_translated_flows_go_to_the_stack() {
+    const SYN: u8 = 2;
+    const SYN_ECN: u8 = 0xc2;
+    const SYN_ACK: u8 = 0x12;
+    const ACK: u8 = 0x10;
+    let table = [1024, 8080, 32767].into_iter().flat_map(|port| {
+        [
+            rows("a SYN", B, A, [TCP; 2], &segment(port, SERVER, SYN), true),
+            rows("a SYN with ECN", B, A, [TCP; 2], &segment(port, SERVER, SYN_ECN), true),
+            rows("a SYN from a server", B, A, [TCP; 2], &segment(port, SERVER, SYN_ACK), false),
+            rows("a later segment", B, A, [TCP; 2], &segment(port, SERVER, ACK), false),
+            rows("a SYN cut off", B, A, [TCP; 2], &cut(&segment(port, SERVER, SYN), 13), false),
+            rows("another protocol", B, A, [UDP; 2], &segment(port, SERVER, SYN), false),
+        ]
+    });
+    let others = [1, 1023, 32768, 40000, 65535]
+        .map(|port| rows("a SYN from another port", B, A, [TCP; 2], &segment(port, SERVER, SYN), false));
+    check(Program::FromPod, &table.chain(others).flatten().collect::<Vec<_>>()).unwrap();
 }
 
 #[test]

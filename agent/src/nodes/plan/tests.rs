@@ -1,6 +1,6 @@
 //! What a node should have, for a neighbour and for a node behind a router.
 
-use super::*;
+use super::{super::Node, *};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -53,7 +53,7 @@ fn underlay() -> Underlay {
 }
 
 fn plan(mode: Mode) -> Plan {
-    Plan::new(Settings { mode, port: 4789, fast_path: true }, &nodes(), &underlay())
+    Plan::new(Settings { mode, port: 4789, fast_path: true }, &Arc::new(nodes()), &underlay())
 }
 
 fn places(routes: &Routes) -> Vec<String> {
@@ -95,11 +95,13 @@ fn without_the_tunnel_device_only_direct_routes_remain() {
 fn a_flat_network_keeps_its_mtu_and_may_still_be_sent_tunnelled_packets() {
     let mut nodes = nodes();
     nodes.others.pop();
-    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
+    let plan =
+        Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes), &underlay());
     assert_eq!((plan.mtu, plan.sources.len()), (Some(1500), 0));
     assert!(plan.tunnel.is_some(), "the other node may see another network");
-    nodes.others.clear();
-    let alone = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
+    let nodes = Nodes { others: Vec::new(), ..self::nodes() };
+    let alone =
+        Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes), &underlay());
     assert_eq!((alone.tunnel, alone.mtu), (None, None));
 }
 
@@ -113,13 +115,15 @@ fn direct_needs_no_tunnel_and_off_no_routes() {
     assert_eq!(places(&routes), ["Main 10.2.0.0/24", "Main 10.3.0.0/24", "Main fd00:2::/64"]);
     let off = plan(Mode::Off);
     assert_eq!((&off.tunnel, off.mtu, off.routes(Some(9))), (&None, None, Routes::new()));
-    assert_eq!(off.entries.len(), plan(Mode::Direct).entries.len(), "the programs know the nodes");
+    let bare = Bare::new();
+    assert_eq!(off.rows(None, &bare).len(), direct.rows(None, &bare).len(), "the programs know the nodes");
 }
 
 #[test]
 fn an_address_of_the_node_object_that_no_interface_has_is_no_source() {
     let underlay = Underlay { own: BTreeSet::new(), ..underlay() };
-    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes(), &underlay);
+    let plan =
+        Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes()), &underlay);
     assert!(plan.routes(Some(9)).values().all(|route| route.source.is_none()));
     assert_eq!(plan.tunnel.and_then(|it| it.address), None);
 }
@@ -155,7 +159,8 @@ fn numbers_of_nodes_never_clash() {
 fn an_mtu_below_that_of_ipv6_stays_usable() {
     let mut underlay = underlay();
     underlay.hops.values_mut().for_each(|hop| hop.mtu = 1300);
-    let plan = Plan::new(Settings { mode: Mode::Vxlan, port: 4789, fast_path: true }, &nodes(), &underlay);
+    let plan =
+        Plan::new(Settings { mode: Mode::Vxlan, port: 4789, fast_path: true }, &Arc::new(nodes()), &underlay);
     assert_eq!(plan.mtu, Some(1280));
 }
 
@@ -176,18 +181,18 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
     let mut other_source = underlay();
     other_source.hops.values_mut().for_each(|hop| hop.source = Some(ip("192.0.2.9")));
     let settings = Settings { mode: Mode::Auto, port: 4789, fast_path: true };
-    let rows = Plan::new(settings, &nodes(), &other_source).rows(Some(9), &Bare::new());
+    let rows = Plan::new(settings, &Arc::new(nodes()), &other_source).rows(Some(9), &Bare::new());
     assert_eq!(row(&rows, "10.3.0.0/24"), (false, 0, 0), "receivers would refuse the source");
     for foreign in [
         Foreign { rules: [Some(100), None], routes: BTreeMap::new() },
         Foreign { rules: [None; 2], routes: BTreeMap::from([(net("10.2.0.0/24"), net("10.2.0.7/32"))]) },
     ] {
-        let rows = Plan::new(settings, &nodes(), &Underlay { foreign, ..underlay() });
+        let rows = Plan::new(settings, &Arc::new(nodes()), &Underlay { foreign, ..underlay() });
         let rows = rows.rows(Some(9), &Bare::new());
         assert_eq!(row(&rows, "10.2.0.0/24"), (false, 0, 0), "the stack follows other programs");
         assert_eq!(row(&rows, "fd00:2::/64"), (true, 2, 1500));
     }
-    let off = Plan::new(Settings { fast_path: false, ..settings }, &nodes(), &underlay());
+    let off = Plan::new(Settings { fast_path: false, ..settings }, &Arc::new(nodes()), &underlay());
     assert!(off.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
 }
 
@@ -195,7 +200,8 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
 fn pods_reach_a_node_behind_the_tunnel_that_has_no_ranges() {
     let mut nodes = nodes();
     nodes.others = vec![node("c", &["198.51.100.3"], &[])];
-    let plan = Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &nodes, &underlay());
+    let plan =
+        Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes), &underlay());
     assert_eq!(places(&plan.routes(Some(9))), ["OfPods 198.51.100.3/32"]);
     assert_eq!(plan.sources.len(), 2);
 }

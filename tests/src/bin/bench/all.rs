@@ -35,7 +35,7 @@ struct Part {
 /// Names, and the options of a quick run.
 const PARTS: [(&str, &str); 5] = [
     ("add", "--iterations 2 --parallel 2 --burst 4 --workers 2 --rounds 1 --full 0"),
-    ("dataplane", "--rounds 1 --milliseconds 50"),
+    ("dataplane", "--rounds 1 --milliseconds 50 --pods 0"),
     ("nodes", "--rounds 1 --milliseconds 50 --others 20 --joins 2"),
     ("watch", "--events 100 --pods 5 --many 0 --waits 2 --lists 1 --idle 1"),
     ("start", "--pods 3 --rounds 2"),

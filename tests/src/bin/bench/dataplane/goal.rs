@@ -1,12 +1,12 @@
 //! Goals for the paths between two pods of a node.
 
-use super::{flood, flows, path};
+use super::{flood, flows, path, scale};
 use crate::rates::{
     goal::{Goal, Limits, limits},
     load::Load::{self, ConnectRequestResponse, RequestResponse, Stream},
 };
 
-pub(crate) const GOALS: [Goal; 13] = [
+pub(crate) const GOALS: [Goal; 15] = [
     ferrule(RequestResponse, "loopback", limits(0.91, 0.94)),
     ferrule(RequestResponse, path::REDIRECT, None),
     ferrule(RequestResponse, "bridge", limits(1.18, 1.22)),
@@ -20,6 +20,8 @@ pub(crate) const GOALS: [Goal; 13] = [
     Goal { load: RequestResponse, of: flows::OFF, to: flows::NEVER, limits: None },
     Goal { load: ConnectRequestResponse, of: flows::OFF, to: flows::NEVER, limits: None },
     Goal { load: RequestResponse, of: flood::SPOOFED, to: flood::OWN, limits: limits(0.97, 1.0) },
+    Goal { load: RequestResponse, of: scale::MANY, to: scale::ALONE, limits: None },
+    Goal { load: ConnectRequestResponse, of: scale::MANY, to: scale::ALONE, limits: None },
 ];
 
 const fn ferrule(load: Load, to: &'static str, limits: Option<Limits>) -> Goal {

@@ -10,6 +10,7 @@ mod goal;
 mod path;
 mod redirect;
 mod report;
+mod scale;
 
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ pub(crate) struct Options {
     /// Milliseconds of each measurement.
     #[arg(long, default_value_t = 400)]
     milliseconds: u64,
-    /// Further pods that Ferrule has attached on the node.
-    #[arg(long, default_value_t = 0)]
+    /// The most further pods on the node; the paths are measured without them.
+    #[arg(long, default_value_t = 500)]
     pods: usize,
 }
 
@@ -48,9 +49,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
 }
 
 fn measure(node: &mut Node, options: &Options) -> anyhow::Result<Report> {
-    for number in 0..options.pods {
-        node.attach(&format!("other-{number}"))?;
-    }
     let paths = path::all(node)?;
     let ferrule = paths.iter().find(|it| it.name() == path::FERRULE).context("no path through Ferrule")?;
     let mut flood = Flood::new(node)?;
@@ -74,5 +72,7 @@ fn measure(node: &mut Node, options: &Options) -> anyhow::Result<Report> {
             comparisons.iter_mut().for_each(Comparison::clear);
         }
     }
-    Ok(Report { pods: options.pods, comparisons, flood: flood.describe(node)? })
+    let of_pods = scale::measure(node, &paths, options.rounds, duration, options.pods)?;
+    let comparisons = comparisons.into_iter().chain([of_pods]).collect();
+    Ok(Report { comparisons, flood: flood.describe(node)? })
 }

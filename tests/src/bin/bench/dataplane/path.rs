@@ -11,6 +11,7 @@ use crate::{
     target::{Name, Target},
 };
 
+pub(super) const LOOPBACK: &str = "loopback";
 pub(super) const FERRULE: &str = "ferrule";
 pub(super) const REDIRECT: &str = "redirect";
 
@@ -55,7 +56,7 @@ pub(super) fn all(node: &Node) -> anyhow::Result<Vec<Path>> {
 fn loopback(node: &Node) -> anyhow::Result<Path> {
     let pod = node.pod("loopback")?;
     pod.run("ip link set lo up")?;
-    Ok(Path::new("loopback", &pod, &pod, Ipv4Addr::LOCALHOST.into()))
+    Ok(Path::new(LOOPBACK, &pod, &pod, Ipv4Addr::LOCALHOST.into()))
 }
 
 /// Two namespaces with a bare veth pair between them.

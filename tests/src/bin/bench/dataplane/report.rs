@@ -15,16 +15,15 @@ use crate::{
 };
 
 pub(crate) struct Report {
-    pub(super) pods: usize,
     /// That of the paths is the first.
-    pub(super) comparisons: [Comparison; 3],
+    pub(super) comparisons: Vec<Comparison>,
     /// How hard the floods were.
     pub(super) flood: String,
 }
 
 /// In the picture; on one core.
 const CHART_LOADS: [Load; 2] = [Load::RequestResponse, Load::ConnectRequestResponse];
-const CHART_PATHS: [&str; 6] = ["loopback", "veth", path::REDIRECT, path::FERRULE, "ptp", "bridge"];
+const CHART_PATHS: [&str; 6] = [path::LOOPBACK, "veth", path::REDIRECT, path::FERRULE, "ptp", "bridge"];
 
 const SHARES: &str = "Client and server on one core: rates as shares of the first row's, and in parentheses.";
 const LEGEND: &str = "\
@@ -37,11 +36,15 @@ an address that nftables rules translate, as kube-proxy's do.
 // === impl Report ===
 
 impl Report {
+    /// Relative to loopback.
+    fn ratio(&self, load: Load, name: &str) -> Option<f64> {
+        self.comparisons.first()?.ratio(load, name, path::LOOPBACK)
+    }
+
     fn chart(&self) -> Chart {
-        let [paths, ..] = &self.comparisons;
         let group = |load: Load| {
             let bar = |name: &&str| {
-                let share = paths.ratio(load, name, "loopback").unwrap_or(f64::NAN);
+                let share = self.ratio(load, name).unwrap_or(f64::NAN);
                 Bar { name: (*name).to_owned(), share, is_ours: *name == path::FERRULE }
             };
             Group { name: load.name().to_owned(), bars: CHART_PATHS.iter().map(bar).collect() }
@@ -56,7 +59,6 @@ impl Report {
 impl Results for Report {
     fn to_json(&self) -> Value {
         json!({
-            "further_pods": self.pods,
             "flood": self.flood,
             "comparisons": self.comparisons.iter().map(tables::json).collect::<Vec<_>>(),
             "goals": tables::goals_json(&GOALS, &self.comparisons),
@@ -76,7 +78,7 @@ impl Results for Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Traffic between two pods of a node with {} further pods.\n", self.pods)?;
+        writeln!(f, "Traffic between two pods of a node.\n")?;
         self.comparisons.iter().try_for_each(|it| tables::text(f, it))?;
         writeln!(f, "The floods: {}.\n", self.flood)?;
         tables::goals_text(f, &GOALS, &self.comparisons)?;
@@ -96,13 +98,13 @@ mod tests {
     fn report() -> Report {
         let loads = CHART_LOADS.map(|load| (load, Cores::Same));
         let paths = Comparison::new("Paths", CHART_PATHS.into(), loads);
-        let mut comparisons = [paths, flows::comparison(), flood::comparison()];
+        let mut comparisons = vec![paths, flows::comparison(), flood::comparison()];
         for row in comparisons.iter_mut().flat_map(|it| &mut it.rows) {
             for way in 0..row.rates.len() {
                 row.push(way, 50_000.0 * (1.0 - way as f64 / 10.0));
             }
         }
-        Report { pods: 0, comparisons, flood: "1 and 2".to_owned() }
+        Report { comparisons, flood: "1 and 2".to_owned() }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Kubernetes Services whose backend is a pod of this node, translated by kube-proxy-like nftables rules of
 //! the host.
 
+mod shared_ports;
+
 use std::{
     fs,
     io::{ErrorKind, Read as _, Write as _},
@@ -79,6 +81,12 @@ fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) ->
     let client = sys::in_netns(client, || {
         TcpStream::connect_timeout(&to, TIMEOUT).with_context(|| format!("cannot connect to {to}"))
     })?;
+    ensure!(client.peer_addr()? == to, "wrong peer address {}", client.peer_addr()?);
+    accepted(client, &listener)
+}
+
+/// The server's end of a client's connection; `listener` does not block.
+fn accepted(client: TcpStream, listener: &TcpListener) -> anyhow::Result<Connection> {
     let mut accepted = None;
     sys::wait_until("the backend accepts", TIMEOUT, || {
         accepted = Some(listener.accept()?.0);
@@ -90,7 +98,6 @@ fn connect(client: &Path, to: SocketAddr, server: &Path, backend: SocketAddr) ->
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
     }
-    ensure!(client.peer_addr()? == to, "wrong peer address {}", client.peer_addr()?);
     Ok(Connection { client, server })
 }
 

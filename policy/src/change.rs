@@ -1,0 +1,159 @@
+//! What the compiler takes, and why it may refuse.
+
+use std::{fmt, net::IpAddr};
+
+use crate::{EndpointId, Policy, PolicyId, object};
+
+/// An event.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// A pod is new or changed.
+    Pod(object::Pod),
+    /// A pod's object is gone. Pods are known by UID: a late event never affects a successor.
+    PodGone {
+        /// The pod's UID.
+        uid: String,
+    },
+    /// A node is new or changed.
+    Node(object::Node),
+    /// A node is gone.
+    NodeGone {
+        /// The node's UID.
+        uid: String,
+    },
+    /// A namespace is new or changed.
+    Namespace(object::Namespace),
+    /// A namespace is gone.
+    NamespaceGone {
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: String,
+    },
+    /// A policy is new or changed.
+    Policy(Policy),
+    /// A policy is gone.
+    PolicyGone {
+        /// Its name.
+        id: PolicyId,
+        /// Its UID.
+        uid: String,
+    },
+    /// A pod got an interface on this node, or its interface changed.
+    Endpoint(Endpoint),
+    /// An interface is gone.
+    EndpointGone {
+        /// Its number.
+        id: EndpointId,
+    },
+}
+
+/// An interface of a pod on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its number.
+    pub id: EndpointId,
+    /// The pod's UID in the API.
+    pub uid: String,
+    /// The addresses that were plugged; the pod's status may not list them yet.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How many rows each map takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacities {
+    /// Of `PEERS`.
+    pub peers: usize,
+    /// Of `BLOCKS`.
+    pub blocks: usize,
+    /// Of `RULESETS`.
+    pub rulesets: usize,
+    /// Of `RULES`.
+    pub rules: usize,
+    /// Of `NAMED`.
+    pub named: usize,
+    /// Of `PORTS`.
+    pub ports: usize,
+    /// Of `SUBJECTS`.
+    pub endpoints: usize,
+}
+
+/// What is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    /// The map `PEERS`.
+    Peers,
+    /// The map `BLOCKS`.
+    Blocks,
+    /// The map `RULESETS`.
+    Rulesets,
+    /// The map `RULES`.
+    Rules,
+    /// The map `NAMED`.
+    Named,
+    /// The map `PORTS`.
+    Ports,
+    /// The map `SUBJECTS`.
+    Subjects,
+    /// The bits of a ruleset: sets of ports that differ, in the rules for one pod and direction.
+    Bits,
+}
+
+/// Changes that do not fit. Nothing was changed: what was compiled before stays.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Refused {
+    /// What is full.
+    pub resource: Resource,
+    /// The rows that would be needed, with those in use.
+    pub needed: usize,
+    /// The rows that fit.
+    pub capacity: usize,
+    /// The policy whose rows did not fit, if a policy needs them.
+    pub policy: Option<PolicyId>,
+}
+
+// === impl Capacities ===
+
+impl Default for Capacities {
+    fn default() -> Self {
+        Self {
+            peers: 1 << 16,
+            blocks: 1 << 14,
+            rulesets: 1 << 12,
+            rules: 1 << 18,
+            named: 1 << 16,
+            ports: 1 << 14,
+            endpoints: 1 << 12,
+        }
+    }
+}
+
+// === impl Resource ===
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peers => "the map PEERS",
+            Self::Blocks => "the map BLOCKS",
+            Self::Rulesets => "the map RULESETS",
+            Self::Rules => "the map RULES",
+            Self::Named => "the map NAMED",
+            Self::Ports => "the map PORTS",
+            Self::Subjects => "the map SUBJECTS",
+            Self::Bits => "a ruleset",
+        })
+    }
+}
+
+// === impl Refused ===
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { resource, needed, capacity, policy } = self;
+        write!(f, "{resource} has room for {capacity} rows, and {needed} are needed")?;
+        match policy {
+            Some(policy) => write!(f, ", by {policy}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The compiler: changes of the cluster in, changes of rows out.
+//!
+//! A change is applied in this order, so that each endpoint is judged by the old policies until its row is
+//! switched, and by the new ones afterwards:
+//!
+//! 1. The store takes the change and says which groups, addresses and endpoints it may affect.
+//! 2. Endpoints select their policies; rulesets that do not exist yet are compiled and get their rows.
+//! 3. Addresses and edges of blocks move to their classes. Predicates of new rulesets split classes, which the
+//!    old rulesets do not see.
+//! 4. One row for each endpoint switches it to its rulesets.
+//! 5. Rulesets without endpoints go, with the predicates that only they asked. Classes merge, which the new
+//!    rulesets do not see.
+//!
+//! Everything is in maps with an undo log: if the rows do not fit, nothing has happened.
+
+mod bits;
+mod blocks;
+mod classes;
+mod freeze;
+mod output;
+pub(crate) mod predicate;
+mod predicates;
+mod rulesets;
+mod select;
+mod settle;
+
+use std::{collections::BTreeSet, mem::take};
+
+use self::{blocks::Blocks, classes::Classes, output::Output, predicates::Predicates, rulesets::Rulesets, select::Switch};
+use crate::{
+    Capacities, Change, ClassId, Delta, EndpointId, PolicyId, Refused, Resource, Rows, RulesetId, Table, Verdict,
+    lookup::Reason,
+    rows::{EndpointRow, Op, RuleKey},
+    store::{Facet, Store, Work},
+};
+
+/// Compiles policies into rows.
+#[derive(Default)]
+pub struct Compiler {
+    pub(crate) store: Store,
+    predicates: Predicates,
+    blocks: Blocks,
+    classes: Classes,
+    rulesets: Rulesets,
+    out: Output,
+    table: Table,
+    /// The epoch of the last change.
+    epoch: u32,
+}
+
+/// How much a compiler holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Classes.
+    pub classes: usize,
+    /// Rulesets.
+    pub rulesets: usize,
+    /// Policies, also those that select no pod of this node.
+    pub policies: usize,
+}
+
+/// A rule that decided.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct RuleId {
+    /// The policy.
+    pub policy: PolicyId,
+    /// The rule's number in its direction, from 0.
+    pub rule: usize,
+}
+
+// === impl Compiler ===
+
+impl Compiler {
+    /// A compiler for an empty cluster, and empty maps.
+    pub fn new(table: Table, capacities: Capacities) -> Self {
+        Self { table, out: Output::new(capacities), ..Self::default() }
+    }
+
+    /// Applies changes: all of them or, if the rows do not fit, none. A list may be applied at once.
+    ///
+    /// # Errors
+    /// If a map is too small, or a pod needs too many different sets of ports. The caller still has the change,
+    /// and may offer it again after others.
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<Delta, Refused> {
+        let mut work = Work::default();
+        changes.into_iter().for_each(|change| self.store.change(change, &mut work));
+        let result = self.sync(work);
+        if result.is_err() {
+            self.store.rollback();
+            self.predicates.rollback();
+            self.blocks.rollback();
+            self.classes.rollback();
+            self.rulesets.rollback();
+            self.out.rollback();
+        }
+        self.store.commit();
+        self.predicates.commit();
+        self.blocks.commit();
+        self.classes.commit();
+        self.rulesets.commit();
+        self.store.words.sweep();
+        let delta = self.out.commit();
+        result.map(|()| delta)
+    }
+
+    /// What the maps should contain.
+    pub fn rows(&self) -> &Rows {
+        &self.out.rows
+    }
+
+    /// The rows that a map has, and those that fit.
+    pub fn usage_of(&self, map: Resource) -> (usize, usize) {
+        self.out.usage(map)
+    }
+
+    /// How much the compiler holds.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            classes: self.classes.len(),
+            rulesets: self.rulesets.len(),
+            policies: self.store.policies.len(),
+        }
+    }
+
+    /// The endpoints without rows, because their pods or namespaces are not known yet: they pass nothing.
+    pub fn pending(&self) -> impl Iterator<Item = EndpointId> {
+        let endpoints = self.store.endpoints.iter().map(|(id, _)| *id);
+        endpoints.filter(|id| self.out.rows.endpoint(*id).is_none())
+    }
+
+    /// The rule that decided, of those that share the bit the first whose peers contain the class.
+    pub fn rule_of(&self, verdict: &Verdict) -> Option<RuleId> {
+        let Reason::Bit { ruleset, bit, class } = verdict.reason else { return None };
+        let ruleset = self.rulesets.get(ruleset)?;
+        let rules = ruleset.rules.get(usize::from(bit))?;
+        let is_peer = |(policy, rule): &&(PolicyId, usize)| {
+            let policy = self.store.policies.get(policy);
+            let rules = policy.and_then(|it| it.rules(ruleset.key.direction));
+            rules.and_then(|rules| rules.get(*rule)).is_some_and(|rule| self.is_peer(rule, class))
+        };
+        let (policy, rule) = rules.iter().find(is_peer).or(rules.first())?;
+        Some(RuleId { policy: policy.clone(), rule: *rule })
+    }
+
+    fn is_peer(&self, rule: &crate::store::CompiledRule, class: ClassId) -> bool {
+        let Some(key) = self.classes.key(class) else { return rule.any };
+        let holds = |it| self.predicates.id(it).is_some_and(|id| key.predicates.binary_search(&id).is_ok());
+        rule.any || (rule.any_pod && key.is_pod) || rule.predicates.iter().any(holds)
+    }
+
+    fn sync(&mut self, mut work: Work) -> Result<(), Refused> {
+        let switches = self.select(&mut work)?;
+        self.out.fits()?;
+        let mut unused = self.freeze(&switches, &mut work);
+        for group in take(&mut work.groups) {
+            self.predicates.refresh(group, &self.store, &mut work);
+        }
+        let moved = self.settle(&mut work);
+        unused.append(&mut self.switch(&switches));
+        self.renew_epochs(&moved);
+        self.out.fits()?;
+        self.remove_gone(moved.gone);
+        self.release(unused, &mut work);
+        let merged = self.settle(&mut work);
+        self.remove_gone(merged.gone);
+        self.drop_empty(&work);
+        self.out.fits()
+    }
+
+    /// Switches endpoints to their rulesets. Returns those that may be unused.
+    fn switch(&mut self, switches: &[Switch]) -> BTreeSet<RulesetId> {
+        let mut unused = BTreeSet::new();
+        self.epoch = self.epoch.wrapping_add(1);
+        self.out.blame(None);
+        for Switch { endpoint, rulesets } in switches {
+            let old = self.out.rows.endpoint(*endpoint).copied();
+            if old.map(|row| (row.ingress, row.egress)) == *rulesets {
+                continue;
+            }
+            for id in old.iter().flat_map(|row| [row.ingress, row.egress]) {
+                self.rulesets.set_user(*endpoint, id, false);
+                unused.insert(id);
+            }
+            let row = rulesets.map(|(ingress, egress)| {
+                [ingress, egress].into_iter().for_each(|id| self.rulesets.set_user(*endpoint, id, true));
+                EndpointRow { ingress, egress, table: self.table, epoch: self.epoch }
+            });
+            self.out.emit(Op::Endpoint(*endpoint, row));
+        }
+        unused
+    }
+
+    /// Gives another epoch to endpoints whose rulesets judge a moved address otherwise than before.
+    fn renew_epochs(&mut self, moved: &settle::Moved) {
+        let mut endpoints = BTreeSet::new();
+        for (old, new) in &moved.keys {
+            let asking = |key: &settle::Key| {
+                let known = key.as_ref().map(|key| self.rulesets.asking(key, &self.predicates));
+                // An address that appears or disappears may begin or cease to be any pod.
+                known.unwrap_or_else(|| self.rulesets.all().collect())
+            };
+            for id in asking(old).union(&asking(new)) {
+                let Some(ruleset) = self.rulesets.get(*id) else { continue };
+                let bits = |key: &settle::Key| key.as_ref().map_or(ruleset.header.any, |it| ruleset.bits(it));
+                let named = |key: &settle::Key| key.as_ref().map(|it| ruleset.named(it)).unwrap_or_default();
+                if bits(old) != bits(new) || named(old) != named(new) {
+                    endpoints.extend(self.rulesets.users(*id));
+                }
+            }
+        }
+        for endpoint in endpoints {
+            if let Some(row) = self.out.rows.endpoint(endpoint) {
+                let row = EndpointRow { epoch: self.epoch, ..*row };
+                self.out.emit(Op::Endpoint(endpoint, Some(row)));
+            }
+        }
+    }
+
+    /// Removes rulesets that have no endpoint, and the predicates that only they asked.
+    fn release(&mut self, candidates: BTreeSet<RulesetId>, work: &mut Work) {
+        for id in candidates {
+            if self.rulesets.users(id).next().is_some() {
+                continue;
+            }
+            let Some(ruleset) = self.rulesets.remove(id, &mut self.out) else { continue };
+            for predicate in ruleset.predicates.keys() {
+                self.predicates.release(*predicate, id, &self.store, &mut self.blocks, work);
+            }
+            for (name, _) in ruleset.names.iter().filter(|(name, _)| !self.rulesets.uses_name(&name.name)) {
+                self.touch_port(&name.name, work);
+            }
+        }
+    }
+
+    /// Adds the addresses of pods with a named port to the work.
+    fn touch_port(&self, name: &crate::store::Word, work: &mut Work) {
+        for group in self.store.groups_with(&Facet::Port(name.clone())) {
+            self.store.touch_members(group, work);
+        }
+    }
+
+    /// Drops classes and groups without members.
+    fn drop_empty(&mut self, work: &Work) {
+        while let Some((class, key)) = self.classes.take_empty() {
+            for ruleset in self.rulesets.asking(&key, &self.predicates) {
+                self.out.emit(Op::Rule(RuleKey { ruleset, class }, None));
+                self.out.remove_named(ruleset, class);
+            }
+        }
+        for group in &work.left {
+            if self.store.members_of(*group).next().is_none() {
+                self.predicates.forget(*group);
+                self.store.remove_group(*group);
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The rows as they should be, the changes that lead there, and whether they fit.
+
+use crate::{
+    Capacities, PolicyId, Refused, Resource,
+    rows::{ClassId, Delta, NamedKey, Op, PortKey, Rows, RuleKey, RulesetId},
+};
+
+/// Collects changes.
+#[derive(Default)]
+pub(crate) struct Output {
+    pub(crate) rows: Rows,
+    capacities: Capacities,
+    delta: Delta,
+    refused: Option<Refused>,
+    /// The policy for which rows are being written.
+    blame: Option<PolicyId>,
+}
+
+impl Output {
+    pub(crate) fn new(capacities: Capacities) -> Self {
+        Self { capacities, ..Self::default() }
+    }
+
+    /// Names the policy that the following rows are for.
+    pub(crate) fn blame(&mut self, policy: Option<&PolicyId>) {
+        if self.blame.as_ref() != policy {
+            self.blame = policy.cloned();
+        }
+    }
+
+    /// Sets or removes a row, if that changes anything. Rows above the capacity are only counted.
+    pub(crate) fn emit(&mut self, op: Op) {
+        let (is_new, changes) = self.compare(&op);
+        if !changes {
+            return;
+        }
+        if is_new {
+            let resource = Resource::of(&op);
+            let (used, capacity) = self.usage(resource);
+            match &mut self.refused {
+                Some(refused) if refused.resource == resource => return refused.needed += 1,
+                None if used >= capacity => {
+                    let policy = self.blame.clone();
+                    self.refused = Some(Refused { resource, needed: used + 1, capacity, policy });
+                    return;
+                }
+                _ => {}
+            }
+        }
+        self.rows.set(&op);
+        self.delta.ops.push(op);
+    }
+
+    /// Removes all rows of a ruleset.
+    pub(crate) fn remove_ruleset(&mut self, ruleset: RulesetId) {
+        let class = ClassId::NONE;
+        let rules = self.rows.rules.range(RuleKey { ruleset, class }..).map(|(key, _)| *key);
+        let rules: Vec<_> = rules.take_while(|key| key.ruleset == ruleset).collect();
+        let named = self.rows.named.range(NamedKey { ruleset, class, protocol: 0, port: 0 }..);
+        let named: Vec<_> = named.map(|(key, _)| *key).take_while(|key| key.ruleset == ruleset).collect();
+        let ports = self.rows.ports.range(PortKey { ruleset, protocol: 0, port: 0, len: 0 }..);
+        let ports: Vec<_> = ports.map(|(key, _)| *key).take_while(|key| key.ruleset == ruleset).collect();
+        self.emit(Op::Ruleset(ruleset, None));
+        rules.into_iter().for_each(|key| self.emit(Op::Rule(key, None)));
+        named.into_iter().for_each(|key| self.emit(Op::Named(key, None)));
+        ports.into_iter().for_each(|key| self.emit(Op::Port(key, None)));
+    }
+
+    /// Removes the rows of a ruleset for the named ports of a class.
+    pub(crate) fn remove_named(&mut self, ruleset: RulesetId, class: ClassId) {
+        let named = self.rows.named.range(NamedKey { ruleset, class, protocol: 0, port: 0 }..);
+        let named = named.map(|(key, _)| *key).take_while(|key| key.ruleset == ruleset && key.class == class);
+        let named: Vec<_> = named.collect();
+        named.into_iter().for_each(|key| self.emit(Op::Named(key, None)));
+    }
+
+    /// Whether everything fits.
+    pub(crate) fn fits(&self) -> Result<(), Refused> {
+        self.refused.clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn commit(&mut self) -> Delta {
+        self.rows.commit();
+        self.blame = None;
+        std::mem::take(&mut self.delta)
+    }
+
+    pub(crate) fn rollback(&mut self) {
+        self.rows.rollback();
+        self.blame = None;
+        self.refused = None;
+        self.delta = Delta::default();
+    }
+
+    /// How many rows a map has, and how many it takes.
+    pub(crate) fn usage(&self, resource: Resource) -> (usize, usize) {
+        let (rows, capacities) = (&self.rows, &self.capacities);
+        match resource {
+            Resource::Peers => (rows.peers.len(), capacities.peers),
+            Resource::Blocks => (rows.blocks.len(), capacities.blocks),
+            Resource::Rulesets => (rows.rulesets.len(), capacities.rulesets),
+            Resource::Rules => (rows.rules.len(), capacities.rules),
+            Resource::Named => (rows.named.len(), capacities.named),
+            Resource::Ports => (rows.ports.len(), capacities.ports),
+            Resource::Subjects => (rows.endpoints.len(), capacities.endpoints),
+            Resource::Bits => (0, usize::from(crate::Mask::BITS)),
+        }
+    }
+
+    /// Whether a change adds a row, and whether it changes anything.
+    fn compare(&self, op: &Op) -> (bool, bool) {
+        fn of<V: PartialEq>(old: Option<&V>, new: Option<&V>) -> (bool, bool) {
+            (old.is_none() && new.is_some(), old != new)
+        }
+        let rows = &self.rows;
+        match op {
+            Op::Peer(key, new) => of(rows.peers.get(key), new.as_ref()),
+            Op::Block(key, new) => of(rows.blocks.get(key), new.as_ref()),
+            Op::Ruleset(key, new) => of(rows.rulesets.get(key), new.as_ref()),
+            Op::Rule(key, new) => of(rows.rules.get(key), new.as_ref()),
+            Op::Named(key, new) => of(rows.named.get(key), new.as_ref()),
+            Op::Port(key, new) => of(rows.ports.get(key), new.as_ref()),
+            Op::Endpoint(key, new) => of(rows.endpoints.get(key), new.as_ref()),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Addresses, and edges of blocks, move to their classes.
+//!
+//! A change of predicates splits or merges classes, some of which have most of the cluster's addresses. So the
+//! larger part of a class keeps the class's number, and only the smaller part moves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::take,
+    sync::Arc,
+};
+
+use super::{Compiler, classes::ClassKey};
+use crate::{
+    Addr, Prefix,
+    rows::{ClassId, Op, PeerRow},
+    store::{Kind, Work},
+};
+
+/// The key of an address's class; `None` without a row.
+pub(super) type Key = Option<Arc<ClassKey>>;
+
+/// What has moved.
+#[derive(Default)]
+pub(super) struct Moved {
+    /// The earlier and the later keys of addresses.
+    pub(super) keys: BTreeSet<(Key, Key)>,
+    /// What has no row any more; the rows are still there.
+    pub(super) gone: Vec<Place>,
+}
+
+/// What has a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    Address(Addr),
+    Edge(Prefix),
+}
+
+/// The moves out of a class, by the new key.
+type Moves = BTreeMap<Arc<ClassKey>, Vec<Place>>;
+
+// === impl Compiler ===
+
+impl Compiler {
+    /// Moves what the work names to where it belongs.
+    pub(super) fn settle(&mut self, work: &mut Work) -> Moved {
+        let addresses = take(&mut work.addresses).into_iter().map(Place::Address);
+        let edges = take(&mut self.blocks.dirty).into_iter().map(Place::Edge);
+        let mut moved = Moved::default();
+        let mut from: BTreeMap<Option<ClassId>, Moves> = BTreeMap::new();
+        for place in addresses.chain(edges) {
+            let (old, new) = (self.class_of(place), self.key_of(place));
+            let old_key = old.and_then(|id| self.classes.key(id)).cloned();
+            let stays = old_key == new || (old == Some(ClassId::NONE) && new.as_ref().is_some_and(|it| it.is_none()));
+            // No row and the row of no class differ.
+            if stays && old.is_some() == new.is_some() {
+                continue;
+            }
+            if let Place::Address(_) = place {
+                moved.keys.insert((old_key, new.clone()));
+            }
+            match new {
+                Some(new) => from.entry(old).or_default().entry(new).or_default().push(place),
+                None => moved.gone.push(place),
+            }
+        }
+        let leaving: BTreeSet<_> = from.keys().copied().collect();
+        for (old, mut moves) in from {
+            let largest = moves.iter().max_by_key(|(_, places)| places.len()).map(|(key, _)| key.clone());
+            let kept = old.zip(largest).filter(|(old, key)| self.may_rename(*old, key, &moves, &leaving));
+            let places = kept.as_ref().and_then(|(_, key)| moves.remove(key));
+            for (key, places) in moves {
+                let class = self.class_for(&key);
+                places.into_iter().for_each(|place| self.put(place, class, key.is_pod));
+            }
+            if let Some(((class, key), places)) = kept.zip(places) {
+                self.rename(class, &key, places);
+            }
+        }
+        moved
+    }
+
+    /// Removes the rows of what has no class any more.
+    pub(super) fn remove_gone(&mut self, gone: Vec<Place>) {
+        for place in gone {
+            if let Some(class) = self.class_of(place) {
+                self.classes.resize(class, |size| size.saturating_sub(1));
+            }
+            self.out.emit(match place {
+                Place::Address(addr) => Op::Peer(addr, None),
+                Place::Edge(prefix) => Op::Block(prefix, None),
+            });
+        }
+    }
+
+    /// Whether it costs less to give a class the key of what leaves it than to move what leaves.
+    fn may_rename(
+        &self,
+        class: ClassId,
+        key: &Arc<ClassKey>,
+        moves: &Moves,
+        leaving: &BTreeSet<Option<ClassId>>,
+    ) -> bool {
+        let Some(old) = self.classes.key(class) else { return false };
+        let count = moves.get(key).map_or(0, Vec::len);
+        let existing = self.classes.id(key);
+        // The rows of named ports are several, so that they cannot be changed at once.
+        old.is_pod == key.is_pod
+            && old.ports == key.ports
+            && !key.is_none()
+            && 2 * count > self.classes.size(class)
+            && existing.is_none_or(|id| self.classes.size(id) < count && !leaving.contains(&Some(id)))
+    }
+
+    /// Gives a class another key; `places` are its members that get this key.
+    fn rename(&mut self, class: ClassId, key: &Arc<ClassKey>, places: Vec<Place>) {
+        let Some(old) = self.classes.key(class).cloned() else { return };
+        if places.len() < self.classes.size(class) {
+            let moved: BTreeSet<_> = places.into_iter().collect();
+            let rest: Vec<_> = self.members(class).filter(|place| !moved.contains(place)).collect();
+            let other = self.add_class(old.clone());
+            rest.into_iter().for_each(|place| self.put(place, other, old.is_pod));
+        }
+        let existing = self.classes.id(key);
+        let mut rulesets = self.rulesets.asking(&old, &self.predicates);
+        rulesets.extend(self.rulesets.asking(key, &self.predicates));
+        self.classes.rename(class, key.clone());
+        for id in rulesets {
+            if let Some(ruleset) = self.rulesets.get(id) {
+                ruleset.write(id, class, key, &mut self.out);
+            }
+        }
+        if let Some(smaller) = existing {
+            let members: Vec<_> = self.members(smaller).collect();
+            members.into_iter().for_each(|place| self.put(place, class, key.is_pod));
+        }
+    }
+
+    /// The class with a key; a new one gets its rows before anything moves there.
+    fn class_for(&mut self, key: &Arc<ClassKey>) -> ClassId {
+        if key.is_none() {
+            return ClassId::NONE;
+        }
+        self.classes.id(key).unwrap_or_else(|| self.add_class(key.clone()))
+    }
+
+    fn add_class(&mut self, key: Arc<ClassKey>) -> ClassId {
+        let class = self.classes.add(key.clone());
+        self.rulesets.write(class, &key, &self.predicates, &mut self.out);
+        class
+    }
+
+    fn put(&mut self, place: Place, class: ClassId, is_pod: bool) {
+        if let Some(old) = self.class_of(place) {
+            self.classes.resize(old, |size| size.saturating_sub(1));
+        }
+        self.classes.resize(class, |size| size + 1);
+        self.out.blame(None);
+        self.out.emit(match place {
+            Place::Address(addr) => Op::Peer(addr, Some(PeerRow { class, is_pod })),
+            Place::Edge(prefix) => Op::Block(prefix, Some(class)),
+        });
+    }
+
+    fn class_of(&self, place: Place) -> Option<ClassId> {
+        match place {
+            Place::Address(addr) => self.out.rows.peers.get(&addr).map(|row| row.class),
+            Place::Edge(prefix) => self.out.rows.blocks.get(&prefix).copied(),
+        }
+    }
+
+    /// The key of the class that a place should have.
+    fn key_of(&self, place: Place) -> Key {
+        let (is_pod, mut predicates, ports) = match place {
+            Place::Edge(prefix) if self.blocks.has(prefix) => {
+                (false, self.blocks.containing(prefix).into_iter().collect(), Vec::new())
+            }
+            Place::Edge(_) => return None,
+            Place::Address(addr) => {
+                let party = self.store.owner(addr)?;
+                let is_pod = party.kind == Kind::Pod;
+                let mut predicates: Vec<_> = self.predicates.of_group(party.group).collect();
+                if !is_pod && predicates.is_empty() {
+                    return None;
+                }
+                predicates.extend(self.blocks.of(addr));
+                let ports = self.store.group(party)?.ports.iter();
+                (is_pod, predicates, ports.filter(|it| self.rulesets.uses_name(&it.name)).cloned().collect())
+            }
+        };
+        predicates.sort_unstable();
+        Some(Arc::new(ClassKey { is_pod, predicates, ports }))
+    }
+
+    fn members(&self, class: ClassId) -> impl Iterator<Item = Place> {
+        let peers = self.out.rows.peers.iter().filter(move |(_, row)| row.class == class);
+        let edges = self.out.rows.blocks.iter().filter(move |(_, id)| **id == class);
+        peers.map(|(addr, _)| Place::Address(*addr)).chain(edges.map(|(prefix, _)| Place::Edge(*prefix)))
+    }
+}

@@ -1,0 +1,177 @@
+//! Ordered maps that can take back what was changed since the last commit.
+//!
+//! All state of the compiler is in such maps, so that a change that does not fit leaves nothing behind.
+
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, btree_map},
+    ops::RangeBounds,
+};
+
+/// A map with an undo log.
+#[derive(Debug, Clone)]
+pub(crate) struct Map<K, V> {
+    entries: BTreeMap<K, V>,
+    /// Keys and their earlier values, oldest first.
+    undo: Vec<(K, Option<V>)>,
+}
+
+/// A set with an undo log.
+#[derive(Debug, Clone)]
+pub(crate) struct Set<K>(Map<K, ()>);
+
+// === impl Map ===
+
+impl<K: Ord + Clone, V: Clone> Map<K, V> {
+    pub(crate) fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.entries.get(key)
+    }
+
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn iter(&self) -> btree_map::Iter<'_, K, V> {
+        self.entries.iter()
+    }
+
+    pub(crate) fn values(&self) -> btree_map::Values<'_, K, V> {
+        self.entries.values()
+    }
+
+    pub(crate) fn range(&self, range: impl RangeBounds<K>) -> btree_map::Range<'_, K, V> {
+        self.entries.range(range)
+    }
+
+    /// Returns the earlier value.
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let earlier = self.entries.insert(key.clone(), value);
+        self.undo.push((key, earlier.clone()));
+        earlier
+    }
+
+    pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
+        let earlier = self.entries.remove(key)?;
+        self.undo.push((key.clone(), Some(earlier.clone())));
+        Some(earlier)
+    }
+
+    pub(crate) fn commit(&mut self) {
+        // A large load must not keep its log's memory.
+        self.undo = Vec::new();
+    }
+
+    pub(crate) fn rollback(&mut self) {
+        for (key, earlier) in std::mem::take(&mut self.undo).into_iter().rev() {
+            match earlier {
+                Some(value) => self.entries.insert(key, value),
+                None => self.entries.remove(&key),
+            };
+        }
+    }
+}
+
+impl<K, V> Default for Map<K, V> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), undo: Vec::new() }
+    }
+}
+
+// === impl Set ===
+
+impl<K: Ord + Clone> Set<K> {
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.0.contains(key)
+    }
+
+    pub(crate) fn range(&self, range: impl RangeBounds<K>) -> impl DoubleEndedIterator<Item = &K> {
+        self.0.range(range).map(|(key, ())| key)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &K> {
+        self.0.iter().map(|(key, ())| key)
+    }
+
+    /// Whether the key is new.
+    pub(crate) fn insert(&mut self, key: K) -> bool {
+        !self.contains(&key) && self.0.insert(key, ()).is_none()
+    }
+
+    /// Whether the key was there.
+    pub(crate) fn remove(&mut self, key: &K) -> bool {
+        self.0.remove(key).is_some()
+    }
+
+    pub(crate) fn commit(&mut self) {
+        self.0.commit();
+    }
+
+    pub(crate) fn rollback(&mut self) {
+        self.0.rollback();
+    }
+}
+
+impl<K> Default for Set<K> {
+    fn default() -> Self {
+        Self(Map::default())
+    }
+}
+
+/// Implements `commit` and `rollback` for a struct of maps and sets.
+macro_rules! journaled {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl $name {
+            pub(crate) fn commit(&mut self) {
+                $(self.$field.commit();)*
+            }
+
+            pub(crate) fn rollback(&mut self) {
+                $(self.$field.rollback();)*
+            }
+        }
+    };
+}
+
+pub(crate) use journaled;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rollback_restores_what_was_committed() {
+        let mut map = Map::default();
+        map.insert("a", 1);
+        map.insert("b", 2);
+        map.commit();
+        map.insert("a", 3);
+        map.insert("a", 4);
+        map.remove(&"b");
+        map.remove(&"c");
+        map.insert("c", 5);
+        map.remove(&"c");
+        map.insert("d", 6);
+        map.rollback();
+        assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &1), (&"b", &2)]);
+        map.rollback();
+        assert_eq!(map.len(), 2);
+    }
+
+    #[test]
+    fn sets_say_what_is_new() {
+        let mut set = Set::default();
+        assert!(set.insert(1) && !set.insert(1) && set.remove(&1) && !set.remove(&1));
+        set.insert(2);
+        set.commit();
+        set.remove(&2);
+        set.rollback();
+        assert!(set.contains(&2));
+    }
+}

@@ -1,0 +1,248 @@
+//! The rows of the maps, and the changes to them.
+//!
+//! All rows have a fixed size, and keys contain no pointers, so that a `repr(C)` type can mirror each.
+
+use std::sync::Arc;
+
+use crate::{Addr, Mask, Prefix, journal::Map};
+
+/// The number of a class: the addresses for which the same predicates are true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClassId(pub u32);
+
+/// The number of a ruleset. The highest bit is the table's, so that two generations of rows never mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RulesetId(pub u32);
+
+/// The number of a pod's interface on this node; chosen by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(pub u32);
+
+/// Which of two sets of `PEERS` and `BLOCKS` an endpoint reads: a restarted agent fills the other one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// The first.
+    #[default]
+    A,
+    /// The second.
+    B,
+}
+
+/// Value of `PEERS`: what is known of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerRow {
+    /// The class, blocks included.
+    pub class: ClassId,
+    /// Whether the address is a pod's, otherwise a node's.
+    pub is_pod: bool,
+}
+
+/// Key of `RULES` (value: the bits whose peers contain the class). A missing row means
+/// [`Header::default_bits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RuleKey {
+    /// The ruleset.
+    pub ruleset: RulesetId,
+    /// The peer's class.
+    pub class: ClassId,
+}
+
+/// Key of `NAMED` (value: the bits with a port name that means this port at destinations of the class).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedKey {
+    /// The ruleset, of egress.
+    pub ruleset: RulesetId,
+    /// The destination's class.
+    pub class: ClassId,
+    /// As in the IP header.
+    pub protocol: u8,
+    /// The destination port.
+    pub port: u16,
+}
+
+/// Key of `PORTS` (value: the bits whose ports contain the prefix), a trie on the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortKey {
+    /// The ruleset.
+    pub ruleset: RulesetId,
+    /// As in the IP header.
+    pub protocol: u8,
+    /// Without what is behind `len`.
+    pub port: u16,
+    /// Bits of `port` that count: 0 to 16.
+    pub len: u8,
+}
+
+/// Value of `RULESETS`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The bits with any peer.
+    pub any: Mask,
+    /// The bits with any pod as peer.
+    pub any_pod: Mask,
+    /// The bits that deny or pass pods by labels: they deny an address that may be a pod of unknown labels.
+    pub unknown: Mask,
+    /// The bits with any port.
+    pub any_port: Mask,
+    /// The bits that accept.
+    pub accept: Mask,
+    /// The bits that pass to the next tier. What neither accepts nor passes denies.
+    pub pass: Mask,
+    /// The bits below are of the admin tier.
+    pub admin_end: u16,
+    /// The bits from here on are of the baseline tier.
+    pub baseline_start: u16,
+    /// Whether a NetworkPolicy isolates the subjects in this direction.
+    pub isolates: bool,
+    /// Whether `NAMED` has rows of the ruleset.
+    pub has_names: bool,
+    /// Whether the ports are in `PORTS`, because they are too many for `ranges`.
+    pub has_ports: bool,
+    /// How many of `ranges` count.
+    pub used: u8,
+    /// Disjoint.
+    pub ranges: [PortRange; MAX_RANGES],
+}
+
+/// Ports of one protocol, and the bits that they match.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortRange {
+    /// The bits.
+    pub bits: Mask,
+    /// The first port.
+    pub first: u16,
+    /// The last port.
+    pub last: u16,
+    /// As in the IP header.
+    pub protocol: u8,
+}
+
+/// Value of `SUBJECTS`: what judges an endpoint. One update switches both directions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointRow {
+    /// Judges what the pod receives.
+    pub ingress: RulesetId,
+    /// Judges what the pod sends.
+    pub egress: RulesetId,
+    /// Which `PEERS` and `BLOCKS` to read.
+    pub table: Table,
+    /// Another one whenever a live flow may be judged otherwise.
+    pub epoch: u32,
+}
+
+/// A row that is set, or removed if it has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Of `PEERS`.
+    Peer(Addr, Option<PeerRow>),
+    /// Of `BLOCKS`.
+    Block(Prefix, Option<ClassId>),
+    /// Of `RULESETS`.
+    Ruleset(RulesetId, Option<Arc<Header>>),
+    /// Of `RULES`.
+    Rule(RuleKey, Option<Mask>),
+    /// Of `NAMED`.
+    Named(NamedKey, Option<Mask>),
+    /// Of `PORTS`.
+    Port(PortKey, Option<Mask>),
+    /// Of `SUBJECTS`.
+    Endpoint(EndpointId, Option<EndpointRow>),
+}
+
+/// Changes in an order that is safe after every step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// To be applied one after the other.
+    pub ops: Vec<Op>,
+}
+
+/// What the maps contain.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    pub(crate) peers: Map<Addr, PeerRow>,
+    pub(crate) blocks: Map<Prefix, ClassId>,
+    pub(crate) rulesets: Map<RulesetId, Arc<Header>>,
+    pub(crate) rules: Map<RuleKey, Mask>,
+    pub(crate) named: Map<NamedKey, Mask>,
+    pub(crate) ports: Map<PortKey, Mask>,
+    pub(crate) endpoints: Map<EndpointId, EndpointRow>,
+}
+
+crate::journal::journaled!(Rows { peers, blocks, rulesets, rules, named, ports, endpoints });
+
+/// Ranges in a [`Header`].
+pub const MAX_RANGES: usize = 24;
+
+// === impl ClassId ===
+
+impl ClassId {
+    /// No predicate is true.
+    pub const NONE: Self = Self(0);
+}
+
+// === impl RulesetId ===
+
+impl RulesetId {
+    /// No policy applies; has no rows.
+    pub const OPEN: Self = Self(u32::MAX);
+    pub(crate) const MIN: Self = Self(0);
+}
+
+// === impl Header ===
+
+impl Header {
+    /// The bits whose peers contain an address of a class without a row in `RULES`.
+    pub fn default_bits(&self, is_pod: bool) -> Mask {
+        if is_pod { self.any | self.any_pod } else { self.any }
+    }
+}
+
+// === impl Rows ===
+
+impl Rows {
+    /// Applies one change.
+    pub fn apply(&mut self, op: &Op) {
+        self.set(op);
+        self.commit();
+    }
+
+    pub(crate) fn set(&mut self, op: &Op) {
+        fn put<K: Ord + Clone, V: Clone>(map: &mut Map<K, V>, key: &K, value: Option<&V>) {
+            match value {
+                Some(value) => map.insert(key.clone(), value.clone()),
+                None => map.remove(key),
+            };
+        }
+        match op {
+            Op::Peer(key, value) => put(&mut self.peers, key, value.as_ref()),
+            Op::Block(key, value) => put(&mut self.blocks, key, value.as_ref()),
+            Op::Ruleset(key, value) => put(&mut self.rulesets, key, value.as_ref()),
+            Op::Rule(key, value) => put(&mut self.rules, key, value.as_ref()),
+            Op::Named(key, value) => put(&mut self.named, key, value.as_ref()),
+            Op::Port(key, value) => put(&mut self.ports, key, value.as_ref()),
+            Op::Endpoint(key, value) => put(&mut self.endpoints, key, value.as_ref()),
+        }
+    }
+
+    /// All rows, as changes to empty maps: rows first, endpoints last.
+    pub fn all(&self) -> impl Iterator<Item = Op> {
+        let rulesets = self.rulesets.iter().map(|(key, row)| Op::Ruleset(*key, Some(row.clone())));
+        let rules = self.rules.iter().map(|(key, row)| Op::Rule(*key, Some(*row)));
+        let named = self.named.iter().map(|(key, row)| Op::Named(*key, Some(*row)));
+        let ports = self.ports.iter().map(|(key, row)| Op::Port(*key, Some(*row)));
+        let blocks = self.blocks.iter().map(|(key, row)| Op::Block(*key, Some(*row)));
+        let peers = self.peers.iter().map(|(key, row)| Op::Peer(*key, Some(*row)));
+        let endpoints = self.endpoints.iter().map(|(key, row)| Op::Endpoint(*key, Some(*row)));
+        rulesets.chain(rules).chain(named).chain(ports).chain(blocks).chain(peers).chain(endpoints)
+    }
+
+    /// The row of an endpoint.
+    pub fn endpoint(&self, id: EndpointId) -> Option<&EndpointRow> {
+        self.endpoints.get(&id)
+    }
+
+    /// The row of an address.
+    pub fn peer(&self, addr: Addr) -> Option<&PeerRow> {
+        self.peers.get(&addr)
+    }
+}
