@@ -27,7 +27,7 @@ use crate::{
     health::Reporter,
     plug::{
         netlink::NetlinkError,
-        nft::masquerade_table::{self, Table},
+        nft::masquerade_table::{self, Table, Tunnel},
     },
 };
 use file::{File, FileSettings};
@@ -215,14 +215,15 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
     let link_local =
         link_local.into_iter().filter_map(|(text, is_masqueraded)| (!is_masqueraded).then_some(text));
     let constant = NEVER.into_iter().chain(link_local).filter_map(net);
-    let nodes: Vec<_> = pods.nodes.iter().copied().map(IpNet::from).collect();
-    let configured = settings.kept.iter().chain(&file.kept).chain(&pods.elsewhere).chain(&nodes).copied();
+    let nodes = pods.nodes.iter().copied().map(IpNet::from);
+    let configured = settings.kept.iter().chain(&file.kept).chain(&pods.elsewhere).copied().chain(nodes);
+    let port = settings.tunnel_port.filter(|_| !pods.elsewhere.is_empty());
+    let tunnel = port.map(|port| Tunnel { port, nodes: pods.nodes.clone() });
     Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
         ports: settings.ports.edges(),
-        nodes,
-        tunnel_port: settings.tunnel_port,
+        tunnel,
     }
 }
 
@@ -301,10 +302,9 @@ mod tests {
     fn the_clusters_nodes_and_pods_see_the_pods_address_and_other_private_networks_do_not() {
         let nodes = ["192.0.2.2", "2001:db8::2"].map(|it| it.parse().unwrap()).to_vec();
         let pods = Pods { nodes, elsewhere: nets(&["10.244.2.0/24"]), ..pods() };
-        let Table { kept, nodes, .. } = table(&settings(Mode::Auto), &FileSettings::default(), &pods);
+        let Table { kept, .. } = table(&settings(Mode::Auto), &FileSettings::default(), &pods);
         let cluster = nets(&["10.244.2.0/24", "192.0.2.2/32", "2001:db8::2/128"]);
         assert!(cluster.iter().all(|it| kept.contains(it)));
-        assert_eq!(nodes, nets(&["192.0.2.2/32", "2001:db8::2/128"]));
         let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
         assert!(!private.iter().any(|it| kept.contains(it)));
     }
@@ -320,6 +320,17 @@ mod tests {
         assert_eq!(masquerade.wanted(&unread, Some(&pods())), None);
         let off = Masquerade::new(settings(Mode::Off), health.component("masquerade", false, ""));
         assert_eq!(off.wanted(&unread, None), Some(Wanted::Nothing));
+    }
+
+    #[test]
+    fn the_table_has_the_tunnel_while_there_are_other_nodes_and_a_port() {
+        let with_port = Settings { tunnel_port: Some(4789), ..settings(Mode::Auto) };
+        let none = FileSettings::default();
+        assert_eq!(table(&with_port, &none, &pods()).tunnel, None);
+        let nodes = ["192.0.2.1", "192.0.2.2"].map(|it| it.parse().unwrap()).to_vec();
+        let pods = Pods { nodes: nodes.clone(), elsewhere: nets(&["10.244.2.0/24"]), ..pods() };
+        assert_eq!(table(&with_port, &none, &pods).tunnel, Some(Tunnel { port: 4789, nodes }));
+        assert_eq!(table(&settings(Mode::Auto), &none, &pods).tunnel, None);
     }
 
     #[test]

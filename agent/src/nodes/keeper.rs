@@ -31,6 +31,7 @@ use crate::{
         host,
         netlink::{NetlinkError, Socket},
         nodes::{
+            foreign,
             reach::reach,
             route::{self, Routes},
             rp_filter, rule,
@@ -348,11 +349,14 @@ fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
     let mut uplinks = uplink::default_interfaces()?;
     uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
     let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
+    let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
+    let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
+    let foreign = foreign::find(host, sources, &ranges)?;
     let needs_stack = match xfrm::has_policies() {
         Ok(has_policies) => has_policies.then(|| XFRM.to_owned()),
         Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
     };
-    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack })
+    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack, foreign })
 }
 
 /// Logs the ways that are new or have changed.

@@ -15,6 +15,7 @@ use super::{
     way::{NoWay, Way},
 };
 use crate::plug::nodes::{
+    foreign::Foreign,
     reach::Hop,
     route::{Next, NodeRoute, Routes, Table},
     tunnel::Tunnel,
@@ -32,6 +33,7 @@ pub struct Underlay {
     pub uplinks: BTreeSet<u32>,
     /// Why packets must not pass the stack by; `None` if they may.
     pub needs_stack: Option<String>,
+    pub foreign: Foreign,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +47,7 @@ pub struct Plan {
     pub sources: BTreeSet<IpNet>,
     /// Why no packet passes the stack by; `None` if some may.
     pub only_stack: Option<String>,
+    foreign: Foreign,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -76,7 +79,8 @@ impl Plan {
         let uplinks = underlay.uplinks.clone();
         let switched_off = (!settings.fast_path).then(|| SWITCHED_OFF.to_owned());
         let only_stack = switched_off.or_else(|| underlay.needs_stack.clone());
-        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, only_stack, ..Self::default() };
+        let foreign = underlay.foreign.clone();
+        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, only_stack, foreign, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -136,13 +140,15 @@ impl Plan {
         let mut rows = entries(&self.nodes);
         for it in self.ranges() {
             let (Ok(way), Some(row)) = (it.way, rows.get_mut(&key(it.range))) else { continue };
-            let is_fast = self.slow_because(*way, tunnel, bare).is_none();
-            let mut ifindex = way.ifindex();
-            if let Way::Vxlan { remote, .. } = way {
-                row.flags |= NodeEntry::VXLAN;
-                row.address = key_of(*remote).address;
-                ifindex = tunnel.unwrap_or_default();
-            }
+            let is_fast = self.slow_because(it.range, *way, tunnel, bare).is_none();
+            let (ifindex, next) = match way {
+                Way::Direct { gateway, ifindex, .. } => (*ifindex, *gateway),
+                Way::Vxlan { remote, .. } => {
+                    row.flags |= NodeEntry::VXLAN;
+                    (tunnel.unwrap_or_default(), *remote)
+                }
+            };
+            row.address = key_of(next).address;
             if is_fast {
                 row.flags |= NodeEntry::FAST;
                 (row.ifindex, row.mtu) = (ifindex, way.mtu());
@@ -152,9 +158,17 @@ impl Plan {
     }
 
     /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
-    pub fn slow_because(&self, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
+    pub fn slow_because(&self, range: IpNet, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
         if self.only_stack.is_some() {
             return self.only_stack.clone();
+        }
+        // Only the stack follows what others tell the kernel.
+        let [v4, v6] = self.foreign.rules;
+        if let Some(priority) = if range.addr().is_ipv4() { v4 } else { v6 } {
+            return Some(format!("another program has the routing rule {priority}"));
+        }
+        if let Some(to) = self.foreign.routes.get(&range) {
+            return Some(format!("another program has a route to {to}"));
         }
         match way {
             Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),

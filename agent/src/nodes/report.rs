@@ -146,7 +146,7 @@ impl Report {
             Ok(Way::Vxlan { remote, .. }) if self.tunnel.is_none() => Err(format!(
                 "there is no tunnel to {remote}; `ferrulectl status` says why at the component node-routes"
             )),
-            Ok(way) => Ok(Taken { way, slow: plan.slow_because(way, self.tunnel, &self.bare) }),
+            Ok(way) => Ok(Taken { way, slow: plan.slow_because(range.range, way, self.tunnel, &self.bare) }),
             Err(why) => Err(why.to_string()),
         }
     }
@@ -198,7 +198,7 @@ mod tests {
                 hop("198.51.100.4", Some("192.0.2.254"), "192.0.2.9"),
             ]),
             uplinks: BTreeSet::from([UPLINK]),
-            needs_stack: None,
+            ..Underlay::default()
         };
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));

@@ -46,16 +46,6 @@ table inet ferrule {
 			     ff00::/8 }
 	}
 
-	set nodes4 {
-		type ipv4_addr
-		flags interval
-	}
-
-	set nodes6 {
-		type ipv6_addr
-		flags interval
-	}
-
 	chain to_world {
 		meta l4proto 6 masquerade to :32768-65535 fully-random
 		meta l4proto 17 masquerade to :32768-65535 fully-random
@@ -78,12 +68,6 @@ table inet ferrule {
 		ip saddr @pods4 ip daddr != @kept4 goto to_world
 		ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 		iifname \"fr*\" ct status 0x20 goto to_backend
-	}
-
-	chain tunnel {
-		type filter hook postrouting priority 90; policy accept;
-		udp dport 4789 ct status 0x20 ip daddr @nodes4 drop
-		udp dport 4789 ct status 0x20 ip6 daddr @nodes6 drop
 	}
 }
 ";

@@ -21,7 +21,7 @@ const COUNTER: &str = "add table inet count; add chain inet count forward { type
 fn count_forwarded(node: &Member) -> anyhow::Result<()> {
     node.on(|_| {
         std::fs::write("/run/count.nft", COUNTER.replace("; ", "\n"))?;
-        ferrule_tests::sys::run("nft -f /run/count.nft").map(drop)
+        sys::run("nft -f /run/count.nft").map(drop)
     })
 }
 
@@ -180,6 +180,37 @@ fn connections_live_while_two_nodes_take_different_ways_to_each_other() {
             ensure!(seen.last() == Some(&0), "conntrack of {} calls packets invalid: {seen:?}", node.name);
         }
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn routes_and_rules_of_others_hold_for_packets_to_remote_pods() {
+    with_pods(&[], |fabric, [a, b, _]| {
+        let [one, ..] = &fabric.nodes;
+        for (from, to) in a.addresses.iter().zip(&b.addresses) {
+            let (flag, len) = if to.is_ipv4() { ("-4", 32) } else { ("-6", 128) };
+            let route = format!("blackhole {to}/{len}");
+            let rule = format!("from {from} to {to} priority 100 blackhole");
+            for (object, what) in [("route", &route), ("rule", &rule)] {
+                one.run(&format!("ip {flag} {object} add {what}"))?;
+                sys::wait_until(&format!("the {object} {what} holds"), TIMEOUT, || {
+                    Ok(a.ping(&to.to_string()).is_err())
+                })?;
+                one.run(&format!("ip {flag} {object} del {what}"))?;
+                sys::wait_until(&format!("{to} is reached again"), TIMEOUT, || {
+                    a.ping(&to.to_string()).map(|_| true)
+                })?;
+            }
+        }
+        sys::wait_until("the stack is passed by again", TIMEOUT, || {
+            count_forwarded(one)?;
+            exchange(a, b)?;
+            let seen = forwarded(one)?;
+            one.run("nft delete table inet count")?;
+            ensure!(seen == [0, 0, 0], "{} has forwarded {seen:?}", one.name);
+            Ok(true)
+        })
     })
     .unwrap();
 }

@@ -91,6 +91,11 @@ pub(super) fn came_by(prefix: &str) -> [Expression; 2] {
     [meta(INTERFACE), compare(EQUAL, prefix.as_bytes())]
 }
 
+/// Keeps the packet from conntrack.
+pub(super) fn notrack() -> Expression {
+    vec![Attribute::text(EXPRESSION_NAME, "notrack")]
+}
+
 /// `NFTA_LOOKUP_SET`, `…_SREG`, `…_FLAGS`.
 pub(super) fn is_in(set: &str) -> Expression {
     lookup(set, 0)

@@ -1,12 +1,11 @@
 //! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods that
-//! the host translates get client ports that no flow past the host's stack has, and no Service leads into the
-//! tunnel between nodes.
+//! the host translates get client ports that no flow past the host's stack has, and the tunnel between nodes is
+//! out of conntrack's sight and out of the Services' reach.
 //!
 //! ```text
 //! table inet ferrule {
 //!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
 //!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
-//!     set nodes4 { type ipv4_addr; flags interval; … }        addresses of the cluster's nodes, and nodes6
 //!     chain to_world {
 //!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
 //!         masquerade fully-random
@@ -22,12 +21,21 @@
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 //!         iifname "fr*" ct status dnat goto to_backend
 //!     }
-//!     chain tunnel {
+//!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
+//!     chain tunnel_in {
+//!         type filter hook prerouting priority raw; policy accept;
+//!         udp dport 4789 ip daddr @nodes4 notrack                         ip6 and nodes6 likewise
+//!     }
+//!     chain tunnel_out { type filter hook output priority raw; … }        the same rules
+//!     chain not_tunnel {
 //!         type filter hook postrouting priority srcnat - 10; policy accept;
-//!         udp dport 4789 ct status dnat ip daddr @nodes4 drop             ip6 and nodes6 likewise
+//!         udp dport 4789 ip daddr @nodes4 ct status dnat drop             ip6 and nodes6 likewise
 //!     }
 //! }
 //! ```
+//!
+//! Conntrack need not know the tunnel's packets: it would look at every packet twice, and would have an entry
+//! for each flow inside of the tunnel.
 //!
 //! A datagram to another node's tunnel port whose destination was translated comes from no tunnel: once
 //! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
@@ -36,7 +44,7 @@
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{io, net::IpAddr};
 
 use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
@@ -48,17 +56,16 @@ use super::{
     expression::{
         AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
         destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
-        port, source_port, translate_source, verdict,
+        notrack, port, source_port, translate_source, verdict,
     },
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     numbers::{
-        ACCEPT, APPEND, AT_POSTROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, CREATE, DATA_VALUE,
-        DELETE_TABLE, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA, ELEMENTS_LIST, ELEMENTS_SET, GET_CHAIN,
-        GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET, INTERVAL, INTERVAL_END,
-        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_ELEMENTS, NEW_RULE, NEW_SET, NEW_TABLE, OF_TABLE, RULE_CHAIN,
-        RULE_EXPRESSIONS, SET_FLAGS, SET_KEY_LENGTH, SET_KEY_TYPE, SET_NAME, SET_NUMBER, SET_USER_DATA,
+        ACCEPT, AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE,
+        CREATE, DELETE_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET,
+        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_RULE, NEW_TABLE, OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS,
         TABLE_FLAGS,
     },
+    sets::Set,
 };
 
 /// What is masqueraded.
@@ -70,59 +77,37 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
-    /// Addresses of the cluster's nodes.
-    pub nodes: Vec<IpNet>,
-    /// UDP port of all nodes' tunnels.
-    pub tunnel_port: u16,
+    /// `None` if no packet takes the tunnel between nodes.
+    pub tunnel: Option<Tunnel>,
+}
+
+/// The tunnel between nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// UDP port of all nodes.
+    pub port: u16,
+    /// Addresses of all nodes, this one included.
+    pub nodes: Vec<IpAddr>,
 }
 
 type Rule = Vec<Expression>;
-
-/// A set of addresses, and what the rules need of its family.
-struct Set {
-    name: &'static str,
-    /// Unique in a transaction.
-    number: u32,
-    of: Of,
-    is_ipv4: bool,
-}
-
-/// What is in a set.
-#[derive(Clone, Copy)]
-enum Of {
-    Sources,
-    Kept,
-    Nodes,
-}
 
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
 const TO_BACKEND: &str = "to_backend";
-const TUNNEL: &str = "tunnel";
+const TUNNEL_IN: &str = "tunnel_in";
+const TUNNEL_OUT: &str = "tunnel_out";
+const NOT_TUNNEL: &str = "not_tunnel";
 /// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
 /// decide about these packets.
 const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
-const PRIORITY: u32 = 110;
+const PRIORITY: i32 = 110;
 /// Before all translations of sources.
-const TUNNEL_PRIORITY: u32 = 90;
-const SETS: [Set; 6] = [
-    Set { name: "pods4", number: 1, of: Of::Sources, is_ipv4: true },
-    Set { name: "kept4", number: 2, of: Of::Kept, is_ipv4: true },
-    Set { name: "pods6", number: 3, of: Of::Sources, is_ipv4: false },
-    Set { name: "kept6", number: 4, of: Of::Kept, is_ipv4: false },
-    Set { name: "nodes4", number: 5, of: Of::Nodes, is_ipv4: true },
-    Set { name: "nodes6", number: 6, of: Of::Nodes, is_ipv4: false },
-];
-/// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
-const ELEMENTS: usize = 1000;
-
-/// nft's numbers of the types `ipv4_addr` and `ipv6_addr`, and its notes "the keys have network byte order"
-/// and "the interval has no end": nft shows the sets accordingly.
-const KEY_TYPES: (u32, u32) = (7, 8);
-const NETWORK_ORDER: [u8; 6] = [0, 4, 2, 0, 0, 0];
-const OPEN: [u8; 6] = [1, 4, 1, 0, 0, 0];
+const NOT_TUNNEL_PRIORITY: i32 = 90;
+/// `NF_IP_PRI_RAW` in `linux/netfilter_ipv4.h`: before conntrack.
+const RAW: i32 = -300;
 const UDP: u8 = 17;
 /// Protocols with ports: TCP, UDP, SCTP.
 const WITH_PORTS: [u8; 3] = [6, UDP, 132];
@@ -172,17 +157,14 @@ impl Table {
                 return Ok(Some(format!("has changed rules in the chain {name}")));
             }
         }
-        if chains.len() > self.chains().len() || sets.len() > SETS.len() {
+        if chains.len() > self.chains().len() || sets.len() > self.sets().len() {
             return Ok(Some("has a foreign chain or set".to_owned()));
         }
-        for set in SETS {
-            if !has(&sets, &set.attributes()) {
+        for set in self.sets() {
+            if !has(&sets, &set.attributes(NAME)) {
                 return Ok(Some(format!("has no set {}, or a changed one", set.name)));
             }
-            let of_set = [Attribute::text(OF_TABLE, NAME), Attribute::text(ELEMENTS_SET, set.name)];
-            let found = dump(GET_ELEMENTS, INET, &of_set)?;
-            let found: BTreeSet<_> = found.iter().flat_map(|it| elements(&it.1)).collect();
-            if found != edges(&self.intervals(&set), set.is_ipv4).into_iter().collect() {
+            if !set.is_same(NAME)? {
                 return Ok(Some(format!("has changed elements in the set {}", set.name)));
             }
         }
@@ -190,29 +172,12 @@ impl Table {
     }
 
     fn changes(&self) -> Vec<Change> {
-        let change = |what: String, kind, attributes: Vec<Attribute>| {
-            let flags = if kind == NEW_RULE { CREATE | APPEND } else { CREATE };
-            Change { what, kind, flags, family: INET, attributes }
-        };
         let mut changes = vec![table("add the table", NEW_TABLE)];
-        for set in SETS {
-            let mut attributes = set.attributes();
-            attributes.push(Attribute::number(SET_NUMBER, set.number));
-            attributes.push(Attribute::Value(SET_USER_DATA, NETWORK_ORDER.to_vec()));
-            changes.push(change(format!("add the set {}", set.name), NEW_SET, attributes));
-            let edges = edges(&self.intervals(&set), set.is_ipv4);
-            for (part, chunk) in edges.chunks(ELEMENTS).enumerate() {
-                let is_last = (part + 1) * ELEMENTS >= edges.len();
-                let attributes = vec![
-                    Attribute::text(OF_TABLE, NAME),
-                    Attribute::text(ELEMENTS_SET, set.name),
-                    Attribute::Nest(ELEMENTS_LIST, list(chunk, is_last)),
-                ];
-                changes.push(change(format!("add elements of {}", set.name), NEW_ELEMENTS, attributes));
-            }
+        for (number, set) in (1..).zip(self.sets()) {
+            changes.extend(set.changes(NAME, number));
         }
         for (name, attributes) in self.chains() {
-            changes.push(change(format!("add the chain {name}"), NEW_CHAIN, attributes));
+            changes.push(Change::create(format!("add the chain {name}"), NEW_CHAIN, attributes));
         }
         for (name, rules) in self.rules() {
             for expressions in rules {
@@ -222,17 +187,31 @@ impl Table {
                     Attribute::text(RULE_CHAIN, name),
                     Attribute::Nest(RULE_EXPRESSIONS, items),
                 ];
-                changes.push(change(format!("add a rule of the chain {name}"), NEW_RULE, attributes));
+                changes.push(Change::create(format!("add a rule of the chain {name}"), NEW_RULE, attributes));
             }
         }
         changes
     }
 
-    fn chains(&self) -> [(&'static str, Vec<Attribute>); 4] {
+    fn sets(&self) -> Vec<Set> {
+        let mut sets = vec![
+            Set::of_networks("pods4", true, &self.sources),
+            Set::of_networks("kept4", true, &self.kept),
+            Set::of_networks("pods6", false, &self.sources),
+            Set::of_networks("kept6", false, &self.kept),
+        ];
+        if let Some(Tunnel { nodes, .. }) = &self.tunnel {
+            sets.push(Set::of_addresses("nodes4", true, nodes));
+            sets.push(Set::of_addresses("nodes6", false, nodes));
+        }
+        sets
+    }
+
+    fn chains(&self) -> Vec<(&'static str, Vec<Attribute>)> {
         let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
-        let hooked = |name, kind, priority| {
+        let hooked = |name, kind, hook, priority: i32| {
             let mut chain = named(name);
-            let hook = [(HOOK_NUMBER, AT_POSTROUTING), (HOOK_PRIORITY, priority)];
+            let hook = [(HOOK_NUMBER, hook), (HOOK_PRIORITY, priority.cast_unsigned())];
             let hook = hook.map(|(kind, value)| Attribute::number(kind, value)).to_vec();
             chain.extend([
                 Attribute::text(CHAIN_TYPE, kind),
@@ -241,15 +220,22 @@ impl Table {
             ]);
             (name, chain)
         };
-        [
+        let mut chains = vec![
             (TO_WORLD, named(TO_WORLD)),
             (TO_BACKEND, named(TO_BACKEND)),
-            hooked(POSTROUTING, "nat", PRIORITY),
-            hooked(TUNNEL, "filter", TUNNEL_PRIORITY),
-        ]
+            hooked(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY),
+        ];
+        if self.tunnel.is_some() {
+            chains.extend([
+                hooked(TUNNEL_IN, "filter", AT_PREROUTING, RAW),
+                hooked(TUNNEL_OUT, "filter", AT_OUTPUT, RAW),
+                hooked(NOT_TUNNEL, "filter", AT_POSTROUTING, NOT_TUNNEL_PRIORITY),
+            ]);
+        }
+        chains
     }
 
-    fn rules(&self) -> [(&'static str, Vec<Rule>); 4] {
+    fn rules(&self) -> Vec<(&'static str, Vec<Rule>)> {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
@@ -267,41 +253,18 @@ impl Table {
         let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)]
             .into_iter()
             .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
-        let into_tunnel = |family, offset, length, nodes| {
-            let port = self.tunnel_port.to_be_bytes();
-            let is_udp = [meta(PROTOCOL), compare(EQUAL, &[UDP]), destination_port(), compare(EQUAL, &port)];
-            let to_node =
-                [meta(FAMILY), compare(EQUAL, &[family]), header(offset, length), is_in(nodes)].into_iter();
-            let translated = is_udp.into_iter().chain(is_destination_translated());
-            translated.chain(to_node).chain([verdict(Verdict::Drop)]).collect()
-        };
-        let tunnel = vec![into_tunnel(IPV4, 16, 4, "nodes4"), into_tunnel(IPV6, 24, 16, "nodes6")];
-        [
+        let mut rules = vec![
             (TO_WORLD, to_world),
             (TO_BACKEND, to_backend.collect()),
             (POSTROUTING, vec![marked, v4, v6, translated]),
-            (TUNNEL, tunnel),
-        ]
-    }
-
-    /// Without overlaps, in order; first and last address of each.
-    fn intervals(&self, set: &Set) -> Vec<(u128, u128)> {
-        let nets = match set.of {
-            Of::Sources => &self.sources,
-            Of::Kept => &self.kept,
-            Of::Nodes => &self.nodes,
-        };
-        let nets = nets.iter().filter(|net| net.addr().is_ipv4() == set.is_ipv4);
-        let mut sorted: Vec<_> = nets.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
-        sorted.sort_unstable();
-        let mut merged: Vec<(u128, u128)> = Vec::new();
-        for (first, last) in sorted {
-            match merged.last_mut() {
-                Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
-                _ => merged.push((first, last)),
-            }
+        ];
+        if let Some(Tunnel { port, .. }) = self.tunnel {
+            let untracked = || to_tunnel(port).map(|to_node| [to_node, vec![notrack()]].concat()).to_vec();
+            let translated = || [is_destination_translated().to_vec(), vec![verdict(Verdict::Drop)]].concat();
+            let dropped = to_tunnel(port).map(|to_node| [to_node, translated()].concat()).to_vec();
+            rules.extend([(TUNNEL_IN, untracked()), (TUNNEL_OUT, untracked()), (NOT_TUNNEL, dropped)]);
         }
-        merged
+        rules
     }
 }
 
@@ -318,21 +281,6 @@ pub fn remove() -> Result<bool, NetlinkError> {
     match nfnetlink::commit(&[table("delete the table", DELETE_TABLE)]) {
         Err(error) if error.is(Errno::ENOENT) => Ok(false),
         result => result.map(|()| true),
-    }
-}
-
-// === impl Set ===
-
-impl Set {
-    fn attributes(&self) -> Vec<Attribute> {
-        let (kind, length) = if self.is_ipv4 { (KEY_TYPES.0, 4) } else { (KEY_TYPES.1, 16) };
-        vec![
-            Attribute::text(OF_TABLE, NAME),
-            Attribute::text(SET_NAME, self.name),
-            Attribute::number(SET_FLAGS, INTERVAL),
-            Attribute::number(SET_KEY_TYPE, kind),
-            Attribute::number(SET_KEY_LENGTH, length),
-        ]
     }
 }
 
@@ -355,44 +303,6 @@ fn explained(error: NetlinkError) -> NetlinkError {
         return error.with_hint(modules.to_owned());
     }
     error
-}
-
-/// The edges of intervals as nftables stores them: an end is the first address behind the interval, and an
-/// edge before the first interval says that what precedes is outside.
-fn edges(intervals: &[(u128, u128)], is_ipv4: bool) -> Vec<(Vec<u8>, bool)> {
-    let (bytes, largest) = if is_ipv4 { (4, u128::from(u32::MAX)) } else { (16, u128::MAX) };
-    let key = |value: u128| value.to_be_bytes().into_iter().skip(16 - bytes).collect::<Vec<u8>>();
-    let mut edges = Vec::new();
-    edges.extend(intervals.first().filter(|(first, _)| *first > 0).map(|_| (key(0), true)));
-    for (first, last) in intervals {
-        edges.push((key(*first), false));
-        edges.extend((*last < largest).then(|| (key(last.saturating_add(1)), true)));
-    }
-    edges
-}
-
-/// `is_last`: whether the list ends with the last edge of the set.
-fn list(edges: &[(Vec<u8>, bool)], is_last: bool) -> Vec<Attribute> {
-    let item = |(number, (key, is_end)): (usize, &(Vec<u8>, bool))| {
-        let mut item = Vec::new();
-        item.extend(is_end.then(|| Attribute::number(ELEMENT_FLAGS, INTERVAL_END)));
-        item.push(Attribute::Nest(ELEMENT_KEY, vec![Attribute::Value(DATA_VALUE, key.clone())]));
-        let is_open = is_last && !is_end && number + 1 == edges.len();
-        item.extend(is_open.then(|| Attribute::Value(ELEMENT_USER_DATA, OPEN.to_vec())));
-        Attribute::Nest(LIST_ITEM, item)
-    };
-    edges.iter().enumerate().map(item).collect()
-}
-
-/// The edges in a message about elements.
-fn elements(message: &[u8]) -> Vec<(Vec<u8>, bool)> {
-    let list = find(message, &[ELEMENTS_LIST]).unwrap_or_default();
-    let items = NlasIterator::new(&list[..]).flatten();
-    let edge = |item: &[u8]| {
-        let flags = find(item, &[ELEMENT_FLAGS]).and_then(|it| nfnetlink::number(&it)).unwrap_or_default();
-        Some((find(item, &[ELEMENT_KEY, DATA_VALUE])?, flags & INTERVAL_END != 0))
-    };
-    items.filter_map(|item| edge(item.value())).collect()
 }
 
 fn is_same_rules(expected: &[Rule], found: &[&Vec<u8>]) -> bool {
@@ -421,6 +331,23 @@ fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) ->
     ]
 }
 
+/// A datagram to a node's tunnel port, in each family.
+fn to_tunnel(port: u16) -> [Rule; 2] {
+    // Offset of the destination in the header, and its length.
+    [(IPV4, "nodes4", 16, 4), (IPV6, "nodes6", 24, 16)].map(|(family, nodes, offset, length)| {
+        vec![
+            meta(PROTOCOL),
+            compare(EQUAL, &[UDP]),
+            destination_port(),
+            compare(EQUAL, &port.to_be_bytes()),
+            meta(FAMILY),
+            compare(EQUAL, &[family]),
+            header(offset, length),
+            is_in(nodes),
+        ]
+    })
+}
+
 /// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
 /// those of the source in a family's header.
 fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Rule {
@@ -437,82 +364,4 @@ fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Ru
         port(3, last),
         translate_source(family),
     ]
-}
-
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().into(),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table_of(sources: &[&str], kept: &[&str]) -> Table {
-        let nets = |all: &[&str]| all.iter().map(|it| it.parse().unwrap()).collect();
-        let (ports, tunnel_port) = ((32768, 65535), 4789);
-        Table { sources: nets(sources), kept: nets(kept), ports, nodes: Vec::new(), tunnel_port }
-    }
-
-    fn shown(table: &Table, set: usize) -> Vec<(String, bool)> {
-        let set = &SETS[set];
-        let text = |key: &[u8]| match <[u8; 4]>::try_from(key) {
-            Ok(v4) => IpAddr::from(v4).to_string(),
-            Err(_) => IpAddr::from(<[u8; 16]>::try_from(key).unwrap()).to_string(),
-        };
-        edges(&table.intervals(set), set.is_ipv4).iter().map(|(key, is_end)| (text(key), *is_end)).collect()
-    }
-
-    #[test]
-    fn overlapping_and_adjacent_networks_are_one_interval() {
-        let table = table_of(
-            &["10.0.1.0/24", "fd00::/64"],
-            &["10.0.2.0/24", "10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "224.0.0.0/3", "0.0.0.0/8", "::/0"],
-        );
-        let edge = |key: &str, is_end| (key.to_owned(), is_end);
-        assert_eq!(
-            shown(&table, 0),
-            [edge("0.0.0.0", true), edge("10.0.1.0", false), edge("10.0.2.0", true)]
-        );
-        let kept = [
-            edge("0.0.0.0", false),
-            edge("1.0.0.0", true),
-            edge("10.0.0.0", false),
-            edge("12.0.0.0", true),
-            edge("224.0.0.0", false),
-        ];
-        assert_eq!(shown(&table, 1), kept, "the last interval has no end");
-        assert_eq!(shown(&table, 2), [edge("::", true), edge("fd00::", false), edge("fd00:0:0:1::", true)]);
-        assert_eq!(shown(&table, 3), [edge("::", false)]);
-        assert_eq!(shown(&table_of(&[], &[]), 0), []);
-    }
-
-    #[test]
-    fn edges_are_read_as_they_are_sent() {
-        let edges = edges(&[(5, 9), (20, u128::from(u32::MAX))], true);
-        let mut sent = Vec::new();
-        let change = Attribute::Nest(ELEMENTS_LIST, list(&edges, true));
-        change.encode(&mut sent);
-        assert_eq!(elements(&sent), edges);
-        assert_eq!(elements(&[]), []);
-    }
-
-    #[test]
-    fn a_long_list_is_divided_and_only_its_end_is_open() {
-        let hosts: Vec<_> = (0..1500_u32).map(|n| format!("10.{}.{}.0/31", n / 250, n % 250)).collect();
-        let mut kept: Vec<_> = hosts.iter().map(String::as_str).collect();
-        kept.push("224.0.0.0/3");
-        let changes = table_of(&[], &kept).changes();
-        let parts: Vec<_> = changes.iter().filter(|it| it.kind == NEW_ELEMENTS).collect();
-        let opens =
-            |change: &Change| format!("{:?}", change.attributes).matches("[1, 4, 1, 0, 0, 0]").count();
-        assert_eq!(parts.iter().map(|it| opens(it)).collect::<Vec<_>>(), [0, 0, 0, 1]);
-        for part in parts {
-            let mut bytes = Vec::new();
-            part.attributes.iter().for_each(|it| it.encode(&mut bytes));
-            assert!(bytes.len() < usize::from(u16::MAX));
-        }
-    }
 }

@@ -6,3 +6,4 @@ pub mod masquerade_changes;
 pub mod masquerade_table;
 mod nfnetlink;
 mod numbers;
+mod sets;

@@ -29,8 +29,10 @@ pub(super) const CHAIN_POLICY: u16 = 5;
 pub(super) const CHAIN_TYPE: u16 = 7;
 pub(super) const HOOK_NUMBER: u16 = 1;
 pub(super) const HOOK_PRIORITY: u16 = 2;
-/// `NF_INET_FORWARD` and `NF_INET_POST_ROUTING` in `linux/netfilter.h`.
+/// `NF_INET_…` in `linux/netfilter.h`: `PRE_ROUTING`, `FORWARD`, `LOCAL_OUT` and `POST_ROUTING`.
+pub(super) const AT_PREROUTING: u32 = 0;
 pub(super) const AT_FORWARD: u32 = 2;
+pub(super) const AT_OUTPUT: u32 = 3;
 pub(super) const AT_POSTROUTING: u32 = 4;
 /// `NF_DROP` and `NF_ACCEPT` in `linux/netfilter.h`.
 pub(super) const DROP: u32 = 0;

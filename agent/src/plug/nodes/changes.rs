@@ -31,6 +31,8 @@ const GROUPS: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | n
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTN_UNICAST: u8 = 1;
+/// `RTN_BLACKHOLE`, `RTN_UNREACHABLE`, `RTN_PROHIBIT` and `RTN_THROW` in `linux/rtnetlink.h`.
+const REFUSALS: [u8; 4] = [6, 7, 8, 9];
 const RT_TABLE_LOCAL: u8 = 255;
 /// `NETCONFA_IFINDEX` in `linux/netconf.h`.
 const NETCONF_IFINDEX: u16 = 1;
@@ -92,7 +94,8 @@ fn is_relevant(message: &[u8], interfaces: &HashSet<u32>) -> Option<bool> {
             let [family, length, _, _, table, protocol, _, kind] = *body.first_chunk::<8>()?;
             let whole = if family == 2 { 32 } else { 128 };
             let is_of_pod = protocol == ROUTE_PROTOCOL && length == whole;
-            kind == RTN_UNICAST && table != RT_TABLE_LOCAL && !is_of_pod
+            let is_refusal = REFUSALS.contains(&kind) && protocol != ROUTE_PROTOCOL;
+            (kind == RTN_UNICAST && !is_of_pod || is_refusal) && table != RT_TABLE_LOCAL
         }
         RTM_NEWNETCONF => {
             // `struct netconfmsg`: a family, padded.
@@ -133,6 +136,8 @@ mod tests {
         assert_eq!(relevant(RTM_DELROUTE, &route(32, 254, ROUTE_PROTOCOL, 1)), Some(false), "to a pod");
         assert_eq!(relevant(RTM_NEWROUTE, &route(8, 255, 2, 1)), Some(false));
         assert_eq!(relevant(RTM_NEWROUTE, &route(8, 254, 2, 5)), Some(false), "multicast");
+        assert_eq!(relevant(RTM_NEWROUTE, &route(32, 254, 4, 6)), Some(true), "a blackhole");
+        assert_eq!(relevant(RTM_NEWROUTE, &route(24, 254, ROUTE_PROTOCOL, 7)), Some(false), "a range");
     }
 
     #[test]

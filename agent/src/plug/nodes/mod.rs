@@ -2,6 +2,7 @@
 //! pods' packets to other nodes take the tunnel.
 
 pub mod changes;
+pub mod foreign;
 pub mod reach;
 pub mod route;
 pub mod rp_filter;
