@@ -207,7 +207,9 @@ mod tests {
 
     #[test]
     fn what_is_no_cidr_is_refused_with_what_was_found() {
-        for text in ["", "/", "10.0.0.0", "10.0.0/8", "10.0.0.256/8", "10.0.0.0/33", "10.0.0.0/+8", "::/129", "x/8"] {
+        for text in
+            ["", "/", "10.0.0.0", "10.0.0/8", "10.0.0.256/8", "10.0.0.0/33", "10.0.0.0/+8", "::/129", "x/8"]
+        {
             assert!(canonical(text).starts_with(&format!("found {text:?}, expected a CIDR")), "{text}");
         }
         assert!(canonical("::ffff:10.0.0.0/90").contains("families do not mix"));
@@ -216,11 +218,15 @@ mod tests {
     #[test]
     fn families_never_mix() {
         let (v4, v6): (Prefix, Prefix) = ("0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap());
-        let (a4, a6) = (Addr::from(IpAddr::from([10, 0, 0, 1])), Addr::from("fd00::1".parse::<IpAddr>().unwrap()));
+        let (a4, a6) =
+            (Addr::from(IpAddr::from([10, 0, 0, 1])), Addr::from("fd00::1".parse::<IpAddr>().unwrap()));
         assert!(v4.contains(a4) && !v4.contains(a6));
         assert!(v6.contains(a6) && !v6.contains(a4));
         assert!(!v6.covers(v4) && v4.covers("10.0.0.0/8".parse().unwrap()));
         assert_eq!(v4.last().to_string(), "255.255.255.255");
-        assert_eq!("fd00::/16".parse::<Prefix>().unwrap().last().to_string(), "fd00:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        assert_eq!(
+            "fd00::/16".parse::<Prefix>().unwrap().last().to_string(),
+            "fd00:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+        );
     }
 }

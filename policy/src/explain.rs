@@ -53,6 +53,8 @@ impl store::Store {
         let facet = store::Facet::Namespace(self.words.find(namespace)?);
         let members = self.groups_with(&facet).flat_map(|group| self.members_of(group));
         let parties = members.filter_map(|id| self.parties.get(&id)).filter(|party| *party.name == *name);
-        parties.min_by_key(|it| (it.is_gone, it.kind == store::Kind::Ignored, it.is_deleting, Reverse(it.created)))
+        parties.min_by_key(|it| {
+            (it.is_gone, it.kind == store::Kind::Ignored, it.is_deleting, Reverse(it.created))
+        })
     }
 }

@@ -86,11 +86,11 @@ pub use explain::{Explanation, Judges};
 pub use lookup::{Origin, Packet, Reason, Verdict, lookup};
 pub use mask::Mask;
 pub use policy::{
-    Action, Block, Condition, Direction, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports, Protocol,
-    Requirement, Rule, Selector, Tier,
+    Action, Block, Condition, Direction, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports,
+    Protocol, Requirement, Rule, Selector, Tier,
 };
 pub use rows::{
-    ClassId, Delta, EndpointId, EndpointRow, Header, MAX_RANGES, NamedKey, Op, PeerRow, PortKey, PortRange, Rows,
-    RuleKey, RulesetId, Table,
+    ClassId, Delta, EndpointId, EndpointRow, Header, MAX_RANGES, NamedKey, Op, PeerRow, PortKey, PortRange,
+    Rows, RuleKey, RulesetId, Table,
 };
 pub use trace::{Because, Party, Step, Trace, TraceError};

@@ -136,7 +136,11 @@ pub fn lookup(rows: &Rows, packet: &Packet) -> Verdict {
 /// The class of an address that is neither a pod's nor a node's.
 fn block(rows: &Rows, addr: Addr) -> ClassId {
     let lengths = (0..=addr.family_bits()).rev();
-    lengths.filter_map(|len| rows.blocks.get(&Prefix::new(addr, len))).next().copied().unwrap_or(ClassId::NONE)
+    lengths
+        .filter_map(|len| rows.blocks.get(&Prefix::new(addr, len)))
+        .next()
+        .copied()
+        .unwrap_or(ClassId::NONE)
 }
 
 /// The bits whose ports contain the packet's.

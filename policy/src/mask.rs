@@ -89,7 +89,9 @@ mod tests {
     #[test]
     fn lowest_bit_from_a_start() {
         let mask = Mask::bit(3) | Mask::bit(64) | Mask::bit(255);
-        for (start, lowest) in [(0, Some(3)), (3, Some(3)), (4, Some(64)), (64, Some(64)), (65, Some(255)), (255, Some(255))] {
+        for (start, lowest) in
+            [(0, Some(3)), (3, Some(3)), (4, Some(64)), (64, Some(64)), (65, Some(255)), (255, Some(255))]
+        {
             assert_eq!(mask.lowest(start), lowest, "{start}");
         }
         assert_eq!((mask.lowest(256), Mask::NONE.lowest(0), Mask::bit(256)), (None, None, Mask::NONE));

@@ -110,9 +110,8 @@ impl Compiler {
         let (from, to) = (self.ends(from)?, self.ends(to)?);
         let family = |end: &End| end.addr.map(Addr::is_v4);
         let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
-        let mut pairs = pairs.filter(|(from, to)| {
-            family(from).zip(family(to)).is_none_or(|(from, to)| from == to)
-        });
+        let mut pairs =
+            pairs.filter(|(from, to)| family(from).zip(family(to)).is_none_or(|(from, to)| from == to));
         let (from, to) = pairs.next().ok_or(TraceError::NoFamily)?;
         let group = to.party.as_ref().filter(|it| it.kind == Kind::Pod).and_then(|it| self.store.group(it));
         let traffic = Traffic { protocol, port, named: group.map_or(&[], |it| &it.ports) };
@@ -123,7 +122,8 @@ impl Compiler {
 
     /// An end, once for each of its addresses.
     fn ends(&self, party: &Party) -> Result<Vec<End>, TraceError> {
-        let with = |party: Option<&Arc<store::Party>>, addr| End { party: party.cloned(), addr, is_own_node: false };
+        let with =
+            |party: Option<&Arc<store::Party>>, addr| End { party: party.cloned(), addr, is_own_node: false };
         Ok(match party {
             Party::OwnNode => vec![End { party: None, addr: None, is_own_node: true }],
             Party::Address(address) => {
@@ -133,8 +133,12 @@ impl Compiler {
             Party::Pod { namespace, name } => {
                 let unknown = || TraceError::UnknownPod { namespace: namespace.clone(), name: name.clone() };
                 let party = self.store.pod_named(namespace, name).ok_or_else(unknown)?;
-                let ends: Vec<_> =
-                    self.store.claimed_by(party).into_iter().map(|addr| with(Some(party), Some(addr))).collect();
+                let ends: Vec<_> = self
+                    .store
+                    .claimed_by(party)
+                    .into_iter()
+                    .map(|addr| with(Some(party), Some(addr)))
+                    .collect();
                 if ends.is_empty() { vec![with(Some(party), None)] } else { ends }
             }
         })
@@ -187,7 +191,8 @@ impl Compiler {
     }
 
     fn matches(&self, rule: &CompiledRule, peer: &End, traffic: &Traffic<'_>) -> bool {
-        let group = peer.party.as_ref().filter(|it| it.kind != Kind::Ignored).and_then(|it| self.store.group(it));
+        let group =
+            peer.party.as_ref().filter(|it| it.kind != Kind::Ignored).and_then(|it| self.store.group(it));
         let is_pod = peer.party.as_ref().is_some_and(|it| it.kind == Kind::Pod);
         let holds = |predicate: &Predicate| match predicate {
             Predicate::Block(block) => peer.addr.is_some_and(|addr| block.contains(addr)),

@@ -18,7 +18,7 @@ pub struct Footprint {
 }
 
 const OUR_PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
-const OUR_MAPS: [&str; 13] = [
+const OUR_MAPS: [&str; 15] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",

@@ -21,7 +21,7 @@ pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
-const MAPS: [&str; 13] = [
+const MAPS: [&str; 15] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",

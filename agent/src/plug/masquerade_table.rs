@@ -1,5 +1,5 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and flows of pods
-//! that the host translates get client ports that no flow past the host's stack has.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, and flows of
+//! pods that the host translates get client ports that no flow past the host's stack has.
 //!
 //! ```text
 //! table inet ferrule {

@@ -179,7 +179,9 @@ fn disjoint(bits: &[Bit]) -> Vec<PortRange> {
             continue;
         }
         match ranges.last_mut() {
-            Some(it) if it.bits == mask && it.protocol == *protocol && it.last.checked_add(1) == Some(first) => {
+            Some(it)
+                if it.bits == mask && it.protocol == *protocol && it.last.checked_add(1) == Some(first) =>
+            {
                 it.last = last;
             }
             _ => ranges.push(PortRange { bits: mask, first, last, protocol: *protocol }),
@@ -194,7 +196,8 @@ fn too_many(policies: &[Arc<CompiledPolicy>], bits: &[Bit]) -> Refused {
     for (policy, _) in bits.iter().filter_map(|bit| bit.rules.first()) {
         *counts.entry(*policy).or_default() += 1;
     }
-    let largest = counts.iter().max_by_key(|(_, count)| **count).and_then(|(policy, _)| policies.get(*policy));
+    let largest =
+        counts.iter().max_by_key(|(_, count)| **count).and_then(|(policy, _)| policies.get(*policy));
     let policy: Option<PolicyId> = largest.map(|it| it.policy.id.clone());
     Refused { resource: Resource::Bits, needed: bits.len(), capacity: usize::from(Mask::BITS), policy }
 }

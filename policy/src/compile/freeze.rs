@@ -29,7 +29,8 @@ impl Compiler {
         let mut rows: Vec<(EndpointId, EndpointRow)> = Vec::new();
         let mut copies: BTreeMap<RulesetId, RulesetId> = BTreeMap::new();
         for Switch { endpoint, rulesets } in switches {
-            let Some((row, (ingress, egress))) = self.out.rows.endpoint(*endpoint).copied().zip(*rulesets) else {
+            let Some((row, (ingress, egress))) = self.out.rows.endpoint(*endpoint).copied().zip(*rulesets)
+            else {
                 continue;
             };
             let mut frozen = |old: RulesetId, new: RulesetId| match copies.get(&old) {
@@ -41,7 +42,11 @@ impl Compiler {
                     copy
                 }
             };
-            let row = EndpointRow { ingress: frozen(row.ingress, ingress), egress: frozen(row.egress, egress), ..row };
+            let row = EndpointRow {
+                ingress: frozen(row.ingress, ingress),
+                egress: frozen(row.egress, egress),
+                ..row
+            };
             rows.push((*endpoint, row));
         }
         // Nothing sees these moves: the copies ask what the originals ask.
@@ -63,8 +68,9 @@ impl Compiler {
         let Some(original) = self.rulesets.get(id).cloned() else { return id };
         let copy = self.rulesets.fresh(self.table);
         let predicates = original.predicates.iter();
-        let predicates =
-            predicates.map(|(id, bits)| (self.predicates.freeze(*id, copy, &self.store, work), *bits)).collect();
+        let predicates = predicates
+            .map(|(id, bits)| (self.predicates.freeze(*id, copy, &self.store, work), *bits))
+            .collect();
         let ruleset = Ruleset { predicates, is_frozen: true, ..(*original).clone() };
         self.rulesets.add(copy, ruleset, &self.classes, &mut self.out);
         copy

@@ -26,9 +26,13 @@ mod settle;
 
 use std::{collections::BTreeSet, mem::take};
 
-use self::{blocks::Blocks, classes::Classes, output::Output, predicates::Predicates, rulesets::Rulesets, select::Switch};
+use self::{
+    blocks::Blocks, classes::Classes, output::Output, predicates::Predicates, rulesets::Rulesets,
+    select::Switch,
+};
 use crate::{
-    Capacities, Change, ClassId, Delta, EndpointId, PolicyId, Refused, Resource, Rows, RulesetId, Table, Verdict,
+    Capacities, Change, ClassId, Delta, EndpointId, PolicyId, Refused, Resource, Rows, RulesetId, Table,
+    Verdict,
     lookup::Reason,
     rows::{EndpointRow, Op, RuleKey},
     store::{Facet, Store, Work},

@@ -186,7 +186,10 @@ impl Predicates {
     }
 
     /// The predicates that may hold for a group.
-    fn candidates<'a>(&'a self, group: &Group) -> impl Iterator<Item = (PredicateId, &'a Arc<Predicate>)> + use<'a> {
+    fn candidates<'a>(
+        &'a self,
+        group: &Group,
+    ) -> impl Iterator<Item = (PredicateId, &'a Arc<Predicate>)> + use<'a> {
         let anchors: Vec<_> = group.facets().map(Some).chain([None]).collect();
         let ids = anchors.into_iter().flat_map(|anchor| {
             let range = (anchor.clone(), PredicateId::MIN)..=(anchor, PredicateId::MAX);

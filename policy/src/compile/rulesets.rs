@@ -191,7 +191,8 @@ impl Ruleset {
             }
         }
         let rules = bits.bits.iter().map(|bit| {
-            let named = bit.rules.iter().filter_map(|(policy, rule)| Some((policies.get(*policy)?.clone(), *rule)));
+            let named =
+                bit.rules.iter().filter_map(|(policy, rule)| Some((policies.get(*policy)?.clone(), *rule)));
             named.collect()
         });
         Self {

@@ -50,7 +50,8 @@ impl Compiler {
         for place in addresses.chain(edges) {
             let (old, new) = (self.class_of(place), self.key_of(place));
             let old_key = old.and_then(|id| self.classes.key(id)).cloned();
-            let stays = old_key == new || (old == Some(ClassId::NONE) && new.as_ref().is_some_and(|it| it.is_none()));
+            let stays =
+                old_key == new || (old == Some(ClassId::NONE) && new.as_ref().is_some_and(|it| it.is_none()));
             // No row and the row of no class differ.
             if stays && old.is_some() == new.is_some() {
                 continue;

@@ -14,7 +14,8 @@ use super::{
     selector::LabelSelector,
 };
 use crate::{
-    Action, Block, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports, Protocol, Rule, Selector, Tier,
+    Action, Block, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports, Protocol, Rule, Selector,
+    Tier,
 };
 
 /// The fields of `spec`, each decoded on its own: what one means does not depend on the others.
@@ -257,7 +258,11 @@ fn ports(field: &str, protocols: Option<Vec<RuleProtocol>>) -> Result<Ports, Wro
 }
 
 fn not_empty<T>(items: Vec<T>) -> Result<Vec<T>, String> {
-    if items.is_empty() { Err("found an empty list, expected at least one element".to_owned()) } else { Ok(items) }
+    if items.is_empty() {
+        Err("found an empty list, expected at least one element".to_owned())
+    } else {
+        Ok(items)
+    }
 }
 
 fn pod_set(namespaces: Selector, pods: Selector) -> PodSet {
@@ -294,7 +299,10 @@ impl TryFrom<RawEgressPeer> for EgressPeer {
             ("domainNames", domain_names.is_some()),
         ])?;
         if domain_names.is_some() {
-            return Err("found domainNames, which are unsupported; expected networks, nodes, pods or namespaces".into());
+            return Err(
+                "found domainNames, which are unsupported; expected networks, nodes, pods or namespaces"
+                    .into(),
+            );
         }
         if let Some(networks) = networks {
             let block = |Cidr(cidr)| Peer::Block(Block { cidr, except: Vec::new() });
@@ -319,9 +327,11 @@ impl TryFrom<RawProtocol> for RuleProtocol {
             ("sctp", sctp.is_some()),
             ("destinationNamedPort", name.is_some()),
         ])?;
-        let range = |protocol| move |it: WithPort| {
-            let PortNumbers(first, last) = it.destination_port;
-            Port::Range { protocol, first, last }
+        let range = |protocol| {
+            move |it: WithPort| {
+                let PortNumbers(first, last) = it.destination_port;
+                Port::Range { protocol, first, last }
+            }
         };
         let tcp = tcp.map(range(Protocol::Tcp));
         let port = tcp.or(udp.map(range(Protocol::Udp))).or(sctp.map(range(Protocol::Sctp)));
@@ -340,7 +350,9 @@ impl TryFrom<RawNumbers> for PortNumbers {
             (None, range) => range.map_or((0, 0), |Range { start, end }| (start, end)),
         };
         if first == 0 || last < first {
-            return Err(format!("found the ports {first} to {last}, expected 1 to 65535 and the first one first"));
+            return Err(format!(
+                "found the ports {first} to {last}, expected 1 to 65535 and the first one first"
+            ));
         }
         Ok(Self(first, last))
     }

@@ -19,7 +19,6 @@ mod pod;
 mod problem;
 mod selector;
 
-
 pub use cluster_policy::cluster_network_policy;
 pub use metadata::{Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
 pub use network_policy::network_policy;

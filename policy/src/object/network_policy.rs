@@ -12,7 +12,8 @@ use super::{
     selector::LabelSelector,
 };
 use crate::{
-    Action, Block, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports, Protocol, Rule, Selector, Tier,
+    Action, Block, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports, Protocol, Rule, Selector,
+    Tier,
 };
 
 #[derive(Default, Deserialize)]
@@ -226,8 +227,12 @@ impl TryFrom<RawPort> for RulePort {
             (Some(NumberOrName::Number(first)), Some(last)) if last >= first => {
                 range(number(first)?, number(last)?)
             }
-            (Some(NumberOrName::Name(name)), None) => Ok(Self(Port::Named { protocol: Some(protocol), name })),
-            (_, Some(last)) => Err(format!("found the endPort {last}, expected it with a number as port, and not below")),
+            (Some(NumberOrName::Name(name)), None) => {
+                Ok(Self(Port::Named { protocol: Some(protocol), name }))
+            }
+            (_, Some(last)) => {
+                Err(format!("found the endPort {last}, expected it with a number as port, and not below"))
+            }
         }
     }
 }

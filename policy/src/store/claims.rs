@@ -14,7 +14,8 @@ impl Store {
     /// before nodes, living ones before those that are being deleted, and then the youngest.
     pub(crate) fn owner(&self, addr: Addr) -> Option<&Arc<Party>> {
         let claims = self.claims.range((addr, PartyId::MIN)..=(addr, PartyId::MAX));
-        let mut parties = claims.filter_map(|(_, id)| self.parties.get(id)).filter(|party| self.is_placed(party));
+        let mut parties =
+            claims.filter_map(|(_, id)| self.parties.get(id)).filter(|party| self.is_placed(party));
         let first = parties.next()?;
         let Some(second) = parties.next() else { return Some(first) };
         [first, second].into_iter().chain(parties).min_by_key(|party| {
@@ -63,6 +64,8 @@ impl Store {
     }
 
     fn local_addresses(&self, uid: &Uid) -> impl Iterator<Item = Addr> {
-        self.endpoints_of(uid).filter_map(|id| self.endpoints.get(&id)).flat_map(|it| it.addresses.iter().copied())
+        self.endpoints_of(uid)
+            .filter_map(|id| self.endpoints.get(&id))
+            .flat_map(|it| it.addresses.iter().copied())
     }
 }

@@ -45,7 +45,17 @@ pub(crate) struct Store {
 }
 
 journaled!(Store {
-    parties, by_uid, groups, group_ids, members, facets, claims, namespaces, policies, endpoints, endpoints_of
+    parties,
+    by_uid,
+    groups,
+    group_ids,
+    members,
+    facets,
+    claims,
+    namespaces,
+    policies,
+    endpoints,
+    endpoints_of
 });
 
 /// A namespace that is known.

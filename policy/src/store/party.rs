@@ -138,9 +138,12 @@ impl Store {
             group: self.group_id(group, work),
             name: metadata.name.as_str().into(),
             addresses: addresses.into(),
-            created: metadata.creation_timestamp.bytes().filter(u8::is_ascii_digit).take(14).fold(0, |n, b| {
-                n * 10 + u64::from(b - b'0')
-            }),
+            created: metadata
+                .creation_timestamp
+                .bytes()
+                .filter(u8::is_ascii_digit)
+                .take(14)
+                .fold(0, |n, b| n * 10 + u64::from(b - b'0')),
             kind,
             is_deleting: metadata.deletion_timestamp.is_some(),
             is_gone: false,

@@ -57,7 +57,10 @@ impl Words {
         self.words.get(text).cloned()
     }
 
-    pub(crate) fn labels<'a>(&mut self, labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
+    pub(crate) fn labels<'a>(
+        &mut self,
+        labels: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Labels {
         let labels = labels.into_iter();
         let mut labels: Vec<_> = labels.map(|(key, value)| (self.word(key), self.word(value))).collect();
         labels.sort_unstable();

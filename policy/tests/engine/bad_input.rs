@@ -36,22 +36,44 @@ fn problems(policy: &Policy) -> Vec<String> {
 fn a_network_policy_that_is_not_understood_isolates_and_says_why() {
     let selects = json!({"matchLabels": {"app": "x"}});
     for (mut spec, found) in [
-        (json!({"ingress": [{"from": [{"podSelector": {}, "newer": {}}]}]}), "spec.ingress[0].from[0].newer: unknown field `newer`, expected one of"),
-        (json!({"ingress": [{"from": [{}]}]}), "spec.ingress[0].from[0]: found none, expected exactly one of"),
-        (json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}]}), "spec.ingress[0].from[0]: found podSelector or"),
-        (json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0/8"}}]}]}), "found \"10.0.0/8\", expected a CIDR"),
-        (json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["x"]}}]}]}), "found \"x\", expected a CIDR"),
-        (json!({"ingress": [{"ports": [{"protocol": "QUIC"}]}]}), "spec.ingress[0].ports[0].protocol: unknown variant `QUIC`"),
+        (
+            json!({"ingress": [{"from": [{"podSelector": {}, "newer": {}}]}]}),
+            "spec.ingress[0].from[0].newer: unknown field `newer`, expected one of",
+        ),
+        (
+            json!({"ingress": [{"from": [{}]}]}),
+            "spec.ingress[0].from[0]: found none, expected exactly one of",
+        ),
+        (
+            json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}]}),
+            "spec.ingress[0].from[0]: found podSelector or",
+        ),
+        (
+            json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0/8"}}]}]}),
+            "found \"10.0.0/8\", expected a CIDR",
+        ),
+        (
+            json!({"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["x"]}}]}]}),
+            "found \"x\", expected a CIDR",
+        ),
+        (
+            json!({"ingress": [{"ports": [{"protocol": "QUIC"}]}]}),
+            "spec.ingress[0].ports[0].protocol: unknown variant `QUIC`",
+        ),
         (json!({"ingress": [{"ports": [{"port": 70000}]}]}), "found the port 70000, expected 1 to 65535"),
         (json!({"ingress": [{"ports": [{"port": 80, "endPort": 70}]}]}), "found the endPort 70"),
         (json!({"ingress": [{"ports": [{"port": "http", "endPort": 70}]}]}), "found the endPort 70"),
         (json!({"ingress": [{"ports": [{"port": true}]}]}), "expected a port's number or name"),
         (json!({"ingress": {}}), "spec.ingress: invalid type: map, expected a sequence"),
         (json!({"ingress": [{"sources": []}]}), "spec.ingress[0].sources: unknown field `sources`"),
-        (json!({"ingress": [{"from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "Matches"}]}}]}]}),
-            "found the operator \"Matches\", expected In, NotIn, Exists or DoesNotExist"),
-        (json!({"ingress": [{"from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]}]}),
-            "found no values, expected some with the operator \"In\""),
+        (
+            json!({"ingress": [{"from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "Matches"}]}}]}]}),
+            "found the operator \"Matches\", expected In, NotIn, Exists or DoesNotExist",
+        ),
+        (
+            json!({"ingress": [{"from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]}]}),
+            "found no values, expected some with the operator \"In\"",
+        ),
         (json!({"newer": 1}), "spec.newer: unknown field `newer`"),
     ] {
         spec["podSelector"] = selects.clone();
@@ -98,7 +120,8 @@ fn what_the_api_allows_is_understood() {
 
 #[test]
 fn a_spec_that_is_too_long_isolates_all_pods() {
-    let peers: Vec<_> = (0..30_000).map(|i| json!({"podSelector": {"matchLabels": {"k": format!("{i:0100}")}}})).collect();
+    let peers: Vec<_> =
+        (0..30_000).map(|i| json!({"podSelector": {"matchLabels": {"k": format!("{i:0100}")}}})).collect();
     let policy = namespaced(json!({"ingress": [{"from": peers}]}));
     assert!(problems(&policy)[0].contains("bytes, expected at most 2097152"), "{:?}", problems(&policy));
     assert_eq!((policy.ingress, policy.egress), (Some(Vec::new()), Some(Vec::new())));
@@ -122,7 +145,9 @@ fn a_cluster_rule_that_is_not_understood_accepts_nothing_and_denies_everything()
         json!({"namespaces": {}, "networks": ["10.0.0.0/8"]}),
         json!({"pods": {"namespaceSelector": {}}}),
     ] {
-        for (action, effect) in [("Accept", "matches nothing"), ("Deny", "denies everything"), ("Pass", "denies everything")] {
+        for (action, effect) in
+            [("Accept", "matches nothing"), ("Deny", "denies everything"), ("Pass", "denies everything")]
+        {
             let policy = cluster(rule(action, peer.clone()));
             let [problem] = problems(&policy).try_into().unwrap();
             assert!(problem.starts_with("spec.egress[0]") && problem.ends_with(effect), "{problem}");
@@ -184,7 +209,11 @@ fn a_cluster_policy_that_is_not_understood_as_a_whole_only_denies() {
         assert_eq!(policy.problems.len(), 1, "{field}: {value}");
         let rules = policy.ingress.unwrap();
         let actions: Vec<_> = rules.iter().map(|it| (it.action, it.peers == Peers::Of(Vec::new()))).collect();
-        assert_eq!(actions, [(Action::Accept, true), (Action::Deny, false), (Action::Deny, false)], "{field}");
+        assert_eq!(
+            actions,
+            [(Action::Accept, true), (Action::Deny, false), (Action::Deny, false)],
+            "{field}"
+        );
     }
     for spec in [json!(null), json!([]), json!("x"), json!(7)] {
         let error = object::cluster_network_policy(&object(spec.clone())).unwrap_err();
@@ -220,7 +249,8 @@ fn mutated_policies_neither_panic_nor_open() {
             for list in ["ingress", "egress"] {
                 let direction = if list == "ingress" { Direction::Ingress } else { Direction::Egress };
                 let at = format!("spec.{list}[");
-                let wrong = policy.problems.iter().filter_map(|it| it.field.strip_prefix(&at)?.split_once(']'));
+                let wrong =
+                    policy.problems.iter().filter_map(|it| it.field.strip_prefix(&at)?.split_once(']'));
                 for (index, _) in wrong {
                     let rule = &policy.rules(direction).unwrap()[index.parse::<usize>().unwrap()];
                     let is_closed = match rule.action {
@@ -252,8 +282,21 @@ fn mutate(rng: &mut Rng, value: &mut Value) {
         }
         _ => {
             let others = [
-                json!(null), json!({}), json!([]), json!(""), json!("x"), json!(-1), json!(0), json!(65_536), json!(true),
-                json!([null]), json!([{}]), json!({"newer": 1}), json!("10.0.0.0/99"), json!(1e300), json!([[]]),
+                json!(null),
+                json!({}),
+                json!([]),
+                json!(""),
+                json!("x"),
+                json!(-1),
+                json!(0),
+                json!(65_536),
+                json!(true),
+                json!([null]),
+                json!([{}]),
+                json!({"newer": 1}),
+                json!("10.0.0.0/99"),
+                json!(1e300),
+                json!([[]]),
             ];
             *value = others[rng.usize(..others.len())].clone();
         }

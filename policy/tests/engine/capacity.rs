@@ -38,7 +38,8 @@ fn a_policy_that_does_not_fit_changes_nothing_and_is_named() {
     let mut whole = Compiler::default();
     whole.apply(world.changes()).unwrap();
     whole.apply([large()]).unwrap();
-    for resource in [Resource::Blocks, Resource::Rulesets, Resource::Rules, Resource::Named, Resource::Ports] {
+    for resource in [Resource::Blocks, Resource::Rulesets, Resource::Rules, Resource::Named, Resource::Ports]
+    {
         let (needed, _) = whole.usage_of(resource);
         let mut capacities = Capacities::default();
         // One row more than before, and one less than needed.
@@ -103,8 +104,9 @@ fn more_sets_of_ports_than_bits_are_refused_and_the_old_policy_stays() {
 #[test]
 fn ten_thousand_peers_with_one_set_of_ports_are_one_bit() {
     let world = world();
-    let peers: Vec<_> =
-        (0..10_000).map(|i| json!({"ipBlock": {"cidr": format!("172.{}.{}.0/24", 16 + i / 256, i % 256)}})).collect();
+    let peers: Vec<_> = (0..10_000)
+        .map(|i| json!({"ipBlock": {"cidr": format!("172.{}.{}.0/24", 16 + i / 256, i % 256)}}))
+        .collect();
     let mut compiler = Compiler::default();
     compiler.apply(world.changes()).unwrap();
     let spec = json!({"ingress": [{"from": peers, "ports": [{"port": 80}]}]});
@@ -112,7 +114,13 @@ fn ten_thousand_peers_with_one_set_of_ports_are_one_bit() {
     assert_eq!(compiler.usage_of(Resource::Blocks).0, 10_000);
     let outside = |address: &str| super::world::End::Outside(address.parse().unwrap());
     let ask = |from| {
-        let packet = packet(&world, ferrule_policy::Direction::Ingress, world.end("web/pod1"), outside(from), (TCP, 80));
+        let packet = packet(
+            &world,
+            ferrule_policy::Direction::Ingress,
+            world.end("web/pod1"),
+            outside(from),
+            (TCP, 80),
+        );
         lookup(compiler.rows(), &packet.unwrap()).is_allowed
     };
     assert!(ask("172.16.0.1") && ask("172.55.15.1") && !ask("172.55.16.1"));

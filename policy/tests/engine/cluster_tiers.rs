@@ -13,7 +13,8 @@ fn world() -> World {
 }
 
 fn policy(tier: &str, priority: u16, actions: &[&str]) -> Value {
-    let rules: Vec<_> = actions.iter().map(|it| json!({"action": it, "from": [{"namespaces": {}}]})).collect();
+    let rules: Vec<_> =
+        actions.iter().map(|it| json!({"action": it, "from": [{"namespaces": {}}]})).collect();
     json!({"tier": tier, "priority": priority, "subject": {"namespaces": {}}, "ingress": rules})
 }
 
@@ -29,13 +30,25 @@ fn decided(world: &World) -> (bool, Option<String>) {
 #[test]
 fn the_first_rule_that_matches_decides_its_tier() {
     for (policies, expected) in [
-        (vec![("a", policy("Admin", 2, &["Accept"])), ("b", policy("Admin", 1, &["Deny"]))], (false, Some("b 0"))),
+        (
+            vec![("a", policy("Admin", 2, &["Accept"])), ("b", policy("Admin", 1, &["Deny"]))],
+            (false, Some("b 0")),
+        ),
         (vec![("a", policy("Admin", 1, &["Accept", "Deny"]))], (true, Some("a 0"))),
         (vec![("a", policy("Admin", 1, &["Pass", "Deny"]))], (true, None)),
-        (vec![("a", policy("Admin", 1, &["Pass"])), ("b", policy("Baseline", 0, &["Deny"]))], (false, Some("b 0"))),
-        (vec![("a", policy("Admin", 1000, &["Deny"])), ("b", policy("Baseline", 0, &["Accept"]))], (false, Some("a 0"))),
+        (
+            vec![("a", policy("Admin", 1, &["Pass"])), ("b", policy("Baseline", 0, &["Deny"]))],
+            (false, Some("b 0")),
+        ),
+        (
+            vec![("a", policy("Admin", 1000, &["Deny"])), ("b", policy("Baseline", 0, &["Accept"]))],
+            (false, Some("a 0")),
+        ),
         (vec![("a", policy("Baseline", 1, &["Pass", "Deny"]))], (true, None)),
-        (vec![("a", policy("Baseline", 1, &["Accept"])), ("b", policy("Baseline", 2, &["Deny"]))], (true, Some("a 0"))),
+        (
+            vec![("a", policy("Baseline", 1, &["Accept"])), ("b", policy("Baseline", 2, &["Deny"]))],
+            (true, Some("a 0")),
+        ),
     ] {
         let mut world = world();
         for (name, spec) in &policies {

@@ -57,7 +57,9 @@ fn check(seed: u64, world: &World, engine: &Engine) {
     for (from, to) in pairs(&ends) {
         for traffic in TRAFFIC {
             let context = || format!("seed {seed}: {from:?} to {to:?}, {traffic:?} in {world:#?}");
-            for (way, direction, me, other) in [(Way::Out, Direction::Egress, from, to), (Way::In, Direction::Ingress, to, from)] {
+            for (way, direction, me, other) in
+                [(Way::Out, Direction::Egress, from, to), (Way::In, Direction::Ingress, to, from)]
+            {
                 let Some(verdict) = engine.verdict(world, direction, me, other, traffic) else { continue };
                 let expected = oracle::one_way(world, way, me, other, traffic);
                 assert_eq!(verdict.is_allowed, expected, "{direction:?} {verdict:?} {}", context());
@@ -71,7 +73,12 @@ fn check(seed: u64, world: &World, engine: &Engine) {
                 End::OwnNode(_) => false,
             });
             if is_single {
-                assert_eq!(traced.is_allowed, oracle::allowed(world, from, to, traffic), "{traced:?} {}", context());
+                assert_eq!(
+                    traced.is_allowed,
+                    oracle::allowed(world, from, to, traffic),
+                    "{traced:?} {}",
+                    context()
+                );
                 let verdict = engine.verdict(world, Direction::Egress, from, to, traffic);
                 same_rule(engine, verdict, &traced.egress, &context);
                 let verdict = engine.verdict(world, Direction::Ingress, to, from, traffic);
@@ -82,7 +89,12 @@ fn check(seed: u64, world: &World, engine: &Engine) {
 }
 
 /// Rows and policies agree on which tier and action decides; of rules that are a union, either may be named.
-fn same_rule(engine: &Engine, verdict: Option<Verdict>, step: &ferrule_policy::Step, context: &dyn Fn() -> String) {
+fn same_rule(
+    engine: &Engine,
+    verdict: Option<Verdict>,
+    step: &ferrule_policy::Step,
+    context: &dyn Fn() -> String,
+) {
     let Some(verdict) = verdict else { return };
     let ferrule_policy::Because::Rule(traced, action) = &step.because else {
         assert_eq!(engine.compiler.rule_of(&verdict), None, "{verdict:?} {step:?} {}", context());
@@ -90,7 +102,8 @@ fn same_rule(engine: &Engine, verdict: Option<Verdict>, step: &ferrule_policy::S
     };
     let decided = engine.compiler.rule_of(&verdict);
     let decided = decided.unwrap_or_else(|| panic!("{verdict:?} {step:?} {}", context()));
-    let tier = |id| engine.compiler.policies().find(|it| it.id == id).map(|it| std::mem::discriminant(&it.tier));
+    let tier =
+        |id| engine.compiler.policies().find(|it| it.id == id).map(|it| std::mem::discriminant(&it.tier));
     assert_eq!(tier(decided.policy), tier(traced.policy.clone()), "{verdict:?} {step:?} {}", context());
     assert_eq!(verdict.is_allowed, *action == ferrule_policy::Action::Accept);
 }

@@ -123,20 +123,29 @@ fn more_ranges_than_a_header_has_are_in_a_trie() {
 fn an_unknown_address_among_pods_is_closed_where_labels_matter() {
     let allow = json!({"ingress": [{"from": [{"podSelector": {}}]}, {"from": [{"ipBlock": {"cidr": "10.0.9.0/24"}}]}]});
     let mut world = world(allow);
-    let unknown = |peer: &str| Packet { in_pod_range: true, ..packet(Direction::Ingress, peer, Origin::Other) };
+    let unknown =
+        |peer: &str| Packet { in_pod_range: true, ..packet(Direction::Ingress, peer, Origin::Other) };
     let engine = world.engine();
     assert_eq!(lookup(&engine.rows, &unknown("10.0.8.1")).reason, Reason::PeerUnknown);
     assert!(lookup(&engine.rows, &unknown("10.0.9.1")).is_allowed);
-    assert_eq!(lookup(&engine.rows, &packet(Direction::Ingress, "10.0.8.1", Origin::Other)).reason, Reason::NotAllowed);
+    assert_eq!(
+        lookup(&engine.rows, &packet(Direction::Ingress, "10.0.8.1", Origin::Other)).reason,
+        Reason::NotAllowed
+    );
     // Without isolation, only a denial by labels matters: it may mean the address.
     world.policies.clear();
-    let rule = |action| json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
-        "ingress": [{"action": action, "from": [{"namespaces": {"matchLabels": {"team": "red"}}}]}]});
+    let rule = |action| {
+        json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
+        "ingress": [{"action": action, "from": [{"namespaces": {"matchLabels": {"team": "red"}}}]}]})
+    };
     for (action, is_allowed) in [("Accept", true), ("Deny", false), ("Pass", false)] {
         world.cluster_policies.insert("c".to_owned(), rule(action));
         let engine = world.engine();
         assert_eq!(lookup(&engine.rows, &unknown("10.0.8.1")).is_allowed, is_allowed, "{action}");
-        assert!(lookup(&engine.rows, &packet(Direction::Ingress, "10.0.8.1", Origin::Other)).is_allowed, "{action}");
+        assert!(
+            lookup(&engine.rows, &packet(Direction::Ingress, "10.0.8.1", Origin::Other)).is_allowed,
+            "{action}"
+        );
     }
 }
 

@@ -44,7 +44,11 @@ fn an_empty_list_of_rules_isolates_and_an_empty_list_of_peers_does_not() {
 #[test]
 fn a_late_deletion_takes_no_address_from_its_new_owner() {
     let mut world = two_pods();
-    set(&mut world, "p", json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}));
+    set(
+        &mut world,
+        "p",
+        json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}),
+    );
     world.endpoints.retain(|_, uid| uid == "web/server");
     let mut engine = world.engine();
     let mut successor = world.pods["web/client"].clone();
@@ -73,7 +77,11 @@ fn a_late_deletion_takes_no_address_from_its_new_owner() {
 #[test]
 fn a_terminal_pod_has_no_part_in_its_former_address() {
     let mut world = two_pods();
-    set(&mut world, "p", json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}));
+    set(
+        &mut world,
+        "p",
+        json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}),
+    );
     world.endpoints.retain(|_, uid| uid == "web/server");
     let client = world.pods["web/client"].addresses[0];
     world.pods.get_mut("web/client").unwrap().is_terminal = true;
@@ -92,11 +100,13 @@ fn a_terminal_pod_has_no_part_in_its_former_address() {
 #[test]
 fn nested_and_overlapping_blocks_hide_nothing_from_each_other() {
     let mut world = two_pods();
-    let block = |cidr: &str, except: &[&str], port: u16| {
-        json!({"from": [{"ipBlock": {"cidr": cidr, "except": except}}], "ports": [{"port": port}]})
-    };
+    let block = |cidr: &str, except: &[&str], port: u16| json!({"from": [{"ipBlock": {"cidr": cidr, "except": except}}], "ports": [{"port": port}]});
     // Host bits: not another prefix.
-    set(&mut world, "wide", json!({"ingress": [block("172.16.0.0/12", &[], 1), block("172.17.161.0/12", &[], 2)]}));
+    set(
+        &mut world,
+        "wide",
+        json!({"ingress": [block("172.16.0.0/12", &[], 1), block("172.17.161.0/12", &[], 2)]}),
+    );
     set(&mut world, "except", json!({"ingress": [block("172.16.0.0/12", &["172.16.5.0/24"], 3)]}));
     set(&mut world, "narrow", json!({"ingress": [block("172.16.5.7/32", &[], 4)]}));
     let engine = world.engine();
@@ -123,7 +133,8 @@ fn a_broad_denial_is_not_hidden_by_a_narrower_rule_behind_it() {
         ]}),
     );
     let engine = world.engine();
-    let allows = |to: &str| engine.allows(&world, world.end("web/client"), End::Outside(to.parse().unwrap()), HTTP);
+    let allows =
+        |to: &str| engine.allows(&world, world.end("web/client"), End::Outside(to.parse().unwrap()), HTTP);
     assert!(!allows("172.16.5.1") && !allows("172.16.6.1") && allows("192.0.2.1"));
 }
 
@@ -143,7 +154,8 @@ fn a_port_name_means_what_the_destination_says_and_all_that_it_says() {
         set(&mut world, "p", spec);
         let engine = world.engine();
         let open = |to: &str| {
-            let allows = |port: &u16| engine.allows(&world, world.end("web/client"), world.end(to), (TCP, *port));
+            let allows =
+                |port: &u16| engine.allows(&world, world.end("web/client"), world.end(to), (TCP, *port));
             [80, 8080, 8081, 9090].into_iter().filter(allows).collect::<Vec<_>>()
         };
         assert_eq!(open("web/server"), [8080, 8081], "{way}");
@@ -157,7 +169,11 @@ fn a_port_name_means_what_the_destination_says_and_all_that_it_says() {
 #[test]
 fn numbers_of_a_restarted_agent_never_mix_with_those_of_the_earlier_one() {
     let mut world = two_pods();
-    set(&mut world, "p", json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}));
+    set(
+        &mut world,
+        "p",
+        json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}),
+    );
     let engine = world.engine();
     let mut restarted = ferrule_policy::Compiler::new(Table::B, ferrule_policy::Capacities::default());
     restarted.apply(world.changes()).unwrap();
@@ -204,7 +220,10 @@ fn names_that_are_equal_when_joined_are_different_policies() {
     for uid in ["ab/c", "a/bc"] {
         assert!(!engine.allows(&world, world.end("web/client"), world.end(uid), HTTP), "{uid}");
     }
-    engine.apply([Change::PolicyGone { id: ferrule_policy::PolicyId::namespaced("ab", "c"), uid: "ab/c".to_owned() }]);
+    engine.apply([Change::PolicyGone {
+        id: ferrule_policy::PolicyId::namespaced("ab", "c"),
+        uid: "ab/c".to_owned(),
+    }]);
     assert!(engine.allows(&world, world.end("web/client"), world.end("ab/c"), HTTP));
     assert!(!engine.allows(&world, world.end("web/client"), world.end("a/bc"), HTTP));
 }

@@ -31,12 +31,15 @@ fn an_explanation_has_the_policies_in_the_order_of_judgement() {
     let engine = world.engine();
     let explanation = engine.compiler.explain("web", "server").unwrap();
     let names: Vec<_> = explanation.ingress.policies.iter().map(|it| it.id.to_string()).collect();
-    assert_eq!(names, [
-        "ClusterNetworkPolicy z",
-        "ClusterNetworkPolicy a",
-        "NetworkPolicy web/allow",
-        "ClusterNetworkPolicy base"
-    ]);
+    assert_eq!(
+        names,
+        [
+            "ClusterNetworkPolicy z",
+            "ClusterNetworkPolicy a",
+            "NetworkPolicy web/allow",
+            "ClusterNetworkPolicy base"
+        ]
+    );
     assert!(explanation.ingress.isolates && !explanation.egress.isolates);
     assert!(explanation.egress.policies.is_empty());
     assert!(!engine.compiler.explain("web", "client").unwrap().ingress.isolates);
@@ -86,6 +89,8 @@ fn rows_name_the_same_rule_as_a_trace() {
     let engine = world.engine();
     let (from, to) = (world.end("web/client"), world.end("web/server"));
     let verdict = engine.verdict(&world, Direction::Ingress, to, from, (TCP, 80)).unwrap();
-    let Because::Rule(traced, _) = engine.trace(&world, from, to, (TCP, 80)).ingress.because else { panic!() };
+    let Because::Rule(traced, _) = engine.trace(&world, from, to, (TCP, 80)).ingress.because else {
+        panic!()
+    };
     assert_eq!(engine.compiler.rule_of(&verdict), Some(traced));
 }

@@ -91,7 +91,9 @@ fn tier(
             }
             let is_peer = items(&rule[peers]).iter().any(|peer| cluster_peer(world, peer, other));
             let is_port = rule["protocols"].is_null()
-                || items(&rule["protocols"]).iter().any(|port| cluster_port(world, port, destination, traffic));
+                || items(&rule["protocols"])
+                    .iter()
+                    .any(|port| cluster_port(world, port, destination, traffic));
             if is_peer && is_port {
                 return Some(action);
             }
@@ -166,7 +168,8 @@ fn namespaced_peer(world: &World, own: &str, peer: &Value, other: End<'_>) -> bo
             End::Pod(_, address) | End::Outside(address) | End::OwnNode(address) => address,
         };
         let block = &peer["ipBlock"];
-        return inside(&block["cidr"], address) && !items(&block["except"]).iter().any(|it| inside(it, address));
+        return inside(&block["cidr"], address)
+            && !items(&block["except"]).iter().any(|it| inside(it, address));
     }
     let Some(pod) = pod_of(other).map(|uid| &world.pods[uid]) else { return false };
     if pod.is_terminal || pod.host_network {
@@ -203,7 +206,8 @@ fn cluster_peer(world: &World, peer: &Value, other: End<'_>) -> bool {
             let pod = &world.pods[uid];
             !pod.is_terminal && !pod.host_network
         });
-        return !is_pod && nodes.any(|(labels, all)| all.contains(&address) && selects(&peer["nodes"], labels));
+        return !is_pod
+            && nodes.any(|(labels, all)| all.contains(&address) && selects(&peer["nodes"], labels));
     }
     pod_of(other).is_some_and(|uid| cluster_pods(world, peer, uid))
 }
@@ -241,7 +245,9 @@ fn cluster_port(world: &World, port: &Value, destination: Option<&str>, traffic:
     let number = u64::from(traffic.1);
     match (&wanted["number"], &wanted["range"]) {
         (Value::Null, Value::Null) => false,
-        (Value::Null, range) => range["start"].as_u64().unwrap() <= number && number <= range["end"].as_u64().unwrap(),
+        (Value::Null, range) => {
+            range["start"].as_u64().unwrap() <= number && number <= range["end"].as_u64().unwrap()
+        }
         (wanted, _) => wanted.as_u64() == Some(number),
     }
 }
@@ -256,7 +262,8 @@ fn has_port(world: &World, destination: Option<&str>, name: &str, traffic: Traff
 fn inside(cidr: &Value, address: IpAddr) -> bool {
     let (network, len) = cidr.as_str().unwrap().split_once('/').unwrap();
     let network: String = if network.contains('.') {
-        let octets: Vec<String> = network.split('.').map(|it| it.parse::<u8>().unwrap().to_string()).collect();
+        let octets: Vec<String> =
+            network.split('.').map(|it| it.parse::<u8>().unwrap().to_string()).collect();
         octets.join(".")
     } else {
         network.to_owned()

@@ -41,7 +41,8 @@ pub fn world(rng: &mut Rng) -> World {
 pub fn ends(world: &World) -> Vec<End<'_>> {
     let pods = world.pods.iter().filter(|(_, pod)| !pod.is_terminal && !pod.host_network);
     let pods = pods.flat_map(|(uid, pod)| pod.addresses.iter().map(move |it| End::Pod(uid, *it)));
-    let outside = ["10.0.0.1", "10.0.1.200", "192.0.2.7", "192.168.0.10", "192.168.0.11", "fd00::1", "2001:db8::1"];
+    let outside =
+        ["10.0.0.1", "10.0.1.200", "192.0.2.7", "192.168.0.10", "192.168.0.11", "fd00::1", "2001:db8::1"];
     let outside = outside.into_iter().map(|it| End::Outside(it.parse().unwrap()));
     let node = [End::OwnNode("192.168.0.10".parse().unwrap())];
     pods.chain(outside).chain(node).collect()
@@ -77,7 +78,9 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
             if world.cluster_policies.remove(&cluster_name).is_some() {
                 return vec![world.cluster_policy(&cluster_name)];
             }
-            let Some(key) = world.policies.keys().find(|(_, it)| *it == name).cloned() else { return Vec::new() };
+            let Some(key) = world.policies.keys().find(|(_, it)| *it == name).cloned() else {
+                return Vec::new();
+            };
             world.policies.remove(&key);
             vec![world.policy(&key)]
         }
@@ -106,7 +109,8 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
 /// A pod of another node is replaced: its address goes to a new pod, and its deletion is seen before or after.
 fn replace(rng: &mut Rng, world: &mut World) -> Vec<Change> {
     let i = rng.u8(..12);
-    let old = world.pods.iter().find(|(_, pod)| pod.name == format!("pod{i}")).map(|(uid, _)| uid.clone()).unwrap();
+    let old =
+        world.pods.iter().find(|(_, pod)| pod.name == format!("pod{i}")).map(|(uid, _)| uid.clone()).unwrap();
     if world.endpoints.values().any(|it| *it == old) {
         return Vec::new();
     }
@@ -159,7 +163,8 @@ fn labels(rng: &mut Rng) -> Labels {
 fn ports(rng: &mut Rng) -> Vec<(String, &'static str, u16)> {
     let port = |rng: &mut Rng| {
         let name = PORT_NAMES[rng.usize(..PORT_NAMES.len())].to_owned();
-        let (protocol, number) = [("TCP", 80), ("TCP", 81), ("UDP", 80), ("SCTP", 81), ("TCP", 8080)][rng.usize(..5)];
+        let (protocol, number) =
+            [("TCP", 80), ("TCP", 81), ("UDP", 80), ("SCTP", 81), ("TCP", 8080)][rng.usize(..5)];
         (name, protocol, number)
     };
     (0..rng.u8(..4)).map(|_| port(rng)).collect()

@@ -4,10 +4,7 @@
 //! cargo test --release -p ferrule-policy --test engine -- --ignored --nocapture scale
 //! ```
 
-use std::{
-    fs,
-    time::Duration,
-};
+use std::{fs, time::Duration};
 
 use ferrule_policy::{Capacities, Change, Compiler, Endpoint, EndpointId, Table, object};
 use serde_json::{Value, json};
@@ -34,11 +31,13 @@ fn scale_of_a_large_cluster() {
     }
     println!("store: {} KiB, {} B each pod", (resident() - start) / 1024, (resident() - before) / PODS);
     let endpoints = (0..LOCAL).map(|i| {
-        let endpoint = Endpoint { id: EndpointId(u32::try_from(i).unwrap()), uid: uid(i * 60), addresses: Vec::new() };
+        let endpoint =
+            Endpoint { id: EndpointId(u32::try_from(i).unwrap()), uid: uid(i * 60), addresses: Vec::new() };
         Change::Endpoint(endpoint)
     });
     let policies: Vec<_> = (0..POLICIES).map(policy).chain(endpoints).collect();
-    let ops = timed("full compile: 1,000 policies, 500 endpoints", || compiler.apply(policies).unwrap().ops.len());
+    let ops =
+        timed("full compile: 1,000 policies, 500 endpoints", || compiler.apply(policies).unwrap().ops.len());
     println!("{ops} rows; {:?}; {} KiB in all", compiler.usage(), (resident() - start) / 1024);
     let everything = || {
         let namespaces = (0..NAMESPACES).map(|i| Change::Namespace(namespace(i, "a")));
@@ -62,15 +61,27 @@ fn scale_of_a_large_cluster() {
         }
         times.sort();
         let (median, ops) = times[count / 2];
-        println!("{what}: median {median:?} with {ops} rows, worst {:?} with {} rows", times[count - 1].0, times[count - 1].1);
+        println!(
+            "{what}: median {median:?} with {ops} rows, worst {:?} with {} rows",
+            times[count - 1].0,
+            times[count - 1].1
+        );
     };
     let colours = |colour| (0..200).map(|i| Change::Pod(pod(i * 149, colour))).collect();
     edit(&mut compiler, "label edit of a pod", colours("red"));
     edit(&mut compiler, "its reversal", colours("blue"));
-    edit(&mut compiler, "label edit of a namespace", (0..100).map(|i| Change::Namespace(namespace(i * 17, "b"))).collect());
+    edit(
+        &mut compiler,
+        "label edit of a namespace",
+        (0..100).map(|i| Change::Namespace(namespace(i * 17, "b"))).collect(),
+    );
     let locals = (0..100).map(|i| policy(i * 7 + POLICIES)).collect();
     edit(&mut compiler, "new policy", locals);
-    edit(&mut compiler, "new policy with the world except the cluster", vec![world_policy(0), world_policy(4)]);
+    edit(
+        &mut compiler,
+        "new policy with the world except the cluster",
+        vec![world_policy(0), world_policy(4)],
+    );
     let gone = |i: usize| Change::PodGone { uid: uid(i * 60 + 1) };
     edit(&mut compiler, "deleted pod", (0..100).map(gone).collect());
     edit(&mut compiler, "new pod", (0..100).map(|i| Change::Pod(pod(i * 60 + 1, "blue"))).collect());
@@ -125,13 +136,19 @@ fn pod(i: usize, colour: &str) -> object::Pod {
 fn policy(i: usize) -> Change {
     let namespace = format!("namespace-{}", i * 12 % NAMESPACES);
     let spec: Value = match i % 4 {
-        0 => json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}),
+        0 => {
+            json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}]})
+        }
         1 => json!({"podSelector": {"matchLabels": {"tier": "back"}},
             "ingress": [{"from": [{"podSelector": {"matchLabels": {"tier": "front"}}}], "ports": [{"port": "http"}]}]}),
-        2 => json!({"ingress": [{"from": [{"namespaceSelector": {"matchLabels": {"team": format!("a{}", i % 20)}}}],
-            "ports": [{"port": 8080}, {"port": 9000, "endPort": 9100}]}]}),
-        _ => json!({"egress": [{"to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": format!("app-{}", i % 3), "colour": "blue"}}}]},
-            {"to": [{"ipBlock": {"cidr": format!("10.{}.0.0/16", i % 256)}}]}]}),
+        2 => {
+            json!({"ingress": [{"from": [{"namespaceSelector": {"matchLabels": {"team": format!("a{}", i % 20)}}}],
+            "ports": [{"port": 8080}, {"port": 9000, "endPort": 9100}]}]})
+        }
+        _ => {
+            json!({"egress": [{"to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": format!("app-{}", i % 3), "colour": "blue"}}}]},
+            {"to": [{"ipBlock": {"cidr": format!("10.{}.0.0/16", i % 256)}}]}]})
+        }
     };
     network_policy(&namespace, &format!("policy-{i}"), &spec)
 }

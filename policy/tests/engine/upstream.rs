@@ -123,7 +123,9 @@ fn expected(world: &World, step: &Step) -> BTreeMap<(String, String), bool> {
     let pods = || world.pods.keys().cloned();
     let pairs = pods().flat_map(|from| pods().map(move |to| (from.clone(), to)));
     let mut expected: BTreeMap<_, _> = pairs.filter(|(from, to)| from != to).map(|it| (it, true)).collect();
-    let fits = |pattern: &str, pod: &str| pattern == "*" || pattern == pod || pod.split_once('/').unwrap().0 == pattern;
+    let fits = |pattern: &str, pod: &str| {
+        pattern == "*" || pattern == pod || pod.split_once('/').unwrap().0 == pattern
+    };
     for (from, to, is_allowed) in &step.expect {
         let matching = expected.iter_mut().filter(|((f, t), _)| fits(from, f) && fits(to, t));
         matching.for_each(|(_, it)| *it = *is_allowed);

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ferrule_policy::{
-    Change, Compiler, Delta, Direction, Endpoint, EndpointId, Origin, Packet, Party, PolicyId, Rows, Trace, Verdict, lookup,
+    Change, Compiler, Delta, Direction, Endpoint, EndpointId, Origin, Packet, Party, PolicyId, Rows, Trace,
+    Verdict, lookup,
     object::{self, PolicyObject},
 };
 use serde_json::{Value, json};
@@ -85,7 +86,8 @@ impl World {
 
     pub fn node(&self, name: &str) -> Change {
         let (labels, addresses) = &self.nodes[name];
-        let addresses: Vec<_> = addresses.iter().map(|it| json!({"type": "InternalIP", "address": it})).collect();
+        let addresses: Vec<_> =
+            addresses.iter().map(|it| json!({"type": "InternalIP", "address": it})).collect();
         let object = json!({"metadata": {"name": name, "uid": format!("node-{name}"), "labels": labels},
             "status": {"addresses": addresses}});
         Change::Node(serde_json::from_value(object).unwrap())
@@ -231,7 +233,13 @@ impl Engine {
     }
 }
 
-pub fn packet(world: &World, direction: Direction, own: End<'_>, peer: End<'_>, traffic: Traffic) -> Option<Packet> {
+pub fn packet(
+    world: &World,
+    direction: Direction,
+    own: End<'_>,
+    peer: End<'_>,
+    traffic: Traffic,
+) -> Option<Packet> {
     let End::Pod(uid, own) = own else { return None };
     let (endpoint, _) = world.endpoints.iter().find(|(_, it)| *it == uid)?;
     let (peer, origin) = match peer {
