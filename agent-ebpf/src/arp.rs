@@ -1,6 +1,6 @@
 //! ARP (RFC 826) from a pod: probes pass, and claims of the pod's own address. Requests are answered: the
-//! gateway is alone with the pod on its link, and routes to all addresses, whichever of them the pod takes for
-//! its gateway's.
+//! gateway is alone with the pod on its link, and routes to all addresses, whichever of them the pod takes
+//! for its gateway's.
 
 use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 

@@ -4,7 +4,8 @@
 //! the flow that had it: one that is closed, or the longest unused. So a pod with many flows displaces its
 //! own.
 //!
-//! No lock: of two CPUs that want one place, the second one gets none, and the flow's next packet tries again.
+//! No lock: of two CPUs that want one place, the second one gets none, and the flow's next packet tries
+//! again.
 
 use agent_common::{FlowKey, MAX_FLOW_STATS, RingKey, event::FlowStats, flows_per_pod};
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};

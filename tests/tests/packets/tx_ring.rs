@@ -1,5 +1,5 @@
-//! A `PACKET_TX_RING`: packets whose bytes lie in memory that the sender still writes to, until the kernel copies
-//! them (since Linux 4.20, before they leave the sender's namespace).
+//! A `PACKET_TX_RING`: packets whose bytes lie in memory that the sender still writes to, until the kernel
+//! copies them (since Linux 4.20, before they leave the sender's namespace).
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},
