@@ -41,6 +41,7 @@ impl Compiler {
         let mut switches = Vec::new();
         let mut known: BTreeMap<RulesetKey, RulesetId> = BTreeMap::new();
         let mut all_new = Vec::new();
+        self.store.add_subjects(work);
         for endpoint in std::mem::take(&mut work.endpoints) {
             let Some(local) = self.store.endpoints.get(&endpoint) else {
                 switches.push(Switch { endpoint, rulesets: None });

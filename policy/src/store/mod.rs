@@ -96,6 +96,8 @@ pub(crate) struct Work {
     pub(crate) addresses: BTreeSet<Addr>,
     /// Endpoints to which other policies may apply.
     pub(crate) endpoints: BTreeSet<EndpointId>,
+    /// Namespaces of policies that are new, changed or gone.
+    pub(crate) subjects: BTreeSet<Word>,
     /// Endpoints that have become another pod's.
     pub(crate) reused: BTreeSet<EndpointId>,
     /// Policies that are new or changed, named if they do not fit.
