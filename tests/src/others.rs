@@ -22,11 +22,10 @@ pub fn tunnel() -> anyhow::Result<Option<Value>> {
     let shown: Value = serde_json::from_str(&sys::run(&format!("ip -j -d addr show dev {TUNNEL}"))?)?;
     let link = shown.get(0).context("no device")?;
     let addresses = link.get("addr_info").and_then(Value::as_array).into_iter().flatten();
-    let addresses: Vec<_> = addresses.map(|it| (&it["local"], &it["prefixlen"])).collect();
+    let addresses: Vec<_> = addresses.map(|it| (it.get("local"), it.get("prefixlen"))).collect();
     let networks: Value = serde_json::from_str(&sys::run(&format!("bridge -j vni show dev {TUNNEL}"))?)?;
-    let networks = &networks[0]["vnis"];
-    let settings = &link["linkinfo"]["info_data"];
-    Ok(Some(json!([link["flags"], link["mtu"], link["ifalias"], settings, addresses, networks])))
+    let settings = ["/flags", "/mtu", "/ifalias", "/linkinfo/info_data"].map(|it| link.pointer(it));
+    Ok(Some(json!([settings, addresses, networks.pointer("/0/vnis")])))
 }
 
 /// Device, routes, routing rules, filters and map entries, one line each.
@@ -44,24 +43,26 @@ pub fn state() -> anyhow::Result<BTreeSet<String>> {
     }
     let net: Value = serde_json::from_str(&sys::run("bpftool -j net")?)?;
     let filters = net.pointer("/0/tc").and_then(Value::as_array).into_iter().flatten();
-    let of_tunnel = filters.filter(|it| it["devname"] == TUNNEL);
-    state.extend(of_tunnel.map(|it| format!("{} at {}", it["name"], it["kind"])));
+    let of_tunnel = filters.filter(|it| it.get("devname").is_some_and(|it| it == TUNNEL));
+    state.extend(of_tunnel.map(|it| format!("{:?} at {:?}", it.get("name"), it.get("kind"))));
     let index = index()?;
-    let named = |value: &Value| if *value == index { json!(TUNNEL) } else { value.clone() };
+    // The index of a new device is another one.
+    let named = |value: Option<&Value>| if value == index.as_ref() { json!(TUNNEL) } else { json!(value) };
     for it in dump("NODES")? {
-        let (key, value) = (&it["key"], &it["value"]);
-        let [id, flags, address, mtu] = ["id", "flags", "address", "mtu"].map(|name| &value[name]);
-        state.insert(format!("NODES {key} {id} {flags} {address} {} {mtu}", named(&value["ifindex"])));
+        let value = ["id", "flags", "address", "mtu"].map(|name| it.pointer(&format!("/value/{name}")));
+        let ifindex = named(it.pointer("/value/ifindex"));
+        state.insert(format!("NODES {}", json!([it.get("key"), value, ifindex])));
     }
-    state.extend(dump("LINK_COUNTERS")?.iter().map(|it| format!("counts {}", named(&it["key"]["ifindex"]))));
+    let counted = dump("LINK_COUNTERS")?;
+    state.extend(counted.iter().map(|it| format!("counts {}", named(it.pointer("/key/ifindex")))));
     Ok(state)
 }
 
-/// The index of the tunnel device; null without one.
-fn index() -> anyhow::Result<Value> {
-    let links: Value = serde_json::from_str(&sys::run("ip -j link show")?)?;
-    let tunnel = links.as_array().into_iter().flatten().find(|it| it["ifname"] == TUNNEL);
-    Ok(tunnel.map_or(Value::Null, |it| it["ifindex"].clone()))
+/// The index of the tunnel device, if there is one.
+fn index() -> anyhow::Result<Option<Value>> {
+    let links: Vec<Value> = serde_json::from_str(&sys::run("ip -j link show")?)?;
+    let tunnel = links.iter().find(|it| it.get("ifname").is_some_and(|it| it == TUNNEL));
+    Ok(tunnel.and_then(|it| it.get("ifindex").cloned()))
 }
 
 fn dump(map: &str) -> anyhow::Result<Vec<Value>> {

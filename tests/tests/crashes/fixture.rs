@@ -217,8 +217,9 @@ impl<'a> Fixture<'a> {
         for (name, ranges, address) in OTHERS {
             if are_joined {
                 let mut object = objects::with_addresses(objects::node(name, &ranges), &[address.parse()?]);
+                let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
                 // The map has numbers that come from the UIDs.
-                object["metadata"]["uid"] = json!(name);
+                metadata.context("no metadata")?.insert("uid".to_owned(), json!(name));
                 api.create(Resource::Nodes, object)?;
             } else {
                 api.delete(Resource::Nodes, "", name)?;
@@ -238,7 +239,7 @@ impl<'a> Fixture<'a> {
             sys::wait_until("there is a route to each range", TIMEOUT, || {
                 let state = others::state()?;
                 let has = |range: &&str| state.iter().any(|it| it.starts_with(&format!("{range} ")));
-                Ok(OTHERS.iter().flat_map(|(_, ranges, _)| ranges).all(|it| has(it)))
+                Ok(OTHERS.iter().flat_map(|(_, ranges, _)| ranges).all(has))
             })?;
             let verify = || self.node.ctl(&["verify"]).map(|_| true);
             sys::wait_until("the agent finds no difference", TIMEOUT, verify)?;

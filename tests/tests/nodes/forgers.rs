@@ -209,7 +209,7 @@ fn pods_send_nothing_to_the_tunnels_of_nodes_not_even_in_fragments() {
 
 /// A Service of a family whose endpoint is a node's tunnel, as an API client may write one.
 fn into_tunnel(node: &Member, family: usize) -> anyhow::Result<Service> {
-    let address = ip(["10.96.0.99", "fd00:96::99"][family])?;
+    let address = ip(if family == 0 { "10.96.0.99" } else { "fd00:96::99" })?;
     let backend = SocketAddr::new(of(&node.addresses, family)?, TUNNEL_PORT);
     Ok(Service { address: SocketAddr::new(address, 80), node_port: 30_099, backend })
 }

@@ -142,7 +142,8 @@ fn is_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<bool> {
     let object = fabric.api.get(Resource::Nodes, "", node.name).context("no Node")?;
     let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
     let mut conditions = conditions.into_iter().flatten();
-    Ok(conditions.any(|it| it["type"] == "NetworkUnavailable" && it["status"] == "False"))
+    let is = |it: &Value, name: &str, value: &str| it.get(name).is_some_and(|it| it == value);
+    Ok(conditions.any(|it| is(it, "type", "NetworkUnavailable") && is(it, "status", "False")))
 }
 
 fn wait_until_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<()> {
