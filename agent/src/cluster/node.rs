@@ -233,7 +233,7 @@ impl From<Node> for Wire {
         };
         let taints =
             [(node.has_startup_taint, STARTUP_TAINT), (node.is_unreachable, UNREACHABLE_TAINT)].into_iter();
-        let taints = taints.filter_map(|(is_set, key)| is_set.then(|| Taint { key: key.to_owned() }));
+        let taints = taints.filter(|(is_set, _)| *is_set).map(|(_, key)| Taint { key: key.to_owned() });
         let spec = Spec {
             pod_cidrs: node.ranges.iter().map(Stated::text).collect(),
             pod_cidr: String::new(),
