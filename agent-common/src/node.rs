@@ -18,8 +18,8 @@ pub struct NodeEntry {
     pub id: u32,
     /// A set of the flags below.
     pub flags: u32,
-    /// The node's address to which tunnelled packets go, as in [`NodeKey`]. Valid only with
-    /// [`NodeEntry::VXLAN`], otherwise zeros.
+    /// Where packets to the node's pods go, as in [`NodeKey`]: with [`NodeEntry::VXLAN`] the tunnel's other
+    /// end, otherwise the next hop. Zeros in other rows, in those of this node, and without a way.
     pub address: [u8; 16],
     /// Index of the interface by which packets to the node's pods leave: the tunnel device or an uplink.
     /// Valid only with [`NodeEntry::FAST`], otherwise 0, as the next field.

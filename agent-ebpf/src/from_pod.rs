@@ -1,7 +1,7 @@
 //! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to
 //! one of another node, or left to the host's stack.
 
-use agent_common::{DropReason, GATEWAY_MAC, NodeEntry, VifEntry};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
 use crate::{
     arp,
@@ -70,18 +70,17 @@ fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outco
     if flows::begins_at_translated_port(packet, meta) {
         return Ok(Outcome::Stack(Stamp::Checked));
     }
-    if target.flags & NodeEntry::FAST == 0 {
+    if target.peer != flows::REMOTE {
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;
         return Ok(Outcome::Local { ifindex: target.peer });
     }
-    match remote::way(packet, meta, &target) {
+    match remote::way(packet, &target) {
         Some(outcome) => {
             delivery::decrement_hops(packet, meta)?;
             Ok(outcome)
         }
-        // The kernel has another way than the agent: `to_link` records the flow as if translated, and the
-        // replies pass the stack, too.
+        // `to_link` records the flow as if translated, and the replies pass the stack, too.
         None => Ok(Outcome::Stack(Stamp::Checked)),
     }
 }

@@ -43,7 +43,7 @@ mod vifs;
 use agent_common::{DropReason, event::direction};
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
-    helpers::generated::{bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer},
+    helpers::generated::{bpf_redirect, bpf_redirect_peer},
     macros::classifier,
     programs::TcContext,
 };
@@ -53,7 +53,6 @@ use crate::{
     counters::Direction,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
-    route::NextHop,
 };
 
 /// clsact ingress of the pod's host interface: packets from the pod.
@@ -83,13 +82,11 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(to, 0) as i32 }
         }
-        Ok(Outcome::Neighbour(NextHop { ifindex: to, mut neighbour })) => {
+        Ok(Outcome::Neighbour { ifindex: to, next }) => {
             counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to uplink {}, {} bytes", ifindex, to, bytes);
             packet.stamp(Stamp::Direct);
-            let len = size_of_val(&neighbour) as i32;
-            // SAFETY: the helper reads the neighbour, which has the given length.
-            unsafe { bpf_redirect_neigh(to, &raw mut neighbour, len, 0) as i32 }
+            route::send(to, next) as i32
         }
         Ok(Outcome::Answered) => {
             counters::egress(ifindex, bytes);

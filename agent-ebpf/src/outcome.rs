@@ -1,6 +1,6 @@
 //! The outcome of a packet that passes every check.
 
-use crate::{packet::Stamp, route::NextHop};
+use crate::{address::Address, packet::Stamp};
 
 /// Where a packet that passes goes.
 pub enum Outcome {
@@ -10,8 +10,8 @@ pub enum Outcome {
     Local { ifindex: u32 },
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
     Tunnel { ifindex: u32 },
-    /// To a pod of another node by an uplink.
-    Neighbour(NextHop),
+    /// To a pod of another node by an uplink, to the next hop.
+    Neighbour { ifindex: u32, next: Address },
     /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the
     /// gateway's addresses, so the kernel does not answer.
     Answered,

@@ -9,23 +9,26 @@
 use agent_common::{DropReason, NodeEntry};
 
 use crate::{
+    address::Address,
     counters::Direction,
     delivery, endpoints, flow_stats, flows,
     meta::Meta,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
-    route, size,
+    size,
     target::Target,
 };
 
 /// How a pod's packet leaves this node for a remote pod; `None` by the stack.
 #[inline(always)]
-pub fn way(packet: &Packet<'_>, meta: &Meta, target: &Target) -> Option<Outcome> {
+pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
+    let Target { ifindex, address: next, .. } = *target;
     if target.flags & NodeEntry::VXLAN != 0 {
-        return packet.set_tunnel(target.address).then_some(Outcome::Tunnel { ifindex: target.ifindex });
+        packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex })
+    } else {
+        // An earlier agent wrote no next hop.
+        (next != Address::UNSPECIFIED).then_some(Outcome::Neighbour { ifindex, next })
     }
-    let next = route::next_hop(packet, meta).filter(|next| next.ifindex == target.ifindex)?;
-    Some(Outcome::Neighbour(next))
 }
 
 /// A packet from a remote pod, behind `node`, which has been checked.

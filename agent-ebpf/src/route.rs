@@ -1,49 +1,52 @@
-//! The kernel's route for a packet.
+//! The kernel's routes and neighbours.
 
-use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as Lookup, bpf_redir_neigh,
+use aya_ebpf::{
+    bindings::{bpf_fib_lookup as Lookup, bpf_redir_neigh},
+    helpers::generated::bpf_redirect_neigh,
 };
 
 use crate::{
+    address::Address,
     meta::{Family, Meta},
     packet::Packet,
 };
-
-/// Where a forwarded packet leaves this node.
-#[derive(Clone, Copy)]
-pub struct NextHop {
-    pub ifindex: u32,
-    pub neighbour: bpf_redir_neigh,
-}
 
 /// Address families of the kernel (`linux/socket.h`).
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// The next hop, if the kernel would forward the packet to one, known or not yet resolved.
-#[inline(always)]
-pub fn next_hop(packet: &Packet<'_>, meta: &Meta) -> Option<NextHop> {
-    let (found, result) = look_up(packet, meta);
-    if result != i64::from(BPF_FIB_LKUP_RET_SUCCESS) && result != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {
-        return None;
-    }
-    // SAFETY: integers and arrays of integers, for which zero is valid.
-    let mut neighbour: bpf_redir_neigh = unsafe { core::mem::zeroed() };
-    neighbour.nh_family = u32::from(found.family);
-    // SAFETY: the helper has replaced the destination by the gateway, of the family that it has set.
-    unsafe {
-        if found.family == AF_INET6 {
-            neighbour.__bindgen_anon_1.ipv6_nh = found.__bindgen_anon_4.ipv6_dst;
-        } else {
-            neighbour.__bindgen_anon_1.ipv4_nh = found.__bindgen_anon_4.ipv4_dst;
-        }
-    }
-    Some(NextHop { ifindex: found.ifindex, neighbour })
+/// A `bpf_redir_neigh` behind padding, so that the address is at a multiple of eight: LLVM copies it as words
+/// of eight bytes.
+#[repr(C, align(8))]
+struct Neighbour {
+    padding: u32,
+    family: u32,
+    /// IPv6; or IPv4, and zeros.
+    address: Address,
 }
 
-/// The kernel's answer: parameters, and one of `BPF_FIB_LKUP_RET_`, or a negative error.
+const _: () = assert!(size_of::<Neighbour>() == size_of::<u32>() + size_of::<bpf_redir_neigh>());
+
+/// Sends the packet by an interface to a neighbour, known or not yet resolved. Returns the verdict.
 #[inline(always)]
-pub fn look_up(packet: &Packet<'_>, meta: &Meta) -> (Lookup, i64) {
+pub fn send(ifindex: u32, to: Address) -> i64 {
+    let (family, address) = if to.is_mapped_ipv4() {
+        let [a, b, c, d] = to.to_v4();
+        (AF_INET, Address::from_words([u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]), 0]))
+    } else {
+        (AF_INET6, to)
+    };
+    let mut neighbour = Neighbour { padding: 0, family: u32::from(family), address };
+    // SAFETY: the helper reads a `bpf_redir_neigh`, which is behind the padding and has the given length.
+    unsafe {
+        let neighbour = (&raw mut neighbour.family).cast::<bpf_redir_neigh>();
+        bpf_redirect_neigh(ifindex, neighbour, size_of::<bpf_redir_neigh>() as i32, 0)
+    }
+}
+
+/// The kernel's answer for a forwarded packet: one of `BPF_FIB_LKUP_RET_`, or a negative error.
+#[inline(always)]
+pub fn look_up(packet: &Packet<'_>, meta: &Meta) -> i64 {
     // SAFETY: integers and arrays of integers, for which zero is valid.
     let mut lookup: Lookup = unsafe { core::mem::zeroed() };
     lookup.ifindex = packet.ifindex();
@@ -60,6 +63,5 @@ pub fn look_up(packet: &Packet<'_>, meta: &Meta) -> (Lookup, i64) {
             lookup.__bindgen_anon_4.ipv6_dst = meta.destination.to_v6_words();
         }
     }
-    let result = packet.look_up_route(&mut lookup);
-    (lookup, result)
+    packet.look_up_route(&mut lookup)
 }

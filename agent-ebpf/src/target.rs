@@ -15,7 +15,7 @@ pub struct Target {
     pub flags: u32,
     /// The interface by which packets to a remote pod leave.
     pub ifindex: u32,
-    /// The MAC of a pod of this node, and zeros; or the address to which tunnelled packets go.
+    /// The MAC of a pod of this node, and zeros; or where packets to a remote pod go.
     pub address: Address,
 }
 
@@ -28,7 +28,7 @@ impl Target {
         Self {
             peer: endpoint.ifindex,
             mtu: u32::from(receiver.mtu),
-            flags: u32::from(u16::from_ne_bytes(endpoint.reserved)),
+            flags: 0,
             ifindex: 0,
             address: Address::from_words([u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]), 0]),
         }

@@ -55,6 +55,6 @@ fn is_to_tunnel_port(meta: &Meta) -> bool {
 /// Whether the kernel would not forward a packet: its destination is an address of the node, or has no route.
 #[inline(never)]
 fn ends_here(packet: &Packet<'_>, meta: &Meta) -> bool {
-    let (_, result) = route::look_up(packet, meta);
+    let result = route::look_up(packet, meta);
     result == i64::from(BPF_FIB_LKUP_RET_NOT_FWDED) || result == i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
 }

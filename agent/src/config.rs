@@ -426,6 +426,7 @@ impl Settings {
             kept,
             file: file.map(|file| absolute("--ip-masq-agent-config", Some(file), "")).transpose()?,
             ports: self.masquerade_ports.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+            tunnel_port: self.nodes()?.tunnel_port(),
         })
     }
 

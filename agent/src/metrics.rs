@@ -3,6 +3,7 @@
 mod links;
 mod nodes;
 mod pods;
+mod source;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,8 +1,8 @@
 //! Kubernetes network policies, compiled into rows of maps that a BPF program evaluates.
 //!
 //! The crate is pure: [`object`] decodes what the API serves, a [`Compiler`] takes one [`Change`] after the
-//! other and answers each with a [`Delta`] of rows, and [`lookup()`] judges a packet by the rows alone, as the
-//! BPF program does.
+//! other and answers each with a [`Delta`] of rows, and [`lookup()`] judges a packet by the rows alone, as
+//! the BPF program does.
 //!
 //! # Classes and rulesets
 //!
@@ -14,17 +14,17 @@
 //!
 //! * A *predicate* is what a rule asks about an address: `team=a`, and `10.0.0.0/8 except 10.9.0.0/16`. Only
 //!   what the policies of this node's pods ask counts.
-//! * A *class* is a set of predicates that are true for the same addresses. Here are up to four: none, the one,
-//!   the other, both. `PEERS` has the class of each pod's address, blocks included. Other addresses have that of
-//!   the longest prefix in `BLOCKS`, here 10.0.0.0/8 with one predicate and 10.9.0.0/16 with none.
-//! * A *ruleset* is the rules that pods with the same policies share, for one direction. Each rule is a *bit*:
-//!   0 for port 80, 1 for `metrics`. `RULES` has, for ruleset and class, the bits whose peers contain the class:
-//!   {0, 1} for all three classes with predicates; other classes have no row, and the header's default {1}. The
-//!   header also has the ports: TCP 80 {0}, TCP 9100 {1}.
+//! * A *class* is a set of predicates that are true for the same addresses. Here are up to four: none, the
+//!   one, the other, both. `PEERS` has the class of each pod's address, blocks included. Other addresses have
+//!   that of the longest prefix in `BLOCKS`: 10.0.0.0/8 with one predicate, and 10.9.0.0/16 with none.
+//! * A *ruleset* is the rules that pods with the same policies share, for one direction. Each rule is a
+//!   *bit*: 0 for port 80, 1 for `metrics`. `RULES` has, for ruleset and class, the bits whose peers contain
+//!   the class: {0, 1} for all three classes with predicates; other classes have no row, and the header's
+//!   default {1}. The header also has the ports: TCP 80 {0}, TCP 9100 {1}.
 //! * The *verdict* is the lowest bit that both have. Bits are in the order of judgement, and name the rule.
 //!
-//! A new pod in a known class costs one row, and so does a label edit. A policy costs rows for its classes and
-//! ports, not for its pods times its peers.
+//! A new pod in a known class costs one row, and so does a label edit. A policy costs rows for its classes
+//! and ports, not for its pods times its peers.
 //!
 //! ```
 //! use ferrule_policy::{Change, Compiler, Direction, Endpoint, EndpointId, Origin, Packet, lookup, object};

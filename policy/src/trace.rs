@@ -1,5 +1,5 @@
-//! The verdict on a packet from the policies themselves, without rows: for pods of any node, and to be compared
-//! with what the maps say.
+//! The verdict on a packet from the policies themselves, without rows: for pods of any node, and to be
+//! compared with what the maps say.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -20,6 +20,7 @@ pub mod host;
 pub mod image;
 pub mod node;
 pub mod observe;
+pub mod others;
 pub mod packet;
 pub mod pid_namespace;
 pub mod pod;

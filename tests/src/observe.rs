@@ -1,4 +1,5 @@
-//! The node's state as operators' tools show it: kernel, maps and the agent's registry.
+//! The node's state as operators' tools show it: kernel, maps and the agent's registry. Without what the node
+//! has for other nodes ([`crate::others`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::{
     node::{Node, PINS},
+    others::TUNNEL,
     sys,
 };
 
@@ -108,11 +110,16 @@ impl Observed {
             // The first snapshot's links: an entry of a link that is missing there is newer than the
             // snapshot.
             if self.links.is_empty() {
-                self.links = links.iter().map(Link::read).collect::<anyhow::Result<_>>()?;
+                let others = links.iter().filter(|it| it.get("ifname") != Some(&TUNNEL.into()));
+                self.links = others.map(Link::read).collect::<anyhow::Result<_>>()?;
             }
             for (list, into) in [(routes, &mut self.routes), (neighbours, &mut self.neighbours)] {
                 for it in list {
                     let dst = text(&it, "dst")?;
+                    // The kernel's tool prints two fields `dst` of a route by the tunnel.
+                    if dst.contains('/') || it.get("dev") == Some(&TUNNEL.into()) {
+                        continue;
+                    }
                     let address =
                         dst.parse().with_context(|| format!("a route or neighbour of ours: {it}"))?;
                     into.insert((address, text(&it, "dev")?));
@@ -155,6 +162,11 @@ impl Observed {
                 // Of no attachment.
                 ("from_uplink", "clsact/ingress") | ("to_link", "clsact/egress")
                     if text(filter, "devname")? == "uplink" =>
+                {
+                    continue;
+                }
+                ("from_tunnel", "clsact/ingress") | ("to_link", "clsact/egress")
+                    if text(filter, "devname")? == TUNNEL =>
                 {
                     continue;
                 }

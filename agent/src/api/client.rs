@@ -26,6 +26,7 @@ use tokio::{
 use super::{
     error::{ApiError, Status},
     exec_plugin::{self, PluginError},
+    transport,
 };
 use crate::chain::chain;
 
@@ -68,7 +69,6 @@ const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest interval between reloads after connect errors.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For the head of a response. The API server itself gives up after a minute.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a whole response that is no stream.
@@ -254,12 +254,10 @@ async fn connect(kubeconfig: Option<PathBuf>, plugin_timeout: Duration) -> Resul
     let lifetime = exec_plugin::authenticate(&mut config.auth_info, plugin_timeout).await;
     let lifetime = lifetime.map_err(|source| ApiError::Credential { source: Arc::new(source) })?;
     let expires = lifetime.map(|lifetime| Instant::now() + lifetime);
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // The callers have their own backoff.
-    config.default_retry = false;
     let url = config.cluster_url.to_string();
     // Reads files, and panics over a token that is no valid header.
-    let client = spawn_blocking(move || Client::try_from(config)).await.map_err(|error| unusable(&error))?;
+    let client =
+        spawn_blocking(move || transport::client(&config)).await.map_err(|error| unusable(&error))?;
     Ok(Connection { client: client.map_err(|error| unusable(&error))?, url, expires })
 }
 

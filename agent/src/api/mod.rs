@@ -5,6 +5,7 @@ mod error;
 mod exec_plugin;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 pub use client::Api;
 pub use error::{ApiError, Status};

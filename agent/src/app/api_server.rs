@@ -40,7 +40,7 @@ impl<'a> ApiServer<'a> {
     }
 
     /// Starts the watches. `on_change` gets the changed pods, the registry the node's ranges, and the
-    /// returned receiver the nodes of the cluster.
+    /// returned receiver the nodes of the cluster. The announcer is to be started.
     pub fn watch(
         self,
         config: &Config,
@@ -48,7 +48,7 @@ impl<'a> ApiServer<'a> {
         on_change: impl Fn(PodChange) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
-    ) -> anyhow::Result<(Watches, Receiver<Arc<Nodes>>)> {
+    ) -> anyhow::Result<(Watches, Receiver<Arc<Nodes>>, Announcer)> {
         let Self { config: kubernetes, client } = self;
         let cache =
             CheckpointLogs::open(&config.state_dir).context("cannot open the checkpoints of the watches")?;
@@ -103,11 +103,11 @@ impl<'a> ApiServer<'a> {
                 Mode::Off => Duties::Taint,
                 Mode::Auto | Mode::Direct | Mode::Vxlan => Duties::TaintAndCondition,
             },
+            marks,
             health: health.component("node-status", false, "this node does not serve pods yet"),
         };
-        tasks.spawn("announce", announcer.run(marks, health.readiness()));
         tasks.spawn("ranges", follow_ranges((Arc::clone(registry), Arc::clone(network)), changes, ranges));
-        Ok((watches, nodes))
+        Ok((watches, nodes, announcer))
     }
 }
 

@@ -125,10 +125,16 @@ impl LocalNetwork {
     /// Whose packets are masqueraded, and to whom not; `None` before the nodes of the cluster are known.
     fn pods(&self, ranges: &[IpNet]) -> Option<Pods> {
         let nodes = self.nodes.get()?.borrow();
-        let cluster = nodes.is_synced.then(|| networks(&nodes))?;
+        if !nodes.is_synced {
+            return None;
+        }
+        let all = nodes.own.iter().chain(&nodes.others);
+        let addresses = all.flat_map(|node| &node.addresses).copied().collect();
+        let elsewhere = nodes.others.iter().flat_map(|node| &node.ranges).copied().collect();
         drop(nodes);
         let outside = self.registry.addresses_outside(ranges);
-        Some(self.elsewhere.without(Pods { ranges: ranges.to_vec(), outside, cluster }))
+        let pods = Pods { ranges: ranges.to_vec(), outside, nodes: addresses, elsewhere };
+        Some(self.elsewhere.without(pods))
     }
 
     /// Applies what has changed. Blocks.
@@ -174,13 +180,6 @@ impl Elsewhere {
     }
 }
 
-/// The nodes' addresses, and the ranges of the others.
-fn networks(nodes: &Nodes) -> Vec<IpNet> {
-    let addresses = nodes.own.iter().chain(&nodes.others).flat_map(|node| &node.addresses);
-    let ranges = nodes.others.iter().flat_map(|node| &node.ranges);
-    ranges.copied().chain(addresses.copied().map(IpNet::from)).collect()
-}
-
 fn keep_routes(ranges: &[IpNet]) -> Routes {
     match range_route::keep(ranges) {
         Ok(skipped) => {
@@ -209,7 +208,7 @@ mod tests {
         let pods = || Pods {
             ranges: vec!["10.0.0.0/24".parse().unwrap()],
             outside: vec!["10.1.0.9".parse().unwrap(), "10.2.0.9".parse().unwrap()],
-            cluster: Vec::new(),
+            ..Pods::default()
         };
         let networks = Elsewhere::Networks(vec!["10.2.0.0/16".parse().unwrap()]);
         assert_eq!(networks.without(pods()).outside, ["10.1.0.9".parse::<std::net::IpAddr>().unwrap()]);

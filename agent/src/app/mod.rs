@@ -125,9 +125,15 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         }
         None => None,
     };
-    let (watches, nodes) = watched.unzip();
+    let (watches, nodes, announcer) = match watched {
+        Some((watches, nodes, announcer)) => (Some(watches), Some(nodes), Some(announcer)),
+        None => (None, None, None),
+    };
     let is_healing = config.self_heal == Switch::On;
     let keeper = keep_nodes(&config, &parts, nodes, (&health, &metrics), &mut tasks);
+    if let Some(announcer) = announcer {
+        tasks.spawn("announce", announcer.run(health.readiness(), keeper.obstacle()));
+    }
     tasks.spawn("path-mtu", Arc::clone(&parts.engine).follow_path_mtu());
     let inspector = Inspector {
         registry: Arc::clone(&parts.registry),

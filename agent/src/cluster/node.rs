@@ -31,6 +31,8 @@ pub struct Node {
     pub is_network_unavailable: Option<bool>,
     /// Whether the node has the taint [`STARTUP_TAINT`].
     pub has_startup_taint: bool,
+    /// Whether the control plane does not hear from the node. No kubelet can change that of its own Node.
+    pub is_unreachable: bool,
     /// Taken out by the watch.
     version: Box<str>,
 }
@@ -45,6 +47,8 @@ pub enum Stated<T> {
 
 /// Keeps pods off a node until its agent can serve them. Operators may register nodes with it.
 pub const STARTUP_TAINT: &str = "ferrule.dev/agent-not-ready";
+/// The taint by which the control plane says that it does not hear from a node.
+const UNREACHABLE_TAINT: &str = "node.kubernetes.io/unreachable";
 /// The condition of a Node by which a cloud keeps pods off until the node has routes.
 pub const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 /// Ranges and addresses that count, of each node. The API allows two ranges; a node with as many addresses
@@ -211,6 +215,7 @@ impl From<Wire> for Node {
                 _ => None,
             }),
             has_startup_taint: spec.taints.iter().any(|it| it.key == STARTUP_TAINT),
+            is_unreachable: spec.taints.iter().any(|it| it.key == UNREACHABLE_TAINT),
             version: metadata.resource_version.into(),
         }
     }
@@ -226,14 +231,13 @@ impl From<Node> for Wire {
             creation_timestamp: created.map(|it| it.to_string()),
             labels: Labels { zone: node.zone.map(Into::into) },
         };
+        let taints =
+            [(node.has_startup_taint, STARTUP_TAINT), (node.is_unreachable, UNREACHABLE_TAINT)].into_iter();
+        let taints = taints.filter_map(|(is_set, key)| is_set.then(|| Taint { key: key.to_owned() }));
         let spec = Spec {
             pod_cidrs: node.ranges.iter().map(Stated::text).collect(),
             pod_cidr: String::new(),
-            taints: node
-                .has_startup_taint
-                .then(|| Taint { key: STARTUP_TAINT.to_owned() })
-                .into_iter()
-                .collect(),
+            taints: taints.collect(),
         };
         let address = |it: &Stated<_>| Address { r#type: "InternalIP".to_owned(), address: it.text() };
         let condition = node.is_network_unavailable.map(|is_true| Condition {
@@ -261,7 +265,8 @@ mod tests {
         "labels":{"kubernetes.io/hostname":"node-1","topology.kubernetes.io/zone":"z1"}},
         "spec":{"podCIDR":"fd00::/64","podCIDRs":["fd00::/64","10.0.0.0/24","ten"],
             "taints":[{"key":"other","effect":"NoExecute"},
-                {"key":"ferrule.dev/agent-not-ready","effect":"NoSchedule"}]},
+                {"key":"ferrule.dev/agent-not-ready","effect":"NoSchedule"},
+                {"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]},
         "status":{"images":[{"names":["a"],"sizeBytes":1}],
             "addresses":[{"type":"Hostname","address":"node-1"},{"type":"InternalIP","address":"192.0.2.1"},
                 {"type":"InternalIP","address":"2001:db8::1"},{"type":"ExternalIP","address":"198.51.100.1"}],
@@ -279,6 +284,7 @@ mod tests {
         let addresses: Vec<_> = node.addresses.iter().map(Stated::text).collect();
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         assert_eq!((node.is_network_unavailable, node.has_startup_taint), (Some(true), true));
+        assert!(node.is_unreachable);
         let stored = serde_json::to_string(&node).unwrap();
         assert!(!stored.contains("images") && !stored.contains("hostname"), "{stored}");
         assert_eq!(serde_json::from_str::<Node>(&stored).unwrap(), node);
@@ -288,7 +294,12 @@ mod tests {
     fn an_empty_node_survives_a_checkpoint_and_counts_as_the_youngest() {
         let empty = node(r#"{"metadata":{"name":"a","labels":null},"spec":{"taints":null},"status":null}"#);
         assert_eq!((empty.created, empty.is_network_unavailable), (i64::MAX, None));
-        assert!(!empty.has_startup_taint && empty.ranges.is_empty() && empty.addresses.is_empty());
+        assert!(
+            !empty.has_startup_taint
+                && !empty.is_unreachable
+                && empty.ranges.is_empty()
+                && empty.addresses.is_empty()
+        );
         assert_eq!(node(&serde_json::to_string(&empty).unwrap()), empty);
     }
 

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     dataplane::Entry,
-    plug::{filter::Hook, masquerade_table},
+    plug::{filter::Hook, nft::masquerade_table},
     registry::Key,
 };
 

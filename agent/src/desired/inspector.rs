@@ -15,8 +15,8 @@ use crate::{
     masquerade::Masquerade,
     nodes::Keeper,
     plug::{
-        firewall,
         netlink::{NetlinkError, Socket},
+        nft::firewall,
         range_route::Skipped,
     },
     registry::{Attachment, Key, Registry, State},

@@ -6,7 +6,7 @@ use super::{
     deviation::{Deviation, Kind, Subject},
     inventory::Inventory,
 };
-use crate::plug::{host, masquerade_table};
+use crate::plug::{host, nft::masquerade_table};
 
 /// Settings, routes of ranges and to other nodes, the nftables table, pins, and the counters of packets that
 /// belong to no attachment.

@@ -15,9 +15,9 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
-        masquerade_changes::Changes,
         monitor::{self, Monitor, Notification},
         netconf::{Forwarding, Scope},
+        nft::masquerade_changes::Changes,
     },
     registry::{Attachment, State},
 };

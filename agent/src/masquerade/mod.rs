@@ -26,8 +26,8 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
-        masquerade_table::{self, Table},
         netlink::NetlinkError,
+        nft::masquerade_table::{self, Table, Tunnel},
     },
 };
 use file::{File, FileSettings};
@@ -38,8 +38,10 @@ pub struct Pods {
     pub ranges: Vec<IpNet>,
     /// Pods' addresses left from earlier ranges.
     pub outside: Vec<IpAddr>,
-    /// The cluster's nodes and their pods.
-    pub cluster: Vec<IpNet>,
+    /// The cluster's nodes.
+    pub nodes: Vec<IpAddr>,
+    /// The ranges of the other nodes.
+    pub elsewhere: Vec<IpNet>,
 }
 
 /// Keeps the table.
@@ -213,11 +215,15 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
     let link_local =
         link_local.into_iter().filter_map(|(text, is_masqueraded)| (!is_masqueraded).then_some(text));
     let constant = NEVER.into_iter().chain(link_local).filter_map(net);
-    let configured = settings.kept.iter().chain(&file.kept).chain(&pods.cluster).copied();
+    let nodes = pods.nodes.iter().copied().map(IpNet::from);
+    let configured = settings.kept.iter().chain(&file.kept).chain(&pods.elsewhere).copied().chain(nodes);
+    let port = settings.tunnel_port.filter(|_| !pods.elsewhere.is_empty());
+    let tunnel = port.map(|port| Tunnel { port, nodes: pods.nodes.clone() });
     Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
         ports: settings.ports.edges(),
+        tunnel,
     }
 }
 
@@ -261,7 +267,7 @@ mod tests {
         Pods {
             ranges: nets(&["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64"]),
             outside,
-            cluster: Vec::new(),
+            ..Pods::default()
         }
     }
 
@@ -294,13 +300,10 @@ mod tests {
 
     #[test]
     fn the_clusters_nodes_and_pods_see_the_pods_address_and_other_private_networks_do_not() {
+        let nodes = ["192.0.2.2", "2001:db8::2"].map(|it| it.parse().unwrap()).to_vec();
+        let pods = Pods { nodes, elsewhere: nets(&["10.244.2.0/24"]), ..pods() };
+        let Table { kept, .. } = table(&settings(Mode::Auto), &FileSettings::default(), &pods);
         let cluster = nets(&["10.244.2.0/24", "192.0.2.2/32", "2001:db8::2/128"]);
-        let kept = table(
-            &settings(Mode::Auto),
-            &FileSettings::default(),
-            &Pods { cluster: cluster.clone(), ..pods() },
-        )
-        .kept;
         assert!(cluster.iter().all(|it| kept.contains(it)));
         let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
         assert!(!private.iter().any(|it| kept.contains(it)));
@@ -317,6 +320,17 @@ mod tests {
         assert_eq!(masquerade.wanted(&unread, Some(&pods())), None);
         let off = Masquerade::new(settings(Mode::Off), health.component("masquerade", false, ""));
         assert_eq!(off.wanted(&unread, None), Some(Wanted::Nothing));
+    }
+
+    #[test]
+    fn the_table_has_the_tunnel_while_there_are_other_nodes_and_a_port() {
+        let with_port = Settings { tunnel_port: Some(4789), ..settings(Mode::Auto) };
+        let none = FileSettings::default();
+        assert_eq!(table(&with_port, &none, &pods()).tunnel, None);
+        let nodes = ["192.0.2.1", "192.0.2.2"].map(|it| it.parse().unwrap()).to_vec();
+        let pods = Pods { nodes: nodes.clone(), elsewhere: nets(&["10.244.2.0/24"]), ..pods() };
+        assert_eq!(table(&with_port, &none, &pods).tunnel, Some(Tunnel { port: 4789, nodes }));
+        assert_eq!(table(&settings(Mode::Auto), &none, &pods).tunnel, None);
     }
 
     #[test]

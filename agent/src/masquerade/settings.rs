@@ -14,6 +14,8 @@ pub struct Settings {
     /// A configuration file of ip-masq-agent.
     pub file: Option<PathBuf>,
     pub ports: Ports,
+    /// UDP port of the tunnel between nodes; `None` if there is never one.
+    pub tunnel_port: Option<u16>,
 }
 
 /// Whether pods' packets to the world get an address of the node.

@@ -1,10 +1,7 @@
 //! Packets, bytes and drops of the tunnel device and the uplinks: read from the dataplane when they are
 //! scraped.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::fmt;
 
 use agent_common::{DropReason, Traffic};
 use prometheus_client::{
@@ -13,11 +10,10 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-/// The counters of links. Clones share them.
-#[derive(Clone, Default)]
-pub struct LinkMetrics(Arc<OnceLock<Source>>);
+use super::source::Source;
 
-type Source = Box<dyn Fn() -> Vec<LinkCounters> + Send + Sync>;
+/// The counters of links. Clones share them.
+pub type LinkMetrics = Source<LinkCounters>;
 
 /// The counters of one link: packets from other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,23 +36,9 @@ struct DropLabels {
 
 // === impl LinkMetrics ===
 
-impl LinkMetrics {
-    /// Reads the counters from a source from now on. Later calls have no effect.
-    pub fn read_from(&self, source: impl Fn() -> Vec<LinkCounters> + Send + Sync + 'static) {
-        let _ = self.0.set(Box::new(source));
-    }
-}
-
-impl fmt::Debug for LinkMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LinkMetrics").finish_non_exhaustive()
-    }
-}
-
 impl Collector for LinkMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(source) = self.0.get() else { return Ok(()) };
-        let links = source();
+        let Some(links) = self.read() else { return Ok(()) };
         for (name, help, count) in [
             ("link_packets", "Packets from the tunnel or an uplink that were left to the host.", PACKETS),
             ("link_bytes", "Bytes of these packets, including Ethernet headers.", BYTES),

@@ -1,9 +1,6 @@
 //! Packets, bytes and drops of pods: read from the dataplane when they are scraped.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::fmt;
 
 use agent_common::{Counters, DropReason, Traffic};
 use prometheus_client::{
@@ -12,11 +9,10 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-/// The counters of pods' interfaces. Clones share them.
-#[derive(Clone, Default)]
-pub struct PodMetrics(Arc<OnceLock<Source>>);
+use super::source::Source;
 
-type Source = Box<dyn Fn() -> Vec<PodCounters> + Send + Sync>;
+/// The counters of pods' interfaces. Clones share them.
+pub type PodMetrics = Source<PodCounters>;
 
 /// The counters of one interface, or of several together. No two have the same labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,23 +46,9 @@ struct DropLabels {
 
 // === impl PodMetrics ===
 
-impl PodMetrics {
-    /// Reads the counters from a source from now on. Later calls have no effect.
-    pub fn read_from(&self, source: impl Fn() -> Vec<PodCounters> + Send + Sync + 'static) {
-        let _ = self.0.set(Box::new(source));
-    }
-}
-
-impl fmt::Debug for PodMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PodMetrics").finish_non_exhaustive()
-    }
-}
-
 impl Collector for PodMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(source) = self.0.get() else { return Ok(()) };
-        let pods = source();
+        let Some(pods) = self.read() else { return Ok(()) };
         for (name, help, count) in [
             ("pod_packets", "Packets forwarded from a pod (egress) or delivered to it (ingress).", PACKETS),
             ("pod_bytes", "Bytes of these packets, including Ethernet headers.", BYTES),

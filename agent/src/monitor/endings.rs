@@ -160,19 +160,20 @@ mod tests {
 
     #[test]
     fn a_flow_without_packets_for_a_minute_has_ended_once() {
+        const NONE: [u16; 0] = [];
         let mut known = Known::default();
         let mut at = |seconds, found: &[_]| {
             let ended = known.ended(found.to_vec(), Duration::from_secs(seconds));
             ended.iter().map(|(flow, _)| flow.low_port).collect::<Vec<_>>()
         };
-        assert_eq!(at(100, &[flow(1, 5), flow(2, 5)]), []);
-        assert_eq!(at(159, &[flow(1, 5), flow(2, 6)]), []);
+        assert_eq!(at(100, &[flow(1, 5), flow(2, 5)]), NONE);
+        assert_eq!(at(159, &[flow(1, 5), flow(2, 6)]), NONE);
         assert_eq!(at(160, &[flow(1, 5), flow(2, 6), flow(1, 5)]), [1], "found twice by one walk");
-        assert_eq!(at(170, &[flow(2, 6)]), []);
+        assert_eq!(at(170, &[flow(2, 6)]), NONE);
         assert_eq!(at(219, &[flow(1, 5), flow(2, 6)]), [2], "flow 1 has begun again");
         // Not found by a walk that was cut short.
-        assert_eq!(at(230, &[]), []);
-        assert_eq!(at(290, &[flow(1, 5)]), []);
+        assert_eq!(at(230, &[]), NONE);
+        assert_eq!(at(290, &[flow(1, 5)]), NONE);
         assert_eq!(at(350, &[flow(1, 5)]), [1]);
     }
 }

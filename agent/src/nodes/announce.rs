@@ -1,5 +1,5 @@
 //! Tells the cluster that this node serves pods: on the own Node object, the condition `NetworkUnavailable`
-//! becomes False, and the start-up taint goes.
+//! becomes False, and the start-up taint goes. Not before this node's part of the network works.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,6 +26,8 @@ pub struct Announcer {
     /// The name of the Node.
     pub node: String,
     pub duties: Duties,
+    /// What the own Node object says.
+    pub marks: Receiver<Marks>,
     /// Of a component that ADD does not need.
     pub health: Reporter,
 }
@@ -60,22 +62,31 @@ const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_s
 // === impl Announcer ===
 
 impl Announcer {
-    /// Patches the Node when it is due, whenever the agent is ready. Never returns.
-    pub async fn run(self, mut marks: Receiver<Marks>, mut ready: Receiver<bool>) {
+    /// Patches the Node when it is due, whenever the agent is ready and has no obstacle: the reason why this
+    /// node's part of the network does not work. Never returns.
+    pub async fn run(mut self, mut ready: Receiver<bool>, mut obstacle: Receiver<Option<String>>) {
         let mut backoff = Backoff::new(BACKOFF);
         loop {
             // The senders are dropped when the agent stops, which is before this task has to end.
             if ready.wait_for(|ready| *ready).await.is_err() {
                 std::future::pending::<()>().await;
             }
-            let now = *marks.borrow_and_update();
+            let now = *self.marks.borrow_and_update();
             let is_due = self.is_condition_due(&now) || now.has_startup_taint;
             if now.is_known && !is_due {
                 self.health.healthy("the Node object says that this node serves pods");
             }
             if !is_due {
-                if marks.changed().await.is_err() {
-                    std::future::pending::<()>().await;
+                follow(&mut self.marks).await;
+                continue;
+            }
+            let found = obstacle.borrow_and_update().clone();
+            if let Some(why) = found {
+                let report = "the Node object is not told that this node serves pods";
+                self.health.unhealthy(format!("{report}, because its network does not work: {why}"));
+                tokio::select! {
+                    () = follow(&mut self.marks) => {}
+                    () = follow(&mut obstacle) => {}
                 }
                 continue;
             }
@@ -123,6 +134,13 @@ impl Announcer {
             self.api.write(&what, patch(path, "application/json-patch+json", &removal)).await?;
         }
         Ok(())
+    }
+}
+
+/// Waits for the next value.
+async fn follow<T>(values: &mut Receiver<T>) {
+    if values.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -2,18 +2,20 @@
 //!
 //! ```text
 //!  nodes of the API ──┐
-//!  the kernel's ways ─┴▶ plan ─▶ map NODES ─▶ tunnel device ─▶ routes, new ones first ─▶ rules
+//!  the kernel's ways ─┴▶ plan ─▶ uplinks ─▶ tunnel device ─▶ map NODES ─▶ routes, new ones first ─▶ rules
 //!                          │
 //!        desired, heal: compared with the kernel, and made so again
 //! ```
 //!
-//! Everything is compared before a change, so that a pass over an unchanged node changes nothing. What an
-//! earlier agent left is part of the comparison.
+//! Each pass compares kernel and map with the plan before it changes anything, so that a pass over an
+//! unchanged node changes nothing. The comparison includes the objects of an earlier agent.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+
+use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
     Nodes, Settings,
@@ -29,10 +31,13 @@ use crate::{
         host,
         netlink::{NetlinkError, Socket},
         nodes::{
+            foreign,
             reach::reach,
-            route, rp_filter, rule,
+            route::{self, Routes},
+            rp_filter, rule,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
+            xfrm,
         },
         uplink::{self, Uplink},
     },
@@ -49,6 +54,11 @@ pub struct Keeper {
     /// Whether what others change is changed back.
     repairs: bool,
     metrics: NodeMetrics,
+    /// Why this node's part of the network does not work.
+    obstacle: Sender<Option<String>>,
+    /// Of the last pass. Readers wait for no pass.
+    decided: Sender<Arc<Report>>,
+    /// Locked during a pass, and while kernel and plan are compared.
     state: Mutex<State>,
 }
 
@@ -57,8 +67,6 @@ struct State {
     nodes: Arc<Nodes>,
     /// `None` until the nodes are known.
     plan: Option<Arc<Plan>>,
-    /// The tunnel device and the interfaces by which packets leave.
-    interfaces: HashSet<u32>,
     bare: Bare,
     has_failed: bool,
 }
@@ -68,12 +76,18 @@ struct State {
 pub enum KeepError {
     #[error("cannot read or change the routes to other nodes")]
     Netlink(#[from] NetlinkError),
+    #[error("cannot change some of the routes to other nodes")]
+    SomeRoutes(#[source] NetlinkError),
+    #[error("cannot count what passes the tunnel and the uplinks")]
+    Counters(#[source] MapFailure),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
     #[error("cannot write the nodes' addresses to the map NODES")]
     Map(#[from] MapFailure),
 }
 
+/// Why packets take the stack on a host with IPsec.
+const XFRM: &str = "the host has xfrm policies (ip xfrm policy shows them)";
 /// Nodes and ranges that a message names.
 const NAMED: usize = 3;
 
@@ -88,21 +102,21 @@ impl Keeper {
         (health, ready): (Reporter, Reporter),
         metrics: NodeMetrics,
     ) -> Self {
-        Self { settings, dataplane, uplink, health, ready, repairs, metrics, state: Mutex::default() }
+        let (obstacle, _) = channel(Some("the nodes of the cluster are not known yet".to_owned()));
+        let (decided, _) = channel(Arc::new(Report::nothing(settings)));
+        let state = Mutex::default();
+        Self { settings, dataplane, uplink, health, ready, repairs, metrics, obstacle, decided, state }
     }
 
-    /// The interfaces whose changes concern the routes to other nodes.
-    pub fn interfaces(&self) -> HashSet<u32> {
-        self.state().interfaces.clone()
+    /// Subscribes to the reason why this node's part of the network does not work: a failure of the last
+    /// pass that would cut this node off from more than one other node. `None` while there is none.
+    pub fn obstacle(&self) -> Receiver<Option<String>> {
+        self.obstacle.subscribe()
     }
 
-    /// What is decided: ways to other nodes' ranges, and where packets pass the stack by. Blocks.
-    ///
-    /// # Errors
-    /// If the kernel refuses to describe the tunnel device.
-    pub fn decided(&self) -> Result<Report, KeepError> {
-        let tunnel = tunnel::index(&mut Socket::open()?)?;
-        Ok(self.report_of(&self.state(), tunnel))
+    /// What the last pass has decided: ways to other nodes' ranges, and where packets pass the stack by.
+    pub fn decided(&self) -> Arc<Report> {
+        Arc::clone(&self.decided.borrow())
     }
 
     /// Compares nodes, kernel and map, changes what differs, and reports. Returns whether all is as it should
@@ -148,6 +162,17 @@ impl Keeper {
     }
 
     fn pass(&self, state: &mut State) -> Result<(), KeepError> {
+        let done = self.try_pass(state);
+        let obstacle = done.as_ref().err().filter(|error| error.cuts_off()).map(|error| chain(error));
+        self.obstacle.send_if_modified(|before| {
+            let is_new = *before != obstacle;
+            *before = obstacle;
+            is_new
+        });
+        done
+    }
+
+    fn try_pass(&self, state: &mut State) -> Result<(), KeepError> {
         let mut host = Socket::open()?;
         let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes)?);
         let is_new = state.plan.as_deref() != Some(&plan);
@@ -161,12 +186,14 @@ impl Keeper {
             Ok(())
         };
         state.has_failed = applied.is_err();
-        let tunnel = tunnel::index(&mut host)?;
-        state.interfaces = plan.uplinks.iter().copied().chain(tunnel).collect();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(Arc::new(plan));
-        let Counts { direct, vxlan, none } = self.report_of(state, tunnel).counts();
+        let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
+        let tunnel = tunnel::index(&mut host)?;
+        let report = Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare };
+        let Counts { direct, vxlan, none } = report.counts();
         self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
+        self.decided.send_replace(Arc::new(report));
         applied
     }
 
@@ -177,25 +204,33 @@ impl Keeper {
         let filtered = filtered.map(|found| *bare = found);
         let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
-        let counted = self.dataplane.count_links(&links(plan, index));
+        let counted = self.count_links(host, plan);
         let rows = self.dataplane.set_nodes(&plan.rows(index, bare));
-        let mut changes = route::diff(&plan.routes(index), &route::list(host)?);
+        let wanted = plan.routes(index);
+        let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
             // The failure may pass, and packets still flow.
             changes.retain(|change| matches!(change, route::Change::Set(..)));
         }
-        let routed = route::apply(host, &changes);
+        let routed = route::apply(host, &changes).map_err(|error| judge(host, &wanted, error));
         let rules = rule::keep(host, &plan.sources);
         if !changes.is_empty() || matches!(rows, Ok(1..)) || matches!(rules, Ok(true)) {
             tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
+        // What cuts this node off comes first.
         tunnel?;
-        routed?;
-        rules?;
         rows?;
+        rules?;
         filtered?;
         loosened?;
-        Ok(counted?)
+        routed?;
+        counted
+    }
+
+    /// The tunnel device counts while there is one, also one that is not as it should be.
+    fn count_links(&self, host: &mut Socket, plan: &Plan) -> Result<(), KeepError> {
+        let links = links(plan, tunnel::index(host)?);
+        self.dataplane.count_links(&links).map_err(KeepError::Counters)
     }
 
     /// Returns the tunnel's index, if there is one.
@@ -269,13 +304,33 @@ impl Keeper {
         self.health.unhealthy(format!("no way to {named}{more}"));
     }
 
-    fn report_of(&self, state: &State, tunnel: Option<u32>) -> Report {
-        let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
-        Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl KeepError ===
+
+impl KeepError {
+    /// Whether this node cannot take part in the network, whatever the other nodes are. A route that the
+    /// kernel refuses may have its reason in another Node's addresses.
+    fn cuts_off(&self) -> bool {
+        match self {
+            Self::Netlink(_) | Self::Tunnel(_) | Self::Map(_) => true,
+            Self::SomeRoutes(_) | Self::Counters(_) => false,
+        }
+    }
+}
+
+/// What a refused change of routes means, by the routes that there are.
+fn judge(host: &mut Socket, wanted: &Routes, error: NetlinkError) -> KeepError {
+    let Ok(present) = route::list(host) else { return KeepError::Netlink(error) };
+    let mut found =
+        wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) == Some(route));
+    if wanted.is_empty() || found.next().is_some() {
+        KeepError::SomeRoutes(error)
+    } else {
+        KeepError::Netlink(error)
     }
 }
 
@@ -294,7 +349,14 @@ fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
     let mut uplinks = uplink::default_interfaces()?;
     uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
     let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
-    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks })
+    let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
+    let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
+    let foreign = foreign::find(host, sources, &ranges)?;
+    let needs_stack = match xfrm::has_policies() {
+        Ok(has_policies) => has_policies.then(|| XFRM.to_owned()),
+        Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
+    };
+    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack, foreign })
 }
 
 /// Logs the ways that are new or have changed.

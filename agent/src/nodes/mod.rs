@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  watch ─▶ Table ─▶ Nodes ─┐
-//!  the kernel's ways ───────┴▶ plan ─▶ Keeper ─▶ map NODES, tunnel device, routes, rules
+//!  the kernel's ways ───────┴▶ plan ─▶ Keeper ─▶ uplinks, tunnel device, map NODES, routes, rules
 //! ```
 
 mod announce;

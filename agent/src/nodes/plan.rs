@@ -11,10 +11,11 @@ use agent_common::{EndpointKey, NodeEntry, NodeKey};
 use ipnet::IpNet;
 
 use super::{
-    Mode, Node, Nodes, Settings,
+    Mode, Nodes, Settings,
     way::{NoWay, Way},
 };
 use crate::plug::nodes::{
+    foreign::Foreign,
     reach::Hop,
     route::{Next, NodeRoute, Routes, Table},
     tunnel::Tunnel,
@@ -30,6 +31,9 @@ pub struct Underlay {
     pub hops: HashMap<IpAddr, Hop>,
     /// The interfaces of the default routes, and those that have the node's addresses.
     pub uplinks: BTreeSet<u32>,
+    /// Why packets must not pass the stack by; `None` if they may.
+    pub needs_stack: Option<String>,
+    pub foreign: Foreign,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +45,9 @@ pub struct Plan {
     pub tunnel: Option<Tunnel>,
     /// Sources whose packets to other nodes' addresses take the tunnel.
     pub sources: BTreeSet<IpNet>,
-    fast_path: bool,
+    /// Why no packet passes the stack by; `None` if some may.
+    pub only_stack: Option<String>,
+    foreign: Foreign,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -60,6 +66,8 @@ pub struct RangeWay<'a> {
     pub way: &'a Result<Way, NoWay>,
 }
 
+/// The setting that sends all packets through the stack.
+const SWITCHED_OFF: &str = "--node-fast-path is off";
 /// The least MTU of a link with IPv6 (RFC 8200, 5).
 const LEAST_IPV6: u32 = 1280;
 
@@ -69,8 +77,10 @@ impl Plan {
     pub fn new(settings: Settings, nodes: &Arc<Nodes>, underlay: &Underlay) -> Self {
         let own = nodes.own.as_ref();
         let uplinks = underlay.uplinks.clone();
-        let fast_path = settings.fast_path;
-        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, fast_path, ..Self::default() };
+        let switched_off = (!settings.fast_path).then(|| SWITCHED_OFF.to_owned());
+        let only_stack = switched_off.or_else(|| underlay.needs_stack.clone());
+        let foreign = underlay.foreign.clone();
+        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, only_stack, foreign, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -130,13 +140,15 @@ impl Plan {
         let mut rows = entries(&self.nodes);
         for it in self.ranges() {
             let (Ok(way), Some(row)) = (it.way, rows.get_mut(&key(it.range))) else { continue };
-            let is_fast = self.slow_because(*way, tunnel, bare).is_none();
-            let mut ifindex = way.ifindex();
-            if let Way::Vxlan { remote, .. } = way {
-                row.flags |= NodeEntry::VXLAN;
-                row.address = key_of(*remote).address;
-                ifindex = tunnel.unwrap_or_default();
-            }
+            let is_fast = self.slow_because(it.range, *way, tunnel, bare).is_none();
+            let (ifindex, next) = match way {
+                Way::Direct { gateway, ifindex, .. } => (*ifindex, *gateway),
+                Way::Vxlan { remote, .. } => {
+                    row.flags |= NodeEntry::VXLAN;
+                    (tunnel.unwrap_or_default(), *remote)
+                }
+            };
+            row.address = key_of(next).address;
             if is_fast {
                 row.flags |= NodeEntry::FAST;
                 (row.ifindex, row.mtu) = (ifindex, way.mtu());
@@ -146,9 +158,17 @@ impl Plan {
     }
 
     /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
-    pub fn slow_because(&self, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
-        if !self.fast_path {
-            return Some("--node-fast-path is off".to_owned());
+    pub fn slow_because(&self, range: IpNet, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
+        if self.only_stack.is_some() {
+            return self.only_stack.clone();
+        }
+        // Only the stack follows what others tell the kernel.
+        let [v4, v6] = self.foreign.rules;
+        if let Some(priority) = if range.addr().is_ipv4() { v4 } else { v6 } {
+            return Some(format!("another program has the routing rule {priority}"));
+        }
+        if let Some(to) = self.foreign.routes.get(&range) {
+            return Some(format!("another program has a route to {to}"));
         }
         match way {
             Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),

@@ -1,7 +1,10 @@
 //! What the keeper has decided: the way to each range of another node, and where packets pass the stack by.
 //! For administrators, and pure.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
@@ -59,12 +62,22 @@ pub enum FastPath {
     Off(String),
 }
 
-const SWITCHED_OFF: &str = "--node-fast-path is off";
 const LEFT_TO_OTHERS: &str = "--node-routes is off: others route";
 
 // === impl Report ===
 
 impl Report {
+    /// Before the first pass.
+    pub(super) fn nothing(settings: Settings) -> Self {
+        Self { nodes: Arc::default(), settings, plan: None, tunnel: None, bare: Bare::new() }
+    }
+
+    /// The tunnel device, and the interfaces by which packets leave: their changes concern the routes.
+    pub(super) fn interfaces(&self) -> HashSet<u32> {
+        let uplinks = self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied());
+        uplinks.chain(self.tunnel).collect()
+    }
+
     /// The other nodes, by name.
     pub fn others(&self) -> impl Iterator<Item = Reached<'_>> {
         // No two nodes have the same range.
@@ -89,11 +102,11 @@ impl Report {
 
     /// Whether packets between pods pass the stack by on the tunnel device or an uplink.
     pub fn fast_path(&self, ifindex: u32) -> FastPath {
-        if !self.settings.fast_path {
-            return FastPath::Off(SWITCHED_OFF.to_owned());
-        }
         if self.settings.mode == Mode::Off {
             return FastPath::Off(LEFT_TO_OTHERS.to_owned());
+        }
+        if let Some(why) = self.plan.as_ref().and_then(|plan| plan.only_stack.clone()) {
+            return FastPath::Off(why);
         }
         if let Some(why) = self.bare.get(&ifindex) {
             return FastPath::Off(why.clone());
@@ -133,7 +146,7 @@ impl Report {
             Ok(Way::Vxlan { remote, .. }) if self.tunnel.is_none() => Err(format!(
                 "there is no tunnel to {remote}; `ferrulectl status` says why at the component node-routes"
             )),
-            Ok(way) => Ok(Taken { way, slow: plan.slow_because(way, self.tunnel, &self.bare) }),
+            Ok(way) => Ok(Taken { way, slow: plan.slow_because(range.range, way, self.tunnel, &self.bare) }),
             Err(why) => Err(why.to_string()),
         }
     }
@@ -185,6 +198,7 @@ mod tests {
                 hop("198.51.100.4", Some("192.0.2.254"), "192.0.2.9"),
             ]),
             uplinks: BTreeSet::from([UPLINK]),
+            ..Underlay::default()
         };
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
@@ -214,6 +228,13 @@ mod tests {
         ];
         assert_eq!(lines(&report), expected);
         assert_eq!(report.counts(), Counts { direct: 1, vxlan: 2, none: 1 });
+    }
+
+    #[test]
+    fn changes_of_uplinks_and_of_the_tunnel_device_concern_the_routes() {
+        assert_eq!(report(Mode::Auto, true).interfaces(), HashSet::from([UPLINK, TUNNEL]));
+        let settings = report(Mode::Auto, true).settings;
+        assert_eq!(Report::nothing(settings).interfaces(), HashSet::new());
     }
 
     #[test]
@@ -249,9 +270,10 @@ mod tests {
 
     #[test]
     fn settings_switch_the_fast_path_off_everywhere() {
-        for (report, why) in
-            [(report(Mode::Auto, false), SWITCHED_OFF), (report(Mode::Off, true), LEFT_TO_OTHERS)]
-        {
+        for (report, why) in [
+            (report(Mode::Auto, false), "--node-fast-path is off"),
+            (report(Mode::Off, true), LEFT_TO_OTHERS),
+        ] {
             for link in [UPLINK, TUNNEL, 3] {
                 assert_eq!(report.fast_path(link), FastPath::Off(why.to_owned()));
             }

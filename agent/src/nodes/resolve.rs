@@ -2,6 +2,10 @@
 //!
 //! Nodes claim in the order of their creation, and the first one keeps what it got. When the old owner of a
 //! range goes, the next resolution gives the range to the node that has waited, whichever event came first.
+//!
+//! An address that several nodes have goes to the oldest one that the control plane hears from: a machine
+//! that was registered again under another name works, although its old Node object is left. To refuse such
+//! an address to all of them would let any node cut off any other.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -109,11 +113,16 @@ impl<'a> View<'a> {
     fn accept(&mut self, from: usize) -> Vec<Node> {
         let order = self.order.clone();
         let nodes = || order.iter().copied().enumerate().skip(from);
-        let addresses: Vec<_> = nodes()
-            .map(|(at, node)| self.judge(at, "address", &node.addresses, Self::refuse_address))
-            .collect();
-        let mut accepted = Vec::with_capacity(addresses.len());
-        for ((at, it), addresses) in nodes().zip(addresses) {
+        let (lost, heard): (Vec<_>, Vec<_>) = nodes().partition(|(_, node)| node.is_unreachable);
+        let mut addresses = vec![Vec::new(); order.len()];
+        for (at, node) in heard.into_iter().chain(lost) {
+            let judged = self.judge(at, "address", &node.addresses, Self::refuse_address);
+            if let Some(accepted) = addresses.get_mut(at) {
+                *accepted = judged;
+            }
+        }
+        let mut accepted = Vec::with_capacity(order.len());
+        for ((at, it), addresses) in nodes().zip(addresses.into_iter().skip(from)) {
             let ranges = self.judge(at, "range", &it.ranges, Self::refuse_range);
             accepted.push(node(it, addresses, ranges));
         }

@@ -44,7 +44,7 @@ impl Keeper {
             let is_good = spawn_blocking(move || this.update(current)).await?;
             let passed = Instant::now();
             let mut due = passed + if is_good { period } else { RETRY };
-            let interfaces = self.interfaces();
+            let interfaces = self.decided().interfaces();
             let mut gather = None;
             loop {
                 tokio::select! {

@@ -12,6 +12,15 @@ pub struct Settings {
     pub fast_path: bool,
 }
 
+// === impl Settings ===
+
+impl Settings {
+    /// The UDP port of the tunnel; `None` if the mode has no tunnel.
+    pub fn tunnel_port(self) -> Option<u16> {
+        matches!(self.mode, Mode::Auto | Mode::Vxlan).then_some(self.port)
+    }
+}
+
 /// Who routes packets to other nodes' pods, and how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]

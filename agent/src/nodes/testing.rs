@@ -15,7 +15,10 @@ pub(super) struct Short {
     pub created: u8,
     pub ranges: Vec<String>,
     pub addresses: Vec<String>,
+    pub is_unreachable: bool,
 }
+
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
 /// The accepted ranges and addresses of a node, in their order.
 pub(super) type Accepted = (Vec<String>, Vec<String>);
@@ -23,7 +26,8 @@ pub(super) type Accepted = (Vec<String>, Vec<String>);
 pub(super) fn short(name: &str, created: u8, ranges: &[&str], addresses: &[&str]) -> Short {
     let owned = |texts: &[&str]| texts.iter().map(|it| (*it).to_owned()).collect();
     let (ranges, addresses) = (owned(ranges), owned(addresses));
-    Short { name: name.to_owned(), uid: format!("uid-{name}"), created, ranges, addresses }
+    let (name, uid) = (name.to_owned(), format!("uid-{name}"));
+    Short { name, uid, created, ranges, addresses, is_unreachable: false }
 }
 
 // === impl Short ===
@@ -37,7 +41,10 @@ impl Short {
                 "name": self.name, "uid": self.uid,
                 "creationTimestamp": format!("2026-01-02T03:04:{:02}Z", self.created),
             },
-            "spec": { "podCIDRs": self.ranges },
+            "spec": {
+                "podCIDRs": self.ranges,
+                "taints": if self.is_unreachable { json!([{ "key": UNREACHABLE }]) } else { json!([]) },
+            },
             "status": { "addresses": addresses },
         });
         Arc::new(serde_json::from_value(object).unwrap())
@@ -86,6 +93,10 @@ pub(super) fn oracle(all: &[Short], of: &Short, own: &str, services: &[&str]) ->
         let age = |it: &Short| (it.name != own, it.created, it.uid.clone());
         age(one) < age(other)
     };
+    let claims_before = |one: &Short, other: &Short| {
+        let age = |it: &Short| (it.name != own, it.is_unreachable, it.created, it.uid.clone());
+        age(one) < age(other)
+    };
     let own_ranges: Vec<&String> =
         all.iter().filter(|it| it.name == own).flat_map(|it| it.ranges.iter().take(8)).collect();
     let has_address = |node: &Short, address: &str| {
@@ -97,7 +108,7 @@ pub(super) fn oracle(all: &[Short], of: &Short, own: &str, services: &[&str]) ->
     let earlier: Vec<&Short> = all.iter().filter(|it| is_earlier(it, of)).collect();
     let mut addresses = Vec::new();
     for address in of.addresses.iter().take(8) {
-        let taken = earlier.iter().any(|it| has_address(it, address));
+        let taken = all.iter().any(|it| claims_before(it, of) && has_address(it, address));
         if has_address(of, address) && !taken && !addresses.contains(address) {
             addresses.push(address.clone());
         }

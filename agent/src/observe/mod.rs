@@ -59,17 +59,17 @@ impl Agent for AgentService {
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
         let (dataplane, pins) = (Arc::clone(&self.dataplane), Arc::clone(&self.pins));
-        let keeper = Arc::clone(&self.keeper);
+        let decided = self.keeper.decided();
         let checked = spawn_blocking(move || {
             dataplane.report_pins(&pins);
-            status::links(monitor::counters::links(&dataplane), &keeper)
+            status::links(monitor::counters::links(&dataplane), &decided)
         });
         let links = checked.await.map_err(|error| Status::internal(chain(&error)))?;
         Ok(Response::new(status::show(&self.health, &self.node_name, links)))
     }
 
     async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<ListNodesResponse>, Status> {
-        nodes::list(Arc::clone(&self.keeper)).await
+        nodes::list(self.keeper.decided()).await
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {

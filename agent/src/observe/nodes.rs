@@ -12,18 +12,15 @@ use tonic::{Response, Status};
 
 use crate::{
     chain::chain,
-    nodes::{Keeper, Node, Reached, Refused, Report, Taken, Way},
+    nodes::{Node, Reached, Refused, Report, Taken, Way},
 };
 
-/// # Errors
-/// `UNAVAILABLE` if the kernel refuses to describe the tunnel device.
-pub(super) async fn list(keeper: Arc<Keeper>) -> Result<Response<ListNodesResponse>, Status> {
+pub(super) async fn list(decided: Arc<Report>) -> Result<Response<ListNodesResponse>, Status> {
     let shown = spawn_blocking(move || {
         let mut names = Names::default();
-        keeper.decided().map(|report| show(&report, |ifindex| names.of(ifindex)))
+        show(&decided, |ifindex| names.of(ifindex))
     });
-    let shown = shown.await.map_err(|error| Status::internal(chain(&error)))?;
-    shown.map(Response::new).map_err(|error| Status::unavailable(chain(&error)))
+    shown.await.map(Response::new).map_err(|error| Status::internal(chain(&error)))
 }
 
 /// The names of interfaces, each looked up once.

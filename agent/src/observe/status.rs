@@ -4,10 +4,9 @@ use ferrule_proto::agent::{Component as Shown, GetStatusResponse, Link, componen
 
 use super::drops;
 use crate::{
-    chain::chain,
     health::{Affects, Component, Health, State},
     metrics::LinkCounters,
-    nodes::{FastPath, Keeper},
+    nodes::{FastPath, Report},
 };
 
 pub(super) fn show(health: &Health, node_name: &str, links: Vec<Link>) -> GetStatusResponse {
@@ -28,14 +27,9 @@ pub(super) fn show(health: &Health, node_name: &str, links: Vec<Link>) -> GetSta
     }
 }
 
-/// The tunnel device and the uplinks. Blocks.
-pub(super) fn links(counted: Vec<LinkCounters>, keeper: &Keeper) -> Vec<Link> {
-    let decided = keeper.decided();
-    let fast_path = |ifindex| match &decided {
-        Ok(decided) => decided.fast_path(ifindex),
-        Err(error) => FastPath::Off(chain(error)),
-    };
-    counted.into_iter().map(|link| show_link(fast_path(link.ifindex), link)).collect()
+/// The tunnel device and the uplinks.
+pub(super) fn links(counted: Vec<LinkCounters>, decided: &Report) -> Vec<Link> {
+    counted.into_iter().map(|link| show_link(decided.fast_path(link.ifindex), link)).collect()
 }
 
 fn show_link(fast_path: FastPath, LinkCounters { interface, traffic, .. }: LinkCounters) -> Link {

@@ -85,7 +85,15 @@ impl Monitor {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn open(groups: u32) -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::of(NETLINK_ROUTE, groups)
+    }
+
+    /// As [`Self::open`], of another protocol of netlink.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(super) fn of(protocol: isize, groups: u32) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.set_non_blocking(true)?;
         socket.bind(&SocketAddr::new(0, groups))?;
         setsockopt(&borrow(&socket), RcvBufForce, &BUFFER)?;

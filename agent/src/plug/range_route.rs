@@ -19,7 +19,7 @@ use rtnetlink::{
 
 use super::{
     host,
-    host_route::ROUTE_PROTOCOL,
+    host_route::{ROUTE_PROTOCOL, route_to},
     netlink::{NetlinkError, Request, Socket},
     parse,
 };
@@ -158,17 +158,7 @@ fn is_ours(route: &RouteMessage) -> bool {
 }
 
 fn message(range: IpNet) -> RouteMessage {
-    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
-    let mut message = match range {
-        IpNet::V4(net) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(net.network(), net.prefix_len())
-            .protocol(protocol)
-            .build(),
-        IpNet::V6(net) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(net.network(), net.prefix_len())
-            .protocol(protocol)
-            .build(),
-    };
+    let mut message = route_to(range);
     message.header.kind = RouteType::Unreachable;
     message.attributes.push(RouteAttribute::Priority(METRIC));
     message

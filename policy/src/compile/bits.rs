@@ -1,8 +1,8 @@
 //! Rules become bits.
 //!
-//! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other are
-//! a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules of
-//! NetworkPolicies with equal ports do.
+//! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other
+//! are a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules
+//! of NetworkPolicies with equal ports do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,8 +39,8 @@ pub(crate) struct Bits {
 // === impl Bits ===
 
 impl Bits {
-    /// The bits of policies, which are in the order of judgement. `ports` are the subject's, which the names in
-    /// rules of ingress mean.
+    /// The bits of policies, which are in the order of judgement. `ports` are the subject's, which the names
+    /// in rules of ingress mean.
     pub(crate) fn new(
         policies: &[Arc<CompiledPolicy>],
         direction: Direction,

@@ -5,8 +5,8 @@
 //!
 //! 1. The store takes the change and says which groups, addresses and endpoints it may affect.
 //! 2. Endpoints select their policies; rulesets that do not exist yet are compiled and get their rows.
-//! 3. Addresses and edges of blocks move to their classes. Predicates of new rulesets split classes, which the
-//!    old rulesets do not see.
+//! 3. Addresses and edges of blocks move to their classes. Predicates of new rulesets split classes, which
+//!    the old rulesets do not see.
 //! 4. One row for each endpoint switches it to its rulesets.
 //! 5. Rulesets without endpoints go, with the predicates that only they asked. Classes merge, which the new
 //!    rulesets do not see.
@@ -80,11 +80,13 @@ impl Compiler {
         Self { table, out: Output::new(capacities), ..Self::default() }
     }
 
-    /// Applies changes: all of them or, if the rows do not fit, none. A list may be applied at once.
+    /// Applies changes: all of them or, if the rows do not fit, none. The order of events about different
+    /// objects is of no matter. At start, apply complete lists of all kinds at once: rows that follow from a
+    /// part of the policies would be open.
     ///
     /// # Errors
-    /// If a map is too small, or a pod needs too many different sets of ports. The caller still has the change,
-    /// and may offer it again after others.
+    /// If a map is too small, or a pod needs too many different sets of ports. The caller may offer the
+    /// changes again after others.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<Delta, Refused> {
         let mut work = Work::default();
         changes.into_iter().for_each(|change| self.store.change(change, &mut work));

@@ -41,17 +41,23 @@ impl Compiler {
         let mut switches = Vec::new();
         let mut known: BTreeMap<RulesetKey, RulesetId> = BTreeMap::new();
         let mut all_new = Vec::new();
+        self.store.add_subjects(work);
         for endpoint in std::mem::take(&mut work.endpoints) {
             let Some(local) = self.store.endpoints.get(&endpoint) else {
                 switches.push(Switch { endpoint, rulesets: None });
                 continue;
             };
             let party = self.store.party_of(&local.uid).map(|(_, party)| party);
-            let Some(group) = party.and_then(|it| self.store.group(it)).cloned() else { continue };
-            let is_placed = group.namespace.as_ref().is_some_and(|it| self.store.namespaces.contains(it));
-            if !is_placed {
+            let group = party.and_then(|it| self.store.group(it)).cloned();
+            let is_placed =
+                |it: &Arc<Group>| it.namespace.as_ref().is_some_and(|it| self.store.namespaces.contains(it));
+            let Some(group) = group.filter(is_placed) else {
+                // What is known no more goes on to apply, but not to another pod.
+                if work.reused.contains(&endpoint) {
+                    switches.push(Switch { endpoint, rulesets: None });
+                }
                 continue;
-            }
+            };
             let policies = self.store.selecting(&group);
             let mut ruleset = |direction| {
                 let (key, policies) = key(direction, &policies, &group.ports);

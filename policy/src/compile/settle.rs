@@ -1,7 +1,7 @@
 //! Addresses, and edges of blocks, move to their classes.
 //!
-//! A change of predicates splits or merges classes, some of which have most of the cluster's addresses. So the
-//! larger part of a class keeps the class's number, and only the smaller part moves.
+//! A change of predicates splits or merges classes, some of which have most of the cluster's addresses. So
+//! the larger part of a class keeps the class's number, and only the smaller part moves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -6,8 +6,8 @@
 //! * a NetworkPolicy that is not understood as a whole isolates its subjects and allows nothing;
 //! * a rule of a ClusterNetworkPolicy that is not understood matches nothing if it accepts, and denies
 //!   everything otherwise, as its API prescribes for unknown peers;
-//! * a ClusterNetworkPolicy whose other fields are not understood applies to all pods that it may mean, before
-//!   all others that it may follow, and only with the rules that deny.
+//! * a ClusterNetworkPolicy whose other fields are not understood applies to all pods that it may mean,
+//!   before all others that it may follow, and only with the rules that deny.
 //!
 //! The reasons are in [`Policy::problems`](crate::Policy::problems), for an Event.
 

@@ -1,8 +1,8 @@
 //! Whose an address is.
 //!
-//! Events cross: a new pod may get an address before the old one's deletion is seen, and an object may keep an
-//! address that its pod has lost. So parties claim addresses, and the owner follows from all claims, whatever
-//! their order.
+//! Events cross: a new pod may get an address before the old one's deletion is seen, and an object may keep
+//! an address that its pod has lost. So parties claim addresses, and the owner follows from all claims,
+//! whatever their order.
 
 use std::{cmp::Reverse, collections::BTreeSet, sync::Arc};
 

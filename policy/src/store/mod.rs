@@ -1,7 +1,7 @@
 //! What the cluster is known to contain: pods, namespaces, nodes, policies, and the node's own endpoints.
 //!
-//! Pods with the same namespace, labels and named ports form a *group*: predicates are evaluated once for each
-//! group, and a label edit moves a pod to another one. Groups are indexed by *facet*.
+//! Pods with the same namespace, labels and named ports form a *group*: predicates are evaluated once for
+//! each group, and a label edit moves a pod to another one. Groups are indexed by *facet*.
 
 mod claims;
 mod party;
@@ -96,6 +96,10 @@ pub(crate) struct Work {
     pub(crate) addresses: BTreeSet<Addr>,
     /// Endpoints to which other policies may apply.
     pub(crate) endpoints: BTreeSet<EndpointId>,
+    /// Namespaces of policies that are new, changed or gone.
+    pub(crate) subjects: BTreeSet<Word>,
+    /// Endpoints that have become another pod's.
+    pub(crate) reused: BTreeSet<EndpointId>,
     /// Policies that are new or changed, named if they do not fit.
     pub(crate) policies: BTreeSet<PolicyId>,
 }
@@ -189,6 +193,9 @@ impl Store {
         let new = LocalEndpoint { uid: uid.clone(), addresses: addresses.into_iter().collect() };
         if self.endpoints.get(&endpoint.id).is_some_and(|old| **old == new) {
             return;
+        }
+        if self.endpoints.get(&endpoint.id).is_some_and(|old| old.uid != new.uid) {
+            work.reused.insert(endpoint.id);
         }
         self.remove_endpoint(endpoint.id, work);
         self.with_claims(&uid.clone(), work, |store| {

@@ -80,18 +80,26 @@ impl Store {
         of(None).chain(of(Some(namespace)))
     }
 
-    /// Adds the endpoints to which a policy may apply to the work.
-    fn touch_subjects(&self, id: &PolicyId, work: &mut Work) {
-        let Some(namespace) = &id.namespace else {
-            return work.endpoints.extend(self.endpoints.iter().map(|(id, _)| *id));
-        };
-        let Some(namespace) = self.words.find(namespace) else { return };
+    /// Adds the endpoints of pods in the namespaces of the work to its endpoints.
+    pub(crate) fn add_subjects(&self, work: &mut Work) {
+        let namespaces = std::mem::take(&mut work.subjects);
+        if namespaces.is_empty() {
+            return;
+        }
         let is_there = |uid| {
             let group = self.party_of(uid).and_then(|(_, party)| self.group(party));
-            group.is_some_and(|group| group.namespace.as_ref() == Some(&namespace))
+            group.and_then(|group| group.namespace.as_ref()).is_some_and(|it| namespaces.contains(it))
         };
         let there = self.endpoints.iter().filter(|(_, endpoint)| is_there(&endpoint.uid));
         work.endpoints.extend(there.map(|(id, _)| *id));
+    }
+
+    /// Adds the endpoints to which a policy may apply to the work.
+    fn touch_subjects(&self, id: &PolicyId, work: &mut Work) {
+        match &id.namespace {
+            Some(namespace) => work.subjects.extend(self.words.find(namespace)),
+            None => work.endpoints.extend(self.endpoints.iter().map(|(id, _)| *id)),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Policies that the API allows and nobody expects, and such as no API server would store: defined, said, and
+//! Policies that the API allows but few expect, and such as no API server would store: defined, said, and
 //! never open.
 
 use std::env;

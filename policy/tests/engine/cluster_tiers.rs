@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::world::{TCP, World};
+use super::world::{TCP, World, packet};
 
 fn world() -> World {
     let mut world = World::default();
@@ -102,4 +102,32 @@ fn of_rules_that_share_a_bit_the_one_that_matches_is_named() {
     world.policies.insert(key("a"), json!({"ingress": [rule("third"), rule("nothing")]}));
     world.policies.insert(key("b"), json!({"ingress": [rule("nothing"), rule("client")]}));
     assert_eq!(decided(&world), (true, Some("b 1".to_owned())));
+}
+
+#[test]
+fn a_namespace_that_changes_sides_is_not_open_in_between() {
+    let mut world = world();
+    let side = |name: &str| {
+        let pods = json!({"namespaces": {"matchLabels": {"env": name}}});
+        json!({"tier": "Admin", "priority": 1, "subject": pods, "ingress": [{"action": "Deny", "from": [pods]}]})
+    };
+    for name in ["dev", "prod"] {
+        world.cluster_policies.insert(name.to_owned(), side(name));
+    }
+    let label = |world: &mut World, name: &str| {
+        world.namespaces.get_mut("web").unwrap().insert("env".to_owned(), name.to_owned());
+    };
+    label(&mut world, "dev");
+    let mut engine = world.engine();
+    let mut rows = engine.rows.clone();
+    label(&mut world, "prod");
+    let ops = engine.apply([world.namespace("web")]).ops;
+    let (from, to) = (world.end("web/client"), world.end("web/server"));
+    let packet = packet(&world, ferrule_policy::Direction::Ingress, to, from, (TCP, 80)).unwrap();
+    // The rules of one side with the labels of the other would allow.
+    for op in &ops {
+        rows.apply(op);
+        assert!(!ferrule_policy::lookup(&rows, &packet).is_allowed, "open after {op:?}");
+    }
+    assert!(ops.iter().any(|op| matches!(op, ferrule_policy::Op::Peer(..) | ferrule_policy::Op::Rule(..))));
 }

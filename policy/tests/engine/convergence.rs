@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Clusters by default; `FERRULE_POLICY_CLUSTERS` has another number, for hours.
-const CLUSTERS: u64 = 60;
+const CLUSTERS: u64 = 20;
 const EDITS: usize = 8;
 
 #[test]

@@ -171,6 +171,21 @@ fn an_endpoint_passes_nothing_before_its_pod_and_namespace_are_known() {
 }
 
 #[test]
+fn the_rules_of_an_endpoint_are_never_those_of_the_pod_that_had_its_number() {
+    let mut world = world(json!({"podSelector": {"matchLabels": {"app": "server"}}}));
+    world.endpoints.remove(&2);
+    let mut engine = world.engine();
+    let first = packet(Direction::Egress, "192.0.2.1", Origin::Other);
+    assert!(lookup(&engine.rows, &first).is_allowed);
+    let endpoint =
+        |uid: &str| Change::Endpoint(Endpoint { id: EndpointId(1), uid: uid.to_owned(), addresses: vec![] });
+    engine.apply([endpoint("not-known-yet")]);
+    assert_eq!(lookup(&engine.rows, &first).reason, Reason::NotReady);
+    engine.apply([endpoint("web/client")]);
+    assert_eq!(lookup(&engine.rows, &first).reason, Reason::Default);
+}
+
+#[test]
 fn plugged_addresses_are_peers_before_the_status_lists_them() {
     let mut world = world(json!({"ingress": [{"from": [{"podSelector": {}}]}]}));
     world.pods.get_mut("web/client").unwrap().addresses.clear();

@@ -75,6 +75,18 @@ fn a_late_deletion_takes_no_address_from_its_new_owner() {
 }
 
 #[test]
+fn a_late_deletion_of_a_policy_or_a_namespace_takes_nothing_from_its_successor() {
+    let mut world = two_pods();
+    set(&mut world, "p", json!({"podSelector": {}}));
+    let mut engine = world.engine();
+    let late = ferrule_policy::PolicyId::namespaced("web", "p");
+    engine.apply([Change::PolicyGone { id: late, uid: "earlier".to_owned() }]);
+    engine.apply([Change::NamespaceGone { name: "web".to_owned(), uid: "earlier".to_owned() }]);
+    assert!(!engine.allows(&world, world.end("web/client"), world.end("web/server"), HTTP));
+    assert!(engine.compiler.rows().peer(world.pods["web/client"].addresses[0].into()).is_some());
+}
+
+#[test]
 fn a_terminal_pod_has_no_part_in_its_former_address() {
     let mut world = two_pods();
     set(

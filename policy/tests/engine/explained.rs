@@ -43,7 +43,7 @@ fn an_explanation_has_the_policies_in_the_order_of_judgement() {
     assert!(explanation.ingress.isolates && !explanation.egress.isolates);
     assert!(explanation.egress.policies.is_empty());
     assert!(!engine.compiler.explain("web", "client").unwrap().ingress.isolates);
-    assert!(engine.compiler.explain("web", "nobody-knows").is_none());
+    assert!(engine.compiler.explain("web", "ghost").is_none());
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["ingress"]["policies"][2]["id"], "NetworkPolicy web/allow");
 }

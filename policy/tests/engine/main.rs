@@ -1,6 +1,13 @@
 //! The compiler against an oracle that shares no code with it, against the upstream cases, and against what
 //! went wrong elsewhere.
 
+#![expect(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "tests and their helpers fail by a panic"
+)]
+
 mod bad_input;
 mod capacity;
 mod cluster_tiers;

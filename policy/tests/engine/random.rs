@@ -106,7 +106,8 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
     }
 }
 
-/// A pod of another node is replaced: its address goes to a new pod, and its deletion is seen before or after.
+/// A pod of another node is replaced: its address goes to a new pod, and its deletion is seen before or
+/// after.
 fn replace(rng: &mut Rng, world: &mut World) -> Vec<Change> {
     let i = rng.u8(..12);
     let old =

@@ -1,5 +1,5 @@
-//! The cases of Kubernetes' own tests of network policies (`testdata/upstream.json`), by their names; a protocol
-//! in brackets tells cases of one name apart.
+//! The cases of Kubernetes' own tests of network policies (`testdata/upstream.json`), by their names; a
+//! protocol in brackets tells cases of one name apart.
 
 use std::collections::BTreeMap;
 

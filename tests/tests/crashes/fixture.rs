@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     process::{Child, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -10,6 +11,7 @@ use ferrule_tests::{
     apiserver::{Options, Resource, objects},
     cluster::{Cluster, KUBECONFIG, NODE},
     node::{NODE_V4, Node, POD_V6},
+    others,
     pod::Pod,
     runtime::Runtime,
     sys,
@@ -37,12 +39,26 @@ pub struct Fixture<'a> {
     bare: Baseline,
     sandboxes: u32,
     ping: Option<Child>,
-    /// Lives as long as the node.
-    _cluster: Option<Cluster>,
+    cluster: Option<Cluster>,
+    others: Option<Others>,
+}
+
+/// What the node has for other nodes, whichever they are now.
+struct Others {
+    are_joined: bool,
+    alone: BTreeSet<String>,
+    joined: Option<BTreeSet<String>>,
 }
 
 /// Large enough that no address has to be reused during the cooldown of 30 s.
 const RANGES: [&str; 2] = ["10.244.0.0/19", POD_V6];
+
+/// Other nodes: names, ranges, addresses. The second one is behind the router.
+const OTHERS: [(&str, [&str; 2], &str); 2] = [
+    ("node-2", ["10.9.2.0/24", "fd00:9:2::/64"], "192.0.2.2"),
+    ("node-3", ["10.9.3.0/24", "fd00:9:3::/64"], "198.51.100.3"),
+];
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Exceeds the number of pods.
 const SANDBOXES: u32 = 50_000;
@@ -58,12 +74,18 @@ impl<'a> Fixture<'a> {
         let cluster = scenario.has_cluster.then(|| Cluster::start(Options::default())).transpose()?;
         let follow: &[&str] = match &cluster {
             Some(cluster) => {
-                cluster.api.create(Resource::Nodes, objects::node(NODE, &RANGES))?;
-                &["--kubeconfig", KUBECONFIG, "--node-name", NODE, "--single-node"]
+                let own = objects::with_addresses(objects::node(NODE, &RANGES), &[NODE_V4.parse()?]);
+                cluster.api.create(Resource::Nodes, own)?;
+                &["--kubeconfig", KUBECONFIG, "--node-name", NODE]
             }
             None => &["--standalone"],
         };
-        let ranges: Vec<_> = RANGES.iter().flat_map(|range| ["--pod-cidr", range]).collect();
+        let mut ranges: Vec<_> = RANGES.iter().flat_map(|range| ["--pod-cidr", range]).collect();
+        match (&cluster, scenario.has_nodes) {
+            (Some(_), true) => ranges.clear(),
+            (Some(_), false) => ranges.push("--single-node"),
+            (None, _) => {}
+        }
         // With self-healing off, the checks see the state that the start itself leaves.
         let unhealed = &["--self-heal", "off"];
         node.start_agent_with(&[follow, &ranges, unhealed, scenario.flags].concat())?;
@@ -80,8 +102,14 @@ impl<'a> Fixture<'a> {
             bare,
             sandboxes: 0,
             ping: None,
-            _cluster: cluster,
+            cluster,
+            others: None,
         };
+        if scenario.has_nodes {
+            sys::wait_until("the agent is ready", TIMEOUT, || Ok(fixture.node.http("/readyz")?.0 == 200))?;
+            let alone = others::state()?;
+            fixture.others = Some(Others { are_joined: false, alone, joined: None });
+        }
         for name in ["bystander", "peer"].iter().filter(|_| scenario.has_bystanders) {
             let pod = fixture.attach(name)?;
             fixture.bystanders.push(pod);
@@ -167,12 +195,65 @@ impl<'a> Fixture<'a> {
         other.ping(NODE_V4).map(drop)
     }
 
-    /// Checks registry, kernel and maps against the attached containers.
+    /// Checks registry, kernel and maps against the attached containers, and waits for what other nodes need.
     ///
     /// # Errors
     /// The differences.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        self.wait_for_others()?;
         self.bare.check(self.node, &self.attached)
+    }
+
+    /// Creates or deletes two other nodes: a neighbour, and one behind a router.
+    ///
+    /// # Errors
+    /// If the scenario has no other nodes.
+    pub fn set_joined(&mut self, are_joined: bool) -> anyhow::Result<()> {
+        let others = self.others.as_mut().context("no other nodes")?;
+        let api = &self.cluster.as_ref().context("no cluster")?.api;
+        if std::mem::replace(&mut others.are_joined, are_joined) == are_joined {
+            return Ok(());
+        }
+        for (name, ranges, address) in OTHERS {
+            if are_joined {
+                let mut object = objects::with_addresses(objects::node(name, &ranges), &[address.parse()?]);
+                let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+                // The map has numbers that come from the UIDs.
+                metadata.context("no metadata")?.insert("uid".to_owned(), json!(name));
+                api.create(Resource::Nodes, object)?;
+            } else {
+                api.delete(Resource::Nodes, "", name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until kernel and maps have what the other nodes need. The first time, what they need is what
+    /// they get, and the agent finds no difference.
+    ///
+    /// # Errors
+    /// The differences.
+    pub fn wait_for_others(&mut self) -> anyhow::Result<()> {
+        let Some(others) = &mut self.others else { return Ok(()) };
+        if others.are_joined && others.joined.is_none() {
+            sys::wait_until("there is a route to each range", TIMEOUT, || {
+                let state = others::state()?;
+                let has = |range: &&str| state.iter().any(|it| it.starts_with(&format!("{range} ")));
+                Ok(OTHERS.iter().flat_map(|(_, ranges, _)| ranges).all(has))
+            })?;
+            let verify = || self.node.ctl(&["verify"]).map(|_| true);
+            sys::wait_until("the agent finds no difference", TIMEOUT, verify)?;
+            others.joined = Some(others::state()?);
+        }
+        let joined = others.joined.as_ref().filter(|_| others.are_joined);
+        let expected = joined.unwrap_or(&others.alone);
+        sys::wait_until("the node has what other nodes need", TIMEOUT, || {
+            let found = others::state()?;
+            let missing: Vec<_> = expected.difference(&found).collect();
+            let more: Vec<_> = found.difference(expected).collect();
+            ensure!(missing.is_empty() && more.is_empty(), "missing: {missing:#?}\nbesides: {more:#?}");
+            Ok(true)
+        })
     }
 
     /// Removes the namespaces of the deleted pods.

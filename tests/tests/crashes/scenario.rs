@@ -5,6 +5,7 @@ use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     node::{PINS, map_delete},
+    others::TUNNEL,
     pod::Pod,
     sys,
 };
@@ -23,6 +24,8 @@ pub struct Scenario {
     pub has_bystanders: bool,
     /// Whether the agent watches an API server (which makes no VIF decisions).
     pub has_cluster: bool,
+    /// Whether other nodes may join that cluster.
+    pub has_nodes: bool,
     /// Which of the passed steps are crash points of this scenario.
     pub is_crash_point: fn(&str) -> bool,
     /// Set-up, with a running agent.
@@ -106,6 +109,9 @@ pub const SCENARIOS: &[Scenario] = &[
         retry: del_again,
         ..DEFAULT
     },
+    Scenario { name: "nodes-join", act: join, retry: leave_again, ..WITH_NODES },
+    Scenario { name: "nodes-leave", prepare: joined, act: leave, retry: leave_again, ..WITH_NODES },
+    Scenario { name: "nodes-start", prepare: damaged_nodes, act: start, retry: leave_again, ..WITH_NODES },
     Scenario { name: "gc", prepare: two_pods, act: gc, retry: gc_again, ..DEFAULT },
     Scenario { name: "stop", prepare: retired_link, act: stop, ..DEFAULT },
     Scenario {
@@ -125,6 +131,7 @@ pub const DEFAULT: Scenario = Scenario {
     flags: &[],
     has_bystanders: true,
     has_cluster: false,
+    has_nodes: false,
     is_crash_point: |_| true,
     prepare: |_| Ok(()),
     act: |_, _| Ok(()),
@@ -132,8 +139,18 @@ pub const DEFAULT: Scenario = Scenario {
     retry: |_, _| Ok(()),
 };
 
+/// In a cluster of several nodes. The other steps are those of the scenarios without.
+const WITH_NODES: Scenario = Scenario {
+    has_cluster: true,
+    has_nodes: true,
+    is_crash_point: |step| step.starts_with("kernel."),
+    ..DEFAULT
+};
+
 const STATE: &str = "/run/ferrule";
 const TRY_AGAIN: u64 = 11;
+/// The link group of a tunnel device without an alias.
+const MARK: u32 = 0x6665_7274;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === ADD ===
@@ -290,6 +307,48 @@ fn lose_netns(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
         fixture.resolve_unknown()?;
         Ok(fixture.unknown.iter().all(|it| !fixture.attached.contains(it)))
     })
+}
+
+// === other nodes ===
+
+fn joined(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.set_joined(true)?;
+    fixture.wait_for_others()
+}
+
+fn join(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    fixture.set_joined(true)?;
+    if crashes { Ok(()) } else { fixture.wait_for_others() }
+}
+
+fn leave(fixture: &mut Fixture<'_>, crashes: bool) -> anyhow::Result<()> {
+    fixture.set_joined(false)?;
+    if crashes { Ok(()) } else { fixture.wait_for_others() }
+}
+
+fn leave_again(fixture: &mut Fixture<'_>, _: usize) -> anyhow::Result<()> {
+    fixture.set_joined(false)
+}
+
+/// Nothing is left of what the node had for others but for the map, and a device that is of no use.
+fn damaged_nodes(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    joined(fixture)?;
+    fixture.node.kill_agent()?;
+    for family in ["-4", "-6"] {
+        for route in sys::run(&format!("ip {family} route show proto 70"))?.lines() {
+            let to = route.split(' ').next().unwrap_or_default();
+            if to.contains('/') && !route.contains("unreachable") {
+                sys::run(&format!("ip {family} route del {to}"))?;
+            }
+        }
+        while sys::run(&format!("ip {family} rule show"))?.contains("7070") {
+            sys::run(&format!("ip {family} rule del pref 7070"))?;
+        }
+    }
+    sys::run(&format!("ip link del {TUNNEL}"))?;
+    // As a crash between two requests leaves the device.
+    sys::run(&format!("ip link add {TUNNEL} group {MARK} type vxlan external vnifilter dstport 4789"))
+        .map(drop)
 }
 
 // === start and stop ===

@@ -1,9 +1,15 @@
 //! Packets between pods of two nodes pass the host's stack by, in both directions or in none.
 
-use anyhow::ensure;
-use ferrule_tests::{fabric::Member, pod::Pod, traffic};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
-use crate::fixture::with_pods;
+use anyhow::ensure;
+use ferrule_tests::{fabric::Member, pod::Pod, sys, traffic};
+
+use crate::fixture::{TIMEOUT, wait_until_connected, with_pods};
 
 const MEGABYTE: u64 = 1 << 20;
 /// Counts what the node forwards for pods.
@@ -15,7 +21,7 @@ const COUNTER: &str = "add table inet count; add chain inet count forward { type
 fn count_forwarded(node: &Member) -> anyhow::Result<()> {
     node.on(|_| {
         std::fs::write("/run/count.nft", COUNTER.replace("; ", "\n"))?;
-        ferrule_tests::sys::run("nft -f /run/count.nft").map(drop)
+        sys::run("nft -f /run/count.nft").map(drop)
     })
 }
 
@@ -80,6 +86,131 @@ fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
         let seen = forwarded(one)?;
         ensure!(matches!(seen.as_slice(), [4..=12, 0, 0]), "{seen:?}");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Waits until the links of `ferrulectl status` with this text are as many.
+fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{count} links are {text}"), TIMEOUT, || {
+        let status = node.status()?;
+        let found = status.lines().skip_while(|it| !it.starts_with("LINK ")).filter(|it| it.contains(text));
+        ensure!(found.count() == count, "{status}");
+        Ok(true)
+    })
+}
+
+#[test]
+fn policies_of_ipsec_hold_for_packets_between_pods_as_long_as_there_are_any() {
+    with_pods(&[], |fabric, pods| {
+        let ([a, b, _], [one, two, _]) = (pods, &fabric.nodes);
+        let off = "off: the host has xfrm policies";
+        let of_pods = format!("src {} dst {} dir out", one.ranges[0], two.ranges[0]);
+        one.run(&format!("ip xfrm policy add {of_pods} action block"))?;
+        wait_for_links(one, off, 2)?;
+        let blocked = a.ping(&b.addresses[0].to_string());
+        ensure!(blocked.is_err(), "the packet has evaded the policy: {blocked:?}");
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        a.ping(&b.addresses[1].to_string())?;
+        ensure!(matches!(forwarded(one)?.as_slice(), [_, 2, 0]), "{:?}", forwarded(one)?);
+        ensure!(forwarded(two)? == [0, 0, 0], "the other node has no policies: {:?}", forwarded(two)?);
+
+        one.run(&format!("ip xfrm policy delete {of_pods}"))?;
+        wait_for_links(one, "  on", 2)?;
+        wait_until_connected(pods)?;
+        // For packets to this node itself, which take the stack.
+        one.run(&format!("ip xfrm policy add src {} dst {} dir in", two.ranges[0], one.ranges[0]))?;
+        exchange(a, b)?;
+        wait_for_links(one, "  on", 2)
+    })
+    .unwrap();
+}
+
+/// For a connection to carry some data by one way.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// Waits until a node's route to another one's range of a family leads through the tunnel, or does not.
+fn wait_for_tunnel(node: &Member, range: &str, is_tunnelled: bool) -> anyhow::Result<()> {
+    sys::wait_until(&format!("tunnelled to {range}: {is_tunnelled}"), TIMEOUT, || {
+        let routes = node.node_routes()?;
+        let route = routes.iter().find(|it| it.starts_with(range));
+        ensure!(route.is_some_and(|it| it.contains("encap") == is_tunnelled), "{routes:#?}");
+        Ok(true)
+    })
+}
+
+#[test]
+fn connections_live_while_two_nodes_take_different_ways_to_each_other() {
+    with_pods(&[], |fabric, [a, b, _]| {
+        let [one, two, _] = &fabric.nodes;
+        [one, two].into_iter().try_for_each(count_forwarded)?;
+        for (family, (flag, router)) in
+            [("-4", "192.0.2.254"), ("-6", "2001:db8:1::254")].into_iter().enumerate()
+        {
+            let route = format!("{} via {router} dev uplink", two.addresses[family]);
+            let change = || {
+                for (verb, is_tunnelled) in [("add", true), ("del", false)] {
+                    thread::sleep(A_WHILE);
+                    one.run(&format!("ip {flag} route {verb} {route}"))?;
+                    wait_for_tunnel(one, &two.ranges[family], is_tunnelled)?;
+                    wait_for_tunnel(two, &one.ranges[family], false)?;
+                }
+                thread::sleep(A_WHILE);
+                anyhow::Ok(())
+            };
+            let (stop, of_a, of_b) = (AtomicBool::new(false), a.addresses[family], b.addresses[family]);
+            thread::scope(|scope| {
+                let streams =
+                    [(a.path(), b.path(), of_b), (b.path(), a.path(), of_a)].map(|(from, to, address)| {
+                        scope.spawn({
+                            let stop = &stop;
+                            move || traffic::stream_until(stop, from, to, address)
+                        })
+                    });
+                let changed = change();
+                stop.store(true, Ordering::Relaxed);
+                for stream in streams {
+                    stream.join().map_err(|_| anyhow::anyhow!("a stream panicked"))??;
+                }
+                changed
+            })?;
+        }
+        for node in [one, two] {
+            let seen = forwarded(node)?;
+            ensure!(seen.last() == Some(&0), "conntrack of {} calls packets invalid: {seen:?}", node.name);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn routes_and_rules_of_others_hold_for_packets_to_remote_pods() {
+    with_pods(&[], |fabric, [a, b, _]| {
+        let [one, ..] = &fabric.nodes;
+        for (from, to) in a.addresses.iter().zip(&b.addresses) {
+            let (flag, len) = if to.is_ipv4() { ("-4", 32) } else { ("-6", 128) };
+            let route = format!("blackhole {to}/{len}");
+            let rule = format!("from {from} to {to} priority 100 blackhole");
+            for (object, what) in [("route", &route), ("rule", &rule)] {
+                one.run(&format!("ip {flag} {object} add {what}"))?;
+                sys::wait_until(&format!("the {object} {what} holds"), TIMEOUT, || {
+                    Ok(a.ping(&to.to_string()).is_err())
+                })?;
+                one.run(&format!("ip {flag} {object} del {what}"))?;
+                sys::wait_until(&format!("{to} is reached again"), TIMEOUT, || {
+                    a.ping(&to.to_string()).map(|_| true)
+                })?;
+            }
+        }
+        sys::wait_until("the stack is passed by again", TIMEOUT, || {
+            count_forwarded(one)?;
+            exchange(a, b)?;
+            let seen = forwarded(one)?;
+            one.run("nft delete table inet count")?;
+            ensure!(seen == [0, 0, 0], "{} has forwarded {seen:?}", one.name);
+            Ok(true)
+        })
     })
     .unwrap();
 }

@@ -17,7 +17,10 @@ use ferrule_tests::{
     wire::Wire,
 };
 
-use crate::fixture::{TIMEOUT, captured, of, with_pods};
+use crate::{
+    fixture::{TIMEOUT, captured, of, with_pods},
+    proxy::{Proxy, Service},
+};
 
 /// Recognises forged packets.
 const MARK: &[u8] = b"forged by a stranger";
@@ -202,4 +205,41 @@ fn pods_send_nothing_to_the_tunnels_of_nodes_not_even_in_fragments() {
         Ok(())
     })
     .unwrap();
+}
+
+/// A Service of a family whose endpoint is a node's tunnel, as an API client may write one.
+fn into_tunnel(node: &Member, family: usize) -> anyhow::Result<Service> {
+    let address = ip(if family == 0 { "10.96.0.99" } else { "fd00:96::99" })?;
+    let backend = SocketAddr::new(of(&node.addresses, family)?, TUNNEL_PORT);
+    Ok(Service { address: SocketAddr::new(address, 80), node_port: 30_099, backend })
+}
+
+#[test]
+fn services_do_not_lead_into_the_tunnel_of_another_node() {
+    for proxy in [Proxy::Iptables, Proxy::Nftables] {
+        with_pods(&[], |fabric, [a, b, c]| {
+            let [one, two, _] = &fabric.nodes;
+            proxy.program(one, &[into_tunnel(two, 0)?, into_tunnel(two, 1)?])?;
+            let at_pod = Wire::open(b.path(), "eth0")?;
+            for family in 0..2 {
+                let Service { address, node_port, .. } = into_tunnel(two, family)?;
+                let packet = datagram(of(&a.addresses, family)?, of(&b.addresses, family)?, 9999, MARK)?;
+                let node_port = SocketAddr::new(of(&one.addresses, family)?, node_port);
+                // kube-proxy gives packets to the NodePort the address of node 1.
+                for (client, to) in
+                    [(fabric.world().path(), node_port), (c.path(), node_port), (a.path(), address)]
+                {
+                    sys::in_netns(client, || {
+                        let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+                        Ok(socket.send_to(&vxlan(VNI, &packet), to)?)
+                    })?;
+                    let client = client.display();
+                    ensure!(!arrives(&at_pod, PATIENCE)?, "{client} gets into the tunnel by {to}");
+                }
+            }
+            Ok(())
+        })
+        .with_context(|| format!("{proxy:?}"))
+        .unwrap();
+    }
 }

@@ -1,59 +1,47 @@
 //! What others change by hand, and what happens to the uplink, is made good.
 
+use std::process::Command;
+
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    apiserver::Resource,
     fabric::{Fabric, Member, destination, on_fabric},
     node::UPLINK_MTU,
+    others::{self, TUNNEL},
     pod::Pod,
     sys,
 };
+use serde_json::Value;
 
 use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
 
-/// The name of the agent's tunnel device.
-fn tunnel(node: &Member) -> anyhow::Result<String> {
-    let links = node.run("ip -o link show type vxlan")?;
-    let name = links.split(' ').nth(1).with_context(|| format!("no tunnel on {}", node.name))?;
-    Ok(name.trim_end_matches(':').to_owned())
-}
-
-/// Damages node 1, and waits until all pods reach each other again.
-fn heal_after(damage: impl FnOnce(&Member) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
+#[test]
+fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
     with_pods(&[], |fabric, pods| {
         let [one, ..] = &fabric.nodes;
-        damage(one)?;
-        wait_until_connected(pods)
-    })
-}
-
-#[test]
-fn a_deleted_tunnel_device_comes_back() {
-    heal_after(|node| node.run(&format!("ip link del {}", tunnel(node)?)).map(drop)).unwrap();
-}
-
-#[test]
-fn a_tunnel_device_set_down_comes_up() {
-    heal_after(|node| node.run(&format!("ip link set {} down", tunnel(node)?)).map(drop)).unwrap();
-}
-
-#[test]
-fn a_tunnel_device_with_another_mtu_or_address_is_corrected() {
-    with_pods(&[], |fabric, _| {
-        let [one, ..] = &fabric.nodes;
-        let name = tunnel(one)?;
-        let shown = || {
-            let all = one.run(&format!("ip -o link show {name}"))?
-                + &one.run(&format!("ip -o addr show {name}"))?;
-            anyhow::Ok(all)
-        };
-        let before = shown()?;
-        one.run(&format!("ip link set {name} mtu 1000"))?;
-        one.run(&format!("ip addr add 192.0.2.77/32 dev {name}"))?;
-        ensure!(shown()? != before, "the test changes nothing");
-        sys::wait_until("the tunnel device is as before", TIMEOUT, || {
-            ensure!(shown()? == before, "{}\n{before}", shown()?);
-            Ok(true)
-        })
+        let before = one.on(|_| others::tunnel())?;
+        for damage in [
+            "link del NAME",
+            "link set NAME down",
+            "link set NAME mtu 1000",
+            "link set NAME arp on",
+            "link set NAME alias another",
+            "link set NAME alias ",
+            "link set NAME group 0",
+            "link set NAME address 02:00:00:00:00:99",
+            "addr flush dev NAME",
+            "addr add 192.0.2.77/32 dev NAME",
+        ] {
+            let damage = damage.replace("NAME", TUNNEL);
+            one.on(|_| sys::output(Command::new("ip").args(damage.split(' '))).map(drop))?;
+            sys::wait_until(&format!("the tunnel device is as before: {damage}"), TIMEOUT, || {
+                let found = one.on(|_| others::tunnel())?;
+                ensure!(found.is_some() && found == before, "{found:?}, expected {before:?}");
+                Ok(true)
+            })?;
+            wait_until_connected(pods).context(damage)?;
+        }
+        Ok(())
     })
     .unwrap();
 }
@@ -62,7 +50,7 @@ fn a_tunnel_device_with_another_mtu_or_address_is_corrected() {
 fn a_strict_check_of_sources_at_the_tunnel_is_loosened_again() {
     with_pods(&[], |fabric, [a, ..]| {
         let [one, _, three] = &fabric.nodes;
-        let setting = format!("net.ipv4.conf.{}.rp_filter", tunnel(one)?);
+        let setting = format!("net.ipv4.conf.{TUNNEL}.rp_filter");
         let before = one.run(&format!("sysctl -n {setting}"))?;
         one.run(&format!("sysctl -qw {setting}=1"))?;
         sys::wait_until("the check is loose", TIMEOUT, || {
@@ -149,6 +137,19 @@ fn routes_come_back_with_the_uplink() {
     .unwrap();
 }
 
+/// Whether the Node object says that the node's network works.
+fn is_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<bool> {
+    let object = fabric.api.get(Resource::Nodes, "", node.name).context("no Node")?;
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    let is = |it: &Value, name: &str, value: &str| it.get(name).is_some_and(|it| it == value);
+    Ok(conditions.any(|it| is(it, "type", "NetworkUnavailable") && is(it, "status", "False")))
+}
+
+fn wait_until_announced(fabric: &Fabric, node: &Member) -> anyhow::Result<()> {
+    sys::wait_until(&format!("{} is announced", node.name), TIMEOUT, || is_announced(fabric, node))
+}
+
 #[test]
 fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
     const FOREIGN: &str = "flannel.1";
@@ -165,8 +166,16 @@ fn another_vxlan_device_at_the_port_is_named_and_its_end_awaited() {
             ensure!(status.contains(FOREIGN) && status.contains("4789"), "{status}");
             Ok(true)
         })?;
+        wait_until_announced(fabric, two)?;
+        wait_until_announced(fabric, three)?;
+        ensure!(!is_announced(fabric, one)?, "a node whose tunnel does not work is announced");
+        let status = one.status()?;
+        let line =
+            status.lines().find(|line| line.trim_start().starts_with("node-status ")).unwrap_or_default();
+        ensure!(line.contains("unhealthy") && line.contains(FOREIGN), "{status}");
         wait_until_connected(&pods[..2]).context("direct routes need no tunnel")?;
         one.run(&format!("ip link del {FOREIGN}"))?;
+        wait_until_announced(fabric, one)?;
         wait_until_connected(&pods)
     })
     .unwrap();

@@ -11,4 +11,5 @@ mod paths;
 mod proxy;
 mod services;
 mod shown;
+mod untracked;
 mod ways;

@@ -1,6 +1,11 @@
 //! `ferrulectl nodes` and the links of `ferrulectl status` say what is on the wire.
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
+    process::{Command, Output},
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -10,6 +15,7 @@ use ferrule_tests::{
     node::UPLINK_MTU,
     sys,
 };
+use nix::libc::O_NONBLOCK;
 use serde_json::{Value, json};
 
 use crate::fixture::{TIMEOUT, captured, of, with_pods};
@@ -134,6 +140,81 @@ fn ferrulectl_names_what_is_refused_and_why() {
         {
             ensure!(metrics.contains(&format!("ferrule_node_{series}\n")), "{series}: {metrics}");
         }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Packets from a link, as `ferrulectl status` shows them.
+fn packets(node: &Member, name: &str) -> anyhow::Result<u64> {
+    let line = link(node, name)?;
+    line.split_whitespace().nth(1).and_then(|it| it.parse().ok()).with_context(|| line.clone())
+}
+
+#[test]
+fn a_tunnel_that_cannot_be_set_up_keeps_what_it_has_counted() {
+    with_pods(&[], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        let before = packets(one, "ferrule-vxlan")?;
+        ensure!(before > 0, "no packet came by the tunnel");
+        one.on(|node| {
+            node.kill_agent()?;
+            sys::run("ip link set ferrule-vxlan down")?;
+            sys::run("ip link add flannel.1 type vxlan id 1 dstport 4789 dev uplink")?;
+            sys::run("ip link set flannel.1 up")?;
+            node.start_again()
+        })?;
+        sys::wait_until("the status names the other device", TIMEOUT, || {
+            let status = one.status()?;
+            ensure!(status.contains("taken by the VXLAN device flannel.1"), "{status}");
+            Ok(true)
+        })?;
+        ensure!(packets(one, "ferrule-vxlan")? >= before, "{}", one.status()?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A setting that each pass reads.
+const READ: &str = "/proc/sys/net/ipv4/conf/uplink/rp_filter";
+/// In its place: readers wait until the file is written.
+const HELD: &str = "/run/held";
+
+fn wait_until_a_pass_waits(node: &Member) -> anyhow::Result<()> {
+    let pid = node.on(|node| node.agent_pid().context("no agent"))?;
+    sys::wait_until("a pass waits", TIMEOUT, || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+        let mut waits = threads.filter_map(|it| fs::read_to_string(it.path().join("wchan")).ok());
+        Ok(waits.any(|it| it.contains("wait_for_partner")))
+    })
+}
+
+#[test]
+fn ferrulectl_shows_the_last_pass_while_the_next_one_waits() {
+    with_pods(&[], |fabric, _| {
+        let [one, two, _] = &fabric.nodes;
+        one.run(&format!("mkfifo {HELD}"))?;
+        one.run(&format!("mount --bind {HELD} {READ}"))?;
+        let shown = || {
+            let object = objects::node("node-4", &["10.244.4.0/24"]);
+            fabric.api.create(Resource::Nodes, objects::with_addresses(object, &["192.0.2.4".parse()?]))?;
+            wait_until_a_pass_waits(one)?;
+            let shown = (ranges(one, two)?, link(one, "uplink")?);
+            wait_until_a_pass_waits(one)?;
+            anyhow::Ok(shown)
+        };
+        let shown = shown();
+        // Also after a failure: an agent with a pass that waits does not stop.
+        one.on(|_| {
+            sys::run(&format!("umount -l {READ}"))?;
+            // Fails if none waits.
+            if let Ok(mut held) = fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(HELD) {
+                held.write_all(b"2")?;
+            }
+            Ok(())
+        })?;
+        let ([v4, _], uplink) = shown?;
+        ensure!(v4["way"] == "direct" && uplink.ends_with("  on"), "{v4} {uplink}");
         Ok(())
     })
     .unwrap();

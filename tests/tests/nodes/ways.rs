@@ -4,18 +4,34 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    apiserver::{Resource, objects},
     capture::Frame,
-    fabric::{Fabric, Member, on_fabric, underlay::ROUTER, with_fabric},
+    fabric::{
+        Fabric, Member, on_fabric,
+        underlay::{FAR, ROUTER},
+        with_fabric,
+    },
+    node::UPLINK_MTU,
     packet::UDP,
     pod::Pod,
-    sys,
+    sys, traffic,
 };
 
-use crate::fixture::{TIMEOUT, captured, of, wait_until_connected, with_pods};
+use crate::fixture::{TIMEOUT, captured, of, ping, wait_until_connected, with_pods};
 
 fn attach(fabric: &Fabric) -> anyhow::Result<[Pod; 3]> {
     let [one, two, three] = &fabric.nodes;
     Ok([one.attach("a")?, two.attach("b")?, three.attach("c")?])
+}
+
+/// Gives the router routes to all pods.
+fn know_ranges(fabric: &Fabric) -> anyhow::Result<()> {
+    for node in &fabric.nodes {
+        for (range, via) in node.ranges.iter().zip(&node.addresses) {
+            sys::run(&format!("ip -n {ROUTER} route add {range} via {via}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Waits until a ping's own way, not its reply's, is as judged on the sender's wire.
@@ -48,11 +64,7 @@ fn vxlan_can_be_forced_between_neighbours() {
 #[test]
 fn direct_routes_can_be_forced_where_the_fabric_knows_the_ranges() {
     with_fabric(&["--node-routes", "direct"], |fabric| {
-        for node in &fabric.nodes {
-            for (range, via) in node.ranges.iter().zip(&node.addresses) {
-                sys::run(&format!("ip -n {ROUTER} route add {range} via {via}"))?;
-            }
-        }
+        know_ranges(fabric)?;
         let pods = attach(fabric)?;
         wait_until_connected(&pods)?;
         let ([one, ..], [a, _, c]) = (&fabric.nodes, &pods);
@@ -61,6 +73,45 @@ fn direct_routes_can_be_forced_where_the_fabric_knows_the_ranges() {
             frames.between(*from, *to).expect_bare()?;
         }
         ensure!(one.run("ip -o link show type vxlan")?.is_empty(), "there is a tunnel");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Less than that of the nodes' uplinks, and enough for IPv6.
+const NARROW: u32 = 1300;
+
+#[test]
+fn what_a_router_says_about_its_mtu_concerns_the_sender_and_no_route_of_the_agent() {
+    with_fabric(&["--node-routes", "direct"], |fabric| {
+        know_ranges(fabric)?;
+        let pods = attach(fabric)?;
+        wait_until_connected(&pods)?;
+        let ([one, _, three], [a, _, c]) = (&fabric.nodes, &pods);
+        let before = one.node_routes()?;
+        ensure!(before.iter().all(|it| it.contains(&format!("mtu {UPLINK_MTU}"))), "{before:#?}");
+        sys::run(&format!("ip -n {ROUTER} link set {} mtu {NARROW}", FAR.name))?;
+        for family in 0..2 {
+            // The node learns what fits for its own packets, and a pod for the pod's.
+            let (node, pod) = (of(&three.addresses, family)?, of(&c.addresses, family)?);
+            let size = UPLINK_MTU - 48;
+            let refused = one.run(&format!("ping -n -c 1 -W 2 -M do -s {size} {node}"));
+            ensure!(refused.is_err(), "{refused:?}");
+            let learnt = one.run(&format!("ip route get {node}"))?;
+            ensure!(learnt.contains(&format!("mtu {NARROW}")) && learnt.contains("expires"), "{learnt}");
+            ping(a, pod, UPLINK_MTU, "do")?;
+            let fits = ping(a, pod, NARROW, "do")?;
+            ensure!(fits.contains(" 2 received"), "{fits}");
+            let long = ping(a, pod, NARROW + 1, "do")?;
+            ensure!(long.to_lowercase().contains("message too long"), "{long}");
+            traffic::stream(a.path(), c.path(), pod, 4 << 20)?;
+        }
+        // A further pass, after what was learnt.
+        let other = objects::node("node-4", &["10.244.4.0/24"]);
+        fabric.api.create(Resource::Nodes, objects::with_addresses(other, &["192.0.2.4".parse()?]))?;
+        sys::wait_until("node 4 has a route", TIMEOUT, || Ok(one.node_routes()?.len() > before.len()))?;
+        let after = one.node_routes()?;
+        ensure!(before.is_subset(&after), "{after:#?}, expected {before:#?}");
         Ok(())
     })
     .unwrap();

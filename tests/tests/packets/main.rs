@@ -16,6 +16,7 @@ mod neighbours;
 mod node_tunnel;
 mod oracle;
 mod random;
+mod remote;
 mod siblings;
 mod stack_flows;
 mod table;

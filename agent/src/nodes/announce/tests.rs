@@ -29,6 +29,7 @@ struct Test {
     server: Server,
     marks: Sender<Marks>,
     ready: Sender<bool>,
+    obstacle: Sender<Option<String>>,
     health: Health,
 }
 
@@ -59,9 +60,11 @@ impl Test {
         let health = Health::default();
         let reporter = health.component("node-status", false, "not said yet");
         let ((marks, follows), (ready, readiness)) = (channel(Marks::default()), channel(false));
-        let announcer = Announcer { api, node: "node-1".to_owned(), duties, health: reporter };
-        tokio::spawn(announcer.run(follows, readiness));
-        Self { server, marks, ready, health }
+        let (obstacle, obstacles) = channel(None);
+        let node = "node-1".to_owned();
+        let announcer = Announcer { api, node, duties, marks: follows, health: reporter };
+        tokio::spawn(announcer.run(readiness, obstacles));
+        Self { server, marks, ready, obstacle, health }
     }
 
     fn asked(&self) -> Vec<Asked> {
@@ -111,6 +114,28 @@ async fn a_ready_agent_clears_the_condition_and_then_the_taint_and_leaves_other_
     sleep(secs(3600)).await;
     assert_eq!(test.asked().len(), 3, "the Node says so");
     assert_eq!(test.health.components()["node-status"].state, State::Healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_network_does_not_work_is_not_announced_and_says_why() {
+    let test = Test::start(Duties::TaintAndCondition, json!({}), &[]);
+    test.obstacle.send_replace(Some("port 4789 is taken".to_owned()));
+    test.ready.send_replace(true);
+    test.marks.send_replace(marks(Some(true), true));
+    sleep(secs(60)).await;
+    assert!(test.asked().is_empty());
+    let component = test.health.components()["node-status"].clone();
+    assert_eq!(component.state, State::Unhealthy);
+    assert!(component.why.contains("port 4789 is taken"), "{}", component.why);
+    test.obstacle.send_replace(None);
+    sleep(Duration::from_millis(500)).await;
+    assert!(!test.asked().is_empty());
+    test.marks.send_replace(marks(Some(false), false));
+    sleep(secs(60)).await;
+    test.obstacle.send_replace(Some("port 4789 is taken".to_owned()));
+    sleep(secs(60)).await;
+    let component = test.health.components()["node-status"].clone();
+    assert_eq!(component.state, State::Healthy, "nothing is due: {}", component.why);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! What a node should have, for a neighbour and for a node behind a router.
 
 use super::*;
+use crate::nodes::Node;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -48,6 +49,8 @@ fn underlay() -> Underlay {
             (ip("198.51.100.3"), hop(Some("192.0.2.254"))),
         ]),
         uplinks: BTreeSet::from([2]),
+        needs_stack: None,
+        foreign: Foreign::default(),
     }
 }
 
@@ -134,7 +137,10 @@ fn the_map_knows_every_range_and_address_and_by_which_of_them_a_node_is_tunnelle
     assert_eq!(entries.len(), 4 + 4 + 3);
     assert_eq!(of("10.1.0.0/24").flags, NodeEntry::OWN);
     assert_eq!(of("2001:db8::1/128").flags, NodeEntry::OWN | NodeEntry::ADDRESS);
-    assert_eq!((of("10.2.0.0/24").flags, of("10.2.0.0/24").address), (NodeEntry::FAST, [0; 16]));
+    assert_eq!(
+        (of("10.2.0.0/24").flags, of("10.2.0.0/24").address),
+        (NodeEntry::FAST, key_of(ip("192.0.2.2")).address)
+    );
     assert_eq!(of("198.51.100.3/32").flags, NodeEntry::ADDRESS);
     let range = of("fd00:3::/64");
     assert_eq!((range.flags, range.address), (NodeEntry::VXLAN, key_of(ip("198.51.100.3")).address));
@@ -179,8 +185,24 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
     let settings = Settings { mode: Mode::Auto, port: 4789, fast_path: true };
     let rows = Plan::new(settings, &Arc::new(nodes()), &other_source).rows(Some(9), &Bare::new());
     assert_eq!(row(&rows, "10.3.0.0/24"), (false, 0, 0), "receivers would refuse the source");
+    for foreign in [
+        Foreign { rules: [Some(100), None], routes: BTreeMap::new() },
+        Foreign { rules: [None; 2], routes: BTreeMap::from([(net("10.2.0.0/24"), net("10.2.0.7/32"))]) },
+    ] {
+        let rows = Plan::new(settings, &Arc::new(nodes()), &Underlay { foreign, ..underlay() });
+        let rows = rows.rows(Some(9), &Bare::new());
+        assert_eq!(row(&rows, "10.2.0.0/24"), (false, 0, 0), "the stack follows other programs");
+        assert_eq!(row(&rows, "fd00:2::/64"), (true, 2, 1500));
+    }
     let off = Plan::new(Settings { fast_path: false, ..settings }, &Arc::new(nodes()), &underlay());
     assert!(off.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
+    let needs_stack = Some("xfrm".to_owned());
+    let protected = Plan::new(settings, &Arc::new(nodes()), &Underlay { needs_stack, ..underlay() });
+    assert!(protected.rows(Some(9), &Bare::new()).values().all(|row| !row.is_fast()));
+    let [way, ..] = protected.ways().collect::<Vec<_>>()[..] else { panic!("{protected:?}") };
+    let why = |plan: &Plan| plan.slow_because(net("10.2.0.0/24"), way, Some(9), &Bare::new());
+    assert_eq!(why(&protected).as_deref(), Some("xfrm"));
+    assert_eq!(why(&off).as_deref(), Some("--node-fast-path is off"));
 }
 
 #[test]

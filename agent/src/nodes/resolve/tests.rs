@@ -64,6 +64,36 @@ fn the_older_node_keeps_a_range_and_the_other_one_waits_for_it() {
 }
 
 #[test]
+fn the_older_node_keeps_an_address_unless_the_control_plane_has_lost_it() {
+    let own = short("own", 1, &[], &[]);
+    let old = short("old", 2, &["10.244.1.0/24"], &["192.0.2.7"]);
+    let new = short("new", 3, &["10.244.2.0/24"], &["192.0.2.7"]);
+    let both = resolved(&[own.clone(), old.clone(), new.clone()], &[]).nodes;
+    assert_eq!(
+        (of(&both, "old").as_str(), of(&both, "new").as_str()),
+        ("10.244.1.0/24 192.0.2.7", "10.244.2.0/24")
+    );
+    assert!(why(&both, "new", "192.0.2.7").contains("the node old has this address too"));
+
+    let lost = |it: &Short| Short { is_unreachable: true, ..it.clone() };
+    let replaced = resolved(&[own.clone(), lost(&old), new.clone()], &[]).nodes;
+    assert_eq!(of(&replaced, "new"), "10.244.2.0/24 192.0.2.7");
+    assert_eq!(of(&replaced, "old"), "10.244.1.0/24", "its range stays its own");
+    assert!(why(&replaced, "old", "192.0.2.7").contains("the node new has this address too"));
+    let both_lost = resolved(&[own.clone(), lost(&old), lost(&new)], &[]).nodes;
+    assert_eq!(of(&both_lost, "old"), "10.244.1.0/24 192.0.2.7");
+    let alone = resolved(&[own, lost(&old)], &[]).nodes;
+    assert_eq!(of(&alone, "old"), "10.244.1.0/24 192.0.2.7", "no other node claims the address");
+}
+
+#[test]
+fn a_node_that_the_control_plane_has_lost_still_has_its_own_address_before_others() {
+    let own = Short { is_unreachable: true, ..short("own", 3, &[], &["192.0.2.7"]) };
+    let nodes = resolved(&[own, short("old", 1, &[], &["192.0.2.7"])], &[]).nodes;
+    assert_eq!((of(&nodes, "own").as_str(), of(&nodes, "old").as_str()), ("192.0.2.7", ""));
+}
+
+#[test]
 fn a_node_that_is_refused_keeps_no_other_from_its_range() {
     let nodes = [
         short("a", 1, &["10.244.0.0/23"], &[]),

@@ -127,7 +127,8 @@ fn node() -> impl Strategy<Value = Short> {
         "fe80::1",
     ]);
     let parts = (prop::collection::vec(ranges, 0..4), prop::collection::vec(addresses, 0..4));
-    (names, 0_u8..3, 0_u8..3, parts).prop_map(|(name, generation, created, (ranges, addresses))| {
+    let ages = (0_u8..3, prop::bool::weighted(0.3));
+    (names, 0_u8..3, ages, parts).prop_map(|(name, generation, age, (ranges, addresses))| {
         // What this node has is checked before: none of its ranges may be wrong.
         let ranges: &[&str] = match (name, ranges.first()) {
             ("own", Some(&first))
@@ -139,7 +140,8 @@ fn node() -> impl Strategy<Value = Short> {
             _ => &ranges,
         };
         let uid = format!("uid-{name}-{generation}");
-        Short { uid, ..short(name, created, ranges, &addresses) }
+        let (created, is_unreachable) = age;
+        Short { uid, is_unreachable, ..short(name, created, ranges, &addresses) }
     })
 }
 

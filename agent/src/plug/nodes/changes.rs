@@ -1,21 +1,28 @@
-//! Notifications about what decides the way to other nodes: addresses, routes of others, rules, and the
-//! interfaces that lead to nodes.
+//! Notifications about what decides the way to other nodes: addresses, routes of others, rules, the
+//! interfaces that lead to nodes, and IPsec's policies.
 
 use std::{collections::HashSet, io};
 
 use rtnetlink::packet_core::NlasIterator;
 
-use super::super::{
-    host_route::ROUTE_PROTOCOL,
-    monitor::{
-        Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
-        RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
+use super::{
+    super::{
+        host_route::ROUTE_PROTOCOL,
+        monitor::{
+            Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
+            RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
+        },
+        netconf::{self, RTM_NEWNETCONF},
     },
-    netconf::{self, RTM_NEWNETCONF},
+    xfrm,
 };
 
 /// A subscription in the network namespace of the thread that opened it.
-pub struct Changes(Monitor);
+pub struct Changes {
+    routes: Monitor,
+    /// `None` on a kernel without IPsec.
+    policies: Option<Monitor>,
+}
 
 /// `RTMGRP_LINK`, `RTMGRP_TC`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV6_ROUTE` and `RTNLGRP_IPV6_RULE` in `linux/rtnetlink.h`, and IPv4
@@ -24,6 +31,8 @@ const GROUPS: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | n
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTN_UNICAST: u8 = 1;
+/// `RTN_BLACKHOLE`, `RTN_UNREACHABLE`, `RTN_PROHIBIT` and `RTN_THROW` in `linux/rtnetlink.h`.
+const REFUSALS: [u8; 4] = [6, 7, 8, 9];
 const RT_TABLE_LOCAL: u8 = 255;
 /// `NETCONFA_IFINDEX` in `linux/netconf.h`.
 const NETCONF_IFINDEX: u16 = 1;
@@ -34,7 +43,7 @@ impl Changes {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn open() -> io::Result<Self> {
-        Monitor::open(GROUPS).map(Self)
+        Ok(Self { routes: Monitor::open(GROUPS)?, policies: xfrm::changes()? })
     }
 
     /// Waits for the next notification, of any kind, and leaves it to [`Self::read`]. Cancel safe.
@@ -42,7 +51,13 @@ impl Changes {
     /// # Errors
     /// If the runtime cannot poll the socket.
     pub async fn arrival(&self) -> io::Result<()> {
-        self.0.arrival().await
+        match &self.policies {
+            Some(policies) => tokio::select! {
+                arrived = self.routes.arrival() => arrived,
+                arrived = policies.arrival() => arrived,
+            },
+            None => self.routes.arrival().await,
+        }
     }
 
     /// Reads the notifications that have arrived. Returns whether any concerns the way to another node;
@@ -52,9 +67,12 @@ impl Changes {
     /// If the socket fails.
     pub fn read(&mut self, interfaces: &HashSet<u32>) -> io::Result<bool> {
         let mut concerns = false;
-        self.0.read_datagrams(|datagram| {
+        self.routes.read_datagrams(|datagram| {
             concerns |= datagram.is_none_or(|it| is_relevant(it, interfaces).unwrap_or_default());
         })?;
+        if let Some(policies) = &mut self.policies {
+            policies.read_datagrams(|_| concerns = true)?;
+        }
         Ok(concerns)
     }
 }
@@ -76,7 +94,8 @@ fn is_relevant(message: &[u8], interfaces: &HashSet<u32>) -> Option<bool> {
             let [family, length, _, _, table, protocol, _, kind] = *body.first_chunk::<8>()?;
             let whole = if family == 2 { 32 } else { 128 };
             let is_of_pod = protocol == ROUTE_PROTOCOL && length == whole;
-            kind == RTN_UNICAST && table != RT_TABLE_LOCAL && !is_of_pod
+            let is_refusal = REFUSALS.contains(&kind) && protocol != ROUTE_PROTOCOL;
+            (kind == RTN_UNICAST && !is_of_pod || is_refusal) && table != RT_TABLE_LOCAL
         }
         RTM_NEWNETCONF => {
             // `struct netconfmsg`: a family, padded.
@@ -117,6 +136,8 @@ mod tests {
         assert_eq!(relevant(RTM_DELROUTE, &route(32, 254, ROUTE_PROTOCOL, 1)), Some(false), "to a pod");
         assert_eq!(relevant(RTM_NEWROUTE, &route(8, 255, 2, 1)), Some(false));
         assert_eq!(relevant(RTM_NEWROUTE, &route(8, 254, 2, 5)), Some(false), "multicast");
+        assert_eq!(relevant(RTM_NEWROUTE, &route(32, 254, 4, 6)), Some(true), "a blackhole");
+        assert_eq!(relevant(RTM_NEWROUTE, &route(24, 254, ROUTE_PROTOCOL, 7)), Some(false), "a range");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! pods' packets to other nodes take the tunnel.
 
 pub mod changes;
+pub mod foreign;
 pub mod reach;
 pub mod route;
 pub mod rp_filter;
@@ -9,3 +10,4 @@ pub mod rule;
 pub mod tunnel;
 pub mod uplink_filter;
 mod vni;
+pub mod xfrm;

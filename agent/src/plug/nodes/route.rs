@@ -1,27 +1,21 @@
 //! Routes to other nodes: to their ranges in the main table, and to their addresses, for pods' packets only,
 //! in a table of the agent's ([`super::rule`]).
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use agent_common::TUNNEL_VNI as VNI;
 use ipnet::IpNet;
 use nix::errno::Errno;
-use rtnetlink::{
-    RouteMessageBuilder,
-    packet_route::{
-        AddressFamily, RouteNetlinkMessage,
-        route::{
-            RouteAddress, RouteAttribute, RouteHeader, RouteIp6Tunnel, RouteIp6TunnelFlags, RouteIpTunnel,
-            RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage, RouteMetric, RouteProtocol, RouteType,
-        },
+use rtnetlink::packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::{
+        RouteAddress, RouteAttribute, RouteHeader, RouteIp6Tunnel, RouteIp6TunnelFlags, RouteIpTunnel,
+        RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage, RouteMetric, RouteProtocol, RouteType,
     },
 };
 
 use super::super::{
-    host_route::ROUTE_PROTOCOL,
+    host_route::{ROUTE_PROTOCOL, route_to},
     netlink::{NetlinkError, Request, Socket},
     parse,
 };
@@ -147,17 +141,7 @@ fn request(change: &Change) -> Request {
 
 /// `route`: `None` for a deletion, which names the place only.
 fn encode(table: Table, to: IpNet, route: Option<&NodeRoute>) -> RouteMessage {
-    let protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
-    let mut message = match to {
-        IpNet::V4(net) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(net.network(), net.prefix_len())
-            .protocol(protocol)
-            .build(),
-        IpNet::V6(net) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(net.network(), net.prefix_len())
-            .protocol(protocol)
-            .build(),
-    };
+    let mut message = route_to(to);
     message.attributes.push(RouteAttribute::Priority(METRIC));
     if table == Table::OfPods {
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;

@@ -2,7 +2,13 @@
 //!
 //! Each loads into or tests register 1, unless it says otherwise.
 
-use super::nfnetlink::Attribute;
+use super::{
+    nfnetlink::Attribute,
+    numbers::{
+        DATA_VALUE, DATA_VERDICT, DROP, EXPRESSION_DATA, EXPRESSION_NAME, IMMEDIATE_DATA, IMMEDIATE_REGISTER,
+        VERDICT_CHAIN, VERDICT_CODE,
+    },
+};
 
 /// An expression: its name, and its data.
 pub(super) type Expression = Vec<Attribute>;
@@ -12,6 +18,7 @@ pub(super) type Expression = Vec<Attribute>;
 pub(super) enum Verdict {
     Goto(&'static str),
     Return,
+    Drop,
 }
 
 /// `NFT_META_…`.
@@ -23,15 +30,10 @@ pub(super) const PROTOCOL: u32 = 16;
 pub(super) const EQUAL: u32 = 0;
 pub(super) const NOT_EQUAL: u32 = 1;
 pub(super) const AT_LEAST: u32 = 5;
-const EXPRESSION_NAME: u16 = 1;
-const EXPRESSION_DATA: u16 = 2;
-const DATA_VALUE: u16 = 1;
-const DATA_VERDICT: u16 = 2;
-const VERDICT_CODE: u16 = 1;
-const VERDICT_CHAIN: u16 = 2;
 const VERDICT_REGISTER: u32 = 0;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
+/// `NFT_GOTO` and `NFT_RETURN`.
+const GOTO: u32 = -4_i32 as u32;
+const RETURN: u32 = -5_i32 as u32;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 /// `NFT_CT_STATUS`, and `IPS_DST_NAT` in `linux/netfilter/nf_conntrack_common.h`.
@@ -55,11 +57,18 @@ pub(super) fn compare(how: u32, with: &[u8]) -> Expression {
     expression("cmp", vec![Attribute::number(1, 1), Attribute::number(2, how), value(3, with)])
 }
 
-/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. A mark has the byte order of the host.
+/// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. Marks and flags have the byte order of the
+/// host.
 pub(super) fn masked(mask: u32) -> Expression {
     let registers = [Attribute::number(1, 1), Attribute::number(2, 1), Attribute::number(3, 4)];
     let masks = [value(4, &mask.to_ne_bytes()), value(5, &[0; 4])];
     expression("bitwise", registers.into_iter().chain(masks).collect())
+}
+
+/// Whether the flow's destination is translated. `NFTA_CT_DREG`, `NFTA_CT_KEY`.
+pub(super) fn is_destination_translated() -> [Expression; 3] {
+    let status = expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, STATUS)]);
+    [status, masked(DESTINATION_TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())]
 }
 
 /// Bytes of the network header.
@@ -67,9 +76,14 @@ pub(super) fn header(offset: u32, length: u32) -> Expression {
     payload(NETWORK_HEADER, offset, length)
 }
 
-/// The source port of protocols with ports.
+/// The source port of TCP, UDP or SCTP.
 pub(super) fn source_port() -> Expression {
     payload(TRANSPORT_HEADER, 0, 2)
+}
+
+/// The destination port of TCP, UDP or SCTP.
+pub(super) fn destination_port() -> Expression {
+    payload(TRANSPORT_HEADER, 2, 2)
 }
 
 /// Whether the packet has come by an interface whose name begins with a prefix.
@@ -77,10 +91,9 @@ pub(super) fn came_by(prefix: &str) -> [Expression; 2] {
     [meta(INTERFACE), compare(EQUAL, prefix.as_bytes())]
 }
 
-/// Whether the flow's destination is translated. `NFTA_CT_DREG`, `NFTA_CT_KEY`.
-pub(super) fn is_destination_translated() -> [Expression; 3] {
-    let status = expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, STATUS)]);
-    [status, masked(DESTINATION_TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())]
+/// Keeps the packet from conntrack.
+pub(super) fn notrack() -> Expression {
+    vec![Attribute::text(EXPRESSION_NAME, "notrack")]
 }
 
 /// `NFTA_LOOKUP_SET`, `…_SREG`, `…_FLAGS`.
@@ -92,20 +105,24 @@ pub(super) fn is_not_in(set: &str) -> Expression {
     lookup(set, INVERTED)
 }
 
-/// Loads a port. `NFTA_IMMEDIATE_DREG`, `NFTA_IMMEDIATE_DATA`.
+/// Loads a port.
 pub(super) fn port(register: u32, port: u16) -> Expression {
-    expression("immediate", vec![Attribute::number(1, register), value(2, &port.to_be_bytes())])
+    expression(
+        "immediate",
+        vec![Attribute::number(IMMEDIATE_REGISTER, register), value(IMMEDIATE_DATA, &port.to_be_bytes())],
+    )
 }
 
 pub(super) fn verdict(verdict: Verdict) -> Expression {
     let (code, chain) = match verdict {
         Verdict::Goto(chain) => (GOTO, Some(chain)),
         Verdict::Return => (RETURN, None),
+        Verdict::Drop => (DROP, None),
     };
-    let mut verdict = vec![Attribute::Value(VERDICT_CODE, code.to_be_bytes().to_vec())];
+    let mut verdict = vec![Attribute::number(VERDICT_CODE, code)];
     verdict.extend(chain.map(|name| Attribute::text(VERDICT_CHAIN, name)));
-    let data = Attribute::Nest(2, vec![Attribute::Nest(DATA_VERDICT, verdict)]);
-    expression("immediate", vec![Attribute::number(1, VERDICT_REGISTER), data])
+    let data = Attribute::Nest(IMMEDIATE_DATA, vec![Attribute::Nest(DATA_VERDICT, verdict)]);
+    expression("immediate", vec![Attribute::number(IMMEDIATE_REGISTER, VERDICT_REGISTER), data])
 }
 
 /// `NFTA_MASQ_FLAGS`, and with the first and last port in the registers 1 and 2 `NFTA_MASQ_REG_PROTO_MIN` and

@@ -9,9 +9,10 @@ use nix::{
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, TokioSocket, protocols::NETLINK_NETFILTER};
 
 use super::{
-    masquerade_table::{INET, NAME, OF_TABLE},
-    netlink::borrow,
+    super::netlink::borrow,
+    masquerade_table::NAME,
     nfnetlink::Attribute,
+    numbers::{INET, OF_TABLE},
 };
 
 /// A subscription in the network namespace of the thread that opened it.

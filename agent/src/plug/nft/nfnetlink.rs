@@ -17,7 +17,10 @@ use rtnetlink::{
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_NETFILTER},
 };
 
-use super::netlink::{NetlinkError, borrow, hint};
+use super::{
+    super::netlink::{NetlinkError, borrow, hint},
+    numbers::{APPEND, CREATE, INET, NEW_RULE},
+};
 use crate::crash::{self, Step};
 
 /// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.
@@ -80,6 +83,16 @@ struct Head {
     kind: u16,
     flags: u16,
     sequence: u32,
+}
+
+// === impl Change ===
+
+impl Change {
+    /// Creates an object in a table of the family `inet`.
+    pub(super) fn create(what: String, kind: u16, attributes: Vec<Attribute>) -> Self {
+        let flags = if kind == NEW_RULE { CREATE | APPEND } else { CREATE };
+        Self { what, kind, flags, family: INET, attributes }
+    }
 }
 
 // === impl Attribute ===

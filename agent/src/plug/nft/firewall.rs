@@ -9,31 +9,19 @@ use std::{fs, io};
 
 use rtnetlink::packet_core::NlasIterator;
 
-use super::nfnetlink::{Attribute, dump, find, number, text};
+use super::{
+    nfnetlink::{Attribute, dump, find, number, text},
+    numbers::{
+        AT_FORWARD, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, DATA_VERDICT, DROP, EXPRESSION_DATA,
+        EXPRESSION_NAME, GET_CHAIN, GET_RULE, HOOK_NUMBER, IMMEDIATE_DATA, INET, IPV4, IPV6, OF_TABLE,
+        RULE_CHAIN, RULE_EXPRESSIONS, VERDICT_CODE,
+    },
+};
 
-/// `NFT_MSG_GETCHAIN` and `NFT_MSG_GETRULE` in `linux/netfilter/nf_tables.h`.
-const GET_CHAIN: u16 = 4;
-const GET_RULE: u16 = 7;
-/// `NFTA_CHAIN_TABLE`, `NFTA_CHAIN_NAME`, `NFTA_CHAIN_HOOK`, `NFTA_CHAIN_POLICY`, `NFTA_HOOK_HOOKNUM`.
-const CHAIN_TABLE: u16 = 1;
-const CHAIN_NAME: u16 = 3;
-const CHAIN_HOOK: u16 = 4;
-const CHAIN_POLICY: u16 = 5;
-const HOOK_NUMBER: u16 = 1;
-/// `NFTA_RULE_TABLE`, `NFTA_RULE_CHAIN`, `NFTA_RULE_EXPRESSIONS`.
-const RULE_TABLE: u16 = 1;
-const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
-/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
-const EXPRESSION_NAME: u16 = 1;
-const EXPRESSION_DATA: u16 = 2;
-/// `NFTA_IMMEDIATE_DATA`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CODE`.
-const VERDICT: [u16; 3] = [2, 2, 1];
-/// `NF_DROP` and `NF_INET_FORWARD` in `linux/netfilter.h`.
-const DROP: u32 = 0;
-const FORWARD: u32 = 2;
-/// `NFPROTO_INET`, `NFPROTO_IPV4` and `NFPROTO_IPV6`, and the names of their tables.
-const FAMILIES: [(u8, &str); 3] = [(1, "inet"), (2, "ip"), (10, "ip6")];
+/// Where an expression `immediate` has its verdict.
+const VERDICT: [u16; 3] = [IMMEDIATE_DATA, DATA_VERDICT, VERDICT_CODE];
+/// The families, and the names of their tables.
+const FAMILIES: [(u8, &str); 3] = [(INET, "inet"), (IPV4, "ip"), (IPV6, "ip6")];
 const LEGACY: [(&str, &str); 2] = [
     ("/proc/thread-self/net/ip_tables_names", "iptables"),
     ("/proc/thread-self/net/ip6_tables_names", "ip6tables"),
@@ -58,7 +46,7 @@ pub fn forward_drops() -> io::Result<Vec<String>> {
         let Some(chain) = Chain::parse(family, &attributes) else { continue };
         let Some((_, family)) = FAMILIES.iter().find(|(family, _)| *family == chain.family) else { continue };
         let Chain { table, name, .. } = &chain;
-        let of = [Attribute::text(RULE_TABLE, table), Attribute::text(RULE_CHAIN, name)];
+        let of = [Attribute::text(OF_TABLE, table), Attribute::text(RULE_CHAIN, name)];
         let rules = dump(GET_RULE, chain.family, &of)?.iter().filter(|(_, rule)| drops(rule)).count();
         let how = match (chain.drops_by_default, rules) {
             (true, _) => {
@@ -88,10 +76,10 @@ impl Chain {
     /// `None` unless the message is about a base chain at the hook `forward`.
     fn parse(family: u8, attributes: &[u8]) -> Option<Self> {
         let hook = find(attributes, &[CHAIN_HOOK, HOOK_NUMBER])?;
-        (number(&hook)? == FORWARD).then_some(())?;
+        (number(&hook)? == AT_FORWARD).then_some(())?;
         Some(Self {
             family,
-            table: text(&find(attributes, &[CHAIN_TABLE])?),
+            table: text(&find(attributes, &[OF_TABLE])?),
             name: text(&find(attributes, &[CHAIN_NAME])?),
             drops_by_default: find(attributes, &[CHAIN_POLICY]).and_then(|it| number(&it)) == Some(DROP),
         })

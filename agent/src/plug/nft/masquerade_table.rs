@@ -1,0 +1,367 @@
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods that
+//! the host translates get client ports that no flow past the host's stack has, and the tunnel between nodes is
+//! out of conntrack's sight and out of the Services' reach.
+//!
+//! ```text
+//! table inet ferrule {
+//!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
+//!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
+//!     chain to_world {
+//!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
+//!         masquerade fully-random
+//!     }
+//!     chain to_backend {
+//!         tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random       udp and sctp likewise,
+//!         tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random     in both families
+//!     }
+//!     chain postrouting {
+//!         type nat hook postrouting priority srcnat + 10; policy accept;
+//!         meta mark & 0x0000e000 != 0x00000000 return
+//!         ip saddr @pods4 ip daddr != @kept4 goto to_world
+//!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
+//!         iifname "fr*" ct status dnat goto to_backend
+//!     }
+//!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
+//!     chain tunnel_in {
+//!         type filter hook prerouting priority raw; policy accept;
+//!         udp dport 4789 ip daddr @nodes4 notrack                         ip6 and nodes6 likewise
+//!     }
+//!     chain tunnel_out { type filter hook output priority raw; … }        the same rules
+//!     chain not_tunnel {
+//!         type filter hook postrouting priority srcnat - 10; policy accept;
+//!         udp dport 4789 ip daddr @nodes4 ct status dnat drop             ip6 and nodes6 likewise
+//!     }
+//! }
+//! ```
+//!
+//! Conntrack need not know the tunnel's packets: it would look at every packet twice, and would have an entry
+//! for each flow inside of the tunnel.
+//!
+//! A datagram to another node's tunnel port whose destination was translated comes from no tunnel: once
+//! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
+//! chain is behind all translations of destinations, also those of packets that the node itself sends.
+//!
+//! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
+//! established flows keep their translation, which conntrack holds.
+
+use std::{io, net::IpAddr};
+
+use agent_common::TRANSLATED_PORTS;
+use ipnet::IpNet;
+use nix::errno::Errno;
+use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
+
+use super::{
+    super::{netlink::NetlinkError, veth},
+    expression::{
+        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
+        destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
+        notrack, port, source_port, translate_source, verdict,
+    },
+    nfnetlink::{self, Attribute, Change, Object, dump, find},
+    numbers::{
+        ACCEPT, AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE,
+        CREATE, DELETE_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET,
+        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_RULE, NEW_TABLE, OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS,
+        TABLE_FLAGS,
+    },
+    sets::Set,
+};
+
+/// What is masqueraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Sources: addresses of this node's pods.
+    pub sources: Vec<IpNet>,
+    /// Destinations that see the pods' own addresses.
+    pub kept: Vec<IpNet>,
+    /// The first and the last port of the node's address, for protocols with ports.
+    pub ports: (u16, u16),
+    /// `None` if no packet takes the tunnel between nodes.
+    pub tunnel: Option<Tunnel>,
+}
+
+/// The tunnel between nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// UDP port of all nodes.
+    pub port: u16,
+    /// Addresses of all nodes, this one included.
+    pub nodes: Vec<IpAddr>,
+}
+
+type Rule = Vec<Expression>;
+
+pub const NAME: &str = "ferrule";
+const POSTROUTING: &str = "postrouting";
+const TO_WORLD: &str = "to_world";
+const TO_BACKEND: &str = "to_backend";
+const TUNNEL_IN: &str = "tunnel_in";
+const TUNNEL_OUT: &str = "tunnel_out";
+const NOT_TUNNEL: &str = "not_tunnel";
+/// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
+/// decide about these packets.
+const FOREIGN_MARKS: u32 = 0xe000;
+/// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
+const PRIORITY: i32 = 110;
+/// Before all translations of sources.
+const NOT_TUNNEL_PRIORITY: i32 = 90;
+/// `NF_IP_PRI_RAW` in `linux/netfilter_ipv4.h`: before conntrack.
+const RAW: i32 = -300;
+const UDP: u8 = 17;
+/// Protocols with ports: TCP, UDP, SCTP.
+const WITH_PORTS: [u8; 3] = [6, UDP, 132];
+
+// === impl Table ===
+
+impl Table {
+    /// Writes the table, in the place of an earlier one.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the earlier table stays.
+    pub fn write(&self) -> Result<(), NetlinkError> {
+        let mut changes = vec![table("add the table", NEW_TABLE), table("replace the table", DELETE_TABLE)];
+        changes.extend(self.changes());
+        nfnetlink::commit(&changes).map_err(explained)
+    }
+
+    /// The first difference from the kernel's table.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn difference(&self) -> io::Result<Option<String>> {
+        let of_table = [Attribute::text(OF_TABLE, NAME)];
+        let is_ours = |it: &Object| of_table.iter().all(|name| name.is_in(&it.1));
+        let read = |kind| -> io::Result<Vec<Vec<u8>>> {
+            Ok(dump(kind, INET, &of_table)?.into_iter().filter(is_ours).map(|it| it.1).collect())
+        };
+        let (chains, sets, rules) = (read(GET_CHAIN)?, read(GET_SET)?, read(GET_RULE)?);
+        // Not filtered by its name: the kernel would answer the request with one object, and no end.
+        let tables = dump(GET_TABLE, INET, &[])?;
+        let Some((_, found)) = tables.iter().find(|it| is_ours(it)) else {
+            return Ok(Some("is missing".to_owned()));
+        };
+        if !Attribute::number(TABLE_FLAGS, 0).is_in(found) {
+            return Ok(Some("is dormant, or has an owner".to_owned()));
+        }
+        let has =
+            |all: &[Vec<u8>], it: &[Attribute]| all.iter().any(|found| it.iter().all(|it| it.is_in(found)));
+        let wrong_chain = self.chains().into_iter().find(|(_, it)| !has(&chains, it));
+        if let Some((name, _)) = wrong_chain {
+            return Ok(Some(format!("has no chain {name}, or a changed one")));
+        }
+        for (name, expected) in self.rules() {
+            let of_chain = Attribute::text(RULE_CHAIN, name);
+            let found: Vec<_> = rules.iter().filter(|it| of_chain.is_in(it)).collect();
+            if !is_same_rules(&expected, &found) {
+                return Ok(Some(format!("has changed rules in the chain {name}")));
+            }
+        }
+        if chains.len() > self.chains().len() || sets.len() > self.sets().len() {
+            return Ok(Some("has a foreign chain or set".to_owned()));
+        }
+        for set in self.sets() {
+            if !has(&sets, &set.attributes(NAME)) {
+                return Ok(Some(format!("has no set {}, or a changed one", set.name)));
+            }
+            if !set.is_same(NAME)? {
+                return Ok(Some(format!("has changed elements in the set {}", set.name)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        let mut changes = vec![table("add the table", NEW_TABLE)];
+        for (number, set) in (1..).zip(self.sets()) {
+            changes.extend(set.changes(NAME, number));
+        }
+        for (name, attributes) in self.chains() {
+            changes.push(Change::create(format!("add the chain {name}"), NEW_CHAIN, attributes));
+        }
+        for (name, rules) in self.rules() {
+            for expressions in rules {
+                let items = expressions.into_iter().map(|it| Attribute::Nest(LIST_ITEM, it)).collect();
+                let attributes = vec![
+                    Attribute::text(OF_TABLE, NAME),
+                    Attribute::text(RULE_CHAIN, name),
+                    Attribute::Nest(RULE_EXPRESSIONS, items),
+                ];
+                changes.push(Change::create(format!("add a rule of the chain {name}"), NEW_RULE, attributes));
+            }
+        }
+        changes
+    }
+
+    fn sets(&self) -> Vec<Set> {
+        let mut sets = vec![
+            Set::of_networks("pods4", true, &self.sources),
+            Set::of_networks("kept4", true, &self.kept),
+            Set::of_networks("pods6", false, &self.sources),
+            Set::of_networks("kept6", false, &self.kept),
+        ];
+        if let Some(Tunnel { nodes, .. }) = &self.tunnel {
+            sets.push(Set::of_addresses("nodes4", true, nodes));
+            sets.push(Set::of_addresses("nodes6", false, nodes));
+        }
+        sets
+    }
+
+    fn chains(&self) -> Vec<(&'static str, Vec<Attribute>)> {
+        let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
+        let hooked = |name, kind, hook, priority: i32| {
+            let mut chain = named(name);
+            let hook = [(HOOK_NUMBER, hook), (HOOK_PRIORITY, priority.cast_unsigned())];
+            let hook = hook.map(|(kind, value)| Attribute::number(kind, value)).to_vec();
+            chain.extend([
+                Attribute::text(CHAIN_TYPE, kind),
+                Attribute::number(CHAIN_POLICY, ACCEPT),
+                Attribute::Nest(CHAIN_HOOK, hook),
+            ]);
+            (name, chain)
+        };
+        let mut chains = vec![
+            (TO_WORLD, named(TO_WORLD)),
+            (TO_BACKEND, named(TO_BACKEND)),
+            hooked(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY),
+        ];
+        if self.tunnel.is_some() {
+            chains.extend([
+                hooked(TUNNEL_IN, "filter", AT_PREROUTING, RAW),
+                hooked(TUNNEL_OUT, "filter", AT_OUTPUT, RAW),
+                hooked(NOT_TUNNEL, "filter", AT_POSTROUTING, NOT_TUNNEL_PRIORITY),
+            ]);
+        }
+        chains
+    }
+
+    fn rules(&self) -> Vec<(&'static str, Vec<Rule>)> {
+        let (first, last) = self.ports;
+        let with_ports = |protocol: u8| {
+            let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
+            is_protocol.into_iter().chain([port(1, first), port(2, last), masquerade(true)]).collect()
+        };
+        let mut to_world: Vec<Rule> = WITH_PORTS.into_iter().map(with_ports).collect();
+        to_world.push(vec![masquerade(false)]);
+        let is_marked = [meta(MARK), masked(FOREIGN_MARKS), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
+        let marked = is_marked.into_iter().chain([verdict(Verdict::Return)]).collect();
+        // Offsets of source and destination in the header, and their length.
+        let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
+        let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
+        let translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
+        let translated = translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)]
+            .into_iter()
+            .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
+        let mut rules = vec![
+            (TO_WORLD, to_world),
+            (TO_BACKEND, to_backend.collect()),
+            (POSTROUTING, vec![marked, v4, v6, translated]),
+        ];
+        if let Some(Tunnel { port, .. }) = self.tunnel {
+            let untracked = || to_tunnel(port).map(|to_node| [to_node, vec![notrack()]].concat()).to_vec();
+            let translated = || [is_destination_translated().to_vec(), vec![verdict(Verdict::Drop)]].concat();
+            let dropped = to_tunnel(port).map(|to_node| [to_node, translated()].concat()).to_vec();
+            rules.extend([(TUNNEL_IN, untracked()), (TUNNEL_OUT, untracked()), (NOT_TUNNEL, dropped)]);
+        }
+        rules
+    }
+}
+
+/// Deletes the table, if it exists. Returns whether it did.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn remove() -> Result<bool, NetlinkError> {
+    let failed = |source| NetlinkError::new("list the tables of nftables", source);
+    let ours = Attribute::text(OF_TABLE, NAME);
+    if !dump(GET_TABLE, INET, &[]).map_err(failed)?.iter().any(|(_, found)| ours.is_in(found)) {
+        return Ok(false);
+    }
+    match nfnetlink::commit(&[table("delete the table", DELETE_TABLE)]) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(false),
+        result => result.map(|()| true),
+    }
+}
+
+fn table(what: &str, kind: u16) -> Change {
+    let mut attributes = vec![Attribute::text(OF_TABLE, NAME)];
+    if kind == NEW_TABLE {
+        attributes.push(Attribute::number(TABLE_FLAGS, 0));
+    }
+    let flags = if kind == NEW_TABLE { CREATE } else { 0 };
+    Change { what: format!("{what} inet {NAME} of nftables"), kind, flags, family: INET, attributes }
+}
+
+/// The kernel names neither the missing module nor the expression.
+fn explained(error: NetlinkError) -> NetlinkError {
+    let is_missing = [Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL]
+        .iter()
+        .any(|it| error.is(*it));
+    if is_missing {
+        let modules = "load the kernel's modules nf_tables, nft_chain_nat, nft_ct, nft_masq and nft_nat";
+        return error.with_hint(modules.to_owned());
+    }
+    error
+}
+
+fn is_same_rules(expected: &[Rule], found: &[&Vec<u8>]) -> bool {
+    let is_same = |(expected, found): (&Rule, &&Vec<u8>)| {
+        let list = find(found, &[RULE_EXPRESSIONS]).unwrap_or_default();
+        let found: Vec<_> = NlasIterator::new(&list[..]).flatten().collect();
+        let is_in = |(all, found): (&Expression, &_)| {
+            let found: &NlaBuffer<&[u8]> = found;
+            all.iter().all(|it| it.is_in(found.value()))
+        };
+        expected.len() == found.len() && expected.iter().zip(&found).all(is_in)
+    };
+    expected.len() == found.len() && expected.iter().zip(found).all(is_same)
+}
+
+/// A packet of a family from a source in one set to a destination outside of another goes to [`TO_WORLD`].
+fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) -> Rule {
+    vec![
+        meta(FAMILY),
+        compare(EQUAL, &[family]),
+        header(source.1, length),
+        is_in(source.0),
+        header(kept.1, length),
+        is_not_in(kept.0),
+        verdict(Verdict::Goto(TO_WORLD)),
+    ]
+}
+
+/// A datagram to a node's tunnel port, in each family.
+fn to_tunnel(port: u16) -> [Rule; 2] {
+    // Offset of the destination in the header, and its length.
+    [(IPV4, "nodes4", 16, 4), (IPV6, "nodes6", 24, 16)].map(|(family, nodes, offset, length)| {
+        vec![
+            meta(PROTOCOL),
+            compare(EQUAL, &[UDP]),
+            destination_port(),
+            compare(EQUAL, &port.to_be_bytes()),
+            meta(FAMILY),
+            compare(EQUAL, &[family]),
+            header(offset, length),
+            is_in(nodes),
+        ]
+    })
+}
+
+/// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
+/// those of the source in a family's header.
+fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Rule {
+    let (first, last) = TRANSLATED_PORTS;
+    vec![
+        meta(PROTOCOL),
+        compare(EQUAL, &[protocol]),
+        source_port(),
+        compare(AT_LEAST, &first.to_be_bytes()),
+        meta(FAMILY),
+        compare(EQUAL, &[family]),
+        header(offset, length),
+        port(2, first),
+        port(3, last),
+        translate_source(family),
+    ]
+}

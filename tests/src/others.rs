@@ -1,0 +1,72 @@
+//! What a node has for the other nodes of its cluster, as operators' tools show it. All functions are about
+//! the namespaces of the calling thread.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::{fabric::destination, node::PINS, sys};
+
+/// The agent's tunnel device.
+pub const TUNNEL: &str = "ferrule-vxlan";
+
+/// The tunnel device, without what differs between two devices of the same form; `None` if there is none.
+///
+/// # Errors
+/// If a tool fails.
+pub fn tunnel() -> anyhow::Result<Option<Value>> {
+    if sys::run("ip -o link show type vxlan")?.lines().all(|line| !line.contains(TUNNEL)) {
+        return Ok(None);
+    }
+    let shown: Value = serde_json::from_str(&sys::run(&format!("ip -j -d addr show dev {TUNNEL}"))?)?;
+    let link = shown.get(0).context("no device")?;
+    let addresses = link.get("addr_info").and_then(Value::as_array).into_iter().flatten();
+    let addresses: Vec<_> = addresses.map(|it| (it.get("local"), it.get("prefixlen"))).collect();
+    let networks: Value = serde_json::from_str(&sys::run(&format!("bridge -j vni show dev {TUNNEL}"))?)?;
+    let settings = ["/flags", "/mtu", "/ifalias", "/linkinfo/info_data"].map(|it| link.pointer(it));
+    Ok(Some(json!([settings, addresses, networks.pointer("/0/vnis")])))
+}
+
+/// Device, routes, routing rules, filters and map entries, one line each.
+///
+/// # Errors
+/// If a tool fails.
+pub fn state() -> anyhow::Result<BTreeSet<String>> {
+    let mut state: BTreeSet<_> = tunnel()?.iter().map(Value::to_string).collect();
+    for family in ["-4", "-6"] {
+        let routes = sys::run(&format!("ip {family} route show table all proto 70 type unicast"))?;
+        let of_nodes = |line: &&str| line.contains("table 7070") || destination(line).contains('/');
+        state.extend(routes.lines().filter(of_nodes).map(|line| line.trim_end().to_owned()));
+        let rules = sys::run(&format!("ip {family} rule show"))?;
+        state.extend(rules.lines().filter(|line| line.contains("7070")).map(str::to_owned));
+    }
+    let net: Value = serde_json::from_str(&sys::run("bpftool -j net")?)?;
+    let filters = net.pointer("/0/tc").and_then(Value::as_array).into_iter().flatten();
+    let of_tunnel = filters.filter(|it| it.get("devname").is_some_and(|it| it == TUNNEL));
+    state.extend(of_tunnel.map(|it| format!("{:?} at {:?}", it.get("name"), it.get("kind"))));
+    let index = index()?;
+    // The index of a new device is another one.
+    let named = |value: Option<&Value>| if value == index.as_ref() { json!(TUNNEL) } else { json!(value) };
+    for it in dump("NODES")? {
+        let value = ["id", "flags", "address", "mtu"].map(|name| it.pointer(&format!("/value/{name}")));
+        let ifindex = named(it.pointer("/value/ifindex"));
+        state.insert(format!("NODES {}", json!([it.get("key"), value, ifindex])));
+    }
+    let counted = dump("LINK_COUNTERS")?;
+    state.extend(counted.iter().map(|it| format!("counts {}", named(it.pointer("/key/ifindex")))));
+    Ok(state)
+}
+
+/// The index of the tunnel device, if there is one.
+fn index() -> anyhow::Result<Option<Value>> {
+    let links: Vec<Value> = serde_json::from_str(&sys::run("ip -j link show")?)?;
+    let tunnel = links.iter().find(|it| it.get("ifname").is_some_and(|it| it == TUNNEL));
+    Ok(tunnel.and_then(|it| it.get("ifindex").cloned()))
+}
+
+fn dump(map: &str) -> anyhow::Result<Vec<Value>> {
+    let entries: Vec<Value> =
+        serde_json::from_str(&sys::run(&format!("bpftool -j map dump pinned {PINS}/{map}"))?)?;
+    Ok(entries.into_iter().map(|it| it.get("formatted").cloned().unwrap_or(it)).collect())
+}

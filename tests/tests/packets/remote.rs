@@ -1,0 +1,41 @@
+//! Packets to pods of other nodes, past the host's stack.
+
+use agent_common::{EndpointKey, NodeEntry, NodeKey};
+use anyhow::ensure;
+use ferrule_tests::{
+    packet::{Ipv4, Ipv6, UDP, data, udp},
+    program::{Program, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
+};
+
+use crate::table::{A, STRANGER, v6, with_pods};
+
+#[test]
+fn packets_leave_for_the_next_hop_in_the_row_and_by_the_stack_without_one() {
+    with_pods(|programs| {
+        let payload = udp(1, 2, &data(64));
+        let remote = Ipv4::new(A.v4, [10, 244, 2, 5], UDP);
+        let remote6 = Ipv6::new(A.v6, v6([0xfd00, 0x10, 0x244, 2, 0, 0, 0, 5]), UDP);
+        let routed = Ipv4 { ttl: remote.ttl - 1, ..remote.clone() };
+        let routed6 = Ipv6 { hop_limit: remote6.hop_limit - 1, ..remote6.clone() };
+        let cases = [
+            ("10.244.2.0", 24, A.sends_v4(&remote.with(&payload)), A.sends_v4(&routed.with(&payload))),
+            ("fd00:10:244:2::", 64, A.sends_v6(&remote6.with(&payload)), A.sends_v6(&routed6.with(&payload))),
+        ];
+        let next_hops = [EndpointKey::ipv4([192, 0, 2, 2]), EndpointKey::ipv6([0xfe; 16])];
+        for (range, len, sent, forwarded) in cases {
+            for next in next_hops.map(|it| it.address).into_iter().chain([[0; 16]]) {
+                let flags = NodeEntry::FAST;
+                let row = NodeEntry { id: 2, flags, address: next, ifindex: STRANGER, mtu: 1500 };
+                programs.add_node(NodeKey::new(range.parse()?, len), row)?;
+                let ran = programs.run(Program::FromPod, SkBuff::on(A.ifindex), &sent)?;
+                let is_known = next != [0; 16];
+                ran.expect(if is_known { TC_ACT_REDIRECT } else { TC_ACT_UNSPEC })?;
+                // The neighbour's MAC replaces that of the frame later.
+                let expected = if is_known { &forwarded } else { &sent };
+                ensure!(ran.packet == *expected, "to {range}, next hop {next:?}: {ran:?}");
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
