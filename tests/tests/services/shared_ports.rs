@@ -1,7 +1,7 @@
 //! A pod reaches a backend by its own address and by a Service, from the same port at once.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
@@ -126,7 +126,7 @@ fn the_backend_sees_a_privileged_client_port_as_it_is() {
                 let client = TcpStream::from(connected(b, port, address, SockType::Stream)?);
                 Ok(accepted(client, &listener)?.server.peer_addr()?)
             };
-            let of_pod = |seen: SocketAddr| b.addresses.contains(&IpAddr::from(seen.ip()));
+            let of_pod = |seen: SocketAddr| b.addresses.contains(&seen.ip());
             let (privileged, other) = (seen(700)?, seen(45_000)?);
             ensure!(privileged.port() == 700 && of_pod(privileged), "seen as {privileged}");
             ensure!((1024..32_768).contains(&other.port()) && of_pod(other), "seen as {other}");

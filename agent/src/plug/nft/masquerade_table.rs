@@ -1,6 +1,6 @@
-//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods that
-//! the host translates get client ports that no flow past the host's stack has, and the tunnel between nodes is
-//! out of conntrack's sight and out of the Services' reach.
+//! The nftables table `inet ferrule`: pods' packets to the world get an address of the node, flows of pods
+//! that the host translates get client ports that no flow past the host's stack has, and the tunnel between
+//! nodes is out of conntrack's sight and out of the Services' reach.
 //!
 //! ```text
 //! table inet ferrule {
