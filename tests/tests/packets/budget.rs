@@ -16,9 +16,9 @@ use crate::{
 /// kernel's limit is a million. Kernels differ in how they prune.
 const BUDGET: [(Program, u32); 5] = [
     (Program::FromPod, 44_000),
-    (Program::ToPod, 48_000),
-    (Program::FromTunnel, 14_600),
-    (Program::FromUplink, 13_800),
+    (Program::ToPod, 38_500),
+    (Program::FromTunnel, 17_000),
+    (Program::FromUplink, 16_200),
     (Program::ToLink, 18_800),
 ];
 
