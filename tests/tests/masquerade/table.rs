@@ -115,7 +115,6 @@ fn a_deleted_or_changed_table_is_restored_on_notification() {
             "flush chain inet ferrule to_world",
             "flush set inet ferrule kept4",
             "insert rule inet ferrule postrouting accept",
-            "flush chain inet ferrule tunnel",
         ]
         .into_iter()
         .enumerate()

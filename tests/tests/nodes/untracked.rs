@@ -28,9 +28,12 @@ fn packets_of_the_tunnel_are_untracked_and_the_rules_are_healed() {
     with_pods(&[], |fabric, [a, _, c]| {
         let [one, ..] = &fabric.nodes;
         let rules = ["udp dport 4789 ip daddr @nodes4 notrack", "udp dport 4789 ip6 daddr @nodes6 notrack"];
+        let drops =
+            ["udp dport 4789 ip daddr @nodes4 ct status dnat drop", "ip6 daddr @nodes6 ct status dnat drop"];
         let is_complete = || {
             let table = one.run("nft list table inet ferrule")?;
-            Ok(rules.iter().all(|rule| table.matches(rule).count() == 2))
+            let is_dropped = drops.iter().all(|rule| table.contains(rule));
+            Ok(is_dropped && rules.iter().all(|rule| table.matches(rule).count() == 2))
         };
         sys::wait_until("the table has the rules", TIMEOUT, is_complete)?;
         one.on(|_| {
@@ -45,8 +48,11 @@ fn packets_of_the_tunnel_are_untracked_and_the_rules_are_healed() {
         ensure!(arrived >= 2 && left >= 2, "{seen:?}");
         ensure!(untracked_in == arrived && untracked_out == left, "{seen:?}");
 
-        one.run("nft flush chain inet ferrule tunnel_in")?;
-        sys::wait_until("the rules are back", TIMEOUT, is_complete)
+        for chain in ["tunnel_in", "tunnel_out", "not_tunnel"] {
+            one.run(&format!("nft flush chain inet ferrule {chain}"))?;
+            sys::wait_until(&format!("the rules of {chain} are back"), TIMEOUT, is_complete)?;
+        }
+        Ok(())
     })
     .unwrap();
 }
