@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
 
 pub use settings::{InvalidPorts, Mode, Ports, Settings};
@@ -223,7 +224,20 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
         ports: settings.ports.edges(),
+        translated_ports: translated_ports(settings.tunnel_port),
         tunnel,
+    }
+}
+
+/// The larger part of [`TRANSLATED_PORTS`] without the tunnel's port: a reply to that port, inside of the
+/// tunnel, would look like a tunnel in the tunnel. The same without other nodes: some may join while the
+/// flows live.
+fn translated_ports(tunnel: Option<u16>) -> (u16, u16) {
+    let (first, last) = TRANSLATED_PORTS;
+    match tunnel.filter(|port| (first..=last).contains(port)) {
+        Some(port) if port - first > last - port => (first, port - 1),
+        Some(port) => (port + 1, last),
+        None => (first, last),
     }
 }
 
@@ -307,6 +321,23 @@ mod tests {
         assert!(cluster.iter().all(|it| kept.contains(it)));
         let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
         assert!(!private.iter().any(|it| kept.contains(it)));
+    }
+
+    #[test]
+    fn translated_flows_never_get_the_tunnels_port() {
+        let ports =
+            [None, Some(4789), Some(8472), Some(1024), Some(30_000), Some(32_767), Some(40_000), Some(1)];
+        let expected = [
+            (1024, 32_767),
+            (4790, 32_767),
+            (8473, 32_767),
+            (1025, 32_767),
+            (1024, 29_999),
+            (1024, 32_766),
+            (1024, 32_767),
+            (1024, 32_767),
+        ];
+        assert_eq!(ports.map(translated_ports), expected);
     }
 
     #[test]

@@ -114,11 +114,15 @@ impl Endings {
     }
 }
 
-/// The flows that have ended. Blocks.
+/// The flows that have ended, and are forgotten. One that cannot be forgotten is found again. Blocks.
 fn look(dataplane: &Dataplane, known: &mut Known) -> Result<Flows, MapFailure> {
-    let ended = known.ended(dataplane.counted_flows()?, since_boot());
-    ended.iter().try_for_each(|(flow, _)| dataplane.forget_flow(flow))?;
-    Ok(ended.into_iter().filter(|(_, stats)| stats.closed == 0).collect())
+    let mut ended = known.ended(dataplane.counted_flows()?, since_boot());
+    let mut failure = None;
+    ended.retain(|(flow, _)| dataplane.forget_flow(flow).map_err(|error| failure = Some(error)).is_ok());
+    match failure {
+        Some(error) if ended.is_empty() => Err(error),
+        _ => Ok(ended.into_iter().filter(|(_, stats)| stats.closed == 0).collect()),
+    }
 }
 
 // === impl Known ===

@@ -217,7 +217,7 @@ impl Keeper {
         if !changes.is_empty() || matches!(rows, Ok(1..)) || matches!(rules, Ok(true)) {
             tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
-        // What cuts this node off comes first.
+        // Failures that cut this node off come first.
         tunnel?;
         rows?;
         rules?;

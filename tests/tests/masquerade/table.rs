@@ -54,12 +54,12 @@ table inet ferrule {
 	}
 
 	chain to_backend {
-		tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
-		udp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
-		sctp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random
-		tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
-		udp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
-		sctp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random
+		tcp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
+		udp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
+		sctp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
+		tcp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
+		udp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
+		sctp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
 	}
 
 	chain postrouting {

@@ -27,7 +27,10 @@ fn counted(node: &Member) -> anyhow::Result<Vec<u64>> {
 fn packets_of_the_tunnel_are_untracked_and_the_rules_are_healed() {
     with_pods(&[], |fabric, [a, _, c]| {
         let [one, ..] = &fabric.nodes;
-        let rules = ["udp dport 4789 ip daddr @nodes4 notrack", "udp dport 4789 ip6 daddr @nodes6 notrack"];
+        let rules = [
+            "udp dport 4789 ip daddr @nodes4 ip saddr @nodes4 notrack",
+            "udp dport 4789 ip6 daddr @nodes6 ip6 saddr @nodes6 notrack",
+        ];
         let drops =
             ["udp dport 4789 ip daddr @nodes4 ct status dnat drop", "ip6 daddr @nodes6 ct status dnat drop"];
         let is_complete = || {
@@ -36,6 +39,11 @@ fn packets_of_the_tunnel_are_untracked_and_the_rules_are_healed() {
             Ok(is_dropped && rules.iter().all(|rule| table.matches(rule).count() == 2))
         };
         sys::wait_until("the table has the rules", TIMEOUT, is_complete)?;
+        // Fails if the agent finds a difference.
+        sys::wait_until("the table is as wanted", TIMEOUT, || {
+            one.on(|node| node.ctl(&["verify"]))?;
+            Ok(true)
+        })?;
         one.on(|_| {
             std::fs::write("/run/seen.nft", COUNTERS)?;
             sys::run("nft -f /run/seen.nft").map(drop)

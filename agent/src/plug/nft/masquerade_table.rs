@@ -11,8 +11,8 @@
 //!         masquerade fully-random
 //!     }
 //!     chain to_backend {
-//!         tcp sport >= 1024 snat ip to ip saddr:1024-32767 fully-random       udp and sctp likewise,
-//!         tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767 fully-random     in both families
+//!         tcp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random       udp and sctp likewise,
+//!         tcp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random     in both families
 //!     }
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat + 10; policy accept;
@@ -24,7 +24,7 @@
 //!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
 //!     chain tunnel_in {
 //!         type filter hook prerouting priority raw; policy accept;
-//!         udp dport 4789 ip daddr @nodes4 notrack                         ip6 and nodes6 likewise
+//!         udp dport 4789 ip daddr @nodes4 ip saddr @nodes4 notrack        ip6 and nodes6 likewise
 //!     }
 //!     chain tunnel_out { type filter hook output priority raw; … }        the same rules
 //!     chain not_tunnel {
@@ -77,6 +77,8 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
+    /// The first and the last client port of flows that the host translates for pods.
+    pub translated_ports: (u16, u16),
     /// `None` if no packet takes the tunnel between nodes.
     pub tunnel: Option<Tunnel>,
 }
@@ -91,6 +93,17 @@ pub struct Tunnel {
 }
 
 type Rule = Vec<Expression>;
+
+/// What rules about the tunnel need of a family.
+struct Family {
+    number: u8,
+    /// The set of the nodes' addresses.
+    nodes: &'static str,
+    /// Offsets of source and destination in the header, and their length.
+    source: u32,
+    destination: u32,
+    length: u32,
+}
 
 pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
@@ -109,6 +122,10 @@ const NOT_TUNNEL_PRIORITY: i32 = 90;
 /// `NF_IP_PRI_RAW` in `linux/netfilter_ipv4.h`: before conntrack.
 const RAW: i32 = -300;
 const UDP: u8 = 17;
+const FAMILIES: [Family; 2] = [
+    Family { number: IPV4, nodes: "nodes4", source: 12, destination: 16, length: 4 },
+    Family { number: IPV6, nodes: "nodes6", source: 8, destination: 24, length: 16 },
+];
 /// Protocols with ports: TCP, UDP, SCTP.
 const WITH_PORTS: [u8; 3] = [6, UDP, 132];
 
@@ -250,18 +267,20 @@ impl Table {
         let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
         let translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
         let translated = translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
-        let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)]
-            .into_iter()
-            .flat_map(|family| WITH_PORTS.map(|protocol| with_other_port(protocol, family)));
+        let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)].into_iter().flat_map(|family| {
+            WITH_PORTS.map(|protocol| with_other_port(protocol, family, self.translated_ports))
+        });
         let mut rules = vec![
             (TO_WORLD, to_world),
             (TO_BACKEND, to_backend.collect()),
             (POSTROUTING, vec![marked, v4, v6, translated]),
         ];
         if let Some(Tunnel { port, .. }) = self.tunnel {
-            let untracked = || to_tunnel(port).map(|to_node| [to_node, vec![notrack()]].concat()).to_vec();
+            let untracked =
+                || FAMILIES.map(|it| [it.is_to_tunnel(port), it.is_from_node(), vec![notrack()]].concat());
+            let untracked = || untracked().to_vec();
             let translated = || [is_destination_translated().to_vec(), vec![verdict(Verdict::Drop)]].concat();
-            let dropped = to_tunnel(port).map(|to_node| [to_node, translated()].concat()).to_vec();
+            let dropped = FAMILIES.map(|it| [it.is_to_tunnel(port), translated()].concat()).to_vec();
             rules.extend([(TUNNEL_IN, untracked()), (TUNNEL_OUT, untracked()), (NOT_TUNNEL, dropped)]);
         }
         rules
@@ -281,6 +300,28 @@ pub fn remove() -> Result<bool, NetlinkError> {
     match nfnetlink::commit(&[table("delete the table", DELETE_TABLE)]) {
         Err(error) if error.is(Errno::ENOENT) => Ok(false),
         result => result.map(|()| true),
+    }
+}
+
+// === impl Family ===
+
+impl Family {
+    /// A datagram to a node's tunnel port.
+    fn is_to_tunnel(&self, port: u16) -> Rule {
+        vec![
+            meta(PROTOCOL),
+            compare(EQUAL, &[UDP]),
+            destination_port(),
+            compare(EQUAL, &port.to_be_bytes()),
+            meta(FAMILY),
+            compare(EQUAL, &[self.number]),
+            header(self.destination, self.length),
+            is_in(self.nodes),
+        ]
+    }
+
+    fn is_from_node(&self) -> Rule {
+        vec![header(self.source, self.length), is_in(self.nodes)]
     }
 }
 
@@ -331,32 +372,18 @@ fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) ->
     ]
 }
 
-/// A datagram to a node's tunnel port, in each family.
-fn to_tunnel(port: u16) -> [Rule; 2] {
-    // Offset of the destination in the header, and its length.
-    [(IPV4, "nodes4", 16, 4), (IPV6, "nodes6", 24, 16)].map(|(family, nodes, offset, length)| {
-        vec![
-            meta(PROTOCOL),
-            compare(EQUAL, &[UDP]),
-            destination_port(),
-            compare(EQUAL, &port.to_be_bytes()),
-            meta(FAMILY),
-            compare(EQUAL, &[family]),
-            header(offset, length),
-            is_in(nodes),
-        ]
-    })
-}
-
 /// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
 /// those of the source in a family's header.
-fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32)) -> Rule {
-    let (first, last) = TRANSLATED_PORTS;
+fn with_other_port(
+    protocol: u8,
+    (family, offset, length): (u8, u32, u32),
+    (first, last): (u16, u16),
+) -> Rule {
     vec![
         meta(PROTOCOL),
         compare(EQUAL, &[protocol]),
         source_port(),
-        compare(AT_LEAST, &first.to_be_bytes()),
+        compare(AT_LEAST, &TRANSLATED_PORTS.0.to_be_bytes()),
         meta(FAMILY),
         compare(EQUAL, &[family]),
         header(offset, length),

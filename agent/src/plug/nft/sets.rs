@@ -52,13 +52,15 @@ impl Set {
 
     pub fn attributes(&self, table: &str) -> Vec<Attribute> {
         let (kind, length) = if self.is_ipv4 { (KEY_TYPES.0, 4) } else { (KEY_TYPES.1, 16) };
-        vec![
+        let mut attributes = vec![
             Attribute::text(OF_TABLE, table),
             Attribute::text(SET_NAME, self.name),
-            Attribute::number(SET_FLAGS, if self.has_intervals { INTERVAL } else { 0 }),
             Attribute::number(SET_KEY_TYPE, kind),
             Attribute::number(SET_KEY_LENGTH, length),
-        ]
+        ];
+        // The kernel shows no flags of a set without any.
+        attributes.extend(self.has_intervals.then(|| Attribute::number(SET_FLAGS, INTERVAL)));
+        attributes
     }
 
     /// Adds the set and its elements. `number`: unique in the transaction.

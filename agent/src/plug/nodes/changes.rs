@@ -20,7 +20,7 @@ use super::{
 /// A subscription in the network namespace of the thread that opened it.
 pub struct Changes {
     routes: Monitor,
-    /// `None` on a kernel without IPsec.
+    /// `None` on a kernel without IPsec, and if the kernel refuses.
     policies: Option<Monitor>,
 }
 
@@ -43,7 +43,11 @@ impl Changes {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { routes: Monitor::open(GROUPS)?, policies: xfrm::changes()? })
+        let policies = xfrm::changes().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot follow the host's policies of IPsec; each pass asks for them");
+            None
+        });
+        Ok(Self { routes: Monitor::open(GROUPS)?, policies })
     }
 
     /// Waits for the next notification, of any kind, and leaves it to [`Self::read`]. Cancel safe.
@@ -71,7 +75,11 @@ impl Changes {
             concerns |= datagram.is_none_or(|it| is_relevant(it, interfaces).unwrap_or_default());
         })?;
         if let Some(policies) = &mut self.policies {
-            policies.read_datagrams(|_| concerns = true)?;
+            let read = policies.read_datagrams(|_| concerns = true);
+            if let Err(error) = read {
+                tracing::warn!(%error, "cannot follow the host's policies of IPsec; each pass asks for them");
+                (self.policies, concerns) = (None, true);
+            }
         }
         Ok(concerns)
     }

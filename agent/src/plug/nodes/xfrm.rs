@@ -58,13 +58,14 @@ enum Part {
 /// # Errors
 /// If the kernel refuses a dump, or changes of others interrupt every attempt.
 pub fn has_policies() -> io::Result<bool> {
-    let socket = match Raw::new(NETLINK_XFRM) {
-        Err(error) if is_missing(&error) => return Ok(false),
-        socket => socket?,
-    };
     let deadline = TimeVal::milliseconds(i64::try_from(DEADLINE.as_millis()).unwrap_or(i64::MAX));
-    setsockopt(&borrow(&socket), ReceiveTimeout, &deadline)?;
     for _ in 0..DUMPS {
+        // Each attempt has its own: an interrupted dump goes on.
+        let socket = match Raw::new(NETLINK_XFRM) {
+            Err(error) if is_missing(&error) => return Ok(false),
+            socket => socket?,
+        };
+        setsockopt(&borrow(&socket), ReceiveTimeout, &deadline)?;
         socket.send(&request(), 0)?;
         match read(&socket)? {
             Part::Policy => return Ok(true),
