@@ -1,4 +1,4 @@
-//! `FLOW_PLACES`: each pod's share of `FLOW_STATS`.
+//! `FLOW_STATS` and `FLOW_PLACES`: the flows that are counted, and each pod's share of them.
 //!
 //! A pod has as many places as flows. A new flow takes one of a few places that its hash names, and removes
 //! the flow that had it: one that is closed, or the longest unused. So a pod with many flows displaces its
@@ -10,7 +10,8 @@
 use agent_common::{FlowKey, MAX_FLOW_STATS, RingKey, event::FlowStats, flows_per_pod};
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
-use crate::flow_stats::FLOW_STATS;
+#[btf_map]
+pub static FLOW_STATS: LruHashMap<FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
 
 #[btf_map]
 static FLOW_PLACES: LruHashMap<RingKey, FlowKey, MAX_FLOW_STATS> = LruHashMap::new();

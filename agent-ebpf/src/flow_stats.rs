@@ -6,12 +6,12 @@
 //! flow with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
 
 use agent_common::{
-    MAX_FLOW_STATS, VifEntry,
+    VifEntry,
     event::{FlowStats, flow_state},
 };
 use aya_ebpf::{
     Global,
-    btf_maps::{Array, LruHashMap, PerCpuArray},
+    btf_maps::{Array, PerCpuArray},
     helpers::generated::bpf_jiffies64,
     macros::btf_map,
 };
@@ -20,14 +20,11 @@ use crate::{
     counters::Direction,
     events,
     flow_key::Key,
-    flow_places,
+    flow_places::{self, FLOW_STATS},
     headers::{ACK, FIN, RST, SYN, TCP},
     meta::Meta,
     packet::Packet,
 };
-
-#[btf_map]
-pub static FLOW_STATS: LruHashMap<agent_common::FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
 
 /// One flow in how many is counted; 0: none. The agent changes the number while packets flow.
 #[btf_map]

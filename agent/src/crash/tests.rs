@@ -55,6 +55,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("reconcile/deferred.rs", "File::options()", "the file is only a lock"),
     ("plug/netlink.rs", "unsafe { ethtool(", "the kernel does the same a little later"),
     ("dataplane/mod.rs", "program.load()", "a program on no interface dies with the agent"),
+    ("dataplane/counted_flows.rs", "self.map.remove(", "the map dies with the agent"),
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/table.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the called function has the point"),

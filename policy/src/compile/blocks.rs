@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::predicates::PredicateId;
+use super::predicate::PredicateId;
 use crate::{
     Addr, Block, Prefix,
     journal::{Map, Set, journaled},

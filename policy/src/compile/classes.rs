@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::predicates::PredicateId;
+use super::predicate::PredicateId;
 use crate::{
     journal::{Map, Set, journaled},
     rows::ClassId,

@@ -5,6 +5,10 @@ use crate::{
     store::{Group, Matcher, Store, Word, Words},
 };
 
+/// The number of a predicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PredicateId(pub(super) u32);
+
 /// A question about an address, asked by at least one ruleset. Equal questions are asked once.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Predicate {
@@ -27,6 +31,13 @@ pub(crate) struct PodPredicate {
 enum NamespacePredicate {
     Named(Word),
     Matching(Matcher),
+}
+
+// === impl PredicateId ===
+
+impl PredicateId {
+    pub(crate) const MIN: Self = Self(0);
+    pub(crate) const MAX: Self = Self(u32::MAX);
 }
 
 // === impl Predicate ===

@@ -2,16 +2,15 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{blocks::Blocks, predicate::Predicate};
+use super::{
+    blocks::Blocks,
+    predicate::{Predicate, PredicateId},
+};
 use crate::{
     journal::{Map, Set, journaled},
     rows::RulesetId,
     store::{Facet, Group, GroupId, Store, Work},
 };
-
-/// The number of a predicate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PredicateId(u32);
 
 /// All predicates in use.
 #[derive(Default)]
@@ -201,13 +200,6 @@ impl Predicates {
     fn groups_of(&self, id: PredicateId) -> impl Iterator<Item = GroupId> {
         self.groups.range((id, GroupId::MIN)..=(id, GroupId::MAX)).map(|(_, group)| *group)
     }
-}
-
-// === impl PredicateId ===
-
-impl PredicateId {
-    pub(crate) const MIN: Self = Self(0);
-    pub(crate) const MAX: Self = Self(u32::MAX);
 }
 
 fn anchors(predicate: &Predicate) -> Vec<Option<Facet>> {

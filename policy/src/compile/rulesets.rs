@@ -9,7 +9,8 @@ use super::{
     bits::Bits,
     classes::{ClassKey, Classes},
     output::Output,
-    predicates::{PredicateId, Predicates},
+    predicate::PredicateId,
+    predicates::Predicates,
 };
 use crate::{
     Direction, Mask, PolicyId, Resource,

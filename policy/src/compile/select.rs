@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     Compiler,
     bits::{Bit, Bits},
-    predicates::PredicateId,
+    predicate::PredicateId,
     rulesets::{Ruleset, RulesetKey},
 };
 use crate::{

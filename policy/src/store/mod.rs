@@ -8,6 +8,7 @@ mod party;
 mod policies;
 mod ports;
 mod selector;
+mod word;
 mod words;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -16,7 +17,8 @@ pub(crate) use party::{Group, GroupId, Kind, Party, PartyId, Uid};
 pub(crate) use policies::{CompiledPolicy, CompiledRule, PortSet};
 pub(crate) use ports::{NamedPort, PortName};
 pub(crate) use selector::Matcher;
-pub(crate) use words::{Labels, Word, Words};
+pub(crate) use word::Word;
+pub(crate) use words::{Labels, Words};
 
 use crate::{
     Addr, Change, Endpoint, EndpointId, PolicyId,

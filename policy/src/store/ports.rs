@@ -1,6 +1,6 @@
 //! Named ports of pods.
 
-use super::words::Word;
+use super::word::Word;
 use crate::Protocol;
 
 /// A port that a pod's container names. A pod may have several of one name.

@@ -1,6 +1,6 @@
 //! Selectors with interned texts.
 
-use super::words::{Word, Words};
+use super::{word::Word, words::Words};
 use crate::{Condition, Selector};
 
 /// A selector; equal ones compare as equal.

@@ -1,23 +1,8 @@
 //! Interned texts and sets of labels: equal ones are stored once, and compared by number.
 
-use std::{
-    borrow::Borrow,
-    collections::HashSet,
-    fmt,
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
-use super::ports::NamedPort;
-
-/// An interned text. Ordered by age, not by text.
-#[derive(Clone)]
-pub(crate) struct Word(Arc<Entry>);
-
-struct Entry {
-    number: u64,
-    text: Box<str>,
-}
+use super::{ports::NamedPort, word::Word};
 
 /// Interned labels, ordered by key.
 pub(crate) type Labels = Arc<[(Word, Word)]>;
@@ -47,7 +32,7 @@ impl Words {
             return word.clone();
         }
         self.next += 1;
-        let word = Word(Arc::new(Entry { number: self.next, text: text.into() }));
+        let word = Word::new(self.next, text);
         self.words.insert(word.clone());
         word
     }
@@ -91,55 +76,8 @@ impl Words {
         }
         self.labels.retain(|it| Arc::strong_count(it) > 1);
         self.ports.retain(|it| Arc::strong_count(it) > 1);
-        self.words.retain(|it| Arc::strong_count(&it.0) > 1);
+        self.words.retain(Word::is_used);
         self.sweep_at = 2 * size(self);
-    }
-}
-
-// === impl Word ===
-
-impl Word {
-    pub(crate) fn text(&self) -> &str {
-        &self.0.text
-    }
-}
-
-impl PartialEq for Word {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.number == other.0.number
-    }
-}
-
-impl Eq for Word {}
-
-impl PartialOrd for Word {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Word {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.number.cmp(&other.0.number)
-    }
-}
-
-/// As a text, for the pool's look-up by text.
-impl Hash for Word {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.text.hash(state);
-    }
-}
-
-impl Borrow<str> for Word {
-    fn borrow(&self) -> &str {
-        &self.0.text
-    }
-}
-
-impl fmt::Debug for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.text.fmt(f)
     }
 }
 

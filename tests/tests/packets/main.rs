@@ -18,6 +18,7 @@ mod oracle;
 mod random;
 mod remote;
 mod siblings;
+mod stack;
 mod stack_flows;
 mod table;
 mod to_pod;
