@@ -1,5 +1,5 @@
-//! Stack depth of the programs, from the instructions of the object: an upper bound of what the verifier finds,
-//! which leaves out code that settings disable.
+//! Stack depth of the programs, from the instructions of the object: an upper bound of the depth that the
+//! verifier finds, which leaves out code that settings disable.
 
 use std::collections::HashMap;
 
@@ -59,8 +59,8 @@ fn function(elf: &ElfFile64<'_>, (section, start): Place, size: u64) -> anyhow::
     let data = found.data()?;
     let relocations: HashMap<_, _> = found.relocations().collect();
     let mut function = Function::default();
-    // Registers that point into the frame.
-    let mut pointers = [false; 16];
+    // The registers that point into the frame, one bit each.
+    let mut pointers = 0_u16;
     for at in (start..start + size).step_by(INSTRUCTION as usize) {
         let index = usize::try_from(at)?;
         let bytes = data.get(index..index + INSTRUCTION as usize).context("a function that is cut off")?;
@@ -71,7 +71,7 @@ fn function(elf: &ElfFile64<'_>, (section, start): Place, size: u64) -> anyhow::
         let used = match code & 7 {
             code::LOAD if source == code::FRAME_POINTER => below(offset.into()),
             code::STORE | code::STORE_REGISTER if target == code::FRAME_POINTER => below(offset.into()),
-            _ if code == code::ADD_NUMBER && pointers[usize::from(target)] => below(number.into()),
+            _ if code == code::ADD_NUMBER && pointers & 1 << target != 0 => below(number.into()),
             _ => 0,
         };
         function.frame = function.frame.max(used);
@@ -89,7 +89,8 @@ fn function(elf: &ElfFile64<'_>, (section, start): Place, size: u64) -> anyhow::
         }
         // Class 7 and class 4 write their target; so do loads.
         if matches!(code & 7, 0 | code::LOAD | 4 | 7) {
-            pointers[usize::from(target)] = code == code::MOVE_REGISTER && source == code::FRAME_POINTER;
+            let is_pointer = code == code::MOVE_REGISTER && source == code::FRAME_POINTER;
+            pointers = pointers & !(1 << target) | u16::from(is_pointer) << target;
         }
     }
     Ok(function)
