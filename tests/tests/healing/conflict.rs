@@ -120,8 +120,8 @@ fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
     with_short_period(|node| {
         // No map can be pinned there.
         sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
-        sys::wait_until("a sixth attempt for each of the six maps", FIVE_REPAIRS, || {
-            Ok(attempts(node, "pin")? >= 36.0)
+        sys::wait_until("a sixth attempt for each of the eight maps", FIVE_REPAIRS, || {
+            Ok(attempts(node, "pin")? >= 48.0)
         })?;
         let (failures, conflicts) =
             (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
