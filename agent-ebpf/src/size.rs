@@ -9,7 +9,7 @@ use crate::{
 /// The kernel's `GSO_BY_FRAGS` (`linux/skbuff.h`): the segments have different sizes.
 const BY_FRAGS: u32 = 0xffff;
 const UDP_HEADER: usize = 8;
-/// What the IPv6 header can tell.
+/// In bytes: the length field of an IPv6 header has 16 bits.
 const LARGEST_PAYLOAD: usize = 0xffff;
 /// The hop-by-hop header with the length of a larger packet (RFC 2675), which its segments do not have.
 const JUMBO_HEADER: usize = 8;

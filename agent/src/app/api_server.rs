@@ -40,7 +40,7 @@ impl<'a> ApiServer<'a> {
     }
 
     /// Starts the watches. `on_change` gets the changed pods, the registry the node's ranges, and the
-    /// returned receiver the nodes of the cluster. The announcer is to be started.
+    /// returned receiver the nodes of the cluster. The caller starts the announcer.
     pub fn watch(
         self,
         config: &Config,

@@ -296,8 +296,9 @@ fn monitor(
     let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));
-    let endings = (Arc::clone(&dataplane), Arc::clone(&parts.registry), Arc::clone(&history));
-    let endings = Endings::new(endings.0, endings.1, endings.2, metrics.monitor.clone());
+    let (flows, owners, records) =
+        (Arc::clone(&dataplane), Arc::clone(&parts.registry), Arc::clone(&history));
+    let endings = Endings::new(flows, owners, records, metrics.monitor.clone());
     tasks.spawn("flow-endings", endings.run());
     let sampling = move || dataplane.flow_sampling();
     let observer = ObserverService::new(Arc::clone(&history), sampling, node_name.to_owned());

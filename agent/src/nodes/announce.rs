@@ -82,8 +82,8 @@ impl Announcer {
             }
             let found = obstacle.borrow_and_update().clone();
             if let Some(why) = found {
-                let report = "the Node object is not told that this node serves pods";
-                self.health.unhealthy(format!("{report}, because its network does not work: {why}"));
+                self.health
+                    .unhealthy(format!("this node is not announced: its network does not work: {why}"));
                 tokio::select! {
                     () = follow(&mut self.marks) => {}
                     () = follow(&mut obstacle) => {}

@@ -11,7 +11,7 @@
 //! 5. Rulesets without endpoints go, with the predicates that only they asked. Classes merge, which the new
 //!    rulesets do not see.
 //!
-//! Everything is in maps with an undo log: if the rows do not fit, nothing has happened.
+//! All state is in maps with an undo log: a change whose rows do not fit leaves no trace.
 
 mod bits;
 mod blocks;

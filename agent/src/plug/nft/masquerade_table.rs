@@ -68,7 +68,7 @@ use super::{
     sets::Set,
 };
 
-/// What is masqueraded.
+/// The contents of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// Sources: addresses of this node's pods.

@@ -1,5 +1,5 @@
-//! What other programs have told the kernel about packets from this node's pods to other nodes' ranges:
-//! routing rules, and routes inside of the ranges. Only the stack follows these.
+//! Routing rules and routes of other programs that concern packets from this node's pods to other nodes'
+//! ranges. Only the stack follows these.
 
 use std::collections::{BTreeMap, BTreeSet};
 
