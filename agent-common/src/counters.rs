@@ -126,6 +126,14 @@ drop_reasons! {
     TunnelDestination = 18 => tunnel_destination,
     /// From the tunnel: the inner packet carries a packet once more, by IP-in-IP, GRE or VXLAN.
     TunnelNested = 19 => tunnel_nested,
+    /// From the pod: the policies that judge what the pod sends do not allow the packet.
+    PolicyEgress = 20 => policy_egress,
+    /// To the pod: the policies that judge what the pod receives do not allow the packet.
+    PolicyIngress = 21 => policy_ingress,
+    /// Denied by policies, because the other end may be a pod whose labels the agent does not know yet.
+    PeerUnknown = 22 => peer_unknown,
+    /// The pod has no entry in `SUBJECTS`: the agent does not know yet which policies judge the pod.
+    PolicyUnknown = 23 => policy_unknown,
 }
 
 const _: () = assert!(size_of::<Drops>() == 8 * DropReason::ALL.len());

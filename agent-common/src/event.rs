@@ -51,6 +51,14 @@ pub struct DropRecord {
     pub captured: u32,
     /// The VLAN tag (TCI) that the kernel keeps beside the frame, and 1 << 16; 0 without one.
     pub vlan: u32,
+    /// Of a packet that policies deny: the ruleset; otherwise 0, as the next fields.
+    pub ruleset: u32,
+    /// The other end's class.
+    pub class: u32,
+    /// 1 and the number of the bit that denies; 0 if none allows.
+    pub bit: u32,
+    /// Not 0 if the packet passes nevertheless, because its pod is only audited.
+    pub audit: u32,
     /// The frame's first bytes; zeros behind them.
     pub head: [u8; CAPTURE],
 }
@@ -128,7 +136,7 @@ pub struct FlowTraffic {
 }
 
 // A change of these sizes is a change of the ABI.
-const _: () = assert!(size_of::<DropRecord>() == 48 + CAPTURE);
+const _: () = assert!(size_of::<DropRecord>() == 64 + CAPTURE);
 const _: () = assert!(size_of::<FlowStats>() == 72);
 const _: () = assert!(size_of::<FlowRecord>() == 24 + 40 + 72);
 
@@ -193,6 +201,10 @@ mod user {
                 lost: self.u32()?,
                 captured: self.u32()?,
                 vlan: self.u32()?,
+                ruleset: self.u32()?,
+                class: self.u32()?,
+                bit: self.u32()?,
+                audit: self.u32()?,
                 head: self.bytes::<CAPTURE>()?,
             })
         }
@@ -270,14 +282,14 @@ mod user {
 
         #[test]
         fn fields_are_at_the_offsets_of_the_programs_struct() {
-            let record = bytes::<160>(1);
+            let record = bytes::<176>(1);
             let Some(Event::Drop(drop)) = Event::decode(&record) else { panic!("no drop") };
             assert_eq!(drop.direction, u32_at(&record, 4));
             assert_eq!((drop.ifindex, drop.generation), (u32_at(&record, 16), u32_at(&record, 20)));
             assert_eq!((drop.reason, drop.len), (u32_at(&record, 24), u32_at(&record, 28)));
             assert_eq!((drop.suppressed, drop.lost), (u32_at(&record, 32), u32_at(&record, 36)));
             assert_eq!(drop.captured, u32_at(&record, 40));
-            assert_eq!(drop.head[..], record[48..160]);
+            assert_eq!(drop.head[..], record[64..176]);
 
             let record = bytes::<136>(2);
             let Some(Event::Flow(flow)) = Event::decode(&record) else { panic!("no flow") };
@@ -290,7 +302,7 @@ mod user {
 
         #[test]
         fn short_and_unknown_records_are_none() {
-            assert_eq!(Event::decode(&bytes::<159>(1)), None);
+            assert_eq!(Event::decode(&bytes::<175>(1)), None);
             assert_eq!(Event::decode(&bytes::<135>(2)), None);
             assert_eq!(Event::decode(&bytes::<400>(3)), None);
             assert_eq!(Event::decode(&[1, 0, 0]), None);

@@ -14,6 +14,7 @@ mod counters;
 pub mod event;
 mod flow;
 mod node;
+pub mod policy;
 mod vif;
 
 pub use counters::{Counters, DropReason, Drops, Traffic};
@@ -22,7 +23,7 @@ pub use node::{NodeEntry, NodeKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Default capacity of `VIFS`: pod interfaces of a node.
 pub const MAX_VIFS: usize = 4096;
@@ -41,6 +42,15 @@ pub const MAX_FLOW_STATS: usize = 16384;
 
 /// Capacity of `NODES`: ranges and addresses of the cluster's nodes.
 pub const MAX_NODE_ENTRIES: usize = 16384;
+
+/// Default capacity of `PEERS`: addresses that policies judge as peers, twice: a restart fills another table.
+pub const MAX_POLICY_PEERS: usize = 262_144;
+
+/// Default capacity of `RULES`, from which those of the other maps of rules follow.
+pub const MAX_POLICY_RULES: usize = 131_072;
+
+/// Default capacity of `POLICY_FLOWS`: answered flows of pods that policies judge.
+pub const MAX_POLICY_FLOWS: usize = 131_072;
 
 /// Capacity of `LINK_COUNTERS`: the tunnel device and the uplinks of a node.
 pub const MAX_LINKS: usize = 64;

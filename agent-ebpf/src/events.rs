@@ -91,6 +91,10 @@ pub fn drop(packet: &Packet<'_>, direction: u32, reason: DropReason) {
             lost,
             captured: 0,
             vlan: packet.vlan_tag(),
+            ruleset: 0,
+            class: 0,
+            bit: 0,
+            audit: 0,
             head: [0; CAPTURE],
         });
         (*slot).captured = packet.capture(&mut (*slot).head);

@@ -29,6 +29,7 @@ mod nd;
 mod nodes;
 mod outcome;
 mod packet;
+mod policy;
 mod remote;
 mod route;
 mod services;

@@ -26,6 +26,7 @@ pub mod monitor;
 pub mod nodes;
 pub mod observe;
 pub mod plug;
+pub mod policy;
 pub mod reconcile;
 pub mod registry;
 pub mod server;

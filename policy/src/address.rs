@@ -12,9 +12,9 @@ pub struct Addr([u8; 16]);
 /// A prefix without host bits. The families never mix: `::/0` contains no IPv4 address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
-    addr: Addr,
+    pub(crate) addr: Addr,
     /// Bits of the address in its own family: at most 32 for IPv4.
-    len: u8,
+    pub(crate) len: u8,
 }
 
 const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];

@@ -69,6 +69,8 @@
 mod address;
 mod change;
 mod compile;
+#[cfg(feature = "maps")]
+mod encode;
 mod explain;
 mod journal;
 mod lookup;

@@ -96,7 +96,11 @@ pub(super) fn drop_reason(seen: &Seen) -> Shown {
         DropReason::Multicast | DropReason::Martian => Shown::StaleOrUnroutableIp,
         DropReason::NotToGateway => Shown::InvalidDestinationMac,
         DropReason::NotForPod | DropReason::TunnelDestination => Shown::UnknownL3TargetAddress,
-        DropReason::DhcpServer => Shown::PolicyDenied,
+        DropReason::DhcpServer
+        | DropReason::PolicyEgress
+        | DropReason::PolicyIngress
+        | DropReason::PeerUnknown
+        | DropReason::PolicyUnknown => Shown::PolicyDenied,
         DropReason::Tunnel | DropReason::TunnelOuter | DropReason::TunnelNested => {
             Shown::EncapsulationTrafficIsProhibited
         }

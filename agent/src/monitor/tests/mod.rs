@@ -66,6 +66,10 @@ fn dropped(ifindex: u32, frame: &[u8]) -> DropRecord {
         lost: 0,
         captured: u32::try_from(captured).unwrap(),
         vlan: 0,
+        ruleset: 0,
+        class: 0,
+        bit: 0,
+        audit: 0,
         head,
     }
 }

@@ -1,0 +1,210 @@
+//! Keys and values of the maps of policy: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED`, `PORTS` and
+//! `SUBJECTS`, which the agent writes, and `POLICY_FLOWS`, `POLICY_PENDING`, `POLICY_PLACES` and `FRAGMENTS`,
+//! which the programs write.
+//!
+//! The crate `policy/` compiles policies into these rows, and documents what classes and rulesets are.
+
+/// A set of the 256 bits of a ruleset: bit `n` is bit `n % 64` of word `n / 64`.
+pub type Bits = [u64; 4];
+
+/// Ranges in a [`Ruleset`].
+pub const MAX_RANGES: usize = 24;
+
+/// Key of `PEERS`: an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct PeerKey {
+    /// IPv6, or IPv4-mapped IPv6 (RFC 4291, 2.5.5.2) for IPv4.
+    pub address: [u8; 16],
+    /// 0 or 1: a restarted agent fills the other table, and switches one subject after the other.
+    pub table: u32,
+}
+
+/// Value of `PEERS`: what is known of an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Peer {
+    /// The class, blocks included.
+    pub class: u32,
+    /// A set of the flags below; none for another node's address.
+    pub flags: u32,
+}
+
+/// Key of `BLOCKS`: a prefix within a table. A look-up finds the longest one that contains an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct BlockKey {
+    /// Bits of `table` and `address` that count: 32 and those of the prefix (of IPv4: and 96).
+    pub prefix_len: u32,
+    /// As in [`PeerKey`].
+    pub table: u32,
+    /// As in [`PeerKey`], with zeros behind the prefix.
+    pub address: [u8; 16],
+}
+
+/// Value of `RULESETS`: the rules that judge one direction of subjects with the same policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Ruleset {
+    /// The bits with any peer.
+    pub any: Bits,
+    /// The bits with any pod as peer.
+    pub any_pod: Bits,
+    /// The bits that deny or pass pods by labels: they deny an address that may be a pod of unknown labels.
+    pub unknown: Bits,
+    /// The bits with any port.
+    pub any_port: Bits,
+    /// The bits that accept.
+    pub accept: Bits,
+    /// The bits that pass to the next tier. What neither accepts nor passes denies.
+    pub pass: Bits,
+    /// The bits of the admin tier.
+    pub admin: Bits,
+    /// The bits of the baseline tier. What is in neither tier is of NetworkPolicies.
+    pub baseline: Bits,
+    /// A set of the flags below.
+    pub flags: u32,
+    /// How many of `ranges` count.
+    pub used: u32,
+    /// Disjoint.
+    pub ranges: [PortRange; MAX_RANGES],
+}
+
+/// Ports of one protocol, and the bits that they match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct PortRange {
+    /// The bits.
+    pub bits: Bits,
+    /// The first port, in host order.
+    pub first: u16,
+    /// The last port, in host order.
+    pub last: u16,
+    /// As in the IP header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// Key of `RULES`. The value is the bits whose peers contain the class; a missing row means
+/// [`Ruleset::any`], and [`Ruleset::any_pod`] for a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct RuleKey {
+    pub ruleset: u32,
+    /// Of the peer.
+    pub class: u32,
+}
+
+/// Key of `NAMED`. The value is the bits with a port name that means this port at destinations of the class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct NamedKey {
+    pub ruleset: u32,
+    /// Of the destination.
+    pub class: u32,
+    /// The destination port, in host order.
+    pub port: u16,
+    /// As in the IP header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: u8,
+}
+
+/// Key of `PORTS`: a prefix of ports. The value is the bits whose ports contain the prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct PortKey {
+    /// Bits of the other fields that count: 48 and those of the port.
+    pub prefix_len: u32,
+    pub ruleset: u32,
+    /// As in the IP header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// In network order, with zeros behind the prefix.
+    pub port: [u8; 2],
+}
+
+/// Value of `SUBJECTS`, whose key is the pod's host interface: what judges the pod's packets. One update
+/// switches both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Subject {
+    /// Judges what the pod receives; [`Subject::OPEN`] if no policy does.
+    pub ingress: u32,
+    /// Judges what the pod sends.
+    pub egress: u32,
+    /// Which rows of `PEERS` and `BLOCKS` to read: 0 or 1.
+    pub table: u32,
+    /// Another one whenever a live flow may be judged otherwise.
+    pub epoch: u32,
+    /// A set of the flags below.
+    pub flags: u32,
+}
+
+// A change of these sizes is a change of the ABI.
+const _: () = assert!(size_of::<PeerKey>() == 20);
+const _: () = assert!(size_of::<Peer>() == 8);
+const _: () = assert!(size_of::<BlockKey>() == 24);
+const _: () = assert!(size_of::<PortRange>() == 40);
+const _: () = assert!(size_of::<Ruleset>() == 8 * 32 + 8 + MAX_RANGES * 40);
+const _: () = assert!(size_of::<RuleKey>() == 8);
+const _: () = assert!(size_of::<NamedKey>() == 12);
+const _: () = assert!(size_of::<PortKey>() == 12);
+const _: () = assert!(size_of::<Subject>() == 20);
+
+// === impl Peer ===
+
+impl Peer {
+    /// The address is a pod's.
+    pub const POD: u32 = 1;
+    /// The address is a Service's: the host translates packets to it, which are judged afterwards.
+    pub const SERVICE: u32 = 2;
+    /// The address is one of this node.
+    pub const OWN_NODE: u32 = 4;
+}
+
+// === impl Ruleset ===
+
+impl Ruleset {
+    /// A NetworkPolicy isolates the subjects in this direction.
+    pub const ISOLATES: u32 = 1;
+    /// `NAMED` has rows of the ruleset.
+    pub const HAS_NAMES: u32 = 2;
+    /// The ports are in `PORTS`, because they are too many for `ranges`.
+    pub const HAS_PORTS: u32 = 4;
+}
+
+// === impl Subject ===
+
+impl Subject {
+    /// No policy judges; `RULESETS` has no such row.
+    pub const OPEN: u32 = u32::MAX;
+    /// What is denied is recorded, and passes.
+    pub const AUDIT: u32 = 1;
+
+    /// Whether no policy judges the pod's packets, in either direction.
+    #[inline(always)]
+    pub const fn is_open(&self) -> bool {
+        self.ingress == Self::OPEN && self.egress == Self::OPEN
+    }
+}
+
+#[cfg(feature = "user")]
+#[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
+mod user {
+    // SAFETY: `repr(C)` of integers only, without padding (the sizes are asserted above): every bit pattern
+    // is valid.
+    unsafe impl aya::Pod for super::PeerKey {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::Peer {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::Ruleset {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::RuleKey {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::NamedKey {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::Subject {}
+}

@@ -1,0 +1,3 @@
+//! Policies: whether a pod may send or receive a packet.
+
+mod rows;

@@ -1,0 +1,36 @@
+//! The rows that the agent writes: what judges a pod, and what is known of the other ends.
+
+use agent_common::{
+    MAX_POLICY_PEERS, MAX_POLICY_RULES, MAX_VIFS, VifKey,
+    policy::{Bits, NamedKey, Peer, PeerKey, RuleKey, Ruleset, Subject},
+};
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{HashMap, LpmTrie},
+    macros::btf_map,
+};
+
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map]
+pub static SUBJECTS: HashMap<VifKey, Subject, MAX_VIFS, NO_PREALLOC> = HashMap::new();
+
+#[btf_map]
+pub static PEERS: HashMap<PeerKey, Peer, MAX_POLICY_PEERS, NO_PREALLOC> = HashMap::new();
+
+/// By table and address.
+#[btf_map]
+pub static BLOCKS: LpmTrie<[u8; 20], u32, { MAX_POLICY_RULES / 8 }> = LpmTrie::new();
+
+#[btf_map]
+pub static RULESETS: HashMap<u32, Ruleset, { MAX_POLICY_RULES / 32 }, NO_PREALLOC> = HashMap::new();
+
+#[btf_map]
+pub static RULES: HashMap<RuleKey, Bits, MAX_POLICY_RULES, NO_PREALLOC> = HashMap::new();
+
+#[btf_map]
+pub static NAMED: HashMap<NamedKey, Bits, { MAX_POLICY_RULES / 2 }, NO_PREALLOC> = HashMap::new();
+
+/// By ruleset, protocol and port.
+#[btf_map]
+pub static PORTS: LpmTrie<[u8; 8], Bits, { MAX_POLICY_RULES / 8 }> = LpmTrie::new();
