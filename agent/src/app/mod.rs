@@ -102,8 +102,10 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let api = config.kubernetes.as_ref().map(ApiServer::new);
     let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
-    let with = (&needed.dataplane, Arc::clone(&masquerade));
+    let with = (&health, &needed.dataplane, Arc::clone(&masquerade));
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
+    // No policy is enforced until the watches tell of some.
+    parts.enforcer.replace(Vec::new());
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());

@@ -1,4 +1,4 @@
-//! Kubernetes Events about pods and nodes.
+//! Kubernetes Events about pods, nodes and policies.
 //!
 //! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event
 //! that finds the queue full is dropped and counted.
@@ -8,6 +8,7 @@ mod rate_limit;
 mod recorder;
 mod series;
 
+use ferrule_policy::PolicyId;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -43,6 +44,8 @@ pub enum Reason {
     PlugFailed,
     /// A range or an address of a Node object is not routed.
     NodeRangeRefused,
+    /// The rows of a policy do not fit into the maps.
+    PolicyRefused,
 }
 
 /// More than all pods of a node cause at once.
@@ -93,6 +96,21 @@ impl Events {
         self.queue(sender, event);
     }
 
+    /// Queues an Event about a policy.
+    pub fn record_policy(&self, id: &PolicyId, uid: &str, reason: Reason, note: impl Into<String>) {
+        let Some((sender, _)) = &self.sender else { return };
+        let event = Event {
+            about: if id.namespace.is_some() { About::NetworkPolicy } else { About::ClusterNetworkPolicy },
+            namespace: id.namespace.clone().unwrap_or_default(),
+            name: id.name.clone(),
+            uid: uid.to_owned(),
+            reason: reason.as_str(),
+            is_warning: reason.is_warning(),
+            note: note.into(),
+        };
+        self.queue(sender, event);
+    }
+
     fn queue(&self, sender: &mpsc::Sender<Event>, event: Event) {
         if sender.try_send(event).is_err() {
             self.metrics.lost.inc();
@@ -115,6 +133,7 @@ impl Reason {
             Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
             Self::NodeRangeRefused => "NodeRangeRefused",
+            Self::PolicyRefused => "PolicyRefused",
         }
     }
 
@@ -172,6 +191,7 @@ mod tests {
             (Reason::VifRefused, "CNIVIFRefused", true),
             (Reason::PlugFailed, "CNIPlugFailed", true),
             (Reason::NodeRangeRefused, "NodeRangeRefused", true),
+            (Reason::PolicyRefused, "PolicyRefused", true),
         ] {
             assert_eq!((reason.as_str(), reason.is_warning()), (name, is_warning));
         }

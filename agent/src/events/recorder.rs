@@ -98,6 +98,12 @@ impl Recorder {
         let what = match event.about {
             About::Pod => format!("create an Event about the pod {}/{}", event.namespace, event.name),
             About::Node => format!("create an Event about the node {}", event.name),
+            About::NetworkPolicy => {
+                format!("create an Event about the NetworkPolicy {}/{}", event.namespace, event.name)
+            }
+            About::ClusterNetworkPolicy => {
+                format!("create an Event about the ClusterNetworkPolicy {}", event.name)
+            }
         };
         if self.send(&what, request).await.is_ok() {
             self.series.insert(key, Series::new(event.home().to_owned(), name));
@@ -155,7 +161,10 @@ impl Recorder {
         let object = truncate(&event.name, MAX_NAME - SUFFIX).trim_end_matches(['.', '-']);
         let name = format!("{object}.{:016x}", fastrand::u64(..));
         let mut regarding = json!({
-            "apiVersion": "v1", "kind": event.about.kind(), "name": event.name, "uid": event.uid,
+            "apiVersion": event.about.api_version(),
+            "kind": event.about.kind(),
+            "name": event.name,
+            "uid": event.uid,
         });
         if let Some(regarding) = regarding.as_object_mut().filter(|_| !event.namespace.is_empty()) {
             regarding.insert("namespace".to_owned(), event.namespace.clone().into());
