@@ -1,5 +1,8 @@
 //! Enforces policies: what the API says about policies and their peers, compiled into rows of the maps.
 
 mod enforcer;
+mod feed;
+mod objects;
 
 pub use enforcer::{AdmitError, Enforcer};
+pub use feed::Feed;
