@@ -45,7 +45,7 @@ const LINGER: Duration = Duration::from_secs(15);
 /// How long new pods may wait before the agent counts as not ready.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Between two questions whether the cluster has ClusterNetworkPolicies by now; and up to half of it more.
-const DISCOVERY: Duration = Duration::from_secs(120);
+const DISCOVERY: Duration = Duration::from_secs(60);
 const RETRY: Growth = Growth::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter();
 
 // === impl Feed ===
