@@ -14,6 +14,10 @@ pub enum ObjectKey {
     Namespace(String, String),
     /// By name and UID.
     Policy(PolicyId, String),
+    /// By UID.
+    Service(String),
+    /// The one list of this node's addresses.
+    HostAddresses,
     /// By number.
     Endpoint(EndpointId),
 }
@@ -32,6 +36,9 @@ impl Change {
             Self::NamespaceGone { name, uid } => ObjectKey::Namespace(name.clone(), uid.clone()),
             Self::Policy(policy) => ObjectKey::Policy(policy.id.clone(), policy.uid.clone()),
             Self::PolicyGone { id, uid } => ObjectKey::Policy(id.clone(), uid.clone()),
+            Self::Service(service) => ObjectKey::Service(service.metadata.uid.clone()),
+            Self::ServiceGone { uid } => ObjectKey::Service(uid.clone()),
+            Self::HostAddresses(_) => ObjectKey::HostAddresses,
             Self::Endpoint(endpoint) => ObjectKey::Endpoint(endpoint.id),
             Self::EndpointGone { id } => ObjectKey::Endpoint(*id),
         }

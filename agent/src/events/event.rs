@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub about: About,
-    /// Empty for a node, and for a policy of the cluster.
+    /// Empty for an object of the cluster.
     pub namespace: String,
     pub name: String,
     /// Of the API; may be empty. `kubectl describe` searches for it.

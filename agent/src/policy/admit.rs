@@ -14,6 +14,9 @@ pub enum AdmitError {
         .0.as_secs()
     )]
     NotListed(Duration),
+    /// Policies are known, and what they ask about is not.
+    #[error("the policies of the cluster are not in force {} s later: {why}", waited.as_secs())]
+    Incomplete { why: String, waited: Duration },
     /// The labels decide which policies apply.
     #[error(
         "the policies that apply to the pod {pod} are not known: the API server did not deliver the pod or its \

@@ -20,8 +20,7 @@ use crate::{
     dataplane::{MapFailure, PolicyRows},
 };
 
-/// Compiles changes of the cluster, and writes the rows that follow from them. Clones share the thread.
-#[derive(Clone)]
+/// Compiles changes of the cluster, and writes the rows that follow from them.
 pub struct Enforcer(Arc<Shared>);
 
 /// What the thread and its callers share.
@@ -102,8 +101,14 @@ impl Enforcer {
         let mut inbox = self.0.inbox();
         // What came before is part of the state, or outdated. The interfaces are added again.
         inbox.changes.take();
-        inbox.state = Some(state);
+        (inbox.state, inbox.expected) = (Some(state), None);
         self.0.arrived.notify_one();
+    }
+
+    /// The cluster has policies, and their rows will follow by [`Self::replace`]: until then, no new pod is
+    /// admitted. Attached pods are judged as before. `why` says what is missing. Returns at once.
+    pub fn expect(&self, why: &str) {
+        self.0.inbox().expected = Some(why.to_owned());
     }
 
     /// Applies a change to what [`Self::replace`] has brought. Returns at once.
@@ -138,7 +143,8 @@ impl Enforcer {
 
     /// Whether the policies, and what they ask about a pod, are known.
     pub fn is_known(&self, pod: &PodRef) -> bool {
-        self.0.progress.borrow().is_live && self.0.is_placed(pod)
+        let is_live = self.0.progress.borrow().is_live;
+        is_live && !self.0.inbox().is_outdated_for_all() && self.0.is_placed(pod)
     }
 
     /// Returns when the rows that judge a new interface are in the maps. Blocks.
@@ -240,6 +246,9 @@ impl Shared {
     fn missing(&self, pod: &PodRef, waited: std::time::Duration) -> AdmitError {
         if let Some(why) = self.obstacle() {
             return AdmitError::Refused(why);
+        }
+        if let Some(why) = self.inbox().expected.clone() {
+            return AdmitError::Incomplete { why, waited };
         }
         if !self.progress.borrow().is_live {
             return AdmitError::NotListed(waited);

@@ -11,11 +11,13 @@
 mod admit;
 mod batch;
 mod enforcer;
+mod feed;
 mod held;
 mod inbox;
 mod install;
 mod maps;
 mod mode;
+mod objects;
 mod queue;
 mod report;
 #[cfg(test)]
@@ -24,6 +26,7 @@ mod worker;
 
 pub use admit::AdmitError;
 pub use enforcer::Enforcer;
+pub use feed::Feed;
 pub use inbox::Interface;
 pub use maps::Maps;
 pub use mode::Mode;

@@ -15,6 +15,7 @@ mod convergence;
 mod corners;
 mod elsewhere;
 mod explained;
+mod marks;
 mod oracle;
 mod random;
 mod scale;
