@@ -149,6 +149,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         dataplane: Arc::clone(&parts.dataplane),
         masquerade,
         nodes: Arc::clone(&keeper),
+        enforcer: Arc::clone(&parts.enforcer),
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
