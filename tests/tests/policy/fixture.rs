@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
-    cluster::{Cluster, with_cluster},
+    cluster::Cluster,
     node::Node,
     pod::{NAMESPACE, Pod},
     sys::wait_until,
@@ -16,17 +16,6 @@ use serde_json::{Value, json};
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Selected by the policy of [`isolate`].
 pub const LABEL: (&str, &str) = ("role", "isolated");
-
-/// Runs `run` on a node whose cluster has the namespace of the pods.
-pub fn with_namespace<T: Send>(
-    flags: &[&str],
-    run: impl FnOnce(&mut Node, &Cluster) -> anyhow::Result<T> + Send,
-) -> anyhow::Result<T> {
-    with_cluster(flags, |node, cluster| {
-        cluster.api.create(Resource::Namespaces, objects::namespace(NAMESPACE))?;
-        run(node, cluster)
-    })
-}
 
 /// Creates a pod with a label, and attaches it.
 pub fn attach(node: &Node, cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<Pod> {

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::ensure;
 use ferrule_tests::{
+    cluster::with_cluster,
     dist,
     node::{PINS, map_delete},
     sys,
@@ -11,7 +12,7 @@ use ferrule_tests::{
 use serde_json::json;
 
 use super::fixture::{
-    LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches, with_namespace,
+    LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches,
 };
 
 fn verify() -> anyhow::Result<String> {
@@ -34,7 +35,7 @@ fn keys(map: &str) -> anyhow::Result<Vec<Vec<u8>>> {
 
 #[test]
 fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is_closed() {
-    with_namespace(&["--reconcile-period", "3"], |node, cluster| {
+    with_cluster(&["--reconcile-period", "3"], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[("role", "friend")])?;
         let c = attach(node, cluster, "c", &[])?;
@@ -70,7 +71,7 @@ const HEALED: &str = "ferrule_repairs_total{kind=\"policy-rows\",outcome=\"repai
 
 #[test]
 fn verify_reports_rows_of_policies_that_deviate() {
-    with_namespace(&["--self-heal", "off"], |node, cluster| {
+    with_cluster(&["--self-heal", "off"], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::ensure;
 use ferrule_tests::{
     apiserver::{History, Resource, Switch},
-    cluster::Cluster,
+    cluster::{Cluster, with_cluster},
     node::{Node, PINS},
     pod::NAMESPACE,
     sys,
@@ -13,7 +13,7 @@ use ferrule_tests::{
 use serde_json::json;
 
 use super::fixture::{
-    LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches, with_namespace,
+    LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches,
 };
 
 const AGENT: &str = "ferrule-agent";
@@ -29,8 +29,8 @@ fn start(node: &mut Node, settings: &[(&str, &str)]) -> anyhow::Result<()> {
     node.start_again()
 }
 
-fn epoch(node: &Node, pod: &ferrule_tests::pod::Pod) -> anyhow::Result<u64> {
-    let ifindex = node.host_ifindex(pod)?;
+/// The epoch in the row of an interface.
+fn epoch(ifindex: u32) -> anyhow::Result<u64> {
     let shown = sys::run(&format!("bpftool -j map dump pinned {PINS}/SUBJECTS"))?;
     let rows: serde_json::Value = serde_json::from_str(&shown)?;
     let rows = rows.as_array().into_iter().flatten();
@@ -41,28 +41,29 @@ fn epoch(node: &Node, pod: &ferrule_tests::pod::Pod) -> anyhow::Result<u64> {
 
 #[test]
 fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[("role", "friend")])?;
         let c = attach(node, cluster, "c", &[])?;
         isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
         wait_until_reaches(&c, &a, false)?;
         wait_until_reaches(&b, &a, true)?;
-        let before = epoch(node, &a)?;
+        let ifindex = node.host_ifindex(&a)?;
+        let before = epoch(ifindex)?;
         node.kill_agent()?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "while no agent runs");
         start(node, &[])?;
-        sys::wait_until("the new agent's rows", super::fixture::TIMEOUT, || Ok(epoch(node, &a)? > before))?;
+        sys::wait_until("the new agent's rows", super::fixture::TIMEOUT, || Ok(epoch(ifindex)? > before))?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "by the rows of the new agent");
         node.stop_agent()?;
-        let before = epoch(node, &a)?;
+        let before = epoch(ifindex)?;
         take_away(cluster);
         start(node, &[])?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "while policies cannot be listed");
-        ensure!(epoch(node, &a)? == before, "the rows were replaced, by what nobody has listed");
+        ensure!(epoch(ifindex)? == before, "the rows were replaced, by what nobody has listed");
         Ok(())
     })
     .unwrap();
@@ -70,7 +71,7 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
 
 #[test]
 fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[("role", "friend")])?;
         let c = attach(node, cluster, "c", &[])?;
@@ -92,7 +93,7 @@ fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
 
 #[test]
 fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[])?;
         wait_until_reaches(&b, &a, true)?;
@@ -133,7 +134,7 @@ fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces(
 
 #[test]
 fn policies_that_are_switched_off_let_everything_pass_and_are_not_watched() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;

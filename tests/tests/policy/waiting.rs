@@ -2,19 +2,20 @@
 
 use anyhow::ensure;
 use ferrule_tests::{
-    apiserver::{Resource, Switch, objects},
+    apiserver::{Resource, Switch},
+    cluster::with_cluster,
     pod::NAMESPACE,
     sys,
 };
 use serde_json::json;
 
 use super::fixture::{
-    LABEL, TIMEOUT, attach, expect_isolated, isolate, label, reaches, wait_until_reaches, with_namespace,
+    LABEL, TIMEOUT, attach, expect_isolated, isolate, label, reaches, wait_until_reaches,
 };
 
 #[test]
 fn a_new_pod_is_isolated_from_its_first_packet_on() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
         sys::wait_until("the policy is known", TIMEOUT, || Ok(node.metric("ferrule_policy_policies")? == 1.0))?;
@@ -30,8 +31,8 @@ fn a_new_pod_is_isolated_from_its_first_packet_on() {
 
 #[test]
 fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
-    with_namespace(&["--vif-timeout", "2"], |node, cluster| {
-        let b = attach(node, cluster, "b", &[])?;
+    with_cluster(&["--vif-timeout", "2"], |node, cluster| {
+        let (b, c) = (attach(node, cluster, "b", &[])?, attach(node, cluster, "c", &[])?);
         cluster.api.switch(Switch::Deny { resource: Resource::Services, token: None });
         isolate(cluster, "p", &json!([]))?;
         sys::wait_until("the policy is known", TIMEOUT, || {
@@ -43,7 +44,7 @@ fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
         let text = format!("{error}");
         ensure!(text.contains("policies of the cluster are not in force") && text.contains("Services"), "{text}");
         ensure!(error.code == 11, "{text}");
-        ensure!(reaches(&b, &b)?, "attached pods go on");
+        ensure!(reaches(&b, &c)?, "attached pods go on");
         cluster.api.switch(Switch::DenyNothing {});
         sys::wait_until("the pod gets its network", TIMEOUT * 3, || {
             let answer = node.runtime()?.call("ADD", &a)?.into_result()?;
@@ -57,7 +58,7 @@ fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
 
 #[test]
 fn an_add_of_a_pod_that_the_api_does_not_know_fails_once_there_is_a_policy() {
-    with_namespace(&["--vif-timeout", "2"], |node, cluster| {
+    with_cluster(&["--vif-timeout", "2", "--vif-source", "ipam"], |node, cluster| {
         let free = node.attach("before")?;
         isolate(cluster, "p", &json!([]))?;
         sys::wait_until("the policy is in force", TIMEOUT, || Ok(node.metric("ferrule_policy_policies")? == 1.0))?;
@@ -77,7 +78,7 @@ fn an_add_of_a_pod_that_the_api_does_not_know_fails_once_there_is_a_policy() {
 
 #[test]
 fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
-    with_namespace(&[], |node, cluster| {
+    with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
@@ -98,7 +99,6 @@ fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
         let pod = cluster.pod(node, "later", &[])?;
         let error = node.runtime()?.call("ADD", &pod)?.into_error()?;
         ensure!(error.code == 11 && format!("{error}").contains("default/large"), "{error}");
-        cluster.api.create(Resource::Namespaces, objects::namespace("elsewhere"))?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "large")?;
         sys::wait_until("the pod gets its network", TIMEOUT, || Ok(node.runtime()?.add(&pod).is_ok()))
     })
