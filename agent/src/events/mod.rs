@@ -8,6 +8,7 @@ mod rate_limit;
 mod recorder;
 mod series;
 
+use ferrule_policy::PolicyId;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -45,6 +46,8 @@ pub enum Reason {
     NodeRangeRefused,
     /// A part of a policy is not understood, and denies.
     PolicyNotUnderstood,
+    /// The rows of a policy do not fit into the maps.
+    PolicyRefused,
 }
 
 /// More than all pods of a node cause at once.
@@ -82,23 +85,26 @@ impl Events {
 
     /// Queues an Event about a node.
     pub fn record_node(&self, name: &str, uid: &str, reason: Reason, note: impl Into<String>) {
-        self.record_object(About::Node, ("", name, uid), reason, note);
-    }
-
-    /// Queues an Event about an object of a type, by its namespace (empty for one of the cluster), name and
-    /// UID.
-    pub fn record_object(
-        &self,
-        about: About,
-        (namespace, name, uid): (&str, &str, &str),
-        reason: Reason,
-        note: impl Into<String>,
-    ) {
         let Some((sender, _)) = &self.sender else { return };
         let event = Event {
-            about,
-            namespace: namespace.to_owned(),
+            about: About::Node,
+            namespace: String::new(),
             name: name.to_owned(),
+            uid: uid.to_owned(),
+            reason: reason.as_str(),
+            is_warning: reason.is_warning(),
+            note: note.into(),
+        };
+        self.queue(sender, event);
+    }
+
+    /// Queues an Event about a policy.
+    pub fn record_policy(&self, id: &PolicyId, uid: &str, reason: Reason, note: impl Into<String>) {
+        let Some((sender, _)) = &self.sender else { return };
+        let event = Event {
+            about: if id.namespace.is_some() { About::NetworkPolicy } else { About::ClusterNetworkPolicy },
+            namespace: id.namespace.clone().unwrap_or_default(),
+            name: id.name.clone(),
             uid: uid.to_owned(),
             reason: reason.as_str(),
             is_warning: reason.is_warning(),
@@ -130,6 +136,7 @@ impl Reason {
             Self::PlugFailed => "CNIPlugFailed",
             Self::NodeRangeRefused => "NodeRangeRefused",
             Self::PolicyNotUnderstood => "PolicyNotUnderstood",
+            Self::PolicyRefused => "PolicyRefused",
         }
     }
 
@@ -187,6 +194,7 @@ mod tests {
             (Reason::VifRefused, "CNIVIFRefused", true),
             (Reason::PlugFailed, "CNIPlugFailed", true),
             (Reason::NodeRangeRefused, "NodeRangeRefused", true),
+            (Reason::PolicyRefused, "PolicyRefused", true),
         ] {
             assert_eq!((reason.as_str(), reason.is_warning()), (name, is_warning));
         }
