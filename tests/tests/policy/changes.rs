@@ -87,7 +87,8 @@ fn a_policy_cuts_a_live_flow_and_leaves_those_that_it_allows() {
         }
         scene.set_policy("web", "front", json!({ "podSelector": { "matchLabels": { "app": "server" } } }))?;
         wait_until_reached(&front, &server, WEB, false)?;
-        ensure!(!kept.iter_mut().any(echoes), "the changed policy denies the flow");
+        let alive: Vec<_> = kept.iter_mut().map(echoes).collect();
+        ensure!(!alive.contains(&true), "the changed policy denies the flow: {alive:?} of {kept:?}");
         Ok(())
     })
     .unwrap();

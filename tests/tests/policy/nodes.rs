@@ -13,9 +13,10 @@ use crate::scene::{By, Servers, WEB, expect, make_namespaces, schedule, wait_unt
 
 /// Attaches a pod, with its object, and reports its addresses as a kubelet does.
 fn attach(api: &ApiServer, node: &Member, namespace: &str, name: &str) -> anyhow::Result<(Pod, Servers)> {
+    let member = node.name;
     let pod = node.on(|node| {
         let mut pod = Pod { namespace: namespace.to_owned(), ..node.pod(name)? };
-        schedule(api, "", &pod, name)?;
+        schedule(api, member, &pod, name)?;
         let result = node.runtime()?.add(&pod)?;
         pod.attached(&result)?;
         Ok(pod)

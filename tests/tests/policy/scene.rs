@@ -75,7 +75,12 @@ pub(crate) fn with_scene_of<T: Send>(
         make_namespaces(&cluster.api)?;
         cluster.start_agent(node, &[])?;
         wait_until("the agent is ready", TIMEOUT, || Ok(node.http("/readyz")?.0 == 200))?;
-        run(&mut Scene { node, cluster })
+        let mut scene = Scene { node, cluster };
+        run(&mut scene).map_err(|error| {
+            let health = scene.node.http("/readyz?verbose").map(|(_, text)| text).unwrap_or_default();
+            let drops = scene.node.ctl(&["drops"]).unwrap_or_else(|error| error.to_string());
+            error.context(format!("{health}\n{drops}"))
+        })
     })
 }
 
