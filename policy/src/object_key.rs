@@ -10,14 +10,14 @@ pub enum ObjectKey {
     Pod(String),
     /// By UID.
     Node(String),
-    /// By UID.
-    Service(String),
-    /// All addresses of this node.
-    Host,
     /// By name and UID.
     Namespace(String, String),
     /// By name and UID.
     Policy(PolicyId, String),
+    /// By UID.
+    Service(String),
+    /// The one list of this node's addresses.
+    HostAddresses,
     /// By number.
     Endpoint(EndpointId),
 }
@@ -32,13 +32,13 @@ impl Change {
             Self::PodGone { uid } => ObjectKey::Pod(uid.clone()),
             Self::Node(node) => ObjectKey::Node(node.metadata.uid.clone()),
             Self::NodeGone { uid } => ObjectKey::Node(uid.clone()),
-            Self::Service(service) => ObjectKey::Service(service.metadata.uid.clone()),
-            Self::ServiceGone { uid } => ObjectKey::Service(uid.clone()),
-            Self::HostAddresses(_) => ObjectKey::Host,
             Self::Namespace(it) => ObjectKey::Namespace(it.metadata.name.clone(), it.metadata.uid.clone()),
             Self::NamespaceGone { name, uid } => ObjectKey::Namespace(name.clone(), uid.clone()),
             Self::Policy(policy) => ObjectKey::Policy(policy.id.clone(), policy.uid.clone()),
             Self::PolicyGone { id, uid } => ObjectKey::Policy(id.clone(), uid.clone()),
+            Self::Service(service) => ObjectKey::Service(service.metadata.uid.clone()),
+            Self::ServiceGone { uid } => ObjectKey::Service(uid.clone()),
+            Self::HostAddresses(_) => ObjectKey::HostAddresses,
             Self::Endpoint(endpoint) => ObjectKey::Endpoint(endpoint.id),
             Self::EndpointGone { id } => ObjectKey::Endpoint(*id),
         }

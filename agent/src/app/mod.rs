@@ -108,7 +108,14 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
-    let feed = feed(&config, &parts, &health);
+    let watches_policies = config.policy == policy::Mode::Enforce;
+    let feed = config.kubernetes.as_ref().filter(|_| watches_policies).map(|kubernetes| {
+        let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
+        Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), &kubernetes.node_name, health)
+    });
+    if feed.is_none() {
+        parts.enforcer.replace(Vec::new());
+    }
     follow_uplink(&parts, feed.clone(), &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);
@@ -142,6 +149,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         dataplane: Arc::clone(&parts.dataplane),
         masquerade,
         nodes: Arc::clone(&keeper),
+        enforcer: Arc::clone(&parts.enforcer),
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);
@@ -199,17 +207,6 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         }
     }
     shut_down(outcome.map(drop), &parts.engine, grpc, watches.as_deref(), &tracer).await
-}
-
-/// What tells the enforcer about policies. Without an API server, and with `--policy off`, there are none.
-fn feed(config: &Config, parts: &Parts, health: &Health) -> Option<Arc<Feed>> {
-    let Some(kubernetes) = config.kubernetes.as_ref().filter(|_| config.policy == policy::Mode::Enforce)
-    else {
-        parts.enforcer.replace(Vec::new());
-        return None;
-    };
-    let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
-    Some(Feed::new(parts.enforcer.clone(), parts.events.clone(), &kubernetes.node_name, health))
 }
 
 /// Monitors the uplink: its MTU, the default route, and the node's own addresses.

@@ -28,12 +28,12 @@ pub(super) struct Parts {
     pub registry: Arc<Registry>,
     pub network: Arc<LocalNetwork>,
     pub dataplane: Arc<Dataplane>,
-    pub enforcer: Enforcer,
     pub engine: Arc<Engine>,
     pub pods: Pods,
     pub uplink: Uplink,
     pub reaper: Reaper,
     pub events: Events,
+    pub enforcer: Arc<Enforcer>,
     /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
     pub deferred: DeferredDels,
 }
@@ -76,6 +76,7 @@ impl Parts {
         );
         let maps = Arc::clone(&dataplane) as Arc<dyn Maps>;
         let enforcer = Enforcer::new(maps, config.dataplane.capacities.of_policy(), pods.clone());
+        let enforcer = Arc::new(enforcer);
         let report = Report::new(health, metrics.policy.clone(), events.clone());
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
         let engine = Engine::new(
@@ -84,7 +85,7 @@ impl Parts {
             uplink.clone(),
             reaper.clone(),
             decider,
-            (events.clone(), enforcer.clone()),
+            (events.clone(), Arc::clone(&enforcer)),
         );
         let engine = Arc::new(engine);
         let recovery = Recovery {

@@ -32,7 +32,7 @@ pub struct Engine {
     pub(super) reaper: Reaper,
     pub(super) decider: Decider,
     pub(super) events: Events,
-    pub(super) enforcer: Enforcer,
+    pub(super) enforcer: Arc<Enforcer>,
     pub(super) in_flight: InFlight,
     limits: Limits,
     /// Becomes true at shutdown; ADDs that wait for a VIF then fail with [`AttachError::Stopping`].
@@ -48,7 +48,7 @@ impl Engine {
         uplink: Uplink,
         reaper: Reaper,
         decider: Decider,
-        (events, enforcer): (Events, Enforcer),
+        (events, enforcer): (Events, Arc<Enforcer>),
     ) -> Self {
         Self {
             registry,

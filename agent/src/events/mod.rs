@@ -8,7 +8,6 @@ mod rate_limit;
 mod recorder;
 mod series;
 
-use ferrule_policy::PolicyId;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -85,26 +84,23 @@ impl Events {
 
     /// Queues an Event about a node.
     pub fn record_node(&self, name: &str, uid: &str, reason: Reason, note: impl Into<String>) {
-        let Some((sender, _)) = &self.sender else { return };
-        let event = Event {
-            about: About::Node,
-            namespace: String::new(),
-            name: name.to_owned(),
-            uid: uid.to_owned(),
-            reason: reason.as_str(),
-            is_warning: reason.is_warning(),
-            note: note.into(),
-        };
-        self.queue(sender, event);
+        self.record_object(About::Node, ("", name, uid), reason, note);
     }
 
-    /// Queues an Event about a policy.
-    pub fn record_policy(&self, id: &PolicyId, uid: &str, reason: Reason, note: impl Into<String>) {
+    /// Queues an Event about an object of a type, by its namespace (empty for one of the cluster), name and
+    /// UID.
+    pub fn record_object(
+        &self,
+        about: About,
+        (namespace, name, uid): (&str, &str, &str),
+        reason: Reason,
+        note: impl Into<String>,
+    ) {
         let Some((sender, _)) = &self.sender else { return };
         let event = Event {
-            about: if id.namespace.is_some() { About::NetworkPolicy } else { About::ClusterNetworkPolicy },
-            namespace: id.namespace.clone().unwrap_or_default(),
-            name: id.name.clone(),
+            about,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
             uid: uid.to_owned(),
             reason: reason.as_str(),
             is_warning: reason.is_warning(),

@@ -15,9 +15,8 @@ pub enum AdmitError {
     )]
     NotListed(Duration),
     /// Policies are known, and what they ask about is not.
-    #[error("the cluster has network policies, and is not known well enough to enforce them: {why} for {} s",
-        waited.as_secs())]
-    NotGathered { why: String, waited: Duration },
+    #[error("the policies of the cluster are not in force {} s later: {why}", waited.as_secs())]
+    Incomplete { why: String, waited: Duration },
     /// The labels decide which policies apply.
     #[error(
         "the policies that apply to the pod {pod} are not known: the API server did not deliver the pod or its \

@@ -20,8 +20,7 @@ use crate::{
     dataplane::{MapFailure, PolicyRows},
 };
 
-/// Compiles changes of the cluster, and writes the rows that follow from them. Clones share the thread.
-#[derive(Clone)]
+/// Compiles changes of the cluster, and writes the rows that follow from them.
 pub struct Enforcer(Arc<Shared>);
 
 /// What the thread and its callers share.
@@ -102,8 +101,7 @@ impl Enforcer {
         let mut inbox = self.0.inbox();
         // What came before is part of the state, or outdated. The interfaces are added again.
         inbox.changes.take();
-        inbox.state = Some(state);
-        inbox.expected = None;
+        (inbox.state, inbox.expected) = (Some(state), None);
         self.0.arrived.notify_one();
     }
 
@@ -145,8 +143,8 @@ impl Enforcer {
 
     /// Whether the policies, and what they ask about a pod, are known.
     pub fn is_known(&self, pod: &PodRef) -> bool {
-        let is_expected = self.0.inbox().expected.is_some();
-        !is_expected && self.0.progress.borrow().is_live && self.0.is_placed(pod)
+        let is_live = self.0.progress.borrow().is_live;
+        is_live && !self.0.inbox().is_outdated_for_all() && self.0.is_placed(pod)
     }
 
     /// Returns when the rows that judge a new interface are in the maps. Blocks.
@@ -168,7 +166,8 @@ impl Enforcer {
                 drop(inbox);
                 return Err(self.0.missing(&pod, began.elapsed()));
             }
-            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            inbox =
+                self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -248,9 +247,8 @@ impl Shared {
         if let Some(why) = self.obstacle() {
             return AdmitError::Refused(why);
         }
-        let expected = self.inbox().expected.clone();
-        if let Some(why) = expected {
-            return AdmitError::NotGathered { why, waited };
+        if let Some(why) = self.inbox().expected.clone() {
+            return AdmitError::Incomplete { why, waited };
         }
         if !self.progress.borrow().is_live {
             return AdmitError::NotListed(waited);

@@ -30,7 +30,7 @@ use crate::{
 
 /// Follows the cluster for an [`Enforcer`].
 pub struct Feed {
-    enforcer: Enforcer,
+    enforcer: Arc<Enforcer>,
     inner: Mutex<Inner>,
     wanted: watch::Sender<Wanted>,
     problems: Problems,
@@ -55,7 +55,7 @@ struct Channel<F> {
 
 impl Feed {
     /// `own` is the name of this node.
-    pub fn new(enforcer: Enforcer, events: Events, own: &str, health: Reporter) -> Arc<Self> {
+    pub fn new(enforcer: Arc<Enforcer>, events: Events, own: &str, health: Reporter) -> Arc<Self> {
         let inner = Inner { state: State::new(), shown: None };
         let feed = Self {
             enforcer,
@@ -109,8 +109,7 @@ impl Feed {
             }
             Phase::Gathering => self.health.starting(gathering(*policies, &missing)),
             Phase::Enforcing if *policies == 0 => {
-                self.health
-                    .healthy("the last policy is gone; what policies ask about is followed for a while");
+                self.health.healthy("the last policy is gone; what policies ask about is followed for a while");
             }
             Phase::Enforcing => self.health.healthy(format!("enforcing {policies} policies")),
         }

@@ -22,7 +22,7 @@ pub struct Interface {
 pub(super) struct Inbox {
     /// A complete state that replaces all that is known.
     pub(super) state: Option<Vec<Change>>,
-    /// Why a complete state is about to come. Until then, no answer is final.
+    /// What is missing for a state that is known to be needed.
     pub(super) expected: Option<String>,
     /// Changes since then.
     pub(super) changes: Queue,
@@ -103,9 +103,14 @@ impl Inbox {
         }
     }
 
+    /// Whether the thread does not know yet what judges pods.
+    pub(super) fn is_outdated_for_all(&self) -> bool {
+        self.state.is_some() || self.expected.is_some()
+    }
+
     /// Whether a change of an interface waits, so that what the thread knows of it is outdated.
     pub(super) fn is_outdated(&self, id: EndpointId) -> bool {
-        self.state.is_some() || self.expected.is_some() || self.changes.contains(&ObjectKey::Endpoint(id))
+        self.is_outdated_for_all() || self.changes.contains(&ObjectKey::Endpoint(id))
     }
 }
 

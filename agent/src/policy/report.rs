@@ -8,7 +8,7 @@ use super::held::Held;
 use crate::{
     chain::chain,
     dataplane::MapFailure,
-    events::{Events, Reason},
+    events::{About, Events, Reason},
     health::{Health, Reporter},
     metrics::{PolicyMetrics, count},
 };
@@ -17,8 +17,6 @@ use crate::{
 pub struct Report {
     /// Unhealthy while something known is not in force.
     policy: Reporter,
-    /// Healthy once a complete state is in force: no new pod has a network before.
-    list: Reporter,
     metrics: PolicyMetrics,
     events: Events,
     /// What Events have told about policies that do not fit.
@@ -32,7 +30,6 @@ impl Report {
         let why = "the policies of the cluster are not known yet";
         Self {
             policy: health.component("policy", false, why),
-            list: health.component("policy-list", true, why),
             metrics,
             events,
             told: BTreeMap::new(),
@@ -58,7 +55,6 @@ impl Report {
 
     /// The maps have what is compiled.
     pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held) {
-        self.list.healthy("the policies of the cluster are known");
         if held.is_empty() {
             self.told.clear();
             let policies = compiler.usage().policies;
@@ -72,10 +68,7 @@ impl Report {
     /// Rows could not be written.
     pub(super) fn not_written(&self, error: &MapFailure) {
         let error = chain(error);
-        tracing::error!(
-            error,
-            "cannot write the rows of policies; new pods get no network until a retry succeeds"
-        );
+        tracing::error!(error, "cannot write the rows of policies; new pods get no network until a retry succeeds");
         self.policy.unhealthy(format!("the rows of policies cannot be written; retrying: {error}"));
     }
 
@@ -89,7 +82,10 @@ impl Report {
     }
 
     /// What the compiler refuses, with the change that it was about.
-    pub(super) fn refused<'a>(&mut self, all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>) {
+    pub(super) fn refused<'a>(
+        &mut self,
+        all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>,
+    ) {
         let mut told = BTreeMap::new();
         let mut first = None;
         for (why, change) in all {
@@ -101,7 +97,12 @@ impl Report {
                 if let Some(policy) = &policy {
                     let uid = change.and_then(policy_of).filter(|(id, _)| *id == policy).map(|(_, uid)| uid);
                     let uid = uid.unwrap_or_default();
-                    self.events.record_policy(policy, uid, Reason::PolicyRefused, text.clone());
+                    let (about, namespace) = match &policy.namespace {
+                        Some(namespace) => (About::NetworkPolicy, namespace.as_str()),
+                        None => (About::ClusterNetworkPolicy, ""),
+                    };
+                    let object = (namespace, policy.name.as_str(), uid);
+                    self.events.record_object(about, object, Reason::PolicyRefused, text.clone());
                 }
             }
             first.get_or_insert_with(|| text.clone());

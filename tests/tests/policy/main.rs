@@ -1,8 +1,10 @@
-//! Network policies as users see them: real agents, shims and packets.
-
-#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "tests and their helpers fail by a panic")]
+//! Policies are enforced, by a cluster's API server, agent and programs together.
 
 mod changes;
+mod fixture;
+mod healing;
 mod nodes;
+mod restart;
 mod scene;
 mod traffic;
+mod waiting;

@@ -2,9 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use ferrule_policy::{Policy, object::DecodeError};
+use ferrule_policy::{Policy, PolicyId, object::DecodeError};
 
-use crate::events::{Events, Reason};
+use crate::events::{About, Events, Reason};
 
 /// Reports problems of policies.
 pub(super) struct Problems {
@@ -15,7 +15,6 @@ pub(super) struct Problems {
 
 /// Nodes that write an Event about the same policy: all nodes see the problem, and some may be away.
 const REPORTERS: usize = 3;
-const REASON: Reason = Reason::PolicyNotUnderstood;
 
 // === impl Problems ===
 
@@ -41,7 +40,7 @@ impl Problems {
         let problems = problems.join("; ");
         tracing::warn!(policy = %policy.id, problems, "a policy is not fully understood");
         if writes_event {
-            self.events.record_policy(&policy.id, &policy.uid, REASON, problems);
+            self.record(&policy.id, &policy.uid, &problems);
         }
     }
 
@@ -51,15 +50,23 @@ impl Problems {
         if writes_event {
             let DecodeError { policy, field, reason } = error;
             let note = format!("{field}: {reason}; the last decodable version applies, if there is one");
-            self.events.record_policy(policy, uid, REASON, note);
+            self.record(policy, uid, &note);
         }
+    }
+
+    fn record(&self, id: &PolicyId, uid: &str, note: &str) {
+        let (about, namespace) = match &id.namespace {
+            Some(namespace) => (About::NetworkPolicy, namespace.as_str()),
+            None => (About::ClusterNetworkPolicy, ""),
+        };
+        self.events.record_object(about, (namespace, &id.name, uid), Reason::PolicyNotUnderstood, note);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cluster::Pods, events::About, metrics::EventMetrics};
+    use crate::{cluster::Pods, metrics::EventMetrics};
 
     fn problems(own: &str) -> Problems {
         Problems::new(own, Events::disabled(EventMetrics::default()))

@@ -139,13 +139,28 @@ fn a_change_of_rules_cuts_a_flow_at_the_next_packet_from_either_end() {
             }
             node.apply(only_a_calls_b())?;
             node.check(&[
-                ("the server first", Sends(B, back(ACK)), false),
+                ("the server first", Sends(B, back(ACK)), true),
                 ("the client, in the middle of the connection", Sends(A, there(ACK)), true),
-                ("the server now", Sends(B, back(ACK)), true),
             ])
         })
         .unwrap();
     }
+}
+
+#[test]
+fn the_server_of_a_cut_connection_does_not_begin_it_the_other_way_round() {
+    with_policies(only_a_calls_b(), |node| {
+        connect(node)?;
+        // What the server begins is allowed.
+        node.apply([policy("b", json!({"policyTypes": ["Ingress"], "ingress": [{"from": [app("c")]}]}))])?;
+        node.check(&[
+            ("the server repeats", Sends(B, back(ACK)), false),
+            ("the client", Sends(A, there(ACK)), false),
+            ("the server repeats once more", Sends(B, back(ACK)), false),
+            ("the client once more", Sends(A, there(ACK)), false),
+        ])
+    })
+    .unwrap();
 }
 
 #[test]
