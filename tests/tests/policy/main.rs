@@ -1,6 +1,10 @@
 //! Policies are enforced, by a cluster's API server, agent and programs together.
 
+mod changes;
 mod fixture;
 mod healing;
+mod nodes;
 mod restart;
+mod scene;
+mod traffic;
 mod waiting;
