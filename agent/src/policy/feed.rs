@@ -1,6 +1,6 @@
 //! Tells the enforcer about the cluster.
 //!
-//! Policies are watched always; what they ask about - namespaces, the pods of all nodes, Services - only while
+//! Policies are watched always; what they ask about (namespaces, the pods of all nodes, Services) only while
 //! there is one. Enforcement begins when all of that is listed: rows that follow from a part of it would be
 //! open.
 
@@ -109,7 +109,8 @@ impl Feed {
             }
             Phase::Gathering => self.health.starting(gathering(*policies, &missing)),
             Phase::Enforcing if *policies == 0 => {
-                self.health.healthy("the last policy is gone; what policies ask about is followed for a while");
+                self.health
+                    .healthy("the last policy is gone; what policies ask about is followed for a while");
             }
             Phase::Enforcing => self.health.healthy(format!("enforcing {policies} policies")),
         }

@@ -1,3 +1,5 @@
+//! What the enforcer gets, by what the watches say.
+
 use super::*;
 use crate::watch::Change as Watched;
 
