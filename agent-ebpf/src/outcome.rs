@@ -1,11 +1,14 @@
 //! The outcome of a packet that passes every check.
 
-use crate::{address::Address, packet::Stamp};
+use crate::{
+    address::Address,
+    packet::{Packet, Stamp},
+};
 
 /// Where a packet that passes goes.
 pub enum Outcome {
-    /// To the host's stack.
-    Stack(Stamp),
+    /// To the host's stack, with a stamp.
+    Stack,
     /// To a pod of this node, by its host interface. The packet has been rewritten for it.
     Local { ifindex: u32 },
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
@@ -15,6 +18,18 @@ pub enum Outcome {
     /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the
     /// gateway's addresses, so the kernel does not answer.
     Answered,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// To the host's stack. The packet is stamped at once: the verifier would walk the rest of the program once
+    /// for each stamp.
+    #[inline(always)]
+    pub fn stack(packet: &Packet<'_>, stamp: Stamp) -> Self {
+        packet.stamp(stamp);
+        Self::Stack
+    }
 }
 
 /// Where a packet from outside that passes goes: to a pod, as in [`Outcome::Local`], or to the host's stack.

@@ -13,7 +13,7 @@ mod rows;
 use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
 
 use self::{
-    case::{Case, End, Verdict, origin},
+    case::{Case, End, Verdict, opaque, origin},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     places::ferrule_keep_flow,
@@ -88,7 +88,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
 pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
     let ifindex = packet.ifindex();
     // The kernel does not keep the interface of IPv6 fragments that it makes.
-    let is_made_here = meta.family == Family::Ipv6 && meta.is_fragment();
+    let is_made_here = opaque(meta.family as u64) != Family::Ipv4 as u64 && opaque(meta.fragment()) != 0;
     let via = match packet.ingress_ifindex() {
         0 if is_made_here => sibling,
         via => via,
