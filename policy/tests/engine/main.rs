@@ -8,6 +8,7 @@
     reason = "tests and their helpers fail by a panic"
 )]
 
+mod audit;
 mod bad_input;
 mod capacity;
 mod cluster_tiers;
@@ -17,6 +18,9 @@ mod elsewhere;
 mod explained;
 mod oracle;
 mod random;
+#[cfg(feature = "maps")]
+mod recorded;
 mod scale;
+mod shown;
 mod upstream;
 mod world;
