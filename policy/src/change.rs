@@ -21,6 +21,15 @@ pub enum Change {
         /// The node's UID.
         uid: String,
     },
+    /// A Service is new or changed.
+    Service(object::Service),
+    /// A Service is gone.
+    ServiceGone {
+        /// The Service's UID.
+        uid: String,
+    },
+    /// All addresses of this node, of all its interfaces.
+    HostAddresses(Vec<IpAddr>),
     /// A namespace is new or changed.
     Namespace(object::Namespace),
     /// A namespace is gone.

@@ -33,8 +33,11 @@ impl Addr {
 // === impl PeerRow ===
 
 impl From<PeerRow> for Peer {
-    fn from(PeerRow { class, is_pod }: PeerRow) -> Self {
-        Self { class: class.0, flags: if is_pod { Self::POD } else { 0 } }
+    fn from(PeerRow { class, is_pod, is_service, is_own_node }: PeerRow) -> Self {
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        let flags =
+            flag(is_pod, Self::POD) | flag(is_service, Self::SERVICE) | flag(is_own_node, Self::OWN_NODE);
+        Self { class: class.0, flags }
     }
 }
 
@@ -111,5 +114,24 @@ impl From<EndpointRow> for Subject {
     fn from(EndpointRow { ingress, egress, table, epoch, audit }: EndpointRow) -> Self {
         let flags = if audit { Self::AUDIT } else { 0 };
         Self { ingress: ingress.0, egress: egress.0, table: table.number(), epoch, flags }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClassId;
+
+    #[test]
+    fn each_property_of_an_address_has_its_flag() {
+        let row = PeerRow { class: ClassId(7), is_pod: false, is_service: false, is_own_node: false };
+        for (row, flags) in [
+            (row, 0),
+            (PeerRow { is_pod: true, ..row }, Peer::POD),
+            (PeerRow { is_service: true, ..row }, Peer::SERVICE),
+            (PeerRow { is_service: true, is_own_node: true, ..row }, Peer::SERVICE | Peer::OWN_NODE),
+        ] {
+            assert_eq!(Peer::from(row), Peer { class: 7, flags });
+        }
     }
 }

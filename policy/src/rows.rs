@@ -33,8 +33,13 @@ pub enum Table {
 pub struct PeerRow {
     /// The class, blocks included.
     pub class: ClassId,
-    /// Whether the address is a pod's, otherwise a node's.
+    /// Whether the address is a pod's.
     pub is_pod: bool,
+    /// Whether the address is a Service's: the host translates packets to it, which are judged afterwards. An
+    /// address of a pod is none.
+    pub is_service: bool,
+    /// Whether the address is one of this node.
+    pub is_own_node: bool,
 }
 
 /// Key of `RULES` (value: the bits whose peers contain the class). A missing row means

@@ -94,7 +94,8 @@ impl Blocks {
         self.dirty.extend(edges(block).map(|(prefix, _)| prefix));
         let claims = store.claims.range((block.cidr.addr(), PartyId::MIN)..);
         let addresses = claims.map(|(addr, _)| *addr).take_while(|addr| *addr <= last);
-        work.addresses.extend(addresses.filter(|addr| block.cidr.contains(*addr)));
+        let marked = store.marks.between(block.cidr.addr(), last);
+        work.addresses.extend(addresses.chain(marked).filter(|addr| block.cidr.contains(*addr)));
     }
 
     fn count(&mut self, prefix: Prefix, change: impl Fn(usize) -> usize) {

@@ -54,6 +54,9 @@ impl Compiler {
                 old_key == new || (old == Some(ClassId::NONE) && new.as_ref().is_some_and(|it| it.is_none()));
             // No row and the row of no class differ.
             if stays && old.is_some() == new.is_some() {
+                if let (Some(class), Some(key)) = (old, &new) {
+                    self.write(place, class, key.is_pod);
+                }
                 continue;
             }
             if let Place::Address(_) = place {
@@ -115,6 +118,7 @@ impl Compiler {
     /// Gives a class another key; `places` are its members that get this key.
     fn rename(&mut self, class: ClassId, key: &Arc<ClassKey>, places: Vec<Place>) {
         let Some(old) = self.classes.key(class).cloned() else { return };
+        places.iter().for_each(|place| self.write(*place, class, old.is_pod));
         if places.len() < self.classes.size(class) {
             let moved: BTreeSet<_> = places.into_iter().collect();
             let rest: Vec<_> = self.members(class).filter(|place| !moved.contains(place)).collect();
@@ -155,11 +159,22 @@ impl Compiler {
             self.classes.resize(old, |size| size.saturating_sub(1));
         }
         self.classes.resize(class, |size| size + 1);
-        self.out.blame(None);
-        self.out.emit(match place {
-            Place::Address(addr) => Op::Peer(addr, Some(PeerRow { class, is_pod })),
+        self.write(place, class, is_pod);
+    }
+
+    /// Writes the row of what has a class.
+    fn write(&mut self, place: Place, class: ClassId, is_pod: bool) {
+        let op = match place {
             Place::Edge(prefix) => Op::Block(prefix, Some(class)),
-        });
+            Place::Address(addr) => {
+                let marks = &self.store.marks;
+                let is_service = !is_pod && marks.is_service(addr);
+                let is_own_node = marks.is_own_node(addr);
+                Op::Peer(addr, Some(PeerRow { class, is_pod, is_service, is_own_node }))
+            }
+        };
+        self.out.blame(None);
+        self.out.emit(op);
     }
 
     fn class_of(&self, place: Place) -> Option<ClassId> {
@@ -177,14 +192,17 @@ impl Compiler {
             }
             Place::Edge(_) => return None,
             Place::Address(addr) => {
-                let party = self.store.owner(addr)?;
-                let is_pod = party.kind == Kind::Pod;
-                let mut predicates: Vec<_> = self.predicates.of_group(party.group).collect();
-                if !is_pod && predicates.is_empty() {
+                let party = self.store.owner(addr);
+                let is_pod = party.is_some_and(|it| it.kind == Kind::Pod);
+                let held = party.into_iter().flat_map(|it| self.predicates.of_group(it.group));
+                let mut predicates: Vec<_> = held.collect();
+                let marks = &self.store.marks;
+                if !is_pod && predicates.is_empty() && !marks.is_service(addr) && !marks.is_own_node(addr) {
                     return None;
                 }
                 predicates.extend(self.blocks.of(addr));
-                let ports = self.store.group(party)?.ports.iter();
+                let group = party.and_then(|it| self.store.group(it));
+                let ports = group.into_iter().flat_map(|it| it.ports.iter());
                 (is_pod, predicates, ports.filter(|it| self.rulesets.uses_name(&it.name)).cloned().collect())
             }
         };

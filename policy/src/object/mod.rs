@@ -1,6 +1,6 @@
 //! Objects of the API, reduced to what policy needs.
 //!
-//! Pods, namespaces and nodes ignore fields that they do not know. Policies do not: a field of a newer API
+//! Pods, namespaces, nodes and Services ignore fields that they do not know. Policies do not: a field of a newer API
 //! could narrow what a rule allows. Their `spec` stays JSON in a [`PolicyObject`], and decoding never opens:
 //!
 //! * a NetworkPolicy that is not understood as a whole isolates its subjects and allows nothing;
@@ -18,12 +18,14 @@ mod network_policy;
 mod pod;
 mod problem;
 mod selector;
+mod service;
 
 pub use cluster_policy::cluster_network_policy;
 pub use metadata::{AUDIT, Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
 pub use network_policy::network_policy;
 pub use pod::{Container, ContainerPort, Pod, PodIp, PodSpec, PodStatus};
 pub use problem::{DecodeError, Effect, Problem};
+pub use service::{LoadBalancer, LoadBalancerIngress, Service, ServiceSpec, ServiceStatus};
 
 /// The longest `spec` of a policy, in bytes; etcd stores objects of at most 1.5 MiB.
 pub const MAX_SPEC: usize = 2 << 20;

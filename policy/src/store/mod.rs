@@ -1,9 +1,10 @@
-//! What the cluster is known to contain: pods, namespaces, nodes, policies, and the node's own endpoints.
+//! What the cluster is known to contain: pods, namespaces, nodes, Services, policies, and the node's own endpoints.
 //!
 //! Pods with the same namespace, labels and named ports form a *group*: predicates are evaluated once for
 //! each group, and a label edit moves a pod to another one. Groups are indexed by *facet*.
 
 mod claims;
+mod marks;
 mod party;
 mod policies;
 mod ports;
@@ -13,6 +14,7 @@ mod words;
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use self::marks::Marks;
 pub(crate) use party::{Group, GroupId, Kind, Party, PartyId, Uid};
 pub(crate) use policies::{CompiledPolicy, CompiledRule, PortSet};
 pub(crate) use ports::{NamedPort, PortName};
@@ -37,6 +39,7 @@ pub(crate) struct Store {
     pub(crate) facets: Set<(Facet, GroupId)>,
     /// Which parties say that an address is theirs.
     pub(crate) claims: Set<(Addr, PartyId)>,
+    pub(crate) marks: Marks,
     pub(crate) namespaces: Map<Word, Namespace>,
     pub(crate) policies: Map<PolicyId, Arc<CompiledPolicy>>,
     pub(crate) endpoints: Map<EndpointId, Arc<LocalEndpoint>>,
@@ -54,6 +57,7 @@ journaled!(Store {
     members,
     facets,
     claims,
+    marks,
     namespaces,
     policies,
     endpoints,
@@ -117,6 +121,9 @@ impl Store {
             Change::PodGone { uid } => self.remove_pod(&Uid::new(&uid), work),
             Change::Node(node) => self.set_node(&node, work),
             Change::NodeGone { uid } => self.remove_party(&Uid::new(&uid), work),
+            Change::Service(service) => self.set_service(&service, work),
+            Change::ServiceGone { uid } => self.remove_service(&uid, work),
+            Change::HostAddresses(addresses) => self.set_own_addresses(&addresses, work),
             Change::Namespace(namespace) => self.set_namespace(&namespace, work),
             Change::NamespaceGone { name, uid } => self.remove_namespace(&name, &uid, work),
             Change::Policy(policy) => self.set_policy(policy, work),

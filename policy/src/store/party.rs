@@ -213,6 +213,9 @@ impl Group {
 // === impl Uid ===
 
 impl Uid {
+    /// Not above any other.
+    pub(super) const MIN: Self = Self::Uuid([0; 16]);
+
     pub(crate) fn new(text: &str) -> Self {
         let is_uuid = text.len() == 36
             && text.bytes().enumerate().all(|(i, b)| match i {

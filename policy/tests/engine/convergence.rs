@@ -1,7 +1,7 @@
 //! Random clusters: after each edit, the rows judge as the oracle does, as a compiler from scratch does, and
 //! as the policies themselves do; and after each single row, each endpoint is judged as before or as after.
 
-use std::env;
+use std::{collections::BTreeSet, env};
 
 use fastrand::Rng;
 use ferrule_policy::{Change, Compiler, Direction, Op, Packet, Rows, Verdict, lookup};
@@ -53,6 +53,7 @@ fn cluster(seed: u64) {
 }
 
 fn check(seed: u64, world: &World, engine: &Engine) {
+    check_marks(seed, world, engine);
     let ends = random::ends(world);
     for (from, to) in pairs(&ends) {
         for traffic in TRAFFIC {
@@ -85,6 +86,21 @@ fn check(seed: u64, world: &World, engine: &Engine) {
                 same_rule(engine, verdict, &traced.ingress, &context);
             }
         }
+    }
+}
+
+/// Each address is known as what the world says, and no others are known.
+fn check_marks(seed: u64, world: &World, engine: &Engine) {
+    let living = world.pods.values().filter(|pod| !pod.is_terminal && !pod.host_network);
+    let pods: BTreeSet<_> = living.flat_map(|pod| &pod.addresses).collect();
+    let services: BTreeSet<_> = world.services.values().flatten().collect();
+    let known: BTreeSet<_> = pods.iter().chain(&services).copied().chain(&world.own).collect();
+    for address in known {
+        let row = engine.rows.peer((*address).into());
+        let found = row.map(|it| (it.is_pod, it.is_service, it.is_own_node));
+        let is_pod = pods.contains(address);
+        let expected = (is_pod, !is_pod && services.contains(address), world.own.contains(address));
+        assert_eq!(found, Some(expected), "seed {seed}: {address} in {world:#?}");
     }
 }
 

@@ -16,6 +16,7 @@ mod convergence;
 mod corners;
 mod elsewhere;
 mod explained;
+mod marks;
 mod oracle;
 mod random;
 #[cfg(feature = "maps")]

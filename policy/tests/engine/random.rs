@@ -31,6 +31,10 @@ pub fn world(rng: &mut Rng) -> World {
         let address = Ipv4Addr::new(192, 168, 0, 10 + u8::try_from(i).unwrap()).into();
         world.nodes.insert(name.to_owned(), (labels(rng), vec![address]));
     }
+    for i in 0..2 {
+        set_service(rng, &mut world, i);
+    }
+    set_own(rng, &mut world);
     for i in 0..rng.u8(1..=8) {
         set_policy(rng, &mut world, i);
     }
@@ -54,7 +58,7 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
         let n = rng.usize(..world.pods.len());
         world.pods.keys().nth(n).unwrap().clone()
     };
-    match rng.u8(..11) {
+    match rng.u8(..13) {
         0 | 1 => {
             let uid = some_pod(rng, world);
             world.pods.get_mut(&uid).unwrap().labels = labels(rng);
@@ -97,6 +101,15 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
                 world.endpoints.insert(id, uid);
             }
             vec![world.endpoint(id)]
+        }
+        10 => {
+            set_own(rng, world);
+            vec![Change::HostAddresses(world.own.clone())]
+        }
+        11 => {
+            let i = rng.u8(..2);
+            set_service(rng, world, i);
+            vec![world.service(&format!("s{i}"))]
         }
         _ => {
             let name = ["n0", "n1"][rng.usize(..2)];
@@ -158,6 +171,25 @@ fn labels(rng: &mut Rng) -> Labels {
         n => Some((key.to_owned(), format!("v{n}"))),
     });
     pairs.collect()
+}
+
+/// Addresses of pods, of nodes, and outside.
+fn marked(rng: &mut Rng) -> Vec<IpAddr> {
+    let all = ["10.0.0.1", "10.0.0.10", "10.0.1.17", "192.0.2.7", "192.168.0.10", "fd00::1", "fd00::10"];
+    all.into_iter().filter(|_| rng.u8(..4) == 0).map(|it| it.parse().unwrap()).collect()
+}
+
+fn set_service(rng: &mut Rng, world: &mut World, i: u8) {
+    let (uid, addresses) = (format!("s{i}"), marked(rng));
+    if addresses.is_empty() {
+        world.services.remove(&uid);
+    } else {
+        world.services.insert(uid, addresses);
+    }
+}
+
+fn set_own(rng: &mut Rng, world: &mut World) {
+    world.own = marked(rng);
 }
 
 /// With names that occur twice.

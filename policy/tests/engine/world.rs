@@ -23,6 +23,10 @@ pub struct World {
     pub cluster_policies: BTreeMap<String, Value>,
     /// By name: labels and addresses.
     pub nodes: BTreeMap<String, (Labels, Vec<IpAddr>)>,
+    /// The addresses of Services, by UID.
+    pub services: BTreeMap<String, Vec<IpAddr>>,
+    /// The addresses of this node.
+    pub own: Vec<IpAddr>,
     /// The pods of this node, by the number of their interfaces.
     pub endpoints: BTreeMap<u32, String>,
 }
@@ -93,6 +97,14 @@ impl World {
         Change::Node(serde_json::from_value(object).unwrap())
     }
 
+    pub fn service(&self, uid: &str) -> Change {
+        let Some(addresses) = self.services.get(uid) else {
+            return Change::ServiceGone { uid: uid.to_owned() };
+        };
+        let object = json!({"metadata": {"name": uid, "uid": uid}, "spec": {"externalIPs": addresses}});
+        Change::Service(serde_json::from_value(object).unwrap())
+    }
+
     pub fn policy(&self, key: &(String, String)) -> Change {
         match self.policies.get(key) {
             Some(spec) => network_policy(&key.0, &key.1, spec),
@@ -128,6 +140,9 @@ impl World {
         let policies = self.policies.keys().map(|it| self.policy(it));
         let cluster_policies = self.cluster_policies.keys().map(|it| self.cluster_policy(it));
         let endpoints = self.endpoints.keys().map(|it| self.endpoint(*it));
+        let services = self.services.keys().map(|it| self.service(it));
+        let own = [Change::HostAddresses(self.own.clone())];
+        let nodes = nodes.chain(services).chain(own);
         namespaces.chain(pods).chain(nodes).chain(policies).chain(cluster_policies).chain(endpoints).collect()
     }
 

@@ -1,0 +1,90 @@
+//! What is known of an address besides its party: Services, and this node.
+//!
+//! Kept apart from the claims of parties, of which there are as many as pods.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::{Store, Uid, Work};
+use crate::{
+    Addr,
+    address::parse_address,
+    journal::{Map, Set, journaled},
+    object,
+};
+
+/// The addresses of Services, and those of this node.
+#[derive(Default)]
+pub(crate) struct Marks {
+    services: Map<Uid, Box<[Addr]>>,
+    of_services: Set<(Addr, Uid)>,
+    of_node: Set<Addr>,
+}
+
+journaled!(Marks { services, of_services, of_node });
+
+/// Addresses of a Service that count; the API allows objects of a megabyte.
+const MAX_ADDRESSES: usize = 64;
+
+// === impl Marks ===
+
+impl Marks {
+    pub(crate) fn is_service(&self, addr: Addr) -> bool {
+        self.of_services.range((addr, Uid::MIN)..).next().is_some_and(|(found, _)| *found == addr)
+    }
+
+    pub(crate) fn is_own_node(&self, addr: Addr) -> bool {
+        self.of_node.contains(&addr)
+    }
+
+    /// All addresses from one to another. May repeat some.
+    pub(crate) fn between(&self, first: Addr, last: Addr) -> impl Iterator<Item = Addr> {
+        let services = self.of_services.range((first, Uid::MIN)..).map(|(addr, _)| *addr);
+        let services = services.take_while(move |addr| *addr <= last);
+        services.chain(self.of_node.range(first..=last).copied())
+    }
+}
+
+// === impl Store ===
+
+impl Store {
+    pub(super) fn set_service(&mut self, service: &object::Service, work: &mut Work) {
+        let addresses = service.addresses().filter_map(parse_address).map(Addr::from);
+        let addresses: BTreeSet<_> = addresses.take(MAX_ADDRESSES).collect();
+        self.mark_service(&Uid::new(&service.metadata.uid), addresses, work);
+    }
+
+    pub(super) fn remove_service(&mut self, uid: &str, work: &mut Work) {
+        self.mark_service(&Uid::new(uid), BTreeSet::new(), work);
+    }
+
+    pub(super) fn set_own_addresses(&mut self, addresses: &[IpAddr], work: &mut Work) {
+        let new: BTreeSet<_> = addresses.iter().map(|it| Addr::from(*it)).collect();
+        let old: BTreeSet<_> = self.marks.of_node.iter().copied().collect();
+        for addr in old.difference(&new) {
+            self.marks.of_node.remove(addr);
+        }
+        for addr in new.difference(&old) {
+            self.marks.of_node.insert(*addr);
+        }
+        work.addresses.extend(old.symmetric_difference(&new));
+    }
+
+    fn mark_service(&mut self, uid: &Uid, new: BTreeSet<Addr>, work: &mut Work) {
+        let old: BTreeSet<_> = self.marks.services.get(uid).into_iter().flatten().copied().collect();
+        if old == new {
+            return;
+        }
+        for addr in old.difference(&new) {
+            self.marks.of_services.remove(&(*addr, uid.clone()));
+        }
+        for addr in new.difference(&old) {
+            self.marks.of_services.insert((*addr, uid.clone()));
+        }
+        work.addresses.extend(old.symmetric_difference(&new));
+        if new.is_empty() {
+            self.marks.services.remove(uid);
+        } else {
+            self.marks.services.insert(uid.clone(), new.into_iter().collect());
+        }
+    }
+}

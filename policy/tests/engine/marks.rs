@@ -1,0 +1,170 @@
+//! Addresses of Services, and of this node.
+
+use std::net::IpAddr;
+
+use ferrule_policy::{Capacities, Change, ClassId, Compiler, PeerRow, Resource, Table, object};
+use serde_json::{Value, json};
+
+use super::world::{End, Engine, TCP, World};
+
+fn service(uid: &str, spec: Value, balanced: &[&str]) -> Change {
+    let ingress: Vec<_> = balanced.iter().map(|ip| json!({"ip": ip, "hostname": "x"})).collect();
+    let object = json!({"metadata": {"namespace": "web", "name": uid, "uid": uid}, "spec": spec,
+        "status": {"loadBalancer": {"ingress": ingress}}});
+    Change::Service(serde_json::from_value(object).unwrap())
+}
+
+fn host(addresses: &[&str]) -> Change {
+    Change::HostAddresses(addresses.iter().map(|it| it.parse().unwrap()).collect())
+}
+
+fn row(engine: &Engine, address: &str) -> Option<PeerRow> {
+    engine.rows.peer(address.parse::<IpAddr>().unwrap().into()).copied()
+}
+
+/// Pod, Service, own node.
+fn flags(engine: &Engine, address: &str) -> Option<(bool, bool, bool)> {
+    row(engine, address).map(|it| (it.is_pod, it.is_service, it.is_own_node))
+}
+
+const SERVICE: Option<(bool, bool, bool)> = Some((false, true, false));
+const OWN_NODE: Option<(bool, bool, bool)> = Some((false, false, true));
+const POD: Option<(bool, bool, bool)> = Some((true, false, false));
+
+fn world() -> World {
+    let mut world = World::default();
+    world.add_namespace("web", &[]);
+    world.add_pod("web", "server", "10.0.0.1", &[]);
+    world
+}
+
+#[test]
+fn all_addresses_of_a_service_are_known_as_long_as_it_has_them() {
+    let mut engine = world().engine();
+    let spec = json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00:96::1"],
+        "externalIPs": ["192.0.2.1"], "type": "LoadBalancer", "ports": [{"port": 80}]});
+    engine.apply([service("s", spec, &["198.51.100.1"])]);
+    for address in ["10.96.0.1", "fd00:96::1", "192.0.2.1", "198.51.100.1"] {
+        assert_eq!(flags(&engine, address), SERVICE, "{address}");
+    }
+    let delta = engine.apply([service("s", json!({"clusterIP": "10.96.0.1"}), &[])]);
+    assert_eq!(delta.ops.len(), 3, "{delta:?}");
+    assert_eq!(flags(&engine, "10.96.0.1"), SERVICE);
+    engine.apply([Change::ServiceGone { uid: "other".to_owned() }]);
+    assert_eq!(flags(&engine, "10.96.0.1"), SERVICE);
+    engine.apply([Change::ServiceGone { uid: "s".to_owned() }]);
+    assert_eq!(flags(&engine, "10.96.0.1"), None);
+}
+
+#[test]
+fn a_service_without_an_address_has_no_row_and_a_shared_address_stays_with_the_other() {
+    let mut engine = world().engine();
+    let none = service("headless", json!({"clusterIP": "None", "clusterIPs": ["None"]}), &[]);
+    assert!(engine.apply([none, service("named", json!({"type": "ExternalName"}), &[])]).ops.is_empty());
+    let shared = json!({"externalIPs": ["192.0.2.1"]});
+    engine.apply([service("a", shared.clone(), &[]), service("b", shared, &[])]);
+    engine.apply([Change::ServiceGone { uid: "a".to_owned() }]);
+    assert_eq!(flags(&engine, "192.0.2.1"), SERVICE);
+    engine.apply([Change::ServiceGone { uid: "b".to_owned() }]);
+    assert_eq!(flags(&engine, "192.0.2.1"), None);
+}
+
+#[test]
+fn a_pods_address_is_no_services_whichever_is_known_first() {
+    let world = world();
+    let claim = || service("s", json!({"externalIPs": ["10.0.0.1"]}), &[]);
+    let mut engine = world.engine();
+    assert!(engine.apply([claim()]).ops.is_empty());
+    assert_eq!(flags(&engine, "10.0.0.1"), POD);
+    let mut engine = Engine::default();
+    engine.apply([claim()]);
+    assert_eq!(flags(&engine, "10.0.0.1"), SERVICE);
+    engine.apply(world.changes());
+    assert_eq!(flags(&engine, "10.0.0.1"), POD);
+    engine.apply([
+        Change::PodGone { uid: "web/server".to_owned() },
+        Change::EndpointGone { id: ferrule_policy::EndpointId(1) },
+    ]);
+    assert_eq!(flags(&engine, "10.0.0.1"), SERVICE);
+}
+
+#[test]
+fn a_service_has_the_class_of_its_blocks_only_and_follows_them() {
+    let mut world = world();
+    world.policies.insert(
+        ("web".to_owned(), "p".to_owned()),
+        json!({"policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "10.96.0.0/16"}}]}]}),
+    );
+    let mut engine = world.engine();
+    engine.apply([service("s", json!({"clusterIP": "10.96.0.1", "externalIPs": ["192.0.2.1"]}), &[])]);
+    assert_eq!(row(&engine, "192.0.2.1").unwrap().class, ClassId::NONE);
+    assert_ne!(row(&engine, "10.96.0.1").unwrap().class, ClassId::NONE);
+    let allows = |engine: &Engine, to: &str| {
+        engine.allows(&world, world.end("web/server"), End::Outside(to.parse().unwrap()), (TCP, 80))
+    };
+    assert!(allows(&engine, "10.96.0.1") && !allows(&engine, "192.0.2.1"));
+    let mut other = world.clone();
+    other.policies.values_mut().for_each(|it| {
+        *it = json!({"policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}]});
+    });
+    engine.apply([other.policy(&("web".to_owned(), "p".to_owned()))]);
+    assert!(!allows(&engine, "10.96.0.1") && allows(&engine, "192.0.2.1"));
+    assert_eq!(flags(&engine, "192.0.2.1"), SERVICE);
+}
+
+#[test]
+fn own_addresses_replace_each_other_and_keep_the_class_of_the_node_object() {
+    let mut world = world();
+    world.cluster_policies.insert(
+        "c".to_owned(),
+        json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
+            "egress": [{"action": "Deny", "to": [{"nodes": {"matchLabels": {"role": "db"}}}]}]}),
+    );
+    let labels = super::world::labels(&[("role", "db")]);
+    world.nodes.insert("n".to_owned(), (labels, vec!["192.168.0.1".parse().unwrap()]));
+    let mut engine = world.engine();
+    let class = row(&engine, "192.168.0.1").unwrap().class;
+    assert_ne!(class, ClassId::NONE);
+    engine.apply([host(&["192.168.0.1", "10.0.0.254", "fd00::1"])]);
+    assert_eq!(row(&engine, "192.168.0.1").unwrap().class, class);
+    for address in ["192.168.0.1", "10.0.0.254", "fd00::1"] {
+        assert_eq!(flags(&engine, address), OWN_NODE, "{address}");
+    }
+    let denied = End::OwnNode("192.168.0.1".parse().unwrap());
+    assert!(!engine.allows(&world, world.end("web/server"), denied, (TCP, 80)));
+    assert!(engine.apply([host(&["fd00::1", "10.0.0.254", "192.168.0.1"])]).ops.is_empty());
+    engine.apply([host(&["fd00::1"])]);
+    assert_eq!(flags(&engine, "192.168.0.1"), Some((false, false, false)));
+    assert_eq!((flags(&engine, "10.0.0.254"), flags(&engine, "fd00::1")), (None, OWN_NODE));
+    engine.apply([host(&["192.168.0.1"]), service("s", json!({"externalIPs": ["192.168.0.1"]}), &[])]);
+    assert_eq!(flags(&engine, "192.168.0.1"), Some((false, true, true)));
+}
+
+#[test]
+fn services_that_do_not_fit_leave_no_trace_and_one_service_cannot_fill_the_map() {
+    let capacities = Capacities { peers: 2, ..Capacities::default() };
+    let mut compiler = Compiler::new(Table::A, capacities);
+    let external = |n: usize| json!({"externalIPs": (1..=n).map(|i| format!("10.0.{}.{}", i / 250, i % 250)).collect::<Vec<_>>()});
+    compiler.apply([service("a", external(2), &[])]).unwrap();
+    let refused = compiler.apply([service("a", external(3), &[])]).unwrap_err();
+    assert_eq!((refused.resource, refused.policy), (Resource::Peers, None));
+    assert_eq!(compiler.usage_of(Resource::Peers).0, 2);
+    compiler.apply([Change::ServiceGone { uid: "a".to_owned() }]).unwrap();
+    assert_eq!(compiler.usage_of(Resource::Peers).0, 0);
+    let mut engine = Engine::default();
+    engine.apply([service("b", external(1000), &[])]);
+    assert_eq!(engine.compiler.usage_of(Resource::Peers).0, 64);
+}
+
+#[test]
+fn null_is_missing_in_a_service() {
+    let read = |json: &str| serde_json::from_str::<object::Service>(json).unwrap();
+    for json in [
+        r#"{"metadata":{"name":"a"},"spec":null,"status":null}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"clusterIP":null,"clusterIPs":null,"externalIPs":null},
+            "status":{"loadBalancer":null}}"#,
+        r#"{"metadata":{"name":"a"},"status":{"loadBalancer":{"ingress":null}}}"#,
+    ] {
+        assert_eq!(read(json).addresses().filter(|it| !it.is_empty()).count(), 0);
+    }
+}
