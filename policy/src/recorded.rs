@@ -111,7 +111,13 @@ impl From<&Subject> for EndpointRow {
 
 impl From<Peer> for PeerRow {
     fn from(Peer { class, flags }: Peer) -> Self {
-        Self { class: ClassId(class), is_pod: flags & Peer::POD != 0 }
+        let has = |flag| flags & flag != 0;
+        Self {
+            class: ClassId(class),
+            is_pod: has(Peer::POD),
+            is_service: has(Peer::SERVICE),
+            is_own_node: has(Peer::OWN_NODE),
+        }
     }
 }
 

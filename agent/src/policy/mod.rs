@@ -1,5 +1,7 @@
 //! Enforces policies: what the API says about policies and their peers, compiled into rows of the maps.
 
+mod denial;
 mod enforcer;
 
+pub use denial::{Denial, Denials};
 pub use enforcer::{AdmitError, Enforcer};
