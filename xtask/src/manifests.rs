@@ -161,11 +161,14 @@ mod tests {
             }
         }
         let expected = [
+            " namespaces,services list,watch",
             " nodes get,list,watch,patch",
             " nodes/status patch",
             " pods get,list,watch",
             "events.k8s.io events create,patch",
+            "networking.k8s.io networkpolicies list,watch",
             "openstack.org kuryrports get,list,watch",
+            "policy.networking.k8s.io clusternetworkpolicies list,watch",
         ];
         assert_eq!(allowed, expected.map(ToOwned::to_owned).into());
     }

@@ -94,6 +94,11 @@ impl ApiError {
         matches!(self.code(), Some(400 | 422))
     }
 
+    /// Whether the server cannot be asked at all.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::Config { .. } | Self::Credential { .. })
+    }
+
     pub fn is_server_error(&self) -> bool {
         self.code().is_some_and(|code| code >= 500)
     }

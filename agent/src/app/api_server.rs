@@ -20,6 +20,7 @@ use crate::{
     ipam::Ranges,
     metrics::Metrics,
     nodes::{Announcer, Duties, Mode, Nodes, Refusals, Table},
+    policy::Feed,
     registry::Registry,
     watch::{CheckpointLogs, Watches},
 };
@@ -45,10 +46,11 @@ impl<'a> ApiServer<'a> {
         self,
         config: &Config,
         (registry, network, pods, events): (&Arc<Registry>, &Arc<LocalNetwork>, Pods, Events),
+        feed: Option<&Arc<Feed>>,
         on_change: impl Fn(PodChange) + Send + Sync + 'static,
         (health, metrics): (&Health, &Metrics),
         tasks: &mut Tasks,
-    ) -> anyhow::Result<(Watches, Receiver<Arc<Nodes>>, Announcer)> {
+    ) -> anyhow::Result<(Arc<Watches>, Receiver<Arc<Nodes>>, Announcer)> {
         let Self { config: kubernetes, client } = self;
         let cache =
             CheckpointLogs::open(&config.state_dir).context("cannot open the checkpoints of the watches")?;
@@ -59,6 +61,7 @@ impl<'a> ApiServer<'a> {
             metrics.watch.clone(),
             health.clone(),
         );
+        let watches = Arc::new(watches);
         let source = config.vif_source;
         // With `auto`, the runtime passes the pod's annotations in the call.
         let needs_pods = matches!(source, VifSource::Annotation | VifSource::Kuryr);
@@ -94,7 +97,11 @@ impl<'a> ApiServer<'a> {
                 changes
             }
         };
-        let nodes = follow_nodes((&watches, own, events), (name, service_ranges(config)), health, tasks);
+        let services = service_ranges(config);
+        let nodes = follow_nodes((&watches, own, events, feed.cloned()), (name, services), health, tasks);
+        if let Some(feed) = feed {
+            tasks.spawn("policy-feed", Arc::clone(feed).run(Arc::clone(&watches), Arc::clone(&client)));
+        }
         let announcer = Announcer {
             api: client,
             node: name.clone(),
@@ -113,14 +120,19 @@ impl<'a> ApiServer<'a> {
 
 /// Watches the nodes of the cluster.
 fn follow_nodes(
-    (watches, own, events): (&Watches, OwnNode, Events),
+    (watches, own, events, feed): (&Watches, OwnNode, Events, Option<Arc<Feed>>),
     (name, services): (&str, Vec<IpNet>),
     health: &Health,
     tasks: &mut Tasks,
 ) -> Receiver<Arc<Nodes>> {
     let (table, nodes) = Table::new(name, services);
     let noted = Arc::clone(&table);
-    cluster::watch_nodes(watches, own, move |change| noted.apply(change));
+    cluster::watch_nodes(watches, own, move |change| {
+        if let Some(feed) = &feed {
+            feed.apply_node(&change);
+        }
+        noted.apply(change);
+    });
     let refusals = Refusals::new(health.component("cluster", false, "the nodes are not listed yet"), events);
     tasks.spawn("nodes", table.run(refusals));
     nodes

@@ -53,6 +53,7 @@ use crate::{
         store_health,
     },
     plug::{default_route::DefaultRoute, host, reaper::reap_now},
+    policy::Feed,
     reconcile::{Collector, Queue, Reconciler},
     server::{self, NodeLock},
     trace::Tracer,
@@ -107,7 +108,11 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
-    follow_uplink(&parts, &health, &mut tasks);
+    let feed = config.kubernetes.as_ref().map(|kubernetes| {
+        let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
+        Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), &kubernetes.node_name, health)
+    });
+    follow_uplink(&parts, feed.clone(), &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);
     let watched = match api {
@@ -121,7 +126,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
                 }
             };
             let targets = (&parts.registry, &parts.network, parts.pods.clone(), parts.events.clone());
-            Some(api.watch(&config, targets, on_change, (&health, &metrics), &mut tasks)?)
+            Some(api.watch(&config, targets, feed.as_ref(), on_change, (&health, &metrics), &mut tasks)?)
         }
         None => None,
     };
@@ -177,7 +182,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let outcome = tokio::select! {
         signal = signals.next() => Ok(signal),
         error = tasks.failure() => Err(error.into()),
-        error = dead(watches.as_ref()) => Err(error),
+        error = dead(watches.as_deref()) => Err(error),
         error = grpc.ended() => Err(error),
         error = server::displaced(&config.socket) => Err(error.into()),
     };
@@ -196,18 +201,23 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
             liveness.ended(&error);
         }
     }
-    shut_down(outcome.map(drop), &parts.engine, grpc, watches.as_ref(), &tracer).await
+    shut_down(outcome.map(drop), &parts.engine, grpc, watches.as_deref(), &tracer).await
 }
 
 /// Monitors the uplink: its MTU, the default route, and the node's own addresses.
-fn follow_uplink(parts: &Parts, health: &Health, tasks: &mut Tasks) {
+fn follow_uplink(parts: &Parts, feed: Option<Arc<Feed>>, health: &Health, tasks: &mut Tasks) {
     let uplink = health.component("uplink", false, "not monitored yet");
     let default_route = health.component_of_all_pods("default-route", "the default route is not known yet");
     let registry = Arc::clone(&parts.registry);
     let default_route = DefaultRoute::new(default_route, move || registry.families());
     let registry = Arc::clone(&parts.registry);
-    let exclude_own = move |addresses: &[IpAddr]| registry.exclude(addresses);
-    tasks.spawn("uplink", parts.uplink.clone().follow(uplink, default_route, exclude_own));
+    let note_own = move |addresses: &[IpAddr]| {
+        registry.exclude(addresses);
+        if let Some(feed) = &feed {
+            feed.set_own_addresses(addresses);
+        }
+    };
+    tasks.spawn("uplink", parts.uplink.clone().follow(uplink, default_route, note_own));
 }
 
 /// Keeps the routes to other nodes, and the filters of the interfaces that lead to them.

@@ -18,6 +18,7 @@ use crate::{
     masquerade::Masquerade,
     metrics::Metrics,
     plug::{reaper::Reaper, uplink::Uplink},
+    policy::Enforcer,
     reconcile::{DeferredDels, Recovery},
     registry::Registry,
     server,
@@ -32,6 +33,7 @@ pub(super) struct Parts {
     pub uplink: Uplink,
     pub reaper: Reaper,
     pub events: Events,
+    pub enforcer: Arc<Enforcer>,
     /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
     pub deferred: DeferredDels,
 }
@@ -89,7 +91,8 @@ impl Parts {
         };
         let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));
         let deferred = recover(config, recovery, Arc::clone(&network)).await?;
-        Ok(Self { registry, network, dataplane, engine, pods, uplink, reaper, events, deferred })
+        let enforcer = Arc::default();
+        Ok(Self { registry, network, dataplane, engine, pods, uplink, reaper, events, enforcer, deferred })
     }
 }
 

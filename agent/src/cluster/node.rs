@@ -1,4 +1,4 @@
-//! A Node object, reduced to what routes need. Each agent keeps those of the whole cluster, so that every
+//! A Node object, reduced to what routes and policies need. Each agent keeps those of the whole cluster, so that every
 //! byte counts a thousand times.
 
 use std::{net::IpAddr, sync::Arc};
@@ -6,6 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::objects::null;
 use crate::{
@@ -23,10 +24,14 @@ pub struct Node {
     pub created: i64,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<Box<str>>,
+    /// All labels, as the JSON of an object: a tenth of the memory of a map. Empty without labels.
+    pub labels: Box<str>,
     /// The first nine of `spec.podCIDRs`, in their order; or `spec.podCIDR`, which is older than the list.
     pub ranges: Box<[Stated<IpNet>]>,
     /// The first nine addresses of the type `InternalIP`, in their order.
     pub addresses: Box<[Stated<IpAddr>]>,
+    /// The first eight addresses of other types. Only policies ask for them.
+    pub others: Box<[IpAddr]>,
     /// The condition `NetworkUnavailable`, if it is True or False.
     pub is_network_unavailable: Option<bool>,
     /// Whether the node has the taint [`STARTUP_TAINT`].
@@ -55,6 +60,8 @@ pub const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 /// has interfaces to spare.
 pub const MAX_STATED: usize = 8;
 const MAX_TEXT: usize = 64;
+/// The type of the addresses by which nodes reach each other.
+const INTERNAL: &str = "InternalIP";
 
 /// The fields of the API, and of a checkpoint.
 #[derive(Default, Deserialize, Serialize)]
@@ -76,13 +83,13 @@ struct Metadata {
     resource_version: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     creation_timestamp: Option<String>,
-    #[serde(default, deserialize_with = "null")]
-    labels: Labels,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    labels: Option<Box<RawValue>>,
 }
 
-#[derive(Default, Deserialize, Serialize)]
-struct Labels {
-    #[serde(default, rename = "topology.kubernetes.io/zone", skip_serializing_if = "Option::is_none")]
+#[derive(Default, Deserialize)]
+struct Zone {
+    #[serde(default, rename = "topology.kubernetes.io/zone")]
     zone: Option<String>,
 }
 
@@ -170,6 +177,14 @@ impl Object for Node {
 // === impl Stated ===
 
 impl<T> Stated<T> {
+    /// What could be read.
+    pub fn read(&self) -> Option<&T> {
+        match self {
+            Self::Read(read) => Some(read),
+            Self::Unreadable(_) => None,
+        }
+    }
+
     fn of<E>(text: &str, read: impl FnOnce(&str) -> Result<T, E>) -> Self {
         if let Ok(read) = read(text) {
             return Self::Read(read);
@@ -199,16 +214,22 @@ impl From<Wire> for Node {
         let single = std::slice::from_ref(&spec.pod_cidr);
         let ranges = if spec.pod_cidrs.is_empty() { single } else { spec.pod_cidrs.as_slice() };
         let ranges = ranges.iter().filter(|text| !text.is_empty()).take(MAX_STATED + 1);
-        let addresses = status.addresses.iter().filter(|it| it.r#type == "InternalIP").take(MAX_STATED + 1);
+        let addresses = status.addresses.iter().filter(|it| it.r#type == INTERNAL).take(MAX_STATED + 1);
+        let others = status.addresses.iter().filter(|it| it.r#type != INTERNAL);
+        let others = others.filter_map(|it| it.address.parse().ok()).take(MAX_STATED);
+        let labels = metadata.labels.as_deref().map(RawValue::get).filter(|it| *it != "{}");
+        let zone = labels.and_then(|it| serde_json::from_str::<Zone>(it).ok()).and_then(|it| it.zone);
         let condition = status.conditions.iter().find(|it| it.r#type == NETWORK_UNAVAILABLE);
         let created = metadata.creation_timestamp.and_then(|text| text.parse::<Timestamp>().ok());
         Self {
             key: ObjectKey::new("", &metadata.name),
             uid: metadata.uid.into(),
             created: created.map_or(i64::MAX, Timestamp::as_second),
-            zone: metadata.labels.zone.map(Into::into),
+            zone: zone.map(Into::into),
+            labels: labels.unwrap_or_default().into(),
             ranges: ranges.map(|text| Stated::of(text, parse_cidr)).collect(),
             addresses: addresses.map(|it| Stated::of(&it.address, str::parse)).collect(),
+            others: others.collect(),
             is_network_unavailable: condition.and_then(|it| match it.status.as_str() {
                 "True" => Some(true),
                 "False" => Some(false),
@@ -229,7 +250,7 @@ impl From<Node> for Wire {
             uid: node.uid.as_ref().to_owned(),
             resource_version: String::new(),
             creation_timestamp: created.map(|it| it.to_string()),
-            labels: Labels { zone: node.zone.map(Into::into) },
+            labels: RawValue::from_string(node.labels.into()).ok(),
         };
         let taints =
             [(node.has_startup_taint, STARTUP_TAINT), (node.is_unreachable, UNREACHABLE_TAINT)].into_iter();
@@ -239,13 +260,16 @@ impl From<Node> for Wire {
             pod_cidr: String::new(),
             taints: taints.collect(),
         };
-        let address = |it: &Stated<_>| Address { r#type: "InternalIP".to_owned(), address: it.text() };
+        let address = |r#type: &str, address| Address { r#type: r#type.to_owned(), address };
+        let internal = node.addresses.iter().map(|it| address(INTERNAL, it.text()));
+        // Which other type is of no matter.
+        let others = node.others.iter().map(|it| address("ExternalIP", it.to_string()));
         let condition = node.is_network_unavailable.map(|is_true| Condition {
             r#type: NETWORK_UNAVAILABLE.to_owned(),
             status: if is_true { "True" } else { "False" }.to_owned(),
         });
         let status = Status {
-            addresses: node.addresses.iter().map(address).collect(),
+            addresses: internal.chain(others).collect(),
             conditions: condition.into_iter().collect(),
         };
         Self { metadata, spec, status }
@@ -283,10 +307,12 @@ mod tests {
         assert_eq!(*ten, Stated::Unreadable("ten".into()));
         let addresses: Vec<_> = node.addresses.iter().map(Stated::text).collect();
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
+        assert_eq!(*node.others, ["198.51.100.1".parse::<IpAddr>().unwrap()]);
+        assert!(node.labels.starts_with(r#"{"kubernetes.io/hostname":"node-1","#), "{}", node.labels);
         assert_eq!((node.is_network_unavailable, node.has_startup_taint), (Some(true), true));
         assert!(node.is_unreachable);
         let stored = serde_json::to_string(&node).unwrap();
-        assert!(!stored.contains("images") && !stored.contains("hostname"), "{stored}");
+        assert!(!stored.contains("images") && !stored.contains("managedFields"), "{stored}");
         assert_eq!(serde_json::from_str::<Node>(&stored).unwrap(), node);
     }
 

@@ -1,10 +1,10 @@
 //! An Event before it is sent.
 
-/// An Event about a pod or a node.
+/// An Event about a pod, a node or a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub about: About,
-    /// Empty for a node.
+    /// Empty for an object of the cluster.
     pub namespace: String,
     pub name: String,
     /// Of the API; may be empty. `kubectl describe` searches for it.
@@ -18,6 +18,8 @@ pub struct Event {
 pub enum About {
     Pod,
     Node,
+    NetworkPolicy,
+    ClusterNetworkPolicy,
 }
 
 /// The namespace of Events about objects without one; the API server accepts no other.
@@ -39,6 +41,16 @@ impl About {
         match self {
             Self::Pod => "Pod",
             Self::Node => "Node",
+            Self::NetworkPolicy => "NetworkPolicy",
+            Self::ClusterNetworkPolicy => "ClusterNetworkPolicy",
+        }
+    }
+
+    pub(super) fn api_version(self) -> &'static str {
+        match self {
+            Self::Pod | Self::Node => "v1",
+            Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::ClusterNetworkPolicy => "policy.networking.k8s.io/v1alpha2",
         }
     }
 
@@ -47,6 +59,7 @@ impl About {
         match self {
             Self::Pod => "Add",
             Self::Node => "Route",
+            Self::NetworkPolicy | Self::ClusterNetworkPolicy => "Enforce",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Kubernetes Events about pods and nodes.
+//! Kubernetes Events about pods, nodes and policies.
 //!
 //! Events pass through a bounded queue to the [`Recorder`]. Callers never wait for the API server; an Event
 //! that finds the queue full is dropped and counted.
@@ -43,6 +43,8 @@ pub enum Reason {
     PlugFailed,
     /// A range or an address of a Node object is not routed.
     NodeRangeRefused,
+    /// A part of a policy is not understood, and denies.
+    PolicyNotUnderstood,
 }
 
 /// More than all pods of a node cause at once.
@@ -80,10 +82,22 @@ impl Events {
 
     /// Queues an Event about a node.
     pub fn record_node(&self, name: &str, uid: &str, reason: Reason, note: impl Into<String>) {
+        self.record_object(About::Node, ("", name, uid), reason, note);
+    }
+
+    /// Queues an Event about an object of a type, by its namespace (empty for one of the cluster), name and
+    /// UID.
+    pub fn record_object(
+        &self,
+        about: About,
+        (namespace, name, uid): (&str, &str, &str),
+        reason: Reason,
+        note: impl Into<String>,
+    ) {
         let Some((sender, _)) = &self.sender else { return };
         let event = Event {
-            about: About::Node,
-            namespace: String::new(),
+            about,
+            namespace: namespace.to_owned(),
             name: name.to_owned(),
             uid: uid.to_owned(),
             reason: reason.as_str(),
@@ -115,6 +129,7 @@ impl Reason {
             Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
             Self::NodeRangeRefused => "NodeRangeRefused",
+            Self::PolicyNotUnderstood => "PolicyNotUnderstood",
         }
     }
 

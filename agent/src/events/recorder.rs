@@ -95,9 +95,12 @@ impl Recorder {
         }
         let (name, json) = self.json(&event);
         let request = request(Method::POST, collection(event.home()), "application/json", &json);
-        let what = match event.about {
-            About::Pod => format!("create an Event about the pod {}/{}", event.namespace, event.name),
-            About::Node => format!("create an Event about the node {}", event.name),
+        let Event { about, namespace, name: object, .. } = &event;
+        let what = match about {
+            About::Pod => format!("create an Event about the pod {namespace}/{object}"),
+            About::Node => format!("create an Event about the node {object}"),
+            About::NetworkPolicy => format!("create an Event about the NetworkPolicy {namespace}/{object}"),
+            About::ClusterNetworkPolicy => format!("create an Event about the ClusterNetworkPolicy {object}"),
         };
         if self.send(&what, request).await.is_ok() {
             self.series.insert(key, Series::new(event.home().to_owned(), name));
@@ -155,7 +158,7 @@ impl Recorder {
         let object = truncate(&event.name, MAX_NAME - SUFFIX).trim_end_matches(['.', '-']);
         let name = format!("{object}.{:016x}", fastrand::u64(..));
         let mut regarding = json!({
-            "apiVersion": "v1", "kind": event.about.kind(), "name": event.name, "uid": event.uid,
+            "apiVersion": event.about.api_version(), "kind": event.about.kind(), "name": event.name, "uid": event.uid,
         });
         if let Some(regarding) = regarding.as_object_mut().filter(|_| !event.namespace.is_empty()) {
             regarding.insert("namespace".to_owned(), event.namespace.clone().into());

@@ -10,7 +10,7 @@ use super::event::{About, Event, collection};
 #[derive(Debug, Default)]
 pub(super) struct AllSeries(HashMap<Key, Series>);
 
-/// Events of one pod and one reason form a series; those of a node also have to say the same.
+/// Events of one pod and one reason form a series; those of other objects also have to say the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     object: String,
@@ -99,7 +99,7 @@ impl Key {
     pub fn of(event: &Event) -> Self {
         let Event { about, namespace, name, uid, reason, note, .. } = event;
         let mut object = if uid.is_empty() { format!("{namespace}/{name}") } else { uid.clone() };
-        if *about == About::Node {
+        if *about != About::Pod {
             object.push_str(note);
         }
         Self { object, reason }

@@ -29,6 +29,10 @@ impl Enforcer {
     /// an earlier agent stay. Returns at once.
     pub fn replace(&self, _state: Vec<Change>) {}
 
+    /// The cluster has policies, and their rows will follow by [`Self::replace`]: until then, no new pod is
+    /// admitted. Attached pods are judged as before. `why` says what is missing. Returns at once.
+    pub fn expect(&self, _why: &str) {}
+
     /// Applies a change to what [`Self::replace`] has brought. Returns at once.
     pub fn submit(&self, _change: Change) {}
 

@@ -2,6 +2,9 @@
 
 mod denial;
 mod enforcer;
+mod feed;
+mod objects;
 
 pub use denial::{Denial, Denials};
 pub use enforcer::{AdmitError, Enforcer};
+pub use feed::Feed;

@@ -70,7 +70,7 @@ const EARLIER: [&str; 2] = ["watch.redb", "watch/node.log"];
 const KIND: &str = "ferrule-watch";
 /// The layout of a frame and of the stored objects. It increases with each field that is stored in addition,
 /// so that a checkpoint of an older agent is not mistaken for a complete one.
-const LAYOUT: u64 = 2;
+const LAYOUT: u64 = 3;
 /// Bytes of `length:00000063` and a line feed.
 const PREFIX: usize = 16;
 /// Bytes of a body from which a new frame begins.

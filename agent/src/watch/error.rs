@@ -41,8 +41,7 @@ impl WatchError {
 
     /// Whether the server cannot be asked at all.
     pub(super) fn is_unreachable(&self) -> bool {
-        use ApiError::{Config, Connect, Credential};
-        matches!(self, Self::Api(Connect { .. } | Config { .. } | Credential { .. }))
+        matches!(self, Self::Api(error) if error.is_unreachable())
     }
 
     /// Whether the server rejects the parameters of a streamed list.

@@ -5,10 +5,17 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::oneshot,
+    task::{JoinHandle, spawn_blocking},
+};
 
 use super::{
-    checkpoint::CheckpointStore, object::Object, reflector::Reflector, scope::Scope, settings::Settings,
+    checkpoint::{CheckpointStore, NoCheckpoints},
+    object::Object,
+    reflector::Reflector,
+    scope::Scope,
+    settings::Settings,
     sink::Sink,
 };
 use crate::{api::Api, health::Health, metrics::WatchMetrics};
@@ -43,6 +50,24 @@ impl Watches {
 
     /// Starts a watch. One of the same name that is running is left alone.
     pub fn add<T: Object>(&self, scope: Scope, sink: impl Sink<T>) {
+        self.start(scope, sink, Arc::clone(&self.checkpoints));
+    }
+
+    /// Like [`Self::add`], without checkpoints: for objects that are many, and that are listed again at each
+    /// start. Their type is never written as JSON.
+    pub fn add_transient<T: Object>(&self, scope: Scope, sink: impl Sink<T>) {
+        self.start(scope, sink, Arc::new(NoCheckpoints));
+    }
+
+    /// Whether a watch has a checkpoint, by which it starts without the API server.
+    pub async fn has_checkpoint(&self, scope: &Scope) -> bool {
+        let Ok(url) = self.api.url().await else { return false };
+        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
+        let identity = scope.identity(&url);
+        spawn_blocking(move || checkpoints.load(name, &identity).is_some()).await.unwrap_or_default()
+    }
+
+    fn start<T: Object>(&self, scope: Scope, sink: impl Sink<T>, checkpoints: Arc<dyn CheckpointStore>) {
         let mut running = self.running();
         if running.get(scope.name).is_some_and(|it| !it.task.is_finished()) {
             return;
@@ -53,7 +78,7 @@ impl Watches {
             scope,
             Arc::clone(&self.api),
             sink,
-            Arc::clone(&self.checkpoints),
+            checkpoints,
             self.settings,
             self.metrics.clone(),
             health,

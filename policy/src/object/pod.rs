@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::metadata::{Metadata, null};
 
 /// A Pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 pub struct Pod {
     /// The metadata.
     pub metadata: Metadata,
@@ -18,7 +18,7 @@ pub struct Pod {
 }
 
 /// The spec of a Pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSpec {
     /// The node that runs the pod; empty before the scheduler has chosen one.
@@ -36,7 +36,7 @@ pub struct PodSpec {
 }
 
 /// A container.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Container {
     /// The declared ports.
@@ -48,7 +48,7 @@ pub struct Container {
 }
 
 /// A declared port.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerPort {
     /// Empty for a port without a name.
@@ -62,7 +62,7 @@ pub struct ContainerPort {
 }
 
 /// The status of a Pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
     /// `Succeeded` and `Failed` are final.
@@ -77,7 +77,7 @@ pub struct PodStatus {
 }
 
 /// An address of a Pod.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize, Serialize)]
 pub struct PodIp {
     /// The text.
     #[serde(default, deserialize_with = "null")]

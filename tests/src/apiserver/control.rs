@@ -52,6 +52,7 @@ pub(super) fn throw(core: &Core, switch: Switch) -> Option<Restart> {
         Switch::Deny { resource, token } => settings().denied.push((resource, token)),
         Switch::DenyNothing {} => settings().denied.clear(),
         Switch::InstallKuryr { installed } => settings().kuryr = installed,
+        Switch::InstallClusterPolicies { installed } => settings().cluster_policies = installed,
         Switch::WatchList { enabled } => settings().watch_list = enabled,
         Switch::GoneAtOpening { enabled } => settings().gone_at_opening = enabled,
         Switch::BookmarkInterval { every_ms } => {

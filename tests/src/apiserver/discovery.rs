@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::resource::{ENDPOINTS, Endpoint};
+use super::resource::{ENDPOINTS, Endpoint, GROUPS, version_of};
 
 /// The discovery document at a path, if there is one.
 pub(super) fn answer(path: &str, is_served: impl Fn(Endpoint) -> bool) -> Option<Value> {
-    let groups: Vec<&str> = ["events.k8s.io", "openstack.org"]
+    let groups: Vec<&str> = GROUPS
         .into_iter()
         .filter(|group| ENDPOINTS.into_iter().any(|endpoint| endpoint.group == *group && is_served(endpoint)))
         .collect();
@@ -24,13 +24,16 @@ pub(super) fn answer(path: &str, is_served: impl Fn(Endpoint) -> bool) -> Option
         })),
         ["apis", name] => groups.contains(name).then(|| group(name)),
         ["api", "v1"] => Some(resources("", "v1")),
-        ["apis", name, "v1"] if groups.contains(name) => Some(resources(name, &format!("{name}/v1"))),
+        ["apis", name, version] if groups.contains(name) && *version == version_of(name) => {
+            Some(resources(name, &format!("{name}/{version}")))
+        }
         _ => None,
     }
 }
 
 fn group(name: &str) -> Value {
-    let version = json!({ "groupVersion": format!("{name}/v1"), "version": "v1" });
+    let version = version_of(name);
+    let version = json!({ "groupVersion": format!("{name}/{version}"), "version": version });
     json!({
         "kind": "APIGroup", "apiVersion": "v1", "name": name, "versions": [version], "preferredVersion": version,
     })
@@ -64,6 +67,9 @@ fn short_names(name: &str) -> &'static [&'static str] {
         "nodes" => &["no"],
         "namespaces" => &["ns"],
         "events" => &["ev"],
+        "services" => &["svc"],
+        "networkpolicies" => &["netpol"],
+        "clusternetworkpolicies" => &["cnp"],
         _ => &["kp"],
     }
 }

@@ -75,6 +75,8 @@ pub enum Switch {
     DenyNothing {},
     /// Installs or removes the KuryrPort resource.
     InstallKuryr { installed: bool },
+    /// Installs or removes the ClusterNetworkPolicy resource.
+    InstallClusterPolicies { installed: bool },
     /// Enables or disables `sendInitialEvents`.
     WatchList { enabled: bool },
     /// Whether a watch from an expired version gets HTTP 410 instead of an ERROR event.

@@ -107,7 +107,11 @@ fn answer(
     if settings.tokens.as_ref().is_some_and(|tokens| !tokens.iter().any(|known| known == token)) {
         return Err(Status::unauthorized());
     }
-    let is_served = |endpoint: Endpoint| settings.kuryr || endpoint.resource != Resource::KuryrPorts;
+    let is_served = |endpoint: Endpoint| match endpoint.resource {
+        Resource::KuryrPorts => settings.kuryr,
+        Resource::ClusterNetworkPolicies => settings.cluster_policies,
+        _ => true,
+    };
     if parts.method == Method::GET
         && let Some(about) = discovery::answer(path, is_served)
     {
@@ -218,7 +222,7 @@ impl<'a> Target<'a> {
             "apis" => segments.next()?,
             _ => return None,
         };
-        segments.next_if_eq(&"v1")?;
+        let version = segments.next()?;
         let rest: Vec<&str> = segments.collect();
         let (namespace, rest) = match rest.as_slice() {
             ["namespaces", namespace, resource, rest @ ..] if *resource != "status" => {
@@ -232,7 +236,7 @@ impl<'a> Target<'a> {
             [resource, name, subresource] => (*resource, Some(*name), Some(*subresource)),
             _ => return None,
         };
-        let endpoint = Endpoint::find(group, resource)?;
+        let endpoint = Endpoint::find(group, version, resource)?;
         // Namespaced objects are served below their namespace only, cluster-scoped ones outside any.
         let fits = match endpoint.resource.is_namespaced() {
             true => namespace.is_some() || name.is_none(),

@@ -59,6 +59,8 @@ pub struct Options {
     pub tokens: Option<Vec<String>>,
     /// Whether the KuryrPort resource is installed.
     pub kuryr: bool,
+    /// Whether the ClusterNetworkPolicy resource is installed.
+    pub cluster_policies: bool,
     /// Whether `sendInitialEvents` is supported.
     pub watch_list: bool,
     /// Interval of bookmarks on a watch.
@@ -93,6 +95,7 @@ impl Default for Options {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tokens: None,
             kuryr: true,
+            cluster_policies: false,
             watch_list: true,
             bookmark_interval: Duration::from_secs(60),
             history_limit: 100_000,

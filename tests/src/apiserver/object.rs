@@ -69,9 +69,7 @@ impl Object {
             object.remove("apiVersion");
             object.remove("kind");
         }
-        let text =
-            |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let fields = key.resource.fields().iter().map(|(_, pointer)| text(pointer)).collect();
+        let fields = key.resource.fields().iter().map(|(_, pointer)| field(value, pointer)).collect();
         let labels = value.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
         let labels =
             labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect();
@@ -203,6 +201,16 @@ pub(super) fn event_line(kind: &str, object: &[u8]) -> Bytes {
         line.extend_from_slice(part);
     }
     Bytes::from(line)
+}
+
+/// A field as selectors compare it: a missing text is empty, and a missing bool is false.
+fn field(value: &Value, pointer: &str) -> String {
+    match value.pointer(pointer) {
+        Some(Value::Bool(it)) => it.to_string(),
+        Some(Value::String(it)) => it.clone(),
+        _ if pointer == "/spec/hostNetwork" => "false".to_owned(),
+        _ => String::new(),
+    }
 }
 
 fn set_version(value: &mut Value, version: u64) {

@@ -52,6 +52,45 @@ pub fn namespace(name: &str) -> Value {
     })
 }
 
+/// A NetworkPolicy.
+#[must_use]
+pub fn network_policy(namespace: &str, name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": spec,
+    })
+}
+
+/// A ClusterNetworkPolicy.
+#[must_use]
+pub fn cluster_network_policy(name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "policy.networking.k8s.io/v1alpha2",
+        "kind": "ClusterNetworkPolicy",
+        "metadata": { "name": name },
+        "spec": spec,
+    })
+}
+
+/// A Service with addresses of the cluster.
+#[must_use]
+pub fn service(namespace: &str, name: &str, addresses: &[IpAddr]) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": addresses.first(),
+            "clusterIPs": addresses,
+            "ports": [{ "protocol": "TCP", "port": 80, "targetPort": 8080 }],
+        },
+        "status": { "loadBalancer": {} },
+    })
+}
+
 /// A pod's KuryrPort as Kuryr's controller creates it. `vifs` maps interface names to VIFs in its status;
 /// empty means that the VIFs are not decided yet.
 #[must_use]

@@ -16,6 +16,11 @@ pub enum Resource {
     Events,
     /// openstack.org/v1, optional in a cluster.
     KuryrPorts,
+    Services,
+    /// networking.k8s.io/v1.
+    NetworkPolicies,
+    /// policy.networking.k8s.io/v1alpha2, optional in a cluster.
+    ClusterNetworkPolicies,
 }
 
 /// A resource as served by one API group.
@@ -25,14 +30,22 @@ pub(super) struct Endpoint {
     pub group: &'static str,
 }
 
-pub(super) const ENDPOINTS: [Endpoint; 6] = [
+pub(super) const ENDPOINTS: [Endpoint; 9] = [
     Endpoint { resource: Resource::Pods, group: "" },
     Endpoint { resource: Resource::Nodes, group: "" },
     Endpoint { resource: Resource::Namespaces, group: "" },
     Endpoint { resource: Resource::Events, group: "" },
     Endpoint { resource: Resource::Events, group: "events.k8s.io" },
     Endpoint { resource: Resource::KuryrPorts, group: "openstack.org" },
+    Endpoint { resource: Resource::Services, group: "" },
+    Endpoint { resource: Resource::NetworkPolicies, group: NETWORKING },
+    Endpoint { resource: Resource::ClusterNetworkPolicies, group: CLUSTER_POLICIES },
 ];
+
+/// All groups but the one without a name.
+pub(super) const GROUPS: [&str; 4] = ["events.k8s.io", "openstack.org", NETWORKING, CLUSTER_POLICIES];
+const NETWORKING: &str = "networking.k8s.io";
+const CLUSTER_POLICIES: &str = "policy.networking.k8s.io";
 
 /// An event's field names in core/v1 and in events.k8s.io/v1.
 const EVENT_FIELDS: [(&str, &str); 7] = [
@@ -57,6 +70,9 @@ impl Resource {
             Self::Namespaces => "namespaces",
             Self::Events => "events",
             Self::KuryrPorts => "kuryrports",
+            Self::Services => "services",
+            Self::NetworkPolicies => "networkpolicies",
+            Self::ClusterNetworkPolicies => "clusternetworkpolicies",
         }
     }
 
@@ -68,28 +84,36 @@ impl Resource {
             Self::Namespaces => "Namespace",
             Self::Events => "Event",
             Self::KuryrPorts => "KuryrPort",
+            Self::Services => "Service",
+            Self::NetworkPolicies => "NetworkPolicy",
+            Self::ClusterNetworkPolicies => "ClusterNetworkPolicy",
         }
     }
 
     #[must_use]
     pub const fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Nodes | Self::Namespaces)
+        !matches!(self, Self::Nodes | Self::Namespaces | Self::ClusterNetworkPolicies)
     }
 
     /// The endpoint whose form the store uses.
     pub(super) const fn stored(self) -> Endpoint {
-        let group = if self.is_custom() { "openstack.org" } else { "" };
+        let group = match self {
+            Self::KuryrPorts => "openstack.org",
+            Self::NetworkPolicies => NETWORKING,
+            Self::ClusterNetworkPolicies => CLUSTER_POLICIES,
+            _ => "",
+        };
         Endpoint { resource: self, group }
     }
 
     /// Custom resources follow other rules than built-in ones.
     pub(super) const fn is_custom(self) -> bool {
-        matches!(self, Self::KuryrPorts)
+        matches!(self, Self::KuryrPorts | Self::ClusterNetworkPolicies)
     }
 
     /// Whether `status` is a subresource, so that a write to the main resource ignores it.
     pub(super) const fn has_status(self) -> bool {
-        matches!(self, Self::Pods | Self::Nodes | Self::Namespaces)
+        matches!(self, Self::Pods | Self::Nodes | Self::Namespaces | Self::Services)
     }
 
     /// Fields that a field selector may name besides name and namespace: label and JSON pointer.
@@ -97,6 +121,7 @@ impl Resource {
         match self {
             Self::Pods => &[
                 ("spec.nodeName", "/spec/nodeName"),
+                ("spec.hostNetwork", "/spec/hostNetwork"),
                 ("status.phase", "/status/phase"),
                 ("status.podIP", "/status/podIP"),
             ],
@@ -109,7 +134,8 @@ impl Resource {
                 ("reason", "/reason"),
                 ("type", "/type"),
             ],
-            Self::Nodes | Self::KuryrPorts => &[],
+            Self::Services => &[("spec.clusterIP", "/spec/clusterIP"), ("spec.type", "/spec/type")],
+            Self::Nodes | Self::KuryrPorts | Self::NetworkPolicies | Self::ClusterNetworkPolicies => &[],
         }
     }
 }
@@ -123,15 +149,18 @@ impl fmt::Display for Resource {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// The endpoint of a path `/apis/<group>/v1/<name>`, or `/api/v1/<name>` for the empty group.
-    pub fn find(group: &str, name: &str) -> Option<Self> {
-        ENDPOINTS.into_iter().find(|endpoint| endpoint.group == group && endpoint.resource.name() == name)
+    /// The endpoint of a path `/apis/<group>/<version>/<name>`, or `/api/v1/<name>` for the empty group.
+    pub fn find(group: &str, version: &str, name: &str) -> Option<Self> {
+        let mut all = ENDPOINTS.into_iter().filter(|it| it.group == group && version_of(group) == version);
+        all.find(|endpoint| endpoint.resource.name() == name)
     }
 
     pub const fn api_version(self) -> &'static str {
         match self.group.as_bytes() {
             b"events.k8s.io" => "events.k8s.io/v1",
             b"openstack.org" => "openstack.org/v1",
+            b"networking.k8s.io" => "networking.k8s.io/v1",
+            b"policy.networking.k8s.io" => "policy.networking.k8s.io/v1alpha2",
             _ => "v1",
         }
     }
@@ -174,4 +203,9 @@ impl Endpoint {
         object.insert("apiVersion".to_owned(), self.api_version().into());
         object.insert("kind".to_owned(), self.resource.kind().into());
     }
+}
+
+/// The only served version of a group.
+pub(super) fn version_of(group: &str) -> &'static str {
+    if group == CLUSTER_POLICIES { "v1alpha2" } else { "v1" }
 }

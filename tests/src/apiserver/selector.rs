@@ -198,6 +198,7 @@ mod tests {
         assert!(matches("spec.nodeName=a,metadata.name==web,metadata.namespace!=other", ""));
         assert!(!matches("spec.nodeName!=a", ""));
         assert!(matches("status.phase=", ""));
+        assert!(matches("spec.hostNetwork=false", "") && !matches("spec.hostNetwork=true", ""));
         let refused = Selector::parse(Resource::Pods.stored(), None, "spec.hostname=a", "").unwrap_err();
         assert_eq!(refused.code(), 400);
         assert!(Selector::parse(Resource::KuryrPorts.stored(), None, "spec.nodeName=a", "").is_err());

@@ -26,6 +26,9 @@ struct Args {
     /// Leaves out the KuryrPort resource.
     #[arg(long)]
     no_kuryr: bool,
+    /// Installs the ClusterNetworkPolicy resource.
+    #[arg(long)]
+    cluster_policies: bool,
     /// Interval of bookmarks, in seconds.
     #[arg(long, default_value_t = 60)]
     bookmark_interval: u64,
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         listen: args.listen,
         tokens: (!args.token.is_empty()).then(|| args.token.clone()),
         kuryr: !args.no_kuryr,
+        cluster_policies: args.cluster_policies,
         watch_list: !args.no_watch_list,
         bookmark_interval: Duration::from_secs(args.bookmark_interval),
         ..Options::default()

@@ -2,10 +2,10 @@
 
 use ferrule_tests::apiserver::{
     ApiServer, Options,
-    Resource::{Events, KuryrPorts, Nodes, Pods},
+    Resource::{Events, KuryrPorts, Nodes, Pods, Services},
     Switch, objects,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{PODS, get, patch, pod, request, request_with, start, text, watch};
 
@@ -149,8 +149,35 @@ fn uninstalled_resource_is_not_found() {
     let target = "/apis/openstack.org/v1/kuryrports";
     assert_eq!(get(&server, target).status, 404);
     assert_eq!(get(&server, "/apis/openstack.org/v1").status, 404);
-    assert_eq!(get(&server, "/apis").json()["groups"].as_array().unwrap().len(), 1);
+    assert_eq!(get(&server, "/apis").json()["groups"].as_array().unwrap().len(), 2);
     server.switch(Switch::InstallKuryr { installed: true });
     assert_eq!(get(&server, target).json()["kind"], "KuryrPortList");
     assert_eq!(get(&server, "/apis/openstack.org/v1").json()["resources"][0]["name"], "kuryrports");
+}
+
+#[test]
+fn policies_are_served_in_their_own_versions() {
+    let server = ApiServer::start(Options::default()).unwrap();
+    let (group, cluster) = ("/apis/networking.k8s.io/v1", "/apis/policy.networking.k8s.io/v1alpha2");
+    let names = |path: &str| -> Vec<Value> {
+        let found = get(&server, path).json()["resources"].as_array().unwrap().clone();
+        found.into_iter().map(|it| it["name"].clone()).collect()
+    };
+    assert_eq!(names(group), ["networkpolicies"]);
+    let policy = objects::network_policy("shop", "deny", json!({ "podSelector": {} }));
+    let target = format!("{group}/namespaces/shop/networkpolicies");
+    assert_eq!(request(&server, "POST", &target, &policy).json()["apiVersion"], "networking.k8s.io/v1");
+    assert_eq!(get(&server, &format!("{group}/networkpolicies")).json()["kind"], "NetworkPolicyList");
+    assert_eq!(get(&server, "/apis/networking.k8s.io/v1alpha2/networkpolicies").status, 404);
+    assert_eq!(get(&server, cluster).status, 404);
+    server.switch(Switch::InstallClusterPolicies { installed: true });
+    assert_eq!(names(cluster), ["clusternetworkpolicies"]);
+    assert_eq!(get(&server, "/apis/policy.networking.k8s.io/v1").status, 404);
+    let policy = objects::cluster_network_policy("deny", json!({ "tier": "Admin" }));
+    let target = format!("{cluster}/clusternetworkpolicies");
+    assert_eq!(request(&server, "POST", &target, &policy).json()["kind"], "ClusterNetworkPolicy");
+    assert_eq!(get(&server, &target).json()["items"][0]["metadata"]["name"], "deny");
+    server.create(Services, objects::service("shop", "web", &["10.96.0.1".parse().unwrap()])).unwrap();
+    let found = get(&server, "/api/v1/services?fieldSelector=spec.clusterIP=10.96.0.1").json();
+    assert_eq!(found["items"][0]["metadata"]["name"], "web");
 }

@@ -5,6 +5,7 @@ mod interfaces;
 mod kuryr;
 mod nodes;
 mod operator;
+mod policies;
 mod ranges;
 mod resume;
 mod sources;

@@ -1,0 +1,163 @@
+//! Tells the enforcer about the cluster.
+//!
+//! Policies are watched always; what they ask about - namespaces, the pods of all nodes, Services - only while
+//! there is one. Enforcement begins when all of that is listed: rows that follow from a part of it would be
+//! open.
+
+mod follow;
+mod problems;
+mod state;
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use ferrule_policy::{Change, Policy, object::DecodeError};
+use tokio::sync::watch;
+
+use self::{
+    problems::Problems,
+    state::{Kind, News, Order, Phase, State, Wanted},
+};
+use super::Enforcer;
+use crate::{
+    cluster::Node,
+    events::Events,
+    health::Reporter,
+    watch::{self as watches, Object, Sink},
+};
+
+/// Follows the cluster for an [`Enforcer`].
+pub struct Feed {
+    enforcer: Arc<Enforcer>,
+    inner: Mutex<Inner>,
+    wanted: watch::Sender<Wanted>,
+    problems: Problems,
+    health: Reporter,
+}
+
+struct Inner {
+    state: State,
+    /// What the health reports.
+    shown: Option<(Phase, usize, Vec<&'static str>)>,
+}
+
+/// Passes on what one watch brings. `read` returns nothing for an object that says nothing.
+struct Channel<F> {
+    feed: Arc<Feed>,
+    kind: Kind,
+    generation: Option<u64>,
+    read: F,
+}
+
+// === impl Feed ===
+
+impl Feed {
+    /// `own` is the name of this node.
+    pub fn new(enforcer: Arc<Enforcer>, events: Events, own: &str, health: Reporter) -> Arc<Self> {
+        let inner = Inner { state: State::new(), shown: None };
+        let feed = Self {
+            enforcer,
+            inner: Mutex::new(inner),
+            wanted: watch::Sender::new(Wanted::Nothing),
+            problems: Problems::new(own, events),
+            health,
+        };
+        feed.update(|_| Vec::new());
+        Arc::new(feed)
+    }
+
+    /// Takes over a change of a Node. Never waits.
+    pub fn apply_node(&self, change: &watches::Change<Node>) {
+        self.update(|state| state.apply_node(change));
+    }
+
+    /// Takes over all addresses of this node. Never waits.
+    pub fn set_own_addresses(&self, addresses: &[IpAddr]) {
+        self.update(|state| state.set_own_addresses(addresses));
+    }
+
+    /// Applies a change, and what follows from it: in order, whichever thread it comes from.
+    fn update(&self, change: impl FnOnce(&mut State) -> Vec<Order>) {
+        let mut inner = self.inner();
+        for order in change(&mut inner.state) {
+            match order {
+                Order::Expect(why) => self.enforcer.expect(&why),
+                Order::Replace(all) => self.enforcer.replace(all),
+                Order::Submit(change) => self.enforcer.submit(change),
+            }
+        }
+        let state = &inner.state;
+        let shown = (state.phase(), state.policies(), state.missing());
+        let wanted = state.wanted();
+        if inner.shown.as_ref() != Some(&shown) {
+            self.show(&shown);
+            inner.shown = Some(shown);
+        }
+        self.wanted.send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
+    }
+
+    fn show(&self, (phase, policies, missing): &(Phase, usize, Vec<&'static str>)) {
+        let missing = missing.join(", ");
+        match phase {
+            Phase::Unlisted => self.health.starting(format!("waiting for the list of {missing}")),
+            Phase::Open => self.health.healthy("open: the cluster has no policy"),
+            // No failure before it takes long: see `Feed::gathering_takes_long`.
+            Phase::Gathering if self.health.state() == Some(crate::health::State::Healthy) => {
+                self.health.healthy(gathering(*policies, &missing));
+            }
+            Phase::Gathering => self.health.starting(gathering(*policies, &missing)),
+            Phase::Enforcing if *policies == 0 => {
+                self.health.healthy("open: the cluster has no policy; peers are followed for a while");
+            }
+            Phase::Enforcing => self.health.healthy(format!("enforcing {policies} policies")),
+        }
+    }
+
+    /// New pods have been waiting for a while.
+    fn gathering_takes_long(&self, generation: u64) {
+        let inner = self.inner();
+        if inner.state.wanted() == Wanted::Gather(generation) {
+            let missing = inner.state.missing().join(", ");
+            self.health.unhealthy(gathering(inner.state.policies(), &missing));
+        }
+    }
+
+    fn policy(&self, policy: Policy) -> Change {
+        if !policy.problems.is_empty() {
+            let reports = self.problems.is_reporter(&policy.uid, self.inner().state.node_names());
+            self.problems.report(&policy, reports);
+        }
+        Change::Policy(policy)
+    }
+
+    fn undecodable(&self, error: &DecodeError, uid: &str) {
+        let reports = self.problems.is_reporter(uid, self.inner().state.node_names());
+        self.problems.report_undecodable(error, uid, reports);
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn gathering(policies: usize, missing: &str) -> String {
+    format!("gathering what {policies} policies ask about; waiting for the list of {missing}")
+}
+
+// === impl Channel ===
+
+impl<T: Object, F: Fn(&T) -> Option<Change> + Send + Sync + 'static> Sink<T> for Channel<F> {
+    fn apply(&self, change: watches::Change<T>) {
+        let news = match change {
+            watches::Change::Applied(object) => {
+                let Some(change) = (self.read)(&object) else { return };
+                News::Applied { key: object.key(), uid: object.uid().to_owned(), change }
+            }
+            watches::Change::Gone { key, uid } => News::Gone { key, uid },
+            watches::Change::Synced => News::Listed,
+        };
+        self.feed.update(|state| state.apply(self.kind, self.generation, news));
+    }
+}

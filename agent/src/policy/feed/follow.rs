@@ -1,0 +1,195 @@
+//! Starts and stops the watches.
+
+use std::{sync::Arc, time::Duration};
+
+use ferrule_policy::{
+    Change,
+    object::{Namespace, PolicyObject, Service, cluster_network_policy, network_policy},
+};
+use serde::Deserialize;
+use tokio::{
+    join,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{Channel, Feed, Kind, Wanted};
+use crate::{
+    api::{Api, ApiError},
+    backoff::{Backoff, Policy as Growth},
+    policy::objects::AnyPod,
+    watch::{Scope, Watches},
+};
+
+/// The discovery document of the API of ClusterNetworkPolicies.
+#[derive(Deserialize)]
+struct Resources {
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+}
+
+const NAMESPACES: &str = "namespaces";
+const ALL_PODS: &str = "all-pods";
+const SERVICES: &str = "services";
+const CLUSTER_POLICIES: &str = "clusternetworkpolicies";
+const CLUSTER_GROUP: &str = "/apis/policy.networking.k8s.io/v1alpha2";
+/// Pods that are no peers; a pod that ends is reported as deleted. Servers have these fields since 1.28.
+const PEERS: &str = "status.phase!=Succeeded,status.phase!=Failed,spec.hostNetwork=false";
+
+/// How long peers are followed without a policy: one that is replaced is gone for a moment, and all nodes
+/// would list all pods again.
+const LINGER: Duration = Duration::from_secs(15);
+/// How long new pods may wait before the agent counts as not ready.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Between two questions whether the cluster has ClusterNetworkPolicies by now; and up to half of it more.
+const DISCOVERY: Duration = Duration::from_secs(60);
+const RETRY: Growth = Growth::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter();
+
+// === impl Feed ===
+
+impl Feed {
+    /// Follows the cluster until the task is dropped.
+    pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>) {
+        let scope = Scope {
+            name: "networkpolicies",
+            path: "/apis/networking.k8s.io/v1/networkpolicies",
+            selector: None,
+        };
+        let feed = Arc::clone(&self);
+        let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
+        watches.add(scope, self.channel(Kind::NetworkPolicy, None, read));
+        join!(self.discover(&watches, &api), self.follow_peers(&watches));
+    }
+
+    /// Follows ClusterNetworkPolicies once the cluster can have them.
+    async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api) {
+        let scope = Scope {
+            name: CLUSTER_POLICIES,
+            path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
+            selector: None,
+        };
+        let mut retries = Backoff::new(RETRY);
+        loop {
+            let answer = api.get("discover ClusterNetworkPolicies", CLUSTER_GROUP).await;
+            let wait = match has_cluster_policies(answer) {
+                Ok(true) => break,
+                Ok(false) => {
+                    self.update(|state| state.discovered(false));
+                    DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
+                }
+                // What an earlier agent knew is in its checkpoints: those of ClusterNetworkPolicies are there
+                // if the cluster had the type.
+                Err(error) if error.is_unreachable() => {
+                    if watches.has_checkpoint(&scope).await {
+                        break;
+                    }
+                    tracing::info!(%error, "no earlier agent has seen ClusterNetworkPolicies");
+                    self.update(|state| state.discovered(false));
+                    retries.next_requested(None, Instant::now())
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "retrying{}", error.remedy());
+                    if error.is_unauthorized() {
+                        api.reload();
+                    }
+                    retries.next_requested(error.retry_after(), Instant::now())
+                }
+            };
+            sleep(wait).await;
+        }
+        self.update(|state| state.discovered(true));
+        let feed = Arc::clone(self);
+        let read = move |object: &PolicyObject| match cluster_network_policy(object) {
+            Ok(policy) => Some(feed.policy(policy)),
+            Err(error) => {
+                feed.undecodable(&error, &object.metadata.uid);
+                None
+            }
+        };
+        watches.add(scope, self.channel(Kind::ClusterNetworkPolicy, None, read));
+    }
+
+    /// Follows what policies ask about, while there are policies.
+    async fn follow_peers(self: &Arc<Self>, watches: &Watches) {
+        let mut wanted = self.wanted.subscribe();
+        let mut running = None;
+        loop {
+            let now = *wanted.borrow_and_update();
+            if running != now.generation() {
+                for name in [ALL_PODS, NAMESPACES, SERVICES] {
+                    watches.remove(name).await;
+                }
+                if let Some(generation) = now.generation() {
+                    self.add_peers(watches, generation);
+                }
+                running = now.generation();
+            }
+            let limit = match now {
+                Wanted::Nothing | Wanted::Follow(_) => None,
+                Wanted::Gather(generation) => Some((generation, PATIENCE)),
+                Wanted::Idle(generation) => Some((generation, LINGER)),
+            };
+            let Some((generation, limit)) = limit else {
+                // Cannot fail: `self` owns the sender.
+                let _ = wanted.changed().await;
+                continue;
+            };
+            tokio::select! {
+                _ = wanted.changed() => continue,
+                () = sleep_until(Instant::now() + limit) => {}
+            }
+            self.gathering_takes_long(generation);
+            self.update(|state| state.idle_no_longer(generation));
+            let _ = wanted.changed().await;
+        }
+    }
+
+    fn add_peers(self: &Arc<Self>, watches: &Watches, generation: u64) {
+        let scope = |name, path| Scope { name, path, selector: None };
+        let namespaces = scope(NAMESPACES, "/api/v1/namespaces");
+        let read = |object: &Namespace| Some(Change::Namespace(object.clone()));
+        watches.add_transient(namespaces, self.channel(Kind::Namespace, Some(generation), read));
+        let read = |object: &Service| Some(Change::Service(object.clone()));
+        watches.add_transient(
+            scope(SERVICES, "/api/v1/services"),
+            self.channel(Kind::Service, Some(generation), read),
+        );
+        let pods =
+            Scope { selector: Some(("fieldSelector", PEERS.to_owned())), ..scope(ALL_PODS, "/api/v1/pods") };
+        let read = |pod: &AnyPod| pod.take().map(Change::Pod);
+        watches.add_transient(pods, self.channel(Kind::Pod, Some(generation), read));
+    }
+
+    fn channel<F>(self: &Arc<Self>, kind: Kind, generation: Option<u64>, read: F) -> Channel<F> {
+        Channel { feed: Arc::clone(self), kind, generation, read }
+    }
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    fn generation(self) -> Option<u64> {
+        match self {
+            Self::Nothing => None,
+            Self::Gather(generation) | Self::Follow(generation) | Self::Idle(generation) => Some(generation),
+        }
+    }
+}
+
+/// Reads the answer to a discovery.
+fn has_cluster_policies(answer: Result<Vec<u8>, ApiError>) -> Result<bool, ApiError> {
+    let document = match answer {
+        Ok(document) => document,
+        Err(error) if error.is_not_found() => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let invalid = |error: serde_json::Error| ApiError::Invalid {
+        what: "discover ClusterNetworkPolicies".to_owned(),
+        why: error.to_string(),
+    };
+    let Resources { resources } = serde_json::from_slice(&document).map_err(invalid)?;
+    Ok(resources.iter().any(|it| it.name == CLUSTER_POLICIES))
+}
