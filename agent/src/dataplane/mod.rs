@@ -7,6 +7,7 @@ mod capacity;
 mod counted_flows;
 mod events;
 mod handover;
+mod judging;
 mod kernel;
 mod layout;
 mod log;

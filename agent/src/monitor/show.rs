@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use agent_common::{DropReason, event::FlowTraffic};
+use ferrule_policy::{Direction as PolicyDirection, PolicyId};
 use ferrule_proto::flow::{
     self, DropReason as Shown, Emitter, Endpoint, Ethernet, Ferrule, FlowType, IpVersion, Layer4,
     NetworkInterface, TraceObservationPoint, TrafficDirection, layer4::Protocol,
 };
-use ferrule_policy::{Direction as PolicyDirection, PolicyId};
 use prost_types::Timestamp;
 
 use super::{

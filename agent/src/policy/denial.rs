@@ -1,6 +1,9 @@
 //! Which policy denied a packet.
 
-use agent_common::{DropReason, event::{DropRecord, direction}};
+use agent_common::{
+    DropReason,
+    event::{DropRecord, direction},
+};
 use ferrule_policy::{ClassId, Compiler, Direction, PolicyId, Reason, RulesetId, Verdict, shown};
 
 use tokio::task::block_in_place;
@@ -153,16 +156,16 @@ mod tests {
     fn a_packet_that_a_rule_denies_names_the_rule() {
         let denial = denial(&compiler(), Direction::Egress, "192.0.2.1");
         assert_eq!(denial.policies, [PolicyId::cluster("deny")]);
-        assert_eq!(
-            denial.words,
-            "ClusterNetworkPolicy deny (Admin, priority 1) egress[0] \"world\" denies"
-        );
+        assert_eq!(denial.words, "ClusterNetworkPolicy deny (Admin, priority 1) egress[0] \"world\" denies");
     }
 
     #[test]
     fn a_packet_that_no_policy_allows_names_those_that_isolate() {
         let denial = denial(&compiler(), Direction::Ingress, "192.0.2.1");
-        assert_eq!((denial.direction, denial.policies), (Direction::Ingress, vec![PolicyId::namespaced("web", "front")]));
+        assert_eq!(
+            (denial.direction, denial.policies),
+            (Direction::Ingress, vec![PolicyId::namespaced("web", "front")])
+        );
         assert_eq!(denial.words, "no policy allows; NetworkPolicy web/front isolates the pod");
     }
 
@@ -172,7 +175,11 @@ mod tests {
         let gone = explain(&compiler(), &record, Direction::Ingress, true);
         assert_eq!((gone.policies.len(), gone.words.contains("have changed since")), (0, true), "{gone:?}");
         let gone = explain(&compiler(), &DropRecord { bit: 3, ..record }, Direction::Ingress, true);
-        assert_eq!((gone.policies.len(), gone.words.contains("no policy has any more")), (0, true), "{gone:?}");
+        assert_eq!(
+            (gone.policies.len(), gone.words.contains("no policy has any more")),
+            (0, true),
+            "{gone:?}"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod denial;
 mod enforcer;
 mod feed;
 mod objects;
+mod state;
 
 pub use denial::{Denial, Denials};
 pub use enforcer::{AdmitError, Enforcer};

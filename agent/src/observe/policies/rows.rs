@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use agent_common::policy::Peer;
 use ferrule_policy::{
-    Compiler, Direction, Origin, Packet, Reason, Recorded, RulesetId, Trace, TracedEnd, Verdict, lookup, shown,
+    Compiler, Direction, Origin, Packet, Reason, Recorded, RulesetId, Trace, TracedEnd, Verdict, lookup,
+    shown,
 };
 use ferrule_proto::agent::{PolicyVerdict, RowsVerdict, TracePoliciesResponse};
 
@@ -39,10 +40,9 @@ pub(super) fn sides(
 pub(super) fn show(sides: &[Side; 2], compiler: &Compiler, shown: &mut TracePoliciesResponse) {
     let [egress, ingress] = sides;
     let mut notes = Vec::new();
-    for (side, direction, policies) in [
-        (egress, Direction::Egress, &mut shown.egress),
-        (ingress, Direction::Ingress, &mut shown.ingress),
-    ] {
+    for (side, direction, policies) in
+        [(egress, Direction::Egress, &mut shown.egress), (ingress, Direction::Ingress, &mut shown.ingress)]
+    {
         let policies = policies.get_or_insert_default();
         match side {
             Side::NotJudged => {}

@@ -1,9 +1,7 @@
 use std::sync::Arc;
 
 use agent_common::policy::Peer;
-use ferrule_policy::{
-    Change, Endpoint, EndpointId, EndpointRow, Op, Recorded, RulesetId, Table, object,
-};
+use ferrule_policy::{Change, Endpoint, EndpointId, EndpointRow, Op, Recorded, RulesetId, Table, object};
 use serde_json::json;
 use tonic::Code;
 
