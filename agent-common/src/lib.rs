@@ -52,6 +52,9 @@ pub const MAX_POLICY_RULES: usize = 131_072;
 /// Default capacity of `POLICY_FLOWS`: answered flows of pods that policies judge.
 pub const MAX_POLICY_FLOWS: usize = 131_072;
 
+/// Capacity of `FRAGMENTS`: fragmented packets of pods that policies judge.
+pub const MAX_FRAGMENTS: usize = 8192;
+
 /// Capacity of `LINK_COUNTERS`: the tunnel device and the uplinks of a node.
 pub const MAX_LINKS: usize = 64;
 
@@ -61,10 +64,15 @@ pub const TUNNEL_PORT: u16 = 4789;
 /// The VXLAN network identifier (VNI) of the tunnel between nodes.
 pub const TUNNEL_VNI: u32 = 70;
 
-/// The share of `STACK_FLOWS` that one pod can fill as client: a 16th. A new flow above it evicts an older
-/// flow of the same pod.
+/// The share of `STACK_FLOWS` that one pod can fill as client, and of `POLICY_FLOWS`: a 16th. A new flow above
+/// it evicts an older flow of the same pod.
 pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
+}
+
+/// The capacity of `POLICY_PENDING`, of that of `POLICY_FLOWS`: a quarter.
+pub const fn pending_flows(capacity: u32) -> u32 {
+    capacity / 4
 }
 
 /// The first and the last client port of flows that the host translates for pods: neither privileged nor of

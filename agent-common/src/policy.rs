@@ -36,7 +36,8 @@ pub struct Peer {
 pub struct BlockKey {
     /// Bits of `table` and `address` that count: 32 and those of the prefix (of IPv4: and 96).
     pub prefix_len: u32,
-    /// As in [`PeerKey`].
+    /// As in [`PeerKey`], and [`BlockKey::IPV4`] of a prefix of IPv4: a look-up of an IPv4 address does not find
+    /// `::/0`.
     pub table: u32,
     /// As in [`PeerKey`], with zeros behind the prefix.
     pub address: [u8; 16],
@@ -143,7 +144,81 @@ pub struct Subject {
     pub flags: u32,
 }
 
+/// Key of `POLICY_FLOWS` and `POLICY_PENDING`: a flow as one of its pods sees it. Two pods of this node have
+/// two entries for a flow between them, and neither lets anything in at the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, align(8))]
+pub struct ViewKey {
+    /// The other end's address in the packets that the pod's interface sees, as in [`PeerKey`].
+    pub peer: [u8; 16],
+    /// Index of the pod's host interface.
+    pub ifindex: u32,
+    /// The pod's port, in host order; 0 without ports. Of an echo: its identifier if the pod has asked,
+    /// otherwise 0.
+    pub own_port: u16,
+    /// The other end's port, in the same way.
+    pub peer_port: u16,
+    /// IPv4 protocol or IPv6 next header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 7],
+}
+
+/// Value of `POLICY_FLOWS`, whose flows both ends have used, and of `POLICY_PENDING`, whose flows only one end
+/// has, or the other one once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct View {
+    /// Time of the last packet, in jiffies since boot.
+    pub used: u64,
+    /// Of [`Subject::epoch`] when the flow was judged.
+    pub epoch: u32,
+    /// Index of the host interface of the other end's pod if that pod is of this node, otherwise 0. Unlike the
+    /// address, source NAT does not change the interface.
+    pub peer: u32,
+    /// A set of the flags below.
+    pub flags: u8,
+    /// Not 0 after a packet of the end that did not begin the flow.
+    pub answered: u8,
+    /// TCP flags with which the pod has closed the flow: FIN 1, RST 4.
+    pub closed_by_pod: u8,
+    /// TCP flags with which the other end has closed the flow.
+    pub closed_by_peer: u8,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Key of `FRAGMENTS`: a packet that has been fragmented.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, align(8))]
+pub struct FragmentKey {
+    /// As in [`PeerKey`].
+    pub source: [u8; 16],
+    /// As in [`PeerKey`].
+    pub destination: [u8; 16],
+    /// The packet's identification, as in the header.
+    pub id: [u8; 4],
+    /// IPv4 protocol or IPv6 next header.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// Value of `FRAGMENTS`: what only the first fragment contains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FragmentPorts {
+    /// In host order, as in [`ViewKey`].
+    pub source_port: u16,
+    /// In host order.
+    pub destination_port: u16,
+}
+
 // A change of these sizes is a change of the ABI.
+const _: () = assert!(size_of::<ViewKey>() == 32);
+const _: () = assert!(size_of::<View>() == 24);
+const _: () = assert!(size_of::<FragmentKey>() == 40);
+const _: () = assert!(size_of::<FragmentPorts>() == 4);
 const _: () = assert!(size_of::<PeerKey>() == 20);
 const _: () = assert!(size_of::<Peer>() == 8);
 const _: () = assert!(size_of::<BlockKey>() == 24);
@@ -165,6 +240,13 @@ impl Peer {
     pub const OWN_NODE: u32 = 4;
 }
 
+// === impl BlockKey ===
+
+impl BlockKey {
+    /// Added to the table's number for IPv4.
+    pub const IPV4: u32 = 2;
+}
+
 // === impl Ruleset ===
 
 impl Ruleset {
@@ -174,6 +256,19 @@ impl Ruleset {
     pub const HAS_NAMES: u32 = 2;
     /// The ports are in `PORTS`, because they are too many for `ranges`.
     pub const HAS_PORTS: u32 = 4;
+}
+
+// === impl View ===
+
+impl View {
+    /// The other end has begun the flow.
+    pub const BEGUN_BY_PEER: u8 = 1;
+    /// This node's host has begun the flow; known by the packet's way, not by its address.
+    pub const OWN_NODE: u8 = 2;
+    /// The other end is the pod itself, through a Service.
+    pub const HAIRPIN: u8 = 4;
+    /// To an address that the host translates, and judged afterwards.
+    pub const UNJUDGED: u8 = 8;
 }
 
 // === impl Subject ===
@@ -207,4 +302,12 @@ mod user {
     unsafe impl aya::Pod for super::NamedKey {}
     // SAFETY: as for `PeerKey`.
     unsafe impl aya::Pod for super::Subject {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::ViewKey {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::View {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::FragmentKey {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::FragmentPorts {}
 }

@@ -16,7 +16,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{flow_key::Key, packet::Packet, vifs};
+use crate::{flow_key::Key, packet::Packet, policy, vifs};
 
 #[btf_map]
 static EVENTS: RingBuf<DropRecord, MAX_EVENT_BYTES> = RingBuf::new();
@@ -65,10 +65,11 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_boot_ns() }
 }
 
-/// Records a dropped packet. `direction` is one of [`direction`](agent_common::event::direction).
+/// Records a dropped packet of an interface, or one that passes because its pod is only audited. `direction`
+/// is one of [`direction`](agent_common::event::direction).
 #[inline(never)]
-pub fn drop(packet: &Packet<'_>, direction: u32, reason: DropReason) {
-    let (ifindex, time) = (packet.ifindex(), now());
+pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReason, is_audited: bool) {
+    let time = now();
     let key = BudgetKey { ifindex, direction: direction as u16, reason: reason as u16 };
     let Some(budget) = spend(key, &DROPS, time) else { return };
     let Some(mut record) = EVENTS.reserve_untyped::<DropRecord>(0) else {
@@ -76,6 +77,7 @@ pub fn drop(packet: &Packet<'_>, direction: u32, reason: DropReason) {
         return;
     };
     let (suppressed, lost) = budget.settle();
+    let (ruleset, class, bit) = policy::verdict(reason);
     let slot = record.as_mut_ptr();
     // SAFETY: the reserved memory is writable for a record. The packet's bytes replace the first zeros.
     unsafe {
@@ -91,10 +93,10 @@ pub fn drop(packet: &Packet<'_>, direction: u32, reason: DropReason) {
             lost,
             captured: 0,
             vlan: packet.vlan_tag(),
-            ruleset: 0,
-            class: 0,
-            bit: 0,
-            audit: 0,
+            ruleset,
+            class,
+            bit,
+            audit: is_audited.into(),
             head: [0; CAPTURE],
         });
         (*slot).captured = packet.capture(&mut (*slot).head);

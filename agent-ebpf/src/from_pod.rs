@@ -1,7 +1,7 @@
 //! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to
 //! one of another node, or left to the host's stack.
 
-use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry, policy::Subject};
 
 use crate::{
     arp,
@@ -13,7 +13,7 @@ use crate::{
     nd, nodes,
     outcome::Outcome,
     packet::{Packet, Stamp},
-    remote, services, size, spoofing,
+    policy, remote, services, size, spoofing,
     target::Target,
     tunnels, vifs,
 };
@@ -23,6 +23,7 @@ use crate::{
 #[inline(always)]
 pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     let vif = vifs::find(packet.ifindex())?;
+    let subject = policy::subject(packet.ifindex(), Direction::Egress)?;
     let Ethernet { destination, source, ethertype } = *packet.header::<Ethernet>(0)?;
     if source != vif.mac {
         return Err(DropReason::SpoofedMac);
@@ -45,32 +46,35 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     to_gateway(&destination)?;
 
     services::check(&meta)?;
-    let outcome = forward(packet, &meta, vif)?;
+    let outcome = forward(packet, &meta, vif, subject)?;
     flow_stats::count(packet, &meta, vif, Direction::Egress);
     Ok(outcome)
 }
 
-/// To a pod, past the stack if nothing speaks against it.
+/// Where a packet goes if policies allow it.
+enum Way {
+    Stack(Stamp),
+    /// Past the stack.
+    Pod(Target),
+}
+
 #[inline(always)]
-fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outcome, DropReason> {
-    let Some(target) = target(packet, meta)? else { return Ok(Outcome::Stack(Stamp::Checked)) };
-    icmp::check(packet, meta)?;
-    // The stack handles options, answers packets at their last hop and those that are too big, and
-    // reassembles fragments where it translates: they have no ports to look a flow up by.
-    let is_plain = meta.is_plain() && size::fits(packet, meta, target.mtu);
-    if is_plain {
-        delivery::check(packet, meta)?;
-    }
-    if flows::belongs_to_stack(packet, meta, vif, target.peer) {
-        return Ok(Outcome::Stack(Stamp::Checked));
-    }
-    if !is_plain {
-        return Ok(Outcome::Stack(Stamp::Direct));
-    }
-    if flows::begins_at_translated_port(packet, meta) {
-        return Ok(Outcome::Stack(Stamp::Checked));
-    }
+fn forward(
+    packet: &mut Packet<'_>,
+    meta: &Meta,
+    vif: &VifEntry,
+    subject: &Subject,
+) -> Result<Outcome, DropReason> {
+    let target = match way(packet, meta, vif)? {
+        Way::Stack(stamp) => {
+            let is_deferred = policy::leaves(packet, meta, subject, true)?;
+            return Ok(Outcome::Stack(if is_deferred { Stamp::Service } else { stamp }));
+        }
+        Way::Pod(target) => target,
+    };
+    policy::leaves(packet, meta, subject, false)?;
     if target.peer != flows::REMOTE {
+        policy::reaches(packet, meta, target.peer, packet.ifindex())?;
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;
         return Ok(Outcome::Local { ifindex: target.peer });
@@ -81,8 +85,31 @@ fn forward(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Outco
             Ok(outcome)
         }
         // `to_link` records the flow as if translated, and the replies pass the stack, too.
-        None => Ok(Outcome::Stack(Stamp::Checked)),
+        None => Ok(Outcome::Stack(Stamp::Service)),
     }
+}
+
+/// To a pod, past the stack if nothing speaks against it.
+#[inline(always)]
+fn way(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Way, DropReason> {
+    let Some(target) = target(packet, meta)? else { return Ok(Way::Stack(Stamp::Checked)) };
+    icmp::check(packet, meta)?;
+    // The stack handles options, answers packets at their last hop and those that are too big, and
+    // reassembles fragments where it translates: they have no ports to look a flow up by.
+    let is_plain = meta.is_plain() && size::fits(packet, meta, target.mtu);
+    if is_plain {
+        delivery::check(packet, meta)?;
+    }
+    if flows::belongs_to_stack(packet, meta, vif, target.peer) {
+        return Ok(Way::Stack(Stamp::Checked));
+    }
+    if !is_plain {
+        return Ok(Way::Stack(Stamp::Direct));
+    }
+    if flows::begins_at_translated_port(packet, meta) {
+        return Ok(Way::Stack(Stamp::Checked));
+    }
+    Ok(Way::Pod(target))
 }
 
 /// The pod that has the destination; `None` for any other destination.

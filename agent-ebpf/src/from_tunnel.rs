@@ -39,7 +39,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     if tunnels::carries_packet(&meta) {
         return Err(DropReason::TunnelNested);
     }
-    if node.is_remote_range() { remote::receive(packet, &meta, node) } else { Ok(Inbound::Stack) }
+    if node.is_remote_range() { remote::receive(packet, &meta, node) } else { Ok(Inbound::STACK) }
 }
 
 /// The ID of the node that has sent the outer packet, from one of its addresses to one of this node's.

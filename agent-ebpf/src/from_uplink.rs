@@ -23,23 +23,23 @@ use crate::{
 pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     // For the device of a VLAN, which has a filter of its own if it is an uplink.
     if packet.vlan_id() != 0 {
-        return Ok(Inbound::Stack);
+        return Ok(Inbound::STACK);
     }
-    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return Ok(Inbound::Stack) };
+    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return Ok(Inbound::STACK) };
     let ethertype = u16::from_be_bytes(ethernet.ethertype);
     let (source, reason) = match ethertype {
         ETHERTYPE_IPV4 => match packet.header::<Ipv4>(L3) {
             Ok(ip) => (Address::v4(ip.source), DropReason::SpoofedIpv4),
-            Err(_) => return Ok(Inbound::Stack),
+            Err(_) => return Ok(Inbound::STACK),
         },
         ETHERTYPE_IPV6 => match packet.header::<Ipv6>(L3) {
             Ok(ip) => (Address::v6(ip.source), DropReason::SpoofedIpv6),
-            Err(_) => return Ok(Inbound::Stack),
+            Err(_) => return Ok(Inbound::STACK),
         },
         // Behind a tag without a VLAN (a priority only), the kernel would remove this one, too, and a packet
         // without any could come out.
         ETHERTYPE_VLAN | ETHERTYPE_QINQ => return Err(DropReason::Vlan),
-        _ => return Ok(Inbound::Stack),
+        _ => return Ok(Inbound::STACK),
     };
     let node = nodes::find(source);
     if node.is_some_and(|node| node.is_own() && !node.is_address()) || endpoints::interface(source).is_some()
@@ -52,8 +52,8 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
         // The stack judges packets that contradict themselves, like all others from outside.
         Some(node) => match Meta::parse(packet, ethertype, Sender::Outside) {
             Ok(meta) => remote::receive(packet, &meta, node),
-            Err(_) => Ok(Inbound::Stack),
+            Err(_) => Ok(Inbound::STACK),
         },
-        None => Ok(Inbound::Stack),
+        None => Ok(Inbound::STACK),
     }
 }

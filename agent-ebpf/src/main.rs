@@ -97,8 +97,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
         Err(reason) => {
-            counters::drop(ifindex, Direction::Egress, reason);
-            events::drop(&packet, Direction::Egress as u32, reason);
+            refuse(&packet, Direction::Egress, reason);
             debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -117,8 +116,7 @@ pub fn to_pod(ctx: TcContext) -> i32 {
             TC_ACT_UNSPEC
         }
         Err(reason) => {
-            counters::drop(ifindex, Direction::Ingress, reason);
-            events::drop(&packet, Direction::Ingress as u32, reason);
+            refuse(&packet, Direction::Ingress, reason);
             debug!(&ctx, "if {}: ingress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -149,21 +147,25 @@ pub fn from_uplink(ctx: TcContext) -> i32 {
 fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, DropReason>) -> i32 {
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match verdict {
-        Ok(Inbound::Stack) => {
+        Ok(inbound) => {
+            let to = inbound.ifindex();
             links::pass(ifindex, bytes);
-            trace!(ctx, "if {}: from the link, {} bytes", ifindex, bytes);
-            TC_ACT_UNSPEC
-        }
-        Ok(Inbound::Local { ifindex: to }) => {
-            links::pass(ifindex, bytes);
+            if to == 0 {
+                trace!(ctx, "if {}: from the link, {} bytes", ifindex, bytes);
+                return TC_ACT_UNSPEC;
+            }
             counters::ingress(to, bytes);
             trace!(ctx, "if {}: from the link to if {}, {} bytes", ifindex, to, bytes);
             // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, as in `from_pod`.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
         Err(reason) => {
-            links::drop(ifindex, reason);
-            events::drop(packet, direction::LINK, reason);
+            if policy::place(reason).is_some() {
+                refuse(packet, Direction::Ingress, reason);
+            } else {
+                links::drop(ifindex, reason);
+                events::drop(packet, ifindex, direction::LINK, reason, false);
+            }
             debug!(ctx, "if {}: from the link dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
@@ -173,8 +175,22 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, Drop
 /// clsact egress of uplinks and the tunnel device: packets of this node, and those that pass through it.
 #[classifier]
 pub fn to_link(ctx: TcContext) -> i32 {
-    to_link::note(&Packet::new(&ctx));
-    TC_ACT_UNSPEC
+    let packet = Packet::new(&ctx);
+    match to_link::judge(&packet) {
+        Ok(()) => TC_ACT_UNSPEC,
+        Err(reason) => {
+            refuse(&packet, Direction::Egress, reason);
+            TC_ACT_SHOT
+        }
+    }
+}
+
+/// Counts and records a dropped packet: at the packet's interface, or at the pod whose policies deny it.
+#[inline(always)]
+fn refuse(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
+    let (ifindex, direction) = policy::place(reason).unwrap_or((packet.ifindex(), direction));
+    counters::drop(ifindex, direction, reason);
+    events::drop(packet, ifindex, direction as u32, reason, false);
 }
 
 #[panic_handler]

@@ -1,5 +1,7 @@
 //! `Meta`: what the programs know about an IP packet, parsed once.
 
+use core::mem::offset_of;
+
 use agent_common::DropReason;
 
 use crate::{
@@ -158,6 +160,26 @@ impl Meta {
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
         self.fragment != 0
+    }
+
+    /// Whether the packet is a fragment other than the first.
+    #[inline(always)]
+    pub fn is_later_fragment(&self) -> bool {
+        self.fragment & Ipv4::OFFSET != 0
+    }
+
+    /// The identification of a fragmented packet. Of an IPv6 packet that has more extension headers behind
+    /// the fragment header, something else.
+    #[inline(always)]
+    pub fn fragment_id(&self, packet: &Packet<'_>) -> [u8; 4] {
+        match self.family {
+            Family::Ipv4 => {
+                let [a, b] = packet.copy(L3 + offset_of!(Ipv4, id)).unwrap_or_default();
+                [0, 0, a, b]
+            }
+            // The last field of the header.
+            Family::Ipv6 => packet.copy(self.payload - size_of::<[u8; 4]>()).unwrap_or_default(),
+        }
     }
 
     /// Whether a router may forward the packet as it is, but for its size.

@@ -17,10 +17,25 @@ pub enum Outcome {
     Answered,
 }
 
-/// Where a packet from outside that passes goes.
-pub enum Inbound {
-    /// To the host's stack.
-    Stack,
-    /// To a pod, as in [`Outcome::Local`].
-    Local { ifindex: u32 },
+/// Where a packet from outside that passes goes: to a pod, as in [`Outcome::Local`], or to the host's stack.
+///
+/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it, and
+/// computes with what is there, which the verifier refuses.
+pub struct Inbound(u32);
+
+// === impl Inbound ===
+
+impl Inbound {
+    pub const STACK: Self = Self(0);
+
+    #[inline(always)]
+    pub fn to_pod(ifindex: u32) -> Self {
+        Self(ifindex)
+    }
+
+    /// The pod's host interface; 0: the stack.
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        self.0
+    }
 }

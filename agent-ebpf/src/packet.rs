@@ -20,9 +20,11 @@ use crate::{
 
 pub struct Packet<'a> {
     ctx: &'a TcContext,
+    /// Read once: LLVM would share the field's address between reads, which the verifier refuses.
+    ifindex: u32,
 }
 
-/// What `from_pod` tells `to_pod` about a packet that it leaves to the stack.
+/// What `from_pod` tells `to_pod` and `to_link` about a packet that it leaves to the stack.
 ///
 /// The stamp is in `skb->tc_index`, which the stack copies to fragments, and which no other kernel code uses
 /// for forwarded packets unless a filter returns `TC_ACT_OK` with a class.
@@ -33,6 +35,8 @@ pub enum Stamp {
     Checked = 0xfe01,
     /// To a pod of this node by the pod's own address: not translated.
     Direct = 0xfe02,
+    /// To an address that the host's stack may translate: policies have not judged yet what the pod sends.
+    Service = 0xfe03,
 }
 
 /// The outer header of a packet that came through a tunnel device, as far as the device keeps it.
@@ -70,7 +74,9 @@ impl<'a> Packet<'a> {
 
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
-        let mut packet = Self { ctx };
+        // SAFETY: the kernel passes a valid context.
+        let ifindex = unsafe { (*ctx.skb.skb).ifindex };
+        let mut packet = Self { ctx, ifindex };
         packet.pull(Self::HEADERS);
         packet
     }
@@ -96,8 +102,7 @@ impl<'a> Packet<'a> {
     /// Index of the host interface that the program runs on.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {
-        // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).ifindex }
+        self.ifindex
     }
 
     /// Index of the interface by which the packet came to this network namespace; 0 if the host itself sends
@@ -119,6 +124,12 @@ impl<'a> Packet<'a> {
     pub fn has_stamp(&self, stamp: Stamp) -> bool {
         // SAFETY: the kernel passes a valid context.
         unsafe { (*self.ctx.skb.skb).tc_index == stamp as u32 }
+    }
+
+    /// Whether the packet has a stamp: it is a pod's.
+    #[inline(always)]
+    pub fn is_stamped(&self) -> bool {
+        self.has_stamp(Stamp::Checked) || self.has_stamp(Stamp::Direct) || self.has_stamp(Stamp::Service)
     }
 
     /// Bytes, from the Ethernet header on.

@@ -15,7 +15,7 @@ use crate::{
     meta::Meta,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
-    size,
+    policy, size,
     target::Target,
 };
 
@@ -37,19 +37,20 @@ pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
 /// Why to drop the packet.
 #[inline(always)]
 pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result<Inbound, DropReason> {
-    let Some((endpoint, receiver)) = endpoints::find(meta)? else { return Ok(Inbound::Stack) };
+    let Some((endpoint, receiver)) = endpoints::find(meta)? else { return Ok(Inbound::STACK) };
     let is_plain = meta.is_plain() && size::fits(packet, meta, u32::from(receiver.mtu));
     if is_plain {
         delivery::check(packet, meta)?;
     }
     if flows::belongs_to_stack(packet, meta, receiver, flows::REMOTE) {
-        return Ok(Inbound::Stack);
+        return Ok(Inbound::STACK);
     }
     packet.stamp(Stamp::Direct);
     if !is_plain || !node.is_fast() {
-        return Ok(Inbound::Stack);
+        return Ok(Inbound::STACK);
     }
+    policy::reaches(packet, meta, endpoint.ifindex, 0)?;
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
     delivery::rewrite(packet, meta, &endpoint.mac)?;
-    Ok(Inbound::Local { ifindex: endpoint.ifindex })
+    Ok(Inbound::to_pod(endpoint.ifindex))
 }

@@ -5,7 +5,7 @@ use agent_common::{DropReason, VifEntry};
 use crate::{
     headers::{ICMPV6, TCP, UDP},
     meta::{Family, Meta, Scope},
-    packet::{Packet, Stamp},
+    packet::Packet,
     vifs,
 };
 
@@ -37,7 +37,7 @@ pub fn check_sibling(packet: &Packet<'_>, meta: &Meta, interface: u32) -> Result
     let genuine = if from != 0 {
         from == interface
     } else if meta.family == Family::Ipv6 && meta.is_fragment() {
-        packet.has_stamp(Stamp::Checked) || packet.has_stamp(Stamp::Direct)
+        packet.is_stamped()
     } else {
         true
     };

@@ -1,5 +1,8 @@
-//! Packets that leave this node by an uplink or the tunnel: notes what the stack has translated for a pod of
-//! this node, so that the replies of a remote pod pass the stack, too.
+//! Packets that leave this node by an uplink or the tunnel: judges what a pod has sent to an address that the
+//! stack has translated since, and notes what the stack has translated for a pod of this node, so that the
+//! replies of a remote pod pass the stack, too.
+
+use agent_common::{DropReason, NodeEntry};
 
 use crate::{
     endpoints, flows,
@@ -7,20 +10,48 @@ use crate::{
     meta::{Meta, Sender},
     nodes,
     packet::{Packet, Stamp},
+    policy,
 };
 
-/// The program runs for every packet that the node sends. Only `from_pod` stamps a packet as checked: one
-/// that the stack may have translated.
+/// The program runs for every packet that the node sends. Only `from_pod` stamps packets: as checked if the
+/// stack may have translated the packet, and as a Service's if policies are to judge it afterwards.
+///
+/// # Errors
+/// Why to drop the packet.
 #[inline(always)]
-pub fn note(packet: &Packet<'_>) {
-    if !packet.has_stamp(Stamp::Checked) {
-        return;
+pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+    let is_unjudged = packet.has_stamp(Stamp::Service);
+    if !is_unjudged && !packet.has_stamp(Stamp::Checked) {
+        return Ok(());
     }
-    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return };
-    let Ok(meta) = Meta::parse(packet, u16::from_be_bytes(ethernet.ethertype), Sender::Stack) else { return };
+    let meta = match parse(packet) {
+        Ok(meta) => meta,
+        Err(reason) if is_unjudged => return Err(reason),
+        Err(_) => return Ok(()),
+    };
+    let source = endpoints::interface(meta.source);
+    if is_unjudged {
+        // The kernel does not keep the interface of IPv6 fragments that it makes; without masquerading, the
+        // source is the pod's. From an unknown pod, the packet is dropped.
+        let from = match packet.ingress_ifindex() {
+            0 => source.map_or(0, core::num::NonZeroU32::get),
+            from => from,
+        };
+        policy::translated(packet, &meta, from)?;
+        // The tunnel's packet around this one comes here, too.
+        packet.stamp(Stamp::Checked);
+    }
     // A masqueraded packet has the node's source, and its replies come to the node.
-    let Some(client) = endpoints::interface(meta.source) else { return };
-    if nodes::find(meta.destination).is_some_and(agent_common::NodeEntry::is_remote_range) {
+    if let Some(client) = source
+        && nodes::find(meta.destination).is_some_and(NodeEntry::is_remote_range)
+    {
         flows::record(packet, &meta, client.get(), flows::REMOTE);
     }
+    Ok(())
+}
+
+#[inline(always)]
+fn parse(packet: &Packet<'_>) -> Result<Meta, DropReason> {
+    let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
+    Meta::parse(packet, ethertype, Sender::Stack)
 }

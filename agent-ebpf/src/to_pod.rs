@@ -1,5 +1,7 @@
 //! Packets from the host's stack to a pod: dropped unless they are for the pod's own addresses.
 
+use core::num::NonZeroU32;
+
 use agent_common::{DropReason, NodeEntry, VifEntry};
 
 use crate::{
@@ -10,7 +12,7 @@ use crate::{
     meta::{Family, Meta, Scope, Sender},
     nd, nodes,
     packet::{Packet, Stamp},
-    spoofing, vifs,
+    policy, spoofing, vifs,
 };
 
 /// # Errors
@@ -18,6 +20,7 @@ use crate::{
 #[inline(always)]
 pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     let vif = vifs::find(packet.ifindex())?;
+    let subject = policy::subject(packet.ifindex(), Direction::Ingress)?;
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     if packet.has_vlan_tag(ethertype) {
         return Err(DropReason::Vlan);
@@ -31,6 +34,7 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         spoofing::check_sibling(packet, &meta, interface.get())?;
     }
     if vifs::owns(vif, meta.family, meta.destination) {
+        policy::arrives(packet, &meta, subject, sibling.map_or(0, NonZeroU32::get))?;
         if sibling.is_some() && packet.has_stamp(Stamp::Direct) {
             // Counted by the sender's `from_pod`.
             return Ok(());

@@ -46,8 +46,9 @@ impl From<PeerRow> for Peer {
 impl Prefix {
     /// The key in `BLOCKS`.
     pub fn key(self, table: Table) -> BlockKey {
-        let len = u32::from(self.len) + if self.addr.is_v4() { 96 } else { 0 };
-        BlockKey { prefix_len: 32 + len, table: table.number(), address: self.addr.octets() }
+        let (len, family) = if self.addr.is_v4() { (96, BlockKey::IPV4) } else { (0, 0) };
+        let prefix_len = 32 + len + u32::from(self.len);
+        BlockKey { prefix_len, table: table.number() + family, address: self.addr.octets() }
     }
 }
 

@@ -27,6 +27,7 @@ pub mod pod;
 pub mod podman;
 pub mod probe;
 pub mod program;
+pub mod rules;
 pub mod runtime;
 pub mod sys;
 pub mod traffic;

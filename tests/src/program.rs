@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, fmt, path::Path, thread, time::Duration};
 use agent_common::{
     Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
     event::{Event, FlowStats},
+    policy::{Subject, View, ViewKey},
 };
 use anyhow::{Context as _, ensure};
 use aya::{
@@ -22,7 +23,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{dist, sys};
+use crate::{dist, rules::Rules, sys};
 
 /// Not in aya's API. Leaves the packet to the next filter, and to the stack after the last.
 pub const TC_ACT_UNSPEC: u32 = u32::MAX;
@@ -75,6 +76,11 @@ pub struct Programs {
     pub stack_flows: HashMap<MapData, FlowKey, Flow>,
     pub flow_rings: HashMap<MapData, RingKey, FlowKey>,
     pub flow_stats: HashMap<MapData, FlowKey, FlowStats>,
+    pub subjects: HashMap<MapData, VifKey, Subject>,
+    /// Answered flows of pods that policies judge, and pending ones.
+    pub policy_flows: HashMap<MapData, ViewKey, View>,
+    pub policy_pending: HashMap<MapData, ViewKey, View>,
+    pub rules: Rules,
     sampling: Array<MapData, u32>,
     events: RingBuf<MapData>,
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
@@ -209,6 +215,10 @@ impl Programs {
             stack_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
             flow_rings: take_map(&mut ebpf, "FLOW_RINGS")?,
             flow_stats: take_map(&mut ebpf, "FLOW_STATS")?,
+            subjects: take_map(&mut ebpf, "SUBJECTS")?,
+            policy_flows: take_map(&mut ebpf, "POLICY_FLOWS")?,
+            policy_pending: take_map(&mut ebpf, "POLICY_PENDING")?,
+            rules: Rules::take(&mut ebpf)?,
             sampling: take_map(&mut ebpf, "FLOW_SAMPLING")?,
             events: take_map(&mut ebpf, "EVENTS")?,
             nodes: take_map(&mut ebpf, "NODES")?,
@@ -363,7 +373,7 @@ fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedCla
     Ok(found.with_context(|| format!("the object has no program {}", program.name()))?.try_into()?)
 }
 
-fn take_map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<M> {
+pub(crate) fn take_map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<M> {
     let map = ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))?;
     M::try_from(map).with_context(|| format!("the map {name} has another type or layout"))
 }

@@ -18,7 +18,7 @@ pub static SUBJECTS: HashMap<VifKey, Subject, MAX_VIFS, NO_PREALLOC> = HashMap::
 #[btf_map]
 pub static PEERS: HashMap<PeerKey, Peer, MAX_POLICY_PEERS, NO_PREALLOC> = HashMap::new();
 
-/// By table and address.
+/// By table, family and address.
 #[btf_map]
 pub static BLOCKS: LpmTrie<[u8; 20], u32, { MAX_POLICY_RULES / 8 }> = LpmTrie::new();
 

@@ -10,20 +10,15 @@ use ferrule_tests::{
     pod::NAMESPACE,
     sys::wait_until,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the health of the feed says.
+/// What the health of the feed says: `[+] policy-feed (healthy, needed for ADD): open: …`.
 fn feed(node: &Node) -> anyhow::Result<String> {
-    let status: Value = serde_json::from_str(&node.ctl(&["status", "-o", "json"])?)?;
-    let all = status["components"].as_array().context("no components")?;
-    let found = all.iter().find(|it| it["name"] == "policy-feed").context("no component policy-feed")?;
-    Ok(format!(
-        "{}: {}",
-        found["state"].as_str().unwrap_or_default(),
-        found["reason"].as_str().unwrap_or_default()
-    ))
+    let (_, text) = node.http("/readyz?verbose")?;
+    let found = text.lines().find(|it| it.contains(" policy-feed ")).with_context(|| text.clone())?;
+    Ok(found.replace(", needed for ADD)", ""))
 }
 
 fn wait_for_feed(node: &Node, says: &str, limit: Duration) -> anyhow::Result<()> {
@@ -58,7 +53,7 @@ fn of_peers(cluster: &Cluster) -> Vec<Request> {
 #[test]
 fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
     with_cluster(&[], |node, cluster| {
-        wait_for_feed(node, "healthy: open: the cluster has no policy", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", TIMEOUT)?;
         ensure!(of_peers(cluster).is_empty(), "{:#?}", of_peers(cluster));
         let mut ended = objects::pod(NAMESPACE, "ended", "other");
         ended["status"]["phase"] = json!("Succeeded");
@@ -68,7 +63,7 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
             cluster.api.create(Resource::Pods, pod)?;
         }
         isolate(cluster, "first")?;
-        wait_for_feed(node, "healthy: enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: enforcing 1 policies", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         let pods = node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)?;
         ensure!(pods == 1.0, "{pods} pods");
@@ -76,14 +71,14 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
         wait_for_feed(node, "enforcing 2 policies", TIMEOUT)?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "second")?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
-        wait_for_feed(node, "peers are followed for a while", TIMEOUT)?;
+        wait_for_feed(node, "followed for a while", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "a policy that is replaced costs no lists");
         let lists = of_peers(cluster).len();
         isolate(cluster, "first")?;
         wait_for_feed(node, "enforcing 1 policies", TIMEOUT)?;
         ensure!(of_peers(cluster).len() == lists, "{:#?}", of_peers(cluster));
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
-        wait_for_feed(node, "healthy: open: the cluster has no policy", Duration::from_secs(30))?;
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
         wait_until("the watches are closed", TIMEOUT, || Ok(watches(cluster) == [0, 0, 1]))?;
         isolate(cluster, "first")?;
         wait_for_feed(node, "enforcing 1 policies", TIMEOUT)?;
@@ -106,9 +101,9 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
         let policy = objects::cluster_network_policy("c", spec);
         cluster.api.create(Resource::ClusterNetworkPolicies, policy)?;
         node.start_again()?;
-        wait_for_feed(node, "healthy: enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: enforcing 1 policies", TIMEOUT)?;
         cluster.api.delete(Resource::ClusterNetworkPolicies, "", "c")?;
-        wait_for_feed(node, "healthy: open: the cluster has no policy", Duration::from_secs(30))
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))
     })
     .unwrap();
 }
@@ -119,11 +114,11 @@ fn an_agent_that_starts_without_its_api_server_knows_that_the_cluster_has_no_pol
         let cluster = Cluster::start(Options::default())?;
         cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
         cluster.start_agent(node, &[])?;
-        wait_for_feed(node, "healthy: open", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: open", TIMEOUT)?;
         node.stop_agent()?;
         cluster.api.switch(Switch::Restart { pause_ms: 60_000, history: History::Kept });
         node.start_again()?;
-        wait_for_feed(node, "healthy: open", TIMEOUT)
+        wait_for_feed(node, "(healthy: open", TIMEOUT)
     })
     .unwrap();
 }
@@ -131,20 +126,19 @@ fn an_agent_that_starts_without_its_api_server_knows_that_the_cluster_has_no_pol
 #[test]
 fn new_pods_wait_while_what_a_policy_asks_about_cannot_be_listed() {
     with_cluster(&[], |node, cluster| {
-        wait_for_feed(node, "healthy: open", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: open", TIMEOUT)?;
         cluster.api.switch(Switch::Deny { resource: Resource::Services, token: None });
         isolate(cluster, "first")?;
         wait_for_feed(
             node,
-            "healthy: gathering what 1 policies ask about; waiting for the list of Services",
+            "(healthy: gathering what 1 policies ask about; waiting for the list of Services",
             TIMEOUT,
         )?;
-        let (ready, _) = node.http("/readyz")?;
-        ensure!(ready == 200, "a moment is no failure: {ready}");
-        wait_for_feed(node, "unhealthy: gathering", Duration::from_secs(30))?;
+        ensure!(node.http("/readyz")?.0 == 200, "a moment is no failure");
+        wait_for_feed(node, "(unhealthy: gathering", Duration::from_secs(30))?;
         ensure!(node.http("/readyz")?.0 != 200, "new pods do wait");
         cluster.api.switch(Switch::DenyNothing {});
-        wait_for_feed(node, "healthy: enforcing 1 policies", Duration::from_secs(60))?;
+        wait_for_feed(node, "(healthy: enforcing 1 policies", Duration::from_secs(60))?;
         ensure!(node.http("/readyz")?.0 == 200);
         Ok(())
     })

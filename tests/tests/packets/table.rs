@@ -4,6 +4,7 @@ use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
     Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
+    policy::Subject,
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -67,6 +68,9 @@ pub const STRANGER: u32 = 105;
 /// Drops of interfaces without an entry are counted under this ifindex.
 pub const UNKNOWN: u32 = 0;
 
+/// No policy judges the pod.
+pub const OPEN: Subject =
+    Subject { ingress: Subject::OPEN, egress: Subject::OPEN, table: 0, epoch: 0, flags: 0 };
 /// Of every pod.
 pub const MTU: u16 = 1500;
 pub const GENERATION: u32 = 77;
@@ -139,6 +143,7 @@ impl Pod {
             ifname: VifEntry::text("eth0"),
         };
         programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
+        programs.subjects.insert(VifKey { ifindex }, OPEN, 0)?;
         let endpoint = Endpoint { ifindex, mac, reserved: [0; 2] };
         if has & VifEntry::HAS_IPV4 != 0 {
             programs.endpoints.insert(EndpointKey::ipv4(v4), endpoint, 0)?;
@@ -362,5 +367,9 @@ fn drop_counter(drops: &mut Drops, reason: DropReason) -> &mut u64 {
         DropReason::TunnelInner => &mut drops.tunnel_inner,
         DropReason::TunnelDestination => &mut drops.tunnel_destination,
         DropReason::TunnelNested => &mut drops.tunnel_nested,
+        DropReason::PolicyEgress => &mut drops.policy_egress,
+        DropReason::PolicyIngress => &mut drops.policy_ingress,
+        DropReason::PeerUnknown => &mut drops.peer_unknown,
+        DropReason::PolicyUnknown => &mut drops.policy_unknown,
     }
 }

@@ -1,0 +1,328 @@
+//! The packet that is being judged, and the end for which: in a map and not on the stack, so that the
+//! verifier walks the code that judges once, and not once for every way that a packet can have come here.
+
+use core::{cell::Cell, mem::offset_of};
+
+use agent_common::{
+    DropReason,
+    policy::{FragmentKey, PeerKey, RuleKey, Subject, ViewKey},
+};
+use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
+
+use crate::{
+    address::Address,
+    headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
+    icmp,
+    meta::{Family, Meta},
+    packet::Packet,
+};
+
+#[btf_map]
+static POLICY_CASE: PerCpuArray<Case, 1> = PerCpuArray::new();
+
+/// Cells, because the functions that share the only value of the map call each other.
+#[repr(C)]
+pub struct Case {
+    /// Of the packet.
+    pub ends: Cell<Ends>,
+    /// The first eight bytes behind the IP headers; valid with [`Case::HAS_TRANSPORT`].
+    transport: Cell<Transport>,
+    /// The packet quoted in an ICMP error; valid with [`Case::HAS_QUOTE`].
+    pub quote: Cell<Ends>,
+    quote_transport: Cell<Transport>,
+    /// A set of the flags below.
+    pub flags: Cell<u32>,
+    pub tcp_flags: Cell<u32>,
+
+    /// The end that is judged.
+    pub end: Cell<End>,
+    pub subject: Cell<Subject>,
+    /// The flow as that end sees it.
+    pub view: Cell<View>,
+    pub ports: Cell<[u16; 2]>,
+
+    /// What the rules are asked.
+    pub question: Cell<Question>,
+    pub peer_key: Cell<Peer>,
+    pub rule_key: Cell<RuleKey>,
+    /// The bits whose peers contain the other end, and those of them whose ports contain the packet's.
+    pub peers: [Cell<u64>; 4],
+    pub bits: [Cell<u64>; 4],
+    /// What the rules have found, in the form of [`answer`](super::judge::answer).
+    pub answer: Cell<u32>,
+    pub verdict: Cell<Verdict>,
+    /// A flow that leaves its place to another one.
+    pub displaced: Cell<ViewKey>,
+}
+
+/// A `FragmentKey` whose addresses are words.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Ends {
+    pub source: Address,
+    pub destination: Address,
+    pub id: [u8; 4],
+    pub protocol: u8,
+    pub reserved: [u8; 3],
+}
+
+/// A `ViewKey` whose address is words.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct View {
+    pub peer: Address,
+    pub ifindex: u32,
+    pub own_port: u16,
+    pub peer_port: u16,
+    pub protocol: u8,
+    pub reserved: [u8; 7],
+}
+
+/// A `PeerKey` whose address is words, and padding.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Peer {
+    pub address: Address,
+    pub table: u32,
+    pub padding: u32,
+}
+
+/// An end of a packet: a pod of this node. Aligned, as the verifier requires of words on the stack.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub struct End {
+    /// The pod's host interface.
+    pub ifindex: u32,
+    /// One of [`direction`](agent_common::event::direction).
+    pub direction: u32,
+    /// Of a packet to the pod: the interface by which the packet came to this node; 0: none.
+    pub via: u32,
+    /// One of [`origin`].
+    pub origin: u32,
+    /// Not 0 if a later program can judge what goes to an address that the host translates.
+    pub may_defer: u32,
+    pub reserved: u32,
+}
+
+/// Where the other end is.
+pub mod origin {
+    pub const OTHER: u32 = 0;
+    pub const OWN_NODE: u32 = 1;
+    pub const HAIRPIN: u32 = 2;
+}
+
+/// A flow's first packet, as the rules judge it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Question {
+    /// One of [`direction`](agent_common::event::direction).
+    pub direction: u32,
+    pub origin: u32,
+    pub may_defer: u32,
+    /// The host interface of the other end's pod if that is of this node, otherwise 0.
+    pub peer: u32,
+    /// The destination's.
+    pub port: u16,
+    pub protocol: u8,
+    /// Whether the flow is known: one of the constants below.
+    pub known: u8,
+}
+
+/// Why the rules deny a packet.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Verdict {
+    /// A [`DropReason`].
+    pub reason: u32,
+    pub ruleset: u32,
+    pub class: u32,
+    /// 1 and the bit's number; 0: no bit.
+    pub bit: u32,
+}
+
+const _: () = assert!(size_of::<Ends>() == size_of::<FragmentKey>());
+const _: () = assert!(offset_of!(Ends, source) == offset_of!(FragmentKey, source));
+const _: () = assert!(offset_of!(Ends, destination) == offset_of!(FragmentKey, destination));
+const _: () = assert!(offset_of!(Ends, id) == offset_of!(FragmentKey, id));
+const _: () = assert!(offset_of!(Ends, protocol) == offset_of!(FragmentKey, protocol));
+const _: () = assert!(size_of::<View>() == size_of::<ViewKey>());
+const _: () = assert!(offset_of!(View, peer) == offset_of!(ViewKey, peer));
+const _: () = assert!(offset_of!(View, ifindex) == offset_of!(ViewKey, ifindex));
+const _: () = assert!(offset_of!(View, own_port) == offset_of!(ViewKey, own_port));
+const _: () = assert!(offset_of!(View, peer_port) == offset_of!(ViewKey, peer_port));
+const _: () = assert!(offset_of!(View, protocol) == offset_of!(ViewKey, protocol));
+const _: () = assert!(offset_of!(Peer, address) == offset_of!(PeerKey, address));
+const _: () = assert!(offset_of!(Peer, table) == offset_of!(PeerKey, table));
+
+/// The case of this CPU.
+#[inline(always)]
+pub fn get() -> Option<&'static Case> {
+    // SAFETY: the only value of an array, valid whatever its bytes are, but for `Family` and the like, which
+    // are not in it. The value is this CPU's, and tc programs do not preempt each other on a CPU.
+    POLICY_CASE.get_ptr(0).map(|case| unsafe { &*case })
+}
+
+/// Source and destination port. An echo has its identifier at the end that asks. Without ports: zeros.
+#[inline(always)]
+fn ports(protocol: u8, transport: Transport) -> [u16; 2] {
+    match (protocol, transport.icmp_type()) {
+        (TCP | UDP | SCTP, _) => transport.ports(),
+        (ICMP, 8) | (ICMPV6, 128) => [transport.echo_id(), 0],
+        (ICMP, 0) | (ICMPV6, 129) => [0, transport.echo_id()],
+        _ => [0; 2],
+    }
+}
+
+/// The first eight bytes of TCP, UDP, SCTP and ICMP contain what tells flows apart.
+#[inline(always)]
+fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, TCP | UDP | SCTP)
+}
+
+// === impl Case ===
+
+impl Case {
+    pub const HAS_TRANSPORT: u32 = 1;
+    pub const HAS_QUOTE: u32 = 2;
+    pub const FIRST_FRAGMENT: u32 = 4;
+    pub const LATER_FRAGMENT: u32 = 8;
+
+    /// Notes what is to be known of a packet.
+    #[inline(always)]
+    pub fn fill(&self, packet: &Packet<'_>, meta: &Meta) {
+        let Meta { source, destination, protocol, .. } = *meta;
+        let mut flags = 0;
+        let id = if meta.is_fragment() {
+            flags = if meta.is_later_fragment() { Self::LATER_FRAGMENT } else { Self::FIRST_FRAGMENT };
+            meta.fragment_id(packet)
+        } else {
+            [0; 4]
+        };
+        self.tcp_flags.set(0);
+        if let Some(transport) = meta.transport() {
+            flags |= Self::HAS_TRANSPORT;
+            self.transport.set(transport);
+            if protocol == TCP {
+                self.tcp_flags.set(meta.tcp_flags(packet).into());
+            }
+            if icmp::is_error(meta, transport) && self.fill_quote(packet, meta) {
+                flags |= Self::HAS_QUOTE;
+            }
+        }
+        self.ends.set(Ends { source, destination, id, protocol, reserved: [0; 3] });
+        self.flags.set(flags);
+    }
+
+    #[inline(always)]
+    fn fill_quote(&self, packet: &Packet<'_>, meta: &Meta) -> bool {
+        let at = meta.payload + icmp::ERROR;
+        let (ends, payload) = match meta.family {
+            Family::Ipv4 => match packet.copy::<Ipv4>(at) {
+                Some(ip) if !ip.is_later_fragment() => {
+                    (Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol), ip.header_len())
+                }
+                _ => return false,
+            },
+            Family::Ipv6 => match packet.copy::<Ipv6>(at) {
+                Some(ip) => (
+                    Ends::new(Address::v6(ip.source), Address::v6(ip.destination), ip.next_header),
+                    size_of::<Ipv6>(),
+                ),
+                None => return false,
+            },
+        };
+        let Some(transport) = packet.copy::<[u8; 8]>(at + payload) else { return false };
+        self.quote.set(ends);
+        self.quote_transport.set(Transport::new(transport));
+        true
+    }
+
+    #[inline(always)]
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags.get() & flag != 0
+    }
+
+    /// The packet's ports; `None` if the packet should have ports and does not contain them.
+    #[inline(always)]
+    pub fn read_ports(&self) -> Option<[u16; 2]> {
+        let protocol = self.ends.get().protocol;
+        match self.has(Self::HAS_TRANSPORT) {
+            true => Some(ports(protocol, self.transport.get())),
+            false if has_ports(protocol) => None,
+            false => Some([0; 2]),
+        }
+    }
+
+    /// The ports of the packet quoted in an ICMP error.
+    #[inline(always)]
+    pub fn quoted_ports(&self, protocol: u8) -> [u16; 2] {
+        ports(protocol, self.quote_transport.get())
+    }
+
+    /// Whether the packet is an ICMP message other than an echo request.
+    #[inline(always)]
+    pub fn is_icmp_but_no_request(&self) -> bool {
+        let kind = if self.has(Self::HAS_TRANSPORT) { self.transport.get().icmp_type() } else { 0 };
+        match self.ends.get().protocol {
+            ICMP => kind != 8,
+            ICMPV6 => kind != 128,
+            _ => false,
+        }
+    }
+
+    /// The reason of a denied packet, and where to count it.
+    #[inline(always)]
+    pub fn reason(&self) -> DropReason {
+        // `black_box`: LLVM would remove the check.
+        let number = core::hint::black_box(self.verdict.get().reason);
+        if (number as usize) < DropReason::ALL.len() {
+            // SAFETY: the reasons have the numbers from 0 on, without a gap (asserted in agent-common).
+            unsafe { core::mem::transmute::<u32, DropReason>(number) }
+        } else {
+            DropReason::PolicyUnknown
+        }
+    }
+
+    #[inline(always)]
+    pub fn fragment_key(&self) -> &FragmentKey {
+        // SAFETY: the same bytes (asserted above), valid whatever they are; nothing writes to them while
+        // they are a key.
+        unsafe { &*self.ends.as_ptr().cast() }
+    }
+
+    #[inline(always)]
+    pub fn view_key(&self) -> &ViewKey {
+        // SAFETY: as for `fragment_key`.
+        unsafe { &*self.view.as_ptr().cast() }
+    }
+
+    #[inline(always)]
+    pub fn peer_key(&self) -> &PeerKey {
+        // SAFETY: as for `fragment_key`.
+        unsafe { &*self.peer_key.as_ptr().cast() }
+    }
+}
+
+// === impl Question ===
+
+impl Question {
+    /// The packet begins a flow.
+    pub const NEW: u8 = 0;
+    /// The packet is of the end that has begun the flow.
+    pub const FORWARD: u8 = 1;
+    pub const BACK: u8 = 2;
+
+    #[inline(always)]
+    pub fn is_of_known_flow(&self) -> bool {
+        self.known != Self::NEW
+    }
+}
+
+// === impl Ends ===
+
+impl Ends {
+    #[inline(always)]
+    fn new(source: Address, destination: Address, protocol: u8) -> Self {
+        Self { source, destination, id: [0; 4], protocol, reserved: [0; 3] }
+    }
+}

@@ -1,0 +1,348 @@
+//! `POLICY_FLOWS` and `POLICY_PENDING`: the flows that policies allow, each as one of its pods sees it.
+//!
+//! A packet of a known flow passes, in either direction; so a reply needs no rule. Only a flow that is not
+//! known, and one that was judged by rules that are no longer the pod's, asks the rules. A flow is *pending*
+//! until the end that began it has sent once more after an answer: a flood of flows that no one answers
+//! evicts flows of this kind only. Answered flows have [places](super::places), a share for each pod.
+//!
+//! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a second:
+//! the times below hold for 1000, and are longer with fewer.
+
+use agent_common::{
+    DropReason, MAX_POLICY_FLOWS, VifEntry,
+    event::direction,
+    pending_flows,
+    policy::{Subject, View, ViewKey},
+};
+use aya_ebpf::{btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
+
+use super::{
+    case::{self, Case, End, Peer, Question, Verdict, origin},
+    fragments,
+    judge::{self, answer},
+};
+use crate::{
+    address::Address,
+    headers::{ACK, FIN, RST, SYN, TCP},
+    vifs,
+};
+
+#[btf_map]
+pub static POLICY_FLOWS: LruHashMap<ViewKey, View, MAX_POLICY_FLOWS> = LruHashMap::new();
+
+#[btf_map]
+pub static POLICY_PENDING: LruHashMap<ViewKey, View, { pending_flows(MAX_POLICY_FLOWS as u32) as usize }> =
+    LruHashMap::new();
+
+const SECOND: u64 = 1000;
+/// As conntrack's for connections (`nf_conntrack_tcp_timeout_established`).
+const TCP_IDLE: u64 = 5 * 24 * 60 * 60 * SECOND;
+/// As conntrack's for a connection request (`nf_conntrack_tcp_timeout_syn_sent`), and for datagrams in both
+/// directions.
+const IDLE: u64 = 120 * SECOND;
+/// After both ends have closed a connection, or one has reset it: time for retransmissions. Counted from the
+/// last packet, so that a forged reset ends no connection in use.
+const CLOSED: u64 = 60 * SECOND;
+
+/// A known flow.
+#[derive(Clone, Copy)]
+struct Found {
+    view: *mut View,
+    is_answered: bool,
+}
+
+/// The first step: the packet's flow. Without one of the present rules, notes the question.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_find_policy() -> u32 {
+    let Some(case) = case::get() else { return answer::DENY };
+    let ports = if case.has(Case::LATER_FRAGMENT) { fragments::ports(case) } else { case.read_ports() };
+    let Some(ports) = ports else { return without_ports(case) };
+    case.ports.set(ports);
+    let answer = look_up(case, ports);
+    if answer & answer::ASK == 0 {
+        remember_ports(case);
+    }
+    answer
+}
+
+/// The last step, after the rules have judged: changes the flow.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_settle_policy() -> u32 {
+    let Some(case) = case::get() else { return answer::DENY };
+    let answer = settle(case);
+    if answer & answer::DENY == 0 {
+        remember_ports(case);
+    }
+    answer
+}
+
+#[inline(always)]
+fn remember_ports(case: &Case) {
+    if case.has(Case::FIRST_FRAGMENT) {
+        fragments::remember(case);
+    }
+}
+
+/// In jiffies.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: a helper call without arguments.
+    unsafe { bpf_jiffies64() }
+}
+
+/// Whether a flow has ended, or was not used for long.
+#[inline(always)]
+pub fn is_over(view: &View, protocol: u8, is_answered: bool, now: u64) -> bool {
+    let limit = if is_closed(view) {
+        CLOSED
+    } else if is_answered && protocol == TCP {
+        TCP_IDLE
+    } else {
+        IDLE
+    };
+    // Another CPU may have noted a later time.
+    now.saturating_sub(view.used) > limit
+}
+
+/// Whether both ends have closed a connection, or one has reset it.
+#[inline(always)]
+pub fn is_closed(view: &View) -> bool {
+    let (pod, peer) = (view.closed_by_pod, view.closed_by_peer);
+    pod & peer & FIN != 0 || (pod | peer) & RST != 0
+}
+
+/// Without ports, a packet belongs to no flow.
+#[inline(always)]
+fn without_ports(case: &Case) -> u32 {
+    let (end, subject) = (case.end.get(), case.subject.get());
+    let is_ingress = end.direction == direction::INGRESS;
+    let (ruleset, reason) = if is_ingress {
+        (subject.ingress, DropReason::PolicyIngress)
+    } else {
+        (subject.egress, DropReason::PolicyEgress)
+    };
+    if ruleset == Subject::OPEN || is_ingress && end.origin == origin::OWN_NODE {
+        return 0;
+    }
+    judge::deny(case, reason, Verdict { reason: 0, ruleset, class: 0, bit: 0 })
+}
+
+#[inline(always)]
+fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
+    let (ends, end) = (case.ends.get(), case.end.get());
+    // A pod may always send to itself.
+    if ends.source == ends.destination && end.origin != origin::HAIRPIN {
+        return 0;
+    }
+    let is_egress = end.direction == direction::EGRESS;
+    if case.has(Case::HAS_QUOTE) && quotes_known_flow(case, is_egress) {
+        return 0;
+    }
+    let (peer, own_port, peer_port) =
+        if is_egress { (ends.destination, from, to) } else { (ends.source, to, from) };
+    let (ifindex, protocol) = (end.ifindex, ends.protocol);
+    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol, reserved: [0; 7] });
+    let Some(found) = find(case) else { return ask_to_begin(case) };
+    // SAFETY: an entry stays readable until the program returns. Other CPUs write to it, too; the fields are
+    // copied at once.
+    let view = unsafe { *found.view };
+    let is_forward = is_egress == (view.flags & View::BEGUN_BY_PEER == 0);
+    // A connection of the other end on the ports of one of this end's, and the reverse.
+    let is_other = opens(case) && !is_forward;
+    if is_other || is_over(&view, protocol, found.is_answered, now()) {
+        return ask_to_begin(case);
+    }
+    let is_deferred = view.flags & View::UNJUDGED != 0;
+    // No later program judges the packet.
+    let is_last = is_deferred && is_forward && end.may_defer == 0;
+    if view.epoch != case.subject.get().epoch || is_last {
+        return ask_again(case, &view, is_forward);
+    }
+    let answer = if is_deferred && is_forward { answer::DEFER } else { 0 };
+    answer | note(case, found, is_forward)
+}
+
+/// After the rules have judged.
+#[inline(always)]
+fn settle(case: &Case) -> u32 {
+    let (answer, question) = (case.answer.get(), case.question.get());
+    if !question.is_of_known_flow() {
+        if answer & answer::DENY == 0 && may_begin(case) {
+            begin(case, answer);
+        }
+        return answer;
+    }
+    if answer & answer::DENY != 0 {
+        let _ = POLICY_FLOWS.remove(case.view_key());
+        let _ = POLICY_PENDING.remove(case.view_key());
+        return answer;
+    }
+    // Gone since: the flow's next packet is judged once more.
+    let Some(found) = find(case) else { return answer };
+    let unjudged = if answer & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
+    let is_forward = question.known == Question::FORWARD;
+    // SAFETY: an entry stays writable until the program returns; aligned fields, to which other CPUs may
+    // write, too.
+    unsafe {
+        let view = found.view;
+        (*view).flags = (*view).flags & !View::UNJUDGED | unjudged;
+        (*view).epoch = case.subject.get().epoch;
+    }
+    let answer = if is_forward { answer } else { answer & !answer::DEFER };
+    answer | note(case, found, is_forward)
+}
+
+#[inline(always)]
+fn find(case: &Case) -> Option<Found> {
+    let key = case.view_key();
+    if let Some(view) = POLICY_FLOWS.get_ptr_mut(key) {
+        return Some(Found { view, is_answered: true });
+    }
+    POLICY_PENDING.get_ptr_mut(key).map(|view| Found { view, is_answered: false })
+}
+
+/// Whether the packet opens a TCP connection.
+#[inline(always)]
+fn opens(case: &Case) -> bool {
+    case.ends.get().protocol == TCP && case.tcp_flags.get() as u8 & (SYN | ACK) == SYN
+}
+
+/// Notes time, answer and end of a flow. Writes only where they change something: CPUs share the line.
+#[inline(always)]
+fn note(case: &Case, found: Found, is_forward: bool) -> u32 {
+    let (now, view) = (now(), found.view);
+    let ended = case.tcp_flags.get() as u8 & (FIN | RST);
+    // SAFETY: as in `settle`.
+    unsafe {
+        if (*view).used != now {
+            (*view).used = now;
+        }
+        if opens(case) && is_closed(&*view) {
+            ((*view).closed_by_pod, (*view).closed_by_peer, (*view).answered) = (0, 0, 0);
+        }
+        if !is_forward && (*view).answered == 0 {
+            (*view).answered = 1;
+        }
+        if ended != 0 {
+            if case.end.get().direction == direction::EGRESS {
+                (*view).closed_by_pod |= ended;
+            } else {
+                (*view).closed_by_peer |= ended;
+            }
+        }
+        if !found.is_answered && is_forward && (*view).answered != 0 { answer::KEEP } else { 0 }
+    }
+}
+
+/// Asks the rules about the first packet of a known flow.
+#[inline(always)]
+fn ask_again(case: &Case, view: &View, is_forward: bool) -> u32 {
+    let key = case.view.get();
+    let (direction, port) = if view.flags & View::BEGUN_BY_PEER != 0 {
+        (direction::INGRESS, key.own_port)
+    } else {
+        (direction::EGRESS, key.peer_port)
+    };
+    let origin = if view.flags & View::OWN_NODE != 0 {
+        origin::OWN_NODE
+    } else if view.flags & View::HAIRPIN != 0 {
+        origin::HAIRPIN
+    } else {
+        origin::OTHER
+    };
+    let (known, may_defer) = if is_forward {
+        (Question::FORWARD, case.end.get().may_defer)
+    } else {
+        (Question::BACK, u32::from(view.flags & View::UNJUDGED))
+    };
+    ask(case, view.peer, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
+}
+
+/// Asks the rules about the first packet of a flow that is not known, or has ended.
+#[inline(always)]
+fn ask_to_begin(case: &Case) -> u32 {
+    let (End { direction, origin, may_defer, via, .. }, [_, port]) = (case.end.get(), case.ports.get());
+    let known = Question::NEW;
+    ask(case, via, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
+}
+
+/// Begins a flow that the rules allow.
+#[inline(always)]
+fn begin(case: &Case, answer: u32) {
+    let end = case.end.get();
+    let of_peer = if end.direction == direction::INGRESS { View::BEGUN_BY_PEER } else { 0 };
+    let of_origin = match end.origin {
+        origin::OWN_NODE => View::OWN_NODE,
+        origin::HAIRPIN => View::HAIRPIN,
+        _ => 0,
+    };
+    let unjudged = if answer & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
+    let view = View {
+        used: now(),
+        epoch: case.subject.get().epoch,
+        peer: case.question.get().peer,
+        flags: of_peer | of_origin | unjudged,
+        answered: 0,
+        closed_by_pod: 0,
+        closed_by_peer: 0,
+        reserved: 0,
+    };
+    // Of an earlier flow, which would be found first.
+    let _ = POLICY_FLOWS.remove(case.view_key());
+    // Without an entry, the flow's next packet is judged once more.
+    let _ = POLICY_PENDING.insert(case.view_key(), view, 0);
+}
+
+/// Whether the packet can be the first of a flow: the answers of one that ends, and of an echo, begin none.
+#[inline(always)]
+fn may_begin(case: &Case) -> bool {
+    case.tcp_flags.get() as u8 & (FIN | RST) == 0
+        && !case.has(Case::LATER_FRAGMENT)
+        && !case.is_icmp_but_no_request()
+}
+
+/// Asks the rules about the other end of the view. `via` may be the host interface of a pod, whose address
+/// counts then: the packet's may be another's after source NAT.
+#[inline(always)]
+fn ask(case: &Case, via: u32, question: Question) -> u32 {
+    let mut address = case.view.get().peer;
+    let mut peer = 0;
+    if via != 0
+        && let Ok(vif) = vifs::find(via)
+    {
+        peer = via;
+        if address.is_mapped_ipv4() {
+            if vif.flags & VifEntry::HAS_IPV4 != 0 {
+                address = Address::v4(vif.ipv4);
+            }
+        } else if vif.flags & VifEntry::HAS_IPV6 != 0 {
+            address = Address::v6(vif.ipv6);
+        }
+    }
+    let protocol = case.ends.get().protocol;
+    case.peer_key.set(Peer { address, table: case.subject.get().table, padding: 0 });
+    case.question.set(Question { peer, protocol, ..question });
+    answer::ASK
+}
+
+/// Whether an ICMP error is about a packet of a known flow, from the error's receiver to its sender or beyond.
+#[inline(always)]
+fn quotes_known_flow(case: &Case, is_egress: bool) -> bool {
+    let (ends, quote, end) = (case.ends.get(), case.quote.get(), case.end.get());
+    // Otherwise, a pod could send errors about one flow to anyone, and receive those for others.
+    if quote.source != ends.destination || is_egress && quote.destination != ends.source {
+        return false;
+    }
+    let [from, to] = case.quoted_ports(quote.protocol);
+    let (peer, own_port, peer_port) =
+        if is_egress { (quote.source, to, from) } else { (quote.destination, from, to) };
+    let (ifindex, protocol) = (end.ifindex, quote.protocol);
+    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol, reserved: [0; 7] });
+    let Some(found) = find(case) else { return false };
+    // SAFETY: as in `look_up`.
+    let view = unsafe { *found.view };
+    // Of other rules: the flow's next packet decides.
+    view.epoch == case.subject.get().epoch && !is_over(&view, protocol, found.is_answered, now())
+}

@@ -1,0 +1,269 @@
+//! The verdict of the rules on a flow's first packet. `policy/src/lookup.rs` is the same in words of the
+//! compiler, and explains the steps.
+
+use agent_common::{
+    DropReason,
+    event::direction,
+    policy::{self as maps, Bits, NamedKey, Peer, RuleKey, Ruleset, Subject},
+};
+use aya_ebpf::btf_maps::lpm_trie::Key;
+
+use super::{
+    case::{self, Case, Question, Verdict, origin},
+    rows::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS},
+};
+use crate::{
+    address::Address,
+    headers::{SCTP, TCP, UDP},
+    nodes,
+};
+
+/// Answers: sets of these flags; without one, the packet passes.
+pub mod answer {
+    /// The packet passes, and is to be judged after its translation.
+    pub const DEFER: u32 = 1;
+    /// The packet passes because its pod is only audited; the verdict is a denial.
+    pub const RECORD: u32 = 2;
+    pub const DENY: u32 = 4;
+    /// Of a step: the rules are to judge.
+    pub const ASK: u32 = 8;
+    /// The flow is answered, and has its place among those.
+    pub const KEEP: u32 = 16;
+}
+
+/// The parts of `BLOCKS`' key, aligned: the verifier refuses misaligned access to the stack.
+#[repr(C)]
+struct BlockKey {
+    prefix_len: u32,
+    table: u32,
+    address: Address,
+}
+
+/// The parts of `PORTS`' key.
+#[repr(C, align(8))]
+struct PortKey {
+    prefix_len: u32,
+    ruleset: u32,
+    protocol: u8,
+    reserved: u8,
+    port: [u8; 2],
+}
+
+#[repr(C, align(8))]
+struct Aligned<T>(T);
+
+/// The lowest of some bits; each field is 0, or that bit, of the sets that contain it.
+#[derive(Clone, Copy)]
+struct Lowest {
+    any: u64,
+    peers: u64,
+    accept: u64,
+    pass: u64,
+}
+
+/// Answers the case's question.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_judge_policy() -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    case.answer.set(judge(case));
+    0
+}
+
+#[inline(always)]
+fn judge(case: &Case) -> u32 {
+    let question = case.question.get();
+    let subject = case.subject.get();
+    let is_ingress = question.direction == direction::INGRESS;
+    let ruleset = if is_ingress { subject.ingress } else { subject.egress };
+    if ruleset == Subject::OPEN || is_ingress && question.origin == origin::OWN_NODE {
+        return 0;
+    }
+    // SAFETY: the entry stays readable until the program returns. The agent replaces no row that a subject
+    // names: other rules have another ruleset.
+    let Some(rules) = (unsafe { RULESETS.get(ruleset) }) else {
+        return deny(case, DropReason::PolicyUnknown, Verdict { reason: 0, ruleset, class: 0, bit: 0 });
+    };
+    by_rules(case, question, ruleset, rules)
+}
+
+#[inline(always)]
+fn by_rules(case: &Case, question: Question, ruleset: u32, rules: &Ruleset) -> u32 {
+    let mut deferred = 0;
+    let mut origin = question.origin;
+    // SAFETY: as for `RULESETS`; the fields are copied at once.
+    let (class, flags, is_known) = match unsafe { PEERS.get(case.peer_key()) } {
+        Some(&Peer { class, flags }) => {
+            if question.may_defer != 0 && flags & (Peer::SERVICE | Peer::OWN_NODE) != 0 {
+                deferred = answer::DEFER;
+                if flags & Peer::OWN_NODE == 0 {
+                    return deferred;
+                }
+                origin = origin::OWN_NODE;
+            }
+            (class, flags, true)
+        }
+        None => {
+            let peer = case.peer_key.get();
+            let family = if peer.address.is_mapped_ipv4() { maps::BlockKey::IPV4 } else { 0 };
+            let key = BlockKey { prefix_len: 160, table: peer.table + family, address: peer.address };
+            // SAFETY: a `u32` and 20 bytes, like the packed `Key`.
+            let key: &Key<[u8; 20]> = unsafe { &*(&raw const key).cast() };
+            let class = BLOCKS.get(key).copied().unwrap_or_default();
+            let is_in_range = nodes::find(peer.address).is_some_and(|node| !node.is_address());
+            (class, 0, !is_in_range)
+        }
+    };
+    fill_peers(case, ruleset, rules, class, flags & Peer::POD != 0);
+    fill_bits(case, ruleset, rules, class, question, is_known);
+    let by = |bit| Verdict { reason: 0, ruleset, class, bit };
+    let reason = if question.direction == direction::INGRESS {
+        DropReason::PolicyIngress
+    } else {
+        DropReason::PolicyEgress
+    };
+    let first = lowest(case, rules, &rules.admin);
+    if first.any != 0 {
+        if first.peers == 0 {
+            return deny(case, DropReason::PeerUnknown, by(number(case, &rules.admin)));
+        }
+        if first.accept != 0 {
+            return deferred;
+        }
+        if first.pass == 0 {
+            return deny(case, reason, by(number(case, &rules.admin)));
+        }
+    }
+    if rules.flags & Ruleset::ISOLATES != 0 {
+        return match origin {
+            _ if has_middle_bit(case, rules) => deferred,
+            origin::OTHER if is_known => deny(case, reason, by(0)),
+            origin::OTHER => deny(case, DropReason::PeerUnknown, by(0)),
+            _ => deferred,
+        };
+    }
+    let last = lowest(case, rules, &rules.baseline);
+    if last.any == 0 {
+        return deferred;
+    }
+    if last.peers == 0 {
+        return deny(case, DropReason::PeerUnknown, by(number(case, &rules.baseline)));
+    }
+    if last.accept | last.pass == 0 {
+        return deny(case, reason, by(number(case, &rules.baseline)));
+    }
+    deferred
+}
+
+/// Notes why a packet is denied.
+#[inline(always)]
+pub fn deny(case: &Case, reason: DropReason, verdict: Verdict) -> u32 {
+    case.verdict.set(Verdict { reason: reason as u32, ..verdict });
+    if case.subject.get().flags & Subject::AUDIT != 0 { answer::RECORD } else { answer::DENY }
+}
+
+/// The bits whose peers contain the other end.
+#[inline(always)]
+fn fill_peers(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, is_pod: bool) {
+    case.rule_key.set(RuleKey { ruleset, class });
+    // SAFETY: `rule_key` is not written to meanwhile. The row is copied at once.
+    if let Some(peers) = unsafe { RULES.get(&*case.rule_key.as_ptr()) } {
+        for (word, found) in case.peers.iter().zip(peers) {
+            word.set(*found);
+        }
+    } else {
+        let pods = u64::from(is_pod).wrapping_neg();
+        for ((word, any), pod) in case.peers.iter().zip(&rules.any).zip(&rules.any_pod) {
+            word.set(any | pod & pods);
+        }
+    }
+}
+
+/// The bits whose peers and ports contain those of the packet.
+#[inline(always)]
+fn fill_bits(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, question: Question, is_known: bool) {
+    let Question { protocol, port, .. } = question;
+    for (word, any) in case.bits.iter().zip(&rules.any_port) {
+        word.set(*any);
+    }
+    if matches!(protocol, TCP | UDP | SCTP) {
+        if rules.flags & Ruleset::HAS_PORTS == 0 {
+            for (number, range) in (0_u32..).zip(&rules.ranges) {
+                if number >= rules.used {
+                    break;
+                }
+                if range.protocol == protocol && range.first <= port && port <= range.last {
+                    add(case, &range.bits);
+                    break;
+                }
+            }
+        } else {
+            let key = PortKey { prefix_len: 64, ruleset, protocol, reserved: 0, port: port.to_be_bytes() };
+            // SAFETY: a `u32` and eight bytes, like the packed `Key`.
+            let key: &Key<[u8; 8]> = unsafe { &*(&raw const key).cast() };
+            if let Some(found) = PORTS.get(key) {
+                add(case, found);
+            }
+        }
+        if rules.flags & Ruleset::HAS_NAMES != 0 {
+            let key = Aligned(NamedKey { ruleset, class, port, protocol, reserved: 0 });
+            // SAFETY: the row is copied at once.
+            if let Some(found) = unsafe { NAMED.get(&key.0) } {
+                add(case, found);
+            }
+        }
+    }
+    let of_unknown = u64::from(!is_known).wrapping_neg();
+    for ((word, peers), unknown) in case.bits.iter().zip(&case.peers).zip(&rules.unknown) {
+        word.set((peers.get() | unknown & of_unknown) & word.get());
+    }
+}
+
+#[inline(always)]
+fn add(case: &Case, more: &Bits) {
+    for (word, other) in case.bits.iter().zip(more) {
+        word.set(word.get() | other);
+    }
+}
+
+/// The lowest bit of a tier. Arithmetic instead of branches: the verifier would walk the rest once for each
+/// word.
+#[inline(always)]
+fn lowest(case: &Case, rules: &Ruleset, tier: &Bits) -> Lowest {
+    let mut lowest = Lowest { any: 0, peers: 0, accept: 0, pass: 0 };
+    let words = case.bits.iter().zip(&case.peers).zip(tier).zip(&rules.accept).zip(&rules.pass);
+    for ((((bits, peers), tier), accept), pass) in words {
+        let of_tier = bits.get() & tier;
+        let is_first = u64::from(lowest.any == 0).wrapping_neg();
+        let bit = of_tier & of_tier.wrapping_neg() & core::hint::black_box(is_first);
+        lowest.any |= bit;
+        lowest.peers |= bit & peers.get();
+        lowest.accept |= bit & accept;
+        lowest.pass |= bit & pass;
+    }
+    lowest
+}
+
+/// Whether a rule of NetworkPolicies allows the packet: a bit of neither tier.
+#[inline(always)]
+fn has_middle_bit(case: &Case, rules: &Ruleset) -> bool {
+    let mut any = 0;
+    for ((bits, admin), baseline) in case.bits.iter().zip(&rules.admin).zip(&rules.baseline) {
+        any |= bits.get() & !admin & !baseline;
+    }
+    any != 0
+}
+
+/// 1 and the number of a tier's lowest bit, for records.
+#[inline(always)]
+fn number(case: &Case, tier: &Bits) -> u32 {
+    let mut number = 0;
+    for (bits, tier) in case.bits.iter().zip(tier) {
+        let of_tier = bits.get() & tier;
+        if of_tier != 0 {
+            return number + 1 + (of_tier & of_tier.wrapping_neg()).wrapping_sub(1).count_ones();
+        }
+        number += u64::BITS;
+    }
+    0
+}
