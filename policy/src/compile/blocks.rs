@@ -108,11 +108,7 @@ impl Blocks {
 }
 
 /// Where a block begins and ends; exceptions outside of it change nothing.
-///
-/// `BLOCKS` has one trie for both families, in which IPv4 is a part of IPv6: a block of IPv6 around that part
-/// ends where IPv4 begins.
 fn edges(block: &Block) -> impl Iterator<Item = (Prefix, Side)> {
     let inner = block.except.iter().filter(|it| block.cidr.covers(**it) || it.covers(block.cidr));
-    let v4 = block.cidr.surrounds_v4().then_some((Prefix::ALL_V4, Side::Except));
-    [(block.cidr, Side::Cidr)].into_iter().chain(inner.map(|it| (*it, Side::Except))).chain(v4)
+    [(block.cidr, Side::Cidr)].into_iter().chain(inner.map(|it| (*it, Side::Except)))
 }
