@@ -50,7 +50,8 @@ pub struct Recorded {
 pub fn recorded<M: Maps>(maps: &M, packet: &Packet) -> Result<Recorded, M::Error> {
     let mut found = Recorded::default();
     let Some(subject) = maps.subject(packet.endpoint)? else { return Ok(found) };
-    found.rows.apply(&Op::Endpoint(packet.endpoint, Some(EndpointRow::from(&subject))));
+    let endpoint = EndpointRow::from(&subject);
+    found.rows.apply(&Op::Endpoint(packet.endpoint, Some(endpoint)));
     found.is_audited = subject.flags & Subject::AUDIT != 0;
     let number = match packet.direction {
         Direction::Ingress => subject.ingress,
@@ -59,7 +60,7 @@ pub fn recorded<M: Maps>(maps: &M, packet: &Packet) -> Result<Recorded, M::Error
     let ruleset = RulesetId(number);
     found.ruleset = Some(ruleset);
     let addr = Addr::from(packet.peer);
-    found.peer = maps.peer(PeerKey { address: addr.octets(), table: subject.table })?;
+    found.peer = maps.peer(addr.key(endpoint.table))?;
     if ruleset == RulesetId::OPEN {
         return Ok(found);
     }
@@ -71,9 +72,8 @@ pub fn recorded<M: Maps>(maps: &M, packet: &Packet) -> Result<Recorded, M::Error
             peer.class
         }
         None => {
-            let key = BlockKey { prefix_len: 160, table: subject.table, address: addr.octets() };
-            let class = maps.block(key)?;
             let prefix = Prefix::new(addr, u8::MAX);
+            let class = maps.block(prefix.key(endpoint.table))?;
             found.rows.apply(&Op::Block(prefix, class.map(ClassId)));
             class.unwrap_or(ClassId::NONE.0)
         }
