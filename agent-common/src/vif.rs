@@ -1,7 +1,7 @@
 //! Keys and values of `VIFS` and `ENDPOINTS`.
 
 /// Key of `VIFS`, `VIF_COUNTERS` and `LINK_COUNTERS`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct VifKey {
     /// Index of the pod's host interface; in `LINK_COUNTERS`, of the tunnel device or an uplink.

@@ -22,7 +22,7 @@ use crate::{
     decide::VifSource,
     ipam::{self, PodCidrs, RangeError},
     masquerade::{self, InvalidPorts},
-    nodes, reconcile, watch,
+    nodes, policy, reconcile, watch,
 };
 
 pub use log_filter::parse as parse_log_filter;
@@ -49,6 +49,8 @@ pub struct Config {
     pub masquerade: masquerade::Settings,
     /// How the ranges of other nodes are reached.
     pub nodes: nodes::Settings,
+    /// Whether the cluster's policies are enforced.
+    pub policy: policy::Mode,
     /// The ranges of Services, which no node's range may overlap.
     pub service_cidrs: Vec<IpNet>,
     pub socket: PathBuf,
@@ -221,6 +223,22 @@ struct Settings {
     /// address families [default: 16384].
     #[arg(long, env = "FERRULE_MAX_NODE_ENTRIES", value_name = "ENTRIES")]
     max_node_entries: Option<u32>,
+    /// Whether NetworkPolicies and ClusterNetworkPolicies are enforced. `off`: pods may send and receive
+    /// everything [default: enforce].
+    #[arg(long, env = "FERRULE_POLICY", value_enum, value_name = "MODE")]
+    policy: Option<policy::Mode>,
+    /// Capacity of the eBPF map PEERS: addresses that policies know; two for each address of the cluster's
+    /// pods and nodes, because a restart writes all rows once more [default: 262144].
+    #[arg(long, env = "FERRULE_MAX_POLICY_PEERS", value_name = "ENTRIES")]
+    max_policy_peers: Option<u32>,
+    /// Capacity of the eBPF map RULES, twice what the policies of this node's pods need; NAMED has half of
+    /// it, BLOCKS and PORTS an eighth, RULESETS a 32nd [default: 131072].
+    #[arg(long, env = "FERRULE_MAX_POLICY_RULES", value_name = "ENTRIES")]
+    max_policy_rules: Option<u32>,
+    /// Capacity of the eBPF map POLICY_FLOWS: answered flows of pods that policies judge; POLICY_PENDING, of
+    /// flows without an answer, has a quarter of it [default: 131072].
+    #[arg(long, env = "FERRULE_MAX_POLICY_FLOWS", value_name = "ENTRIES")]
+    max_policy_flows: Option<u32>,
     /// Let pods serve DHCP: otherwise, answers of DHCP servers from pods are dropped.
     #[arg(long, env = "FERRULE_ALLOW_DHCP_SERVERS", num_args = 0..=1, default_missing_value = "true")]
     allow_dhcp_servers: Option<bool>,
@@ -348,6 +366,10 @@ impl Settings {
             max_endpoints: self.max_endpoints.or(file.max_endpoints),
             max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
             max_node_entries: self.max_node_entries.or(file.max_node_entries),
+            policy: self.policy.or(file.policy),
+            max_policy_peers: self.max_policy_peers.or(file.max_policy_peers),
+            max_policy_rules: self.max_policy_rules.or(file.max_policy_rules),
+            max_policy_flows: self.max_policy_flows.or(file.max_policy_flows),
         }
     }
 
@@ -392,6 +414,7 @@ impl Settings {
             self_heal: self.self_heal.unwrap_or_default(),
             masquerade,
             nodes,
+            policy: self.policy.unwrap_or_default(),
             service_cidrs: cidrs("--service-cidr", &self.service_cidrs)?,
             socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
             state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
@@ -460,6 +483,24 @@ impl Settings {
                 self.max_node_entries,
                 default.node_entries,
                 Capacities::NODE_ENTRIES,
+            )?,
+            policy_peers: capacity(
+                "--max-policy-peers",
+                self.max_policy_peers,
+                default.policy_peers,
+                Capacities::POLICY_PEERS,
+            )?,
+            policy_rules: capacity(
+                "--max-policy-rules",
+                self.max_policy_rules,
+                default.policy_rules,
+                Capacities::POLICY_RULES,
+            )?,
+            policy_flows: capacity(
+                "--max-policy-flows",
+                self.max_policy_flows,
+                default.policy_flows,
+                Capacities::POLICY_FLOWS,
             )?,
         };
         let (log, dhcp_servers) =

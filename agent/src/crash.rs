@@ -106,6 +106,8 @@ steps! {
     AddLinkCreated = "add.link_created",
     /// The map entries are written.
     AddEntriesWritten = "add.entries_written",
+    /// The rows that judge the interface are written.
+    AddAdmitted = "add.admitted",
     /// Packets flow.
     AddUp = "add.up",
     /// All interfaces of the ADD are plugged, and none is committed.

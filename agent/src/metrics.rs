@@ -3,6 +3,7 @@
 mod links;
 mod nodes;
 mod pods;
+mod policy;
 mod source;
 
 use std::{sync::Arc, time::Duration};
@@ -17,6 +18,7 @@ use prometheus_client::{
 pub use links::{LinkCounters, LinkMetrics};
 pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
+pub use policy::PolicyMetrics;
 
 use crate::ipam::{Family as AddressFamily, Usage};
 
@@ -38,6 +40,7 @@ pub struct Metrics {
     pub pods: PodMetrics,
     pub links: LinkMetrics,
     pub nodes: NodeMetrics,
+    pub policy: PolicyMetrics,
 }
 
 /// The addresses of the agent's own IPAM.
@@ -228,6 +231,8 @@ impl Default for Metrics {
         ipam.register(registry.sub_registry_with_prefix("ipam"));
         let nodes = NodeMetrics::default();
         nodes.register(registry.sub_registry_with_prefix("node"));
+        let policy = PolicyMetrics::default();
+        policy.register(registry.sub_registry_with_prefix("policy"));
         let (pods, links) = (PodMetrics::default(), LinkMetrics::default());
         registry.register_collector(Box::new(pods.clone()));
         registry.register_collector(Box::new(links.clone()));
@@ -247,6 +252,7 @@ impl Default for Metrics {
             pods,
             links,
             nodes,
+            policy,
         }
     }
 }

@@ -77,6 +77,7 @@ mod journal;
 mod lookup;
 mod mask;
 pub mod object;
+mod object_key;
 mod policy;
 #[cfg(feature = "maps")]
 mod recorded;
@@ -91,6 +92,7 @@ pub use compile::{Compiler, RuleId, Usage};
 pub use explain::{Counted, Explanation, Judges};
 pub use lookup::{Origin, Packet, Reason, Verdict, lookup};
 pub use mask::Mask;
+pub use object_key::ObjectKey;
 pub use policy::{
     Action, Block, Condition, Direction, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports,
     Protocol, Requirement, Rule, Selector, Tier,

@@ -193,6 +193,30 @@ impl RulesetId {
     /// No policy applies; has no rows.
     pub const OPEN: Self = Self(u32::MAX);
     pub(crate) const MIN: Self = Self(0);
+    const TABLE_B: u32 = 1 << 31;
+
+    /// The number in a table.
+    pub(crate) fn new(number: u32, table: Table) -> Self {
+        Self(number | if table == Table::B { Self::TABLE_B } else { 0 })
+    }
+
+    /// The table of the rows; of [`Self::OPEN`], which has none, the second.
+    pub fn table(self) -> Table {
+        if self.0 & Self::TABLE_B == 0 { Table::A } else { Table::B }
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// The one that is not this one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
 }
 
 // === impl Header ===

@@ -37,7 +37,7 @@ pub struct Node {
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
-pub const PINS: &str = "/sys/fs/bpf/ferrule/v4";
+pub const PINS: &str = "/sys/fs/bpf/ferrule/v5";
 /// The node's addresses on the uplink.
 pub const NODE_V4: &str = "192.0.2.1";
 pub const NODE_V6: &str = "2001:db8::1";

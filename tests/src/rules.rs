@@ -65,7 +65,9 @@ impl Rules {
     pub fn add_block(&mut self, table: Table, prefix: Prefix, class: u32) -> anyhow::Result<()> {
         let key = prefix.key(table);
         let mut data = [0; 20];
-        data.iter_mut().zip(key.table.to_ne_bytes().into_iter().chain(key.address)).for_each(|(to, from)| *to = from);
+        data.iter_mut()
+            .zip(key.table.to_ne_bytes().into_iter().chain(key.address))
+            .for_each(|(to, from)| *to = from);
         Ok(self.blocks.insert(&Key::new(key.prefix_len, data), class, 0)?)
     }
 

@@ -162,7 +162,7 @@ fn no_packet_is_lost_across_an_upgrade() {
 fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let other = PINS.replace("/v4", "/v7");
+        let other = PINS.replace("/v5", "/v7");
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
                 for (build, environment, pins, gone) in [

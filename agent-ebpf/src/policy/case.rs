@@ -218,9 +218,10 @@ impl Case {
         let at = meta.payload + icmp::ERROR;
         let (ends, payload) = match meta.family {
             Family::Ipv4 => match packet.copy::<Ipv4>(at) {
-                Some(ip) if !ip.is_later_fragment() => {
-                    (Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol), ip.header_len())
-                }
+                Some(ip) if !ip.is_later_fragment() => (
+                    Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol),
+                    ip.header_len(),
+                ),
                 _ => return false,
             },
             Family::Ipv6 => match packet.copy::<Ipv6>(at) {

@@ -10,11 +10,7 @@ mod judge;
 mod places;
 mod rows;
 
-use agent_common::{
-    DropReason, VifKey,
-    event::direction,
-    policy::Subject,
-};
+use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
 
 use self::{
     case::{Case, End, Verdict, origin},
@@ -77,7 +73,8 @@ pub fn leaves(
 #[inline(always)]
 pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Result<(), DropReason> {
     let subject = subject(ifindex, Direction::Ingress)?;
-    let end = End { ifindex, direction: direction::INGRESS, via, origin: origin::OTHER, may_defer: 0, reserved: 0 };
+    let end =
+        End { ifindex, direction: direction::INGRESS, via, origin: origin::OTHER, may_defer: 0, reserved: 0 };
     judge(packet, meta, subject, end)?;
     Ok(())
 }
@@ -88,12 +85,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn arrives(
-    packet: &Packet<'_>,
-    meta: &Meta,
-    subject: &Subject,
-    sibling: u32,
-) -> Result<(), DropReason> {
+pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
     let ifindex = packet.ifindex();
     // The kernel does not keep the interface of IPv6 fragments that it makes.
     let is_made_here = meta.family == Family::Ipv6 && meta.is_fragment();

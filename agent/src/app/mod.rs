@@ -53,7 +53,7 @@ use crate::{
         store_health,
     },
     plug::{default_route::DefaultRoute, host, reaper::reap_now},
-    policy::Feed,
+    policy::{self, Feed},
     reconcile::{Collector, Queue, Reconciler},
     server::{self, NodeLock},
     trace::Tracer,
@@ -103,15 +103,19 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let api = config.kubernetes.as_ref().map(ApiServer::new);
     let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
-    let with = (&needed.dataplane, Arc::clone(&masquerade));
+    let with = (&health, &needed.dataplane, Arc::clone(&masquerade));
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
-    let feed = config.kubernetes.as_ref().map(|kubernetes| {
+    let watches_policies = config.policy == policy::Mode::Enforce;
+    let feed = config.kubernetes.as_ref().filter(|_| watches_policies).map(|kubernetes| {
         let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
         Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), &kubernetes.node_name, health)
     });
+    if feed.is_none() {
+        parts.enforcer.replace(Vec::new());
+    }
     follow_uplink(&parts, feed.clone(), &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);

@@ -14,11 +14,11 @@ use crate::{
     dataplane::Dataplane,
     decide::Decider,
     events::{Events, Recorder},
-    health::Reporter,
+    health::{Health, Reporter},
     masquerade::Masquerade,
     metrics::Metrics,
     plug::{reaper::Reaper, uplink::Uplink},
-    policy::Enforcer,
+    policy::{Enforcer, Maps, Report},
     reconcile::{DeferredDels, Recovery},
     registry::Registry,
     server,
@@ -49,7 +49,7 @@ impl Parts {
         config: &Config,
         object: &[u8],
         api: Option<&ApiServer<'_>>,
-        (dataplane_health, masquerade): (&Reporter, Arc<Masquerade>),
+        (health, dataplane_health, masquerade): (&Health, &Reporter, Arc<Masquerade>),
         metrics: &Metrics,
         tasks: &mut Tasks,
     ) -> anyhow::Result<Self> {
@@ -74,13 +74,18 @@ impl Parts {
             pods.clone(),
             events.clone(),
         );
+        let maps = Arc::clone(&dataplane) as Arc<dyn Maps>;
+        let enforcer = Enforcer::new(maps, config.dataplane.capacities.of_policy(), pods.clone());
+        let enforcer = Arc::new(enforcer);
+        let report = Report::new(health, metrics.policy.clone(), events.clone());
+        tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),
             uplink.clone(),
             reaper.clone(),
             decider,
-            events.clone(),
+            (events.clone(), Arc::clone(&enforcer)),
         );
         let engine = Arc::new(engine);
         let recovery = Recovery {
@@ -91,8 +96,7 @@ impl Parts {
         };
         let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));
         let deferred = recover(config, recovery, Arc::clone(&network)).await?;
-        let enforcer = Arc::default();
-        Ok(Self { registry, network, dataplane, engine, pods, uplink, reaper, events, enforcer, deferred })
+        Ok(Self { registry, network, dataplane, enforcer, engine, pods, uplink, reaper, events, deferred })
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     engine::Engine,
     error::AttachError,
-    in_flight::NotOvertaken,
+    in_flight::{InFlightGuard, NotOvertaken},
     phases::{Phase, Phases},
     rollback::Changes,
     uncommitted::Uncommitted,
@@ -73,6 +73,7 @@ impl Engine {
             .unless_stopping(in_flight.unless_deleted(decide))
             .await
             .inspect_err(|error| self.report_undecodable(&request.pod, error))?;
+        self.wait_for_policy(&request.pod, &in_flight, deadline, phases).await?;
         let (of, decided, guard) = (request.clone(), decision.clone(), Arc::clone(&in_flight));
         let plug = move |engine: &Self, phases: &Phases| {
             engine.attach_locked(&guard.check()?, &of, &decided, phases)
@@ -92,6 +93,24 @@ impl Engine {
             (Outcome::Attached(changes) | Outcome::Plugged(changes), _) => Ok(changes.plugged),
             (Outcome::Unchanged(all), _) => Ok(all),
         }
+    }
+
+    /// Waits until what judges the pod is known. Without any key locked, like the wait for a VIF.
+    async fn wait_for_policy(
+        &self,
+        pod: &PodRef,
+        in_flight: &InFlightGuard,
+        deadline: Instant,
+        phases: &Phases,
+    ) -> Result<(), AttachError> {
+        if self.enforcer.is_known(pod) {
+            return Ok(());
+        }
+        phases.enter(Phase::WaitForPolicy);
+        let known = self.enforcer.until_known(pod, deadline);
+        self.unless_stopping(in_flight.unless_deleted(known))
+            .await
+            .inspect_err(|error| self.report_failure(pod, error))
     }
 
     /// The attachments of an earlier ADD of the same key, if they show no drift. A repeated ADD waits for no

@@ -88,6 +88,7 @@ impl Engine {
         crash::point(Step::DelBegun);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
         if let Some(ifindex) = going.host.ifindex() {
+            self.enforcer.forget(ifindex);
             self.dataplane.remove(ifindex, going.vif.addresses)?;
             crash::point(Step::DelEntriesRemoved);
         }

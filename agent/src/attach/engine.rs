@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use agent_common::VifEntry;
+use ferrule_vif::Addresses;
 use tokio::sync::watch;
 
 use super::{
@@ -9,14 +11,17 @@ use super::{
     in_flight::InFlight,
     limits::{Admission, Limits},
     phases::{Phase, Phases},
+    plug::interface,
     worker::{self, OnAbandon},
 };
 use crate::{
+    cluster::PodRef,
     dataplane::Dataplane,
     decide::Decider,
     events::Events,
     plug::{reaper::Reaper, uplink::Uplink},
-    registry::{Key, Registry},
+    policy::{Enforcer, Interface},
+    registry::{Attachment, Key, Registry},
 };
 
 /// Attaches, detaches, verifies and restores attachments.
@@ -27,6 +32,7 @@ pub struct Engine {
     pub(super) reaper: Reaper,
     pub(super) decider: Decider,
     pub(super) events: Events,
+    pub(super) enforcer: Arc<Enforcer>,
     pub(super) in_flight: InFlight,
     limits: Limits,
     /// Becomes true at shutdown; ADDs that wait for a VIF then fail with [`AttachError::Stopping`].
@@ -42,7 +48,7 @@ impl Engine {
         uplink: Uplink,
         reaper: Reaper,
         decider: Decider,
-        events: Events,
+        (events, enforcer): (Events, Arc<Enforcer>),
     ) -> Self {
         Self {
             registry,
@@ -51,6 +57,7 @@ impl Engine {
             reaper,
             decider,
             events,
+            enforcer,
             in_flight: InFlight::default(),
             limits: Limits::default(),
             stopping: watch::Sender::new(false),
@@ -66,6 +73,18 @@ impl Engine {
     /// Whether [`Self::stop`] was called. From then on, shims may delete interfaces without the agent.
     pub fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
+    }
+
+    /// Lets policies judge an interface that exists already.
+    pub fn judge(&self, ifindex: u32, attachment: &Attachment) {
+        self.enforcer.add(interface(ifindex, attachment));
+    }
+
+    /// Lets policies judge an interface without a known attachment, as far as the maps tell whose it is.
+    pub fn judge_unknown(&self, ifindex: u32, addresses: Addresses) {
+        let recorded = self.dataplane.recorded(ifindex).ok().flatten();
+        let pod = recorded.map(|it| pod_of(&it.vif)).unwrap_or_default();
+        self.enforcer.add(Interface { ifindex, pod, addresses: addresses.iter().collect() });
     }
 
     /// Waits until no operation runs, including the rollback of abandoned ones.
@@ -119,4 +138,15 @@ impl Engine {
             _ = stopping.wait_for(|stopping| *stopping) => Err(AttachError::Stopping),
         }
     }
+}
+
+/// The pod that a row of `VIFS` names.
+fn pod_of(row: &VifEntry) -> PodRef {
+    let text = |field: &[i8]| {
+        let bytes = field.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned());
+        String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+    };
+    let pod = text(&row.pod);
+    let (namespace, name) = pod.split_once('/').unwrap_or_default();
+    PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: text(&row.pod_uid) }
 }

@@ -6,6 +6,7 @@ use crate::{
     dataplane::MapFailure,
     decide::{DecideError, Refused},
     plug::{PlugError, netlink::NetlinkError, netns::NetnsError},
+    policy::AdmitError,
     registry::RegistryError,
 };
 
@@ -26,6 +27,8 @@ pub enum AttachError {
     Registry(#[from] RegistryError),
     #[error("cannot change the dataplane's maps")]
     Dataplane(#[from] MapFailure),
+    #[error(transparent)]
+    Policy(#[from] AdmitError),
     /// A DEL of the same key arrived while an ADD was waiting.
     #[error("a DEL of this container arrived during its ADD")]
     Overtaken,

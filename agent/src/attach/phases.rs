@@ -13,6 +13,8 @@ pub(crate) enum Phase {
     Queue,
     /// Waiting for the VIF to be decided, or to become active.
     WaitForVif,
+    /// Policies, or what they ask about the pod, are not known yet.
+    WaitForPolicy,
     /// Comparing actual with desired state.
     Verify,
     /// Planning the interfaces, and reserving addresses durably.
@@ -65,9 +67,10 @@ const MAX_SPELLS: usize = 64;
 // === impl Phase ===
 
 impl Phase {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Queue,
         Self::WaitForVif,
+        Self::WaitForPolicy,
         Self::Verify,
         Self::Intent,
         Self::Plug,
@@ -81,6 +84,7 @@ impl Phase {
         match self {
             Self::Queue => "queue",
             Self::WaitForVif => "wait_for_vif",
+            Self::WaitForPolicy => "wait_for_policy",
             Self::Verify => "verify",
             Self::Intent => "intent",
             Self::Plug => "plug",

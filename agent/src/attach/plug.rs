@@ -1,7 +1,7 @@
 //! From a decision to plugged interfaces: plan them, reserve their addresses durably, plug each or roll it
 //! back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrule_proto::names::IfName;
 use ferrule_vif::VifKind;
@@ -24,6 +24,7 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
+    policy::Interface,
     registry::{Allocation, Attachment, HostLink, HostSide, Key, NewAttachment, RegistryError, State},
 };
 
@@ -32,6 +33,16 @@ const ATTEMPTS: u32 = 4;
 /// How long an ADD waits for the lock of an older sandbox of its pod. Most likely the healer holds it, for
 /// milliseconds.
 const STALE_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long an ADD waits, with its key locked, for the rows that judge the pod. All that they follow from is
+/// known by then.
+const ADMISSION: Duration = Duration::from_secs(5);
+
+/// An attachment, as policies see it.
+pub(super) fn interface(ifindex: u32, attachment: &Attachment) -> Interface {
+    let Attachment { pod, vif, .. } = attachment;
+    Interface { ifindex, pod: pod.clone(), addresses: vif.addresses.iter().collect() }
+}
 
 impl Engine {
     /// The interfaces that a decision asks for, as the registry reserves them; the requested one first.
@@ -176,13 +187,17 @@ impl Engine {
         phases.enter(Phase::Dataplane);
         self.dataplane.insert(host.ifindex, attachment)?;
         crash::point(Step::AddEntriesWritten);
-        phases.enter(Phase::Plug);
-        let remove_entries = |_: &_| {
+        let remove_entries = || {
+            self.enforcer.forget(host.ifindex);
             if let Err(error) = self.dataplane.remove(host.ifindex, attachment.vif.addresses) {
                 tracing::error!(key = %attachment.key, %error, "cannot remove the map entries of a failed ADD");
             }
         };
-        link.bring_up().inspect_err(remove_entries)?;
+        let interface = interface(host.ifindex, attachment);
+        self.enforcer.admit(interface, Instant::now() + ADMISSION).inspect_err(|_| remove_entries())?;
+        crash::point(Step::AddAdmitted);
+        phases.enter(Phase::Plug);
+        link.bring_up().inspect_err(|_| remove_entries())?;
         crash::point(Step::AddUp);
         let plugged = Attachment { host: HostSide::Link(host), ..attachment.clone() };
         Ok(self.registry.advance(plugged, State::Plugged)?)

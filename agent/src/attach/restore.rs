@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::engine::Engine;
+use super::{engine::Engine, plug::interface};
 use crate::{
     dataplane::MapFailure,
     plug::{
@@ -43,6 +43,7 @@ impl Engine {
         }
         let Attachment { key, vif, host: before, .. } = attachment;
         if let Some(ifindex) = before.ifindex() {
+            self.enforcer.forget(ifindex);
             self.dataplane.remove(ifindex, vif.addresses)?;
         }
         let stamp = Stamp::of(key);
@@ -56,11 +57,14 @@ impl Engine {
         let ifindex = host.ifindex;
         let restored = Attachment { host: HostSide::Link(host), ..attachment.clone() };
         let remove_entries = || {
+            self.enforcer.forget(ifindex);
             if let Err(error) = self.dataplane.remove(ifindex, vif.addresses) {
                 tracing::error!(%key, %error, "cannot remove the map entries of a failed restore");
             }
         };
         self.dataplane.insert(ifindex, &restored)?;
+        // The interface passes nothing until its policies are in force.
+        self.enforcer.add(interface(ifindex, &restored));
         link.bring_up().inspect_err(|_| remove_entries())?;
         // Recorded last: after a crash before this line, the next start finds a stray interface, and restores
         // again.

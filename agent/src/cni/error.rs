@@ -11,6 +11,7 @@ use crate::{
     chain::chain,
     decide::DecideError,
     plug::{PlugError, netns::NetnsError},
+    policy::AdmitError,
     registry::RegistryError,
 };
 
@@ -90,6 +91,14 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Dataplane(_) => {
             (Code::TryAgainLater, "see the agent's log; `bpftool map` shows the maps")
         }
+        AttachError::Policy(AdmitError::Refused(_)) => (
+            Code::TryAgainLater,
+            "see `ferrulectl status`; raise the setting that the message names, or remove policies",
+        ),
+        AttachError::Policy(_) => (
+            Code::TryAgainLater,
+            "none: the runtime retries by itself; see `ferrulectl status`, and whether the API server can be reached",
+        ),
         AttachError::Busy(_) => (Code::TryAgainLater, "none: the runtime retries by itself"),
         AttachError::Unknown => (Code::UnknownContainer, "the runtime should repeat the ADD"),
         AttachError::Differs(_) => (

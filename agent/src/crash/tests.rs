@@ -61,6 +61,10 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("dataplane/maps/vif_counters.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/vif_counters.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/link_counters.rs", "pressure.removed(", "the called function has the point"),
+    ("dataplane/maps/policy/hash.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/policy/hash.rs", "pressure.removed(", "the called function has the point"),
+    ("dataplane/maps/policy/trie.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/policy/trie.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/nodes.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/nodes.rs", "let result =", "the point is in Pressure::removed"),
 ];

@@ -5,9 +5,9 @@
 //! agent works on maps of another layout. When a configured capacity differs from that of a pinned map, the
 //! directory is renamed to `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
 //!
-//! 1. create and pin new maps; copy `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS`, if the directory is of
-//!    this version;
-//! 2. write the rows of all attachments; copy counters and flows from each map with the same layout;
+//! 1. create and pin new maps; copy `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps, if the
+//!    directory is of this version;
+//! 2. write the rows of all attachments; let those of a version without policies pass everything; copy counters and flows from each map with the same layout;
 //! 3. replace the filters, which until then use the old maps;
 //! 4. copy the flows once more, and remove the old pins.
 //!
@@ -21,7 +21,7 @@ use std::{
 use super::{
     capacity::Capacities,
     layout::{self, LayoutError, Layouts},
-    maps::{self, MapFailure, MapSpec, Maps, PINNED},
+    maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps},
     pins::{self, PinDirectoryError},
 };
 use crate::{
@@ -99,10 +99,11 @@ impl Predecessors {
         Ok(Self { directories: beside(pins), ..before })
     }
 
-    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES` and `LINK_COUNTERS` that are in maps of this version and
-    /// another capacity. Only rows that are missing are added: present rows may be newer, after an
+    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps that are in maps of this
+    /// version and another capacity, the policy maps of another version with the same layout, and the counts
+    /// of links of earlier versions. Only rows that are missing are added: present rows may be newer, after an
     /// interrupted start.
-    pub(super) fn copy_rows(&self, to: &mut Maps) {
+    pub(super) fn copy_rows(&self, to: &mut Maps, policy: &mut PolicyMaps) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let prefix = format!("{own}{SET_ASIDE}");
         let is_of_this_version = |directory: &Path| {
@@ -111,7 +112,28 @@ impl Predecessors {
         self.copy(&maps::VIFS, is_of_this_version, |from| to.copy_vifs(from));
         self.copy(&maps::ENDPOINTS, is_of_this_version, |from| to.copy_endpoints(from));
         self.copy(&maps::NODES, is_of_this_version, |from| to.copy_nodes(from));
-        self.copy(&maps::LINK_COUNTERS, is_of_this_version, |from| to.copy_links(from));
+        self.copy(
+            &maps::LINK_COUNTERS,
+            |from| is_of_this_version(from) || is_earlier_version(from),
+            |from| to.copy_links(from),
+        );
+        // What judges a pod comes last.
+        for map in maps::POLICY.iter().rev() {
+            self.copy(map, |from| self.has_policy_rows(from), |from| policy.copy(map, from));
+        }
+    }
+
+    /// Whether a directory has all maps of policies, in the layout of this version: a part of them would be
+    /// another policy.
+    fn has_policy_rows(&self, directory: &Path) -> bool {
+        maps::POLICY.iter().all(|map| matches!(self.layouts.check(map, directory), Ok(Some(_))))
+    }
+
+    /// Whether an agent without policies has attached pods.
+    pub(super) fn judge_nothing(&self) -> bool {
+        let has_none =
+            |directory: &PathBuf| is_earlier_version(directory) && !maps::SUBJECTS.path(directory).exists();
+        self.directories.iter().any(has_none)
     }
 
     /// Copies counters for the interfaces in `to`. Call before the filters are replaced: the new programs

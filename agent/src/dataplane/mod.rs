@@ -24,7 +24,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats};
+use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
@@ -36,7 +36,7 @@ pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Entries, Entry, MapFailure, Recorded};
+pub use maps::{Entries, Entry, MapFailure, PolicyRows, Recorded};
 pub use memory::release_after_start;
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
@@ -51,10 +51,11 @@ use crate::{
     registry::Attachment,
 };
 use counted_flows::CountedFlows;
+use ferrule_policy::{EndpointId, Op, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
-use maps::{Maps, PINNED};
+use maps::{Maps, PINNED, PolicyMaps};
 use pins::{PinLock, Pins};
 use sampling::Sampling;
 
@@ -69,6 +70,7 @@ pub struct Dataplane {
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
+    policy: Mutex<PolicyMaps>,
     sampling: Mutex<Sampling>,
     counted_flows: Mutex<CountedFlows>,
     pinned: Pins,
@@ -195,9 +197,10 @@ impl Dataplane {
                 "cannot count the packets of interfaces without an attachment"
             );
         }
-        predecessors.copy_rows(&mut writer);
+        let mut policy = PolicyMaps::open(&pins, metrics)?;
+        predecessors.copy_rows(&mut writer, &mut policy);
         let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
-        let writer = Mutex::new(writer);
+        let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
         Ok(Self {
             kernel,
             from_pod,
@@ -207,6 +210,7 @@ impl Dataplane {
             to_link,
             writer,
             reader,
+            policy,
             sampling,
             counted_flows,
             pinned,
@@ -386,6 +390,7 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove(&self, ifindex: u32, addresses: Addresses) -> Result<(), MapFailure> {
+        self.policy().close(ifindex)?;
         self.writer().remove(ifindex, addresses)
     }
 
@@ -438,7 +443,67 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses.
     pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
+        self.policy().retain(|ifindex| live.contains_key(&ifindex))?;
         self.writer().retain(live)
+    }
+
+    /// Whether pods may be attached that nothing judges yet, because an agent attached them whose programs
+    /// knew no policy.
+    pub fn has_unjudged(&self) -> bool {
+        self.predecessors.judge_nothing()
+    }
+
+    /// Lets an interface pass everything, unless something judges it already.
+    ///
+    /// # Errors
+    /// If the map is full.
+    pub fn open_subject(&self, ifindex: u32) -> Result<(), MapFailure> {
+        self.policy().open_subject(ifindex)
+    }
+
+    /// What judges each interface.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
+        self.policy().subjects()
+    }
+
+    /// Makes changes to the rows of a table, one after the other. After one that fails, no other is made.
+    ///
+    /// # Errors
+    /// If a map is full, or the kernel refuses.
+    pub fn apply_policy(&self, changes: &[Op], table: Table) -> Result<(), MapFailure> {
+        changes.iter().try_for_each(|op| self.policy().apply(op, table))
+    }
+
+    /// Removes all policy rows of a table, which no subject reads any more.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn clear_policy(&self, table: Table) -> Result<(), MapFailure> {
+        self.policy().clear(table)
+    }
+
+    /// All rows of the policy maps.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn policy_rows(&self) -> Result<PolicyRows, MapFailure> {
+        self.policy().rows()
+    }
+
+    /// Makes the rows of the policy maps those that are wanted.
+    ///
+    /// # Errors
+    /// If a map is full, or the kernel refuses.
+    pub fn make_policy_rows(&self, wanted: &PolicyRows) -> Result<(), MapFailure> {
+        self.policy().make(wanted)
+    }
+
+    /// Held for single map operations and walks.
+    fn policy(&self) -> MutexGuard<'_, PolicyMaps> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sampling(&self) -> MutexGuard<'_, Sampling> {

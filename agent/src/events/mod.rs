@@ -45,6 +45,8 @@ pub enum Reason {
     NodeRangeRefused,
     /// A part of a policy is not understood, and denies.
     PolicyNotUnderstood,
+    /// The rows of a policy do not fit into the maps.
+    PolicyRefused,
 }
 
 /// More than all pods of a node cause at once.
@@ -130,6 +132,7 @@ impl Reason {
             Self::PlugFailed => "CNIPlugFailed",
             Self::NodeRangeRefused => "NodeRangeRefused",
             Self::PolicyNotUnderstood => "PolicyNotUnderstood",
+            Self::PolicyRefused => "PolicyRefused",
         }
     }
 
@@ -187,6 +190,7 @@ mod tests {
             (Reason::VifRefused, "CNIVIFRefused", true),
             (Reason::PlugFailed, "CNIPlugFailed", true),
             (Reason::NodeRangeRefused, "NodeRangeRefused", true),
+            (Reason::PolicyRefused, "PolicyRefused", true),
         ] {
             assert_eq!((reason.as_str(), reason.is_warning()), (name, is_warning));
         }

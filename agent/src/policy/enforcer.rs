@@ -1,58 +1,263 @@
-//! Owns the compiler, and writes its rows.
+//! The handle of the thread that compiles policies and writes their rows.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
     time::Instant,
 };
 
-use ferrule_policy::{Change, Compiler, Endpoint, EndpointId};
+use ferrule_policy::{Capacities, Change, Compiler, EndpointId, Table};
+use tokio::{sync::watch, time::timeout_at};
+
+use super::{
+    AdmitError, Interface, Maps, Report,
+    inbox::{Answer, Inbox},
+    worker::Worker,
+};
+use crate::{
+    chain::chain,
+    cluster::{PodRef, Pods},
+    dataplane::{MapFailure, PolicyRows},
+};
 
 /// Compiles changes of the cluster, and writes the rows that follow from them.
-#[derive(Default)]
-pub struct Enforcer {
+pub struct Enforcer(pub(super) Arc<Shared>);
+
+/// What the thread and its callers share.
+pub(super) struct Shared {
+    pub(super) maps: Arc<dyn Maps>,
+    /// They tell the UIDs of static pods.
+    pub(super) pods: Pods,
+    inbox: Mutex<Inbox>,
+    /// Something is in the inbox.
+    pub(super) arrived: Condvar,
+    /// The thread has answered.
+    pub(super) answered: Condvar,
     compiler: Mutex<Compiler>,
+    /// Of one table.
+    pub(super) capacities: Capacities,
+    /// Why no complete state is in force, other than that none is known.
+    pub(super) obstacle: Mutex<Option<String>>,
+    /// Why changes do not fit, one line for each.
+    pub(super) held: Mutex<Vec<String>>,
+    /// Held while the maps differ from what is compiled.
+    turn: Mutex<()>,
+    pub(super) progress: watch::Sender<Progress>,
 }
 
-/// A pod cannot get a network, because the policies that judge it are not in the maps.
-#[derive(Debug, thiserror::Error)]
-pub enum AdmitError {
-    /// The policies, or what they ask about pods and namespaces, have not been listed yet.
-    #[error("the cluster's network policies are not known yet: {0}")]
-    Unknown(String),
+/// What the thread has come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// A complete state is compiled.
+    pub(super) is_live: bool,
+    /// The maps have what is compiled.
+    pub(super) is_written: bool,
+    /// Turns of the thread, so that each wakes up who waits.
+    pub(super) turns: u64,
 }
+
+/// The rows in the maps cannot be restored.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot restore the rows of policies")]
+pub struct RestoreError(#[from] MapFailure);
 
 // === impl Enforcer ===
 
 impl Enforcer {
+    /// `capacities`: the rows of one table that fit.
+    pub fn new(maps: Arc<dyn Maps>, capacities: Capacities, pods: Pods) -> Self {
+        Self(Arc::new(Shared {
+            maps,
+            pods,
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+            answered: Condvar::new(),
+            compiler: Mutex::new(Compiler::new(Table::A, capacities)),
+            capacities,
+            obstacle: Mutex::default(),
+            held: Mutex::default(),
+            turn: Mutex::default(),
+            progress: watch::Sender::default(),
+        }))
+    }
+
+    /// Starts the thread. The returned task ends only if the thread does.
+    ///
+    /// # Errors
+    /// If the system has no room for another thread.
+    pub fn start(&self, report: Report) -> std::io::Result<impl Future<Output = ()> + use<>> {
+        let mut worker = Worker::new(Arc::clone(&self.0), report);
+        let (running, ended) = tokio::sync::oneshot::channel::<()>();
+        thread::Builder::new().name("policy".to_owned()).spawn(move || {
+            let _running = running;
+            worker.run();
+        })?;
+        Ok(async move {
+            let _ = ended.await;
+        })
+    }
+
     /// Replaces all that is known of the cluster, by complete lists: of all objects that policies concern, or
     /// of none while the cluster has no policy. Until the first call, no new pod is admitted, and the rows of
     /// an earlier agent stay. Returns at once.
-    pub fn replace(&self, _state: Vec<Change>) {}
+    pub fn replace(&self, state: Vec<Change>) {
+        let mut inbox = self.0.inbox();
+        // What came before is part of the state, or outdated. The interfaces are added again.
+        inbox.changes.take();
+        (inbox.state, inbox.expected) = (Some(state), None);
+        self.0.arrived.notify_one();
+    }
 
     /// The cluster has policies, and their rows will follow by [`Self::replace`]: until then, no new pod is
     /// admitted. Attached pods are judged as before. `why` says what is missing. Returns at once.
-    pub fn expect(&self, _why: &str) {}
+    pub fn expect(&self, why: &str) {
+        self.0.inbox().expected = Some(why.to_owned());
+    }
 
     /// Applies a change to what [`Self::replace`] has brought. Returns at once.
-    pub fn submit(&self, _change: Change) {}
+    pub fn submit(&self, change: Change) {
+        self.0.inbox().changes.push(change);
+        self.0.arrived.notify_one();
+    }
+
+    /// Adds an interface, which passes nothing until its row is written. Returns at once.
+    pub fn add(&self, interface: Interface) {
+        self.0.inbox().add(interface, &self.0.pods);
+        self.0.arrived.notify_one();
+    }
+
+    /// Waits until the policies, and what they ask about a pod, are known: [`Self::admit`] is quick then.
+    ///
+    /// # Errors
+    /// If the deadline passes first.
+    pub async fn until_known(&self, pod: &PodRef, deadline: tokio::time::Instant) -> Result<(), AdmitError> {
+        let began = tokio::time::Instant::now();
+        let mut progress = self.0.progress.subscribe();
+        while !self.is_known(pod) {
+            if let Some(why) = self.0.obstacle() {
+                return Err(AdmitError::Refused(why));
+            }
+            if timeout_at(deadline, progress.changed()).await.is_err() {
+                return Err(self.0.missing(pod, began.elapsed()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the policies, and what they ask about a pod, are known.
+    pub fn is_known(&self, pod: &PodRef) -> bool {
+        let is_live = self.0.progress.borrow().is_live;
+        is_live && !self.0.inbox().is_outdated_for_all() && self.0.is_placed(pod)
+    }
 
     /// Returns when the rows that judge a new interface are in the maps. Blocks.
     ///
     /// # Errors
     /// If the deadline passes first, or the rows do not fit.
-    pub fn admit(&self, _endpoint: Endpoint, _deadline: Instant) -> Result<(), AdmitError> {
-        Ok(())
+    pub fn admit(&self, interface: Interface, deadline: Instant) -> Result<(), AdmitError> {
+        let (id, pod, began) = (EndpointId(interface.ifindex), interface.pod.clone(), Instant::now());
+        self.add(interface);
+        let mut inbox = self.0.inbox();
+        loop {
+            match inbox.locals.get(&id).map(|local| &local.answer) {
+                Some(Answer::Admitted) => return Ok(()),
+                Some(Answer::Refused(why)) => return Err(AdmitError::Refused(why.clone())),
+                Some(Answer::Waiting) | None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(inbox);
+                return Err(self.0.missing(&pod, began.elapsed()));
+            }
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
-    /// Removes the rows that judge an interface.
-    pub fn forget(&self, _id: EndpointId) {}
+    /// Removes the rows that judge an interface. Returns at once.
+    pub fn forget(&self, ifindex: u32) {
+        self.0.inbox().remove(EndpointId(ifindex));
+        self.0.arrived.notify_one();
+    }
 
     /// Asks the compiler.
     pub fn read<T>(&self, ask: impl FnOnce(&Compiler) -> T) -> T {
-        ask(&self.compiler())
+        ask(&self.0.compiler())
     }
 
-    fn compiler(&self) -> MutexGuard<'_, Compiler> {
+    /// How the maps differ from what is compiled, one line for each map. Nothing while a change is being
+    /// written, or cannot be written.
+    pub fn differences(&self) -> Vec<String> {
+        let _turn = self.0.turn();
+        let Some(wanted) = self.0.wanted() else { return Vec::new() };
+        self.0.maps.differences(&wanted).unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "cannot compare the rows of policies");
+            Vec::new()
+        })
+    }
+
+    /// Makes the maps what is compiled.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn restore(&self) -> Result<(), RestoreError> {
+        let _turn = self.0.turn();
+        let Some(wanted) = self.0.wanted() else { return Ok(()) };
+        Ok(self.0.maps.restore(&wanted)?)
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while the thread compiles, and never while it writes.
+    pub(super) fn compiler(&self) -> MutexGuard<'_, Compiler> {
         self.compiler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn obstacle(&self) -> Option<String> {
+        self.obstacle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_obstacle(&self, why: Option<String>) {
+        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rows that the maps should have, if that is known.
+    fn wanted(&self) -> Option<PolicyRows> {
+        let Progress { is_live, is_written, .. } = *self.progress.borrow();
+        let compiler = self.compiler();
+        (is_live && is_written).then(|| PolicyRows::of(compiler.rows().all(), compiler.table()))
+    }
+
+    /// Whether all that policies ask about a pod is known.
+    fn is_placed(&self, pod: &PodRef) -> bool {
+        let uid = self.pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone());
+        let compiler = self.compiler();
+        !compiler.enforces() || compiler.knows_pod(&uid)
+    }
+
+    /// What an ADD has waited for.
+    fn missing(&self, pod: &PodRef, waited: std::time::Duration) -> AdmitError {
+        if let Some(why) = self.obstacle() {
+            return AdmitError::Refused(why);
+        }
+        if let Some(why) = self.inbox().expected.clone() {
+            return AdmitError::Incomplete { why, waited };
+        }
+        if !self.progress.borrow().is_live {
+            return AdmitError::NotListed(waited);
+        }
+        if self.is_placed(pod) {
+            return AdmitError::NotWritten(waited);
+        }
+        AdmitError::UnknownPod { pod: pod.clone(), waited }
     }
 }

@@ -1,11 +1,36 @@
 //! Enforces policies: what the API says about policies and their peers, compiled into rows of the maps.
+//!
+//! ```text
+//!  watches ─▶ replace, submit ─┐
+//!  ADD, restore ─▶ admit, add ─┴▶ Inbox ─▶ the thread: Compiler ─▶ rows ─▶ maps
+//!  DEL, rollback ─▶ forget ────┘                        └▶ read: explanations
+//! ```
+//!
+//! A pod's interface without a row in `SUBJECTS` passes nothing, so that whatever fails here fails closed.
 
+mod admit;
+mod batch;
 mod denial;
 mod enforcer;
 mod feed;
+mod held;
+mod inbox;
+mod install;
+mod maps;
+mod mode;
 mod objects;
+mod queue;
+mod report;
 mod state;
+#[cfg(test)]
+mod tests;
+mod worker;
 
+pub use admit::AdmitError;
 pub use denial::{Denial, Denials};
-pub use enforcer::{AdmitError, Enforcer};
+pub use enforcer::Enforcer;
 pub use feed::Feed;
+pub use inbox::Interface;
+pub use maps::Maps;
+pub use mode::Mode;
+pub use report::Report;

@@ -75,6 +75,7 @@ impl Recovery {
         // passes.
         let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
+        self.let_unjudged_pass(by_ifindex(&live).chain(by_ifindex(&foreign)));
         self.dataplane.inherit();
         crash::point(Step::StartHandedOver);
         self.replace_filters(&mut host, live.iter().filter(|it| !unwritten.contains(&it.key)));
@@ -84,6 +85,10 @@ impl Recovery {
             .chain(by_ifindex(&foreign))
             .map(|(ifindex, it)| (ifindex, it.vif.addresses))
             .collect();
+        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
+            self.engine.judge(ifindex, attachment);
+        }
+        unknown.iter().for_each(|(ifindex, addresses)| self.engine.judge_unknown(*ifindex, *addresses));
         owners.extend(unknown);
         // Before any record is removed: after a crash in between, a stray interface with map entries and no
         // record would count as an attachment with a lost record.
@@ -146,6 +151,21 @@ impl Recovery {
             }
         }
         unwritten
+    }
+
+    /// Goes on to let everything pass that pods send and receive whom an agent without policies has attached:
+    /// until their policies are known, the update cuts nothing off.
+    fn let_unjudged_pass<'a>(&self, attachments: impl Iterator<Item = (u32, &'a Attachment)>) {
+        if !self.dataplane.has_unjudged() {
+            return;
+        }
+        for (ifindex, attachment) in attachments {
+            if let Err(error) = self.dataplane.open_subject(ifindex) {
+                let (key, error) = (&attachment.key, chain(&error));
+                self.failed();
+                tracing::error!(%key, error, "cannot let an attachment's packets pass; they are dropped until policies are known");
+            }
+        }
     }
 
     fn replace_filters<'a>(&self, host: &mut Socket, live: impl Iterator<Item = &'a Attachment>) {

@@ -20,6 +20,7 @@ mod freeze;
 mod output;
 pub(crate) mod predicate;
 mod predicates;
+mod renew;
 mod rulesets;
 mod select;
 mod settle;
@@ -35,7 +36,7 @@ use crate::{
     Verdict,
     lookup::Reason,
     rows::{EndpointRow, Op, RuleKey},
-    store::{Facet, Store, Work},
+    store::{Facet, Store, Uid, Work},
 };
 
 /// Compiles policies into rows.
@@ -50,6 +51,8 @@ pub struct Compiler {
     table: Table,
     /// The epoch of the last change.
     epoch: u32,
+    /// Whether the last change left a policy.
+    enforces: bool,
 }
 
 /// How much a compiler holds.
@@ -80,6 +83,13 @@ impl Compiler {
         Self { table, out: Output::new(capacities), ..Self::default() }
     }
 
+    /// Gives endpoints epochs above one that an earlier compiler has used, so that flows of that time are
+    /// judged again.
+    #[must_use]
+    pub fn after_epoch(self, epoch: u32) -> Self {
+        Self { epoch, ..self }
+    }
+
     /// Applies changes: all of them or, if the rows do not fit, none. The order of events about different
     /// objects is of no matter. At start, apply complete lists of all kinds at once: rows that follow from a
     /// part of the policies would be open.
@@ -106,7 +116,23 @@ impl Compiler {
         self.rulesets.commit();
         self.store.words.sweep();
         let delta = self.out.commit();
+        self.enforces = self.store.policies.len() > 0;
         result.map(|()| delta)
+    }
+
+    /// The table of the rows.
+    pub fn table(&self) -> Table {
+        self.table
+    }
+
+    /// The highest epoch of the rows so far.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Whether the cluster has a policy.
+    pub fn enforces(&self) -> bool {
+        self.enforces
     }
 
     /// What the maps should contain.
@@ -126,6 +152,14 @@ impl Compiler {
             rulesets: self.rulesets.len(),
             policies: self.store.policies.len(),
         }
+    }
+
+    /// Whether a pod and its namespace are known, by the pod's UID.
+    pub fn knows_pod(&self, uid: &str) -> bool {
+        let party = self.store.party_of(&Uid::new(uid)).map(|(_, party)| party);
+        let group = party.and_then(|it| self.store.group(it));
+        let namespace = group.and_then(|it| it.namespace.as_ref());
+        namespace.is_some_and(|it| self.store.namespaces.contains(it))
     }
 
     /// The endpoints without rows, because their pods or namespaces are not known yet: they pass nothing.

@@ -21,6 +21,10 @@ impl Output {
         Self { capacities, ..Self::default() }
     }
 
+    pub(crate) fn capacities(&self) -> Capacities {
+        self.capacities
+    }
+
     /// Names the policy that the following rows are for.
     pub(crate) fn blame(&mut self, policy: Option<&PolicyId>) {
         if self.blame.as_ref() != policy {

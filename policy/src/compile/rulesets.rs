@@ -84,11 +84,10 @@ impl Rulesets {
     }
 
     pub(crate) fn fresh(&mut self, table: Table) -> RulesetId {
-        const TABLE_B: u32 = 1 << 31;
         loop {
             // The last number is `RulesetId::OPEN`.
-            self.next = (self.next + 1) % (TABLE_B - 1);
-            let id = RulesetId(self.next | if table == Table::B { TABLE_B } else { 0 });
+            self.next = (self.next + 1) % (u32::MAX / 2);
+            let id = RulesetId::new(self.next, table);
             if !self.rulesets.contains(&id) {
                 break id;
             }

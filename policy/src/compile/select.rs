@@ -44,18 +44,27 @@ impl Compiler {
         let mut known: BTreeMap<RulesetKey, RulesetId> = BTreeMap::new();
         let mut all_new = Vec::new();
         self.store.add_subjects(work);
+        let enforces = self.store.policies.len() > 0;
+        if enforces != self.enforces {
+            work.endpoints.extend(self.store.endpoints.iter().map(|(id, _)| *id));
+        }
         for endpoint in std::mem::take(&mut work.endpoints) {
             let Some(local) = self.store.endpoints.get(&endpoint) else {
                 switches.push(Switch { endpoint, rulesets: None, audit: false });
                 continue;
             };
+            if !enforces {
+                let rulesets = Some((RulesetId::OPEN, RulesetId::OPEN));
+                switches.push(Switch { endpoint, rulesets, audit: false });
+                continue;
+            }
             let party = self.store.party_of(&local.uid).map(|(_, party)| party);
             let group = party.and_then(|it| self.store.group(it)).cloned();
             let is_placed =
                 |it: &Arc<Group>| it.namespace.as_ref().is_some_and(|it| self.store.namespaces.contains(it));
             let Some(group) = group.filter(is_placed) else {
-                // What is known no more goes on to apply, but not to another pod.
-                if work.reused.contains(&endpoint) {
+                // What is known no more goes on to apply, but not to another pod, nor beyond the first policy.
+                if work.reused.contains(&endpoint) || !self.enforces {
                     switches.push(Switch { endpoint, rulesets: None, audit: false });
                 }
                 continue;

@@ -36,6 +36,11 @@ impl Marks {
         self.of_node.contains(&addr)
     }
 
+    /// All addresses. May repeat some.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Addr> {
+        self.of_services.iter().map(|(addr, _)| *addr).chain(self.of_node.iter().copied())
+    }
+
     /// All addresses from one to another. May repeat some.
     pub(crate) fn between(&self, first: Addr, last: Addr) -> impl Iterator<Item = Addr> {
         let services = self.of_services.range((first, Uid::MIN)..).map(|(addr, _)| *addr);

@@ -7,7 +7,7 @@ use ferrule_policy::{
 };
 use serde_json::{Value, json};
 
-use super::world::{End, Engine, ICMP, TCP, UDP, World};
+use super::world::{End, Engine, ICMP, TCP, UDP, World, network_policy};
 
 const HTTP: (u8, u16) = (TCP, 80);
 
@@ -154,6 +154,7 @@ fn an_endpoint_passes_nothing_before_its_pod_and_namespace_are_known() {
     let mut world = world(json!({"ingress": [{}]}));
     world.policies.clear();
     let mut engine = Engine::default();
+    engine.apply([network_policy("elsewhere", "p", &json!({}))]);
     let first = packet(Direction::Ingress, "10.0.0.2", Origin::Other);
     for change in [world.endpoint(1), world.pod("web/server")] {
         engine.apply([change]);

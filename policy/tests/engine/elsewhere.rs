@@ -1,6 +1,8 @@
 //! What went wrong in other implementations, by behaviour: the part that the compiler decides.
 
-use ferrule_policy::{Change, Direction, Table};
+use ferrule_policy::{
+    Capacities, Change, Compiler, Direction, Endpoint, EndpointId, Op, PolicyId, RulesetId, Table,
+};
 use serde_json::json;
 
 use super::world::{End, TCP, World, network_policy};
@@ -238,4 +240,78 @@ fn names_that_are_equal_when_joined_are_different_policies() {
     }]);
     assert!(engine.allows(&world, world.end("web/client"), world.end("ab/c"), HTTP));
     assert!(!engine.allows(&world, world.end("web/client"), world.end("a/bc"), HTTP));
+}
+
+#[test]
+fn without_any_policy_every_endpoint_is_open_whether_its_pod_is_known_or_not() {
+    let open = RulesetId::OPEN;
+    let endpoint = |id, uid: &str| {
+        let addresses = vec!["10.0.9.9".parse().unwrap()];
+        Change::Endpoint(Endpoint { id: EndpointId(id), uid: uid.to_owned(), addresses })
+    };
+    let mut compiler = Compiler::default();
+    let row = |compiler: &Compiler, id| {
+        let row = compiler.rows().endpoint(EndpointId(id));
+        row.map(|row| (row.ingress == open, row.egress == open))
+    };
+    compiler.apply([endpoint(90, "unknown")]).unwrap();
+    assert_eq!(row(&compiler, 90), Some((true, true)));
+    assert!(!compiler.enforces());
+
+    let mut world = two_pods();
+    set(&mut world, "p", json!({"policyTypes": ["Ingress"]}));
+    compiler.apply(world.changes()).unwrap();
+    assert!(compiler.enforces());
+    assert_eq!(row(&compiler, 90), None, "the pod may be one that the policy selects");
+    assert_eq!(row(&compiler, 1).map(|(ingress, egress)| ingress && egress), Some(false));
+    compiler.apply([endpoint(91, "later")]).unwrap();
+    assert_eq!(row(&compiler, 91), None);
+
+    let gone = PolicyId::namespaced("web", "p");
+    compiler.apply([Change::PolicyGone { id: gone, uid: "web/p".to_owned() }]).unwrap();
+    for id in [1, 90, 91] {
+        assert_eq!(row(&compiler, id), Some((true, true)), "{id}");
+    }
+}
+
+#[test]
+fn a_renewed_compiler_judges_alike_from_the_other_table() {
+    let mut world = two_pods();
+    set(
+        &mut world,
+        "p",
+        json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}},
+                                     {"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.128/25"]}}],
+                            "ports": [{"port": 80}]}]}),
+    );
+    let mut engine = world.engine();
+    let judge = |engine: &super::world::Engine| {
+        ["192.0.2.1", "192.0.2.200", "10.0.0.77"].map(|it| {
+            let outside = End::Outside(it.parse().unwrap());
+            let verdict =
+                engine.verdict(&world, Direction::Ingress, world.end("web/server"), outside, HTTP).unwrap();
+            verdict.is_allowed
+        })
+    };
+    let (before, epoch) = (judge(&engine), engine.compiler.epoch());
+    assert_eq!(before, [true, false, false]);
+    engine.compiler.renew(Table::B).unwrap();
+    let rows = engine.compiler.rows();
+    assert!(rows.all().all(|op| match op {
+        Op::Ruleset(id, _) => id.0 >> 31 == 1,
+        Op::Endpoint(_, Some(row)) => row.table == Table::B && row.epoch > epoch,
+        _ => true,
+    }));
+    engine.rows = rows.clone();
+    assert_eq!(judge(&engine), before);
+    assert!(engine.allows(&world, world.end("web/client"), world.end("web/server"), HTTP));
+}
+
+#[test]
+fn epochs_go_on_after_those_of_an_earlier_compiler() {
+    let mut world = two_pods();
+    set(&mut world, "p", json!({"policyTypes": ["Ingress"]}));
+    let mut compiler = Compiler::new(Table::B, Capacities::default()).after_epoch(41);
+    compiler.apply(world.changes()).unwrap();
+    assert_eq!(compiler.rows().endpoint(EndpointId(1)).map(|row| row.epoch), Some(42));
 }

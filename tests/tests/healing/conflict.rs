@@ -120,12 +120,15 @@ fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
     with_short_period(|node| {
         // No map can be pinned there.
         sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
-        sys::wait_until("a sixth attempt for each of the eight maps", FIVE_REPAIRS, || {
-            Ok(attempts(node, "pin")? >= 48.0)
+        sys::wait_until("a sixth attempt for each of the fifteen maps", FIVE_REPAIRS, || {
+            Ok(attempts(node, "pin")? >= 90.0)
         })?;
         let (failures, conflicts) =
             (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
-        ensure!((failures, conflicts) == (32, 8), "{failures} failures and {conflicts} conflicts for 8 maps");
+        ensure!(
+            (failures, conflicts) == (60, 15),
+            "{failures} failures and {conflicts} conflicts for 15 maps"
+        );
         sys::run("umount /sys/fs/bpf")?;
         sys::wait_until("the pins are back", TIMEOUT, || Ok(verify()?.0 == Some(0)))
     })

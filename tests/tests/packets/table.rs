@@ -3,8 +3,8 @@
 use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
-    Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry, VifKey,
-    policy::Subject,
+    Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry,
+    VifKey, policy::Subject,
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{

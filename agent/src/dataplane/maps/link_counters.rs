@@ -6,9 +6,10 @@ use std::{
 };
 
 use agent_common::{MAX_LINKS, Traffic, VifKey};
-use aya::maps::{MapData, PerCpuHashMap, PerCpuValues};
+use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
 
 use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_per_cpu_entries, insist, zero};
+use super::vif_counters::traffic;
 use crate::metrics::MapMetrics;
 
 /// The open map. The programs write the values; the agent adds and removes keys.
@@ -23,6 +24,9 @@ pub const SPEC: MapSpec = MapSpec {
     capacity: |_| MAX_LINKS as u32,
     count: count_per_cpu_entries::<VifKey, Traffic>,
 };
+
+/// Counters of version 4: packets, bytes and drops, by fewer reasons.
+type V4 = [u64; 2 + 20];
 
 // === impl LinkCounters ===
 
@@ -55,12 +59,23 @@ impl LinkCounters {
         missing.copied().try_for_each(|ifindex| self.add(ifindex, None))
     }
 
-    /// Adds the counts of another map of this layout for interfaces that have none here.
+    /// Adds the counts of another map, of this layout or that of version 4, for interfaces that have none here.
     pub fn copy_from(&mut self, directory: &Path) -> Result<(), MapFailure> {
-        let from = SPEC.open_pin(directory)?.try_into().map_err(SPEC.failure("read"))?;
-        let from: PerCpuHashMap<MapData, VifKey, Traffic> = from;
+        let open = || SPEC.open_pin(directory);
+        let failure = || SPEC.failure("read");
+        // aya compares the sizes of key and value.
+        if let Ok(fourth) = PerCpuHashMap::<MapData, VifKey, V4>::try_from(open()?) {
+            for row in fourth.iter().take(self.pressure.walk_limit()) {
+                let (VifKey { ifindex }, counts) = row.map_err(failure())?;
+                let counts: Vec<_> = counts.iter().map(|one| traffic(one)).collect();
+                let counts = PerCpuValues::try_from(counts).map_err(MapError::from).map_err(failure())?;
+                self.add(ifindex, Some(counts))?;
+            }
+            return Ok(());
+        }
+        let from: PerCpuHashMap<MapData, VifKey, Traffic> = open()?.try_into().map_err(failure())?;
         for row in from.iter().take(self.pressure.walk_limit()) {
-            let (VifKey { ifindex }, counts) = row.map_err(SPEC.failure("read"))?;
+            let (VifKey { ifindex }, counts) = row.map_err(failure())?;
             self.add(ifindex, Some(counts))?;
         }
         Ok(())

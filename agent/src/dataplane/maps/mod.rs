@@ -5,6 +5,7 @@ mod entries;
 mod events;
 mod link_counters;
 mod nodes;
+mod policy;
 mod stack_flows;
 mod table;
 mod vif_counters;
@@ -20,6 +21,8 @@ use agent_common::{Counters, EndpointKey, NodeEntry, NodeKey, RingKey, Traffic, 
 use ferrule_vif::Addresses;
 
 pub use entries::Entries;
+pub use policy::PolicyRows;
+pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS};
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};
@@ -40,8 +43,23 @@ pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 pub(super) const NODES: MapSpec = nodes::SPEC;
 pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 8] =
-    [VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS, EVENTS];
+pub(super) const PINNED: [MapSpec; 15] = [
+    VIFS,
+    ENDPOINTS,
+    VIF_COUNTERS,
+    STACK_FLOWS,
+    FLOW_RINGS,
+    NODES,
+    LINK_COUNTERS,
+    EVENTS,
+    SUBJECTS,
+    policy::PEERS,
+    policy::BLOCKS,
+    policy::RULESETS,
+    policy::RULES,
+    policy::NAMED,
+    policy::PORTS,
+];
 
 /// The open maps.
 pub(super) struct Maps {

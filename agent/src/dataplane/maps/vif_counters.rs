@@ -110,6 +110,8 @@ type V1 = [u64; 4 + 13];
 type V2 = [u64; 4 + 16];
 /// Counters of version 3: for each direction packets, bytes and drops, by fewer reasons.
 type V3 = [u64; 2 * (2 + 16)];
+/// The same of version 4.
+type V4 = [u64; 2 * (2 + 20)];
 
 /// The open map of another directory.
 enum OldCounters {
@@ -117,6 +119,7 @@ enum OldCounters {
     V1(PerCpuHashMap<MapData, VifKey, V1>),
     V2(PerCpuHashMap<MapData, VifKey, V2>),
     V3(PerCpuHashMap<MapData, VifKey, V3>),
+    V4(PerCpuHashMap<MapData, VifKey, V4>),
 }
 
 // === impl OldCounters ===
@@ -134,6 +137,9 @@ impl OldCounters {
         if let Ok(third) = open()?.try_into() {
             return Ok(Self::V3(third));
         }
+        if let Ok(fourth) = open()?.try_into() {
+            return Ok(Self::V4(fourth));
+        }
         Ok(Self::Same(open()?.try_into().map_err(VifCounters::SPEC.failure("open"))?))
     }
 
@@ -143,19 +149,20 @@ impl OldCounters {
             Self::V1(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
             Self::V2(map) => map.get(&key, 0)?.iter().map(|one| split(one)).collect(),
             Self::V3(map) => map.get(&key, 0)?.iter().map(|one| both(one)).collect(),
+            Self::V4(map) => map.get(&key, 0)?.iter().map(|one| both(one)).collect(),
         };
         Ok(PerCpuValues::try_from(all)?)
     }
 }
 
-/// Counters of version 3.
+/// Counters of versions 3 and 4.
 fn both(old: &[u64]) -> Counters {
     let (egress, ingress) = old.split_at(old.len() / 2);
     Counters { egress: traffic(egress), ingress: traffic(ingress) }
 }
 
 /// One direction, with the drops of the first reasons.
-fn traffic(old: &[u64]) -> Traffic {
+pub(super) fn traffic(old: &[u64]) -> Traffic {
     let [packets, bytes, drops @ ..] = old else { return Traffic::default() };
     let mut traffic = Traffic { packets: *packets, bytes: *bytes, drops: Drops::default() };
     DropReason::ALL.iter().zip(drops).for_each(|(reason, packets)| traffic.drops.add(*reason, *packets));

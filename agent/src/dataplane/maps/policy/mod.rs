@@ -1,0 +1,139 @@
+//! The maps by which the programs judge pods' packets: `SUBJECTS`, `PEERS`, `BLOCKS`, `RULESETS`, `RULES`,
+//! `NAMED` and `PORTS`. Their rows follow from the cluster's policies: [`crate::policy`] knows all that are
+//! wanted.
+//!
+//! Two tables of rows exist at a time, so that a restarted agent can write all of its own before a pod is
+//! judged by them. The key of `PEERS` and of `BLOCKS` names the table, and so does the highest bit of a
+//! ruleset's number.
+
+mod hash;
+mod snapshot;
+mod specs;
+mod trie;
+
+use std::{collections::BTreeMap, path::Path};
+
+use agent_common::{
+    VifKey,
+    policy::{Bits, BlockKey, NamedKey, Peer, PeerKey, PortKey, RuleKey, Ruleset, Subject},
+};
+use ferrule_policy::{EndpointId, Op, RulesetId, Table};
+
+use super::table::{MapFailure, MapSpec};
+use crate::metrics::MapMetrics;
+use hash::Hash;
+use trie::{Prefix, Trie};
+
+pub use snapshot::PolicyRows;
+pub(in crate::dataplane) use specs::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS, SUBJECTS};
+
+/// The open maps.
+pub(in crate::dataplane) struct PolicyMaps {
+    subjects: Hash<VifKey, Subject>,
+    peers: Hash<PeerKey, Peer>,
+    blocks: Trie<20, u32>,
+    rulesets: Hash<u32, Ruleset>,
+    rules: Hash<RuleKey, Bits>,
+    named: Hash<NamedKey, Bits>,
+    ports: Trie<8, Bits>,
+}
+
+/// The maps of this module.
+pub(in crate::dataplane) const ALL: [MapSpec; 7] = [SUBJECTS, PEERS, BLOCKS, RULESETS, RULES, NAMED, PORTS];
+
+// === impl PolicyMaps ===
+
+impl PolicyMaps {
+    /// Opens the pinned maps, and counts their rows.
+    pub(in crate::dataplane) fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
+        let maps = Self {
+            subjects: Hash::open(SUBJECTS, pins, metrics)?,
+            peers: Hash::open(PEERS, pins, metrics)?,
+            blocks: Trie::open(BLOCKS, pins, metrics)?,
+            rulesets: Hash::open(RULESETS, pins, metrics)?,
+            rules: Hash::open(RULES, pins, metrics)?,
+            named: Hash::open(NAMED, pins, metrics)?,
+            ports: Trie::open(PORTS, pins, metrics)?,
+        };
+        Ok(maps)
+    }
+
+    /// Makes one change to the rows of a table.
+    pub(in crate::dataplane) fn apply(&mut self, op: &Op, table: Table) -> Result<(), MapFailure> {
+        match op {
+            Op::Peer(address, row) => self.peers.set(address.key(table), row.map(Peer::from)),
+            Op::Block(prefix, class) => self.blocks.set(block(prefix.key(table)), class.map(|it| it.0)),
+            Op::Ruleset(id, header) => self.rulesets.set(id.0, header.as_deref().map(Ruleset::from)),
+            Op::Rule(key, bits) => self.rules.set((*key).into(), bits.map(|it| it.0)),
+            Op::Named(key, bits) => self.named.set((*key).into(), bits.map(|it| it.0)),
+            Op::Port(key, bits) => self.ports.set(port((*key).into()), bits.map(|it| it.0)),
+            Op::Endpoint(EndpointId(ifindex), row) => {
+                self.subjects.set(VifKey { ifindex: *ifindex }, row.map(Subject::from))
+            }
+        }
+    }
+
+    /// What judges each interface.
+    pub(in crate::dataplane) fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
+        Ok(self.subjects.rows()?.into_iter().map(|(key, row)| (EndpointId(key.ifindex), row)).collect())
+    }
+
+    /// Lets an interface pass everything, unless something judges it already.
+    pub(in crate::dataplane) fn open_subject(&mut self, ifindex: u32) -> Result<(), MapFailure> {
+        let open = Subject { ingress: Subject::OPEN, egress: Subject::OPEN, ..Subject::default() };
+        self.subjects.add(VifKey { ifindex }, open).map(drop)
+    }
+
+    /// Lets an interface pass nothing.
+    pub(in crate::dataplane) fn close(&mut self, ifindex: u32) -> Result<(), MapFailure> {
+        self.subjects.set(VifKey { ifindex }, None)
+    }
+
+    /// Removes what judges interfaces that are not live.
+    pub(in crate::dataplane) fn retain(&mut self, is_live: impl Fn(u32) -> bool) -> Result<(), MapFailure> {
+        self.subjects.retain(|key, _| is_live(key.ifindex))
+    }
+
+    /// Removes all rows of a table. No subject may read it any more.
+    pub(in crate::dataplane) fn clear(&mut self, table: Table) -> Result<(), MapFailure> {
+        let number = table.number();
+        let is_other = |ruleset: u32| RulesetId(ruleset).table() != table;
+        self.rulesets.retain(|id, _| is_other(*id))?;
+        self.rules.retain(|key, _| is_other(key.ruleset))?;
+        self.named.retain(|key, _| is_other(key.ruleset))?;
+        self.ports.retain(|(_, data)| is_other(leading(data)))?;
+        self.peers.retain(|key, _| key.table != number)?;
+        self.blocks.retain(|(_, data)| leading(data) != number)
+    }
+
+    /// Adds the rows of one of the maps that are pinned in another directory and missing here.
+    pub(in crate::dataplane) fn copy(&mut self, map: &MapSpec, from: &Path) -> Result<(), MapFailure> {
+        match map.name {
+            name if name == SUBJECTS.name => self.subjects.copy_from(from),
+            name if name == PEERS.name => self.peers.copy_from(from),
+            name if name == BLOCKS.name => self.blocks.copy_from(from),
+            name if name == RULESETS.name => self.rulesets.copy_from(from),
+            name if name == RULES.name => self.rules.copy_from(from),
+            name if name == NAMED.name => self.named.copy_from(from),
+            _ => self.ports.copy_from(from),
+        }
+    }
+}
+
+/// The number that the bytes of a prefix begin with.
+fn leading<const N: usize>(data: &[u8; N]) -> u32 {
+    data.first_chunk().copied().map_or(0, u32::from_ne_bytes)
+}
+
+fn block(BlockKey { prefix_len, table, address }: BlockKey) -> Prefix<20> {
+    let mut data = [0; 20];
+    let (first, rest) = data.split_at_mut(4);
+    first.copy_from_slice(&table.to_ne_bytes());
+    rest.copy_from_slice(&address);
+    (prefix_len, data)
+}
+
+fn port(PortKey { prefix_len, ruleset, protocol, reserved, port: [high, low] }: PortKey) -> Prefix<8> {
+    let [a, b, c, d] = ruleset.to_ne_bytes();
+    (prefix_len, [a, b, c, d, protocol, reserved, high, low])
+}

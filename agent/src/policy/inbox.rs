@@ -1,0 +1,124 @@
+//! What waits for the thread, and what the thread has answered.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ferrule_policy::{Change, Endpoint, EndpointId, ObjectKey};
+
+use super::queue::Queue;
+use crate::cluster::{PodRef, Pods};
+
+/// An interface of a pod on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// On the host.
+    pub ifindex: u32,
+    pub pod: PodRef,
+    /// Those that are plugged; the pod's status may not list them yet.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Shared by the thread and its callers.
+#[derive(Default)]
+pub(super) struct Inbox {
+    /// A complete state that replaces all that is known.
+    pub(super) state: Option<Vec<Change>>,
+    /// What is missing for a state that is known to be needed.
+    pub(super) expected: Option<String>,
+    /// Changes since then.
+    pub(super) changes: Queue,
+    /// The interfaces of this node, whatever the state.
+    pub(super) locals: BTreeMap<EndpointId, Local>,
+}
+
+/// An interface, and what became of it.
+pub(super) struct Local {
+    pub(super) interface: Interface,
+    /// The pod's UID that the compiler knows.
+    uid: String,
+    /// The API has told the UID. A static pod has another one than the kubelet says.
+    is_told: bool,
+    pub(super) answer: Answer,
+}
+
+/// Whether an interface is judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    Waiting,
+    /// The row is in the map.
+    Admitted,
+    /// The rows do not fit.
+    Refused(String),
+}
+
+/// What the thread takes at a time.
+pub(super) struct Taken {
+    pub(super) state: Option<Vec<Change>>,
+    pub(super) changes: Vec<Change>,
+    /// All interfaces of this node.
+    pub(super) endpoints: Vec<Change>,
+}
+
+// === impl Inbox ===
+
+impl Inbox {
+    /// Adds an interface, or replaces what is known of it.
+    pub(super) fn add(&mut self, interface: Interface, pods: &Pods) {
+        let uid = pods.api_uid(&interface.pod);
+        let is_told = uid.is_some();
+        let uid = uid.unwrap_or_else(|| interface.pod.uid.clone());
+        let id = EndpointId(interface.ifindex);
+        let local = Local { interface, uid, is_told, answer: Answer::Waiting };
+        self.changes.push(Change::Endpoint(local.endpoint()));
+        self.locals.insert(id, local);
+    }
+
+    pub(super) fn remove(&mut self, id: EndpointId) {
+        if self.locals.remove(&id).is_some() {
+            self.changes.push(Change::EndpointGone { id });
+        }
+    }
+
+    /// Looks for UIDs that the API has told meanwhile. Returns whether some are still missing.
+    pub(super) fn look_for_uids(&mut self, pods: &Pods) -> bool {
+        let mut is_missing = false;
+        for local in self.locals.values_mut().filter(|it| !it.is_told) {
+            let Some(uid) = pods.api_uid(&local.interface.pod) else {
+                is_missing |= local.answer != Answer::Admitted;
+                continue;
+            };
+            local.is_told = true;
+            if local.uid != uid {
+                local.uid = uid;
+                self.changes.push(Change::Endpoint(local.endpoint()));
+            }
+        }
+        is_missing
+    }
+
+    pub(super) fn take(&mut self) -> Taken {
+        Taken {
+            state: self.state.take(),
+            changes: self.changes.take(),
+            endpoints: self.locals.values().map(|it| Change::Endpoint(it.endpoint())).collect(),
+        }
+    }
+
+    /// Whether the thread does not know yet what judges pods.
+    pub(super) fn is_outdated_for_all(&self) -> bool {
+        self.state.is_some() || self.expected.is_some()
+    }
+
+    /// Whether a change of an interface waits, so that what the thread knows of it is outdated.
+    pub(super) fn is_outdated(&self, id: EndpointId) -> bool {
+        self.is_outdated_for_all() || self.changes.contains(&ObjectKey::Endpoint(id))
+    }
+}
+
+// === impl Local ===
+
+impl Local {
+    fn endpoint(&self) -> Endpoint {
+        let Interface { ifindex, addresses, .. } = &self.interface;
+        Endpoint { id: EndpointId(*ifindex), uid: self.uid.clone(), addresses: addresses.clone() }
+    }
+}

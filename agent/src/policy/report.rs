@@ -1,0 +1,148 @@
+//! What the thread tells: health, metrics, logs, and Events about policies that do not fit.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource};
+
+use super::held::Held;
+use crate::{
+    chain::chain,
+    dataplane::MapFailure,
+    events::{About, Events, Reason},
+    health::{Health, Reporter},
+    metrics::{PolicyMetrics, count},
+};
+
+/// Where the thread tells it.
+pub struct Report {
+    /// Unhealthy while something known is not in force.
+    policy: Reporter,
+    metrics: PolicyMetrics,
+    events: Events,
+    /// What Events have told about policies that do not fit.
+    told: BTreeMap<Option<PolicyId>, String>,
+}
+
+// === impl Report ===
+
+impl Report {
+    pub fn new(health: &Health, metrics: PolicyMetrics, events: Events) -> Self {
+        let why = "the policies of the cluster are not known yet";
+        Self { policy: health.component("policy", false, why), metrics, events, told: BTreeMap::new() }
+    }
+
+    pub(super) fn compiled(&self, changes: usize, took: Duration) {
+        self.metrics.changes.inc_by(changes as u64);
+        self.metrics.compile.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn written(&self, took: Duration) {
+        self.metrics.write.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn usage(&self, compiler: &Compiler, held: usize) {
+        let usage = compiler.usage();
+        self.metrics.classes.set(count(usage.classes));
+        self.metrics.rulesets.set(count(usage.rulesets));
+        self.metrics.policies.set(count(usage.policies));
+        self.metrics.held.set(count(held));
+    }
+
+    /// The maps have what is compiled.
+    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held) {
+        if held.is_empty() {
+            self.told.clear();
+            let policies = compiler.usage().policies;
+            self.policy.healthy(match policies {
+                0 => "the cluster has no policy: pods may send and receive everything".to_owned(),
+                _ => format!("{policies} policies are in force"),
+            });
+        }
+    }
+
+    /// Rows could not be written.
+    pub(super) fn not_written(&self, error: &MapFailure) {
+        let error = chain(error);
+        tracing::error!(
+            error,
+            "cannot write the rows of policies; new pods get no network until a retry succeeds"
+        );
+        self.policy.unhealthy(format!("the rows of policies cannot be written; retrying: {error}"));
+    }
+
+    /// Changes do not fit, and wait.
+    pub(super) fn held(&mut self, held: &Held) {
+        if held.is_empty() {
+            return;
+        }
+        let refused: Vec<_> = held.refused().map(|(change, why)| (why, Some(change))).collect();
+        self.refused(refused);
+    }
+
+    /// What the compiler refuses, with the change that it was about.
+    pub(super) fn refused<'a>(&mut self, all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>) {
+        let mut told = BTreeMap::new();
+        let mut first = None;
+        for (why, change) in all {
+            let text = refused(why);
+            let policy = why.policy.clone().or_else(|| policy_of(change?).map(|(id, _)| id.clone()));
+            if self.told.get(&policy) != Some(&text) && !told.contains_key(&policy) {
+                self.metrics.refused.inc();
+                tracing::error!(why = text, "a change does not fit, and what was in force before stays");
+                if let Some(policy) = &policy {
+                    let uid = change.and_then(policy_of).filter(|(id, _)| *id == policy).map(|(_, uid)| uid);
+                    let uid = uid.unwrap_or_default();
+                    let (about, namespace) = match &policy.namespace {
+                        Some(namespace) => (About::NetworkPolicy, namespace.as_str()),
+                        None => (About::ClusterNetworkPolicy, ""),
+                    };
+                    let object = (namespace, policy.name.as_str(), uid);
+                    self.events.record_object(about, object, Reason::PolicyRefused, text.clone());
+                }
+            }
+            first.get_or_insert_with(|| text.clone());
+            told.insert(policy, text);
+        }
+        self.told = told;
+        if let Some(first) = first {
+            let more = self.told.len().saturating_sub(1);
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            self.policy.unhealthy(format!("{first}; what was in force before stays{more}"));
+        }
+    }
+}
+
+/// Whether a change is of the policy whose rows do not fit.
+pub(super) fn is_about(change: &Change, refused: &Refused) -> bool {
+    policy_of(change).is_some_and(|(id, _)| Some(id) == refused.policy.as_ref())
+}
+
+/// What does not fit, in one line: use, capacity and setting.
+pub(super) fn refused(why: &Refused) -> String {
+    let Refused { resource, needed, capacity, policy } = why;
+    let policy = policy.as_ref().map(|it| format!("the policy {it} does not fit: ")).unwrap_or_default();
+    let (setting, share) = match resource {
+        Resource::Bits => {
+            return format!(
+                "{policy}the rules for one pod and direction have {needed} different sets of ports, and {capacity} fit; \
+                 use fewer ports and ranges"
+            );
+        }
+        Resource::Subjects => ("--max-vifs", 1),
+        Resource::Peers => ("--max-policy-peers", 2),
+        Resource::Rules => ("--max-policy-rules", 2),
+        Resource::Named => ("--max-policy-rules", 2 * 2),
+        Resource::Blocks | Resource::Ports => ("--max-policy-rules", 2 * 8),
+        Resource::Rulesets => ("--max-policy-rules", 2 * 32),
+    };
+    let least = needed.saturating_mul(share);
+    format!("{policy}{resource} needs {needed} rows, and {capacity} fit; raise {setting} to at least {least}")
+}
+
+fn policy_of(change: &Change) -> Option<(&PolicyId, &str)> {
+    match change {
+        Change::Policy(policy) => Some((&policy.id, &policy.uid)),
+        Change::PolicyGone { id, uid } => Some((id, uid)),
+        _ => None,
+    }
+}

@@ -1,0 +1,1 @@
+//! The thread with maps in memory.

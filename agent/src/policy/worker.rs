@@ -1,0 +1,270 @@
+//! The thread: takes what waits, compiles, writes, and answers.
+
+use std::{
+    mem,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ferrule_policy::{Change, Compiler, EndpointId, Op, Table};
+
+use super::{
+    Report,
+    batch::Offered,
+    enforcer::{Progress, Shared},
+    held::Held,
+    inbox::{Answer, Local, Taken},
+    install::{free_table, install},
+    queue::Queue,
+    report,
+};
+use crate::{
+    backoff::{Backoff, Policy},
+    dataplane::MapFailure,
+};
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    report: Report,
+    /// A complete state that is not compiled yet, with later changes.
+    pending: Option<Queue>,
+    held: Held,
+    is_live: bool,
+    /// The maps have what is compiled.
+    is_written: bool,
+    backoff: Backoff,
+    /// Changes have to wait until then.
+    not_before: Option<Instant>,
+    /// To be repeated then, without a change.
+    retry_at: Option<Instant>,
+}
+
+const BACKOFF: Policy = Policy::new(Duration::from_millis(200), Duration::from_secs(30))
+    .with_jitter()
+    .reset_after(Duration::from_secs(120));
+/// Between two attempts to apply changes that did not fit.
+const HELD_PAUSE: Duration = Duration::from_secs(1);
+/// Between two looks for the UIDs of static pods.
+const LOOK: Duration = Duration::from_millis(500);
+/// Without anything to do.
+const IDLE: Duration = Duration::from_secs(3600);
+
+// === impl Worker ===
+
+impl Worker {
+    pub(super) fn new(shared: Arc<Shared>, report: Report) -> Self {
+        Self {
+            shared,
+            report,
+            pending: None,
+            held: Held::default(),
+            is_live: false,
+            is_written: true,
+            backoff: Backoff::new(BACKOFF),
+            not_before: None,
+            retry_at: None,
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        loop {
+            let taken = self.wait();
+            self.turn(taken);
+        }
+    }
+
+    fn wait(&self) -> Taken {
+        let shared = &self.shared;
+        let mut inbox = shared.inbox();
+        loop {
+            let is_missing = inbox.look_for_uids(&shared.pods);
+            let now = Instant::now();
+            let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(now));
+            // Without a complete state, changes have to wait for one.
+            let has_changes = !inbox.changes.is_empty() && (self.is_live || self.pending.is_some());
+            let in_changes = has_changes.then(|| left(self.not_before).unwrap_or_default());
+            let looks = is_missing.then_some(LOOK);
+            let due = in_changes.into_iter().chain(left(self.retry_at)).min();
+            if inbox.state.is_some() || due.is_some_and(|due| due.is_zero()) {
+                return inbox.take();
+            }
+            let wait = due.into_iter().chain(looks).min().unwrap_or(IDLE);
+            inbox = shared.arrived.wait_timeout(inbox, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn turn(&mut self, Taken { state, changes, endpoints }: Taken) {
+        let shared = Arc::clone(&self.shared);
+        let _turn = shared.turn();
+        (self.not_before, self.retry_at) = (None, None);
+        if let Some(state) = state {
+            let mut pending = Queue::default();
+            pending.extend(state);
+            (self.pending, self.held) = (Some(pending), Held::default());
+        }
+        match self.pending.take() {
+            Some(mut pending) => {
+                // All interfaces are added below.
+                pending.extend(changes.into_iter().filter(|it| !is_of_endpoint(it)));
+                self.replace(pending, endpoints);
+            }
+            None => self.change(changes),
+        }
+        self.answer();
+        shared.set_held(self.held.refused().map(|(_, why)| report::refused(why)).collect());
+        let (is_live, is_written) = (self.is_live, self.is_written);
+        shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
+        self.report.usage(&shared.compiler(), self.held.len());
+    }
+
+    /// Compiles a complete state, and replaces all rows.
+    fn replace(&mut self, pending: Queue, endpoints: Vec<Change>) {
+        let shared = Arc::clone(&self.shared);
+        let subjects = match shared.maps.subjects() {
+            Ok(subjects) => subjects,
+            Err(error) => {
+                self.pending = Some(pending);
+                return self.not_written(&error);
+            }
+        };
+        let began = Instant::now();
+        let (current, epoch) = {
+            let compiler = shared.compiler();
+            (compiler.table(), compiler.epoch())
+        };
+        let epoch = subjects.values().map(|it| it.epoch).fold(epoch, u32::max);
+        let table = free_table(&subjects, current);
+        let mut compiler = Compiler::new(table, shared.capacities).after_epoch(epoch);
+        let compiled = compiler.apply(pending.iter().cloned().chain(endpoints));
+        self.report.compiled(pending.len(), began.elapsed());
+        if let Err(refused) = compiled {
+            let why = report::refused(&refused);
+            self.report.refused([(&refused, pending.iter().find(|it| report::is_about(it, &refused)))]);
+            shared.set_obstacle(Some(why));
+            self.pending = Some(pending);
+            self.not_before = Some(self.next_attempt());
+            return;
+        }
+        shared.set_obstacle(None);
+        self.is_live = true;
+        let rows: Vec<Op> = compiler.rows().all().collect();
+        // Dropped without the lock: the old state may be large.
+        let _old = mem::replace(&mut *shared.compiler(), compiler);
+        self.write(|| install(&*shared.maps, &subjects, &rows, table));
+    }
+
+    /// Applies changes to what is compiled.
+    fn change(&mut self, changes: Vec<Change>) {
+        let shared = Arc::clone(&self.shared);
+        self.held.forget(&changes);
+        let (began, number) = (Instant::now(), changes.len());
+        let mut offered = Offered::default();
+        let table = {
+            let mut compiler = shared.compiler();
+            // Without a change, the pause is over.
+            let retries = self.held.is_stale && changes.is_empty();
+            offered.offer(&mut compiler, changes);
+            self.held.is_stale |= offered.taken > 0;
+            if retries {
+                offered.offer(&mut compiler, self.held.take());
+            }
+            compiler.table()
+        };
+        self.report.compiled(number, began.elapsed());
+        for (change, why) in offered.refused {
+            self.held.hold(change, why);
+        }
+        self.report.held(&self.held);
+        if self.is_written {
+            self.write(|| shared.maps.apply(&offered.rows, table));
+        } else {
+            self.renew();
+        }
+        if self.held.is_stale && !self.held.is_empty() {
+            let pause = Instant::now() + HELD_PAUSE;
+            self.retry_at = Some(self.retry_at.map_or(pause, |at| at.min(pause)));
+        }
+    }
+
+    /// Compiles all that is known once more, after a failed write.
+    fn renew(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let subjects = match shared.maps.subjects() {
+            Ok(subjects) => subjects,
+            Err(error) => return self.not_written(&error),
+        };
+        let renewed: Result<(Vec<Op>, Table), _> = {
+            let mut compiler = shared.compiler();
+            let table = free_table(&subjects, compiler.table());
+            compiler.renew(table).map(|()| (compiler.rows().all().collect(), table))
+        };
+        match renewed {
+            Ok((rows, table)) => self.write(|| install(&*shared.maps, &subjects, &rows, table)),
+            Err(refused) => {
+                self.report.refused([(&refused, None)]);
+                self.retry_at = Some(self.next_attempt());
+            }
+        }
+    }
+
+    fn write(&mut self, write: impl FnOnce() -> Result<(), MapFailure>) {
+        let began = Instant::now();
+        let written = write();
+        self.report.written(began.elapsed());
+        match written {
+            Ok(()) => {
+                self.is_written = true;
+                self.report.in_force(&self.shared.compiler(), &self.held);
+            }
+            Err(error) => self.not_written(&error),
+        }
+    }
+
+    fn not_written(&mut self, error: &MapFailure) {
+        self.is_written = false;
+        let at = self.next_attempt();
+        // Changes wait, too: each attempt writes everything.
+        (self.not_before, self.retry_at) = (Some(at), Some(at));
+        self.report.not_written(error);
+    }
+
+    fn next_attempt(&mut self) -> Instant {
+        Instant::now() + self.backoff.next(tokio::time::Instant::now())
+    }
+
+    /// Answers those who wait for an interface.
+    fn answer(&self) {
+        let shared = &self.shared;
+        let mut inbox = shared.inbox();
+        let compiler = shared.compiler();
+        let ids: Vec<EndpointId> =
+            inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
+        let obstacle = shared.obstacle();
+        for id in ids {
+            let Some(local) = inbox.locals.get_mut(&id) else { continue };
+            if local.answer != Answer::Admitted {
+                let is_there = compiler.rows().endpoint(id).is_some();
+                local.answer = self.answer_of(id, local, obstacle.as_deref(), is_there);
+            }
+        }
+        shared.answered.notify_all();
+    }
+
+    fn answer_of(&self, id: EndpointId, local: &Local, obstacle: Option<&str>, is_there: bool) -> Answer {
+        if let Some(why) = obstacle {
+            return Answer::Refused(why.to_owned());
+        }
+        if self.pending.is_some() || !self.is_live || !self.is_written {
+            return Answer::Waiting;
+        }
+        match self.held.obstacle(id, &local.interface.pod.namespace) {
+            Some(why) => Answer::Refused(report::refused(why)),
+            None if is_there => Answer::Admitted,
+            None => Answer::Waiting,
+        }
+    }
+}
+
+fn is_of_endpoint(change: &Change) -> bool {
+    matches!(change, Change::Endpoint(_) | Change::EndpointGone { .. })
+}
