@@ -37,7 +37,7 @@ pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Entries, Entry, MapFailure, PolicyRows, Recorded};
-pub use memory::release_after_start;
+pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
 pub use sampling::{Flows, SamplingError};
