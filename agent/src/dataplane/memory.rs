@@ -31,8 +31,8 @@ pub async fn release_after_start() {
     std::future::pending().await
 }
 
-/// Returns free memory of this thread to the kernel, at most once in each [`IDLE`]. Call from a thread that has
-/// nothing to do: the allocator keeps what each thread has freed, and a large list leaves megabytes.
+/// Returns free memory of this thread to the kernel, at most once in each [`IDLE`]. Call from a thread that
+/// has nothing to do: the allocator keeps what each thread has freed, and a large list leaves megabytes.
 pub fn release_when_idle() {
     thread_local! {
         static RELEASED: Cell<Option<Instant>> = const { Cell::new(None) };
