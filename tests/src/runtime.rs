@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     dist,
-    pod::{NAMESPACE, Pod},
+    pod::Pod,
     sys,
 };
 
@@ -146,8 +146,8 @@ impl Runtime {
     /// The environment that the runtime of a kubelet sets.
     pub fn environment(&self, verb: &str, pod: &Pod) -> Vec<(String, String)> {
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
-            pod.name, pod.container_id, pod.uid
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+            pod.namespace, pod.name, pod.container_id, pod.uid
         );
         let netns = pod.netns.to_string_lossy().into_owned();
         let pairs = [
