@@ -11,11 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::{
-    dist,
-    pod::Pod,
-    sys,
-};
+use crate::{dist, pod::Pod, sys};
 
 /// Executes a CNI plugin as the specification requires: environment, standard input, standard output.
 #[derive(Debug, Clone)]
