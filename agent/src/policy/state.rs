@@ -35,7 +35,7 @@ impl Shared {
         if let Some(why) = expected {
             return (
                 Kind::Gathering,
-                format!("waiting for {why}; pods are judged as before, and new pods wait"),
+                format!("{why}; pods are judged as before, and new pods wait"),
             );
         }
         if !is_live {
