@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     apiserver::{ApiServer, Options, Resource, objects},
     node::{Node, POD_V4, POD_V6, on_node},
-    pod::{NAMESPACE, Pod},
+    pod::Pod,
     sys::wait_until,
 };
 
@@ -59,7 +59,7 @@ pub fn with_cluster_of<T: Send>(
 /// # Errors
 /// If a pod of this name exists.
 pub fn schedule(api: &ApiServer, node: &str, pod: &Pod, annotations: &[(&str, &str)]) -> anyhow::Result<()> {
-    let mut object = objects::pod(NAMESPACE, &pod.name, node);
+    let mut object = objects::pod(&pod.namespace, &pod.name, node);
     for (name, value) in annotations {
         object = objects::with_annotation(object, name, value);
     }
@@ -138,7 +138,7 @@ impl Cluster {
     /// # Errors
     /// If the pod does not exist.
     pub fn delete(&self, pod: &Pod) -> anyhow::Result<()> {
-        self.api.delete(Resource::Pods, NAMESPACE, &pod.name)?;
+        self.api.delete(Resource::Pods, &pod.namespace, &pod.name)?;
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl Cluster {
     /// # Errors
     /// If the pod does not exist.
     pub fn annotate(&self, pod: &Pod, name: &str, value: &str) -> anyhow::Result<()> {
-        self.api.patch(Resource::Pods, NAMESPACE, &pod.name, objects::annotation(name, value))?;
+        self.api.patch(Resource::Pods, &pod.namespace, &pod.name, objects::annotation(name, value))?;
         Ok(())
     }
 }

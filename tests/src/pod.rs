@@ -14,6 +14,7 @@ use crate::sys;
 /// A pod's sandbox as a runtime knows it.
 #[derive(Debug, Clone)]
 pub struct Pod {
+    pub namespace: String,
     pub name: String,
     pub uid: String,
     pub container_id: String,
@@ -33,6 +34,7 @@ impl Pod {
         let netns = PathBuf::from(format!("/run/netns/cni-{number:04}"));
         sys::make_netns(&netns)?;
         Ok(Self {
+            namespace: NAMESPACE.to_owned(),
             name: name.to_owned(),
             uid: format!("00000000-0000-4000-8000-{number:012}"),
             container_id: format!("{number:064x}"),
@@ -47,7 +49,7 @@ impl Pod {
     /// If the namespace cannot be created.
     pub fn new_sandbox(&self, number: u32) -> anyhow::Result<Self> {
         let sandbox = Self::make(&self.name, number)?;
-        Ok(Self { uid: self.uid.clone(), ..sandbox })
+        Ok(Self { namespace: self.namespace.clone(), uid: self.uid.clone(), ..sandbox })
     }
 
     /// Stores the addresses of a CNI result.

@@ -11,11 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::{
-    dist,
-    pod::{NAMESPACE, Pod},
-    sys,
-};
+use crate::{dist, pod::Pod, sys};
 
 /// Executes a CNI plugin as the specification requires: environment, standard input, standard output.
 #[derive(Debug, Clone)]
@@ -146,8 +142,8 @@ impl Runtime {
     /// The environment that the runtime of a kubelet sets.
     pub fn environment(&self, verb: &str, pod: &Pod) -> Vec<(String, String)> {
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
-            pod.name, pod.container_id, pod.uid
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+            pod.namespace, pod.name, pod.container_id, pod.uid
         );
         let netns = pod.netns.to_string_lossy().into_owned();
         let pairs = [

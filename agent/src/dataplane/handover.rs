@@ -21,7 +21,7 @@ use std::{
 use super::{
     capacity::Capacities,
     layout::{self, LayoutError, Layouts},
-    maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps},
+    maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps, policy_flows},
     pins::{self, PinDirectoryError},
 };
 use crate::{
@@ -142,9 +142,13 @@ impl Predecessors {
         self.copy(&maps::VIF_COUNTERS, |_| true, |from| to.copy_counters(from));
     }
 
-    /// Copies the flows that the stack translates. Call before the filters are replaced, and again after.
+    /// Copies the flows that the stack translates, and those that policies have judged. Call before the filters are replaced, and again after.
     pub(super) fn copy_flows(&self, to: &mut Maps) {
         self.copy(&maps::STACK_FLOWS, |_| true, |from| to.copy_flows(from));
+        let judged = [policy_flows::PENDING, policy_flows::FLOWS, policy_flows::PLACES];
+        for map in judged {
+            self.copy(&map, |from| self.has_policy_rows(from), |from| policy_flows::copy(&map, from, &self.pins));
+        }
     }
 
     /// Removes the pins. The kernel keeps the maps while a filter uses them.

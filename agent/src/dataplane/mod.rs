@@ -37,7 +37,7 @@ pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Entries, Entry, MapFailure, PolicyRows, Recorded};
-pub use memory::release_after_start;
+pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
 pub use sampling::{Flows, SamplingError};
@@ -162,6 +162,8 @@ impl Dataplane {
         loader.override_global(aya_log::LEVEL, &level, true);
         let flows_per_pod = agent_common::flows_per_pod(settings.capacities.stack_flows);
         loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
+        let policy_flows_per_pod = agent_common::flows_per_pod(settings.capacities.policy_flows);
+        loader.override_global("POLICY_FLOWS_PER_POD", &policy_flows_per_pod, true);
         let dhcp_servers = u8::from(settings.dhcp_servers);
         loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
         loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);

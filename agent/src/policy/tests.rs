@@ -1,1 +1,459 @@
 //! The thread with maps in memory.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use agent_common::policy::Subject;
+use aya::maps::MapError;
+use ferrule_policy::{
+    Capacities, Change, EndpointId, Op, PolicyId, Table,
+    object::{self, PolicyObject},
+};
+use serde_json::json;
+
+use super::{AdmitError, Enforcer, Interface, Maps, Report};
+use crate::{
+    cluster::{PodRef, Pods},
+    dataplane::{MapFailure, PolicyRows},
+    events::Events,
+    health::{Health, State},
+    metrics::{EventMetrics, PolicyMetrics},
+};
+
+/// Maps in memory, whose writer a test can stop, and make fail.
+#[derive(Default)]
+struct Fake {
+    state: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    subjects: BTreeMap<EndpointId, Subject>,
+    /// The rows but subjects, by table.
+    rows: BTreeMap<u32, usize>,
+    /// All changes, with their tables.
+    log: Vec<(Op, Table)>,
+    cleared: Vec<Table>,
+    /// Writes that succeed before one fails.
+    failing_after: Option<usize>,
+    is_stopped: bool,
+    is_waiting: bool,
+}
+
+struct Setup {
+    fake: Arc<Fake>,
+    enforcer: Enforcer,
+    health: Health,
+    metrics: PolicyMetrics,
+}
+
+const SOON: Duration = Duration::from_secs(10);
+const MOMENT: Duration = Duration::from_millis(50);
+
+// === impl Fake ===
+
+impl Fake {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.state.lock().unwrap()
+    }
+
+    fn wait(&self, what: &str, is_so: impl Fn(&Inner) -> bool) -> MutexGuard<'_, Inner> {
+        let end = Instant::now() + SOON;
+        let mut inner = self.inner();
+        while !is_so(&inner) {
+            let left = end.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{what}");
+            inner = self.changed.wait_timeout(inner, left.min(MOMENT)).unwrap().0;
+        }
+        inner
+    }
+
+    fn stop(&self, is_stopped: bool) {
+        self.inner().is_stopped = is_stopped;
+        self.changed.notify_all();
+    }
+
+    fn subject(&self, id: u32) -> Option<Subject> {
+        self.inner().subjects.get(&EndpointId(id)).copied()
+    }
+
+    fn wait_for(&self, id: u32, what: &str, is_so: impl Fn(Option<&Subject>) -> bool) -> Option<Subject> {
+        self.wait(what, |it| is_so(it.subjects.get(&EndpointId(id)))).subjects.get(&EndpointId(id)).copied()
+    }
+}
+
+impl Maps for Fake {
+    fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
+        Ok(self.inner().subjects.clone())
+    }
+
+    fn apply(&self, changes: &[Op], table: Table) -> Result<(), MapFailure> {
+        for op in changes {
+            let mut inner = self.inner();
+            inner.is_waiting = true;
+            self.changed.notify_all();
+            while inner.is_stopped {
+                inner = self.changed.wait(inner).unwrap();
+            }
+            inner.is_waiting = false;
+            match &mut inner.failing_after {
+                Some(0) => {
+                    let source = Box::new(MapError::KeyNotFound);
+                    return Err(MapFailure::Access { action: "write to", map: "RULES", source });
+                }
+                Some(left) => *left -= 1,
+                None => {}
+            }
+            inner.log.push((op.clone(), table));
+            match op {
+                Op::Endpoint(id, Some(row)) => drop(inner.subjects.insert(*id, (*row).into())),
+                Op::Endpoint(id, None) => drop(inner.subjects.remove(id)),
+                _ => *inner.rows.entry(table.number()).or_default() += 1,
+            }
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn clear(&self, table: Table) -> Result<(), MapFailure> {
+        let mut inner = self.inner();
+        let readers = inner.subjects.values().filter(|it| !it.is_open() && it.table == table.number());
+        assert_eq!(readers.count(), 0, "subjects read the table");
+        inner.rows.remove(&table.number());
+        inner.cleared.push(table);
+        Ok(())
+    }
+
+    fn differences(&self, _: &PolicyRows) -> Result<Vec<String>, MapFailure> {
+        Ok(vec!["one".to_owned()])
+    }
+
+    fn restore(&self, _: &PolicyRows) -> Result<(), MapFailure> {
+        Ok(())
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    fn new() -> Self {
+        Self::with(Fake::default(), Capacities::default())
+    }
+
+    fn with(fake: Fake, capacities: Capacities) -> Self {
+        let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
+        let maps = Arc::clone(&fake) as Arc<dyn Maps>;
+        let enforcer = Enforcer::new(maps, capacities, Pods::default());
+        let events = Events::disabled(EventMetrics::default());
+        drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
+        Self { fake, enforcer, health, metrics }
+    }
+
+    fn admit(&self, id: u32, pod: &str, within: Duration) -> Result<(), AdmitError> {
+        self.enforcer.admit(interface(id, pod), Instant::now() + within)
+    }
+
+    fn why(&self) -> (State, String) {
+        let component = self.health.components().remove("policy").unwrap();
+        (component.state, component.why)
+    }
+
+    fn wait_until_healthy(&self, is_healthy: bool) -> String {
+        let end = Instant::now() + SOON;
+        loop {
+            let (state, why) = self.why();
+            if (state == State::Healthy) == is_healthy && state != State::Starting {
+                return why;
+            }
+            assert!(Instant::now() < end, "{state:?}: {why}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn interface(id: u32, pod: &str) -> Interface {
+    let addresses = vec![[10, 0, 0, id as u8].into()];
+    let pod = PodRef { namespace: "web".to_owned(), name: pod.to_owned(), uid: pod.to_owned() };
+    Interface { ifindex: id, pod, addresses }
+}
+
+fn namespace() -> Change {
+    let namespace = json!({"metadata": {"name": "web", "uid": "web"}});
+    Change::Namespace(serde_json::from_value(namespace).unwrap())
+}
+
+fn pod(name: &str) -> Change {
+    let pod = json!({"metadata": {"namespace": "web", "name": name, "uid": name, "labels": {"app": name}}});
+    Change::Pod(serde_json::from_value(pod).unwrap())
+}
+
+/// Isolates the pods with a label.
+fn policy(name: &str, app: &str) -> Change {
+    policy_of("web", name, &json!({"podSelector": {"matchLabels": {"app": app}}}))
+}
+
+fn policy_of(namespace: &str, name: &str, spec: &serde_json::Value) -> Change {
+    let object = json!({"metadata": {"namespace": namespace, "name": name, "uid": name}, "spec": spec});
+    let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
+    Change::Policy(object::network_policy(&object))
+}
+
+fn gone(name: &str) -> Change {
+    Change::PolicyGone { id: PolicyId::namespaced("web", name), uid: name.to_owned() }
+}
+
+/// More rules, of different ports, than a ruleset has bits.
+fn oversized(name: &str, app: &str) -> Change {
+    let rule = |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+    let rules: Vec<_> = (1..400).map(rule).collect();
+    let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "ingress": rules});
+    policy_of("web", name, &spec)
+}
+
+fn is_open(subject: Option<&Subject>) -> bool {
+    subject.is_some_and(Subject::is_open)
+}
+
+fn is_judged(subject: Option<&Subject>) -> bool {
+    subject.is_some_and(|it| !it.is_open())
+}
+
+#[test]
+fn no_pod_is_admitted_before_the_first_complete_state() {
+    let it = Setup::new();
+    assert!(!it.enforcer.is_known(&interface(7, "a").pod));
+    assert!(matches!(it.admit(7, "a", MOMENT), Err(AdmitError::NotListed(_))));
+    assert_eq!(it.fake.subject(7), None);
+    it.enforcer.replace(Vec::new());
+    it.admit(7, "a", SOON).unwrap();
+    assert!(is_open(it.fake.subject(7).as_ref()), "no policy, and the pod is not known");
+    assert!(it.enforcer.is_known(&interface(8, "b").pod));
+}
+
+#[test]
+fn an_admitted_pod_has_its_row_and_a_forgotten_one_has_none() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    assert!(is_judged(it.fake.subject(7).as_ref()));
+    it.enforcer.forget(7);
+    it.fake.wait_for(7, "the row is removed", |it| it.is_none());
+}
+
+#[test]
+fn a_pod_waits_for_its_object_and_its_namespace_once_there_is_a_policy() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![policy("p", "a")]);
+    let refused = it.admit(7, "a", MOMENT).unwrap_err();
+    assert!(matches!(&refused, AdmitError::UnknownPod { pod, .. } if pod.name == "a"), "{refused}");
+    assert_eq!(it.fake.subject(7), None);
+    it.enforcer.submit(pod("a"));
+    assert!(it.admit(7, "a", MOMENT).is_err(), "the namespace is missing");
+    it.enforcer.submit(namespace());
+    it.admit(7, "a", SOON).unwrap();
+    assert!(is_judged(it.fake.subject(7).as_ref()));
+}
+
+#[tokio::test]
+async fn an_add_waits_without_a_lock_until_its_pod_is_known() {
+    let it = Setup::new();
+    let wanted = interface(7, "a").pod;
+    let deadline = |within| tokio::time::Instant::now() + within;
+    let missing = it.enforcer.until_known(&wanted, deadline(MOMENT)).await;
+    assert!(matches!(missing, Err(AdmitError::NotListed(_))), "{missing:?}");
+    it.enforcer.replace(vec![policy("p", "a"), namespace()]);
+    let missing = it.enforcer.until_known(&wanted, deadline(MOMENT)).await;
+    assert!(matches!(missing, Err(AdmitError::UnknownPod { .. })), "{missing:?}");
+    it.enforcer.submit(pod("a"));
+    it.enforcer.until_known(&wanted, deadline(SOON)).await.unwrap();
+}
+
+#[test]
+fn a_pod_that_is_added_while_policies_are_announced_waits_for_them() {
+    let it = Setup::new();
+    it.enforcer.replace(Vec::new());
+    it.admit(6, "early", SOON).unwrap();
+    it.enforcer.expect("the pods of all nodes are not listed yet");
+    assert!(!it.enforcer.is_known(&interface(7, "a").pod));
+    let refused = it.admit(7, "a", MOMENT).unwrap_err();
+    assert!(refused.to_string().contains("the pods of all nodes"), "{refused}");
+    assert!(is_open(it.fake.subject(6).as_ref()), "attached pods are judged as before");
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    assert!(is_judged(it.fake.subject(7).as_ref()));
+    assert_eq!(it.fake.subject(6), None, "nothing is known of the pod");
+}
+
+#[test]
+fn a_complete_state_switches_tables_and_judges_all_flows_again() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    let first = it.fake.subject(7).unwrap();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("q", "a")]);
+    let second =
+        it.fake.wait_for(7, "the switch", |it| it.is_some_and(|it| it.table != first.table)).unwrap();
+    assert!(second.epoch > first.epoch && second.ingress != first.ingress, "{first:?} {second:?}");
+    drop(it.fake.wait("the rows of the first table are removed", |it| !it.rows.contains_key(&first.table)));
+    let inner = it.fake.inner();
+    let removed = inner.log.iter().any(|(op, _)| matches!(op, Op::Endpoint(_, None)));
+    assert!(!removed, "the pod was closed for a while");
+}
+
+#[test]
+fn the_rows_of_an_earlier_agent_stay_until_the_first_state_and_its_epochs_are_exceeded() {
+    let fake = Fake::default();
+    let old = Subject { ingress: 5, egress: Subject::OPEN, table: 0, epoch: 900, flags: 0 };
+    fake.inner().subjects.extend([(EndpointId(7), old), (EndpointId(8), old)]);
+    let it = Setup::with(fake, Capacities::default());
+    it.enforcer.add(interface(7, "a"));
+    it.enforcer.submit(pod("a"));
+    std::thread::sleep(MOMENT);
+    assert_eq!((it.fake.subject(7), it.fake.subject(8)), (Some(old), Some(old)));
+    assert!(it.fake.inner().log.is_empty());
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    let new = it.fake.wait_for(7, "the switch", |it| it.is_some_and(|it| *it != old)).unwrap();
+    assert_eq!((new.table, new.epoch), (1, 901));
+    it.fake.wait_for(8, "an interface that no attachment has", |it| it.is_none());
+}
+
+#[test]
+fn after_an_interrupted_switch_the_fewer_subjects_are_closed_for_a_moment() {
+    let fake = Fake::default();
+    let of = |table| Subject { ingress: 5, egress: 6, table, epoch: 3, flags: 0 };
+    fake.inner().subjects.extend([(EndpointId(7), of(0)), (EndpointId(8), of(0)), (EndpointId(9), of(1))]);
+    let it = Setup::with(fake, Capacities::default());
+    for (id, name) in [(7, "a"), (8, "a"), (9, "b")] {
+        it.enforcer.add(interface(id, name));
+    }
+    it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a"), policy("q", "b")]);
+    for id in [7, 8, 9] {
+        it.fake.wait_for(id, "all are switched", |it| it.is_some_and(|it| it.table == 1 && it.epoch > 3));
+    }
+    let inner = it.fake.inner();
+    let (first, _) = inner.log.first().unwrap();
+    assert_eq!(*first, Op::Endpoint(EndpointId(9), None));
+    assert_eq!(inner.log.iter().filter(|(op, _)| matches!(op, Op::Endpoint(_, None))).count(), 1);
+}
+
+#[test]
+fn changes_that_wait_while_rows_are_written_are_compiled_together() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    it.fake.stop(true);
+    it.enforcer.submit(policy("q", "a"));
+    drop(it.fake.wait("the thread writes", |it| it.is_waiting));
+    let before = it.metrics.changes.get();
+    for n in 0..1000 {
+        it.enforcer.submit(policy("p", if n % 2 == 0 { "a" } else { "b" }));
+    }
+    it.enforcer.submit(gone("q"));
+    assert_eq!(it.enforcer.read(|compiler| compiler.usage().policies), 2, "reading waits for no write");
+    it.fake.stop(false);
+    it.fake.wait_for(7, "no policy is left for the pod", is_open);
+    assert_eq!(it.metrics.changes.get() - before, 2);
+}
+
+#[test]
+fn a_policy_that_does_not_fit_holds_up_no_other_and_is_reported_until_it_goes() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    it.admit(8, "b", SOON).unwrap();
+    let before = it.fake.subject(7).unwrap();
+    it.enforcer.submit(oversized("large", "a"));
+    it.enforcer.submit(policy("q", "b"));
+    it.fake.wait_for(8, "the other policy is in force", is_judged);
+    let why = it.wait_until_healthy(false);
+    assert!(why.contains("web/large") && why.contains("256 fit") && why.contains("stays"), "{why}");
+    assert_eq!(it.fake.subject(7).map(|it| it.ingress), Some(before.ingress));
+    assert_eq!((it.metrics.refused.get(), it.metrics.held.get()), (1, 1));
+    let refused = it.admit(9, "a", SOON).unwrap_err();
+    assert!(refused.to_string().contains("web/large"), "{refused}");
+    it.enforcer.forget(9);
+    it.enforcer.submit(gone("large"));
+    it.wait_until_healthy(true);
+    it.admit(9, "a", SOON).unwrap();
+    assert_eq!(it.metrics.held.get(), 0);
+}
+
+#[test]
+fn what_did_not_fit_is_applied_when_others_have_made_room() {
+    let capacities = Capacities { rulesets: 2, ..Capacities::default() };
+    let it = Setup::with(Fake::default(), capacities);
+    let all = [namespace(), pod("a"), pod("b"), pod("c"), policy("p", "a"), policy("q", "b")];
+    it.enforcer.replace(all.to_vec());
+    for (id, name) in [(7, "a"), (8, "b"), (9, "c")] {
+        it.admit(id, name, SOON).unwrap();
+    }
+    it.enforcer.submit(policy("r", "c"));
+    let why = it.wait_until_healthy(false);
+    assert!(why.contains("RULESETS") && why.contains("2 fit"), "{why}");
+    assert!(why.contains("--max-policy-rules to at least 192"), "{why}");
+    assert!(is_open(it.fake.subject(9).as_ref()));
+    it.enforcer.submit(gone("q"));
+    it.fake.wait_for(9, "the held policy", is_judged);
+    it.wait_until_healthy(true);
+}
+
+#[test]
+fn a_state_that_does_not_fit_leaves_the_rows_of_before_and_new_pods_without_a_network() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    let before = it.fake.subject(7);
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
+    let why = it.wait_until_healthy(false);
+    assert!(why.contains("web/large"), "{why}");
+    assert_eq!(it.fake.subject(7), before);
+    let refused = it.admit(8, "a", SOON).unwrap_err();
+    assert!(matches!(&refused, AdmitError::Refused(why) if why.contains("web/large")), "{refused}");
+    it.enforcer.forget(8);
+    it.enforcer.submit(gone("large"));
+    it.fake.wait_for(7, "the new state", |it| it.copied() != before);
+    it.wait_until_healthy(true);
+    it.admit(8, "a", SOON).unwrap();
+}
+
+#[test]
+fn after_a_failed_write_all_rows_are_written_anew_and_new_pods_wait() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    let before = it.fake.subject(7).unwrap();
+    it.fake.inner().failing_after = Some(1);
+    it.enforcer.submit(policy_of(
+        "web",
+        "q",
+        &json!({"podSelector": {}, "ingress": [{"ports": [{"port": 80}],
+        "from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]}),
+    ));
+    let why = it.wait_until_healthy(false);
+    assert!(why.contains("RULES") && why.contains("retrying"), "{why}");
+    let refused = it.admit(8, "b", MOMENT).unwrap_err();
+    assert!(matches!(refused, AdmitError::NotWritten(_)), "{refused}");
+    assert_eq!(it.fake.subject(8), None);
+    assert!(it.enforcer.differences().is_empty(), "known already");
+    assert_eq!(it.fake.subject(7), Some(before), "the rows of before go on to judge");
+    it.fake.inner().failing_after = None;
+    let after = it.fake.wait_for(7, "all rows are written", |it| it.copied() != Some(before)).unwrap();
+    assert_eq!(after.table, before.table ^ 1);
+    it.admit(8, "b", SOON).unwrap();
+    it.wait_until_healthy(true);
+    assert_eq!(it.enforcer.differences(), ["one"]);
+}
+
+#[test]
+fn policies_that_are_switched_off_leave_every_pod_open() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    it.enforcer.replace(Vec::new());
+    it.fake.wait_for(7, "open", is_open);
+    drop(it.fake.wait("no other row is left", |it| it.rows.is_empty() && it.cleared.len() >= 4));
+}

@@ -110,10 +110,10 @@ impl Worker {
             }
             None => self.change(changes),
         }
-        self.answer();
         shared.set_held(self.held.refused().map(|(_, why)| report::refused(why)).collect());
         let (is_live, is_written) = (self.is_live, self.is_written);
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
+        self.answer();
         self.report.usage(&shared.compiler(), self.held.len());
     }
 

@@ -12,7 +12,7 @@ use ferrule_tests::{
     sys,
 };
 
-use super::{TIMEOUT, log_lines, verify, wait_until_healed, with_short_period};
+use super::{node::MAPS, TIMEOUT, log_lines, verify, wait_until_healed, with_short_period};
 
 const CONFLICT: &str = "is there another program";
 /// Covers repairs at 0, 0.5, 1.5, 3.5 and 7.5 s, on a slow machine.
@@ -120,15 +120,12 @@ fn repairs_that_keep_failing_are_logged_four_times_and_then_reported_once() {
     with_short_period(|node| {
         // No map can be pinned there.
         sys::run("mount -t tmpfs tmpfs /sys/fs/bpf")?;
-        sys::wait_until("a sixth attempt for each of the fifteen maps", FIVE_REPAIRS, || {
-            Ok(attempts(node, "pin")? >= 90.0)
+        sys::wait_until("a sixth attempt for each of the maps", FIVE_REPAIRS, || {
+            Ok(attempts(node, "pin")? >= 6.0 * MAPS as f64)
         })?;
         let (failures, conflicts) =
             (log_lines(node, "repair failed; retrying", "pin"), log_lines(node, CONFLICT, "pin"));
-        ensure!(
-            (failures, conflicts) == (60, 15),
-            "{failures} failures and {conflicts} conflicts for 15 maps"
-        );
+        ensure!((failures, conflicts) == (4 * MAPS, MAPS), "{failures} failures and {conflicts} conflicts");
         sys::run("umount /sys/fs/bpf")?;
         sys::wait_until("the pins are back", TIMEOUT, || Ok(verify()?.0 == Some(0)))
     })

@@ -22,7 +22,7 @@ use ferrule_vif::Addresses;
 
 pub use entries::Entries;
 pub use policy::PolicyRows;
-pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS};
+pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows};
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};
@@ -43,7 +43,7 @@ pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 pub(super) const NODES: MapSpec = nodes::SPEC;
 pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 15] = [
+pub(super) const PINNED: [MapSpec; 19] = [
     VIFS,
     ENDPOINTS,
     VIF_COUNTERS,
@@ -59,6 +59,10 @@ pub(super) const PINNED: [MapSpec; 15] = [
     policy::RULES,
     policy::NAMED,
     policy::PORTS,
+    policy_flows::FLOWS,
+    policy_flows::PENDING,
+    policy_flows::PLACES,
+    policy_flows::FRAGMENTS,
 ];
 
 /// The open maps.

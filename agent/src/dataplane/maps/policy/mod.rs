@@ -6,6 +6,7 @@
 //! judged by them. The key of `PEERS` and of `BLOCKS` names the table, and so does the highest bit of a
 //! ruleset's number.
 
+pub(in crate::dataplane) mod flows;
 mod hash;
 mod snapshot;
 mod specs;
@@ -103,7 +104,7 @@ impl PolicyMaps {
         self.named.retain(|key, _| is_other(key.ruleset))?;
         self.ports.retain(|(_, data)| is_other(leading(data)))?;
         self.peers.retain(|key, _| key.table != number)?;
-        self.blocks.retain(|(_, data)| leading(data) != number)
+        self.blocks.retain(|(_, data)| leading(data) & !BlockKey::IPV4 != number)
     }
 
     /// Adds the rows of one of the maps that are pinned in another directory and missing here.
