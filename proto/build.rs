@@ -8,13 +8,14 @@ const FILES: [&str; 3] =
     ["ferrule/cni/v1/cni.proto", "ferrule/agent/v1/agent.proto", "observer/observer.proto"];
 
 /// Fields whose JSON is not that of their type, with their serializers.
-const JSON_FIELDS: [(&str, &str); 6] = [
+const JSON_FIELDS: [(&str, &str); 7] = [
     ("Attachment.state", "attachment_state"),
     ("Component.state", "component_state"),
     ("Counters.egress_drops", "drops"),
     ("Counters.ingress_drops", "drops"),
     ("Link.drops", "drops"),
     ("NodeRange.way", "node_range_way"),
+    ("PolicyState.kind", "policy_state"),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

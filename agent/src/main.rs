@@ -11,7 +11,7 @@ use clap::Parser as _;
 use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
     config::{Args, parse_log_filter},
-    dataplane::LogLevel,
+    dataplane::{LogLevel, release_when_idle},
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
@@ -65,6 +65,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(BLOCKING_THREADS)
+        .on_thread_park(release_when_idle)
         .enable_all()
         .build();
     let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| {

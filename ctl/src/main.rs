@@ -6,7 +6,9 @@ mod attachments;
 mod client;
 mod flows;
 mod gc;
+mod manifest;
 mod nodes;
+mod policy;
 mod status;
 mod table;
 mod verify;
@@ -65,6 +67,9 @@ enum Command {
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),
+    /// Show network policies, and which of them judge a pod or a packet; of a running agent, or of files
+    #[command(subcommand)]
+    Policy(policy::Command),
     /// Decode VIFs in manifests, without an agent
     #[command(subcommand)]
     Vif(vif::Command),
@@ -83,25 +88,30 @@ enum Output {
 struct Report {
     text: String,
     failures: Vec<String>,
+    /// Go to standard error, and are no failures.
+    notes: Vec<String>,
+    /// What the exit code is without failures.
+    code: u8,
 }
 
-/// Exit code of `verify` when the state is unknown, to tell it apart from deviations.
+/// Exit code of `verify` and `policy trace` without an answer, to tell it apart from an unwelcome one.
 const UNKNOWN: u8 = 2;
 
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
-        Ok(Report { text, failures }) => {
+        Ok(Report { text, failures, notes, code }) => {
+            notes.iter().for_each(|note| complain(note));
             let unprinted = finish(&text).err().map(|error| format!("cannot write the output: {error}"));
             let failures: Vec<_> = failures.into_iter().chain(unprinted).collect();
             failures.iter().for_each(|failure| complain(failure));
-            if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if failures.is_empty() { ExitCode::from(code) } else { args.command.failed() }
         }
         Err(error) => {
             complain(&format!("{error:#}"));
             match args.command {
                 Command::Verify => ExitCode::from(UNKNOWN),
-                _ => ExitCode::FAILURE,
+                command => command.failed(),
             }
         }
     }
@@ -141,15 +151,28 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Drops(drops) => flows::drops(drops, &args.socket, args.output).await,
             Command::Flows(flows) => flows::flows(flows, &args.socket, args.output).await,
             Command::Gc(gc) => Ok(gc::run(gc, &args.socket, args.output).await?.into()),
+            Command::Policy(command) => policy::run(command, &args.socket, args.output).await,
             Command::Vif(command) => vif::run(command, args.output),
         }
     })
+}
+
+// === impl Command ===
+
+impl Command {
+    /// The exit code of a failure.
+    fn failed(&self) -> ExitCode {
+        match self {
+            Self::Policy(policy::Command::Trace(_)) => ExitCode::from(UNKNOWN),
+            _ => ExitCode::FAILURE,
+        }
+    }
 }
 
 // === impl Report ===
 
 impl From<String> for Report {
     fn from(text: String) -> Self {
-        Self { text, failures: Vec::new() }
+        Self { text, ..Self::default() }
     }
 }

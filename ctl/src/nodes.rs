@@ -24,7 +24,11 @@ pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::R
         Output::Table => render(&nodes),
         Output::Json => serde_json::to_string_pretty(&nodes)?,
     };
-    Ok(Report { text, failures: failure(&nodes, args.node.as_deref()).into_iter().collect() })
+    Ok(Report {
+        text,
+        failures: failure(&nodes, args.node.as_deref()).into_iter().collect(),
+        ..Report::default()
+    })
 }
 
 /// Leaves what concerns one node.

@@ -24,7 +24,7 @@ pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report>
         Output::Table => render(&status, now.as_secs()),
         Output::Json => serde_json::to_string_pretty(&status)?,
     };
-    Ok(Report { text, failures: failure(&status).into_iter().collect() })
+    Ok(Report { text, failures: failure(&status).into_iter().collect(), ..Report::default() })
 }
 
 fn render(status: &GetStatusResponse, now: u64) -> String {

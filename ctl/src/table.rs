@@ -39,6 +39,12 @@ pub(crate) fn interface(name: &str, index: u32) -> String {
     }
 }
 
+/// Escapes control characters of untrusted text, which could control the terminal.
+pub(crate) fn plain(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

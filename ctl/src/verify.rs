@@ -22,7 +22,7 @@ pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report>
         Output::Table => render(&response),
         Output::Json => serde_json::to_string_pretty(&response)?,
     };
-    Ok(Report { text, failures: failure(&response).into_iter().collect() })
+    Ok(Report { text, failures: failure(&response).into_iter().collect(), ..Report::default() })
 }
 
 fn failure(response: &VerifyResponse) -> Option<String> {

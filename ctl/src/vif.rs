@@ -1,11 +1,6 @@
 //! `ferrulectl vif`: decodes VIFs in manifests, without an agent.
 
-use std::{
-    fmt::Write as _,
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write as _, path::PathBuf};
 
 use anyhow::{Context as _, bail};
 use ferrule_proto::quoted::Quoted;
@@ -14,7 +9,7 @@ use ferrule_vif::{
     manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
 };
 
-use crate::{Output, Report};
+use crate::{Output, Report, manifest, table::plain};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -29,59 +24,25 @@ pub(crate) enum Command {
     },
 }
 
-/// Most values in a YAML manifest: in memory, a value is many times larger than its text.
-const MAX_VALUES: usize = 1_000_000;
-/// Most nodes of a YAML manifest that aliases may repeat.
-const MAX_REPLAYED: usize = 10_000;
-
 /// An invalid VIF is a failure.
 pub(crate) fn run(command: &Command, output: Output) -> anyhow::Result<Report> {
     let Command::Decode { file } = command;
-    let text = read(file)?;
+    let text = manifest::read(file, MAX_BYTES)?;
     let objects = decode(&text).with_context(|| format!("cannot decode the manifest {}", file.display()))?;
     let text = match output {
         Output::Table => objects.iter().map(render).collect::<Vec<_>>().join("\n\n"),
         Output::Json => serde_json::to_string_pretty(&objects)?,
     };
-    Ok(Report { text, failures: objects.iter().flat_map(failures).collect() })
-}
-
-fn read(file: &Path) -> anyhow::Result<String> {
-    let input: Box<dyn Read> = if file.as_os_str() == "-" {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(File::open(file).with_context(|| format!("cannot open {}", file.display()))?)
-    };
-    read_bounded(input).with_context(|| format!("cannot read {}", file.display()))
-}
-
-fn read_bounded(input: impl Read) -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    // One byte above the limit detects longer input.
-    input.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_BYTES {
-        bail!("input is longer than {MAX_BYTES} bytes");
-    }
-    String::from_utf8(bytes).context("input is not UTF-8")
+    Ok(Report { text, failures: objects.iter().flat_map(failures).collect(), ..Report::default() })
 }
 
 /// Decodes one JSON manifest, or one or more YAML manifests.
 fn decode(text: &str) -> anyhow::Result<Vec<Decoded>> {
     // JSON is also YAML, but the JSON parser has better errors.
-    if text.trim_start().starts_with('{') {
+    if manifest::is_json(text) {
         return Ok(from_manifest(text)?);
     }
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_events: 3 * MAX_VALUES,
-            max_nodes: MAX_VALUES,
-            max_total_scalar_bytes: MAX_BYTES,
-        },
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED },
-        with_snippet: false,
-    };
-    let documents: Vec<serde_json::Value> =
-        serde_saphyr::from_multiple_with_options(text, options).context("the input is not YAML")?;
+    let documents = manifest::yaml(text, MAX_BYTES)?;
     if documents.is_empty() {
         bail!("empty input, expected a Pod or a KuryrPort");
     }
@@ -180,12 +141,6 @@ fn title(object: &Decoded) -> String {
     let namespace = if object.namespace.is_empty() { "default" } else { &object.namespace };
     let name = if object.name.is_empty() { "?" } else { &object.name };
     format!("{:?} {}/{}", object.kind, plain(namespace), plain(name))
-}
-
-/// Escapes control characters of untrusted text, which could control the terminal.
-fn plain(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escaped).collect()
 }
 
 #[cfg(test)]
@@ -288,14 +243,6 @@ Pod default/b
         assert!(decode(&bomb).is_err());
         let long = format!("{pod}a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a, ".repeat(90));
         assert!(decode(&long).is_err());
-    }
-
-    #[test]
-    fn oversized_and_non_utf8_input_is_refused() {
-        let error = read_bounded(io::repeat(b' ')).unwrap_err().to_string();
-        assert_eq!(error, "input is longer than 16777216 bytes");
-        assert_eq!(read_bounded(&b"\xff"[..]).unwrap_err().to_string(), "input is not UTF-8");
-        assert!(read(Path::new("/nonexistent")).unwrap_err().to_string().contains("/nonexistent"));
     }
 
     #[test]

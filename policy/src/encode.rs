@@ -112,8 +112,9 @@ impl From<PortKey> for maps::PortKey {
 // === impl EndpointRow ===
 
 impl From<EndpointRow> for Subject {
-    fn from(EndpointRow { ingress, egress, table, epoch }: EndpointRow) -> Self {
-        Self { ingress: ingress.0, egress: egress.0, table: table.number(), epoch, flags: 0 }
+    fn from(EndpointRow { ingress, egress, table, epoch, audit }: EndpointRow) -> Self {
+        let flags = if audit { Self::AUDIT } else { 0 };
+        Self { ingress: ingress.0, egress: egress.0, table: table.number(), epoch, flags }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Which policies select a pod, and in which order they judge.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use crate::{Compiler, Direction, Policy, Tier, store};
+use crate::{Compiler, Direction, Policy, PolicyId, Tier, store};
 
 /// What judges a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -13,6 +13,8 @@ pub struct Explanation {
     pub ingress: Judges,
     /// What it sends.
     pub egress: Judges,
+    /// Whether the pod's namespace is audited: what is denied is recorded, and passes.
+    pub is_audited: bool,
 }
 
 /// What judges one direction.
@@ -22,6 +24,15 @@ pub struct Judges {
     pub isolates: bool,
     /// The policies that say something about the direction, in the order of judgement.
     pub policies: Vec<Policy>,
+}
+
+/// Which pods are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// All that have a network of their own and have not ended.
+    All,
+    /// Those with an interface on this node.
+    Local,
 }
 
 // === impl Compiler ===
@@ -36,7 +47,37 @@ impl Compiler {
             let policies: Vec<_> = policies.filter(|it| it.rules(direction).is_some()).cloned().collect();
             Judges { isolates: policies.iter().any(|it| it.tier == Tier::Namespaced), policies }
         };
-        Some(Explanation { ingress: judges(Direction::Ingress), egress: judges(Direction::Egress) })
+        let namespace = group.namespace.as_ref().and_then(|it| self.store.namespaces.get(it));
+        Some(Explanation {
+            ingress: judges(Direction::Ingress),
+            egress: judges(Direction::Egress),
+            is_audited: namespace.is_some_and(|it| it.is_audited),
+        })
+    }
+
+    /// How many pods each policy selects; policies that select none are left out.
+    pub fn selected(&self, counted: Counted) -> BTreeMap<PolicyId, usize> {
+        let is_counted = |party: &&Arc<store::Party>| match counted {
+            Counted::All => party.kind == store::Kind::Pod && !party.is_gone,
+            Counted::Local => self.store.endpoints_of(&party.uid).next().is_some(),
+        };
+        let mut selected = BTreeMap::new();
+        for (id, group) in self.store.groups.iter() {
+            let members = self.store.members_of(*id).filter_map(|it| self.store.parties.get(&it));
+            let pods = members.filter(is_counted).count();
+            if pods == 0 {
+                continue;
+            }
+            for policy in self.store.selecting(group) {
+                *selected.entry(policy.policy.id.clone()).or_default() += pods;
+            }
+        }
+        selected
+    }
+
+    /// A policy by its name.
+    pub fn policy(&self, id: &PolicyId) -> Option<&Policy> {
+        self.store.policies.get(id).map(|it| &it.policy)
     }
 
     /// All policies.

@@ -69,6 +69,7 @@
 mod address;
 mod change;
 mod compile;
+mod describe;
 #[cfg(feature = "maps")]
 mod encode;
 mod explain;
@@ -78,14 +79,17 @@ mod mask;
 pub mod object;
 mod object_key;
 mod policy;
+#[cfg(feature = "maps")]
+mod recorded;
 mod rows;
+pub mod shown;
 mod store;
 mod trace;
 
 pub use address::{Addr, Prefix};
 pub use change::{Capacities, Change, Endpoint, Refused, Resource};
 pub use compile::{Compiler, RuleId, Usage};
-pub use explain::{Explanation, Judges};
+pub use explain::{Counted, Explanation, Judges};
 pub use lookup::{Origin, Packet, Reason, Verdict, lookup};
 pub use mask::Mask;
 pub use object_key::ObjectKey;
@@ -93,8 +97,10 @@ pub use policy::{
     Action, Block, Condition, Direction, Namespaces, Peer, Peers, PodSet, Policy, PolicyId, Port, Ports,
     Protocol, Requirement, Rule, Selector, Tier,
 };
+#[cfg(feature = "maps")]
+pub use recorded::{Maps, Recorded, recorded};
 pub use rows::{
     ClassId, Delta, EndpointId, EndpointRow, Header, MAX_RANGES, NamedKey, Op, PeerRow, PortKey, PortRange,
     Rows, RuleKey, RulesetId, Table,
 };
-pub use trace::{Because, Party, Step, Trace, TraceError};
+pub use trace::{Because, Party, Step, Trace, TraceError, TracedEnd};

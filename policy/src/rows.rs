@@ -133,6 +133,8 @@ pub struct EndpointRow {
     pub table: Table,
     /// Another one whenever a live flow may be judged otherwise.
     pub epoch: u32,
+    /// Whether what is denied is recorded, and passes.
+    pub audit: bool,
 }
 
 /// A row that is set, or removed if it has no value.

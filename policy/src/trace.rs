@@ -6,7 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 use serde::Serialize;
 
 use crate::{
-    Action, Addr, Compiler, Direction, PolicyId, Protocol, RuleId, Tier,
+    Action, Addr, Compiler, Direction, EndpointId, PolicyId, Protocol, RuleId, Tier,
     compile::predicate::Predicate,
     store::{self, CompiledPolicy, CompiledRule, Kind, NamedPort, PortSet},
 };
@@ -25,18 +25,41 @@ pub enum Party {
     Address(IpAddr),
     /// The node of the other end.
     OwnNode,
+    /// The same, by one of its addresses: ClusterNetworkPolicies may deny it by its address or labels.
+    OwnNodeAt(IpAddr),
 }
 
 /// What the policies say about a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
+    /// Who sends.
+    pub from: TracedEnd,
+    /// Who receives.
+    pub to: TracedEnd,
     /// Whether both ends allow it.
     pub is_allowed: bool,
     /// How the sender's policies judge.
     pub egress: Step,
     /// How the receiver's policies judge.
     pub ingress: Step,
+}
+
+/// An end of a packet, as it was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TracedEnd {
+    /// Namespace and name, if the end is a pod.
+    pub pod: Option<(String, String)>,
+    /// Of the family that both ends have.
+    pub address: Option<IpAddr>,
+    /// The pod's interface, if the pod is one of this node.
+    #[serde(skip)]
+    pub endpoint: Option<EndpointId>,
+    /// Whether the end is the node of the other end.
+    pub is_own_node: bool,
+    /// Whether the pod has ended, or uses the network of its node: no policy sees it.
+    pub is_ignored: bool,
 }
 
 /// How the policies of one end judge.
@@ -117,7 +140,8 @@ impl Compiler {
         let traffic = Traffic { protocol, port, named: group.map_or(&[], |it| &it.ports) };
         let egress = self.judge(Direction::Egress, from, to, &traffic);
         let ingress = self.judge(Direction::Ingress, to, from, &traffic);
-        Ok(Trace { is_allowed: egress.is_allowed && ingress.is_allowed, egress, ingress })
+        let is_allowed = egress.is_allowed && ingress.is_allowed;
+        Ok(Trace { from: self.traced(from), to: self.traced(to), is_allowed, egress, ingress })
     }
 
     /// An end, once for each of its addresses.
@@ -126,6 +150,10 @@ impl Compiler {
             |party: Option<&Arc<store::Party>>, addr| End { party: party.cloned(), addr, is_own_node: false };
         Ok(match party {
             Party::OwnNode => vec![End { party: None, addr: None, is_own_node: true }],
+            Party::OwnNodeAt(address) => {
+                let addr = Addr::from(*address);
+                vec![End { is_own_node: true, ..with(self.store.owner(addr), Some(addr)) }]
+            }
             Party::Address(address) => {
                 let addr = Addr::from(*address);
                 vec![with(self.store.owner(addr), Some(addr))]
@@ -142,6 +170,19 @@ impl Compiler {
                 if ends.is_empty() { vec![with(Some(party), None)] } else { ends }
             }
         })
+    }
+
+    fn traced(&self, end: &End) -> TracedEnd {
+        let group = end.party.as_ref().and_then(|it| self.store.group(it));
+        let namespace = group.and_then(|it| it.namespace.as_ref());
+        let pod = end.party.as_ref().zip(namespace);
+        TracedEnd {
+            pod: pod.map(|(pod, namespace)| (namespace.text().to_owned(), (*pod.name).to_owned())),
+            address: end.addr.map(IpAddr::from),
+            endpoint: end.party.as_ref().and_then(|it| self.store.endpoints_of(&it.uid).next()),
+            is_own_node: end.is_own_node,
+            is_ignored: end.party.as_ref().is_some_and(|it| it.kind == Kind::Ignored),
+        }
     }
 
     fn judge(&self, direction: Direction, subject: &End, peer: &End, traffic: &Traffic<'_>) -> Step {

@@ -2,7 +2,7 @@
 
 use serde::{Serialize as _, Serializer};
 
-use crate::agent::{Drop, attachment, component, node_range};
+use crate::agent::{Drop, attachment, component, node_range, policy_state};
 
 /// Serializes an [`attachment::State`] as its name.
 pub(crate) fn attachment_state<S: Serializer>(state: &i32, serializer: S) -> Result<S::Ok, S::Error> {
@@ -17,6 +17,11 @@ pub(crate) fn component_state<S: Serializer>(state: &i32, serializer: S) -> Resu
 /// Serializes a [`node_range::Way`] as its name.
 pub(crate) fn node_range_way<S: Serializer>(way: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     node_range::Way::try_from(*way).unwrap_or_default().name().serialize(serializer)
+}
+
+/// Serializes a [`policy_state::Kind`] as its name.
+pub(crate) fn policy_state<S: Serializer>(kind: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    policy_state::Kind::try_from(*kind).unwrap_or_default().name().serialize(serializer)
 }
 
 /// Serializes drop counters as a map from reason to packets.
@@ -58,6 +63,19 @@ impl node_range::Way {
             Self::Direct => "direct",
             Self::Vxlan => "vxlan",
             Self::None => "none",
+        }
+    }
+}
+
+impl policy_state::Kind {
+    /// The name that `ferrulectl` shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "?",
+            Self::Gathering => "gathering",
+            Self::Open => "open",
+            Self::Enforcing => "enforcing",
+            Self::Refused => "refused",
         }
     }
 }

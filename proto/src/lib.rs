@@ -42,12 +42,14 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// The agent's default socket.
 pub const DEFAULT_SOCKET: &str = "/run/ferrule/agent.sock";
 
-/// Keys of the pod annotations that the agent reads, in [`cni::Annotations`] and at the API server.
+/// Keys of the annotations that the agent reads, in [`cni::Annotations`] and at the API server.
 pub mod annotations {
     /// The VIF in Ferrule's own format, see `docs/vif.md`.
     pub const VIF: &str = "vif.ferrule.dev/v1";
     /// The VIF in Kuryr's formats before KuryrPort.
     pub const KURYR_VIF: &str = "openstack.org/kuryr-vif";
+    /// Of a Namespace: `true` lets pass, and records, what policies deny to its pods.
+    pub const AUDIT: &str = "policy.ferrule.dev/audit";
     /// Where the kubelet got the pod from: `api`, or `file` or `http` for a static pod.
     pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 }

@@ -159,6 +159,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         collector,
         verifier: Verifier::new(inspector.clone(), is_healing),
         keeper,
+        enforcer: Arc::clone(&parts.enforcer),
         node_name,
     };
     let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
@@ -304,7 +305,9 @@ fn monitor(
     metrics.pods.read_from(move || monitor::counters::read(&counted.0, &counted.1));
     let links = Arc::clone(&dataplane);
     metrics.links.read_from(move || monitor::counters::links(&links));
-    let recorder = Recorder::new(Arc::clone(&parts.registry), Arc::clone(&history), metrics.monitor.clone());
+    let denials = Arc::clone(&parts.enforcer);
+    let owners = Arc::clone(&parts.registry);
+    let recorder = Recorder::new(owners, Arc::clone(&history), denials, metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));
     let (flows, owners, records) =

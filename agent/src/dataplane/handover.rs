@@ -131,9 +131,8 @@ impl Predecessors {
 
     /// Whether an agent without policies has attached pods.
     pub(super) fn judge_nothing(&self) -> bool {
-        let has_none = |directory: &PathBuf| {
-            is_earlier_version(directory) && !maps::SUBJECTS.path(directory).exists()
-        };
+        let has_none =
+            |directory: &PathBuf| is_earlier_version(directory) && !maps::SUBJECTS.path(directory).exists();
         self.directories.iter().any(has_none)
     }
 

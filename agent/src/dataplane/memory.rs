@@ -4,12 +4,22 @@
 //! returns freed memory only on later allocations, and an idle agent makes few. Three quarters of the code
 //! run at start only: parsers of settings, YAML and BTF, and the loader.
 
-use std::{ffi::c_void, fs, io, num::NonZero, ptr::NonNull, time::Duration};
+use std::{
+    cell::Cell,
+    ffi::c_void,
+    fs, io,
+    num::NonZero,
+    ptr::NonNull,
+    time::{Duration, Instant},
+};
 
 use nix::sys::mman::{MmapAdvise, madvise};
 
 /// A start, with the first lists of the watches, is over after this time.
 const START: Duration = Duration::from_secs(10);
+
+/// The least time between two releases of a thread.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// Returns memory once the start is over. Never ends.
 pub async fn release_after_start() {
@@ -19,6 +29,18 @@ pub async fn release_after_start() {
         tracing::debug!(%error, "cannot unmap the code of the start");
     }
     std::future::pending().await
+}
+
+/// Returns free memory of this thread to the kernel, at most once in each [`IDLE`]. Call from a thread that
+/// has nothing to do: the allocator keeps what each thread has freed, and a large list leaves megabytes.
+pub fn release_when_idle() {
+    thread_local! {
+        static RELEASED: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+    if RELEASED.get().is_none_or(|last| last.elapsed() >= IDLE) {
+        release();
+        RELEASED.set(Some(Instant::now()));
+    }
 }
 
 /// Returns free memory to the kernel.

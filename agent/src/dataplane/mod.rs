@@ -7,6 +7,7 @@ mod capacity;
 mod counted_flows;
 mod events;
 mod handover;
+mod judging;
 mod kernel;
 mod layout;
 mod log;
@@ -23,9 +24,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{
-    Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject,
-};
+use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
@@ -38,7 +37,7 @@ pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Entries, Entry, MapFailure, PolicyRows, Recorded};
-pub use memory::release_after_start;
+pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
 pub use sampling::{Flows, SamplingError};

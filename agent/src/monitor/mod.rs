@@ -2,7 +2,7 @@
 //! ones, and serves them.
 //!
 //! ```text
-//! EVENTS ─▶ dataplane ─▶ Recorder: parse, join with pods ─▶ History ─▶ filters ─▶ clients
+//! EVENTS ─▶ dataplane ─▶ Recorder: parse, join with pods and policies ─▶ History ─▶ filters ─▶ clients
 //! FLOW_STATS ──────────▶ Endings: flows without packets ──────┘
 //! ```
 //!

@@ -10,6 +10,7 @@ use crate::{
     dataplane::{EventReader, MapFailure},
     health::Reporter,
     metrics::MonitorMetrics,
+    policy::{Denial, Denials},
     registry::Registry,
 };
 
@@ -17,6 +18,7 @@ use crate::{
 pub struct Recorder {
     registry: Arc<Registry>,
     history: Arc<History>,
+    denials: Arc<dyn Denials>,
     metrics: MonitorMetrics,
     clock: WallClock,
 }
@@ -24,8 +26,13 @@ pub struct Recorder {
 // === impl Recorder ===
 
 impl Recorder {
-    pub fn new(registry: Arc<Registry>, history: Arc<History>, metrics: MonitorMetrics) -> Self {
-        Self { registry, history, metrics, clock: WallClock::default() }
+    pub fn new(
+        registry: Arc<Registry>,
+        history: Arc<History>,
+        denials: Arc<dyn Denials>,
+        metrics: MonitorMetrics,
+    ) -> Self {
+        Self { registry, history, denials, metrics, clock: WallClock::default() }
     }
 
     /// Records until dropped. Without records, everything else works.
@@ -48,7 +55,16 @@ impl Recorder {
             return;
         };
         self.metrics.record(&event);
-        let seen = Seen::new(&event, &*self.registry, &mut self.clock);
+        let denial = self.denial(&event);
+        let seen = Seen { denial, ..Seen::new(&event, &*self.registry, &mut self.clock) };
         self.history.push(seen);
+    }
+
+    /// Which policies denied the packet.
+    fn denial(&self, event: &Event) -> Option<Box<Denial>> {
+        match event {
+            Event::Drop(record) => self.denials.of(record).map(Box::new),
+            Event::Flow(_) => None,
+        }
     }
 }

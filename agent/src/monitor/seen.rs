@@ -12,7 +12,10 @@ use super::{
     frame,
     packet::{Icmp, Ip, Network, Packet, Ports, TcpFlags, Transport, protocol},
 };
-use crate::registry::{Owner, Registry};
+use crate::{
+    policy::Denial,
+    registry::{Owner, Registry},
+};
 
 /// An entry of the history.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +34,8 @@ pub struct Seen {
     /// The same, because the ring buffer was full.
     pub lost: u32,
     pub verdict: Verdict,
+    /// Which policies denied the packet.
+    pub denial: Option<Box<Denial>>,
 }
 
 /// The pod's: egress leaves the pod.
@@ -57,6 +62,8 @@ pub enum Verdict {
     Dropped {
         reason: Reason,
         length: u32,
+        /// The packet has passed: the pod's namespace is audited.
+        is_audited: bool,
     },
     Forwarded(Flow),
 }
@@ -120,7 +127,12 @@ impl Seen {
             destination: None,
             suppressed: record.suppressed,
             lost: record.lost,
-            verdict: Verdict::Dropped { reason: Reason::of(record.reason), length: record.len },
+            verdict: Verdict::Dropped {
+                reason: Reason::of(record.reason),
+                length: record.len,
+                is_audited: record.audit != 0,
+            },
+            denial: None,
         };
         seen.joined(owners, record.time)
     }
@@ -154,6 +166,7 @@ impl Seen {
                 reverse: destination.2,
                 reverse_flags: TcpFlags(destination.3),
             }),
+            denial: None,
         };
         seen.joined(owners, stats.first)
     }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use agent_common::{DropReason, event::FlowTraffic};
+use ferrule_policy::{Direction as PolicyDirection, PolicyId};
 use ferrule_proto::flow::{
     self, DropReason as Shown, Emitter, Endpoint, Ethernet, Ferrule, FlowType, IpVersion, Layer4,
     NetworkInterface, TraceObservationPoint, TrafficDirection, layer4::Protocol,
@@ -57,6 +58,8 @@ pub fn flow(seen: &Seen, node_name: &str) -> flow::Flow {
             name: seen.interface_name().unwrap_or_default().to_owned(),
         }),
         emitter: Some(Emitter { name: "Ferrule".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }),
+        egress_denied_by: denied_by(seen, PolicyDirection::Egress),
+        ingress_denied_by: denied_by(seen, PolicyDirection::Ingress),
         summary: summary(seen),
         ferrule: Some(ferrule(seen)),
     }
@@ -72,7 +75,8 @@ pub fn timestamp(since_epoch_ns: u64) -> Timestamp {
 
 pub(super) fn verdict(seen: &Seen) -> flow::Verdict {
     match seen.verdict {
-        Verdict::Dropped { .. } => flow::Verdict::Dropped,
+        Verdict::Dropped { is_audited: false, .. } => flow::Verdict::Dropped,
+        Verdict::Dropped { is_audited: true, .. } => flow::Verdict::Audit,
         Verdict::Forwarded(_) => flow::Verdict::Forwarded,
     }
 }
@@ -234,7 +238,12 @@ fn ferrule(seen: &Seen) -> Ferrule {
         }
     };
     match seen.verdict {
-        Verdict::Dropped { reason, length } => Ferrule { reason: reason_name(reason), length, ..shown },
+        Verdict::Dropped { reason, length, .. } => Ferrule {
+            reason: reason_name(reason),
+            length,
+            denied_by: seen.denial.as_ref().map(|it| it.words.clone()).unwrap_or_default(),
+            ..shown
+        },
         Verdict::Forwarded(Flow { state, began, forward, reverse, reverse_flags }) => Ferrule {
             state: flow_state(state).into(),
             began: Some(timestamp(began)),
@@ -267,6 +276,17 @@ fn traffic(FlowTraffic { packets, bytes }: FlowTraffic) -> flow::Traffic {
     flow::Traffic { packets, bytes }
 }
 
+/// The policies that denied the packet in a direction.
+fn denied_by(seen: &Seen, direction: PolicyDirection) -> Vec<flow::Policy> {
+    let policies = seen.denial.iter().filter(|it| it.direction == direction).flat_map(|it| &it.policies);
+    let show = |id: &PolicyId| flow::Policy {
+        name: id.name.clone(),
+        namespace: id.namespace.clone().unwrap_or_default(),
+        kind: id.kind().to_owned(),
+    };
+    policies.map(show).collect()
+}
+
 /// One line: the protocol, and what clients of Hubble do not show.
 fn summary(seen: &Seen) -> String {
     let protocol = match &seen.packet.network {
@@ -292,6 +312,9 @@ fn summary(seen: &Seen) -> String {
         }
     };
     let mut summary = format!("{protocol}; {verdict}");
+    if let Some(denial) = &seen.denial {
+        summary.push_str(&format!("; {}", denial.words));
+    }
     for (count, what) in [(seen.suppressed, "suppressed"), (seen.lost, "lost")] {
         if count > 0 {
             summary.push_str(&format!("; +{count} {what}"));

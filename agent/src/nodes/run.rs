@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{Keeper, Nodes};
-use crate::plug::nodes::changes::Changes;
+use crate::{dataplane::release_when_idle, plug::nodes::changes::Changes};
 
 /// How long the kernel's notifications are collected: one pass serves all of them.
 const GATHER: Duration = Duration::from_millis(50);
@@ -41,7 +41,12 @@ impl Keeper {
         let mut are_final = false;
         loop {
             let (this, current) = (Arc::clone(self), Arc::clone(&nodes.borrow_and_update()));
-            let is_good = spawn_blocking(move || this.update(current)).await?;
+            let pass = move || {
+                let is_good = this.update(current);
+                release_when_idle();
+                is_good
+            };
+            let is_good = spawn_blocking(pass).await?;
             let passed = Instant::now();
             let mut due = passed + if is_good { period } else { RETRY };
             let interfaces = self.decided().interfaces();

@@ -5,6 +5,7 @@ mod gc;
 pub mod http;
 pub mod liveness;
 mod nodes;
+mod policies;
 mod status;
 pub mod store_health;
 mod verify;
@@ -13,10 +14,11 @@ use std::sync::Arc;
 
 use agent_common::Counters as Counted;
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, GetStatusRequest, GetStatusResponse,
-    ListAttachmentsRequest, ListAttachmentsResponse, ListNodesRequest, ListNodesResponse,
-    SetFlowSamplingRequest, SetFlowSamplingResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
-    attachment::State as ShownState,
+    Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, ExplainPoliciesRequest,
+    ExplainPoliciesResponse, GetStatusRequest, GetStatusResponse, ListAttachmentsRequest,
+    ListAttachmentsResponse, ListNodesRequest, ListNodesResponse, ListPoliciesRequest, ListPoliciesResponse,
+    SetFlowSamplingRequest, SetFlowSamplingResponse, TracePoliciesRequest, TracePoliciesResponse,
+    VerifyRequest, VerifyResponse, agent_server::Agent, attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -27,10 +29,12 @@ use crate::{
     health::{Health, Reporter},
     monitor,
     nodes::Keeper,
+    policy::Enforcer,
     reconcile::Collector,
     registry::{Attachment, Registry, State},
 };
 
+use policies::Policies;
 pub use verify::Verifier;
 
 /// The `ferrule.agent.v1.Agent` service.
@@ -43,6 +47,7 @@ pub struct AgentService {
     pub collector: Arc<Collector>,
     pub verifier: Verifier,
     pub keeper: Arc<Keeper>,
+    pub enforcer: Arc<Enforcer>,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
 }
@@ -92,11 +97,46 @@ impl Agent for AgentService {
         tracing::info!(one_in, before, "set the sampling of flows");
         Ok(Response::new(SetFlowSamplingResponse { before }))
     }
+
+    async fn list_policies(
+        &self,
+        _: Request<ListPoliciesRequest>,
+    ) -> Result<Response<ListPoliciesResponse>, Status> {
+        self.ask_policies(|it| Ok(it.list())).await
+    }
+
+    async fn explain_policies(
+        &self,
+        request: Request<ExplainPoliciesRequest>,
+    ) -> Result<Response<ExplainPoliciesResponse>, Status> {
+        self.ask_policies(|it| it.explain(request.into_inner())).await
+    }
+
+    async fn trace_policies(
+        &self,
+        request: Request<TracePoliciesRequest>,
+    ) -> Result<Response<TracePoliciesResponse>, Status> {
+        self.ask_policies(|it| it.trace(request.into_inner())).await
+    }
 }
 
 // === impl AgentService ===
 
 impl AgentService {
+    /// On a thread of its own: compiling may hold an answer up.
+    async fn ask_policies<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(Policies) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let policies = Policies {
+            enforcer: Arc::clone(&self.enforcer),
+            dataplane: Arc::clone(&self.dataplane),
+            nodes: Arc::clone(&self.keeper.decided().nodes),
+        };
+        let answer = spawn_blocking(move || ask(policies)).await;
+        answer.map_err(|error| Status::internal(chain(&error)))?.map(Response::new)
+    }
+
     fn show(&self, attachment: Attachment) -> Shown {
         let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
         let counters = host.ifindex().map(|ifindex| self.dataplane.counters(ifindex));

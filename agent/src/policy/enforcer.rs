@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Compiles changes of the cluster, and writes the rows that follow from them.
-pub struct Enforcer(Arc<Shared>);
+pub struct Enforcer(pub(super) Arc<Shared>);
 
 /// What the thread and its callers share.
 pub(super) struct Shared {
@@ -38,6 +38,8 @@ pub(super) struct Shared {
     pub(super) capacities: Capacities,
     /// Why no complete state is in force, other than that none is known.
     pub(super) obstacle: Mutex<Option<String>>,
+    /// Why changes do not fit, one line for each.
+    pub(super) held: Mutex<Vec<String>>,
     /// Held while the maps differ from what is compiled.
     turn: Mutex<()>,
     pub(super) progress: watch::Sender<Progress>,
@@ -73,6 +75,7 @@ impl Enforcer {
             compiler: Mutex::new(Compiler::new(Table::A, capacities)),
             capacities,
             obstacle: Mutex::default(),
+            held: Mutex::default(),
             turn: Mutex::default(),
             progress: watch::Sender::default(),
         }))
@@ -166,8 +169,7 @@ impl Enforcer {
                 drop(inbox);
                 return Err(self.0.missing(&pod, began.elapsed()));
             }
-            inbox =
-                self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod admit;
 mod batch;
+mod denial;
 mod enforcer;
 mod feed;
 mod held;
@@ -20,11 +21,13 @@ mod mode;
 mod objects;
 mod queue;
 mod report;
+mod state;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 pub use admit::AdmitError;
+pub use denial::{Denial, Denials};
 pub use enforcer::Enforcer;
 pub use feed::Feed;
 pub use inbox::Interface;

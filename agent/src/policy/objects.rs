@@ -108,7 +108,9 @@ watched! {
     PolicyObject: |it, earlier| {
         it.spec.as_ref().map(|json| json.get()) == earlier.spec.as_ref().map(|json| json.get())
     };
-    Namespace: |it, earlier| it.metadata.labels == earlier.metadata.labels;
+    Namespace: |it, earlier| {
+        it.metadata.labels == earlier.metadata.labels && it.is_audited == earlier.is_audited
+    };
     Service: |it, earlier| it.addresses().eq(earlier.addresses());
 }
 
@@ -223,6 +225,8 @@ mod tests {
             r#"{"metadata":{"name":"a","uid":"u","labels":{"x":"y"}},"status":{"phase":"Active"}}"#;
         assert!(repeats::<Namespace>(namespace, "Active", "Terminating"));
         assert!(!repeats::<Namespace>(namespace, "\"y\"", "\"z\""));
+        let audited = r#""annotations":{"policy.ferrule.dev/audit":"true"},"labels""#;
+        assert!(!repeats::<Namespace>(namespace, "\"labels\"", audited));
         let service =
             r#"{"metadata":{"name":"a","uid":"u"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":80}]}}"#;
         assert!(repeats::<Service>(service, "80", "81"));

@@ -110,6 +110,7 @@ impl Worker {
             }
             None => self.change(changes),
         }
+        shared.set_held(self.held.refused().map(|(_, why)| report::refused(why)).collect());
         let (is_live, is_written) = (self.is_live, self.is_written);
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
         self.answer();
@@ -236,7 +237,8 @@ impl Worker {
         let shared = &self.shared;
         let mut inbox = shared.inbox();
         let compiler = shared.compiler();
-        let ids: Vec<EndpointId> = inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
+        let ids: Vec<EndpointId> =
+            inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
         let obstacle = shared.obstacle();
         for id in ids {
             let Some(local) = inbox.locals.get_mut(&id) else { continue };

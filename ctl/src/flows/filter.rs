@@ -11,6 +11,8 @@ use super::Selection;
 pub(super) enum Verdict {
     Dropped,
     Forwarded,
+    /// Denied by policies, and passed, because the pod's namespace is audited
+    Audit,
 }
 
 /// An end of a packet.
@@ -24,9 +26,9 @@ const EITHER: [End; 2] = [End::Source, End::Destination];
 
 /// One of the filters has to match: one for each combination of ends at which pod and port can be. None: all
 /// records match.
-pub(super) fn filters(selection: &Selection, verdict: Option<Verdict>) -> anyhow::Result<Vec<FlowFilter>> {
+pub(super) fn filters(selection: &Selection, verdicts: &[Verdict]) -> anyhow::Result<Vec<FlowFilter>> {
     let mut base = FlowFilter::default();
-    base.verdict.extend(verdict.map(|it| i32::from(flow::Verdict::from(it))));
+    base.verdict.extend(verdicts.iter().map(|it| i32::from(flow::Verdict::from(*it))));
     if let Some(to) = &selection.to {
         if is_network(to) {
             base.destination_ip.push(to.clone());
@@ -98,6 +100,7 @@ impl From<Verdict> for flow::Verdict {
         match verdict {
             Verdict::Dropped => Self::Dropped,
             Verdict::Forwarded => Self::Forwarded,
+            Verdict::Audit => Self::Audit,
         }
     }
 }

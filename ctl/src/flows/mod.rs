@@ -77,28 +77,28 @@ const SELECTING: [&str; 8] = ["follow", "pod", "namespace", "to", "port", "since
 const LAST: u64 = 20;
 
 pub(crate) async fn drops(args: &DropsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
-    run(&args.selection, Some(Verdict::Dropped), socket, output).await
+    run(&args.selection, &[Verdict::Dropped, Verdict::Audit], socket, output).await
 }
 
 pub(crate) async fn flows(args: &FlowsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
     match args.sampling {
         Some(sampling) => sampling::set(sampling, socket, output).await,
-        None => run(&args.selection, args.verdict, socket, output).await,
+        None => run(&args.selection, args.verdict.as_slice(), socket, output).await,
     }
 }
 
 async fn run(
     selection: &Selection,
-    verdict: Option<Verdict>,
+    verdicts: &[Verdict],
     socket: &Path,
     output: Output,
 ) -> anyhow::Result<Report> {
     let mut observer = ObserverClient::new(client::channel(socket).await?);
     let mut printer = Printer::new(output, selection.follow)?;
     if selection.follow {
-        hint(&mut observer, verdict, true).await?;
+        hint(&mut observer, verdicts, true).await?;
     }
-    let request = selection.request(verdict)?;
+    let request = selection.request(verdicts)?;
     let mut responses = observer.get_flows(request).await.map_err(explain)?.into_inner();
     while let Some(response) = responses.message().await.map_err(explain)? {
         if !show(&response, &mut printer)? {
@@ -109,7 +109,7 @@ async fn run(
         bail!("the agent has stopped, and with it the records: repeat the command once the agent runs again");
     }
     if printer.is_empty() {
-        hint(&mut observer, verdict, false).await?;
+        hint(&mut observer, verdicts, false).await?;
     }
     Ok(printer.finish())
 }
@@ -125,18 +125,19 @@ fn show(response: &GetFlowsResponse, printer: &mut Printer) -> anyhow::Result<bo
 /// Says on standard error why there may be nothing to show.
 async fn hint(
     observer: &mut ObserverClient<Channel>,
-    verdict: Option<Verdict>,
+    verdicts: &[Verdict],
     before: bool,
 ) -> anyhow::Result<()> {
     let status = observer.server_status(ServerStatusRequest {}).await.map_err(explain)?.into_inner();
-    if let Some(hint) = describe(&status, verdict, before) {
+    if let Some(hint) = describe(&status, verdicts, before) {
         complain(&hint);
     }
     Ok(())
 }
 
-fn describe(status: &ServerStatusResponse, verdict: Option<Verdict>, before: bool) -> Option<String> {
-    if status.flow_sampling == 0 && verdict != Some(Verdict::Dropped) {
+fn describe(status: &ServerStatusResponse, verdicts: &[Verdict], before: bool) -> Option<String> {
+    let wants_flows = verdicts.is_empty() || verdicts.contains(&Verdict::Forwarded);
+    if status.flow_sampling == 0 && wants_flows {
         return Some(
             "flows are not recorded, only dropped packets; `ferrulectl flows --sampling 1` records every flow, \
              `--sampling 100` one in a hundred"
@@ -156,12 +157,12 @@ fn describe(status: &ServerStatusResponse, verdict: Option<Verdict>, before: boo
 // === impl Selection ===
 
 impl Selection {
-    fn request(&self, verdict: Option<Verdict>) -> anyhow::Result<GetFlowsRequest> {
+    fn request(&self, verdicts: &[Verdict]) -> anyhow::Result<GetFlowsRequest> {
         let default = if self.follow || self.since.is_some() { 0 } else { LAST };
         Ok(GetFlowsRequest {
             number: self.last.unwrap_or(default),
             follow: self.follow,
-            whitelist: filter::filters(self, verdict)?,
+            whitelist: filter::filters(self, verdicts)?,
             since: self.since.map(ago),
             ..GetFlowsRequest::default()
         })

@@ -3,7 +3,7 @@
 use ferrule_proto::flow::{Endpoint, Ferrule, Flow, FlowState, TcpFlags, Traffic, Verdict, layer4::Protocol};
 use jiff::Timestamp;
 
-use crate::table::pod;
+use crate::table::{plain, pod};
 
 pub(super) const HEADER: [&str; 7] = ["TIME", "FROM", "TO", "PROTOCOL", "VERDICT", "IF", "NOTE"];
 
@@ -111,6 +111,7 @@ fn flags(flags: &TcpFlags) -> String {
 fn verdict(flow: &Flow, ferrule: &Ferrule) -> String {
     match flow.verdict() {
         Verdict::Dropped => format!("dropped {}", ferrule.reason).trim_end().to_owned(),
+        Verdict::Audit => format!("AUDIT {}", ferrule.reason).trim_end().to_owned(),
         Verdict::Forwarded => match ferrule.state() {
             FlowState::New => "forwarded new".to_owned(),
             FlowState::Active => "forwarded active".to_owned(),
@@ -131,10 +132,14 @@ fn interface(flow: &Flow) -> String {
     }
 }
 
-/// Packets and bytes of a flow in both directions, and records that are missing before this one.
+/// The policy that denies, packets and bytes of a flow in both directions, and records that are missing
+/// before this one.
 fn note(ferrule: &Ferrule) -> String {
-    let Ferrule { forward, reverse, suppressed, lost, .. } = ferrule;
+    let Ferrule { forward, reverse, suppressed, lost, denied_by, .. } = ferrule;
     let mut notes = Vec::new();
+    if !denied_by.is_empty() {
+        notes.push(plain(denied_by));
+    }
     if forward.is_some() || reverse.is_some() {
         let Traffic { packets: there, bytes: bytes_there } = forward.unwrap_or_default();
         let Traffic { packets: back, bytes: bytes_back } = reverse.unwrap_or_default();

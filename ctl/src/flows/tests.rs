@@ -40,7 +40,7 @@ fn forged() -> Flow {
 }
 
 fn filters(selection: &Selection) -> Vec<FlowFilter> {
-    selection.request(None).unwrap().whitelist
+    selection.request(&[]).unwrap().whitelist
 }
 
 fn one(text: &str) -> Vec<String> {
@@ -105,6 +105,24 @@ fn a_row_of_arp_has_its_addresses_and_one_of_a_flow_its_traffic() {
 }
 
 #[test]
+fn a_row_names_the_policy_that_denies_and_an_audited_packet_stands_out() {
+    let ferrule = Ferrule {
+        reason: "policy_ingress".to_owned(),
+        denied_by: "no policy allows; NetworkPolicy shop/db isolates the pod".to_owned(),
+        suppressed: 2,
+        ..Ferrule::default()
+    };
+    let of = |verdict: flow::Verdict| {
+        let [.., verdict, _, note] =
+            row(&Flow { verdict: verdict.into(), ferrule: Some(ferrule.clone()), ..forged() });
+        (verdict, note)
+    };
+    let note = "no policy allows; NetworkPolicy shop/db isolates the pod, +2 suppressed";
+    assert_eq!(of(flow::Verdict::Dropped), ("dropped policy_ingress".to_owned(), note.to_owned()));
+    assert_eq!(of(flow::Verdict::Audit).0, "AUDIT policy_ingress");
+}
+
+#[test]
 fn json_is_that_of_protocol_buffers_with_the_declared_names() {
     let emitter = Some(Emitter { name: "Ferrule".to_owned(), version: String::new() });
     let flow = Flow { emitter, is_reply: Some(false), ..forged() };
@@ -140,9 +158,9 @@ fn json_is_that_of_protocol_buffers_with_the_declared_names() {
 #[test]
 fn no_condition_is_no_filter() {
     assert_eq!(filters(&Selection::default()), []);
-    let dropped = Selection::default().request(Some(Verdict::Dropped)).unwrap().whitelist;
-    // 2 is DROPPED.
-    assert_eq!(dropped, [FlowFilter { verdict: vec![2], ..FlowFilter::default() }]);
+    let dropped = Selection::default().request(&[Verdict::Dropped, Verdict::Audit]).unwrap().whitelist;
+    // 2 is DROPPED, 4 is AUDIT.
+    assert_eq!(dropped, [FlowFilter { verdict: vec![2, 4], ..FlowFilter::default() }]);
 }
 
 #[test]
@@ -172,19 +190,19 @@ fn namespace_and_pod_are_combined() {
         let pod = pod.map(str::to_owned);
         let selection =
             Selection { namespace: some(namespace), pod, to: some("10.0.0.2"), ..Selection::default() };
-        Ok::<_, anyhow::Error>(selection.request(None)?.whitelist.remove(0).source_pod)
+        Ok::<_, anyhow::Error>(selection.request(&[])?.whitelist.remove(0).source_pod)
     };
     assert_eq!(of("shop", None).unwrap(), ["shop/"]);
     assert_eq!(of("shop", Some("web")).unwrap(), ["shop/web"]);
     assert_eq!(of("shop", Some("shop/web")).unwrap(), ["shop/web"]);
     assert!(of("shop", Some("other/web")).unwrap_err().to_string().contains("--namespace shop"));
     let invalid = Selection { pod: some("a/b/c"), ..Selection::default() };
-    assert!(invalid.request(None).unwrap_err().to_string().contains("expected namespace/name"));
+    assert!(invalid.request(&[]).unwrap_err().to_string().contains("expected namespace/name"));
 }
 
 #[test]
 fn without_a_limit_the_last_20_are_shown_and_with_since_or_follow_others() {
-    let number = |selection: &Selection| selection.request(None).unwrap().number;
+    let number = |selection: &Selection| selection.request(&[]).unwrap().number;
     assert_eq!(number(&Selection::default()), 20);
     let since = Some("5m".parse().unwrap());
     let recent = Selection { since, ..Selection::default() };
@@ -192,7 +210,7 @@ fn without_a_limit_the_last_20_are_shown_and_with_since_or_follow_others() {
     assert_eq!(number(&Selection { follow: true, ..Selection::default() }), 0);
     assert_eq!(number(&Selection { last: Some(7), follow: true, ..recent.clone() }), 7);
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
-    let since = recent.request(None).unwrap().since.unwrap().seconds;
+    let since = recent.request(&[]).unwrap().since.unwrap().seconds;
     assert!((299..=301).contains(&(now - since)), "{now} {since}");
 }
 
@@ -235,11 +253,11 @@ fn an_empty_result_says_why() {
         max_flows: 4096,
         ..ServerStatusResponse::default()
     };
-    let off = describe(&status(0, 9), None, false).unwrap();
+    let off = describe(&status(0, 9), &[], false).unwrap();
     assert!(off.contains("flows are not recorded") && off.contains("--sampling 1"), "{off}");
-    assert_eq!(describe(&status(0, 9), Some(Verdict::Forwarded), true), Some(off));
-    let dropped = |status| describe(&status, Some(Verdict::Dropped), false).unwrap();
+    assert_eq!(describe(&status(0, 9), &[Verdict::Forwarded], true), Some(off));
+    let dropped = |status| describe(&status, &[Verdict::Dropped, Verdict::Audit], false).unwrap();
     assert_eq!(dropped(status(0, 0)), "nothing was recorded since the agent started");
     assert!(dropped(status(0, 9)).starts_with("no record matches; since the agent started there were 9"));
-    assert_eq!(describe(&status(1, 9), None, true), None);
+    assert_eq!(describe(&status(1, 9), &[], true), None);
 }

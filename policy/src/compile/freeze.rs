@@ -28,7 +28,7 @@ impl Compiler {
         let seen = take(&mut work.addresses);
         let mut rows: Vec<(EndpointId, EndpointRow)> = Vec::new();
         let mut copies: BTreeMap<RulesetId, RulesetId> = BTreeMap::new();
-        for Switch { endpoint, rulesets } in switches {
+        for Switch { endpoint, rulesets, .. } in switches {
             let Some((row, (ingress, egress))) = self.out.rows.endpoint(*endpoint).copied().zip(*rulesets)
             else {
                 continue;

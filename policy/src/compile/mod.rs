@@ -182,6 +182,11 @@ impl Compiler {
         Some(RuleId { policy: policy.clone(), rule: *rule })
     }
 
+    /// The NetworkPolicies that isolate the subjects of a ruleset; `None` if the ruleset is gone.
+    pub fn isolating(&self, ruleset: RulesetId) -> Option<&[PolicyId]> {
+        self.rulesets.get(ruleset).map(|it| it.isolating.as_slice())
+    }
+
     fn is_peer(&self, rule: &crate::store::CompiledRule, class: ClassId) -> bool {
         let Some(key) = self.classes.key(class) else { return rule.any };
         let holds = |it| self.predicates.id(it).is_some_and(|id| key.predicates.binary_search(&id).is_ok());
@@ -212,9 +217,10 @@ impl Compiler {
         let mut unused = BTreeSet::new();
         self.epoch = self.epoch.wrapping_add(1);
         self.out.blame(None);
-        for Switch { endpoint, rulesets } in switches {
+        for Switch { endpoint, rulesets, audit } in switches {
             let old = self.out.rows.endpoint(*endpoint).copied();
-            if old.map(|row| (row.ingress, row.egress)) == *rulesets {
+            let is_same = old.map(|row| (row.ingress, row.egress)) == *rulesets;
+            if is_same && old.is_none_or(|row| row.audit == *audit) {
                 continue;
             }
             for id in old.iter().flat_map(|row| [row.ingress, row.egress]) {
@@ -223,7 +229,7 @@ impl Compiler {
             }
             let row = rulesets.map(|(ingress, egress)| {
                 [ingress, egress].into_iter().for_each(|id| self.rulesets.set_user(*endpoint, id, true));
-                EndpointRow { ingress, egress, table: self.table, epoch: self.epoch }
+                EndpointRow { ingress, egress, table: self.table, epoch: self.epoch, audit: *audit }
             });
             self.out.emit(Op::Endpoint(*endpoint, row));
         }

@@ -40,6 +40,8 @@ pub(crate) struct Ruleset {
     pub(crate) names: Vec<(PortName, Mask)>,
     /// The rules of each bit: the policy, and the rule's number.
     pub(crate) rules: Vec<Vec<(PolicyId, usize)>>,
+    /// The NetworkPolicies that isolate the subjects.
+    pub(crate) isolating: Vec<PolicyId>,
     /// All ranges of ports, also if they are too many for the header.
     pub(crate) ranges: Vec<PortRange>,
     /// Whether this is a copy for the time of a change.
@@ -201,6 +203,7 @@ impl Ruleset {
             predicates,
             names: names.into_iter().collect(),
             rules: rules.collect(),
+            isolating: policies.iter().filter(|it| it.namespace.is_some()).cloned().collect(),
             ranges: if bits.header.has_ports { bits.ranges.clone() } else { Vec::new() },
             is_frozen: false,
             blame,

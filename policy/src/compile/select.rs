@@ -18,6 +18,8 @@ pub(super) struct Switch {
     pub(super) endpoint: EndpointId,
     /// Of ingress and egress.
     pub(super) rulesets: Option<(RulesetId, RulesetId)>,
+    /// Whether what they deny passes.
+    pub(super) audit: bool,
 }
 
 // === impl Store ===
@@ -48,11 +50,12 @@ impl Compiler {
         }
         for endpoint in std::mem::take(&mut work.endpoints) {
             let Some(local) = self.store.endpoints.get(&endpoint) else {
-                switches.push(Switch { endpoint, rulesets: None });
+                switches.push(Switch { endpoint, rulesets: None, audit: false });
                 continue;
             };
             if !enforces {
-                switches.push(Switch { endpoint, rulesets: Some((RulesetId::OPEN, RulesetId::OPEN)) });
+                let rulesets = Some((RulesetId::OPEN, RulesetId::OPEN));
+                switches.push(Switch { endpoint, rulesets, audit: false });
                 continue;
             }
             let party = self.store.party_of(&local.uid).map(|(_, party)| party);
@@ -62,7 +65,7 @@ impl Compiler {
             let Some(group) = group.filter(is_placed) else {
                 // What is known no more goes on to apply, but not to another pod, nor beyond the first policy.
                 if work.reused.contains(&endpoint) || !self.enforces {
-                    switches.push(Switch { endpoint, rulesets: None });
+                    switches.push(Switch { endpoint, rulesets: None, audit: false });
                 }
                 continue;
             };
@@ -81,7 +84,9 @@ impl Compiler {
                 Ok(id)
             };
             let rulesets = Some((ruleset(Direction::Ingress)?, ruleset(Direction::Egress)?));
-            switches.push(Switch { endpoint, rulesets });
+            let namespace = group.namespace.as_ref().and_then(|it| self.store.namespaces.get(it));
+            let audit = namespace.is_some_and(|it| it.is_audited);
+            switches.push(Switch { endpoint, rulesets, audit });
         }
         for (id, ruleset) in all_new {
             let names: Vec<_> = ruleset.names.iter().map(|(name, _)| name.name.clone()).collect();

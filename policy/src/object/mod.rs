@@ -22,7 +22,7 @@ mod selector;
 mod service;
 
 pub use cluster_policy::cluster_network_policy;
-pub use metadata::{Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
+pub use metadata::{AUDIT, Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
 pub use network_policy::network_policy;
 pub use pod::{Container, ContainerPort, Pod, PodIp, PodSpec, PodStatus};
 pub use problem::{DecodeError, Effect, Problem};

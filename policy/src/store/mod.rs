@@ -70,6 +70,8 @@ journaled!(Store {
 pub(crate) struct Namespace {
     uid: Box<str>,
     pub(crate) labels: Labels,
+    /// What policies deny to its pods passes.
+    pub(crate) is_audited: bool,
 }
 
 /// An interface of a pod on this node.
@@ -170,7 +172,8 @@ impl Store {
         let metadata = &namespace.metadata;
         let name = self.words.word(&metadata.name);
         let labels = self.words.labels(&metadata.labels);
-        let new = Namespace { uid: metadata.uid.as_str().into(), labels };
+        let is_audited = namespace.is_audited;
+        let new = Namespace { uid: metadata.uid.as_str().into(), labels, is_audited };
         if self.namespaces.get(&name).is_none_or(|old| *old != new) {
             self.namespaces.insert(name.clone(), new);
             self.touch_namespace(name, work);

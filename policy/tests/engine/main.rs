@@ -8,6 +8,7 @@
     reason = "tests and their helpers fail by a panic"
 )]
 
+mod audit;
 mod bad_input;
 mod capacity;
 mod cluster_tiers;
@@ -18,6 +19,9 @@ mod explained;
 mod marks;
 mod oracle;
 mod random;
+#[cfg(feature = "maps")]
+mod recorded;
 mod scale;
+mod shown;
 mod upstream;
 mod world;

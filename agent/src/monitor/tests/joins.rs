@@ -38,7 +38,7 @@ fn a_forged_packet_is_from_the_pod_behind_the_interface() {
     assert_eq!(seen.interface_name(), Some("fr1"));
     assert_eq!(seen.direction, Direction::Egress);
     let reason = Reason::Known(DropReason::SpoofedIpv4);
-    assert_eq!(seen.verdict, Verdict::Dropped { reason, length: 54 });
+    assert_eq!(seen.verdict, Verdict::Dropped { reason, length: 54, is_audited: false });
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn frames_without_addresses_are_joined_by_the_interface() {
     let unknown = DropRecord { direction: 7, reason: 999, ..dropped(1, &[]) };
     let seen = seen(unknown, &pods);
     assert_eq!((ends(&seen), seen.direction), (("-", "-"), Direction::Unknown));
-    assert_eq!(seen.verdict, Verdict::Dropped { reason: Reason::Unknown(999), length: 0 });
+    assert_eq!(seen.verdict, Verdict::Dropped { reason: Reason::Unknown(999), length: 0, is_audited: false });
     assert_eq!(seen.interface_name(), None);
 }
 

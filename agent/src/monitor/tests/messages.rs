@@ -8,9 +8,12 @@ use ferrule_proto::flow::{
     self, FlowState, TraceObservationPoint, TrafficDirection, Verdict, layer4::Protocol,
 };
 
+use ferrule_policy::{Direction as PolicyDirection, PolicyId};
+
 use super::{Pods, dropped, seen, syn};
 use crate::{
     monitor::{clock::WallClock, seen::Seen, show},
+    policy::Denial,
     registry::Owner,
 };
 
@@ -62,6 +65,43 @@ fn every_reason_has_one_of_hubble() {
         (flow::DropReason::Unknown, Verdict::Dropped)
     );
     assert_eq!(unknown.ferrule.unwrap().reason, "reason_999");
+}
+
+#[test]
+#[expect(deprecated, reason = "a field that clients of Hubble show")]
+fn a_packet_that_policies_deny_names_them_by_direction_and_in_words() {
+    let policies = vec![PolicyId::namespaced("shop", "a"), PolicyId::cluster("b")];
+    let denial = |direction| {
+        let words = "no policy allows".to_owned();
+        Some(Box::new(Denial { direction, policies: policies.clone(), words }))
+    };
+    let record = DropRecord {
+        reason: DropReason::PolicyIngress as u32,
+        ..dropped(1, &syn([10, 0, 0, 1], [10, 0, 0, 2]))
+    };
+    let pods = Pods::new(&[(1, 0), (2, 0)]);
+    let of = |denial| show::flow(&Seen { denial, ..seen(record, &pods) }, "node-1");
+    let shown = of(denial(PolicyDirection::Ingress));
+    let names = shown.ingress_denied_by.iter().map(|it| (&*it.kind, &*it.namespace, &*it.name));
+    assert_eq!(
+        names.collect::<Vec<_>>(),
+        [("NetworkPolicy", "shop", "a"), ("ClusterNetworkPolicy", "", "b")]
+    );
+    assert_eq!((shown.egress_denied_by.len(), shown.verdict()), (0, Verdict::Dropped));
+    assert_eq!(shown.summary, "TCP Flags: SYN; policy_ingress; no policy allows");
+    assert_eq!(shown.ferrule.unwrap().denied_by, "no policy allows");
+    let egress = of(denial(PolicyDirection::Egress));
+    assert_eq!((egress.egress_denied_by.len(), egress.ingress_denied_by.len()), (2, 0));
+    let other = of(None);
+    assert_eq!((other.ingress_denied_by.len(), other.ferrule.unwrap().denied_by), (0, String::new()));
+}
+
+#[test]
+fn what_passes_because_of_an_audit_has_hubbles_verdict_audit() {
+    let record = DropRecord { reason: DropReason::PolicyEgress as u32, audit: 1, ..dropped(1, &[]) };
+    let flow = message(record);
+    assert_eq!(flow.verdict(), Verdict::Audit);
+    assert_eq!(flow.ferrule.unwrap().reason, "policy_egress");
 }
 
 #[test]
