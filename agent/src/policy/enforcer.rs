@@ -188,8 +188,7 @@ impl Enforcer {
             if left.is_zero() {
                 return Err(waiting);
             }
-            inbox =
-                self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
