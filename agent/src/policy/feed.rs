@@ -109,7 +109,8 @@ impl Feed {
             }
             Phase::Gathering => self.health.starting(gathering(*policies, &missing)),
             Phase::Enforcing if *policies == 0 => {
-                self.health.healthy("the last policy is gone; what policies ask about is followed for a while");
+                self.health
+                    .healthy("the last policy is gone; what policies ask about is followed for a while");
             }
             Phase::Enforcing => self.health.healthy(format!("enforcing {policies} policies")),
         }
