@@ -183,7 +183,16 @@ fn check(
     }
     let mut denied = None;
     for (ifindex, direction, own, peer) in verdicts {
-        let judged = packet(world, direction, own, peer, traffic).context("no endpoint")?;
+        let mut judged = packet(world, direction, own, peer, traffic).context("no endpoint")?;
+        // The stack may translate what goes there: a later program judges, but for rules about the own node.
+        if direction == Direction::Egress && receiver.is_none() {
+            let marks = compiler.rows().peer(judged.peer.into());
+            match marks.map(|row| (row.is_own_node, row.is_service)) {
+                Some((true, _)) => judged.origin = Origin::OwnNode,
+                Some((false, true)) => continue,
+                _ => {}
+            }
+        }
         let judged = Packet { in_pod_range: is_in_range(peer) && judged.origin == Origin::Other, ..judged };
         let verdict = lookup(compiler.rows(), &judged);
         if !verdict.is_allowed {
