@@ -4,7 +4,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, path::Path,
+    fmt,
+    path::Path,
     thread,
     time::Duration,
 };

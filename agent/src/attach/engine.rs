@@ -91,7 +91,10 @@ impl Engine {
     pub fn let_all_pass(&self) {
         self.enforcer.replace(Vec::new());
         if let Err(waiting) = self.enforcer.settle(Instant::now() + ADMISSION) {
-            tracing::error!(waiting, "interfaces without rows of policies pass nothing until these are written");
+            tracing::error!(
+                waiting,
+                "interfaces without rows of policies pass nothing until these are written"
+            );
         }
     }
 

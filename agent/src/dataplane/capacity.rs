@@ -2,7 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use agent_common::{MAX_ENDPOINTS, MAX_FLOWS, MAX_NODE_ENTRIES, MAX_POLICY_FLOWS, MAX_POLICY_PEERS, MAX_POLICY_RULES, MAX_VIFS};
+use agent_common::{
+    MAX_ENDPOINTS, MAX_FLOWS, MAX_NODE_ENTRIES, MAX_POLICY_FLOWS, MAX_POLICY_PEERS, MAX_POLICY_RULES,
+    MAX_VIFS,
+};
 
 /// The most entries that each map can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

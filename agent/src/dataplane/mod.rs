@@ -23,9 +23,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{
-    Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject,
-};
+use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},

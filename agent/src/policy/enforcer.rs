@@ -166,8 +166,7 @@ impl Enforcer {
                 drop(inbox);
                 return Err(self.0.missing(&pod, began.elapsed()));
             }
-            inbox =
-                self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -186,8 +185,7 @@ impl Enforcer {
             if left.is_zero() {
                 return Err(waiting);
             }
-            inbox =
-                self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -28,7 +28,8 @@ pub(super) fn install(
     table: Table,
 ) -> Result<(), MapFailure> {
     let close = |id: &EndpointId| Op::Endpoint(*id, None);
-    let reading: Vec<_> = subjects.iter().filter(|(_, it)| reads(it, table)).map(|(id, _)| close(id)).collect();
+    let reading: Vec<_> =
+        subjects.iter().filter(|(_, it)| reads(it, table)).map(|(id, _)| close(id)).collect();
     maps.apply(&reading, table)?;
     maps.clear(table)?;
     maps.apply(rows, table)?;

@@ -28,12 +28,7 @@ pub struct Report {
 impl Report {
     pub fn new(health: &Health, metrics: PolicyMetrics, events: Events) -> Self {
         let why = "the policies of the cluster are not known yet";
-        Self {
-            policy: health.component("policy", false, why),
-            metrics,
-            events,
-            told: BTreeMap::new(),
-        }
+        Self { policy: health.component("policy", false, why), metrics, events, told: BTreeMap::new() }
     }
 
     pub(super) fn compiled(&self, changes: usize, took: Duration) {
@@ -68,7 +63,10 @@ impl Report {
     /// Rows could not be written.
     pub(super) fn not_written(&self, error: &MapFailure) {
         let error = chain(error);
-        tracing::error!(error, "cannot write the rows of policies; new pods get no network until a retry succeeds");
+        tracing::error!(
+            error,
+            "cannot write the rows of policies; new pods get no network until a retry succeeds"
+        );
         self.policy.unhealthy(format!("the rows of policies cannot be written; retrying: {error}"));
     }
 
@@ -82,10 +80,7 @@ impl Report {
     }
 
     /// What the compiler refuses, with the change that it was about.
-    pub(super) fn refused<'a>(
-        &mut self,
-        all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>,
-    ) {
+    pub(super) fn refused<'a>(&mut self, all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>) {
         let mut told = BTreeMap::new();
         let mut first = None;
         for (why, change) in all {

@@ -295,7 +295,8 @@ fn a_complete_state_switches_tables_and_judges_all_flows_again() {
     it.admit(7, "a", SOON).unwrap();
     let first = it.fake.subject(7).unwrap();
     it.enforcer.replace(vec![namespace(), pod("a"), policy("q", "a")]);
-    let second = it.fake.wait_for(7, "the switch", |it| it.is_some_and(|it| it.table != first.table)).unwrap();
+    let second =
+        it.fake.wait_for(7, "the switch", |it| it.is_some_and(|it| it.table != first.table)).unwrap();
     assert!(second.epoch > first.epoch && second.ingress != first.ingress, "{first:?} {second:?}");
     drop(it.fake.wait("the rows of the first table are removed", |it| !it.rows.contains_key(&first.table)));
     let inner = it.fake.inner();
@@ -426,8 +427,12 @@ fn after_a_failed_write_all_rows_are_written_anew_and_new_pods_wait() {
     it.admit(7, "a", SOON).unwrap();
     let before = it.fake.subject(7).unwrap();
     it.fake.inner().failing_after = Some(1);
-    it.enforcer.submit(policy_of("web", "q", &json!({"podSelector": {}, "ingress": [{"ports": [{"port": 80}],
-        "from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]})));
+    it.enforcer.submit(policy_of(
+        "web",
+        "q",
+        &json!({"podSelector": {}, "ingress": [{"ports": [{"port": 80}],
+        "from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]}),
+    ));
     let why = it.wait_until_healthy(false);
     assert!(why.contains("RULES") && why.contains("retrying"), "{why}");
     let refused = it.admit(8, "b", MOMENT).unwrap_err();

@@ -236,7 +236,8 @@ impl Worker {
         let shared = &self.shared;
         let mut inbox = shared.inbox();
         let compiler = shared.compiler();
-        let ids: Vec<EndpointId> = inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
+        let ids: Vec<EndpointId> =
+            inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
         let obstacle = shared.obstacle();
         for id in ids {
             let Some(local) = inbox.locals.get_mut(&id) else { continue };

@@ -21,7 +21,13 @@ impl Compiler {
         let mut old = replace(self, fresh);
         self.store = take(&mut old.store);
         let work = Work {
-            addresses: self.store.claims.iter().map(|(addr, _)| *addr).chain(self.store.marks.all()).collect(),
+            addresses: self
+                .store
+                .claims
+                .iter()
+                .map(|(addr, _)| *addr)
+                .chain(self.store.marks.all())
+                .collect(),
             endpoints: self.store.endpoints.iter().map(|(id, _)| *id).collect(),
             ..Work::default()
         };

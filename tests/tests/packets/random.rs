@@ -29,8 +29,8 @@ use crate::{
     model::{self, Flow, Outcome},
     node_tunnel::add_nodes,
     table::{
-        A, B, Counted, FAR_V4, FAR_V6, NEW, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, Rewritten,
-        STRANGER, record, with_pods,
+        A, B, Counted, FAR_V4, FAR_V6, NEW, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod,
+        Rewritten, STRANGER, record, with_pods,
     },
 };
 

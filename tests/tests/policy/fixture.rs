@@ -27,7 +27,8 @@ pub fn attach(node: &Node, cluster: &Cluster, name: &str, labels: &[(&str, &str)
 }
 
 pub fn label(cluster: &Cluster, pod: &Pod, labels: &[(&str, &str)]) -> anyhow::Result<()> {
-    let labels: serde_json::Map<_, _> = labels.iter().map(|(key, value)| ((*key).into(), json!(value))).collect();
+    let labels: serde_json::Map<_, _> =
+        labels.iter().map(|(key, value)| ((*key).into(), json!(value))).collect();
     let patch = json!({"metadata": {"labels": labels}});
     cluster.api.patch(Resource::Pods, NAMESPACE, &pod.name, patch)?;
     Ok(())

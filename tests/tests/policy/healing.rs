@@ -11,9 +11,7 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{
-    LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches,
-};
+use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches};
 
 fn verify() -> anyhow::Result<String> {
     let output = Command::new(dist::binary("ferrulectl")?).args(["verify", "-o", "json"]).output()?;

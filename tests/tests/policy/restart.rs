@@ -12,9 +12,7 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{
-    LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches,
-};
+use super::fixture::{LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches};
 
 const AGENT: &str = "ferrule-agent";
 
@@ -143,7 +141,8 @@ fn policies_that_are_switched_off_let_everything_pass_and_are_not_watched() {
         cluster.api.clear_requests();
         start(node, &[("FERRULE_POLICY", "off")])?;
         wait_until_reaches(&b, &a, true)?;
-        let asked = cluster.api.requests().into_iter().filter(|it| it.path.contains("networkpolicies")).count();
+        let asked =
+            cluster.api.requests().into_iter().filter(|it| it.path.contains("networkpolicies")).count();
         ensure!(asked == 0, "{asked} requests for policies");
         node.stop_agent()?;
         start(node, &[("FERRULE_POLICY", "enforce")])?;

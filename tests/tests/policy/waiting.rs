@@ -9,16 +9,16 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{
-    LABEL, TIMEOUT, attach, expect_isolated, isolate, label, reaches, wait_until_reaches,
-};
+use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, isolate, label, reaches, wait_until_reaches};
 
 #[test]
 fn a_new_pod_is_isolated_from_its_first_packet_on() {
     with_cluster(&[], |node, cluster| {
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
-        sys::wait_until("the policy is known", TIMEOUT, || Ok(node.metric("ferrule_policy_policies")? == 1.0))?;
+        sys::wait_until("the policy is known", TIMEOUT, || {
+            Ok(node.metric("ferrule_policy_policies")? == 1.0)
+        })?;
         for name in ["a1", "a2", "a3"] {
             let a = attach(node, cluster, name, &[LABEL])?;
             expect_isolated(&b, &a)?;
@@ -42,7 +42,10 @@ fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
         label(cluster, &a, &[LABEL])?;
         let error = node.runtime()?.call("ADD", &a)?.into_error()?;
         let text = format!("{error}");
-        ensure!(text.contains("policies of the cluster are not in force") && text.contains("Services"), "{text}");
+        ensure!(
+            text.contains("policies of the cluster are not in force") && text.contains("Services"),
+            "{text}"
+        );
         ensure!(error.code == 11, "{text}");
         ensure!(reaches(&b, &c)?, "attached pods go on");
         cluster.api.switch(Switch::DenyNothing {});
@@ -61,7 +64,9 @@ fn an_add_of_a_pod_that_the_api_does_not_know_fails_once_there_is_a_policy() {
     with_cluster(&["--vif-timeout", "2", "--vif-source", "ipam"], |node, cluster| {
         let free = node.attach("before")?;
         isolate(cluster, "p", &json!([]))?;
-        sys::wait_until("the policy is in force", TIMEOUT, || Ok(node.metric("ferrule_policy_policies")? == 1.0))?;
+        sys::wait_until("the policy is in force", TIMEOUT, || {
+            Ok(node.metric("ferrule_policy_policies")? == 1.0)
+        })?;
         let pod = node.pod("unknown")?;
         let before = node.kernel_state()?;
         let error = node.runtime()?.call("ADD", &pod)?.into_error()?;
@@ -69,7 +74,10 @@ fn an_add_of_a_pod_that_the_api_does_not_know_fails_once_there_is_a_policy() {
         ensure!(error.code == 11 && text.contains("unknown") && text.contains("did not deliver"), "{text}");
         node.wait_for_kernel_state(&before)?;
         let other = attach(node, cluster, "other", &[])?;
-        ensure!(!reaches(&other, &free)?, "nothing is known of the pod, which is closed since there is a policy");
+        ensure!(
+            !reaches(&other, &free)?,
+            "nothing is known of the pod, which is closed since there is a policy"
+        );
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "p")?;
         wait_until_reaches(&other, &free, true)
     })
@@ -83,7 +91,8 @@ fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
         wait_until_reaches(&b, &a, false)?;
-        let rule = |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+        let rule =
+            |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
         isolate(cluster, "large", &(1..400).map(rule).collect())?;
         sys::wait_until("the refusal is reported", TIMEOUT, || {
             let text = node.http("/readyz?verbose")?.1;
@@ -93,7 +102,9 @@ fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
         })?;
         sys::wait_until("an Event is written", TIMEOUT, || {
             let events = cluster.api.list(Resource::Events);
-            Ok(events.iter().any(|it| it["reason"] == "PolicyRefused" && it["involvedObject"]["name"] == "large"))
+            Ok(events
+                .iter()
+                .any(|it| it["reason"] == "PolicyRefused" && it["involvedObject"]["name"] == "large"))
         })?;
         expect_isolated(&b, &a)?;
         let pod = cluster.pod(node, "later", &[])?;

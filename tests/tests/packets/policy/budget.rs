@@ -24,7 +24,8 @@ fn answered(node: &mut Policed<'_>, from: Pod, to: Pod, port: u16) -> anyhow::Re
 
 #[test]
 fn a_flood_of_answered_flows_displaces_those_of_the_pod_that_begins_them() {
-    let [a, b] = ["a", "b"].map(|name| policy(name, json!({"egress": [{}], "ingress": [{"from": [app("a"), app("c")]}]})));
+    let [a, b] = ["a", "b"]
+        .map(|name| policy(name, json!({"egress": [{}], "ingress": [{"from": [app("a"), app("c")]}]})));
     with_policies([a, b], |node| {
         for port in 0..3 {
             answered(node, ONLY_V4, B, 100 + port)?;
@@ -33,11 +34,21 @@ fn a_flood_of_answered_flows_displaces_those_of_the_pod_that_begins_them() {
             answered(node, A, B, 10_000 + port)?;
         }
         let all: Vec<_> = node.policy_flows.iter().collect::<Result<_, _>>()?;
-        let of_flood = |ifindex| all.iter().filter(|(key, _)| key.ifindex == ifindex && key.own_port != 53 || key.ifindex == ifindex && key.peer_port >= 10_000).count();
+        let of_flood = |ifindex| {
+            all.iter()
+                .filter(|(key, _)| {
+                    key.ifindex == ifindex && key.own_port != 53
+                        || key.ifindex == ifindex && key.peer_port >= 10_000
+                })
+                .count()
+        };
         let count = of_flood(A.ifindex) + of_flood(B.ifindex);
         ensure!((SHARE / 2..=SHARE).contains(&count), "{count} flows of one pod");
         // Replies pass only if their flows are known.
-        node.apply([policy("b", json!({"policyTypes": ["Egress", "Ingress"], "ingress": [{"from": [app("c")]}]}))])?;
+        node.apply([policy(
+            "b",
+            json!({"policyTypes": ["Egress", "Ingress"], "ingress": [{"from": [app("c")]}]}),
+        )])?;
         for port in 0..3 {
             let reply = v4(B.v4, ONLY_V4.v4, UDP, &udp(53, 100 + port, b""));
             ensure!(node.sends(B, &reply)?, "another pod has displaced flow {port}");
@@ -51,7 +62,8 @@ fn a_flood_of_answered_flows_displaces_those_of_the_pod_that_begins_them() {
 fn a_flood_that_no_one_answers_displaces_no_answered_flow() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
     with_policies([policy("a", rules.clone()), policy("b", rules)], |node| {
-        let (there, back) = (v4(A.v4, FAR_V4, UDP, &udp(1, 53, b"")), v4(FAR_V4, A.v4, UDP, &udp(53, 1, b"")));
+        let (there, back) =
+            (v4(A.v4, FAR_V4, UDP, &udp(1, 53, b"")), v4(FAR_V4, A.v4, UDP, &udp(53, 1, b"")));
         node.check(&[
             ("a request", Sends(A, there.clone()), true),
             ("its reply", Receives(A, UPLINK, back.clone()), true),

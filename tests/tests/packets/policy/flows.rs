@@ -58,7 +58,8 @@ fn replies_pass_without_a_rule_and_nothing_else_does() {
     with_policies(only_a_calls_b(), |node| {
         node.check(&[("a reply without a request", Sends(B, back(SYN | ACK)), false)])?;
         connect(node)?;
-        let other = |from: Pod, to: Pod, ports: (u16, u16)| v4(from.v4, to.v4, TCP, &segment(ports.0, ports.1, ACK));
+        let other =
+            |from: Pod, to: Pod, ports: (u16, u16)| v4(from.v4, to.v4, TCP, &segment(ports.0, ports.1, ACK));
         node.check(&[
             ("data of the server", Sends(B, back(ACK)), true),
             ("from another port of the server", Sends(B, other(B, A, (81, 40000))), false),
@@ -106,9 +107,8 @@ fn each_pod_has_its_own_view_of_a_flow() {
 #[test]
 fn a_flow_is_answered_with_the_beginners_packet_after_an_answer() {
     with_policies(only_a_calls_b(), |node| {
-        let counts = |node: &Policed<'_>| {
-            (node.policy_pending.keys().count(), node.policy_flows.keys().count())
-        };
+        let counts =
+            |node: &Policed<'_>| (node.policy_pending.keys().count(), node.policy_flows.keys().count());
         node.check(&[("SYN", Sends(A, there(SYN)), true)])?;
         ensure!(counts(node) == (2, 0), "{:?}", counts(node));
         node.check(&[("SYN and ACK", Sends(B, back(SYN | ACK)), true)])?;
@@ -116,7 +116,8 @@ fn a_flow_is_answered_with_the_beginners_packet_after_an_answer() {
         node.check(&[("ACK", Sends(A, there(ACK)), true)])?;
         ensure!(counts(node) == (0, 2), "{:?}", counts(node));
         let mut ask = |packet: Vec<u8>, from: Pod| node.sends(from, &packet);
-        let (request, answer) = (v4(A.v4, B.v4, UDP, &udp(9, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 9, b"")));
+        let (request, answer) =
+            (v4(A.v4, B.v4, UDP, &udp(9, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 9, b"")));
         ensure!(ask(request.clone(), A)? && ask(request.clone(), A)? && ask(answer, B)?);
         ensure!(counts(node) == (2, 2), "a datagram and its answer: {:?}", counts(node));
         ensure!(node.sends(A, &request)? && counts(node) == (0, 4), "{:?}", counts(node));
@@ -196,7 +197,8 @@ fn a_connection_of_the_server_on_the_ports_of_a_known_one_is_judged() {
             ("SYN of the client", Sends(A, there(SYN)), true),
         ])?;
         // Now the server may call, too: the new connection replaces the old one.
-        let both = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}], "ingress": [{"from": [app("a")]}]});
+        let both =
+            json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}], "ingress": [{"from": [app("a")]}]});
         let open = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}], "ingress": [{}]});
         node.apply([policy("b", both), policy("a", open)])?;
         node.check(&[
@@ -250,9 +252,17 @@ fn a_closed_connection_is_opened_again_on_the_same_ports() {
             ("FIN of the server", Sends(B, back(FIN | ACK)), true),
             ("the last ACK", Sends(A, there(ACK)), true),
         ])?;
-        ensure!(all(node).iter().all(|it| (it.closed_by_pod, it.closed_by_peer) == (FIN, FIN)), "{:?}", all(node));
+        ensure!(
+            all(node).iter().all(|it| (it.closed_by_pod, it.closed_by_peer) == (FIN, FIN)),
+            "{:?}",
+            all(node)
+        );
         connect(node)?;
-        ensure!(all(node).iter().all(|it| (it.closed_by_pod, it.closed_by_peer) == (0, 0)), "{:?}", all(node));
+        ensure!(
+            all(node).iter().all(|it| (it.closed_by_pod, it.closed_by_peer) == (0, 0)),
+            "{:?}",
+            all(node)
+        );
         age(node, 61_000)?;
         node.check(&[("after more than a minute", Sends(B, back(ACK)), true)])
     })
@@ -264,7 +274,8 @@ fn flows_end_when_they_are_not_used() {
     const HOUR: u64 = 3_600_000;
     with_policies(only_a_calls_b(), |node| {
         connect(node)?;
-        let (request, answer) = (v4(A.v4, B.v4, UDP, &udp(9, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 9, b"")));
+        let (request, answer) =
+            (v4(A.v4, B.v4, UDP, &udp(9, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 9, b"")));
         node.check(&[("a datagram", Sends(A, request), true)])?;
         age(node, 119_000)?;
         node.check(&[("the answer in time", Sends(B, answer.clone()), true)])?;

@@ -34,10 +34,14 @@ fn later_fragments_pass_after_the_first_one() {
             ("of another datagram", Receives(B, UPLINK, of(B, 2, 53, 3)), false),
             ("the first to another port", Receives(B, UPLINK, of(B, 3, 54, 0)), false),
             ("a later one of that", Receives(B, UPLINK, of(B, 3, 54, 3)), false),
-            ("a first one too short for ports", Receives(B, UPLINK, {
-                let ip = Ipv4 { id: 4, fragment: Ipv4::MORE_FRAGMENTS, ..Ipv4::new(FAR_V4, B.v4, UDP) };
-                ip.with(&[0, 9, 0, 53])
-            }), false),
+            (
+                "a first one too short for ports",
+                Receives(B, UPLINK, {
+                    let ip = Ipv4 { id: 4, fragment: Ipv4::MORE_FRAGMENTS, ..Ipv4::new(FAR_V4, B.v4, UDP) };
+                    ip.with(&[0, 9, 0, 53])
+                }),
+                false,
+            ),
             ("IPv6: a later one before the first", Receives(B, UPLINK, of6(FAR_V6, B, 53, 3)), false),
             ("IPv6: the first to another port", Receives(B, UPLINK, of6(FAR_V6, B, 54, 0)), false),
             ("IPv6: the first", Receives(B, UPLINK, of6(FAR_V6, B, 53, 0)), true),

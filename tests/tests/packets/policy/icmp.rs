@@ -62,7 +62,8 @@ fn an_error_passes_if_it_is_about_a_known_flow_of_the_pod() {
         let other = v4(A.v4, FAR_V4, UDP, &udp(1001, 53, b""));
         let of_b = v4(B.v4, FAR_V4, UDP, &udp(1000, 53, b""));
         let reversed = v4(FAR_V4, A.v4, UDP, &udp(53, 1000, b""));
-        let with_options = Ipv4 { options: vec![1; 8], ..Ipv4::new(A.v4, FAR_V4, UDP) }.with(&udp(1000, 53, b""));
+        let with_options =
+            Ipv4 { options: vec![1; 8], ..Ipv4::new(A.v4, FAR_V4, UDP) }.with(&udp(1000, 53, b""));
         node.check(&[
             ("before the flow", Receives(A, UPLINK, about(&sent)), false),
             ("the flow", Sends(A, sent.clone()), true),
@@ -73,8 +74,16 @@ fn an_error_passes_if_it_is_about_a_known_flow_of_the_pod() {
             ("about a packet to the pod", Receives(A, UPLINK, about(&reversed)), false),
             ("with a quote that is cut off", Receives(A, UPLINK, about(&sent[..24])), false),
             ("IPv6: the flow", Sends(A, sent6.clone()), true),
-            ("IPv6: about the flow", Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6))), true),
-            ("IPv6: about another", Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6[..44]))), false),
+            (
+                "IPv6: about the flow",
+                Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6))),
+                true,
+            ),
+            (
+                "IPv6: about another",
+                Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6[..44]))),
+                false,
+            ),
         ])
     })
     .unwrap();
@@ -106,7 +115,10 @@ fn an_error_about_a_flow_of_earlier_rules_is_judged_by_the_new_ones() {
     with_policies([policy("a", rules)], |node| {
         let sent = v4(A.v4, FAR_V4, TCP, &segment(1000, 80, SYN));
         let error = v4(NODE_V4, A.v4, ICMP, &icmp_error(3, &sent));
-        node.check(&[("the flow", Sends(A, sent), true), ("about it", Receives(A, UPLINK, error.clone()), true)])?;
+        node.check(&[
+            ("the flow", Sends(A, sent), true),
+            ("about it", Receives(A, UPLINK, error.clone()), true),
+        ])?;
         node.apply([policy("a", json!({"policyTypes": ["Ingress", "Egress"]}))])?;
         node.check(&[("after the change", Receives(A, UPLINK, error), false)])
     })

@@ -18,9 +18,7 @@ use agent_common::{
     policy::Subject,
 };
 use anyhow::{Context as _, ensure};
-use ferrule_policy::{
-    Change, Compiler, Endpoint, EndpointId, Op, Table,
-};
+use ferrule_policy::{Change, Compiler, Endpoint, EndpointId, Op, Table};
 use ferrule_tests::{
     packet::{IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, tcp},
     program::{Program, Programs, SkBuff, TC_ACT_SHOT},

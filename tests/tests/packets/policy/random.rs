@@ -10,15 +10,20 @@ use agent_common::{
 };
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
-use ferrule_policy::{
-    Compiler, Direction, EndpointId, Op, Origin, Packet, Reason, Table, Verdict, lookup,
-};
+use ferrule_policy::{Compiler, Direction, EndpointId, Op, Origin, Packet, Reason, Table, Verdict, lookup};
 use ferrule_tests::{
     packet::{ICMP, ICMPV6, IPV4, IPV6, Ipv4, Ipv6, frame},
     program::{Program, Programs, SkBuff, TC_ACT_SHOT, with_programs},
 };
 
-use super::{RST, UPLINK, engine::{random, world::{End, World, packet}}, segment};
+use super::{
+    RST, UPLINK,
+    engine::{
+        random,
+        world::{End, World, packet},
+    },
+    segment,
+};
 
 const CLUSTERS: u64 = 12;
 const EDITS: usize = 4;

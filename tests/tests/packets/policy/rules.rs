@@ -7,7 +7,9 @@ use ferrule_tests::packet::{Ipv4, SCTP, TCP, UDP, udp};
 use serde_json::json;
 
 use super::{
-    FRESH_V4, REMOTE_V4, REMOTE_V6, Step::{Receives, Sends}, SYN, UPLINK, app, policy, segment, v4, v6_of, with_policies,
+    FRESH_V4, REMOTE_V4, REMOTE_V6, SYN,
+    Step::{Receives, Sends},
+    UPLINK, app, policy, segment, v4, v6_of, with_policies,
 };
 use crate::table::{A, B, FAR_V4, NEW, NODE_V4, ONLY_V4, Pod};
 
@@ -23,12 +25,24 @@ fn an_isolated_pod_receives_nothing_but_what_its_own_node_sends() {
             ("from a sibling, IPv6", Sends(A, v6_of(A.v6, B.v6, UDP, &udp(1, 2, b""))), false),
             ("from a sibling by the stack", Receives(B, A.ifindex, syn(A, B, 80)), false),
             ("from a remote pod", Receives(B, UPLINK, v4(REMOTE_V4, B.v4, TCP, &segment(1, 80, SYN))), false),
-            ("from a remote pod, IPv6", Receives(B, UPLINK, v6_of(REMOTE_V6, B.v6, TCP, &segment(1, 80, SYN))), false),
+            (
+                "from a remote pod, IPv6",
+                Receives(B, UPLINK, v6_of(REMOTE_V6, B.v6, TCP, &segment(1, 80, SYN))),
+                false,
+            ),
             ("from the world", Receives(B, UPLINK, v4(FAR_V4, B.v4, TCP, &segment(1, 80, SYN))), false),
-            ("from another host as the node", Receives(B, UPLINK, v4(NODE_V4, B.v4, TCP, &segment(1, 80, SYN))), false),
+            (
+                "from another host as the node",
+                Receives(B, UPLINK, v4(NODE_V4, B.v4, TCP, &segment(1, 80, SYN))),
+                false,
+            ),
             ("a protocol without ports", Receives(B, UPLINK, v4(FAR_V4, B.v4, 47, &[0; 20])), false),
             ("from the own node", Receives(B, 0, v4(NODE_V4, B.v4, TCP, &segment(1, 80, SYN))), true),
-            ("from the own node by an unknown address", Receives(B, 0, v4([198, 51, 100, 1], B.v4, TCP, &segment(1, 80, SYN))), true),
+            (
+                "from the own node by an unknown address",
+                Receives(B, 0, v4([198, 51, 100, 1], B.v4, TCP, &segment(1, 80, SYN))),
+                true,
+            ),
             ("to a sibling", Sends(B, syn(B, A, 80)), true),
             ("to a sibling that no policy isolates", Sends(A, syn(A, ONLY_V4, 80)), true),
             ("to the world", Sends(B, v4(B.v4, FAR_V4, TCP, &segment(1, 80, SYN))), true),
@@ -38,7 +52,10 @@ fn an_isolated_pod_receives_nothing_but_what_its_own_node_sends() {
         let records = node.records()?;
         let [first, ..] = records.as_slice() else { anyhow::bail!("no records") };
         // The drop is the receiver's, also where the sender's program denies.
-        ensure!((first.ifindex, first.direction, first.bit, first.audit) == (B.ifindex, 1, 0, 0), "{first:?}");
+        ensure!(
+            (first.ifindex, first.direction, first.bit, first.audit) == (B.ifindex, 1, 0, 0),
+            "{first:?}"
+        );
         ensure!(first.reason == DropReason::PolicyIngress as u32 && first.ruleset != u32::MAX, "{first:?}");
         Ok(())
     })
@@ -53,7 +70,11 @@ fn an_isolated_pod_sends_nothing_but_to_its_own_node() {
         node.check(&[
             ("to a sibling", Sends(A, syn(A, B, 80)), false),
             ("to a sibling, IPv6", Sends(A, v6_of(A.v6, B.v6, UDP, &udp(1, 2, b""))), false),
-            ("to a sibling by the stack", Sends(A, Ipv4 { options: vec![1; 4], ..Ipv4::new(A.v4, B.v4, UDP) }.with(&udp(1, 2, b""))), false),
+            (
+                "to a sibling by the stack",
+                Sends(A, Ipv4 { options: vec![1; 4], ..Ipv4::new(A.v4, B.v4, UDP) }.with(&udp(1, 2, b""))),
+                false,
+            ),
             ("to a remote pod", Sends(A, v4(A.v4, REMOTE_V4, TCP, &segment(1, 80, SYN))), false),
             ("to the world", Sends(A, v4(A.v4, FAR_V4, TCP, &segment(1, 80, SYN))), false),
             ("a protocol without ports", Sends(A, v4(A.v4, FAR_V4, 132, &[0; 3])), false),
@@ -91,7 +112,11 @@ fn peers_ports_ranges_and_names_are_told_apart() {
             ("a named port of the destination", Sends(B, syn(B, ONLY_V4, 80)), true),
             ("the port of that name elsewhere", Sends(B, syn(B, ONLY_V4, 8080)), false),
             ("a named port of a remote pod", Sends(B, v4(B.v4, REMOTE_V4, TCP, &segment(2, 80, SYN))), true),
-            ("a named port of a remote pod, IPv6", Sends(B, v6_of(B.v6, REMOTE_V6, TCP, &segment(2, 80, SYN))), true),
+            (
+                "a named port of a remote pod, IPv6",
+                Sends(B, v6_of(B.v6, REMOTE_V6, TCP, &segment(2, 80, SYN))),
+                true,
+            ),
             ("no ports at all", Sends(A, v4(A.v4, B.v4, TCP, &[0, 1, 0, 80, 0, 0])), false),
         ])
     })
@@ -130,7 +155,8 @@ fn a_pod_without_a_row_passes_nothing_in_neither_direction() {
         let ask = ferrule_tests::packet::Arp::ask(NEW.mac, NEW.v4, agent_common::GATEWAY_IPV4).bytes();
         let frame = NEW.sends(ferrule_tests::packet::ARP, &ask);
         let skb = ferrule_tests::program::SkBuff::on(NEW.ifindex);
-        node.run(ferrule_tests::program::Program::FromPod, skb, &frame)?.expect(ferrule_tests::program::TC_ACT_SHOT)?;
+        node.run(ferrule_tests::program::Program::FromPod, skb, &frame)?
+            .expect(ferrule_tests::program::TC_ACT_SHOT)?;
         node.check(&[
             ("to the world", Sends(NEW, v4(NEW.v4, FAR_V4, UDP, &udp(1, 2, b""))), false),
             ("to itself", Sends(NEW, syn(NEW, NEW, 80)), false),
@@ -148,7 +174,10 @@ fn a_ruleset_that_is_missing_denies() {
     with_policies([policy("b", json!({"ingress": [{}]}))], |node| {
         node.check(&[("before", Sends(A, syn(A, B, 80)), true)])?;
         node.change(B, |subject| (subject.ingress, subject.epoch) = (77, subject.epoch + 1))?;
-        node.check(&[("a known flow", Sends(A, syn(A, B, 80)), false), ("a new one", Sends(A, syn(A, B, 81)), false)])?;
+        node.check(&[
+            ("a known flow", Sends(A, syn(A, B, 80)), false),
+            ("a new one", Sends(A, syn(A, B, 81)), false),
+        ])?;
         ensure!(node.drops(B, DropReason::PolicyUnknown)? == (0, 2), "{:?}", node.counters()?);
         Ok(())
     })
@@ -165,13 +194,17 @@ fn what_is_denied_to_an_audited_pod_passes_with_a_record() {
             ("from the pod", Sends(B, v4(B.v4, FAR_V4, UDP, &udp(1, 2, b""))), true),
         ])?;
         let records = node.records()?;
-        let facts: Vec<_> = records.iter().map(|it| (it.ifindex, it.direction, it.reason, it.audit)).collect();
+        let facts: Vec<_> =
+            records.iter().map(|it| (it.ifindex, it.direction, it.reason, it.audit)).collect();
         let expected = [
             (B.ifindex, 1, DropReason::PolicyIngress as u32, 1),
             (B.ifindex, 2, DropReason::PolicyEgress as u32, 1),
         ];
         ensure!(facts == expected, "{records:?}");
-        ensure!(node.drops(B, DropReason::PolicyIngress)? == (0, 0), "a packet that passes is counted as dropped");
+        ensure!(
+            node.drops(B, DropReason::PolicyIngress)? == (0, 0),
+            "a packet that passes is counted as dropped"
+        );
         Ok(())
     })
     .unwrap();

@@ -9,7 +9,10 @@ use agent_common::{
 use anyhow::{Context as _, ensure};
 use ferrule_policy::{Change, Table};
 use ferrule_tests::{
-    packet::{FRAGMENT, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, Mac, TCP, UDP, data, fragment, sealed, udp},
+    packet::{
+        FRAGMENT, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, Mac, TCP, UDP, data, fragment, sealed,
+        udp,
+    },
     program::Program,
     sys,
     wire::{self, Wire},
@@ -101,7 +104,9 @@ fn translate(masquerades: bool) -> anyhow::Result<()> {
             let (vip, vip6, to, to6) = (v4(VIP), v6(VIP_V6), v4(to), v6(to6));
             let rule = "nft add rule inet services there";
             sys::run(&format!("{rule} ip daddr {vip} {protocol} dport {port} dnat ip to {to}:{BACKEND}"))?;
-            sys::run(&format!("{rule} ip6 daddr {vip6} {protocol} dport {port} dnat ip6 to [{to6}]:{BACKEND}"))?;
+            sys::run(&format!(
+                "{rule} ip6 daddr {vip6} {protocol} dport {port} dnat ip6 to [{to6}]:{BACKEND}"
+            ))?;
         }
     }
     if masquerades {
@@ -140,7 +145,10 @@ fn is_to(port: u16) -> impl Fn(&[u8]) -> bool {
 }
 
 fn egress_to(peer: Value, port: u16) -> Change {
-    policy("a", json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [peer], "ports": [{"port": port}, {"protocol": "UDP", "port": port}]}]}))
+    policy(
+        "a",
+        json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [peer], "ports": [{"port": port}, {"protocol": "UDP", "port": port}]}]}),
+    )
 }
 
 // === impl Node ===
@@ -159,7 +167,10 @@ impl Node<'_, '_> {
 
     /// Drops by a policy: of what `A` sends, and of what it receives.
     fn drops(&self, pod: Pod) -> anyhow::Result<(u64, u64)> {
-        Ok((self.policed.drops(pod, DropReason::PolicyEgress)?.0, self.policed.drops(pod, DropReason::PolicyIngress)?.1))
+        Ok((
+            self.policed.drops(pod, DropReason::PolicyEgress)?.0,
+            self.policed.drops(pod, DropReason::PolicyIngress)?.1,
+        ))
     }
 }
 
@@ -173,7 +184,8 @@ fn add_service(node: &mut Policed<'_>) -> anyhow::Result<()> {
 fn a_packet_to_a_service_is_not_judged_by_the_services_address_and_its_reply_passes() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [app("b")], "ports": [{"port": 8080}]}]});
     with_policies([policy("a", rules)], |node| {
-        let (there, back) = (v4(A.v4, VIP, TCP, &segment(1000, 80, SYN)), v4(VIP, A.v4, TCP, &segment(80, 1000, SYN | ACK)));
+        let (there, back) =
+            (v4(A.v4, VIP, TCP, &segment(1000, 80, SYN)), v4(VIP, A.v4, TCP, &segment(80, 1000, SYN | ACK)));
         node.check(&[("not known as a Service", Sends(A, there.clone()), false)])?;
         add_service(node)?;
         node.check(&[
@@ -182,7 +194,8 @@ fn a_packet_to_a_service_is_not_judged_by_the_services_address_and_its_reply_pas
             ("the reply", Receives(A, B.ifindex, back.clone()), true),
             ("the reply by another way", Receives(A, super::UPLINK, back), true),
         ])?;
-        let flags: Vec<_> = node.policy_pending.iter().filter_map(Result::ok).map(|(_, it)| it.flags).collect();
+        let flags: Vec<_> =
+            node.policy_pending.iter().filter_map(Result::ok).map(|(_, it)| it.flags).collect();
         ensure!(flags == [View::UNJUDGED], "{flags:?}");
         Ok(())
     })
@@ -229,7 +242,8 @@ fn a_host_behind_a_service_is_judged_where_packets_leave() {
 #[test]
 fn the_receiver_behind_a_service_knows_the_sender_also_after_masquerading() {
     for masquerades in [false, true] {
-        let from = |name| policy("b", json!({"ingress": [{"from": [app(name)], "ports": [{"port": BACKEND}]}]}));
+        let from =
+            |name| policy("b", json!({"ingress": [{"from": [app(name)], "ports": [{"port": BACKEND}]}]}));
         with_node([from("a")], masquerades, |node| {
             let arrived = node.expect("the peer", &to_vip(TO_B, SYN), Some(&node.b))?;
             ensure!((arrived.get(26..30) == Some(&A.v4)) != masquerades, "{arrived:?}");
@@ -272,7 +286,9 @@ fn fragments_through_a_service_are_judged_after_the_translation() {
             };
             node.a.send(&part(Ipv4::MORE_FRAGMENTS, first.clone()))?;
             node.a.send(&part(125, later.clone()))?;
-            let is_of = |source: Vec<u8>, at: usize| move |frame: &[u8]| frame.get(at..at + source.len()) == Some(&source);
+            let is_of = |source: Vec<u8>, at: usize| {
+                move |frame: &[u8]| frame.get(at..at + source.len()) == Some(&source)
+            };
             let patience = if passes { PATIENCE } else { SILENCE };
             for _ in 0..2 {
                 let got = node.b.receive(patience, is_of(A.v4.to_vec(), 26))?;

@@ -7,9 +7,7 @@ use aya::{
     maps::{HashMap as BpfHashMap, MapData, MapError},
 };
 
-use super::super::table::{
-    BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit,
-};
+use super::super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,

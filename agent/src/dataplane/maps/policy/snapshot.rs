@@ -8,8 +8,8 @@ use agent_common::{
 };
 use ferrule_policy::{EndpointId, Op, Table};
 
-use super::{BLOCKS, MapFailure, NAMED, PEERS, PORTS, PolicyMaps, RULES, RULESETS, SUBJECTS, block, port};
 use super::trie::Prefix;
+use super::{BLOCKS, MapFailure, NAMED, PEERS, PORTS, PolicyMaps, RULES, RULESETS, SUBJECTS, block, port};
 
 /// The rows of all policy maps.
 #[derive(Default, PartialEq)]
