@@ -79,7 +79,8 @@ fn forward(
     }
 }
 
-/// The pod to which a packet goes past the stack, if nothing speaks against it. Otherwise, the packet is stamped.
+/// The pod to which a packet goes past the stack, if nothing speaks against it. Otherwise, the packet is
+/// stamped.
 #[inline(always)]
 fn past_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Option<Target>, DropReason> {
     packet.stamp(Stamp::Checked);

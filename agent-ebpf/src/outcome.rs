@@ -23,8 +23,8 @@ pub enum Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// To the host's stack. The packet is stamped at once: the verifier would walk the rest of the program once
-    /// for each stamp.
+    /// To the host's stack. The packet is stamped at once: the verifier would walk the rest of the program
+    /// once for each stamp.
     #[inline(always)]
     pub fn stack(packet: &Packet<'_>, stamp: Stamp) -> Self {
         packet.stamp(stamp);
@@ -34,8 +34,8 @@ impl Outcome {
 
 /// Where a packet from outside that passes goes: to a pod, as in [`Outcome::Local`], or to the host's stack.
 ///
-/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it, and
-/// computes with what is there, which the verifier refuses.
+/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it,
+/// and computes with what is there, which the verifier refuses.
 pub struct Inbound(u32);
 
 // === impl Inbound ===

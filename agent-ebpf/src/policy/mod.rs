@@ -41,8 +41,8 @@ pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, D
     subject.ok_or(DropReason::PolicyUnknown)
 }
 
-/// Judges what a pod sends. With `may_defer`, the packet goes to the host's stack: if the stack translates the
-/// destination, then a later program judges.
+/// Judges what a pod sends. With `may_defer`, the packet goes to the host's stack: if the stack translates
+/// the destination, then a later program judges.
 ///
 /// # Errors
 /// Why the packet is denied. `Ok`: whether a later program is to judge.
@@ -65,8 +65,8 @@ pub fn leaves(
     Ok(answer & answer::DEFER != 0)
 }
 
-/// Judges what goes to the pod at a host interface, past the host's stack: from the pod at the interface `via`,
-/// or from another host if that is 0.
+/// Judges what goes to the pod at a host interface, past the host's stack: from the pod at the interface
+/// `via`, or from another host if that is 0.
 ///
 /// # Errors
 /// Why the packet is denied.
@@ -79,8 +79,8 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
     Ok(())
 }
 
-/// Judges what the host's stack delivers to the pod of the packet's interface. `sibling` is the host interface
-/// of the pod that has the source address, or 0.
+/// Judges what the host's stack delivers to the pod of the packet's interface. `sibling` is the host
+/// interface of the pod that has the source address, or 0.
 ///
 /// # Errors
 /// Why the packet is denied.
