@@ -147,7 +147,11 @@ impl Predecessors {
         self.copy(&maps::STACK_FLOWS, |_| true, |from| to.copy_flows(from));
         let judged = [policy_flows::PENDING, policy_flows::FLOWS, policy_flows::PLACES];
         for map in judged {
-            self.copy(&map, |from| self.has_policy_rows(from), |from| policy_flows::copy(&map, from, &self.pins));
+            self.copy(
+                &map,
+                |from| self.has_policy_rows(from),
+                |from| policy_flows::copy(&map, from, &self.pins),
+            );
         }
     }
 

@@ -33,10 +33,7 @@ impl Shared {
         }
         let expected = self.inbox().expected.clone();
         if let Some(why) = expected {
-            return (
-                Kind::Gathering,
-                format!("{why}; pods are judged as before, and new pods wait"),
-            );
+            return (Kind::Gathering, format!("{why}; pods are judged as before, and new pods wait"));
         }
         if !is_live {
             return (

@@ -12,7 +12,7 @@ use ferrule_tests::{
     sys,
 };
 
-use super::{node::MAPS, TIMEOUT, log_lines, verify, wait_until_healed, with_short_period};
+use super::{TIMEOUT, log_lines, node::MAPS, verify, wait_until_healed, with_short_period};
 
 const CONFLICT: &str = "is there another program";
 /// Covers repairs at 0, 0.5, 1.5, 3.5 and 7.5 s, on a slow machine.

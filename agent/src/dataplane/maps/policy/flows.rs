@@ -12,9 +12,7 @@ use aya::{
     maps::{HashMap as BpfHashMap, MapData},
 };
 
-use super::super::table::{
-    BPF_NOEXIST, MapFailure, MapSpec, count_entries, errno, max_entries, walk_limit,
-};
+use super::super::table::{BPF_NOEXIST, MapFailure, MapSpec, count_entries, errno, max_entries, walk_limit};
 use crate::crash::{self, Step};
 
 const SETTING: &str = "--max-policy-flows";
