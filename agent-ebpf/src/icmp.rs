@@ -18,10 +18,16 @@ pub const ERROR: usize = 8;
 /// Whether an ICMP message quotes a packet (RFC 792; RFC 4443, 2.1).
 #[inline(always)]
 pub fn is_error(meta: &Meta, transport: Transport) -> bool {
+    is_error_of(meta.family, meta.protocol, transport)
+}
+
+/// The same of a packet's parts.
+#[inline(always)]
+pub fn is_error_of(family: Family, protocol: u8, transport: Transport) -> bool {
     let kind = transport.icmp_type();
-    match meta.family {
-        Family::Ipv4 => meta.protocol == ICMP && matches!(kind, 3 | 4 | 5 | 11 | 12),
-        Family::Ipv6 => meta.protocol == ICMPV6 && kind < 128,
+    match family {
+        Family::Ipv4 => protocol == ICMP && matches!(kind, 3 | 4 | 5 | 11 | 12),
+        Family::Ipv6 => protocol == ICMPV6 && kind < 128,
     }
 }
 

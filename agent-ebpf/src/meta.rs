@@ -162,23 +162,22 @@ impl Meta {
         self.fragment != 0
     }
 
-    /// Whether the packet is a fragment other than the first.
+    /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the flag.
     #[inline(always)]
-    pub fn is_later_fragment(&self) -> bool {
-        self.fragment & Ipv4::OFFSET != 0
+    pub fn fragment(&self) -> u64 {
+        self.fragment.into()
     }
 
     /// The identification of a fragmented packet. Of an IPv6 packet that has more extension headers behind
     /// the fragment header, something else.
     #[inline(always)]
-    pub fn fragment_id(&self, packet: &Packet<'_>) -> [u8; 4] {
-        match self.family {
-            Family::Ipv4 => {
-                let [a, b] = packet.copy(L3 + offset_of!(Ipv4, id)).unwrap_or_default();
-                [0, 0, a, b]
-            }
+    pub fn fragment_id(&self, packet: &Packet<'_>, is_v6: bool) -> [u8; 4] {
+        if is_v6 {
             // The last field of the header.
-            Family::Ipv6 => packet.copy(self.payload - size_of::<[u8; 4]>()).unwrap_or_default(),
+            packet.copy(self.payload - size_of::<[u8; 4]>()).unwrap_or_default()
+        } else {
+            let [a, b] = packet.copy(L3 + offset_of!(Ipv4, id)).unwrap_or_default();
+            [0, 0, a, b]
         }
     }
 
@@ -193,6 +192,12 @@ impl Meta {
     pub fn transport(&self) -> Option<Transport> {
         let is_there = self.payload + size_of::<Transport>() <= self.len && self.fragment & Ipv4::OFFSET == 0;
         is_there.then_some(self.transport)
+    }
+
+    /// As [`Meta::transport`], if that is not `None`.
+    #[inline(always)]
+    pub fn first_bytes(&self) -> Transport {
+        self.transport
     }
 
     /// The source port of a packet with ports that is no later fragment; 0 if the frame ends before.

@@ -304,6 +304,15 @@ pub enum ConfigError {
 const DEFAULT_FILE: &str = "/etc/ferrule/agent.toml";
 const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
 
+// === impl Config ===
+
+impl Config {
+    /// Whether policies come from an API server. Otherwise there are none.
+    pub fn watches_policies(&self) -> bool {
+        self.kubernetes.is_some() && self.policy == policy::Mode::Enforce
+    }
+}
+
 // === impl Args ===
 
 impl Args {

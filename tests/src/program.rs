@@ -2,7 +2,13 @@
 //!
 //! Programs and maps are those of the agent; the maps are not pinned, and the test fills them.
 
-use std::{collections::BTreeMap, fmt, path::Path, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use agent_common::{
     Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
@@ -86,6 +92,8 @@ pub struct Programs {
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
     links: PerCpuHashMap<MapData, VifKey, Traffic>,
     counters: PerCpuHashMap<MapData, VifKey, Counters>,
+    /// Interfaces with a clsact qdisc.
+    qdiscs: BTreeSet<String>,
 }
 
 /// Counters by ifindex, summed over all CPUs.
@@ -224,6 +232,7 @@ impl Programs {
             nodes: take_map(&mut ebpf, "NODES")?,
             links: take_map(&mut ebpf, "LINK_COUNTERS")?,
             counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
+            qdiscs: BTreeSet::new(),
             ebpf,
         })
     }
@@ -275,7 +284,9 @@ impl Programs {
     /// # Errors
     /// If the kernel refuses the qdisc or the filter.
     pub fn attach(&mut self, program: Program, interface: &str) -> anyhow::Result<()> {
-        tc::qdisc_add_clsact(interface)?;
+        if self.qdiscs.insert(interface.to_owned()) {
+            tc::qdisc_add_clsact(interface)?;
+        }
         let direction = match program {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
             Program::ToPod | Program::ToLink => TcAttachType::Egress,

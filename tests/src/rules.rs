@@ -33,19 +33,25 @@ impl Rules {
         })
     }
 
-    /// Writes a row of a table that the compiler has made, other than one of `SUBJECTS`.
+    /// Sets or removes a row that the compiler has made, other than one of `SUBJECTS`.
     ///
     /// # Errors
-    /// If the kernel refuses the row.
-    pub fn write(&mut self, table: Table, op: &Op) -> anyhow::Result<()> {
+    /// If the kernel refuses the change.
+    pub fn apply(&mut self, table: Table, op: &Op) -> anyhow::Result<()> {
         match op {
             Op::Peer(addr, Some(row)) => self.add_peer(table, *addr, (*row).into())?,
-            Op::Block(prefix, Some(class)) => self.add_block(table, *prefix, class.0)?,
+            Op::Peer(addr, None) => self.peers.remove(&addr.key(table))?,
+            Op::Block(prefix, Some(class)) => self.blocks.insert(&block(table, *prefix), class.0, 0)?,
+            Op::Block(prefix, None) => self.blocks.remove(&block(table, *prefix))?,
             Op::Ruleset(id, Some(header)) => self.rulesets.insert(id.0, Ruleset::from(&**header), 0)?,
+            Op::Ruleset(id, None) => self.rulesets.remove(&id.0)?,
             Op::Rule(key, Some(bits)) => self.rules.insert(RuleKey::from(*key), bits.0, 0)?,
+            Op::Rule(key, None) => self.rules.remove(&RuleKey::from(*key))?,
             Op::Named(key, Some(bits)) => self.named.insert(NamedKey::from(*key), bits.0, 0)?,
-            Op::Port(key, Some(bits)) => self.add_port(*key, bits.0)?,
-            other => anyhow::bail!("not a new row of a rule: {other:?}"),
+            Op::Named(key, None) => self.named.remove(&NamedKey::from(*key))?,
+            Op::Port(key, Some(bits)) => self.ports.insert(&port(*key), bits.0, 0)?,
+            Op::Port(key, None) => self.ports.remove(&port(*key))?,
+            Op::Endpoint(..) => anyhow::bail!("not a row of a rule: {op:?}"),
         }
         Ok(())
     }
@@ -57,25 +63,19 @@ impl Rules {
     pub fn add_peer(&mut self, table: Table, addr: Addr, row: Peer) -> anyhow::Result<()> {
         Ok(self.peers.insert(addr.key(table), row, 0)?)
     }
+}
 
-    /// Adds a row of `BLOCKS`.
-    ///
-    /// # Errors
-    /// If the kernel refuses the row.
-    pub fn add_block(&mut self, table: Table, prefix: Prefix, class: u32) -> anyhow::Result<()> {
-        let key = prefix.key(table);
-        let mut data = [0; 20];
-        data.iter_mut()
-            .zip(key.table.to_ne_bytes().into_iter().chain(key.address))
-            .for_each(|(to, from)| *to = from);
-        Ok(self.blocks.insert(&Key::new(key.prefix_len, data), class, 0)?)
-    }
+fn block(table: Table, prefix: Prefix) -> Key<[u8; 20]> {
+    let key = prefix.key(table);
+    let bytes = key.table.to_ne_bytes().into_iter().chain(key.address);
+    let mut data = [0; 20];
+    data.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+    Key::new(key.prefix_len, data)
+}
 
-    fn add_port(&mut self, key: PortKey, bits: Bits) -> anyhow::Result<()> {
-        let key = agent_common::policy::PortKey::from(key);
-        let [a, b, c, d] = key.ruleset.to_ne_bytes();
-        let [high, low] = key.port;
-        let data = [a, b, c, d, key.protocol, key.reserved, high, low];
-        Ok(self.ports.insert(&Key::new(key.prefix_len, data), bits, 0)?)
-    }
+fn port(key: PortKey) -> Key<[u8; 8]> {
+    let key = agent_common::policy::PortKey::from(key);
+    let [a, b, c, d] = key.ruleset.to_ne_bytes();
+    let [high, low] = key.port;
+    Key::new(key.prefix_len, [a, b, c, d, key.protocol, key.reserved, high, low])
 }

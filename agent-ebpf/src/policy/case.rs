@@ -44,6 +44,7 @@ pub struct Case {
     /// What the rules are asked.
     pub question: Cell<Question>,
     pub peer_key: Cell<Peer>,
+    pub class: Cell<Class>,
     pub rule_key: Cell<RuleKey>,
     /// The bits whose peers contain the other end, and those of them whose ports contain the packet's.
     pub peers: [Cell<u64>; 4],
@@ -128,6 +129,19 @@ pub struct Question {
     pub known: u8,
 }
 
+/// What is known of the other end.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Class {
+    pub class: u32,
+    pub is_pod: u32,
+    /// 0 if the address may be that of a pod of unknown labels.
+    pub is_known: u32,
+    pub origin: u32,
+    /// The answer to a packet that passes.
+    pub deferred: u32,
+}
+
 /// Why the rules deny a packet.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -179,6 +193,17 @@ fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
+#[inline(always)]
+fn is_v6(meta: &Meta) -> bool {
+    opaque(meta.family as u64) != 0
+}
+
+/// The same number, which the verifier takes for another one.
+#[inline(always)]
+fn opaque(number: u64) -> u64 {
+    number & core::hint::black_box(u64::MAX)
+}
+
 // === impl Case ===
 
 impl Case {
@@ -188,47 +213,61 @@ impl Case {
     pub const LATER_FRAGMENT: u32 = 8;
 
     /// Notes what is to be known of a packet.
+    ///
+    /// What is compared is opaque: the verifier would remember the result in the caller's copy, too, and walk
+    /// the rest of the program once for each.
     #[inline(always)]
     pub fn fill(&self, packet: &Packet<'_>, meta: &Meta) {
-        let Meta { source, destination, protocol, .. } = *meta;
-        let mut flags = 0;
-        let id = if meta.is_fragment() {
-            flags = if meta.is_later_fragment() { Self::LATER_FRAGMENT } else { Self::FIRST_FRAGMENT };
-            meta.fragment_id(packet)
-        } else {
-            [0; 4]
+        let mut ends = Ends {
+            source: meta.source,
+            destination: meta.destination,
+            id: [0; 4],
+            protocol: meta.protocol,
+            reserved: [0; 3],
         };
+        let mut flags = 0;
+        let fragment = opaque(meta.fragment());
+        if fragment != 0 {
+            let is_later = fragment & u64::from(Ipv4::OFFSET) != 0;
+            flags = if is_later { Self::LATER_FRAGMENT } else { Self::FIRST_FRAGMENT };
+            ends.id = meta.fragment_id(packet, is_v6(meta));
+        }
+        self.ends.set(ends);
         self.tcp_flags.set(0);
-        if let Some(transport) = meta.transport() {
+        let payload = opaque(meta.payload as u64) as usize;
+        let has_transport = payload + size_of::<Transport>() <= packet.len() as usize;
+        if has_transport && fragment & u64::from(Ipv4::OFFSET) == 0 {
+            let (transport, protocol) = (meta.first_bytes(), opaque(meta.protocol.into()) as u8);
             flags |= Self::HAS_TRANSPORT;
             self.transport.set(transport);
             if protocol == TCP {
                 self.tcp_flags.set(meta.tcp_flags(packet).into());
             }
-            if icmp::is_error(meta, transport) && self.fill_quote(packet, meta) {
+            let family = if is_v6(meta) { Family::Ipv6 } else { Family::Ipv4 };
+            if icmp::is_error_of(family, protocol, transport)
+                && self.fill_quote(packet, family, payload + icmp::ERROR)
+            {
                 flags |= Self::HAS_QUOTE;
             }
         }
-        self.ends.set(Ends { source, destination, id, protocol, reserved: [0; 3] });
         self.flags.set(flags);
     }
 
     #[inline(always)]
-    fn fill_quote(&self, packet: &Packet<'_>, meta: &Meta) -> bool {
-        let at = meta.payload + icmp::ERROR;
-        let (ends, payload) = match meta.family {
+    fn fill_quote(&self, packet: &Packet<'_>, family: Family, at: usize) -> bool {
+        let (ends, payload) = match family {
             Family::Ipv4 => match packet.copy::<Ipv4>(at) {
-                Some(ip) if !ip.is_later_fragment() => (
-                    Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol),
-                    ip.header_len(),
-                ),
+                Some(ip) if !ip.is_later_fragment() => {
+                    let ends = Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol);
+                    (ends, ip.header_len())
+                }
                 _ => return false,
             },
             Family::Ipv6 => match packet.copy::<Ipv6>(at) {
-                Some(ip) => (
-                    Ends::new(Address::v6(ip.source), Address::v6(ip.destination), ip.next_header),
-                    size_of::<Ipv6>(),
-                ),
+                Some(ip) => {
+                    let ends = Ends::new(Address::v6(ip.source), Address::v6(ip.destination), ip.next_header);
+                    (ends, size_of::<Ipv6>())
+                }
                 None => return false,
             },
         };

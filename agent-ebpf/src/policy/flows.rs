@@ -175,8 +175,12 @@ fn settle(case: &Case) -> u32 {
         return answer;
     }
     if answer & answer::DENY != 0 {
-        let _ = POLICY_FLOWS.remove(case.view_key());
-        let _ = POLICY_PENDING.remove(case.view_key());
+        // A connection stays known, with its old epoch, so that each packet asks again: what the other end
+        // repeats must not begin the same connection once more, the other way round.
+        if case.ends.get().protocol != TCP {
+            let _ = POLICY_FLOWS.remove(case.view_key());
+            let _ = POLICY_PENDING.remove(case.view_key());
+        }
         return answer;
     }
     // Gone since: the flow's next packet is judged once more.

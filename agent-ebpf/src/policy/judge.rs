@@ -9,7 +9,7 @@ use agent_common::{
 use aya_ebpf::btf_maps::lpm_trie::Key;
 
 use super::{
-    case::{self, Case, Question, Verdict, origin},
+    case::{self, Case, Class, Question, Verdict, origin},
     rows::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS},
 };
 use crate::{
@@ -61,7 +61,50 @@ struct Lowest {
     pass: u64,
 }
 
-/// Answers the case's question.
+/// What is known of the other end: the second step. Answers at once if no rule is to be asked.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_classify_policy() -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    let answer = classify(case);
+    case.answer.set(answer);
+    answer
+}
+
+#[inline(always)]
+fn classify(case: &Case) -> u32 {
+    let (question, subject) = (case.question.get(), case.subject.get());
+    let is_ingress = question.direction == direction::INGRESS;
+    let ruleset = if is_ingress { subject.ingress } else { subject.egress };
+    case.verdict.set(Verdict { reason: 0, ruleset, class: 0, bit: 0 });
+    if ruleset == Subject::OPEN || is_ingress && question.origin == origin::OWN_NODE {
+        return 0;
+    }
+    // SAFETY: the fields are copied at once.
+    if let Some(&Peer { class, flags }) = unsafe { PEERS.get(case.peer_key()) } {
+        let is_translated = flags & (Peer::SERVICE | Peer::OWN_NODE) != 0;
+        let deferred = if question.may_defer != 0 && is_translated { answer::DEFER } else { 0 };
+        if deferred != 0 && flags & Peer::OWN_NODE == 0 {
+            return deferred;
+        }
+        let origin = if deferred != 0 { origin::OWN_NODE } else { question.origin };
+        let is_pod = flags & Peer::POD != 0;
+        case.class.set(Class { class, is_pod: is_pod.into(), is_known: 1, origin, deferred });
+        return answer::ASK;
+    }
+    let peer = case.peer_key.get();
+    let family = if peer.address.is_mapped_ipv4() { maps::BlockKey::IPV4 } else { 0 };
+    let key = BlockKey { prefix_len: 160, table: peer.table + family, address: peer.address };
+    // SAFETY: a `u32` and 20 bytes, like the packed `Key`.
+    let key: &Key<[u8; 20]> = unsafe { &*(&raw const key).cast() };
+    let class = BLOCKS.get(key).copied().unwrap_or_default();
+    let is_in_range = nodes::find(peer.address).is_some_and(|node| !node.is_address());
+    let origin = question.origin;
+    case.class.set(Class { class, is_pod: 0, is_known: u32::from(!is_in_range), origin, deferred: 0 });
+    answer::ASK
+}
+
+/// The third step: the verdict of the rules.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_judge_policy() -> u32 {
@@ -72,49 +115,15 @@ pub extern "C" fn ferrule_judge_policy() -> u32 {
 
 #[inline(always)]
 fn judge(case: &Case) -> u32 {
-    let question = case.question.get();
-    let subject = case.subject.get();
-    let is_ingress = question.direction == direction::INGRESS;
-    let ruleset = if is_ingress { subject.ingress } else { subject.egress };
-    if ruleset == Subject::OPEN || is_ingress && question.origin == origin::OWN_NODE {
-        return 0;
-    }
+    let (question, ruleset) = (case.question.get(), case.verdict.get().ruleset);
+    let Class { class, is_pod, is_known, origin, deferred } = case.class.get();
     // SAFETY: the entry stays readable until the program returns. The agent replaces no row that a subject
     // names: other rules have another ruleset.
     let Some(rules) = (unsafe { RULESETS.get(ruleset) }) else {
-        return deny(case, DropReason::PolicyUnknown, Verdict { reason: 0, ruleset, class: 0, bit: 0 });
+        return deny(case, DropReason::PolicyUnknown, Verdict { reason: 0, ruleset, class, bit: 0 });
     };
-    by_rules(case, question, ruleset, rules)
-}
-
-#[inline(always)]
-fn by_rules(case: &Case, question: Question, ruleset: u32, rules: &Ruleset) -> u32 {
-    let mut deferred = 0;
-    let mut origin = question.origin;
-    // SAFETY: as for `RULESETS`; the fields are copied at once.
-    let (class, flags, is_known) = match unsafe { PEERS.get(case.peer_key()) } {
-        Some(&Peer { class, flags }) => {
-            if question.may_defer != 0 && flags & (Peer::SERVICE | Peer::OWN_NODE) != 0 {
-                deferred = answer::DEFER;
-                if flags & Peer::OWN_NODE == 0 {
-                    return deferred;
-                }
-                origin = origin::OWN_NODE;
-            }
-            (class, flags, true)
-        }
-        None => {
-            let peer = case.peer_key.get();
-            let family = if peer.address.is_mapped_ipv4() { maps::BlockKey::IPV4 } else { 0 };
-            let key = BlockKey { prefix_len: 160, table: peer.table + family, address: peer.address };
-            // SAFETY: a `u32` and 20 bytes, like the packed `Key`.
-            let key: &Key<[u8; 20]> = unsafe { &*(&raw const key).cast() };
-            let class = BLOCKS.get(key).copied().unwrap_or_default();
-            let is_in_range = nodes::find(peer.address).is_some_and(|node| !node.is_address());
-            (class, 0, !is_in_range)
-        }
-    };
-    fill_peers(case, ruleset, rules, class, flags & Peer::POD != 0);
+    let (is_pod, is_known) = (is_pod != 0, is_known != 0 || origin == origin::OWN_NODE);
+    fill_peers(case, ruleset, rules, class, is_pod);
     fill_bits(case, ruleset, rules, class, question, is_known);
     let by = |bit| Verdict { reason: 0, ruleset, class, bit };
     let reason = if question.direction == direction::INGRESS {

@@ -15,7 +15,7 @@ use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
 use self::{
     case::{Case, End, Verdict, origin},
     flows::{ferrule_find_policy, ferrule_settle_policy},
-    judge::{answer, ferrule_judge_policy},
+    judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     places::ferrule_keep_flow,
     rows::SUBJECTS,
 };
@@ -185,7 +185,9 @@ fn fill(packet: &Packet<'_>, meta: &Meta, case: &Case) {
 extern "C" fn ferrule_police() -> u32 {
     let mut answer = ferrule_find_policy();
     if answer & answer::ASK != 0 {
-        ferrule_judge_policy();
+        if ferrule_classify_policy() & answer::ASK != 0 {
+            ferrule_judge_policy();
+        }
         answer = ferrule_settle_policy();
     }
     if answer & answer::KEEP != 0 {

@@ -53,7 +53,7 @@ use crate::{
         store_health,
     },
     plug::{default_route::DefaultRoute, host, reaper::reap_now},
-    policy::{self, Feed},
+    policy::Feed,
     reconcile::{Collector, Queue, Reconciler},
     server::{self, NodeLock},
     trace::Tracer,
@@ -108,14 +108,10 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
-    let watches_policies = config.policy == policy::Mode::Enforce;
-    let feed = config.kubernetes.as_ref().filter(|_| watches_policies).map(|kubernetes| {
+    let feed = config.kubernetes.as_ref().filter(|_| config.watches_policies()).map(|kubernetes| {
         let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
         Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), &kubernetes.node_name, health)
     });
-    if feed.is_none() {
-        parts.enforcer.replace(Vec::new());
-    }
     follow_uplink(&parts, feed.clone(), &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);
     let (queue, collector) = reconcile(&config, &parts, &health, &metrics, &mut tasks);
@@ -149,6 +145,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         dataplane: Arc::clone(&parts.dataplane),
         masquerade,
         nodes: Arc::clone(&keeper),
+        enforcer: Arc::clone(&parts.enforcer),
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);

@@ -92,6 +92,7 @@ impl Parts {
             engine: Arc::clone(&engine),
             registry: Arc::clone(&registry),
             dataplane: Arc::clone(&dataplane),
+            has_policies: config.watches_policies(),
             metrics: metrics.registry_store.clone(),
         };
         let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));

@@ -1,6 +1,6 @@
 //! The engine's parts, and how each operation runs: admitted, alone with its key, on a blocking thread.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use agent_common::VifEntry;
 use ferrule_vif::Addresses;
@@ -11,7 +11,7 @@ use super::{
     in_flight::InFlight,
     limits::{Admission, Limits},
     phases::{Phase, Phases},
-    plug::interface,
+    plug::{ADMISSION, interface},
     worker::{self, OnAbandon},
 };
 use crate::{
@@ -85,6 +85,17 @@ impl Engine {
         let recorded = self.dataplane.recorded(ifindex).ok().flatten();
         let pod = recorded.map(|it| pod_of(&it.vif)).unwrap_or_default();
         self.enforcer.add(Interface { ifindex, pod, addresses: addresses.iter().collect() });
+    }
+
+    /// Lets all interfaces pass everything, which no policy judges. Blocks, not for long.
+    pub fn let_all_pass(&self) {
+        self.enforcer.replace(Vec::new());
+        if let Err(waiting) = self.enforcer.settle(Instant::now() + ADMISSION) {
+            tracing::error!(
+                waiting,
+                "interfaces without rows of policies pass nothing until these are written"
+            );
+        }
     }
 
     /// Waits until no operation runs, including the rollback of abandoned ones.

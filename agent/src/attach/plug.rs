@@ -36,7 +36,7 @@ const STALE_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long an ADD waits, with its key locked, for the rows that judge the pod. All that they follow from is
 /// known by then.
-const ADMISSION: Duration = Duration::from_secs(5);
+pub(super) const ADMISSION: Duration = Duration::from_secs(5);
 
 /// An attachment, as policies see it.
 pub(super) fn interface(ifindex: u32, attachment: &Attachment) -> Interface {

@@ -1,5 +1,5 @@
-//! A Node object, reduced to what routes and policies need. Each agent keeps those of the whole cluster, so that every
-//! byte counts a thousand times.
+//! A Node object, reduced to what routes and policies need. Each agent keeps those of the whole cluster, so
+//! that every byte counts a thousand times.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -157,6 +157,11 @@ impl Kind {
                 "pods of another node may be out of reach",
                 "ip route show table all proto 70; ip -d link show dev ferrule-vxlan",
             ),
+            Self::PolicyRows => (
+                true,
+                "packets of pods may be dropped, or pass, against the cluster's policies",
+                "bpftool map dump name SUBJECTS; ferrulectl policy list",
+            ),
             Self::Pin => (
                 true,
                 "packets flow, but the next agent starts with empty maps: it loses counters and translated flows",
@@ -187,7 +192,8 @@ impl Deviation {
             | Subject::Pin(_)
             | Subject::Range(_)
             | Subject::MasqueradeTable
-            | Subject::NodeRoutes => {}
+            | Subject::NodeRoutes
+            | Subject::PolicyRows => {}
         }
         match self.kind {
             Kind::Route(address) => fill("ADDRESS", address.to_string()),

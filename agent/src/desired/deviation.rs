@@ -35,6 +35,8 @@ pub enum Subject {
     MasqueradeTable,
     /// Routes, rules, tunnel and map rows of other nodes.
     NodeRoutes,
+    /// The rows by which pods' packets are judged.
+    PolicyRows,
 }
 
 /// The kind of a deviation.
@@ -91,6 +93,8 @@ pub enum Kind {
     Masquerade,
     /// A route to another node, or what belongs to it, is missing or changed.
     NodeRoutes,
+    /// A row by which pods' packets are judged is missing, wrong or stray.
+    PolicyRows,
     /// A map has lost its pin, so the next agent would not find the map.
     Pin,
 }
@@ -151,6 +155,7 @@ impl Kind {
             Self::RangeRoute => "range-route",
             Self::Masquerade => "masquerade-table",
             Self::NodeRoutes => "node-routes",
+            Self::PolicyRows => "policy-rows",
             Self::Pin => "pin",
         }
     }
@@ -171,6 +176,7 @@ impl Kind {
             | Self::RangeRoute
             | Self::Masquerade
             | Self::NodeRoutes
+            | Self::PolicyRows
             | Self::Pin => false,
             Self::LinkGone
             | Self::LinkStamp
@@ -214,6 +220,7 @@ impl fmt::Display for Subject {
             Self::Range(range) => write!(f, "range {range}"),
             Self::MasqueradeTable => write!(f, "table inet {}", masquerade_table::NAME),
             Self::NodeRoutes => write!(f, "routes to other nodes"),
+            Self::PolicyRows => write!(f, "rows of policies"),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::{
         nft::firewall,
         range_route::Skipped,
     },
+    policy::Enforcer,
     registry::{Attachment, Key, Registry, State},
 };
 
@@ -29,6 +30,7 @@ pub struct Inspector {
     pub dataplane: Arc<Dataplane>,
     pub masquerade: Arc<Masquerade>,
     pub nodes: Arc<Keeper>,
+    pub enforcer: Arc<Enforcer>,
 }
 
 /// The result of one inventory of everything.
@@ -112,6 +114,7 @@ impl Inspector {
         let node = (self.registry.families(), ranges.as_slice());
         let mut actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
         actual.node_routes = self.nodes.differences();
+        actual.policy_rows = self.enforcer.differences();
         let deviations = actual.deviations(&attachments, &self.registry.list());
         Ok(Inspection { attachments, deviations, actual })
     }

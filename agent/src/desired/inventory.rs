@@ -38,6 +38,8 @@ pub struct Inventory {
     pub masquerade: Option<String>,
     /// How the routes to other nodes differ.
     pub node_routes: Vec<String>,
+    /// How the rows of policies differ.
+    pub policy_rows: Vec<String>,
     /// Maps without a pin.
     pub lost_pins: Vec<&'static str>,
 }
@@ -67,6 +69,7 @@ impl Inventory {
             skipped_ranges,
             masquerade: masquerade.difference(),
             node_routes: Vec::new(),
+            policy_rows: Vec::new(),
             host: HostInventory::all(host, &indexes)?,
             entries: dataplane.entries(),
             programs: dataplane.program_ids(),

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plug::{host, nft::masquerade_table};
 
-/// Settings, routes of ranges and to other nodes, the nftables table, pins, and the counters of packets that
+/// Settings, routes of ranges and to other nodes, the nftables table, rows of policies, pins, and the counters of packets that
 /// belong to no attachment.
 pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     let setting = |name: &&'static str| {
@@ -43,12 +43,18 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
         kind: Kind::NodeRoutes,
         what: what.clone(),
     });
+    let policy = actual.policy_rows.iter().map(|what| Deviation {
+        of: Subject::PolicyRows,
+        kind: Kind::PolicyRows,
+        what: what.clone(),
+    });
     let settings = actual.not_forwarded.iter().map(setting).chain(redirects);
     let routes = actual.lost_range_routes.iter().map(range);
     settings
         .chain(routes)
         .chain(table)
         .chain(nodes)
+        .chain(policy)
         .chain(actual.lost_pins.iter().map(pin))
         .chain(counters)
         .collect()

@@ -326,6 +326,10 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.actual.node_routes.push("the route to 10.1.0.0/24 is missing or changed".to_owned());
             NODE
         }
+        Kind::PolicyRows => {
+            case.actual.policy_rows.push("the map SUBJECTS has 1 rows too few".to_owned());
+            NODE
+        }
         Kind::Pin => {
             case.actual.lost_pins.push("VIFS");
             NODE
@@ -367,7 +371,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::NodeRedirects => Some(Kind::RangeRoute),
         Kind::RangeRoute => Some(Kind::Masquerade),
         Kind::Masquerade => Some(Kind::NodeRoutes),
-        Kind::NodeRoutes => Some(Kind::Pin),
+        Kind::NodeRoutes => Some(Kind::PolicyRows),
+        Kind::PolicyRows => Some(Kind::Pin),
         Kind::Pin => None,
     };
     std::iter::successors(Some(Kind::LinkGone), |kind| next(*kind)).collect()

@@ -24,6 +24,7 @@ use crate::{
         netlink::{NetlinkError, Socket},
         reaper::Reaper,
     },
+    policy::Enforcer,
     registry::{Attachment, Key, Registry},
 };
 
@@ -132,6 +133,10 @@ impl Healer {
 
     pub(super) fn nodes(&self) -> &Keeper {
         &self.inspector.nodes
+    }
+
+    pub(super) fn enforcer(&self) -> &Enforcer {
+        &self.inspector.enforcer
     }
 
     pub(super) fn reaper(&self) -> &Reaper {

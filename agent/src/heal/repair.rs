@@ -74,6 +74,7 @@ pub(super) fn repair(
             | Kind::RangeRoute
             | Kind::Masquerade
             | Kind::NodeRoutes
+            | Kind::PolicyRows
             | Kind::Pin => Ok(()),
         };
         if let Err(error) = done {

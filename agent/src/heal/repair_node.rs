@@ -1,5 +1,5 @@
-//! Repairs of what belongs to no attachment: node-wide settings, routes of ranges, the nftables table, pins,
-//! stray interfaces and map entries.
+//! Repairs of what belongs to no attachment: node-wide settings, routes of ranges, the nftables table, rows of
+//! policies, pins, stray interfaces and map entries.
 
 use std::time::Instant;
 
@@ -64,6 +64,7 @@ impl Healer {
             }
             Subject::MasqueradeTable => self.masquerade().restore().map_err(|error| chain(&error))?,
             Subject::NodeRoutes => self.nodes().restore().map_err(|error| chain(&error))?,
+            Subject::PolicyRows => self.enforcer().restore().map_err(|error| chain(&error))?,
             Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,
             Subject::Entry(_) if matches!(it.kind, Kind::Entry(_)) => {
                 dataplane.count_unknown().map_err(|error| chain(&error))?;

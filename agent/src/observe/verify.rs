@@ -82,7 +82,8 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
         | Subject::Pin(_)
         | Subject::Range(_)
         | Subject::MasqueradeTable
-        | Subject::NodeRoutes => return shown,
+        | Subject::NodeRoutes
+        | Subject::PolicyRows => return shown,
     };
     (shown.network, shown.container_id, shown.ifname) = names(key);
     let of = attachments.iter().find(|it| it.key == *key);

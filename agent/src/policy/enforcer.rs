@@ -173,6 +173,25 @@ impl Enforcer {
         }
     }
 
+    /// Waits until the rows of all interfaces are written. Blocks.
+    ///
+    /// # Errors
+    /// If the deadline passes first: with the number of interfaces without rows.
+    pub fn settle(&self, deadline: Instant) -> Result<(), usize> {
+        let mut inbox = self.0.inbox();
+        loop {
+            let waiting = inbox.waiting();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waiting == 0 {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(waiting);
+            }
+            inbox = self.0.answered.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Removes the rows that judge an interface. Returns at once.
     pub fn forget(&self, ifindex: u32) {
         self.0.inbox().remove(EndpointId(ifindex));

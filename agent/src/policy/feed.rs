@@ -1,6 +1,6 @@
 //! Tells the enforcer about the cluster.
 //!
-//! Policies are watched always; what they ask about - namespaces, the pods of all nodes, Services - only while
+//! Policies are watched always; what they ask about (namespaces, the pods of all nodes, Services) only while
 //! there is one. Enforcement begins when all of that is listed: rows that follow from a part of it would be
 //! open.
 
@@ -85,7 +85,7 @@ impl Feed {
             match order {
                 Order::Expect(why) => self.enforcer.expect(&why),
                 Order::Replace(all) => self.enforcer.replace(all),
-                Order::Submit(change) => self.enforcer.submit(change),
+                Order::Submit(change) => self.enforcer.submit(*change),
             }
         }
         let state = &inner.state;
@@ -154,7 +154,7 @@ impl<T: Object, F: Fn(&T) -> Option<Change> + Send + Sync + 'static> Sink<T> for
         let news = match change {
             watches::Change::Applied(object) => {
                 let Some(change) = (self.read)(&object) else { return };
-                News::Applied { key: object.key(), uid: object.uid().to_owned(), change }
+                News::Applied { key: object.key(), uid: object.uid().to_owned(), change: Box::new(change) }
             }
             watches::Change::Gone { key, uid } => News::Gone { key, uid },
             watches::Change::Synced => News::Listed,

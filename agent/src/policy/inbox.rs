@@ -103,6 +103,11 @@ impl Inbox {
         }
     }
 
+    /// How many interfaces have no answer.
+    pub(super) fn waiting(&self) -> usize {
+        self.locals.values().filter(|it| it.answer == Answer::Waiting).count()
+    }
+
     /// Whether the thread does not know yet what judges pods.
     pub(super) fn is_outdated_for_all(&self) -> bool {
         self.state.is_some() || self.expected.is_some()

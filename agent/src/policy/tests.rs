@@ -457,3 +457,19 @@ fn policies_that_are_switched_off_leave_every_pod_open() {
     it.fake.wait_for(7, "open", is_open);
     drop(it.fake.wait("no other row is left", |it| it.rows.is_empty() && it.cleared.len() >= 4));
 }
+
+#[test]
+fn all_interfaces_of_before_can_be_waited_for() {
+    let it = Setup::new();
+    it.enforcer.add(interface(7, "a"));
+    assert_eq!(it.enforcer.settle(Instant::now() + MOMENT), Err(1), "policies are to be listed first");
+    assert_eq!(it.fake.subject(7), None);
+    it.enforcer.replace(Vec::new());
+    it.enforcer.add(interface(8, "b"));
+    it.enforcer.settle(Instant::now() + SOON).unwrap();
+    assert!(is_open(it.fake.subject(7).as_ref()) && is_open(it.fake.subject(8).as_ref()));
+    it.fake.stop(true);
+    it.enforcer.add(interface(9, "c"));
+    assert_eq!(it.enforcer.settle(Instant::now() + MOMENT), Err(1));
+    it.fake.stop(false);
+}

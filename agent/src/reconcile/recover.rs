@@ -33,6 +33,8 @@ pub struct Recovery {
     pub engine: Arc<Engine>,
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
+    /// Whether policies are to be listed, before anything judges pods.
+    pub has_policies: bool,
     pub metrics: StoreMetrics,
 }
 
@@ -76,6 +78,13 @@ impl Recovery {
         let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
         self.let_unjudged_pass(by_ifindex(&live).chain(by_ifindex(&foreign)));
+        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
+            self.engine.judge(ifindex, attachment);
+        }
+        unknown.iter().for_each(|(ifindex, addresses)| self.engine.judge_unknown(*ifindex, *addresses));
+        if !self.has_policies {
+            self.engine.let_all_pass();
+        }
         self.dataplane.inherit();
         crash::point(Step::StartHandedOver);
         self.replace_filters(&mut host, live.iter().filter(|it| !unwritten.contains(&it.key)));
@@ -85,10 +94,6 @@ impl Recovery {
             .chain(by_ifindex(&foreign))
             .map(|(ifindex, it)| (ifindex, it.vif.addresses))
             .collect();
-        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
-            self.engine.judge(ifindex, attachment);
-        }
-        unknown.iter().for_each(|(ifindex, addresses)| self.engine.judge_unknown(*ifindex, *addresses));
         owners.extend(unknown);
         // Before any record is removed: after a crash in between, a stray interface with map entries and no
         // record would count as an attachment with a lost record.

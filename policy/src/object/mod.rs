@@ -1,7 +1,8 @@
 //! Objects of the API, reduced to what policy needs.
 //!
-//! Pods, namespaces, nodes and Services ignore fields that they do not know. Policies do not: a field of a newer API
-//! could narrow what a rule allows. Their `spec` stays JSON in a [`PolicyObject`], and decoding never opens:
+//! Pods, namespaces, nodes and Services ignore fields that they do not know. Policies do not: a field of a
+//! newer API could narrow what a rule allows. Their `spec` stays JSON in a [`PolicyObject`], and decoding
+//! never opens:
 //!
 //! * a NetworkPolicy that is not understood as a whole isolates its subjects and allows nothing;
 //! * a rule of a ClusterNetworkPolicy that is not understood matches nothing if it accepts, and denies

@@ -1,4 +1,5 @@
-//! What the cluster is known to contain: pods, namespaces, nodes, Services, policies, and the node's own endpoints.
+//! What the cluster is known to contain: pods, namespaces, nodes, Services, policies, and the node's own
+//! endpoints.
 //!
 //! Pods with the same namespace, labels and named ports form a *group*: predicates are evaluated once for
 //! each group, and a label edit moves a pod to another one. Groups are indexed by *facet*.

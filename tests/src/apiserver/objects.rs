@@ -143,7 +143,9 @@ pub fn vifs(vifs: Value) -> Value {
     json!({ "status": { "vifs": vifs } })
 }
 
-fn merged(mut object: Value, patch: &Value) -> Value {
+/// An object after a merge patch.
+#[must_use]
+pub fn merged(mut object: Value, patch: &Value) -> Value {
     json_patch::merge(&mut object, patch);
     object
 }

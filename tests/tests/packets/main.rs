@@ -15,6 +15,7 @@ mod model;
 mod neighbours;
 mod node_tunnel;
 mod oracle;
+mod policy;
 mod random;
 mod remote;
 mod siblings;

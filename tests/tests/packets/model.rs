@@ -8,7 +8,7 @@ use std::{
 use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
 use ferrule_tests::packet::checksum;
 
-use crate::table::{NODE_V4, NODE_V6, PODS, Pod};
+use crate::table::{NEW, NODE_V4, NODE_V6, PODS, Pod};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -38,11 +38,17 @@ struct Faults(HashSet<DropReason>);
 /// own business: a frame with several faults may be dropped for any of them.
 pub fn from_pod(from: Option<Pod>, frame: &[u8], flows: &HashSet<Flow>) -> Outcome {
     let Some(pod) = from else { return Outcome::Dropped(HashSet::from([DropReason::NoVif])) };
+    if pod.ifindex == NEW.ifindex {
+        return Outcome::Dropped(HashSet::from([DropReason::PolicyUnknown]));
+    }
     let mut faults = Faults::default();
     let otherwise = judge(pod, frame, &mut faults).unwrap_or(Outcome::Stack);
     match otherwise {
         _ if !faults.0.is_empty() => Outcome::Dropped(faults.0),
         Outcome::Delivered { .. } if belongs_to_stack(frame, flows) => Outcome::Stack,
+        Outcome::Delivered { to, .. } if to == NEW.ifindex => {
+            Outcome::Dropped(HashSet::from([DropReason::PolicyUnknown]))
+        }
         otherwise => otherwise,
     }
 }

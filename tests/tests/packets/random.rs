@@ -29,8 +29,8 @@ use crate::{
     model::{self, Flow, Outcome},
     node_tunnel::add_nodes,
     table::{
-        A, B, Counted, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod, Rewritten,
-        STRANGER, record, with_pods,
+        A, B, Counted, FAR_V4, FAR_V6, NEW, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod,
+        Rewritten, STRANGER, record, with_pods,
     },
 };
 
@@ -63,6 +63,7 @@ fn address_v4() -> impl Strategy<Value = Ipv4Address> {
         B.v4,
         ONLY_V4.v4,
         ONLY_V6.v4,
+        NEW.v4,
         GATEWAY_IPV4,
         NODE_V4,
         FAR_V4,
@@ -80,6 +81,7 @@ fn address_v6() -> impl Strategy<Value = Ipv6Address> {
         B.v6,
         ONLY_V4.v6,
         ONLY_V6.v6,
+        NEW.v6,
         GATEWAY_IPV6,
         NODE_V6,
         FAR_V6,
@@ -286,7 +288,7 @@ fn with_whole_header(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 fn from() -> impl Strategy<Value = u32> {
-    mostly(A.ifindex, select(vec![ONLY_V4.ifindex, ONLY_V6.ifindex, STRANGER]))
+    mostly(A.ifindex, select(vec![ONLY_V4.ifindex, ONLY_V6.ifindex, NEW.ifindex, STRANGER]))
 }
 
 fn pod(ifindex: u32) -> Option<Pod> {
@@ -333,6 +335,13 @@ fn check_from_pod(
     let ran = programs.run(Program::FromPod, SkBuff::on(ifindex), frame)?;
     let counters = programs.counters()?;
     let outcome = model::from_pod(pod, frame, flows);
+    // The receiver's policies are not known; the reason is counted there.
+    if outcome == Outcome::Dropped(HashSet::from([DropReason::PolicyUnknown])) && ifindex != NEW.ifindex {
+        expected.entry(NEW.ifindex).or_default().ingress.drops.policy_unknown += 1;
+        anyhow::ensure!(counters == expected, "got {counters:?}\nexpected {expected:?}");
+        ran.expect(TC_ACT_SHOT)?;
+        return Ok((outcome, Some(DropReason::PolicyUnknown)));
+    }
     let mut count = |ifindex, counted: Counted| {
         counted.add_to(expected.entry(ifindex).or_default(), Program::FromPod, frame.len())
     };
@@ -423,6 +432,9 @@ fn from_pod_agrees_with_the_model() {
             DropReason::TunnelInner,
             DropReason::TunnelDestination,
             DropReason::TunnelNested,
+            DropReason::PolicyEgress,
+            DropReason::PolicyIngress,
+            DropReason::PeerUnknown,
         ];
         let reasons =
             DropReason::ALL.iter().filter(|reason| !of_others.contains(reason)).map(|reason| reason.name());

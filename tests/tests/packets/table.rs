@@ -82,7 +82,10 @@ pub const FAR_V6: Ipv6Address = v6([0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 9]);
 /// A MAC that no interface has.
 pub const OTHER_MAC: Mac = [2, 0, 0, 0, 0, 0x99];
 
-pub const PODS: [Pod; 4] = [A, B, ONLY_V4, ONLY_V6];
+/// A pod that the agent does not know policies of yet: without a row in `SUBJECTS`.
+pub const NEW: Pod = pod(106, 9, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
+
+pub const PODS: [Pod; 5] = [A, B, ONLY_V4, ONLY_V6, NEW];
 
 pub const fn v6(groups: [u16; 8]) -> Ipv6Address {
     let [a, b, c, d, e, f, g, h] = groups;
@@ -143,7 +146,9 @@ impl Pod {
             ifname: VifEntry::text("eth0"),
         };
         programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
-        programs.subjects.insert(VifKey { ifindex }, OPEN, 0)?;
+        if ifindex != NEW.ifindex {
+            programs.subjects.insert(VifKey { ifindex }, OPEN, 0)?;
+        }
         let endpoint = Endpoint { ifindex, mac, reserved: [0; 2] };
         if has & VifEntry::HAS_IPV4 != 0 {
             programs.endpoints.insert(EndpointKey::ipv4(v4), endpoint, 0)?;

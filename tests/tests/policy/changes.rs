@@ -87,7 +87,8 @@ fn a_policy_cuts_a_live_flow_and_leaves_those_that_it_allows() {
         }
         scene.set_policy("web", "front", json!({ "podSelector": { "matchLabels": { "app": "server" } } }))?;
         wait_until_reached(&front, &server, WEB, false)?;
-        ensure!(!kept.iter_mut().any(echoes), "the changed policy denies the flow");
+        let alive: Vec<_> = kept.iter_mut().map(echoes).collect();
+        ensure!(!alive.contains(&true), "the changed policy denies the flow: {alive:?} of {kept:?}");
         Ok(())
     })
     .unwrap();
@@ -97,7 +98,11 @@ fn a_policy_cuts_a_live_flow_and_leaves_those_that_it_allows() {
 fn no_packet_reaches_a_new_pod_that_a_policy_isolates() {
     with_scene(|scene| {
         let (a, _a) = scene.pod("web", "a")?;
-        scene.set_policy("web", "deny", json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] }))?;
+        scene.set_policy(
+            "web",
+            "deny",
+            json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] }),
+        )?;
         wait_until(&format!("{} is isolated", a.name), TIMEOUT, || {
             Ok(scene.health("policy-feed")?.contains("enforcing 1"))
         })?;

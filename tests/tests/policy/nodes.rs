@@ -13,9 +13,10 @@ use crate::scene::{By, Servers, WEB, expect, make_namespaces, schedule, wait_unt
 
 /// Attaches a pod, with its object, and reports its addresses as a kubelet does.
 fn attach(api: &ApiServer, node: &Member, namespace: &str, name: &str) -> anyhow::Result<(Pod, Servers)> {
+    let member = node.name;
     let pod = node.on(|node| {
         let mut pod = Pod { namespace: namespace.to_owned(), ..node.pod(name)? };
-        schedule(api, "", &pod, name)?;
+        schedule(api, member, &pod, name)?;
         let result = node.runtime()?.add(&pod)?;
         pod.attached(&result)?;
         Ok(pod)
@@ -38,7 +39,8 @@ fn pods_of_other_nodes_are_judged_by_their_labels_in_both_directions() {
         let api = &*fabric.api;
         make_namespaces(api)?;
         let [one, two, three] = &fabric.nodes;
-        let ((server, _s), (front, _f)) = (attach(api, one, "web", "server")?, attach(api, two, "web", "front")?);
+        let ((server, _s), (front, _f)) =
+            (attach(api, one, "web", "server")?, attach(api, two, "web", "front")?);
         let ((other, _o), (far, _r)) = (attach(api, two, "web", "other")?, attach(api, three, "web", "far")?);
         for from in [&front, &other, &far] {
             wait_until_reached(from, &server, WEB, true)?;
@@ -47,8 +49,11 @@ fn pods_of_other_nodes_are_judged_by_their_labels_in_both_directions() {
             api.create(Resource::NetworkPolicies, objects::network_policy("web", name, spec))?;
             Ok(())
         };
-        set("front", json!({ "podSelector": { "matchLabels": { "app": "server" } },
-            "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "app": "front" } } }] }] }))?;
+        set(
+            "front",
+            json!({ "podSelector": { "matchLabels": { "app": "server" } },
+            "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "app": "front" } } }] }] }),
+        )?;
         for by in [WEB, By::Udp(80), By::Ping] {
             for from in [&other, &far] {
                 wait_until_reached(from, &server, by, false)?;
@@ -62,8 +67,11 @@ fn pods_of_other_nodes_are_judged_by_their_labels_in_both_directions() {
         api.patch(Resource::Pods, "web", "far", label)?;
         wait_until_reached(&far, &server, WEB, true)?;
         // The sender's own node judges what leaves.
-        set("egress", json!({ "podSelector": { "matchLabels": { "app": "other" } }, "policyTypes": ["Egress"],
-            "egress": [{ "to": [{ "podSelector": { "matchLabels": { "app": "front" } } }] }] }))?;
+        set(
+            "egress",
+            json!({ "podSelector": { "matchLabels": { "app": "other" } }, "policyTypes": ["Egress"],
+            "egress": [{ "to": [{ "podSelector": { "matchLabels": { "app": "front" } } }] }] }),
+        )?;
         let (stranger, _t) = attach(api, three, "db", "stranger")?;
         wait_until_reached(&other, &stranger, WEB, false)?;
         wait_until_reached(&other, &far, WEB, true)?;

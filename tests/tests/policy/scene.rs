@@ -75,7 +75,12 @@ pub(crate) fn with_scene_of<T: Send>(
         make_namespaces(&cluster.api)?;
         cluster.start_agent(node, &[])?;
         wait_until("the agent is ready", TIMEOUT, || Ok(node.http("/readyz")?.0 == 200))?;
-        run(&mut Scene { node, cluster })
+        let mut scene = Scene { node, cluster };
+        run(&mut scene).map_err(|error| {
+            let health = scene.node.http("/readyz?verbose").map(|(_, text)| text).unwrap_or_default();
+            let drops = scene.node.ctl(&["drops"]).unwrap_or_else(|error| error.to_string());
+            error.context(format!("{health}\n{drops}"))
+        })
     })
 }
 
@@ -95,11 +100,10 @@ pub(crate) fn make_namespaces(api: &ApiServer) -> anyhow::Result<()> {
 /// # Errors
 /// If a pod of this name exists.
 pub(crate) fn schedule(api: &ApiServer, node: &str, pod: &Pod, app: &str) -> anyhow::Result<()> {
-    let mut object = objects::pod(&pod.namespace, &pod.name, node);
-    object["metadata"]["uid"] = json!(pod.uid);
-    object["metadata"]["labels"]["app"] = json!(app);
-    object["spec"]["containers"][0]["ports"] = json!([{ "name": "http", "containerPort": PORTS[0] }]);
-    api.create(Resource::Pods, object)?;
+    let [http, _] = PORTS;
+    let more = json!({ "metadata": { "uid": pod.uid, "labels": { "app": app } },
+        "spec": { "containers": [{ "name": "main", "ports": [{ "name": "http", "containerPort": http }] }] } });
+    api.create(Resource::Pods, objects::merged(objects::pod(&pod.namespace, &pod.name, node), &more))?;
     Ok(())
 }
 
@@ -255,7 +259,7 @@ fn serve_tcp(listener: &TcpListener, stop: &AtomicBool) {
             let mut room = [0; 1024];
             match stream.read(&mut room) {
                 Ok(0) => false,
-                Ok(len) => stream.write_all(&room[..len]).is_ok(),
+                Ok(len) => stream.write_all(room.get(..len).unwrap_or_default()).is_ok(),
                 Err(error) => error.kind() == ErrorKind::WouldBlock,
             }
         });
@@ -267,7 +271,7 @@ fn serve_udp(socket: &UdpSocket, stop: &AtomicBool) {
     let mut room = [0; 1024];
     while !stop.load(Ordering::Relaxed) {
         if let Ok((len, from)) = socket.recv_from(&mut room) {
-            let _ = socket.send_to(&room[..len], from);
+            let _ = socket.send_to(room.get(..len).unwrap_or_default(), from);
         }
     }
 }

@@ -106,6 +106,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::RangeRoute, vec!["range-route: ", "10.0.0.0/24"]),
         (Kind::Masquerade, vec!["masquerade-table: ", "table inet ferrule is missing"]),
         (Kind::NodeRoutes, vec!["node-routes: ", "10.1.0.0/24"]),
+        (Kind::PolicyRows, vec!["policy-rows: ", "SUBJECTS"]),
         (Kind::Pin, vec!["pin: ", "VIFS"]),
     ] {
         let line = line(kind);
@@ -188,6 +189,7 @@ fn subjects_are_shown_with_what_identifies_them() {
         (Subject::Range("10.0.0.0/24".parse().unwrap()), "range 10.0.0.0/24", None),
         (Subject::MasqueradeTable, "table inet ferrule", None),
         (Subject::NodeRoutes, "routes to other nodes", None),
+        (Subject::PolicyRows, "rows of policies", None),
     ] {
         assert_eq!(subject.to_string(), shown);
         assert_eq!(subject.attachment(), attachment.as_ref());

@@ -34,7 +34,7 @@ pub(super) enum Kind {
 /// A change of one kind.
 #[derive(Debug)]
 pub(super) enum News {
-    Applied { key: ObjectKey, uid: String, change: Change },
+    Applied { key: ObjectKey, uid: String, change: Box<Change> },
     Gone { key: ObjectKey, uid: String },
     Listed,
 }
@@ -44,7 +44,7 @@ pub(super) enum News {
 pub(super) enum Order {
     Expect(String),
     Replace(Vec<Change>),
-    Submit(Change),
+    Submit(Box<Change>),
 }
 
 /// What to watch besides policies and nodes.
@@ -89,7 +89,7 @@ pub(super) enum Phase {
 struct List {
     is_listed: bool,
     /// What the enforcer does not have yet, with UIDs.
-    held: HashMap<ObjectKey, (String, Change)>,
+    held: HashMap<ObjectKey, (String, Box<Change>)>,
 }
 
 const POLICIES: [Kind; 2] = [Kind::NetworkPolicy, Kind::ClusterNetworkPolicy];
@@ -139,7 +139,7 @@ impl State {
                     list.held.remove(&key);
                 }
                 if passes {
-                    orders.push(Order::Submit(kind.gone(&key, uid)));
+                    orders.push(Order::Submit(Box::new(kind.gone(&key, uid))));
                 }
             }
             News::Listed => {
@@ -179,7 +179,7 @@ impl State {
             }
         };
         let news = news.filter(|_| self.phase == Phase::Enforcing);
-        self.step(news.map(Order::Submit).into_iter().collect())
+        self.step(news.map(|it| Order::Submit(Box::new(it))).into_iter().collect())
     }
 
     pub(super) fn set_own_addresses(&mut self, addresses: &[IpAddr]) -> Vec<Order> {
@@ -187,7 +187,7 @@ impl State {
             return Vec::new();
         }
         self.own = Some(addresses.to_vec());
-        let change = || Order::Submit(Change::HostAddresses(addresses.to_vec()));
+        let change = || Order::Submit(Box::new(Change::HostAddresses(addresses.to_vec())));
         self.step((self.phase == Phase::Enforcing).then(change).into_iter().collect())
     }
 
@@ -262,7 +262,7 @@ impl State {
         }
         self.expected = Vec::new();
         self.phase = Phase::Enforcing;
-        let mut all: Vec<_> = self.lists.values_mut().flat_map(List::take).collect();
+        let mut all: Vec<_> = self.lists.values_mut().flat_map(List::take).map(|it| *it).collect();
         all.extend(self.nodes.values().map(|node| Change::Node(objects::node(node))));
         all.push(Change::HostAddresses(self.own.clone().unwrap_or_default()));
         vec![Order::Replace(all)]
@@ -285,7 +285,7 @@ impl State {
 // === impl List ===
 
 impl List {
-    fn take(&mut self) -> impl Iterator<Item = Change> + use<> {
+    fn take(&mut self) -> impl Iterator<Item = Box<Change>> + use<> {
         take(&mut self.held).into_values().map(|(_, change)| change)
     }
 }

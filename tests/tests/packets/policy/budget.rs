@@ -1,0 +1,81 @@
+//! Shares of the flow maps: a pod with many flows displaces its own.
+
+use anyhow::ensure;
+use ferrule_tests::packet::{UDP, udp};
+use serde_json::json;
+
+use super::{
+    Policed,
+    Step::{Receives, Sends},
+    UPLINK, app, policy, v4, with_policies,
+};
+use crate::table::{A, B, FAR_V4, ONLY_V4, Pod};
+
+/// A 16th of the capacity of `POLICY_FLOWS`.
+const SHARE: usize = 8192;
+
+/// A flow that both ends have used.
+fn answered(node: &mut Policed<'_>, from: Pod, to: Pod, port: u16) -> anyhow::Result<()> {
+    let there = v4(from.v4, to.v4, UDP, &udp(port, 53, b""));
+    let back = v4(to.v4, from.v4, UDP, &udp(53, port, b""));
+    ensure!(node.sends(from, &there)? && node.sends(to, &back)? && node.sends(from, &there)?);
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_answered_flows_displaces_those_of_the_pod_that_begins_them() {
+    let [a, b] = ["a", "b"]
+        .map(|name| policy(name, json!({"egress": [{}], "ingress": [{"from": [app("a"), app("c")]}]})));
+    with_policies([a, b], |node| {
+        for port in 0..3 {
+            answered(node, ONLY_V4, B, 100 + port)?;
+        }
+        for port in 0..20_000 {
+            answered(node, A, B, 10_000 + port)?;
+        }
+        let all: Vec<_> = node.policy_flows.iter().collect::<Result<_, _>>()?;
+        let of_flood = |ifindex| {
+            all.iter()
+                .filter(|(key, _)| {
+                    key.ifindex == ifindex && key.own_port != 53
+                        || key.ifindex == ifindex && key.peer_port >= 10_000
+                })
+                .count()
+        };
+        let count = of_flood(A.ifindex) + of_flood(B.ifindex);
+        ensure!((SHARE / 2..=SHARE).contains(&count), "{count} flows of one pod");
+        // Replies pass only if their flows are known.
+        node.apply([policy(
+            "b",
+            json!({"policyTypes": ["Egress", "Ingress"], "ingress": [{"from": [app("c")]}]}),
+        )])?;
+        for port in 0..3 {
+            let reply = v4(B.v4, ONLY_V4.v4, UDP, &udp(53, 100 + port, b""));
+            ensure!(node.sends(B, &reply)?, "another pod has displaced flow {port}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flood_that_no_one_answers_displaces_no_answered_flow() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules.clone()), policy("b", rules)], |node| {
+        let (there, back) =
+            (v4(A.v4, FAR_V4, UDP, &udp(1, 53, b"")), v4(FAR_V4, A.v4, UDP, &udp(53, 1, b"")));
+        node.check(&[
+            ("a request", Sends(A, there.clone()), true),
+            ("its reply", Receives(A, UPLINK, back.clone()), true),
+            ("one more request", Sends(A, there), true),
+        ])?;
+        for host in 1..=2 {
+            for port in 0..u16::MAX {
+                let packet = v4(B.v4, [203, 0, 113, host], UDP, &udp(port, 9, b""));
+                ensure!(node.sends(B, &packet)?);
+            }
+        }
+        node.check(&[("the reply after the flood", Receives(A, UPLINK, back), true)])
+    })
+    .unwrap();
+}

@@ -1,0 +1,7 @@
+//! The cluster and the random policies of the compiler's own tests.
+#![allow(dead_code, reason = "the compiler's tests use more of them")]
+
+#[path = "../../../../../policy/tests/engine/random.rs"]
+pub mod random;
+#[path = "../../../../../policy/tests/engine/world.rs"]
+pub mod world;

@@ -1,0 +1,111 @@
+//! Fragments: only the first one has ports.
+
+use ferrule_tests::packet::{FRAGMENT, Ipv4, Ipv6, UDP, data, fragment, udp};
+use serde_json::json;
+
+use super::{
+    Policed,
+    Step::{self, Receives, Sends},
+    UPLINK, app, policy, with_policies,
+};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V6, Pod};
+
+/// Fragments of one IPv4 datagram from far away, by its identification.
+fn of(to: Pod, id: u16, port: u16, at: u16) -> Vec<u8> {
+    let more = if at == 0 { Ipv4::MORE_FRAGMENTS } else { 0 };
+    let payload = if at == 0 { udp(9, port, &data(16)) } else { data(24) };
+    Ipv4 { id, fragment: more | at, ..Ipv4::new(FAR_V4, to.v4, UDP) }.with(&payload)
+}
+
+/// The same of IPv6, all with one identification.
+fn of6(from: [u8; 16], to: Pod, port: u16, at: u16) -> Vec<u8> {
+    let payload = if at == 0 { udp(9, port, &data(16)) } else { data(24) };
+    Ipv6::new(from, to.v6, FRAGMENT).with(&fragment(UDP, at, at == 0, &payload))
+}
+
+#[test]
+fn later_fragments_pass_after_the_first_one() {
+    let rules = json!({"ingress": [{"ports": [{"protocol": "UDP", "port": 53}]}]});
+    with_policies([policy("b", rules)], |node| {
+        node.check(&[
+            ("a later one before the first", Receives(B, UPLINK, of(B, 1, 53, 3)), false),
+            ("the first", Receives(B, UPLINK, of(B, 1, 53, 0)), true),
+            ("a later one", Receives(B, UPLINK, of(B, 1, 53, 3)), true),
+            ("of another datagram", Receives(B, UPLINK, of(B, 2, 53, 3)), false),
+            ("the first to another port", Receives(B, UPLINK, of(B, 3, 54, 0)), false),
+            ("a later one of that", Receives(B, UPLINK, of(B, 3, 54, 3)), false),
+            (
+                "a first one too short for ports",
+                Receives(B, UPLINK, {
+                    let ip = Ipv4 { id: 4, fragment: Ipv4::MORE_FRAGMENTS, ..Ipv4::new(FAR_V4, B.v4, UDP) };
+                    ip.with(&[0, 9, 0, 53])
+                }),
+                false,
+            ),
+            ("IPv6: a later one before the first", Receives(B, UPLINK, of6(FAR_V6, B, 53, 3)), false),
+            ("IPv6: the first to another port", Receives(B, UPLINK, of6(FAR_V6, B, 54, 0)), false),
+            ("IPv6: the first", Receives(B, UPLINK, of6(FAR_V6, B, 53, 0)), true),
+            ("IPv6: a later one", Receives(B, UPLINK, of6(FAR_V6, B, 53, 3)), true),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn fragments_of_a_reply_pass() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("b", rules)], |node| {
+        node.check(&[
+            ("the first, of no flow", Receives(B, UPLINK, of(B, 1, 5000, 0)), false),
+            ("the request", Sends(B, Ipv4::new(B.v4, FAR_V4, UDP).with(&udp(5000, 9, b""))), true),
+            ("the first", Receives(B, UPLINK, of(B, 2, 5000, 0)), true),
+            ("a later one", Receives(B, UPLINK, of(B, 2, 5000, 3)), true),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn fragments_between_siblings_pass_both_pods_rules() {
+    let (to, from) = (json!({"egress": [{"to": [app("b")]}]}), json!({"ingress": [{"from": [app("a")]}]}));
+    with_policies([policy("a", to), policy("b", from)], |node: &mut Policed<'_>| {
+        let part = |at: u16| {
+            let payload = if at == 0 { udp(1, 2, &data(16)) } else { data(24) };
+            let more = if at == 0 { Ipv4::MORE_FRAGMENTS } else { 0 };
+            Ipv4 { fragment: more | at, ..Ipv4::new(A.v4, B.v4, UDP) }.with(&payload)
+        };
+        let steps: [(&str, Step, bool); 5] = [
+            ("a later one before the first", Sends(A, part(3)), false),
+            ("the first", Sends(A, part(0)), true),
+            ("the first, delivered", Receives(B, A.ifindex, part(0)), true),
+            ("a later one", Sends(A, part(3)), true),
+            ("a later one, delivered", Receives(B, A.ifindex, part(3)), true),
+        ];
+        node.check(&steps)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_direction_without_rules_passes_any_fragment() {
+    with_policies([policy("b", json!({"policyTypes": ["Ingress"]}))], |node| {
+        let out = Ipv4 { fragment: 3, ..Ipv4::new(B.v4, FAR_V4, UDP) }.with(&data(24));
+        node.check(&[("a later fragment of the pod", Sends(B, out), true)])
+    })
+    .unwrap();
+}
+
+/// The kernel does not keep the interface of IPv6 fragments that it makes: such a packet may be another's.
+#[test]
+fn an_ipv6_fragment_without_an_interface_is_not_the_nodes_own() {
+    with_policies([policy("b", json!({"policyTypes": ["Ingress"]}))], |node| {
+        let whole = Ipv6::new(NODE_V6, B.v6, UDP).with(&udp(1, 2, b""));
+        let later = Ipv4 { fragment: 3, ..Ipv4::new(FAR_V4, B.v4, UDP) }.with(&data(24));
+        node.check(&[
+            ("a fragment", Receives(B, 0, of6(NODE_V6, B, 53, 0)), false),
+            ("a whole packet of the node", Receives(B, 0, whole), true),
+            ("an IPv4 fragment of the node", Receives(B, 0, later), true),
+        ])
+    })
+    .unwrap();
+}

@@ -1,0 +1,126 @@
+//! Echoes, and ICMP errors about known flows.
+
+use ferrule_tests::packet::{ICMP, ICMPV6, Ipv4, TCP, UDP, icmp_error, udp};
+use serde_json::json;
+
+use super::{
+    REMOTE_V4, SYN,
+    Step::{Receives, Sends},
+    UPLINK, app, policy, segment, v4, v6_of, with_policies,
+};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, ONLY_V4};
+
+fn echo(kind: u8, id: u16) -> Vec<u8> {
+    let [high, low] = id.to_be_bytes();
+    vec![kind, 0, 0, 0, high, low, 0, 1]
+}
+
+#[test]
+fn an_echo_request_never_passes_as_a_reply() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules)], |node| {
+        let from_far = |kind, id| v4(FAR_V4, A.v4, ICMP, &echo(kind, id));
+        let from_far6 = |kind, id| v6_of(FAR_V6, A.v6, ICMPV6, &echo(kind, id));
+        node.check(&[
+            ("a reply without a request", Receives(A, UPLINK, from_far(0, 7)), false),
+            ("a request of the pod", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(8, 7))), true),
+            ("its reply", Receives(A, UPLINK, from_far(0, 7)), true),
+            ("a reply with another identifier", Receives(A, UPLINK, from_far(0, 8)), false),
+            ("a request to the pod", Receives(A, UPLINK, from_far(8, 7)), false),
+            ("a reply of the pod to nothing", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(0, 9))), true),
+            ("a request after that", Receives(A, UPLINK, from_far(8, 9)), false),
+            ("a reply after that", Receives(A, UPLINK, from_far(0, 9)), false),
+            ("another message", Receives(A, UPLINK, from_far(13, 7)), false),
+            ("IPv6: a request of the pod", Sends(A, v6_of(A.v6, FAR_V6, ICMPV6, &echo(128, 7))), true),
+            ("IPv6: its reply", Receives(A, UPLINK, from_far6(129, 7)), true),
+            ("IPv6: a request to the pod", Receives(A, UPLINK, from_far6(128, 7)), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn rules_without_ports_match_echoes_and_rules_with_ports_do_not() {
+    let rules = json!({"ingress": [{"from": [app("a")]}, {"from": [app("c")], "ports": [{"port": 80}]}]});
+    with_policies([policy("b", rules)], |node| {
+        node.check(&[
+            ("without ports", Sends(A, v4(A.v4, B.v4, ICMP, &echo(8, 1))), true),
+            ("the reply", Sends(B, v4(B.v4, A.v4, ICMP, &echo(0, 1))), true),
+            ("with ports", Sends(ONLY_V4, v4(ONLY_V4.v4, B.v4, ICMP, &echo(8, 1))), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_error_passes_if_it_is_about_a_known_flow_of_the_pod() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": [{"protocol": "UDP"}]}]});
+    with_policies([policy("a", rules)], |node| {
+        let sent = v4(A.v4, FAR_V4, UDP, &udp(1000, 53, b""));
+        let about = |quote: &[u8]| v4(NODE_V4, A.v4, ICMP, &icmp_error(3, quote));
+        let sent6 = v6_of(A.v6, FAR_V6, UDP, &udp(1000, 53, b""));
+        let other = v4(A.v4, FAR_V4, UDP, &udp(1001, 53, b""));
+        let of_b = v4(B.v4, FAR_V4, UDP, &udp(1000, 53, b""));
+        let reversed = v4(FAR_V4, A.v4, UDP, &udp(53, 1000, b""));
+        let with_options =
+            Ipv4 { options: vec![1; 8], ..Ipv4::new(A.v4, FAR_V4, UDP) }.with(&udp(1000, 53, b""));
+        node.check(&[
+            ("before the flow", Receives(A, UPLINK, about(&sent)), false),
+            ("the flow", Sends(A, sent.clone()), true),
+            ("about the flow, from a router", Receives(A, UPLINK, about(&sent)), true),
+            ("about the flow, quoted with options", Receives(A, UPLINK, about(&with_options)), true),
+            ("about another port", Receives(A, UPLINK, about(&other)), false),
+            ("about another pod's flow", Receives(A, UPLINK, about(&of_b)), false),
+            ("about a packet to the pod", Receives(A, UPLINK, about(&reversed)), false),
+            ("with a quote that is cut off", Receives(A, UPLINK, about(&sent[..24])), false),
+            ("IPv6: the flow", Sends(A, sent6.clone()), true),
+            (
+                "IPv6: about the flow",
+                Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6))),
+                true,
+            ),
+            (
+                "IPv6: about another",
+                Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6[..44]))),
+                false,
+            ),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pod_sends_errors_to_the_other_end_of_a_known_flow_only() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}]});
+    with_policies([policy("b", rules)], |node| {
+        let request = v4(REMOTE_V4, B.v4, UDP, &udp(9, 53, b""));
+        let error = |to, quote: &[u8]| v4(B.v4, to, ICMP, &icmp_error(3, quote));
+        let other = v4(REMOTE_V4, B.v4, UDP, &udp(9, 54, b""));
+        let foreign = v4(FAR_V4, B.v4, UDP, &udp(9, 53, b""));
+        node.check(&[
+            ("before the flow", Sends(B, error(REMOTE_V4, &request)), false),
+            ("the flow", Receives(B, UPLINK, request.clone()), true),
+            ("about the flow", Sends(B, error(REMOTE_V4, &request)), true),
+            ("to someone else", Sends(B, error(FAR_V4, &request)), false),
+            ("about another packet", Sends(B, error(REMOTE_V4, &other)), false),
+            ("about a packet of someone else", Sends(B, error(FAR_V4, &foreign)), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_error_about_a_flow_of_earlier_rules_is_judged_by_the_new_ones() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules)], |node| {
+        let sent = v4(A.v4, FAR_V4, TCP, &segment(1000, 80, SYN));
+        let error = v4(NODE_V4, A.v4, ICMP, &icmp_error(3, &sent));
+        node.check(&[
+            ("the flow", Sends(A, sent), true),
+            ("about it", Receives(A, UPLINK, error.clone()), true),
+        ])?;
+        node.apply([policy("a", json!({"policyTypes": ["Ingress", "Egress"]}))])?;
+        node.check(&[("after the change", Receives(A, UPLINK, error), false)])
+    })
+    .unwrap();
+}

@@ -1,0 +1,86 @@
+//! Rows that something else has changed.
+
+use std::process::Command;
+
+use anyhow::ensure;
+use ferrule_tests::{
+    cluster::with_cluster,
+    dist,
+    node::{PINS, map_delete},
+    sys,
+};
+use serde_json::json;
+
+use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches};
+
+fn verify() -> anyhow::Result<String> {
+    let output = Command::new(dist::binary("ferrulectl")?).args(["verify", "-o", "json"]).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The keys of a map, as bytes for `bpftool`.
+fn keys(map: &str) -> anyhow::Result<Vec<Vec<u8>>> {
+    let shown = sys::run(&format!("bpftool -j map dump pinned {PINS}/{map}"))?;
+    let rows: serde_json::Value = serde_json::from_str(&shown)?;
+    let byte = |it: &serde_json::Value| {
+        u8::from_str_radix(it.as_str().unwrap_or_default().trim_start_matches("0x"), 16)
+    };
+    let key = |row: &serde_json::Value| {
+        row["key"].as_array().into_iter().flatten().map(byte).collect::<Result<Vec<_>, _>>()
+    };
+    Ok(rows.as_array().into_iter().flatten().map(key).collect::<Result<_, _>>()?)
+}
+
+#[test]
+fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is_closed() {
+    with_cluster(&["--reconcile-period", "3"], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        let ifindex = node.host_ifindex(&a)?.to_ne_bytes();
+        sys::run(&map_delete("SUBJECTS", &ifindex))?;
+        ensure!(!reaches(&b, &a)? || node.metric(HEALED)? > 0.0, "a pod without a row passes nothing");
+        wait_until_reaches(&b, &a, true)?;
+        ensure!(node.metric(HEALED)? > 0.0);
+        for map in ["PEERS", "RULESETS", "RULES"] {
+            let before = keys(map)?;
+            ensure!(!before.is_empty(), "{map} is empty");
+            for key in &before {
+                sys::run(&map_delete(map, key))?;
+            }
+            sys::wait_until("the rows are back", TIMEOUT, || Ok(keys(map)?.len() == before.len()))?;
+            wait_until_reaches(&b, &a, true)?;
+            expect_isolated(&c, &a)?;
+        }
+        // OPEN is u32::MAX.
+        let key: Vec<_> = ifindex.iter().map(ToString::to_string).collect();
+        let open = ["255 255 255 255", "255 255 255 255", "0 0 0 0", "1 0 0 0", "0 0 0 0"].join(" ");
+        sys::run(&format!("bpftool map update pinned {PINS}/SUBJECTS key {} value {open}", key.join(" ")))?;
+        wait_until_reaches(&c, &a, false)?;
+        sys::wait_until("nothing deviates", TIMEOUT, || Ok(!verify()?.contains("policy-rows")))
+    })
+    .unwrap();
+}
+
+const HEALED: &str = "ferrule_repairs_total{kind=\"policy-rows\",outcome=\"repaired\"}";
+
+#[test]
+fn verify_reports_rows_of_policies_that_deviate() {
+    with_cluster(&["--self-heal", "off"], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[])?;
+        isolate(cluster, "p", &json!([]))?;
+        wait_until_reaches(&b, &a, false)?;
+        ensure!(!verify()?.contains("policy-rows"), "{}", verify()?);
+        let ifindex = node.host_ifindex(&a)?.to_ne_bytes();
+        sys::run(&map_delete("SUBJECTS", &ifindex))?;
+        let found = verify()?;
+        ensure!(found.contains("policy-rows") && found.contains("SUBJECTS has 1 rows too few"), "{found}");
+        ensure!(!reaches(&a, &b)?, "a pod without a row passes nothing");
+        Ok(())
+    })
+    .unwrap();
+}

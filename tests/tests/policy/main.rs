@@ -1,0 +1,11 @@
+//! Policies are enforced, by a cluster's API server, agent and programs together.
+
+mod changes;
+mod fixture;
+mod healing;
+mod nodes;
+mod restart;
+mod scene;
+mod seen;
+mod traffic;
+mod waiting;

@@ -1,0 +1,152 @@
+//! Pods go on to be judged while agents come and go.
+
+use std::{fs, path::Path};
+
+use anyhow::ensure;
+use ferrule_tests::{
+    apiserver::{History, Resource, Switch},
+    cluster::{Cluster, with_cluster},
+    node::{Node, PINS},
+    pod::NAMESPACE,
+    sys,
+};
+use serde_json::json;
+
+use super::fixture::{LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches};
+
+const AGENT: &str = "ferrule-agent";
+
+/// Takes the API server away for longer than a test.
+fn take_away(cluster: &Cluster) {
+    cluster.api.switch(Switch::Restart { pause_ms: 600_000, history: History::Kept });
+}
+
+/// Starts an agent that may not be ready for a while.
+fn start(node: &mut Node, settings: &[(&str, &str)]) -> anyhow::Result<()> {
+    node.use_agent(AGENT, settings);
+    node.start_again()
+}
+
+/// The epoch in the row of an interface.
+fn epoch(ifindex: u32) -> anyhow::Result<u64> {
+    let shown = sys::run(&format!("bpftool -j map dump pinned {PINS}/SUBJECTS"))?;
+    let rows: serde_json::Value = serde_json::from_str(&shown)?;
+    let rows = rows.as_array().into_iter().flatten();
+    let rows: Vec<_> = rows.map(|it| &it["formatted"]).collect();
+    let row = rows.iter().find(|it| it["key"]["ifindex"] == ifindex);
+    Ok(row.and_then(|it| it["value"]["epoch"].as_u64()).unwrap_or_default())
+}
+
+#[test]
+fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        let ifindex = node.host_ifindex(&a)?;
+        let before = epoch(ifindex)?;
+        node.kill_agent()?;
+        expect_isolated(&c, &a)?;
+        ensure!(reaches(&b, &a)?, "while no agent runs");
+        start(node, &[])?;
+        sys::wait_until("the new agent's rows", super::fixture::TIMEOUT, || Ok(epoch(ifindex)? > before))?;
+        expect_isolated(&c, &a)?;
+        ensure!(reaches(&b, &a)?, "by the rows of the new agent");
+        node.stop_agent()?;
+        let before = epoch(ifindex)?;
+        take_away(cluster);
+        start(node, &[])?;
+        expect_isolated(&c, &a)?;
+        ensure!(reaches(&b, &a)?, "while policies cannot be listed");
+        ensure!(epoch(ifindex)? == before, "the rows were replaced, by what nobody has listed");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        node.stop_agent()?;
+        take_away(cluster);
+        let settings = [("FERRULE_MAX_POLICY_RULES", "8192"), ("FERRULE_MAX_POLICY_PEERS", "2048")];
+        start(node, &settings)?;
+        let shown = sys::run(&format!("bpftool -j map show pinned {PINS}/RULES"))?;
+        ensure!(shown.contains("\"max_entries\":8192"), "{shown}");
+        expect_isolated(&c, &a)?;
+        ensure!(reaches(&b, &a)? && reaches(&a, &c)?, "by copied rows");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[])?;
+        wait_until_reaches(&b, &a, true)?;
+        node.stop_agent()?;
+        // What an agent of version 4 leaves: other maps than this version's.
+        let earlier = Path::new(PINS).with_file_name("v4");
+        fs::rename(PINS, &earlier)?;
+        for map in [
+            "SUBJECTS",
+            "PEERS",
+            "BLOCKS",
+            "RULESETS",
+            "RULES",
+            "NAMED",
+            "PORTS",
+            "POLICY_FLOWS",
+            "POLICY_PENDING",
+            "POLICY_PLACES",
+            "FRAGMENTS",
+        ] {
+            fs::remove_file(earlier.join(map))?;
+        }
+        isolate(cluster, "p", &json!([]))?;
+        cluster.api.switch(Switch::Deny { resource: Resource::NetworkPolicies, token: None });
+        start(node, &[])?;
+        ensure!(!earlier.exists(), "the old maps are still pinned");
+        for _ in 0..3 {
+            ensure!(reaches(&b, &a)? && reaches(&a, &b)?, "before policies are listed");
+        }
+        cluster.api.switch(Switch::DenyNothing {});
+        wait_until_reaches(&b, &a, false)?;
+        ensure!(reaches(&a, &b)?, "only what the pod receives is judged");
+        cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "p")?;
+        wait_until_reaches(&b, &a, true)
+    })
+    .unwrap();
+}
+
+#[test]
+fn policies_that_are_switched_off_let_everything_pass_and_are_not_watched() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[])?;
+        isolate(cluster, "p", &json!([]))?;
+        wait_until_reaches(&b, &a, false)?;
+        node.stop_agent()?;
+        cluster.api.clear_requests();
+        start(node, &[("FERRULE_POLICY", "off")])?;
+        wait_until_reaches(&b, &a, true)?;
+        let asked =
+            cluster.api.requests().into_iter().filter(|it| it.path.contains("networkpolicies")).count();
+        ensure!(asked == 0, "{asked} requests for policies");
+        node.stop_agent()?;
+        start(node, &[("FERRULE_POLICY", "enforce")])?;
+        wait_until_reaches(&b, &a, false)
+    })
+    .unwrap();
+}
