@@ -6,5 +6,6 @@ mod healing;
 mod nodes;
 mod restart;
 mod scene;
+mod seen;
 mod traffic;
 mod waiting;

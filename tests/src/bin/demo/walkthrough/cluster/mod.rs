@@ -1,9 +1,10 @@
-//! A cluster of three nodes: pods on each, what is on the wire between them, nodes that change, late VIF
-//! decisions, and an API server outage.
+//! A cluster of three nodes: pods on each, what is on the wire between them, network policies, nodes that
+//! change, late VIF decisions, and an API server outage.
 
 mod changes;
 mod decision;
 mod outage;
+mod policy;
 mod wire;
 
 use std::time::Duration;
@@ -48,6 +49,7 @@ pub(crate) fn run(fabric: &Fabric, report: &mut Report) -> anyhow::Result<()> {
     wire::connect(fabric, &pods, report)?;
     wire::to_world(fabric, &pods, report)?;
     wire::forge(fabric, &pods, report)?;
+    policy::enforce(fabric, &pods, report)?;
     let new = changes::return_with_another_range(fabric, &pods, report)?;
     let late = decision::late(fabric, report)?;
     let more = outage::without_api_server(fabric, &pods, report)?;
