@@ -20,6 +20,7 @@ mod mode;
 mod objects;
 mod queue;
 mod report;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod worker;

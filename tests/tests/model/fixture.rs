@@ -118,6 +118,7 @@ impl<'a> Fixture<'a> {
             container_id: name.clone(),
             netns: PathBuf::from("/run/netns/outside"),
             addresses: Vec::new(),
+            namespace: NAMESPACE.to_owned(),
             name,
         };
         self.cluster.schedule(&pod, &[(VIF, "{")])?;
