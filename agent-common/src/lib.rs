@@ -64,8 +64,8 @@ pub const TUNNEL_PORT: u16 = 4789;
 /// The VXLAN network identifier (VNI) of the tunnel between nodes.
 pub const TUNNEL_VNI: u32 = 70;
 
-/// The share of `STACK_FLOWS` that one pod can fill as client, and of `POLICY_FLOWS`: a 16th. A new flow above
-/// it evicts an older flow of the same pod.
+/// The share of `STACK_FLOWS` that one pod can fill as client, and of `POLICY_FLOWS`: a 16th. A new flow
+/// above it evicts an older flow of the same pod.
 pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
 }

@@ -36,8 +36,8 @@ pub struct Peer {
 pub struct BlockKey {
     /// Bits of `table` and `address` that count: 32 and those of the prefix (of IPv4: and 96).
     pub prefix_len: u32,
-    /// As in [`PeerKey`], and [`BlockKey::IPV4`] of a prefix of IPv4: a look-up of an IPv4 address does not find
-    /// `::/0`.
+    /// As in [`PeerKey`], and [`BlockKey::IPV4`] of a prefix of IPv4: a look-up of an IPv4 address does not
+    /// find `::/0`.
     pub table: u32,
     /// As in [`PeerKey`], with zeros behind the prefix.
     pub address: [u8; 16],
@@ -164,8 +164,8 @@ pub struct ViewKey {
     pub reserved: [u8; 7],
 }
 
-/// Value of `POLICY_FLOWS`, whose flows both ends have used, and of `POLICY_PENDING`, whose flows only one end
-/// has, or the other one once.
+/// Value of `POLICY_FLOWS`, whose flows both ends have used, and of `POLICY_PENDING`, whose flows only one
+/// end has, or the other one once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct View {
@@ -173,8 +173,8 @@ pub struct View {
     pub used: u64,
     /// Of [`Subject::epoch`] when the flow was judged.
     pub epoch: u32,
-    /// Index of the host interface of the other end's pod if that pod is of this node, otherwise 0. Unlike the
-    /// address, source NAT does not change the interface.
+    /// Index of the host interface of the other end's pod if that pod is of this node, otherwise 0. Unlike
+    /// the address, source NAT does not change the interface.
     pub peer: u32,
     /// A set of the flags below.
     pub flags: u8,

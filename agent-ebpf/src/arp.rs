@@ -31,7 +31,7 @@ pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropRea
     }
     // Not a claim, and not a probe, whose answer would mean that the address is in use.
     if operation != Arp::REQUEST || !own || arp.target_ip == arp.sender_ip {
-        return Ok(Outcome::Stack(Stamp::Checked));
+        return Ok(Outcome::stack(packet, Stamp::Checked));
     }
     let arp = packet.header_mut::<Arp>(L3)?;
     set_mac(&mut arp.target_mac, &vif.mac);

@@ -51,13 +51,6 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     Ok(outcome)
 }
 
-/// Where a packet goes if policies allow it.
-enum Way {
-    Stack(Stamp),
-    /// Past the stack.
-    Pod(Target),
-}
-
 #[inline(always)]
 fn forward(
     packet: &mut Packet<'_>,
@@ -65,14 +58,11 @@ fn forward(
     vif: &VifEntry,
     subject: &Subject,
 ) -> Result<Outcome, DropReason> {
-    let target = match way(packet, meta, vif)? {
-        Way::Stack(stamp) => {
-            let is_deferred = policy::leaves(packet, meta, subject, true)?;
-            return Ok(Outcome::Stack(if is_deferred { Stamp::Service } else { stamp }));
-        }
-        Way::Pod(target) => target,
-    };
-    policy::leaves(packet, meta, subject, false)?;
+    let target = past_stack(packet, meta, vif)?;
+    if policy::leaves(packet, meta, subject, target.is_none())? {
+        packet.stamp(Stamp::Service);
+    }
+    let Some(target) = target else { return Ok(Outcome::Stack) };
     if target.peer != flows::REMOTE {
         policy::reaches(packet, meta, target.peer, packet.ifindex())?;
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
@@ -85,14 +75,16 @@ fn forward(
             Ok(outcome)
         }
         // `to_link` records the flow as if translated, and the replies pass the stack, too.
-        None => Ok(Outcome::Stack(Stamp::Service)),
+        None => Ok(Outcome::stack(packet, Stamp::Service)),
     }
 }
 
-/// To a pod, past the stack if nothing speaks against it.
+/// The pod to which a packet goes past the stack, if nothing speaks against it. Otherwise, the packet is
+/// stamped.
 #[inline(always)]
-fn way(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Way, DropReason> {
-    let Some(target) = target(packet, meta)? else { return Ok(Way::Stack(Stamp::Checked)) };
+fn past_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Option<Target>, DropReason> {
+    packet.stamp(Stamp::Checked);
+    let Some(target) = target(packet, meta)? else { return Ok(None) };
     icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
     // reassembles fragments where it translates: they have no ports to look a flow up by.
@@ -101,15 +93,16 @@ fn way(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Way, DropReas
         delivery::check(packet, meta)?;
     }
     if flows::belongs_to_stack(packet, meta, vif, target.peer) {
-        return Ok(Way::Stack(Stamp::Checked));
+        return Ok(None);
     }
     if !is_plain {
-        return Ok(Way::Stack(Stamp::Direct));
+        packet.stamp(Stamp::Direct);
+        return Ok(None);
     }
     if flows::begins_at_translated_port(packet, meta) {
-        return Ok(Way::Stack(Stamp::Checked));
+        return Ok(None);
     }
-    Ok(Way::Pod(target))
+    Ok(Some(target))
 }
 
 /// The pod that has the destination; `None` for any other destination.

@@ -62,8 +62,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match from_pod::judge(&mut packet) {
-        Ok(Outcome::Stack(stamp)) => {
-            packet.stamp(stamp);
+        Ok(Outcome::Stack) => {
             counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC

@@ -162,7 +162,8 @@ impl Meta {
         self.fragment != 0
     }
 
-    /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the flag.
+    /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the
+    /// flag.
     #[inline(always)]
     pub fn fragment(&self) -> u64 {
         self.fragment.into()

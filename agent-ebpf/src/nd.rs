@@ -74,7 +74,7 @@ pub fn judge(
         answer(packet, meta, vif, target)?;
         return Ok(Outcome::Answered);
     }
-    Ok(Outcome::Stack(Stamp::Checked))
+    Ok(Outcome::stack(packet, Stamp::Checked))
 }
 
 /// # Errors

@@ -1,11 +1,14 @@
 //! The outcome of a packet that passes every check.
 
-use crate::{address::Address, packet::Stamp};
+use crate::{
+    address::Address,
+    packet::{Packet, Stamp},
+};
 
 /// Where a packet that passes goes.
 pub enum Outcome {
-    /// To the host's stack.
-    Stack(Stamp),
+    /// To the host's stack, with a stamp.
+    Stack,
     /// To a pod of this node, by its host interface. The packet has been rewritten for it.
     Local { ifindex: u32 },
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
@@ -17,10 +20,22 @@ pub enum Outcome {
     Answered,
 }
 
+// === impl Outcome ===
+
+impl Outcome {
+    /// To the host's stack. The packet is stamped at once: the verifier would walk the rest of the program
+    /// once for each stamp.
+    #[inline(always)]
+    pub fn stack(packet: &Packet<'_>, stamp: Stamp) -> Self {
+        packet.stamp(stamp);
+        Self::Stack
+    }
+}
+
 /// Where a packet from outside that passes goes: to a pod, as in [`Outcome::Local`], or to the host's stack.
 ///
-/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it, and
-/// computes with what is there, which the verifier refuses.
+/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it,
+/// and computes with what is there, which the verifier refuses.
 pub struct Inbound(u32);
 
 // === impl Inbound ===

@@ -18,7 +18,7 @@ pub struct Footprint {
 }
 
 const OUR_PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
-const OUR_MAPS: [&str; 15] = [
+const OUR_MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
@@ -33,6 +33,18 @@ const OUR_MAPS: [&str; 15] = [
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",
+    "SUBJECTS",
+    "PEERS",
+    "BLOCKS",
+    "RULESETS",
+    "RULES",
+    "NAMED",
+    "PORTS",
+    "POLICY_FLOWS",
+    "POLICY_PENDING",
+    "POLICY_PLACES",
+    "POLICY_CASE",
+    "FRAGMENTS",
     "AYA_LOGS",
 ];
 

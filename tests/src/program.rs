@@ -13,6 +13,7 @@ use std::{
 use agent_common::{
     Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
     event::{Event, FlowStats},
+    flows_per_pod, pending_flows,
     policy::{Subject, View, ViewKey},
 };
 use anyhow::{Context as _, ensure};
@@ -104,6 +105,10 @@ const SK_BUFF_LEN: usize = 192;
 const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_IFINDEX: usize = 40;
 const SK_BUFF_GSO_SIZE: usize = 176;
+
+/// Answered flows that policies allow.
+const POLICY_FLOWS: u32 = 16384;
+pub const POLICY_FLOWS_PER_POD: u32 = flows_per_pod(POLICY_FLOWS);
 
 /// A page: room for 24 drops.
 const EVENT_BYTES: u32 = 4096;
@@ -203,7 +208,14 @@ impl Programs {
         let level = log as u8;
         let mut loader = EbpfLoader::new();
         match pins {
-            None => drop(loader.map_max_entries("EVENTS", EVENT_BYTES)),
+            None => {
+                loader.map_max_entries("EVENTS", EVENT_BYTES);
+                // The kernel allocates the whole maps for each test.
+                loader.map_max_entries("POLICY_FLOWS", POLICY_FLOWS);
+                loader.map_max_entries("POLICY_PLACES", POLICY_FLOWS);
+                loader.map_max_entries("POLICY_PENDING", pending_flows(POLICY_FLOWS));
+                loader.override_global("POLICY_FLOWS_PER_POD", &POLICY_FLOWS_PER_POD, true);
+            }
             Some(pins) => {
                 for map in &pinned {
                     loader.map_pin_path(map, Path::new(pins).join(map));

@@ -21,7 +21,7 @@ pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
-const MAPS: [&str; 15] = [
+const MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_COUNTERS",
@@ -36,6 +36,18 @@ const MAPS: [&str; 15] = [
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",
+    "SUBJECTS",
+    "PEERS",
+    "BLOCKS",
+    "RULESETS",
+    "RULES",
+    "NAMED",
+    "PORTS",
+    "POLICY_FLOWS",
+    "POLICY_PENDING",
+    "POLICY_PLACES",
+    "POLICY_CASE",
+    "FRAGMENTS",
     "AYA_LOGS",
 ];
 const BPFFS: &str = "/sys/fs/bpf";

@@ -5,8 +5,8 @@
 //! until the end that began it has sent once more after an answer: a flood of flows that no one answers
 //! evicts flows of this kind only. Answered flows have [places](super::places), a share for each pod.
 //!
-//! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a second:
-//! the times below hold for 1000, and are longer with fewer.
+//! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a
+//! second: the times below hold for 1000, and are longer with fewer.
 
 use agent_common::{
     DropReason, MAX_POLICY_FLOWS, VifEntry,
@@ -331,7 +331,8 @@ fn ask(case: &Case, via: u32, question: Question) -> u32 {
     answer::ASK
 }
 
-/// Whether an ICMP error is about a packet of a known flow, from the error's receiver to its sender or beyond.
+/// Whether an ICMP error is about a packet of a known flow, from the error's receiver to its sender or
+/// beyond.
 #[inline(always)]
 fn quotes_known_flow(case: &Case, is_egress: bool) -> bool {
     let (ends, quote, end) = (case.ends.get(), case.quote.get(), case.end.get());

@@ -13,7 +13,7 @@ mod rows;
 use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
 
 use self::{
-    case::{Case, End, Verdict, origin},
+    case::{Case, End, Verdict, opaque, origin},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     places::ferrule_keep_flow,
@@ -41,8 +41,8 @@ pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, D
     subject.ok_or(DropReason::PolicyUnknown)
 }
 
-/// Judges what a pod sends. With `may_defer`, the packet goes to the host's stack: if the stack translates the
-/// destination, then a later program judges.
+/// Judges what a pod sends. With `may_defer`, the packet goes to the host's stack: if the stack translates
+/// the destination, then a later program judges.
 ///
 /// # Errors
 /// Why the packet is denied. `Ok`: whether a later program is to judge.
@@ -65,8 +65,8 @@ pub fn leaves(
     Ok(answer & answer::DEFER != 0)
 }
 
-/// Judges what goes to the pod at a host interface, past the host's stack: from the pod at the interface `via`,
-/// or from another host if that is 0.
+/// Judges what goes to the pod at a host interface, past the host's stack: from the pod at the interface
+/// `via`, or from another host if that is 0.
 ///
 /// # Errors
 /// Why the packet is denied.
@@ -79,8 +79,8 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
     Ok(())
 }
 
-/// Judges what the host's stack delivers to the pod of the packet's interface. `sibling` is the host interface
-/// of the pod that has the source address, or 0.
+/// Judges what the host's stack delivers to the pod of the packet's interface. `sibling` is the host
+/// interface of the pod that has the source address, or 0.
 ///
 /// # Errors
 /// Why the packet is denied.
@@ -88,7 +88,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
 pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
     let ifindex = packet.ifindex();
     // The kernel does not keep the interface of IPv6 fragments that it makes.
-    let is_made_here = meta.family == Family::Ipv6 && meta.is_fragment();
+    let is_made_here = opaque(meta.family as u64) != Family::Ipv4 as u64 && opaque(meta.fragment()) != 0;
     let via = match packet.ingress_ifindex() {
         0 if is_made_here => sibling,
         via => via,

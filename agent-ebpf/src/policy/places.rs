@@ -29,7 +29,8 @@ const BPF_NOEXIST: u64 = 1;
 
 /// Moves the case's pending flow to the answered ones.
 ///
-/// No lock: of two CPUs that want one place, the second one gets none, and the flow's next packet tries again.
+/// No lock: of two CPUs that want one place, the second one gets none, and the flow's next packet tries
+/// again.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_keep_flow() -> u32 {

@@ -34,7 +34,7 @@ use crate::{
     },
 };
 
-const CASES: u32 = 20_000;
+const CASES: u32 = 24_000;
 const SEED: u32 = 20;
 
 /// A fixed seed, so that failures are reproducible.

@@ -154,8 +154,8 @@ fn drops(programs: &Programs) -> anyhow::Result<BTreeMap<(u32, bool, u32), u64>>
     Ok(all)
 }
 
-/// One packet between two ends, as the programs and as the compiler's rows judge it. `None` if no program sees
-/// such a packet.
+/// One packet between two ends, as the programs and as the compiler's rows judge it. `None` if no program
+/// sees such a packet.
 fn check(
     programs: &mut Programs,
     compiler: &Compiler,

@@ -89,7 +89,7 @@ fn an_isolated_pod_sends_nothing_but_to_its_own_node() {
 }
 
 #[test]
-fn peers_ports_ranges_and_names_are_told_apart() {
+fn peers_ports_ranges_and_names_differ() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [
         {"from": [app("a")], "ports": [{"port": 80}, {"protocol": "UDP", "port": 1000, "endPort": 2000}]},
         {"from": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25"]}}]},
