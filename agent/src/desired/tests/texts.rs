@@ -62,6 +62,7 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "range-route pass",
             "masquerade-table pass",
             "node-routes pass",
+            "policy-rows pass",
             "pin pass",
         ]
     );
