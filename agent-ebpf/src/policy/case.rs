@@ -5,7 +5,7 @@ use core::{cell::Cell, mem::offset_of};
 
 use agent_common::{
     DropReason,
-    policy::{FragmentKey, PeerKey, RuleKey, Subject, ViewKey},
+    policy::{FragmentKey, PeerKey, Subject, ViewKey},
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
@@ -45,7 +45,6 @@ pub struct Case {
     pub question: Cell<Question>,
     pub peer_key: Cell<Peer>,
     pub class: Cell<Class>,
-    pub rule_key: Cell<RuleKey>,
     /// The bits whose peers contain the other end, and those of them whose ports contain the packet's.
     pub peers: [Cell<u64>; 4],
     pub bits: [Cell<u64>; 4],

@@ -174,9 +174,8 @@ pub fn deny(case: &Case, reason: DropReason, verdict: Verdict) -> u32 {
 /// The bits whose peers contain the other end.
 #[inline(always)]
 fn fill_peers(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, is_pod: bool) {
-    case.rule_key.set(RuleKey { ruleset, class });
-    // SAFETY: `rule_key` is not written to meanwhile. The row is copied at once.
-    if let Some(peers) = unsafe { RULES.get(&*case.rule_key.as_ptr()) } {
+    // SAFETY: the row is copied at once.
+    if let Some(peers) = unsafe { RULES.get(RuleKey { ruleset, class }) } {
         for (word, found) in case.peers.iter().zip(peers) {
             word.set(*found);
         }
@@ -215,9 +214,9 @@ fn fill_bits(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, question: Q
             }
         }
         if rules.flags & Ruleset::HAS_NAMES != 0 {
-            let key = Aligned(NamedKey { ruleset, class, port, protocol, reserved: 0 });
+            let Aligned(key) = &Aligned(NamedKey { ruleset, class, port, protocol, reserved: 0 });
             // SAFETY: the row is copied at once.
-            if let Some(found) = unsafe { NAMED.get(&key.0) } {
+            if let Some(found) = unsafe { NAMED.get(key) } {
                 add(case, found);
             }
         }

@@ -1,9 +1,7 @@
 //! The engine's parts, and how each operation runs: admitted, alone with its key, on a blocking thread.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
-use agent_common::VifEntry;
-use ferrule_vif::Addresses;
 use tokio::sync::watch;
 
 use super::{
@@ -11,17 +9,15 @@ use super::{
     in_flight::InFlight,
     limits::{Admission, Limits},
     phases::{Phase, Phases},
-    plug::{ADMISSION, interface},
     worker::{self, OnAbandon},
 };
 use crate::{
-    cluster::PodRef,
     dataplane::Dataplane,
     decide::Decider,
     events::Events,
     plug::{reaper::Reaper, uplink::Uplink},
-    policy::{Enforcer, Interface},
-    registry::{Attachment, Key, Registry},
+    policy::Enforcer,
+    registry::{Key, Registry},
 };
 
 /// Attaches, detaches, verifies and restores attachments.
@@ -75,29 +71,6 @@ impl Engine {
         *self.stopping.borrow()
     }
 
-    /// Lets policies judge an interface that exists already.
-    pub fn judge(&self, ifindex: u32, attachment: &Attachment) {
-        self.enforcer.add(interface(ifindex, attachment));
-    }
-
-    /// Lets policies judge an interface without a known attachment, as far as the maps tell whose it is.
-    pub fn judge_unknown(&self, ifindex: u32, addresses: Addresses) {
-        let recorded = self.dataplane.recorded(ifindex).ok().flatten();
-        let pod = recorded.map(|it| pod_of(&it.vif)).unwrap_or_default();
-        self.enforcer.add(Interface { ifindex, pod, addresses: addresses.iter().collect() });
-    }
-
-    /// Lets all interfaces pass everything, which no policy judges. Blocks, not for long.
-    pub fn let_all_pass(&self) {
-        self.enforcer.replace(Vec::new());
-        if let Err(waiting) = self.enforcer.settle(Instant::now() + ADMISSION) {
-            tracing::error!(
-                waiting,
-                "interfaces without rows of policies pass nothing until these are written"
-            );
-        }
-    }
-
     /// Waits until no operation runs, including the rollback of abandoned ones.
     pub async fn drained(&self) {
         self.limits.drained().await;
@@ -149,15 +122,4 @@ impl Engine {
             _ = stopping.wait_for(|stopping| *stopping) => Err(AttachError::Stopping),
         }
     }
-}
-
-/// The pod that a row of `VIFS` names.
-fn pod_of(row: &VifEntry) -> PodRef {
-    let text = |field: &[i8]| {
-        let bytes = field.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned());
-        String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
-    };
-    let pod = text(&row.pod);
-    let (namespace, name) = pod.split_once('/').unwrap_or_default();
-    PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: text(&row.pod_uid) }
 }

@@ -10,6 +10,7 @@ mod detach;
 mod engine;
 mod error;
 mod in_flight;
+mod judge;
 mod limits;
 mod path_mtu;
 mod phases;

@@ -10,6 +10,7 @@ use super::{
     add::AttachRequest,
     engine::Engine,
     error::AttachError,
+    judge::{ADMISSION, interface},
     phases::{Phase, Phases},
 };
 use crate::{
@@ -24,7 +25,6 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    policy::Interface,
     registry::{Allocation, Attachment, HostLink, HostSide, Key, NewAttachment, RegistryError, State},
 };
 
@@ -33,16 +33,6 @@ const ATTEMPTS: u32 = 4;
 /// How long an ADD waits for the lock of an older sandbox of its pod. Most likely the healer holds it, for
 /// milliseconds.
 const STALE_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// How long an ADD waits, with its key locked, for the rows that judge the pod. All that they follow from is
-/// known by then.
-pub(super) const ADMISSION: Duration = Duration::from_secs(5);
-
-/// An attachment, as policies see it.
-pub(super) fn interface(ifindex: u32, attachment: &Attachment) -> Interface {
-    let Attachment { pod, vif, .. } = attachment;
-    Interface { ifindex, pod: pod.clone(), addresses: vif.addresses.iter().collect() }
-}
 
 impl Engine {
     /// The interfaces that a decision asks for, as the registry reserves them; the requested one first.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{engine::Engine, plug::interface};
+use super::{engine::Engine, judge::interface};
 use crate::{
     dataplane::MapFailure,
     plug::{

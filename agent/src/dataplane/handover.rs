@@ -7,7 +7,8 @@
 //!
 //! 1. create and pin new maps; copy `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps, if the
 //!    directory is of this version;
-//! 2. write the rows of all attachments; let those of a version without policies pass everything; copy counters and flows from each map with the same layout;
+//! 2. write the rows of all attachments; let those of a version without policies pass everything;
+//!    copy counters and flows from each map with the same layout;
 //! 3. replace the filters, which until then use the old maps;
 //! 4. copy the flows once more, and remove the old pins.
 //!
@@ -99,10 +100,10 @@ impl Predecessors {
         Ok(Self { directories: beside(pins), ..before })
     }
 
-    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps that are in maps of this
-    /// version and another capacity, the policy maps of another version with the same layout, and the counts
-    /// of links of earlier versions. Only rows that are missing are added: present rows may be newer, after an
-    /// interrupted start.
+    /// Adds rows of `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps that are in maps of
+    /// this version and another capacity, the policy maps of another version with the same layout, and the
+    /// counts of links of earlier versions. Only rows that are missing are added: present rows may be newer,
+    /// after an interrupted start.
     pub(super) fn copy_rows(&self, to: &mut Maps, policy: &mut PolicyMaps) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let prefix = format!("{own}{SET_ASIDE}");
@@ -142,7 +143,8 @@ impl Predecessors {
         self.copy(&maps::VIF_COUNTERS, |_| true, |from| to.copy_counters(from));
     }
 
-    /// Copies the flows that the stack translates, and those that policies have judged. Call before the filters are replaced, and again after.
+    /// Copies the flows that the stack translates, and those that policies have judged. Call before the
+    /// filters are replaced, and again after.
     pub(super) fn copy_flows(&self, to: &mut Maps) {
         self.copy(&maps::STACK_FLOWS, |_| true, |from| to.copy_flows(from));
         let judged = [policy_flows::PENDING, policy_flows::FLOWS, policy_flows::PLACES];

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::plug::{host, nft::masquerade_table};
 
-/// Settings, routes of ranges and to other nodes, the nftables table, rows of policies, pins, and the counters of packets that
-/// belong to no attachment.
+/// Settings, routes of ranges and to other nodes, the nftables table, rows of policies, pins, and the
+/// counters of packets that belong to no attachment.
 pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     let setting = |name: &&'static str| {
         let of = Subject::Setting(name);

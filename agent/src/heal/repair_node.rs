@@ -1,5 +1,5 @@
-//! Repairs of what belongs to no attachment: node-wide settings, routes of ranges, the nftables table, rows of
-//! policies, pins, stray interfaces and map entries.
+//! Repairs of what belongs to no attachment: node-wide settings, routes of ranges, the nftables table, rows
+//! of policies, pins, stray interfaces and map entries.
 
 use std::time::Instant;
 

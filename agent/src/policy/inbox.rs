@@ -35,8 +35,8 @@ pub(super) struct Local {
     pub(super) interface: Interface,
     /// The pod's UID that the compiler knows.
     uid: String,
-    /// The API has told the UID. A static pod has another one than the kubelet says.
-    is_told: bool,
+    /// The UID is that of the API. A static pod has another one than the kubelet says.
+    is_final: bool,
     pub(super) answer: Answer,
 }
 
@@ -64,10 +64,10 @@ impl Inbox {
     /// Adds an interface, or replaces what is known of it.
     pub(super) fn add(&mut self, interface: Interface, pods: &Pods) {
         let uid = pods.api_uid(&interface.pod);
-        let is_told = uid.is_some();
+        let is_final = uid.is_some();
         let uid = uid.unwrap_or_else(|| interface.pod.uid.clone());
         let id = EndpointId(interface.ifindex);
-        let local = Local { interface, uid, is_told, answer: Answer::Waiting };
+        let local = Local { interface, uid, is_final, answer: Answer::Waiting };
         self.changes.push(Change::Endpoint(local.endpoint()));
         self.locals.insert(id, local);
     }
@@ -78,15 +78,15 @@ impl Inbox {
         }
     }
 
-    /// Looks for UIDs that the API has told meanwhile. Returns whether some are still missing.
+    /// Looks for UIDs that the API has brought meanwhile. Returns whether some are still missing.
     pub(super) fn look_for_uids(&mut self, pods: &Pods) -> bool {
         let mut is_missing = false;
-        for local in self.locals.values_mut().filter(|it| !it.is_told) {
+        for local in self.locals.values_mut().filter(|it| !it.is_final) {
             let Some(uid) = pods.api_uid(&local.interface.pod) else {
                 is_missing |= local.answer != Answer::Admitted;
                 continue;
             };
-            local.is_told = true;
+            local.is_final = true;
             if local.uid != uid {
                 local.uid = uid;
                 self.changes.push(Change::Endpoint(local.endpoint()));

@@ -1,11 +1,11 @@
-//! Writes all rows anew, into the table that no pod is judged by, and switches one pod after the other.
+//! Writes all rows once more, into the table that no pod is judged by, and switches one pod after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use agent_common::policy::Subject;
 use ferrule_policy::{EndpointId, Op, Table};
 
-use super::Maps;
+use super::maps::Maps;
 use crate::dataplane::MapFailure;
 
 /// The table to write to: that of the fewest subjects, usually none. After an interrupted switch, both are in

@@ -21,6 +21,7 @@ mod mode;
 mod objects;
 mod queue;
 mod report;
+mod shared;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use ferrule_proto::agent::{PolicyState, policy_state::Kind};
 
 use super::{
     Enforcer,
-    enforcer::{Progress, Shared},
+    shared::{Progress, Shared},
 };
 
 // === impl Enforcer ===

@@ -421,7 +421,7 @@ fn a_state_that_does_not_fit_leaves_the_rows_of_before_and_new_pods_without_a_ne
 }
 
 #[test]
-fn after_a_failed_write_all_rows_are_written_anew_and_new_pods_wait() {
+fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
     let it = Setup::new();
     it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
     it.admit(7, "a", SOON).unwrap();

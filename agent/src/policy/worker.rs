@@ -9,14 +9,13 @@ use std::{
 use ferrule_policy::{Change, Compiler, EndpointId, Op, Table};
 
 use super::{
-    Report,
     batch::Offered,
-    enforcer::{Progress, Shared},
     held::Held,
     inbox::{Answer, Local, Taken},
     install::{free_table, install},
     queue::Queue,
-    report,
+    report::{self, Report},
+    shared::{Progress, Shared},
 };
 use crate::{
     backoff::{Backoff, Policy},

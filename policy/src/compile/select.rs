@@ -63,7 +63,7 @@ impl Compiler {
             let is_placed =
                 |it: &Arc<Group>| it.namespace.as_ref().is_some_and(|it| self.store.namespaces.contains(it));
             let Some(group) = group.filter(is_placed) else {
-                // What is known no more goes on to apply, but not to another pod, nor beyond the first policy.
+                // What is known no more goes on to apply; not to another pod, and not with the first policy.
                 if work.reused.contains(&endpoint) || !self.enforces {
                     switches.push(Switch { endpoint, rulesets: None, audit: false });
                 }

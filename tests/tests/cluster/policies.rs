@@ -109,6 +109,25 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
 }
 
 #[test]
+fn an_agent_that_enforces_no_policies_reads_none() {
+    with_cluster(&["--policy", "off"], |node, cluster| {
+        cluster.attach(node, "a")?;
+        isolate(cluster, "first")?;
+        cluster.attach(node, "b")?;
+        let is_of_policies = |it: &Request| {
+            it.path.contains("policies")
+                || it.path.contains("policy.networking")
+                || it.query.contains("hostNetwork")
+        };
+        let asked: Vec<_> = cluster.api.requests().into_iter().filter(is_of_policies).collect();
+        ensure!(asked.is_empty(), "{asked:#?}");
+        ensure!(feed(node).is_err(), "a component without a meaning");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_agent_that_starts_without_its_api_server_knows_that_the_cluster_has_no_policy() {
     on_node(|node| {
         let cluster = Cluster::start(Options::default())?;

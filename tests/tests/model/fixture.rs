@@ -115,6 +115,7 @@ impl<'a> Fixture<'a> {
         let name = format!("sync-{}", self.synced);
         let pod = Pod {
             uid: format!("ffffffff-0000-4000-8000-{:012}", self.synced),
+            namespace: NAMESPACE.to_owned(),
             container_id: name.clone(),
             netns: PathBuf::from("/run/netns/outside"),
             addresses: Vec::new(),

@@ -61,7 +61,7 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
         start(node, &[])?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "while policies cannot be listed");
-        ensure!(epoch(ifindex)? == before, "the rows were replaced, by what nobody has listed");
+        ensure!(epoch(ifindex)? == before, "the rows were replaced without lists");
         Ok(())
     })
     .unwrap();

@@ -59,7 +59,8 @@ impl LinkCounters {
         missing.copied().try_for_each(|ifindex| self.add(ifindex, None))
     }
 
-    /// Adds the counts of another map, of this layout or that of version 4, for interfaces that have none here.
+    /// Adds the counts of another map, of this layout or that of version 4, for interfaces that have none
+    /// here.
     pub fn copy_from(&mut self, directory: &Path) -> Result<(), MapFailure> {
         let open = || SPEC.open_pin(directory);
         let failure = || SPEC.failure("read");

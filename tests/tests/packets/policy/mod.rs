@@ -6,6 +6,7 @@ mod flows;
 mod fragments;
 mod icmp;
 mod random;
+mod remote;
 mod rules;
 mod services;
 mod tiers;

@@ -1,5 +1,5 @@
-//! The maps of judged flows, which the programs write: their entries are neither counted nor exported, because
-//! a walk over them is expensive. The agent only takes them over into maps of another capacity.
+//! The maps of judged flows, which the programs write: their entries are neither counted nor exported,
+//! because a walk over them is expensive. The agent only takes them over into maps of another capacity.
 
 use std::path::Path;
 

@@ -1,0 +1,120 @@
+//! What the thread and its callers share.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use ferrule_policy::{Capacities, Compiler, Table};
+use tokio::sync::watch;
+
+use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
+use crate::{
+    cluster::{PodRef, Pods},
+    dataplane::PolicyRows,
+};
+
+/// What the thread and its callers share.
+pub(super) struct Shared {
+    pub(super) maps: Arc<dyn Maps>,
+    /// They tell the UIDs of static pods.
+    pub(super) pods: Pods,
+    inbox: Mutex<Inbox>,
+    /// Something is in the inbox.
+    pub(super) arrived: Condvar,
+    /// The thread has answered.
+    pub(super) answered: Condvar,
+    compiler: Mutex<Compiler>,
+    /// Of one table.
+    pub(super) capacities: Capacities,
+    /// Why no complete state is in force, other than that none is known.
+    pub(super) obstacle: Mutex<Option<String>>,
+    /// Why changes do not fit, one line for each.
+    pub(super) held: Mutex<Vec<String>>,
+    /// Held while the maps differ from what is compiled.
+    turn: Mutex<()>,
+    pub(super) progress: watch::Sender<Progress>,
+}
+
+/// What the thread has come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// A complete state is compiled.
+    pub(super) is_live: bool,
+    /// The maps have what is compiled.
+    pub(super) is_written: bool,
+    /// Turns of the thread, so that each wakes up who waits.
+    pub(super) turns: u64,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub(super) fn new(maps: Arc<dyn Maps>, capacities: Capacities, pods: Pods) -> Self {
+        Self {
+            maps,
+            pods,
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+            answered: Condvar::new(),
+            compiler: Mutex::new(Compiler::new(Table::A, capacities)),
+            capacities,
+            obstacle: Mutex::default(),
+            held: Mutex::default(),
+            turn: Mutex::default(),
+            progress: watch::Sender::default(),
+        }
+    }
+
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while the thread compiles, and never while it writes.
+    pub(super) fn compiler(&self) -> MutexGuard<'_, Compiler> {
+        self.compiler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn obstacle(&self) -> Option<String> {
+        self.obstacle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_obstacle(&self, why: Option<String>) {
+        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rows that the maps should have, if that is known.
+    pub(super) fn wanted(&self) -> Option<PolicyRows> {
+        let Progress { is_live, is_written, .. } = *self.progress.borrow();
+        let compiler = self.compiler();
+        (is_live && is_written).then(|| PolicyRows::of(compiler.rows().all(), compiler.table()))
+    }
+
+    /// Whether all that policies ask about a pod is known.
+    pub(super) fn is_placed(&self, pod: &PodRef) -> bool {
+        let uid = self.pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone());
+        let compiler = self.compiler();
+        !compiler.enforces() || compiler.knows_pod(&uid)
+    }
+
+    /// What an ADD has waited for.
+    pub(super) fn missing(&self, pod: &PodRef, waited: Duration) -> AdmitError {
+        if let Some(why) = self.obstacle() {
+            return AdmitError::Refused(why);
+        }
+        if let Some(why) = self.inbox().expected.clone() {
+            return AdmitError::Incomplete { why, waited };
+        }
+        if !self.progress.borrow().is_live {
+            return AdmitError::NotListed(waited);
+        }
+        if self.is_placed(pod) {
+            return AdmitError::NotWritten(waited);
+        }
+        AdmitError::UnknownPod { pod: pod.clone(), waited }
+    }
+}
