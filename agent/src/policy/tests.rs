@@ -12,6 +12,7 @@ use ferrule_policy::{
     Capacities, Change, EndpointId, Op, PolicyId, Table,
     object::{self, PolicyObject},
 };
+use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
 use super::{AdmitError, Enforcer, Interface, Maps, Report};
@@ -472,4 +473,38 @@ fn all_interfaces_of_before_can_be_waited_for() {
     it.enforcer.add(interface(9, "c"));
     assert_eq!(it.enforcer.settle(Instant::now() + MOMENT), Err(1));
     it.fake.stop(false);
+}
+
+/// Waits until the enforcer is in a state, and returns its reason.
+fn reason(it: &Setup, kind: Kind) -> String {
+    let end = Instant::now() + SOON;
+    loop {
+        let state = it.enforcer.state();
+        if state.kind() == kind {
+            return state.reason;
+        }
+        assert!(Instant::now() < end, "found {state:?}, expected {kind:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn administrators_see_what_is_enforced_and_what_holds_it_up() {
+    let it = Setup::new();
+    assert!(reason(&it, Kind::Gathering).contains("not listed yet"));
+    it.enforcer.replace(Vec::new());
+    assert!(reason(&it, Kind::Open).contains("every packet passes"));
+    it.enforcer.expect("waiting for the list of Services");
+    assert!(reason(&it, Kind::Gathering).starts_with("waiting for the list of Services"));
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    assert_eq!(reason(&it, Kind::Enforcing), "1 policy");
+    it.admit(7, "a", SOON).unwrap();
+    it.enforcer.submit(oversized("large", "a"));
+    let why = reason(&it, Kind::Refused);
+    assert!(why.contains("web/large") && why.contains("stays"), "{why}");
+    it.enforcer.submit(gone("large"));
+    assert_eq!(reason(&it, Kind::Enforcing), "1 policy");
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
+    let why = reason(&it, Kind::Refused);
+    assert!(why.contains("web/large") && why.contains("new pods get no network"), "{why}");
 }

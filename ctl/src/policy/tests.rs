@@ -1,3 +1,5 @@
+//! What `ferrulectl policy` prints, and its exit codes.
+
 use std::{fs, path::PathBuf};
 
 use clap::Parser as _;

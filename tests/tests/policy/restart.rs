@@ -33,8 +33,8 @@ fn epoch(ifindex: u32) -> anyhow::Result<u64> {
     let rows: serde_json::Value = serde_json::from_str(&shown)?;
     let rows = rows.as_array().into_iter().flatten();
     let rows: Vec<_> = rows.map(|it| &it["formatted"]).collect();
-    let row = rows.iter().find(|it| it["key"]["ifindex"] == ifindex);
-    Ok(row.and_then(|it| it["value"]["epoch"].as_u64()).unwrap_or_default())
+    let row = rows.iter().find(|it| it.pointer("/key/ifindex").is_some_and(|it| *it == ifindex));
+    Ok(row.and_then(|it| it.pointer("/value/epoch")?.as_u64()).unwrap_or_default())
 }
 
 #[test]

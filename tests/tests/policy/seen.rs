@@ -152,6 +152,10 @@ fn a_list_and_an_explanation_show_what_the_agent_knows() {
 #[test]
 fn rows_that_were_changed_behind_the_agents_back_are_reported() {
     with_scene(|scene| {
+        // Healing would restore the rows.
+        scene.node.stop_agent()?;
+        scene.cluster.start_agent(scene.node, &["--self-heal", "off"])?;
+        wait_until("the agent is ready", TIMEOUT, || Ok(scene.node.http("/readyz")?.0 == 200))?;
         let ((server, _server), (other, _o)) = (scene.pod("web", "server")?, scene.pod("web", "other")?);
         scene.set_policy("web", "front", allow_front())?;
         wait_until_reached(&other, &server, WEB, false)?;

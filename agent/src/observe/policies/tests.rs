@@ -1,3 +1,5 @@
+//! Traces of a running agent: what the rows say beside the policies.
+
 use std::sync::Arc;
 
 use agent_common::policy::Peer;
