@@ -32,8 +32,8 @@ use crate::{
 /// `PolicyUnknown`, without a row.
 #[inline(always)]
 pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, DropReason> {
-    // SAFETY: the entry stays readable until the program returns. The agent replaces it as a whole; a packet
-    // that is judged meanwhile may be judged by parts of both, and its flow is judged again with the epoch.
+    // SAFETY: the entry stays readable until the program returns. The agent replaces the whole entry: this
+    // packet is judged by the old one or by the new one.
     let subject = unsafe { SUBJECTS.get(VifKey { ifindex }) };
     if subject.is_none() {
         note_unknown(ifindex, direction as u32);

@@ -98,17 +98,24 @@ fn endpoint(name: &str, pod: Pod) -> Change {
 }
 
 /// A NetworkPolicy of the pod with a label `app`.
-pub fn policy(app: &str, mut spec: Value) -> Change {
-    spec["podSelector"] = json!({"matchLabels": {"app": app}});
+pub fn policy(app: &str, spec: Value) -> Change {
+    let spec = with(spec, json!({"podSelector": {"matchLabels": {"app": app}}}));
     world::network_policy("default", &format!("of-{app}"), &spec)
 }
 
 /// A ClusterNetworkPolicy of the pod with a label `app`.
-pub fn cluster_policy(app: &str, tier: &str, mut spec: Value) -> Change {
-    spec["tier"] = tier.into();
-    spec["priority"] = 10.into();
-    spec["subject"] = json!({"pods": {"podSelector": {"matchLabels": {"app": app}}}});
+pub fn cluster_policy(app: &str, tier: &str, spec: Value) -> Change {
+    let subject = json!({"pods": {"podSelector": {"matchLabels": {"app": app}}}});
+    let spec = with(spec, json!({"tier": tier, "priority": 10, "subject": subject}));
     world::cluster_policy(&format!("{tier}-{app}").to_lowercase(), &spec)
+}
+
+/// An object with more fields.
+fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(more)) = (&mut object, more) {
+        fields.extend(more);
+    }
+    object
 }
 
 /// Peers: the pod with a label `app`.

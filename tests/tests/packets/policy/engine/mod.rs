@@ -1,5 +1,6 @@
 //! The cluster and the random policies of the compiler's own tests.
 #![allow(dead_code, reason = "the compiler's tests use more of them")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "only helpers of tests, without tests")]
 
 #[path = "../../../../../policy/tests/engine/random.rs"]
 pub mod random;
