@@ -303,8 +303,18 @@ fn begin(case: &Case, answer: u32) {
 #[inline(always)]
 fn may_begin(case: &Case) -> bool {
     case.tcp_flags.get() as u8 & (FIN | RST) == 0
+        && !is_of_server(case)
         && !case.has(Case::LATER_FRAGMENT)
         && !case.is_icmp_but_no_request()
+}
+
+/// Whether the packet accepts a TCP connection, or is in the middle of one and most likely of the server:
+/// from the lower port. The connection may be older than the pod's policies. If this packet began a view, the
+/// client's packets would pass as its replies, unjudged; so the client's next packet takes the connection up.
+#[inline(always)]
+fn is_of_server(case: &Case) -> bool {
+    let ([from, to], flags) = (case.ports.get(), case.tcp_flags.get() as u8);
+    flags & ACK != 0 && (flags & SYN != 0 || from < to)
 }
 
 /// Asks the rules about the other end of the view. `via` may be the host interface of a pod, whose address

@@ -230,6 +230,29 @@ fn a_connection_may_be_taken_up_in_the_middle_but_not_at_its_end() {
 }
 
 #[test]
+fn a_server_does_not_take_up_a_connection_that_is_older_than_its_policy() {
+    with_policies([policy("b", json!({"policyTypes": ["Ingress"]}))], |node| {
+        for flags in [ACK, SYN | ACK] {
+            node.check(&[
+                ("the server, which may send", Sends(B, back(flags)), true),
+                ("the client, which may not", Sends(A, there(ACK)), false),
+            ])?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    // The client's own connections go on.
+    with_policies([policy("a", json!({"policyTypes": ["Ingress"]}))], |node| {
+        node.check(&[
+            ("the server, before the client", Sends(B, back(ACK)), false),
+            ("the client", Sends(A, there(ACK)), true),
+            ("the server", Sends(B, back(ACK)), true),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_forged_reset_does_not_end_a_flow_in_use() {
     const MINUTE: u64 = 60_000;
     with_policies(only_a_calls_b(), |node| {
