@@ -153,8 +153,8 @@ fn status_50_names_the_component_that_blocks_add() {
     on_node(|node| {
         start_without_api_server(node, &[])?;
         let reported = components(node, NOT_AVAILABLE)?;
-        let [nodes, ranges] = reported.as_slice() else { anyhow::bail!("{reported:?}") };
-        for (it, name) in [(nodes, "node-list"), (ranges, "ranges")] {
+        let [nodes, policies, ranges] = reported.as_slice() else { anyhow::bail!("{reported:?}") };
+        for (it, name) in [(nodes, "node-list"), (policies, "policy-feed"), (ranges, "ranges")] {
             ensure!(it["name"] == name && it["state"] == "starting", "{it}");
             ensure!(it["affects"] == "new-pods", "{it}");
         }
@@ -178,7 +178,12 @@ fn status_is_51_if_add_is_blocked_and_the_default_route_is_lost() {
         let affected: Vec<_> =
             reported.iter().map(|it| (it["name"].as_str(), it["affects"].as_str())).collect();
         ensure!(
-            affected == [(Some("default-route"), Some("all-pods")), (Some("vifs"), Some("new-pods"))],
+            affected
+                == [
+                    (Some("default-route"), Some("all-pods")),
+                    (Some("policy-feed"), Some("new-pods")),
+                    (Some("vifs"), Some("new-pods")),
+                ],
             "{reported:?}"
         );
         Ok(())

@@ -86,7 +86,7 @@ impl Feed {
                     if watches.has_checkpoint(&scope).await {
                         break;
                     }
-                    tracing::info!(%error, "no earlier agent has seen ClusterNetworkPolicies");
+                    tracing::debug!(%error, "no earlier agent has seen ClusterNetworkPolicies");
                     self.update(|state| state.discovered(false));
                     retries.next_requested(None, Instant::now())
                 }
