@@ -42,7 +42,9 @@ impl Engine {
             return Err(RestoreError::OtherNetns(attachment.netns.clone()));
         }
         let Attachment { key, vif, host: before, .. } = attachment;
+        let mut judged = None;
         if let Some(ifindex) = before.ifindex() {
+            judged = self.dataplane.subject(ifindex)?;
             self.enforcer.forget(ifindex);
             self.dataplane.remove(ifindex, vif.addresses)?;
         }
@@ -63,7 +65,10 @@ impl Engine {
             }
         };
         self.dataplane.insert(ifindex, &restored)?;
-        // The interface passes nothing until its policies are in force.
+        if let Some(subject) = judged {
+            // Until the policies are known again.
+            self.dataplane.judge(ifindex, subject).inspect_err(|_| remove_entries())?;
+        }
         self.enforcer.add(interface(ifindex, &restored));
         link.bring_up().inspect_err(|_| remove_entries())?;
         // Recorded last: after a crash before this line, the next start finds a stray interface, and restores

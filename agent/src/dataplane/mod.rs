@@ -18,7 +18,7 @@ mod pins;
 mod sampling;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     os::fd::AsFd as _,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -440,12 +440,13 @@ impl Dataplane {
     }
 
     /// Removes stray entries: those of interfaces and addresses without an attachment, as a crash can leave
-    /// them.
+    /// them. What judges `lost` interfaces stays, for those that
+    /// replace them.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn retain(&self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
-        self.policy().retain(|ifindex| live.contains_key(&ifindex))?;
+    pub fn retain(&self, live: &HashMap<u32, Addresses>, lost: &HashSet<u32>) -> Result<(), MapFailure> {
+        self.policy().retain(|ifindex| live.contains_key(&ifindex) || lost.contains(&ifindex))?;
         self.writer().retain(live)
     }
 
@@ -461,6 +462,23 @@ impl Dataplane {
     /// If the map is full.
     pub fn open_subject(&self, ifindex: u32) -> Result<(), MapFailure> {
         self.policy().open_subject(ifindex)
+    }
+
+    /// What judges an interface.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn subject(&self, ifindex: u32) -> Result<Option<Subject>, MapFailure> {
+        self.policy().subject(ifindex)
+    }
+
+    /// Lets the same judge an interface as judged another one of the same pod, unless something judges the
+    /// interface already.
+    ///
+    /// # Errors
+    /// If the map is full, or the kernel refuses.
+    pub fn judge(&self, ifindex: u32, subject: Subject) -> Result<(), MapFailure> {
+        self.policy().judge(ifindex, subject)
     }
 
     /// What judges each interface.

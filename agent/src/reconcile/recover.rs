@@ -119,7 +119,9 @@ impl Recovery {
             );
         }
         self.dataplane.disinherit();
-        if let Err(error) = self.dataplane.retain(&owners) {
+        // What judged a lost interface judges the restored one.
+        let lost_ones: HashSet<u32> = by_ifindex(&lost).map(|(ifindex, _)| ifindex).collect();
+        if let Err(error) = self.dataplane.retain(&owners, &lost_ones) {
             self.failed();
             tracing::error!(error = chain(&error), "cannot remove stray map entries; healing retries");
         }

@@ -68,6 +68,27 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
 }
 
 #[test]
+fn a_restored_interface_is_judged_as_the_lost_one_was_before_policies_are_listed() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        let lost = node.host_ifindex(&a)?;
+        node.stop_agent()?;
+        take_away(cluster);
+        a.run("ip link del eth0")?;
+        start(node, &[])?;
+        ensure!(node.host_ifindex(&a)? != lost, "the interface is not a new one");
+        expect_isolated(&c, &a)?;
+        wait_until_reaches(&b, &a, true)
+    })
+    .unwrap();
+}
+
+#[test]
 fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
     with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;

@@ -36,6 +36,11 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Hash<K, V> {
         Ok(rows)
     }
 
+    /// A row, if there is one.
+    pub fn get(&self, key: &K) -> Result<Option<V>, MapFailure> {
+        self.pressure.found(self.map.get(key, 0))
+    }
+
     /// Writes a row, or removes the row without a value.
     pub fn set(&mut self, key: K, row: Option<V>) -> Result<(), MapFailure> {
         let Some(row) = row else { return self.remove(key) };

@@ -82,7 +82,17 @@ impl PolicyMaps {
     /// Lets an interface pass everything, unless something judges it already.
     pub(in crate::dataplane) fn open_subject(&mut self, ifindex: u32) -> Result<(), MapFailure> {
         let open = Subject { ingress: Subject::OPEN, egress: Subject::OPEN, ..Subject::default() };
-        self.subjects.add(VifKey { ifindex }, open).map(drop)
+        self.judge(ifindex, open)
+    }
+
+    /// What judges an interface.
+    pub(in crate::dataplane) fn subject(&self, ifindex: u32) -> Result<Option<Subject>, MapFailure> {
+        self.subjects.get(&VifKey { ifindex })
+    }
+
+    /// Writes what judges an interface, unless something does already.
+    pub(in crate::dataplane) fn judge(&mut self, ifindex: u32, subject: Subject) -> Result<(), MapFailure> {
+        self.subjects.add(VifKey { ifindex }, subject).map(drop)
     }
 
     /// Lets an interface pass nothing.
