@@ -44,6 +44,9 @@ const IDLE: u64 = 120 * SECOND;
 /// last packet, so that a forged reset ends no connection in use.
 const CLOSED: u64 = 60 * SECOND;
 
+/// The first port that kernels give to clients (`ip_local_port_range`).
+const FIRST_OF_CLIENTS: u16 = 32768;
+
 /// A known flow.
 #[derive(Clone, Copy)]
 struct Found {
@@ -175,11 +178,11 @@ fn settle(case: &Case) -> u32 {
         return answer;
     }
     if answer & answer::DENY != 0 {
-        // A connection stays known, with its old epoch, so that each packet asks again: what the other end
-        // repeats must not begin the same connection once more, the other way round.
-        if case.ends.get().protocol != TCP {
-            let _ = POLICY_FLOWS.remove(case.view_key());
-            let _ = POLICY_PENDING.remove(case.view_key());
+        // The flow stays known, with its old epoch, so that each packet asks again: what the other end goes
+        // on to send must not begin the same flow once more, the other way round.
+        if let Some(Found { view, .. }) = find(case) {
+            // SAFETY: as below.
+            unsafe { (*view).used = now() };
         }
         return answer;
     }
@@ -309,12 +312,13 @@ fn may_begin(case: &Case) -> bool {
 }
 
 /// Whether the packet accepts a TCP connection, or is in the middle of one and most likely of the server:
-/// from the lower port. The connection may be older than the pod's policies. If this packet began a view, the
-/// client's packets would pass as its replies, unjudged; so the client's next packet takes the connection up.
+/// from the lower port, and one that kernels do not give to clients. The connection may be older than the
+/// pod's policies. If this packet began a view, the client's packets would pass as its replies, unjudged; so
+/// the client's next packet takes the connection up.
 #[inline(always)]
 fn is_of_server(case: &Case) -> bool {
     let ([from, to], flags) = (case.ports.get(), case.tcp_flags.get() as u8);
-    flags & ACK != 0 && (flags & SYN != 0 || from < to)
+    flags & ACK != 0 && (flags & SYN != 0 || from < to && from < FIRST_OF_CLIENTS)
 }
 
 /// Asks the rules about the other end of the view. `via` may be the host interface of a pod, whose address

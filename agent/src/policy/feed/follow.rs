@@ -60,12 +60,14 @@ impl Feed {
         };
         let feed = Arc::clone(&self);
         let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
+        let was_followed = watches.has_checkpoint(&scope).await;
         watches.add(scope, self.channel(Kind::NetworkPolicy, None, read));
-        join!(self.discover(&watches, &api), self.follow_peers(&watches));
+        join!(self.discover(&watches, &api, was_followed), self.follow_peers(&watches));
     }
 
-    /// Follows ClusterNetworkPolicies once the cluster can have them.
-    async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api) {
+    /// Follows ClusterNetworkPolicies once the cluster can have them. `was_followed`: an earlier agent has
+    /// followed policies, and so has a checkpoint of ClusterNetworkPolicies if the cluster had the type.
+    async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
         let scope = Scope {
             name: CLUSTER_POLICIES,
             path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
@@ -80,14 +82,14 @@ impl Feed {
                     self.update(|state| state.discovered(false));
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
-                // What an earlier agent knew is in its checkpoints: those of ClusterNetworkPolicies are there
-                // if the cluster had the type.
                 Err(error) if error.is_unreachable() => {
                     if watches.has_checkpoint(&scope).await {
                         break;
                     }
-                    tracing::debug!(%error, "no earlier agent has seen ClusterNetworkPolicies");
-                    self.update(|state| state.discovered(false));
+                    tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
+                    if was_followed {
+                        self.update(|state| state.discovered(false));
+                    }
                     retries.next_requested(None, Instant::now())
                 }
                 Err(error) => {
