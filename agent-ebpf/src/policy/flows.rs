@@ -9,7 +9,7 @@
 //! second: the times below hold for 1000, and are longer with fewer.
 
 use agent_common::{
-    DropReason, MAX_POLICY_FLOWS, VifEntry,
+    DropReason, MAX_POLICY_FLOWS, TRANSLATED_PORTS, VifEntry,
     event::direction,
     pending_flows,
     policy::{Subject, View, ViewKey},
@@ -45,7 +45,7 @@ const IDLE: u64 = 120 * SECOND;
 const CLOSED: u64 = 60 * SECOND;
 
 /// The first port that kernels give to clients (`ip_local_port_range`).
-const FIRST_OF_CLIENTS: u16 = 32768;
+const FIRST_OF_CLIENTS: u16 = TRANSLATED_PORTS.1 + 1;
 
 /// A known flow.
 #[derive(Clone, Copy)]

@@ -472,8 +472,8 @@ impl Dataplane {
         self.policy().subject(ifindex)
     }
 
-    /// Lets the same judge an interface as judged another one of the same pod, unless something judges the
-    /// interface already.
+    /// Writes the row of `SUBJECTS` of an interface that has none: for an interface that replaces another one
+    /// of the same pod, that one's row.
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.
