@@ -1,8 +1,13 @@
 //! Every test there is, in the order of how soon it can fail.
 
+use std::thread;
+
 use anyhow::{Result, anyhow};
 
-use crate::{dist, leftovers, lint, tools, workspace::Workspace};
+use crate::{dist, leftovers, lint, run::Step, tools, workspace::Workspace};
+
+/// Tests that need root wait more than they compute: for timers of the kernel, for agents that start.
+const PRIVILEGED_THREADS: &str = "--test-threads=4";
 
 /// Lints, runs the unit tests, builds, runs the tests that need root, and checks that they left nothing
 /// behind.
@@ -14,17 +19,28 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need(tools::TEST)?;
     tools::need(tools::RUNTIMES)?;
     lint::lint(ws)?;
-    ws.cargo_host("test", "running the tests that need no root", "see which test failed, above").run()?;
-    dist::build(ws)?;
-    dist::build_crashing(ws)?;
+    // Optimising a whole binary takes minutes of one core; all other builds and the unit tests fit beside it.
+    thread::scope(|scope| {
+        let shipped =
+            thread::Builder::new().name("dist".to_owned()).spawn_scoped(scope, || dist::build(ws))?;
+        let unoptimised = without_root(ws);
+        let shipped =
+            shipped.join().map_err(|_| anyhow!("building the release binaries: panicked, see above"))?;
+        unoptimised.and(shipped)
+    })?;
     privileged(ws)
+}
+
+/// Runs the unit tests, and builds what the tests that need root are made of.
+fn without_root(ws: &Workspace) -> Result<()> {
+    ws.cargo_host("test", "running the tests that need no root", "see which test failed, above").run()?;
+    dist::build_crashing(ws)?;
+    root_tests(ws, "building the tests that need root").arg("--no-run").run()
 }
 
 fn privileged(ws: &Workspace) -> Result<()> {
     let before = leftovers::look()?;
-    let tests = ws
-        .cargo_host("test", "running the tests that need root", "see which test failed, above")
-        .args(["--package", "ferrule-tests"]);
+    let tests = root_tests(ws, "running the tests that need root").args(["--", PRIVILEGED_THREADS]);
     let tested = dist::tell(ws, tests).run();
     let clean = leftovers::check(&before);
     match (tested, clean) {
@@ -32,4 +48,8 @@ fn privileged(ws: &Workspace) -> Result<()> {
         (Err(tested), Err(clean)) => Err(anyhow!("{tested:#}\nerror: {clean:#}")),
         (tested, clean) => tested.and(clean),
     }
+}
+
+fn root_tests(ws: &Workspace, doing: &str) -> Step {
+    ws.cargo_host("test", doing, "see the first error, above").args(["--package", "ferrule-tests"])
 }

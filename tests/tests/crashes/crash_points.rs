@@ -67,6 +67,13 @@ fn write(name: &str, text: &str) -> anyhow::Result<()> {
 
 // === impl Place ===
 
+impl Place {
+    /// Whether the agent passes the step there for the first time.
+    pub fn is_first(&self) -> bool {
+        self.times == 1
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.step, self.times)

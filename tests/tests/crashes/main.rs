@@ -3,8 +3,9 @@
 //!
 //! The steps are the crash points of `agent/src/crash.rs`; the agent is a test build (`cargo xtask test`)
 //! that crashes at them on demand. For each [`scenario`], [`walk`] records the steps that the agent passes
-//! and then lets it die at each one. `FERRULE_CRASH_SCENARIO=add` restricts the test to one scenario,
-//! `FERRULE_CRASH_AT=add.up:1` to one step.
+//! and then lets it die at each one, when the agent first passes it. `FERRULE_CRASH_AT=every` lets it die each
+//! time that it passes one, `FERRULE_CRASH_AT=add.up:2` only there; `FERRULE_CRASH_SCENARIO=add` restricts the
+//! test to one scenario.
 //!
 //! [`kills`] also hit the shipped agent between steps, at random times. `FERRULE_KILLS=1000` sets their
 //! number, `FERRULE_KILLS_SEED` the seed.
@@ -18,6 +19,8 @@ mod walk;
 
 use std::env;
 
+use walk::Deaths;
+
 /// Default number of kills, for a short run.
 const KILLS: u64 = 25;
 /// Fixed, so that failures are reproducible.
@@ -25,7 +28,9 @@ const SEED: u64 = 7;
 
 #[test]
 fn crash_at_every_step_is_recovered() {
-    walk::walk_all(env::var("FERRULE_CRASH_SCENARIO").ok(), env::var("FERRULE_CRASH_AT").ok()).unwrap();
+    let at = env::var("FERRULE_CRASH_AT").ok();
+    let deaths = at.map_or(Ok(Deaths::First), |at| at.parse()).unwrap();
+    walk::walk_all(env::var("FERRULE_CRASH_SCENARIO").ok(), &deaths).unwrap();
 }
 
 #[test]

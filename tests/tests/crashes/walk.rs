@@ -1,8 +1,9 @@
 //! Runs each scenario once without a crash, and then once for each step that the agent passed, with a crash
-//! at that step.
+//! at that step, when the agent first passes it, or each time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    str::FromStr,
     sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -16,6 +17,16 @@ use crate::{
     fixture::Fixture,
     scenario::{SCENARIOS, Scenario},
 };
+
+/// Where the agent dies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deaths {
+    /// At each step, the first time.
+    First,
+    /// At each step, each time.
+    Every,
+    At(Place),
+}
 
 /// Results of a scenario.
 #[derive(Debug, Default)]
@@ -36,15 +47,14 @@ const LAST: &str = "stop.reaped";
 /// Time for another round of the reaper, which finds nothing.
 const REAPER: Duration = Duration::from_millis(200);
 
-/// Runs all scenarios, or one, with a crash at every step, or at one.
+/// Runs all scenarios, or one, with these crashes.
 ///
 /// # Errors
 /// A violated invariant and the step that led to it, or a step that no scenario reaches.
-pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> {
+pub fn walk_all(only: Option<String>, deaths: &Deaths) -> anyhow::Result<()> {
     let is_meant = |it: &&Scenario| only.as_ref().is_none_or(|only| it.name == only);
     let scenarios = Mutex::new(SCENARIOS.iter().filter(is_meant).collect::<VecDeque<_>>());
     let walked = Mutex::new(Coverage::default());
-    let at = at.map(|at| at.parse::<Place>()).transpose()?;
     // Collects all failures, so that each scenario reports its own.
     let failed = Mutex::new(Vec::new());
     let work = || {
@@ -56,7 +66,7 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
                 node.use_agent(AGENT, &[(VARIABLE, DIRECTORY)]);
                 crash_points::arm(None)?;
                 let mut fixture = Fixture::new(node, scenario)?;
-                let walked = walk(&mut fixture, scenario, at.as_ref())?;
+                let walked = walk(&mut fixture, scenario, deaths)?;
                 fixture.end().map(|()| walked)
             });
             match it {
@@ -81,17 +91,17 @@ pub fn walk_all(only: Option<String>, at: Option<String>) -> anyhow::Result<()> 
     let walked = walked.into_inner().unwrap_or_else(PoisonError::into_inner);
     let never: Vec<_> = walked.steps.iter().filter(|step| !walked.died.contains_key(*step)).collect();
     ensure!(
-        only.is_some() || at.is_some() || never.is_empty(),
+        only.is_some() || matches!(deaths, Deaths::At(_)) || never.is_empty(),
         "the agent never died at {never:?}; add a scenario to tests/tests/crashes/scenario.rs"
     );
     Ok(())
 }
 
-fn walk(fixture: &mut Fixture<'_>, scenario: &Scenario, only: Option<&Place>) -> anyhow::Result<Coverage> {
+fn walk(fixture: &mut Fixture<'_>, scenario: &Scenario, deaths: &Deaths) -> anyhow::Result<Coverage> {
     let mut walked = Coverage::default();
     let steps = run_without_crash(fixture, scenario).context("without a crash")?;
     walked.steps.extend(crash_points::steps()?);
-    let counts = |it: &&Place| (scenario.is_crash_point)(&it.step) && only.is_none_or(|only| only == *it);
+    let counts = |it: &&Place| (scenario.is_crash_point)(&it.step) && deaths.contains(it);
     for (number, place) in steps.iter().filter(counts).enumerate() {
         let what = || {
             let steps: Vec<_> = steps.iter().map(Place::to_string).collect();
@@ -157,6 +167,26 @@ fn recover(fixture: &mut Fixture<'_>, scenario: &Scenario, number: usize) -> any
     (scenario.retry)(fixture, number).context("retry by the runtime")?;
     fixture.clear()?;
     fixture.check().context("after the retry")
+}
+
+// === impl Deaths ===
+
+impl Deaths {
+    fn contains(&self, place: &Place) -> bool {
+        match self {
+            Self::First => place.is_first(),
+            Self::Every => true,
+            Self::At(only) => only == place,
+        }
+    }
+}
+
+impl FromStr for Deaths {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        Ok(if text == "every" { Self::Every } else { Self::At(text.parse()?) })
+    }
 }
 
 // === impl Coverage ===
