@@ -91,11 +91,19 @@ impl Enforcer {
     pub async fn until_known(&self, pod: &PodRef, deadline: tokio::time::Instant) -> Result<(), AdmitError> {
         let began = tokio::time::Instant::now();
         let mut progress = self.0.progress.subscribe();
+        // Tells the UID of a static pod, which no turn of the thread follows.
+        let mut of_pod = self.0.pods.subscribe(pod);
         while !self.is_known(pod) {
             if let Some(why) = self.0.obstacle() {
                 return Err(AdmitError::Refused(why));
             }
-            if timeout_at(deadline, progress.changed()).await.is_err() {
+            let news = async {
+                tokio::select! {
+                    _ = progress.changed() => {}
+                    () = of_pod.changed() => {}
+                }
+            };
+            if timeout_at(deadline, news).await.is_err() {
                 return Err(self.0.missing(pod, began.elapsed()));
             }
         }

@@ -47,6 +47,7 @@ struct Inner {
 
 struct Setup {
     fake: Arc<Fake>,
+    pods: Pods,
     enforcer: Enforcer,
     health: Health,
     metrics: PolicyMetrics,
@@ -148,10 +149,11 @@ impl Setup {
     fn with(fake: Fake, capacities: Capacities) -> Self {
         let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
         let maps = Arc::clone(&fake) as Arc<dyn Maps>;
-        let enforcer = Enforcer::new(maps, capacities, Pods::default());
+        let pods = Pods::default();
+        let enforcer = Enforcer::new(maps, capacities, pods.clone());
         let events = Events::disabled(EventMetrics::default());
         drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
-        Self { fake, enforcer, health, metrics }
+        Self { fake, pods, enforcer, health, metrics }
     }
 
     fn admit(&self, id: u32, pod: &str, within: Duration) -> Result<(), AdmitError> {
@@ -271,6 +273,26 @@ async fn an_add_waits_without_a_lock_until_its_pod_is_known() {
     assert!(matches!(missing, Err(AdmitError::UnknownPod { .. })), "{missing:?}");
     it.enforcer.submit(pod("a"));
     it.enforcer.until_known(&wanted, deadline(SOON)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_add_of_a_static_pod_goes_on_when_the_pods_own_watch_tells_its_uid() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![policy("p", "a"), namespace(), pod("a")]);
+    let end = Instant::now() + SOON;
+    while !it.enforcer.is_known(&interface(7, "a").pod) {
+        assert!(Instant::now() < end, "the state is compiled");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // The kubelet says another UID than the API.
+    let wanted = PodRef { uid: "of-the-manifest".to_owned(), ..interface(7, "a").pod };
+    let mut waiting = Box::pin(it.enforcer.until_known(&wanted, tokio::time::Instant::now() + SOON));
+    assert!(tokio::time::timeout(MOMENT, &mut waiting).await.is_err());
+    let mirror = json!({"metadata": {"namespace": "web", "name": "a", "uid": "a",
+        "annotations": {"kubernetes.io/config.mirror": "of-the-manifest"}}});
+    let mirror = Arc::new(serde_json::from_str(&mirror.to_string()).unwrap());
+    it.pods.apply_pod(crate::watch::Change::Applied(mirror));
+    tokio::time::timeout(Duration::from_secs(1), waiting).await.expect("no wait for the deadline").unwrap();
 }
 
 #[test]
