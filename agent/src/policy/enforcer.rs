@@ -169,6 +169,11 @@ impl Enforcer {
         ask(&self.0.compiler())
     }
 
+    /// Asks the compiler, unless another thread compiles or asks.
+    pub(super) fn try_read<T>(&self, ask: impl FnOnce(&Compiler) -> T) -> Option<T> {
+        self.0.try_compiler().map(|compiler| ask(&compiler))
+    }
+
     /// How the maps differ from what is compiled, one line for each map. Nothing while a change is being
     /// written, or cannot be written.
     pub fn differences(&self) -> Vec<String> {

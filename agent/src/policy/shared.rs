@@ -1,7 +1,8 @@
 //! What the thread and its callers share.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    collections::BTreeMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
     time::Duration,
 };
 
@@ -73,6 +74,15 @@ impl Shared {
     /// Held while the thread compiles, and never while it writes.
     pub(super) fn compiler(&self) -> MutexGuard<'_, Compiler> {
         self.compiler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing if the lock is held.
+    pub(super) fn try_compiler(&self) -> Option<MutexGuard<'_, Compiler>> {
+        match self.compiler.try_lock() {
+            Ok(compiler) => Some(compiler),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(super) fn obstacle(&self) -> Option<String> {

@@ -6,7 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::policy::Subject;
+use agent_common::{
+    DropReason,
+    event::{CAPTURE, DropRecord, direction, kind},
+    policy::Subject,
+};
 use aya::maps::MapError;
 use ferrule_policy::{
     Capacities, Change, EndpointId, Op, PolicyId, Table,
@@ -15,7 +19,7 @@ use ferrule_policy::{
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Enforcer, Interface, Maps, Report};
+use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{MapFailure, PolicyRows},
@@ -215,6 +219,43 @@ fn oversized(name: &str, app: &str) -> Change {
     let rules: Vec<_> = (1..400).map(rule).collect();
     let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "ingress": rules});
     policy_of("web", name, &spec)
+}
+
+/// The record of a packet that no policy allows.
+fn denial_of(ruleset: u32) -> DropRecord {
+    DropRecord {
+        kind: kind::DROP,
+        direction: direction::INGRESS,
+        time: 0,
+        ifindex: 7,
+        generation: 0,
+        reason: DropReason::PolicyIngress as u32,
+        len: 0,
+        suppressed: 0,
+        lost: 0,
+        captured: 0,
+        vlan: 0,
+        ruleset,
+        class: 0,
+        bit: 0,
+        audit: 0,
+        head: [0; CAPTURE],
+    }
+}
+
+/// Whether a pod may receive from a stranger.
+fn is_allowed(it: &Setup, id: u32) -> bool {
+    let packet = Packet {
+        endpoint: EndpointId(id),
+        direction: Direction::Ingress,
+        own: [10, 0, 0, id as u8].into(),
+        peer: [10, 1, 1, 1].into(),
+        protocol: 6,
+        port: 80,
+        origin: Origin::Other,
+        in_pod_range: false,
+    };
+    it.enforcer.read(|compiler| lookup(compiler.rows(), &packet).is_allowed)
 }
 
 fn is_open(subject: Option<&Subject>) -> bool {
@@ -469,6 +510,22 @@ fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
     it.admit(8, "b", SOON).unwrap();
     it.wait_until_healthy(true);
     assert_eq!(it.enforcer.differences(), ["one"]);
+}
+
+#[test]
+fn a_denied_packet_is_told_without_names_while_the_compiler_works() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    let ruleset = it.fake.subject(7).unwrap().ingress;
+    let record = denial_of(ruleset);
+    assert_eq!(it.enforcer.of(&record).unwrap().policies, [PolicyId::namespaced("web", "p")]);
+    it.enforcer.read(|_| {
+        std::thread::scope(|scope| {
+            let denial = scope.spawn(|| it.enforcer.of(&record)).join().unwrap().unwrap();
+            assert!(denial.policies.is_empty() && denial.words.contains("being compiled"), "{denial:?}");
+        });
+    });
 }
 
 #[test]
