@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ferrule_policy::{Capacities, Compiler, Table};
+use ferrule_policy::{Capacities, Compiler, PolicyId, Table};
 use tokio::sync::watch;
 
 use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
@@ -32,6 +32,10 @@ pub(super) struct Shared {
     pub(super) obstacle: Mutex<Option<String>>,
     /// Why changes do not fit, one line for each.
     pub(super) held: Mutex<Vec<String>>,
+    /// What is wrong with policies of which the newest version cannot be decoded, with their UIDs.
+    pub(super) undecodable: Mutex<BTreeMap<PolicyId, (String, String)>>,
+    /// By which packets leave that no policy judges, and why.
+    pub(super) unjudged: Mutex<Option<String>>,
     /// Held while the maps differ from what is compiled.
     turn: Mutex<()>,
     pub(super) progress: watch::Sender<Progress>,
@@ -62,6 +66,8 @@ impl Shared {
             capacities,
             obstacle: Mutex::default(),
             held: Mutex::default(),
+            undecodable: Mutex::default(),
+            unjudged: Mutex::default(),
             turn: Mutex::default(),
             progress: watch::Sender::default(),
         }

@@ -585,5 +585,38 @@ fn administrators_see_what_is_enforced_and_what_holds_it_up() {
     assert_eq!(reason(&it, Kind::Enforcing), "1 policy");
     it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
     let why = reason(&it, Kind::Refused);
-    assert!(why.contains("web/large") && why.contains("new pods get no network"), "{why}");
+    assert!(why.contains("web/large") && why.contains("isolated"), "{why}");
+}
+
+#[test]
+fn a_policy_that_cannot_be_decoded_is_known_until_a_newer_version_can_or_that_version_is_gone() {
+    let it = Setup::new();
+    let object: PolicyObject =
+        serde_json::from_str(r#"{"metadata": {"name": "odd", "uid": "u"}, "spec": []}"#).unwrap();
+    let error = object::cluster_network_policy(&object).unwrap_err();
+    let odd = PolicyId::cluster("odd");
+    it.enforcer.set_undecodable(&error, "u");
+    it.enforcer.clear_undecodable(&odd, Some("predecessor"));
+    let all = it.enforcer.undecodable();
+    assert!(matches!(&all[..], [(id, why)] if *id == odd && why.starts_with("spec: ")), "{all:?}");
+    it.enforcer.clear_undecodable(&odd, Some("u"));
+    assert!(it.enforcer.undecodable().is_empty());
+    it.enforcer.set_undecodable(&error, "u");
+    it.enforcer.clear_undecodable(&odd, None);
+    assert!(it.enforcer.undecodable().is_empty());
+}
+
+#[test]
+fn an_uplink_without_filters_makes_enforcement_unhealthy_while_there_is_a_policy() {
+    let it = Setup::new();
+    it.enforcer.set_unjudged(Some("Service packets by wg0 are not judged".to_owned()));
+    it.enforcer.replace(Vec::new());
+    assert!(it.wait_until_healthy(true).contains("no policy"));
+    it.enforcer.submit(namespace());
+    it.enforcer.submit(policy("p", "a"));
+    assert!(it.wait_until_healthy(false).contains("wg0"));
+    it.enforcer.set_unjudged(None);
+    it.wait_until_healthy(true);
+    it.enforcer.set_unjudged(Some("Service packets by wg1 are not judged".to_owned()));
+    assert!(it.wait_until_healthy(false).contains("1 policies are in force; Service packets by wg1"));
 }
