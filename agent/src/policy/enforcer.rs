@@ -78,6 +78,14 @@ impl Enforcer {
         self.0.arrived.notify_one();
     }
 
+    /// Sets by which interfaces packets leave that no policy judges, and why. Returns at once.
+    pub fn set_unjudged(&self, why: Option<String>) {
+        if std::mem::replace(&mut *self.0.unjudged(), why.clone()) != why {
+            self.0.inbox().has_news = true;
+            self.0.arrived.notify_one();
+        }
+    }
+
     /// Adds an interface, which passes nothing until its row is written. Returns at once.
     pub fn add(&self, interface: Interface) {
         self.0.inbox().add(interface, &self.0.pods);

@@ -48,15 +48,20 @@ impl Report {
         self.metrics.held.set(count(held));
     }
 
-    /// The maps have what is compiled.
-    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held) {
-        if held.is_empty() {
-            self.told.clear();
-            let policies = compiler.usage().policies;
-            self.policy.healthy(match policies {
-                0 => "the cluster has no policy: pods may send and receive everything".to_owned(),
-                _ => format!("{policies} policies are in force"),
-            });
+    /// The maps have what is compiled. `unjudged`: by which interfaces packets leave that no policy judges.
+    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held, unjudged: Option<&str>) {
+        if !held.is_empty() {
+            return;
+        }
+        self.told.clear();
+        match (compiler.usage().policies, unjudged) {
+            (0, _) => {
+                self.policy.healthy("the cluster has no policy: pods may send and receive everything");
+            }
+            (policies, None) => self.policy.healthy(format!("{policies} policies are in force")),
+            (policies, Some(unjudged)) => {
+                self.policy.unhealthy(format!("{policies} policies are in force; {unjudged}"));
+            }
         }
     }
 

@@ -99,6 +99,10 @@ impl Shared {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
+    pub(super) fn unjudged(&self) -> MutexGuard<'_, Option<String>> {
+        self.unjudged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -84,7 +84,8 @@ impl Worker {
             let in_changes = has_changes.then(|| left(self.not_before).unwrap_or_default());
             let looks = is_missing.then_some(LOOK);
             let due = in_changes.into_iter().chain(left(self.retry_at)).min();
-            if inbox.state.is_some() || due.is_some_and(|due| due.is_zero()) {
+            let has_news = inbox.has_news && self.is_live;
+            if inbox.state.is_some() || has_news || due.is_some_and(|due| due.is_zero()) {
                 return inbox.take();
             }
             let wait = due.into_iter().chain(looks).min().unwrap_or(IDLE);
@@ -213,7 +214,8 @@ impl Worker {
         match written {
             Ok(()) => {
                 self.is_written = true;
-                self.report.in_force(&self.shared.compiler(), &self.held);
+                let unjudged = self.shared.unjudged().clone();
+                self.report.in_force(&self.shared.compiler(), &self.held, unjudged.as_deref());
             }
             Err(error) => self.not_written(&error),
         }
