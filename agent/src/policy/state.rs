@@ -74,7 +74,7 @@ impl Shared {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((first, more)) = held.split_first() {
             let more = if more.is_empty() { String::new() } else { format!("; and {} more", more.len()) };
-            return (Kind::Refused, format!("{first}; what was in force before stays{more}"));
+            return (Kind::Refused, format!("{first}{more}"));
         }
         match self.compiler().usage().policies {
             0 => (Kind::Open, "no policy is known: every packet passes".to_owned()),

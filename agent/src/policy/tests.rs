@@ -13,7 +13,7 @@ use agent_common::{
 };
 use aya::maps::MapError;
 use ferrule_policy::{
-    Capacities, Change, EndpointId, Op, PolicyId, Table,
+    Capacities, Change, Direction, EndpointId, Op, Origin, Packet, PolicyId, RulesetId, Table, lookup,
     object::{self, PolicyObject},
 };
 use ferrule_proto::agent::policy_state::Kind;
@@ -27,6 +27,8 @@ use crate::{
     health::{Health, State},
     metrics::{EventMetrics, PolicyMetrics},
 };
+
+mod fit;
 
 /// Maps in memory, whose writer a test can stop, and make fail.
 #[derive(Default)]
@@ -421,67 +423,6 @@ fn changes_that_wait_while_rows_are_written_are_compiled_together() {
     it.fake.stop(false);
     it.fake.wait_for(7, "no policy is left for the pod", is_open);
     assert_eq!(it.metrics.changes.get() - before, 2);
-}
-
-#[test]
-fn a_policy_that_does_not_fit_holds_up_no_other_and_is_reported_until_it_goes() {
-    let it = Setup::new();
-    it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
-    it.admit(7, "a", SOON).unwrap();
-    it.admit(8, "b", SOON).unwrap();
-    let before = it.fake.subject(7).unwrap();
-    it.enforcer.submit(oversized("large", "a"));
-    it.enforcer.submit(policy("q", "b"));
-    it.fake.wait_for(8, "the other policy is in force", is_judged);
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("web/large") && why.contains("256 fit") && why.contains("stays"), "{why}");
-    assert_eq!(it.fake.subject(7).map(|it| it.ingress), Some(before.ingress));
-    assert_eq!((it.metrics.refused.get(), it.metrics.held.get()), (1, 1));
-    let refused = it.admit(9, "a", SOON).unwrap_err();
-    assert!(refused.to_string().contains("web/large"), "{refused}");
-    it.enforcer.forget(9);
-    it.enforcer.submit(gone("large"));
-    it.wait_until_healthy(true);
-    it.admit(9, "a", SOON).unwrap();
-    assert_eq!(it.metrics.held.get(), 0);
-}
-
-#[test]
-fn what_did_not_fit_is_applied_when_others_have_made_room() {
-    let capacities = Capacities { rulesets: 2, ..Capacities::default() };
-    let it = Setup::with(Fake::default(), capacities);
-    let all = [namespace(), pod("a"), pod("b"), pod("c"), policy("p", "a"), policy("q", "b")];
-    it.enforcer.replace(all.to_vec());
-    for (id, name) in [(7, "a"), (8, "b"), (9, "c")] {
-        it.admit(id, name, SOON).unwrap();
-    }
-    it.enforcer.submit(policy("r", "c"));
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("RULESETS") && why.contains("2 fit"), "{why}");
-    assert!(why.contains("--max-policy-rules to at least 192"), "{why}");
-    assert!(is_open(it.fake.subject(9).as_ref()));
-    it.enforcer.submit(gone("q"));
-    it.fake.wait_for(9, "the held policy", is_judged);
-    it.wait_until_healthy(true);
-}
-
-#[test]
-fn a_state_that_does_not_fit_leaves_the_rows_of_before_and_new_pods_without_a_network() {
-    let it = Setup::new();
-    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
-    it.admit(7, "a", SOON).unwrap();
-    let before = it.fake.subject(7);
-    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("web/large"), "{why}");
-    assert_eq!(it.fake.subject(7), before);
-    let refused = it.admit(8, "a", SOON).unwrap_err();
-    assert!(matches!(&refused, AdmitError::Refused(why) if why.contains("web/large")), "{refused}");
-    it.enforcer.forget(8);
-    it.enforcer.submit(gone("large"));
-    it.fake.wait_for(7, "the new state", |it| it.copied() != before);
-    it.wait_until_healthy(true);
-    it.admit(8, "a", SOON).unwrap();
 }
 
 #[test]
