@@ -47,7 +47,7 @@ const MUTANTS: CargoTool = CargoTool {
 /// The options of a run.
 #[derive(Debug, Args)]
 pub(crate) struct Mutants {
-    /// Modules of the agent, or shim, vif, ctl [default: those in xtask/src/mutants/room.rs]
+    /// Modules of the agent, or shim, vif, ctl, ferrule-policy [default: those in xtask/src/mutants/room.rs]
     #[arg(value_name = "ROOM")]
     rooms: Vec<String>,
     /// The most mutants to test in each room; the same ones in each run

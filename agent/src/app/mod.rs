@@ -10,6 +10,7 @@ mod ranges;
 mod signals;
 mod single_node;
 mod tasks;
+mod unjudged;
 mod usable;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -136,6 +137,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
     };
     let is_healing = config.self_heal == Switch::On;
     let keeper = keep_nodes(&config, &parts, nodes, (&health, &metrics), &mut tasks);
+    tasks.spawn("unjudged", unjudged::follow(keeper.decisions(), Arc::clone(&parts.enforcer)));
     if let Some(announcer) = announcer {
         tasks.spawn("announce", announcer.run(health.readiness(), keeper.obstacle()));
     }

@@ -119,6 +119,11 @@ impl Keeper {
         Arc::clone(&self.decided.borrow())
     }
 
+    /// Subscribes to [`Self::decided`].
+    pub fn decisions(&self) -> Receiver<Arc<Report>> {
+        self.decided.subscribe()
+    }
+
     /// Compares nodes, kernel and map, changes what differs, and reports. Returns whether all is as it should
     /// be. Blocks.
     pub fn update(&self, nodes: Arc<Nodes>) -> bool {

@@ -72,6 +72,11 @@ impl Report {
         Self { nodes: Arc::default(), settings, plan: None, tunnel: None, bare: Bare::new() }
     }
 
+    /// The uplinks that cannot have filters, and why.
+    pub fn bare(&self) -> &Bare {
+        &self.bare
+    }
+
     /// The tunnel device, and the interfaces by which packets leave: their changes concern the routes.
     pub(super) fn interfaces(&self) -> HashSet<u32> {
         let uplinks = self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied());

@@ -4,10 +4,10 @@ mod rows;
 
 use std::{net::IpAddr, sync::Arc, thread::sleep, time::Duration};
 
-use ferrule_policy::{Compiler, Counted, Packet, Party, Trace, TraceError, shown};
+use ferrule_policy::{Compiler, Counted, Packet, Party, PolicyId, Trace, TraceError, shown};
 use ferrule_proto::{
     agent::{
-        ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesResponse, PolicyEnd,
+        ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesResponse, PolicyEnd, PolicySummary,
         TracePoliciesRequest, TracePoliciesResponse,
     },
     quoted::Quoted,
@@ -40,6 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl Policies {
     pub(super) fn list(&self) -> ListPoliciesResponse {
         let policies = self.enforcer.read(|compiler| shown::list(compiler, Counted::Local));
+        let policies = with_undecodable(policies, self.enforcer.undecodable());
         ListPoliciesResponse { state: Some(self.enforcer.state()), policies }
     }
 
@@ -108,6 +109,32 @@ impl TryFrom<TracePoliciesRequest> for Question {
             port: u16::try_from(port).map_err(|_| number("port", port))?,
         })
     }
+}
+
+/// Adds the policies of which the newest version cannot be decoded.
+fn with_undecodable(
+    mut policies: Vec<PolicySummary>,
+    undecodable: Vec<(PolicyId, String)>,
+) -> Vec<PolicySummary> {
+    for (id, why) in undecodable {
+        let namespace = id.namespace.clone().unwrap_or_default();
+        let is_it = |it: &&mut PolicySummary| {
+            (it.kind.as_str(), &it.namespace, &it.name) == (id.kind(), &namespace, &id.name)
+        };
+        match policies.iter_mut().find(is_it) {
+            Some(earlier) => earlier.problems.push(format!("{why}; the last decodable version applies")),
+            None => policies.push(PolicySummary {
+                kind: id.kind().to_owned(),
+                name: id.name.clone(),
+                namespace,
+                problems: vec![format!("{why}; nothing of the policy applies")],
+                ..PolicySummary::default()
+            }),
+        }
+    }
+    let place = |it: &PolicySummary| (it.kind.clone(), it.namespace.clone(), it.name.clone());
+    policies.sort_by_key(place);
+    policies
 }
 
 /// An end; the node once for each of its addresses.

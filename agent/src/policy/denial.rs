@@ -6,8 +6,6 @@ use agent_common::{
 };
 use ferrule_policy::{ClassId, Compiler, Direction, PolicyId, Reason, RulesetId, Verdict, shown};
 
-use tokio::task::block_in_place;
-
 use super::Enforcer;
 
 /// What policies say about a packet that they have denied.
@@ -23,20 +21,24 @@ pub struct Denial {
 
 /// Knows which policies have denied a packet.
 pub trait Denials: Send + Sync {
-    /// `None` if no policy has. To be called on a thread of a runtime with several.
+    /// `None` if no policy has. Never waits: while policies are being compiled, none is named.
     fn of(&self, record: &DropRecord) -> Option<Denial>;
 }
 
 const UNKNOWN_PEER: &str =
     "the other address is in a range of pods, and no pod with this address is known yet";
+const COMPILING: &str = "a policy, which is not named here because a change of policies is being compiled";
 
 // === impl Denials ===
 
 impl Denials for Enforcer {
     fn of(&self, record: &DropRecord) -> Option<Denial> {
         let (direction, peer_is_known) = judged(record)?;
-        // A change of policies may hold this up.
-        Some(block_in_place(|| self.read(|compiler| explain(compiler, record, direction, peer_is_known))))
+        let explained = self.try_read(|compiler| explain(compiler, record, direction, peer_is_known));
+        Some(explained.unwrap_or_else(|| {
+            let words = if peer_is_known { COMPILING } else { UNKNOWN_PEER };
+            Denial { direction, policies: Vec::new(), words: words.to_owned() }
+        }))
     }
 }
 

@@ -78,6 +78,14 @@ impl Enforcer {
         self.0.arrived.notify_one();
     }
 
+    /// Sets by which interfaces packets leave that no policy judges, and why. Returns at once.
+    pub fn set_unjudged(&self, why: Option<String>) {
+        if std::mem::replace(&mut *self.0.unjudged(), why.clone()) != why {
+            self.0.inbox().has_news = true;
+            self.0.arrived.notify_one();
+        }
+    }
+
     /// Adds an interface, which passes nothing until its row is written. Returns at once.
     pub fn add(&self, interface: Interface) {
         self.0.inbox().add(interface, &self.0.pods);
@@ -91,11 +99,19 @@ impl Enforcer {
     pub async fn until_known(&self, pod: &PodRef, deadline: tokio::time::Instant) -> Result<(), AdmitError> {
         let began = tokio::time::Instant::now();
         let mut progress = self.0.progress.subscribe();
+        // Tells the UID of a static pod, which no turn of the thread follows.
+        let mut of_pod = self.0.pods.subscribe(pod);
         while !self.is_known(pod) {
             if let Some(why) = self.0.obstacle() {
                 return Err(AdmitError::Refused(why));
             }
-            if timeout_at(deadline, progress.changed()).await.is_err() {
+            let news = async {
+                tokio::select! {
+                    _ = progress.changed() => {}
+                    () = of_pod.changed() => {}
+                }
+            };
+            if timeout_at(deadline, news).await.is_err() {
                 return Err(self.0.missing(pod, began.elapsed()));
             }
         }
@@ -159,6 +175,11 @@ impl Enforcer {
     /// Asks the compiler.
     pub fn read<T>(&self, ask: impl FnOnce(&Compiler) -> T) -> T {
         ask(&self.0.compiler())
+    }
+
+    /// Asks the compiler, unless another thread compiles or asks.
+    pub(super) fn try_read<T>(&self, ask: impl FnOnce(&Compiler) -> T) -> Option<T> {
+        self.0.try_compiler().map(|compiler| ask(&compiler))
     }
 
     /// How the maps differ from what is compiled, one line for each map. Nothing while a change is being

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use ferrule_policy::{Change, Policy, object::DecodeError};
+use ferrule_policy::{Change, Policy, PolicyId, object::DecodeError};
 use tokio::sync::watch;
 
 use self::{
@@ -126,6 +126,7 @@ impl Feed {
     }
 
     fn policy(&self, policy: Policy) -> Change {
+        self.enforcer.clear_undecodable(&policy.id, None);
         if !policy.problems.is_empty() {
             let reports = self.problems.is_reporter(&policy.uid, self.inner().state.node_names());
             self.problems.report(&policy, reports);
@@ -134,6 +135,7 @@ impl Feed {
     }
 
     fn undecodable(&self, error: &DecodeError, uid: &str) {
+        self.enforcer.set_undecodable(error, uid);
         let reports = self.problems.is_reporter(uid, self.inner().state.node_names());
         self.problems.report_undecodable(error, uid, reports);
     }
@@ -156,7 +158,12 @@ impl<T: Object, F: Fn(&T) -> Option<Change> + Send + Sync + 'static> Sink<T> for
                 let Some(change) = (self.read)(&object) else { return };
                 News::Applied { key: object.key(), uid: object.uid().to_owned(), change: Box::new(change) }
             }
-            watches::Change::Gone { key, uid } => News::Gone { key, uid },
+            watches::Change::Gone { key, uid } => {
+                if self.kind == Kind::ClusterNetworkPolicy {
+                    self.feed.enforcer.clear_undecodable(&PolicyId::cluster(key.name()), Some(&uid));
+                }
+                News::Gone { key, uid }
+            }
             watches::Change::Synced => News::Listed,
         };
         self.feed.update(|state| state.apply(self.kind, self.generation, news));

@@ -26,6 +26,8 @@ pub(super) struct Inbox {
     pub(super) expected: Option<String>,
     /// Changes since then.
     pub(super) changes: Queue,
+    /// Other news, which change no rows.
+    pub(super) has_news: bool,
     /// The interfaces of this node, whatever the state.
     pub(super) locals: BTreeMap<EndpointId, Local>,
 }
@@ -96,6 +98,7 @@ impl Inbox {
     }
 
     pub(super) fn take(&mut self) -> Taken {
+        self.has_news = false;
         Taken {
             state: self.state.take(),
             changes: self.changes.take(),

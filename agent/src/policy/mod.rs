@@ -10,6 +10,7 @@
 
 mod admit;
 mod batch;
+mod complete;
 mod denial;
 mod enforcer;
 mod feed;
@@ -23,6 +24,7 @@ mod queue;
 mod report;
 mod shared;
 mod state;
+mod stub;
 #[cfg(test)]
 mod tests;
 mod worker;

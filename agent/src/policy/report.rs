@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource};
 
-use super::held::Held;
+use super::held::{Entry, Held};
 use crate::{
     chain::chain,
     dataplane::MapFailure,
@@ -22,6 +22,9 @@ pub struct Report {
     /// What Events have told about policies that do not fit.
     told: BTreeMap<Option<PolicyId>, String>,
 }
+
+const STAYS: &str = "what was in force before stays";
+const ISOLATED: &str = "the pods that the policy selects are isolated until it fits";
 
 // === impl Report ===
 
@@ -48,15 +51,20 @@ impl Report {
         self.metrics.held.set(count(held));
     }
 
-    /// The maps have what is compiled.
-    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held) {
-        if held.is_empty() {
-            self.told.clear();
-            let policies = compiler.usage().policies;
-            self.policy.healthy(match policies {
-                0 => "the cluster has no policy: pods may send and receive everything".to_owned(),
-                _ => format!("{policies} policies are in force"),
-            });
+    /// The maps have what is compiled. `unjudged`: by which interfaces packets leave that no policy judges.
+    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held, unjudged: Option<&str>) {
+        if !held.is_empty() {
+            return;
+        }
+        self.told.clear();
+        match (compiler.usage().policies, unjudged) {
+            (0, _) => {
+                self.policy.healthy("the cluster has no policy: pods may send and receive everything");
+            }
+            (policies, None) => self.policy.healthy(format!("{policies} policies are in force")),
+            (policies, Some(unjudged)) => {
+                self.policy.unhealthy(format!("{policies} policies are in force; {unjudged}"));
+            }
         }
     }
 
@@ -71,24 +79,25 @@ impl Report {
     }
 
     /// Changes do not fit, and wait.
-    pub(super) fn held(&mut self, held: &Held) {
-        if held.is_empty() {
-            return;
+    pub(super) fn held(&mut self, all: &Held) {
+        if !all.is_empty() {
+            self.refused(all.refused().map(|it| (held(it), it.why, Some(it.change))).collect());
         }
-        let refused: Vec<_> = held.refused().map(|(change, why)| (why, Some(change))).collect();
-        self.refused(refused);
     }
 
-    /// What the compiler refuses, with the change that it was about.
-    pub(super) fn refused<'a>(&mut self, all: impl IntoIterator<Item = (&'a Refused, Option<&'a Change>)>) {
+    /// All that is known does not fit. `change` is that of the policy which is named.
+    pub(super) fn state_refused(&mut self, why: &Refused, change: Option<&Change>) {
+        self.refused(vec![(format!("{}; {STAYS}", refused(why)), why, change)]);
+    }
+
+    fn refused(&mut self, all: Vec<(String, &Refused, Option<&Change>)>) {
         let mut told = BTreeMap::new();
         let mut first = None;
-        for (why, change) in all {
-            let text = refused(why);
+        for (text, why, change) in all {
             let policy = why.policy.clone().or_else(|| policy_of(change?).map(|(id, _)| id.clone()));
             if self.told.get(&policy) != Some(&text) && !told.contains_key(&policy) {
                 self.metrics.refused.inc();
-                tracing::error!(why = text, "a change does not fit, and what was in force before stays");
+                tracing::error!(why = text, "a change does not fit");
                 if let Some(policy) = &policy {
                     let uid = change.and_then(policy_of).filter(|(id, _)| *id == policy).map(|(_, uid)| uid);
                     let uid = uid.unwrap_or_default();
@@ -107,9 +116,15 @@ impl Report {
         if let Some(first) = first {
             let more = self.told.len().saturating_sub(1);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            self.policy.unhealthy(format!("{first}; what was in force before stays{more}"));
+            self.policy.unhealthy(format!("{first}{more}"));
         }
     }
+}
+
+/// What does not fit, and what holds meanwhile.
+pub(super) fn held(Entry { why, is_stub, .. }: Entry<'_>) -> String {
+    let meanwhile = if is_stub { ISOLATED } else { STAYS };
+    format!("{}; {meanwhile}", refused(why))
 }
 
 /// Whether a change is of the policy whose rows do not fit.

@@ -1,11 +1,12 @@
 //! What the thread and its callers share.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    collections::BTreeMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
     time::Duration,
 };
 
-use ferrule_policy::{Capacities, Compiler, Table};
+use ferrule_policy::{Capacities, Compiler, PolicyId, Table};
 use tokio::sync::watch;
 
 use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
@@ -31,6 +32,10 @@ pub(super) struct Shared {
     pub(super) obstacle: Mutex<Option<String>>,
     /// Why changes do not fit, one line for each.
     pub(super) held: Mutex<Vec<String>>,
+    /// What is wrong with policies of which the newest version cannot be decoded, with their UIDs.
+    pub(super) undecodable: Mutex<BTreeMap<PolicyId, (String, String)>>,
+    /// By which packets leave that no policy judges, and why.
+    pub(super) unjudged: Mutex<Option<String>>,
     /// Held while the maps differ from what is compiled.
     turn: Mutex<()>,
     pub(super) progress: watch::Sender<Progress>,
@@ -61,6 +66,8 @@ impl Shared {
             capacities,
             obstacle: Mutex::default(),
             held: Mutex::default(),
+            undecodable: Mutex::default(),
+            unjudged: Mutex::default(),
             turn: Mutex::default(),
             progress: watch::Sender::default(),
         }
@@ -75,12 +82,25 @@ impl Shared {
         self.compiler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nothing if the lock is held.
+    pub(super) fn try_compiler(&self) -> Option<MutexGuard<'_, Compiler>> {
+        match self.compiler.try_lock() {
+            Ok(compiler) => Some(compiler),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(super) fn obstacle(&self) -> Option<String> {
         self.obstacle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn set_obstacle(&self, why: Option<String>) {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    pub(super) fn unjudged(&self) -> MutexGuard<'_, Option<String>> {
+        self.unjudged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {

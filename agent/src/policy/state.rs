@@ -1,7 +1,11 @@
 //! What becomes of policies, for administrators.
 
-use std::sync::PoisonError;
+use std::{
+    collections::BTreeMap,
+    sync::{MutexGuard, PoisonError},
+};
 
+use ferrule_policy::{PolicyId, object::DecodeError};
 use ferrule_proto::agent::{PolicyState, policy_state::Kind};
 
 use super::{
@@ -17,6 +21,24 @@ impl Enforcer {
         let (kind, reason) = self.0.state();
         PolicyState { kind: kind.into(), reason }
     }
+
+    /// The policies of which the newest version cannot be decoded, and why not.
+    pub fn undecodable(&self) -> Vec<(PolicyId, String)> {
+        self.0.undecodable().iter().map(|(id, (_, why))| (id.clone(), why.clone())).collect()
+    }
+
+    pub(super) fn set_undecodable(&self, error: &DecodeError, uid: &str) {
+        let why = format!("{}: {}", error.field, error.reason);
+        self.0.undecodable().insert(error.policy.clone(), (uid.to_owned(), why));
+    }
+
+    /// A newer version can be decoded or, with the UID, the policy is gone.
+    pub(super) fn clear_undecodable(&self, id: &PolicyId, uid: Option<&str>) {
+        let mut undecodable = self.0.undecodable();
+        if uid.is_none_or(|uid| undecodable.get(id).is_some_and(|(of, _)| of == uid)) {
+            undecodable.remove(id);
+        }
+    }
 }
 
 // === impl Shared ===
@@ -24,6 +46,10 @@ impl Enforcer {
 impl Shared {
     pub(super) fn set_held(&self, held: Vec<String>) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    }
+
+    fn undecodable(&self) -> MutexGuard<'_, BTreeMap<PolicyId, (String, String)>> {
+        self.undecodable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> (Kind, String) {
@@ -48,7 +74,7 @@ impl Shared {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((first, more)) = held.split_first() {
             let more = if more.is_empty() { String::new() } else { format!("; and {} more", more.len()) };
-            return (Kind::Refused, format!("{first}; what was in force before stays{more}"));
+            return (Kind::Refused, format!("{first}{more}"));
         }
         match self.compiler().usage().policies {
             0 => (Kind::Open, "no policy is known: every packet passes".to_owned()),

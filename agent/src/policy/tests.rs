@@ -6,16 +6,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::policy::Subject;
+use agent_common::{
+    DropReason,
+    event::{CAPTURE, DropRecord, direction, kind},
+    policy::Subject,
+};
 use aya::maps::MapError;
 use ferrule_policy::{
-    Capacities, Change, EndpointId, Op, PolicyId, Table,
+    Capacities, Change, Direction, EndpointId, Op, Origin, Packet, PolicyId, RulesetId, Table, lookup,
     object::{self, PolicyObject},
 };
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Enforcer, Interface, Maps, Report};
+use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{MapFailure, PolicyRows},
@@ -23,6 +27,8 @@ use crate::{
     health::{Health, State},
     metrics::{EventMetrics, PolicyMetrics},
 };
+
+mod fit;
 
 /// Maps in memory, whose writer a test can stop, and make fail.
 #[derive(Default)]
@@ -47,6 +53,7 @@ struct Inner {
 
 struct Setup {
     fake: Arc<Fake>,
+    pods: Pods,
     enforcer: Enforcer,
     health: Health,
     metrics: PolicyMetrics,
@@ -148,10 +155,11 @@ impl Setup {
     fn with(fake: Fake, capacities: Capacities) -> Self {
         let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
         let maps = Arc::clone(&fake) as Arc<dyn Maps>;
-        let enforcer = Enforcer::new(maps, capacities, Pods::default());
+        let pods = Pods::default();
+        let enforcer = Enforcer::new(maps, capacities, pods.clone());
         let events = Events::disabled(EventMetrics::default());
         drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
-        Self { fake, enforcer, health, metrics }
+        Self { fake, pods, enforcer, health, metrics }
     }
 
     fn admit(&self, id: u32, pod: &str, within: Duration) -> Result<(), AdmitError> {
@@ -215,6 +223,43 @@ fn oversized(name: &str, app: &str) -> Change {
     policy_of("web", name, &spec)
 }
 
+/// The record of a packet that no policy allows.
+fn denial_of(ruleset: u32) -> DropRecord {
+    DropRecord {
+        kind: kind::DROP,
+        direction: direction::INGRESS,
+        time: 0,
+        ifindex: 7,
+        generation: 0,
+        reason: DropReason::PolicyIngress as u32,
+        len: 0,
+        suppressed: 0,
+        lost: 0,
+        captured: 0,
+        vlan: 0,
+        ruleset,
+        class: 0,
+        bit: 0,
+        audit: 0,
+        head: [0; CAPTURE],
+    }
+}
+
+/// Whether a pod may receive from a stranger.
+fn is_allowed(it: &Setup, id: u32) -> bool {
+    let packet = Packet {
+        endpoint: EndpointId(id),
+        direction: Direction::Ingress,
+        own: [10, 0, 0, id as u8].into(),
+        peer: [10, 1, 1, 1].into(),
+        protocol: 6,
+        port: 80,
+        origin: Origin::Other,
+        in_pod_range: false,
+    };
+    it.enforcer.read(|compiler| lookup(compiler.rows(), &packet).is_allowed)
+}
+
 fn is_open(subject: Option<&Subject>) -> bool {
     subject.is_some_and(Subject::is_open)
 }
@@ -271,6 +316,26 @@ async fn an_add_waits_without_a_lock_until_its_pod_is_known() {
     assert!(matches!(missing, Err(AdmitError::UnknownPod { .. })), "{missing:?}");
     it.enforcer.submit(pod("a"));
     it.enforcer.until_known(&wanted, deadline(SOON)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_add_of_a_static_pod_goes_on_when_the_pods_own_watch_tells_its_uid() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![policy("p", "a"), namespace(), pod("a")]);
+    let end = Instant::now() + SOON;
+    while !it.enforcer.is_known(&interface(7, "a").pod) {
+        assert!(Instant::now() < end, "the state is compiled");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // The kubelet says another UID than the API.
+    let wanted = PodRef { uid: "of-the-manifest".to_owned(), ..interface(7, "a").pod };
+    let mut waiting = Box::pin(it.enforcer.until_known(&wanted, tokio::time::Instant::now() + SOON));
+    assert!(tokio::time::timeout(MOMENT, &mut waiting).await.is_err());
+    let mirror = json!({"metadata": {"namespace": "web", "name": "a", "uid": "a",
+        "annotations": {"kubernetes.io/config.mirror": "of-the-manifest"}}});
+    let mirror = Arc::new(serde_json::from_str(&mirror.to_string()).unwrap());
+    it.pods.apply_pod(crate::watch::Change::Applied(mirror));
+    tokio::time::timeout(Duration::from_secs(1), waiting).await.expect("no wait for the deadline").unwrap();
 }
 
 #[test]
@@ -361,67 +426,6 @@ fn changes_that_wait_while_rows_are_written_are_compiled_together() {
 }
 
 #[test]
-fn a_policy_that_does_not_fit_holds_up_no_other_and_is_reported_until_it_goes() {
-    let it = Setup::new();
-    it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
-    it.admit(7, "a", SOON).unwrap();
-    it.admit(8, "b", SOON).unwrap();
-    let before = it.fake.subject(7).unwrap();
-    it.enforcer.submit(oversized("large", "a"));
-    it.enforcer.submit(policy("q", "b"));
-    it.fake.wait_for(8, "the other policy is in force", is_judged);
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("web/large") && why.contains("256 fit") && why.contains("stays"), "{why}");
-    assert_eq!(it.fake.subject(7).map(|it| it.ingress), Some(before.ingress));
-    assert_eq!((it.metrics.refused.get(), it.metrics.held.get()), (1, 1));
-    let refused = it.admit(9, "a", SOON).unwrap_err();
-    assert!(refused.to_string().contains("web/large"), "{refused}");
-    it.enforcer.forget(9);
-    it.enforcer.submit(gone("large"));
-    it.wait_until_healthy(true);
-    it.admit(9, "a", SOON).unwrap();
-    assert_eq!(it.metrics.held.get(), 0);
-}
-
-#[test]
-fn what_did_not_fit_is_applied_when_others_have_made_room() {
-    let capacities = Capacities { rulesets: 2, ..Capacities::default() };
-    let it = Setup::with(Fake::default(), capacities);
-    let all = [namespace(), pod("a"), pod("b"), pod("c"), policy("p", "a"), policy("q", "b")];
-    it.enforcer.replace(all.to_vec());
-    for (id, name) in [(7, "a"), (8, "b"), (9, "c")] {
-        it.admit(id, name, SOON).unwrap();
-    }
-    it.enforcer.submit(policy("r", "c"));
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("RULESETS") && why.contains("2 fit"), "{why}");
-    assert!(why.contains("--max-policy-rules to at least 192"), "{why}");
-    assert!(is_open(it.fake.subject(9).as_ref()));
-    it.enforcer.submit(gone("q"));
-    it.fake.wait_for(9, "the held policy", is_judged);
-    it.wait_until_healthy(true);
-}
-
-#[test]
-fn a_state_that_does_not_fit_leaves_the_rows_of_before_and_new_pods_without_a_network() {
-    let it = Setup::new();
-    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
-    it.admit(7, "a", SOON).unwrap();
-    let before = it.fake.subject(7);
-    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
-    let why = it.wait_until_healthy(false);
-    assert!(why.contains("web/large"), "{why}");
-    assert_eq!(it.fake.subject(7), before);
-    let refused = it.admit(8, "a", SOON).unwrap_err();
-    assert!(matches!(&refused, AdmitError::Refused(why) if why.contains("web/large")), "{refused}");
-    it.enforcer.forget(8);
-    it.enforcer.submit(gone("large"));
-    it.fake.wait_for(7, "the new state", |it| it.copied() != before);
-    it.wait_until_healthy(true);
-    it.admit(8, "a", SOON).unwrap();
-}
-
-#[test]
 fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
     let it = Setup::new();
     it.enforcer.replace(vec![namespace(), pod("a"), pod("b"), policy("p", "a")]);
@@ -447,6 +451,22 @@ fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
     it.admit(8, "b", SOON).unwrap();
     it.wait_until_healthy(true);
     assert_eq!(it.enforcer.differences(), ["one"]);
+}
+
+#[test]
+fn a_denied_packet_is_told_without_names_while_the_compiler_works() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+    it.admit(7, "a", SOON).unwrap();
+    let ruleset = it.fake.subject(7).unwrap().ingress;
+    let record = denial_of(ruleset);
+    assert_eq!(it.enforcer.of(&record).unwrap().policies, [PolicyId::namespaced("web", "p")]);
+    it.enforcer.read(|_| {
+        std::thread::scope(|scope| {
+            let denial = scope.spawn(|| it.enforcer.of(&record)).join().unwrap().unwrap();
+            assert!(denial.policies.is_empty() && denial.words.contains("being compiled"), "{denial:?}");
+        });
+    });
 }
 
 #[test]
@@ -506,5 +526,38 @@ fn administrators_see_what_is_enforced_and_what_holds_it_up() {
     assert_eq!(reason(&it, Kind::Enforcing), "1 policy");
     it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a"), oversized("large", "a")]);
     let why = reason(&it, Kind::Refused);
-    assert!(why.contains("web/large") && why.contains("new pods get no network"), "{why}");
+    assert!(why.contains("web/large") && why.contains("isolated"), "{why}");
+}
+
+#[test]
+fn a_policy_that_cannot_be_decoded_is_known_until_a_newer_version_can_or_that_version_is_gone() {
+    let it = Setup::new();
+    let object: PolicyObject =
+        serde_json::from_str(r#"{"metadata": {"name": "odd", "uid": "u"}, "spec": []}"#).unwrap();
+    let error = object::cluster_network_policy(&object).unwrap_err();
+    let odd = PolicyId::cluster("odd");
+    it.enforcer.set_undecodable(&error, "u");
+    it.enforcer.clear_undecodable(&odd, Some("predecessor"));
+    let all = it.enforcer.undecodable();
+    assert!(matches!(&all[..], [(id, why)] if *id == odd && why.starts_with("spec: ")), "{all:?}");
+    it.enforcer.clear_undecodable(&odd, Some("u"));
+    assert!(it.enforcer.undecodable().is_empty());
+    it.enforcer.set_undecodable(&error, "u");
+    it.enforcer.clear_undecodable(&odd, None);
+    assert!(it.enforcer.undecodable().is_empty());
+}
+
+#[test]
+fn an_uplink_without_filters_makes_enforcement_unhealthy_while_there_is_a_policy() {
+    let it = Setup::new();
+    it.enforcer.set_unjudged(Some("Service packets by wg0 are not judged".to_owned()));
+    it.enforcer.replace(Vec::new());
+    assert!(it.wait_until_healthy(true).contains("no policy"));
+    it.enforcer.submit(namespace());
+    it.enforcer.submit(policy("p", "a"));
+    assert!(it.wait_until_healthy(false).contains("wg0"));
+    it.enforcer.set_unjudged(None);
+    it.wait_until_healthy(true);
+    it.enforcer.set_unjudged(Some("Service packets by wg1 are not judged".to_owned()));
+    assert!(it.wait_until_healthy(false).contains("1 policies are in force; Service packets by wg1"));
 }

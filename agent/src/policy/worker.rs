@@ -10,6 +10,7 @@ use ferrule_policy::{Change, Compiler, EndpointId, Op, Table};
 
 use super::{
     batch::Offered,
+    complete::compile,
     held::Held,
     inbox::{Answer, Local, Taken},
     install::{free_table, install},
@@ -84,7 +85,8 @@ impl Worker {
             let in_changes = has_changes.then(|| left(self.not_before).unwrap_or_default());
             let looks = is_missing.then_some(LOOK);
             let due = in_changes.into_iter().chain(left(self.retry_at)).min();
-            if inbox.state.is_some() || due.is_some_and(|due| due.is_zero()) {
+            let has_news = inbox.has_news && self.is_live;
+            if inbox.state.is_some() || has_news || due.is_some_and(|due| due.is_zero()) {
                 return inbox.take();
             }
             let wait = due.into_iter().chain(looks).min().unwrap_or(IDLE);
@@ -109,7 +111,7 @@ impl Worker {
             }
             None => self.change(changes),
         }
-        shared.set_held(self.held.refused().map(|(_, why)| report::refused(why)).collect());
+        shared.set_held(self.held.refused().map(report::held).collect());
         let (is_live, is_written) = (self.is_live, self.is_written);
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
         self.answer();
@@ -134,22 +136,26 @@ impl Worker {
         let epoch = subjects.values().map(|it| it.epoch).fold(epoch, u32::max);
         let table = free_table(&subjects, current);
         let mut compiler = Compiler::new(table, shared.capacities).after_epoch(epoch);
-        let compiled = compiler.apply(pending.iter().cloned().chain(endpoints));
+        let compiled = compile(&mut compiler, &pending, &endpoints);
         self.report.compiled(pending.len(), began.elapsed());
-        if let Err(refused) = compiled {
-            let why = report::refused(&refused);
-            self.report.refused([(&refused, pending.iter().find(|it| report::is_about(it, &refused)))]);
-            shared.set_obstacle(Some(why));
-            self.pending = Some(pending);
-            self.not_before = Some(self.next_attempt());
-            return;
+        match compiled {
+            Ok(refused) => self.held = Held::of_state(refused),
+            Err(refused) => {
+                self.report.state_refused(&refused, pending.iter().find(|it| report::is_about(it, &refused)));
+                shared.set_obstacle(Some(report::refused(&refused)));
+                self.pending = Some(pending);
+                self.not_before = Some(self.next_attempt());
+                return;
+            }
         }
         shared.set_obstacle(None);
         self.is_live = true;
+        self.report.held(&self.held);
         let rows: Vec<Op> = compiler.rows().all().collect();
         // Dropped without the lock: the old state may be large.
         let _old = mem::replace(&mut *shared.compiler(), compiler);
         self.write(|| install(&*shared.maps, &subjects, &rows, table));
+        self.retry_held();
     }
 
     /// Applies changes to what is compiled.
@@ -173,12 +179,18 @@ impl Worker {
         for (change, why) in offered.refused {
             self.held.hold(change, why);
         }
+        self.held.settle();
         self.report.held(&self.held);
         if self.is_written {
             self.write(|| shared.maps.apply(&offered.rows, table));
         } else {
             self.renew();
         }
+        self.retry_held();
+    }
+
+    /// What did not fit may fit now.
+    fn retry_held(&mut self) {
         if self.held.is_stale && !self.held.is_empty() {
             let pause = Instant::now() + HELD_PAUSE;
             self.retry_at = Some(self.retry_at.map_or(pause, |at| at.min(pause)));
@@ -200,7 +212,7 @@ impl Worker {
         match renewed {
             Ok((rows, table)) => self.write(|| install(&*shared.maps, &subjects, &rows, table)),
             Err(refused) => {
-                self.report.refused([(&refused, None)]);
+                self.report.state_refused(&refused, None);
                 self.retry_at = Some(self.next_attempt());
             }
         }
@@ -213,7 +225,8 @@ impl Worker {
         match written {
             Ok(()) => {
                 self.is_written = true;
-                self.report.in_force(&self.shared.compiler(), &self.held);
+                let unjudged = self.shared.unjudged().clone();
+                self.report.in_force(&self.shared.compiler(), &self.held, unjudged.as_deref());
             }
             Err(error) => self.not_written(&error),
         }

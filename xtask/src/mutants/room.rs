@@ -16,7 +16,7 @@ pub(super) struct Room {
 }
 
 /// The rooms of a run that names none: the goal is 90 % in the first eight.
-const DEFAULT: [&str; 14] = [
+const DEFAULT: [&str; 16] = [
     "registry",
     "watch",
     "attach",
@@ -29,11 +29,18 @@ const DEFAULT: [&str; 14] = [
     "cni",
     "desired",
     "events",
+    "policy",
+    "ferrule-policy",
     "vif",
     "ctl",
 ];
-/// The crates with a goal of their own, and their packages.
-const CRATES: [(&str, &str); 3] = [("shim", "ferrule-shim"), ("vif", "ferrule-vif"), ("ctl", "ferrulectl")];
+/// The crates with a goal of their own: their rooms, packages and folders. One room of the agent is `policy`.
+const CRATES: [(&str, &str, &str); 4] = [
+    ("shim", "ferrule-shim", "shim/src"),
+    ("vif", "ferrule-vif", "vif/src"),
+    ("ctl", "ferrulectl", "ctl/src"),
+    ("ferrule-policy", "ferrule-policy", "policy/src"),
+];
 const AGENT: &str = "ferrule-agent";
 /// Tests that wait or try much, by path: they judge only the rooms in their path.
 const SLOW: [&str; 4] = ["api::", "observe::", "registry::store::", "trace::"];
@@ -76,10 +83,10 @@ pub(super) fn all(root: &Path) -> Result<Vec<Room>> {
         .filter(|name| !matches!(name.as_str(), "lib" | "main"))
         .map(Room::of_agent)
         .collect();
-    rooms.extend(CRATES.map(|(name, package)| Room {
+    rooms.extend(CRATES.map(|(name, package, folder)| Room {
         name: name.to_owned(),
         package,
-        folder: format!("{name}/src"),
+        folder: folder.to_owned(),
     }));
     rooms.sort_by(|a, b| a.name.cmp(&b.name));
     rooms.dedup();

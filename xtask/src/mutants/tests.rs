@@ -260,7 +260,8 @@ fn rooms_are_modules_of_the_agent_and_crates_and_each_has_its_files() {
     let names: Vec<String> = room::choose(&root, &[]).unwrap().into_iter().map(|room| room.name).collect();
     assert_eq!(
         names.join(" "),
-        "registry watch attach reconcile heal ipam decide shim cluster cni desired events vif ctl"
+        "registry watch attach reconcile heal ipam decide shim cluster cni desired events policy \
+         ferrule-policy vif ctl"
     );
     let config = room("config");
     assert_eq!((config.package, config.has("agent/src/config.rs")), ("ferrule-agent", true));
@@ -268,6 +269,10 @@ fn rooms_are_modules_of_the_agent_and_crates_and_each_has_its_files() {
     assert!(ipam.has("agent/src/ipam/pool.rs") && ipam.has("agent/src/ipam.rs"));
     assert!(!ipam.has("agent/src/ipam_tools/mod.rs"));
     assert_eq!(room("shim").files(), ["shim/src.rs", "shim/src/**"]);
+    let (of_agent, crate_) = (room("policy"), room("ferrule-policy"));
+    assert_eq!((of_agent.package, crate_.package), ("ferrule-agent", "ferrule-policy"));
+    assert!(of_agent.has("agent/src/policy/worker.rs") && !of_agent.has("policy/src/trace.rs"));
+    assert!(crate_.has("policy/src/trace.rs") && !crate_.has("agent/src/policy/worker.rs"));
 
     let error = room::choose(&root, &["kitchen".to_owned()]).unwrap_err().to_string();
     assert!(error.starts_with("looking for the room kitchen: failed"), "{error}");

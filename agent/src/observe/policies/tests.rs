@@ -161,3 +161,19 @@ fn what_is_not_known_or_makes_no_sense_is_refused() {
     );
     assert!(error.message().contains("every packet passes"), "{error}");
 }
+
+#[test]
+fn a_list_has_the_policies_that_cannot_be_decoded_with_the_reason() {
+    let known = shown::list(&compiler(), Counted::Local);
+    let why = || "spec: found a list, expected an object".to_owned();
+    let earlier = PolicyId::namespaced("web", "front");
+    let list = with_undecodable(known, vec![(PolicyId::cluster("odd"), why()), (earlier, why())]);
+    let [odd, front] = list.as_slice() else { panic!("{list:#?}") };
+    assert_eq!(
+        (odd.kind.as_str(), odd.name.as_str(), odd.ingress_rules),
+        ("ClusterNetworkPolicy", "odd", None)
+    );
+    assert_eq!(odd.problems, [format!("{}; nothing of the policy applies", why())]);
+    assert_eq!((front.name.as_str(), front.ingress_rules), ("front", Some(1)));
+    assert_eq!(front.problems, [format!("{}; the last decodable version applies", why())]);
+}

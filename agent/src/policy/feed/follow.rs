@@ -125,6 +125,11 @@ impl Feed {
                     watches.remove(name).await;
                 }
                 if let Some(generation) = now.generation() {
+                    let wait = self.inner().state.spread().mul_f64(fastrand::f64());
+                    tokio::select! {
+                        _ = wanted.changed() => continue,
+                        () = sleep(wait) => {}
+                    }
                     self.add_peers(watches, generation);
                 }
                 running = now.generation();

@@ -15,6 +15,7 @@ use std::{
     mem::take,
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use ferrule_policy::{Change, PolicyId};
@@ -72,6 +73,8 @@ pub(super) struct State {
     own: Option<Vec<IpAddr>>,
     /// What the enforcer was last told to be missing.
     expected: Vec<&'static str>,
+    /// The cluster had no policy before.
+    is_first: bool,
 }
 
 /// The state of enforcement.
@@ -92,6 +95,10 @@ struct List {
     held: HashMap<ObjectKey, (String, Box<Change>)>,
 }
 
+/// 500 nodes list their peers in a second.
+const FOR_NODE: Duration = Duration::from_millis(2);
+/// What it may add to the time until the first policy is in force, and ADDs wait.
+const MAX_SPREAD: Duration = Duration::from_secs(2);
 const POLICIES: [Kind; 2] = [Kind::NetworkPolicy, Kind::ClusterNetworkPolicy];
 const PEERS: [Kind; 3] = [Kind::Namespace, Kind::Pod, Kind::Service];
 
@@ -109,6 +116,7 @@ impl State {
             has_nodes: false,
             own: None,
             expected: Vec::new(),
+            is_first: false,
         }
     }
 
@@ -230,6 +238,13 @@ impl State {
         missing
     }
 
+    /// The longest wait before peers are listed: all nodes see the first policy of the cluster at once. None
+    /// at start, when nodes come one after the other.
+    pub(super) fn spread(&self) -> Duration {
+        let nodes = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        if self.is_first { FOR_NODE.saturating_mul(nodes).min(MAX_SPREAD) } else { Duration::ZERO }
+    }
+
     pub(super) fn node_names(&self) -> impl Iterator<Item = &str> {
         self.nodes.values().map(|node| node.name())
     }
@@ -239,6 +254,7 @@ impl State {
         match self.phase {
             Phase::Unlisted | Phase::Gathering if lacks_policies => orders.extend(self.open()),
             Phase::Unlisted | Phase::Open if !self.policies.is_empty() => {
+                self.is_first = self.phase == Phase::Open;
                 self.phase = Phase::Gathering;
                 self.generation += 1;
                 orders.extend(self.gather());

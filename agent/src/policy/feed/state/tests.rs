@@ -344,3 +344,23 @@ fn a_cluster_policy_in_an_open_cluster_gathers_after_its_own_list() {
     test.listed(Kind::ClusterNetworkPolicy);
     assert_eq!(test.taken(), ["replace [+ClusterNetworkPolicy c@1, +node a, own 1]"]);
 }
+
+#[test]
+fn the_first_policy_of_a_cluster_spreads_the_lists_of_its_nodes_and_a_start_waits_for_nothing() {
+    let join = |test: &mut Test, nodes: std::ops::Range<usize>| {
+        for n in nodes {
+            let orders = test.state.apply_node(&Watched::Applied(node(&format!("n{n}"))));
+            test.note(orders);
+        }
+    };
+    let mut start = Test::new();
+    join(&mut start, 0..100);
+    start.set(Kind::NetworkPolicy, "n/p", "1");
+    assert_eq!((start.state.phase(), start.state.spread()), (Phase::Gathering, Duration::ZERO));
+    let mut first = Test::open();
+    join(&mut first, 0..99);
+    first.set(Kind::NetworkPolicy, "n/p", "1");
+    assert_eq!(first.state.spread(), Duration::from_millis(200));
+    join(&mut first, 100..5000);
+    assert_eq!(first.state.spread(), Duration::from_secs(2));
+}

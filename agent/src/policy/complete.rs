@@ -1,0 +1,30 @@
+//! Compiles a complete state, of which some policies may not fit.
+
+use ferrule_policy::{Change, Compiler, Refused};
+
+use super::{batch::Offered, queue::Queue, stub::stub};
+
+/// Applies a complete state to an empty compiler. Returns the policies that do not fit: stubs stand in for
+/// them. Each policy is offered at most log₂ n + 2 times, so that few refusals cost little and many an end.
+///
+/// # Errors
+/// If the state does not fit, whatever the rules of policies say.
+pub(super) fn compile(
+    compiler: &mut Compiler,
+    state: &Queue,
+    endpoints: &[Change],
+) -> Result<Vec<(Change, Refused)>, Refused> {
+    let all = || state.iter().chain(endpoints);
+    match compiler.apply(all().cloned()) {
+        Ok(_) => return Ok(Vec::new()),
+        Err(refused) if refused.policy.is_none() => return Err(refused),
+        Err(_) => {}
+    }
+    compiler.apply(all().map(|change| match change {
+        Change::Policy(policy) => Change::Policy(stub(policy)),
+        _ => change.clone(),
+    }))?;
+    let mut offered = Offered::default();
+    offered.offer(compiler, state.iter().filter(|it| matches!(it, Change::Policy(_))).cloned());
+    Ok(offered.refused)
+}
