@@ -112,6 +112,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Traffic, times and memory with network policies
+    Policy {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Time from a crash until a new agent serves
     Start {
         /// Arguments of the benchmark
@@ -152,6 +158,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
         Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),
         Verb::Bench { what: Bench::Nodes { args } } => return show::bench(&ws, "nodes", &args),
+        Verb::Bench { what: Bench::Policy { args } } => return show::bench(&ws, "policy", &args),
         Verb::Bench { what: Bench::Start { args } } => return show::bench(&ws, "start", &args),
         Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,

@@ -11,7 +11,7 @@ use crate::{One, machine::Machine, results::Results};
 /// Where the report goes, and how long it takes.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Directory of report.md, report.json and dataplane.svg.
+    /// Directory of report.md, report.json, dataplane.svg and policy.svg.
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
     /// Few and short measurements, to check that everything runs: the figures mean nothing.
@@ -33,10 +33,15 @@ struct Part {
 }
 
 /// Names, and the options of a quick run.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 6] = [
     ("add", "--iterations 2 --parallel 2 --burst 4 --workers 2 --rounds 1 --full 0"),
     ("dataplane", "--rounds 1 --milliseconds 50 --pods 0"),
     ("nodes", "--rounds 1 --milliseconds 50 --others 20 --joins 2"),
+    (
+        "policy",
+        "--rounds 1 --milliseconds 50 --rules 200 --events 2 --large 1 --pods 60 --namespaces 6 --policies 8 \
+         --local 4",
+    ),
     ("watch", "--events 100 --pods 5 --many 0 --waits 2 --lists 1 --idle 1"),
     ("start", "--pods 3 --rounds 2"),
 ];

@@ -9,14 +9,18 @@ mod cpu;
 mod dataplane;
 mod machine;
 mod markdown;
+mod memory;
 mod nodes;
 mod phases;
+mod policy;
 mod rates;
 mod report;
 mod results;
 mod start;
 mod stats;
+mod table;
 mod target;
+mod typical;
 mod watch;
 mod wave;
 
@@ -50,6 +54,8 @@ enum One {
     Dataplane(dataplane::Options),
     /// Traffic between pods of two nodes, compared with other paths, and the time to reach a new node.
     Nodes(nodes::Options),
+    /// Cost of network policies: traffic, time from an event until enforced, memory.
+    Policy(policy::Options),
     /// Downtime of the agent after a crash.
     Start(start::Options),
     /// Cost of watching the API server: events, memory, lists, waiting ADDs.
@@ -78,6 +84,7 @@ impl One {
             Self::Add(options) => Box::new(add::run(options)?),
             Self::Dataplane(options) => Box::new(dataplane::run(options)?),
             Self::Nodes(options) => Box::new(nodes::run(options)?),
+            Self::Policy(options) => Box::new(policy::run(options)?),
             Self::Start(options) => Box::new(start::run(options)?),
             Self::Watch(options) => Box::new(watch::run(options)?),
         })

@@ -3,7 +3,6 @@
 //! All paths exist on one node at the same time, and each round measures every path once, so that other load
 //! of the machine affects all of them. The result of a path is the median of its rounds.
 
-mod chart;
 mod flood;
 mod flows;
 mod goal;

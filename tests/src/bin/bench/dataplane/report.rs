@@ -4,13 +4,14 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::{
-    chart::{Bar, Chart, Group},
-    goal::GOALS,
-    path,
-};
+use super::{goal::GOALS, path};
 use crate::{
-    rates::{comparison::Comparison, load::Load, tables},
+    rates::{
+        chart::{Bar, Chart, Group},
+        comparison::Comparison,
+        load::Load,
+        tables,
+    },
     results::Results,
 };
 

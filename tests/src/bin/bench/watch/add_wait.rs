@@ -8,17 +8,17 @@ use std::{
 use anyhow::{anyhow, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
+    cluster::NODE,
     pod::{NAMESPACE, Pod, VIF},
 };
 use serde_json::{Value, json};
 
-use super::{
-    table::{Goal, Table},
-    testbed::{self, Testbed},
-};
+use super::testbed::Testbed;
 use crate::{
     stats::Series,
+    table::{Goal, Table},
     target::{Name, Target},
+    typical,
 };
 
 /// VIFs come from annotations.
@@ -92,7 +92,7 @@ fn waiting(
 
 fn create(testbed: &Testbed<'_>, name: &str, vif: Option<&str>) -> anyhow::Result<Pod> {
     let pod = testbed.node.pod(name)?;
-    let mut object = testbed::pod(name);
+    let mut object = typical::pod(NAMESPACE, name, NODE);
     json_patch::merge(&mut object, &json!({ "metadata": { "uid": pod.uid } }));
     let object: Value = vif.map_or(object.clone(), |vif| objects::with_annotation(object, VIF, vif));
     testbed.cluster.api.create(Resource::Pods, object)?;

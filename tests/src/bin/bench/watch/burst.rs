@@ -16,11 +16,11 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::{
+use super::testbed::{TIMEOUT, Testbed, name};
+use crate::{
+    stats::Series,
     table::{Goal, Table},
-    testbed::{TIMEOUT, Testbed, name},
 };
-use crate::stats::Series;
 
 const ROUNDS: usize = 3;
 const APPLIED: &str = r#"ferrule_watch_events_total{source="pods",kind="applied"}"#;

@@ -2,7 +2,8 @@
 
 use std::{thread, time::Duration};
 
-use super::{table::Table, testbed::Testbed};
+use super::testbed::Testbed;
+use crate::table::Table;
 
 /// Average lifetime of a watch, in seconds: random between 300 and 600.
 const OPEN: f64 = 450.0;

@@ -13,11 +13,11 @@ use ferrule_tests::{
     sys::wait_until,
 };
 
-use super::{
+use super::testbed::{TIMEOUT, Testbed};
+use crate::{
+    stats::Series,
     table::{Goal, Table},
-    testbed::{TIMEOUT, Testbed},
 };
-use crate::stats::Series;
 
 /// How the server sends a list.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -2,21 +2,21 @@
 
 use std::fmt::Write as _;
 
-pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) groups: Vec<Group>,
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    pub(crate) groups: Vec<Group>,
 }
 
-pub(super) struct Group {
-    pub(super) name: String,
-    pub(super) bars: Vec<Bar>,
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) bars: Vec<Bar>,
 }
 
-pub(super) struct Bar {
-    pub(super) name: String,
+pub(crate) struct Bar {
+    pub(crate) name: String,
     /// Of the longest bar's; not a number if nothing was measured.
-    pub(super) share: f64,
-    pub(super) is_ours: bool,
+    pub(crate) share: f64,
+    pub(crate) is_ours: bool,
 }
 
 // In pixels.
@@ -45,7 +45,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 // === impl Chart ===
 
 impl Chart {
-    pub(super) fn to_svg(&self) -> String {
+    pub(crate) fn to_svg(&self) -> String {
         let rows: usize = self.groups.iter().map(|it| it.bars.len()).sum();
         let height = HEAD * (1.0 + self.groups.len() as f64) + ROW * rows as f64 + ROW / 2.0;
         let longest = self.groups.iter().flat_map(|it| &it.bars).map(|it| it.share).fold(1.0, f64::max);

@@ -1,0 +1,117 @@
+//! Traffic between two pods without policies, with few rules and with many.
+//!
+//! The ways differ by what is in the cluster, so that a round creates and deletes policies between its
+//! measurements; every other round goes through the ways in the other order.
+
+use std::{thread, time::Duration};
+
+use ferrule_tests::pod::Pod;
+
+use super::{
+    bed::{Bed, v4},
+    linear::Linear,
+    rules::{self, PAIR, WITNESS},
+};
+use crate::rates::{
+    comparison::Comparison,
+    load::{Cores, Load},
+    path::Path,
+};
+
+pub(super) const NONE: &str = "no policy";
+pub(super) const FEW: &str = "few rules";
+pub(super) const MANY: &str = "many rules";
+pub(super) const FEW_LINEAR: &str = "ptp, few rules";
+pub(super) const MANY_LINEAR: &str = "ptp, many rules in a list";
+
+pub(super) const LOADS: [Load; 2] = [Load::RequestResponse, Load::ConnectRequestResponse];
+const WAYS: [&str; 5] = [NONE, FEW, MANY, FEW_LINEAR, MANY_LINEAR];
+/// The agent works for a moment after a change.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// The pods, and what is in force.
+struct Scene<'a> {
+    bed: &'a Bed<'a>,
+    server: Pod,
+    /// Reaches the server as long as there is no policy.
+    stranger: Pod,
+    /// Reaches the server with no policy, and with many rules.
+    witness: Pod,
+    few: Vec<(String, serde_json::Value)>,
+    many: Vec<(String, serde_json::Value)>,
+    has_few: bool,
+    has_many: bool,
+}
+
+pub(super) fn comparison() -> Comparison {
+    Comparison::new("Policies", WAYS.into(), LOADS.map(|load| (load, Cores::Same)))
+}
+
+pub(super) fn measure(
+    bed: &Bed<'_>,
+    rounds: usize,
+    duration: Duration,
+    count: usize,
+) -> anyhow::Result<Comparison> {
+    let [client, server] = [bed.attach("client", PAIR)?, bed.attach("server", PAIR)?];
+    let path = Path::new("ferrule", &client, &server, v4(&server)?);
+    let linear = Linear::new(bed.node)?;
+    let mut scene = Scene {
+        bed,
+        server,
+        stranger: bed.attach("stranger", "stranger")?,
+        witness: bed.attach("witness", WITNESS)?,
+        few: rules::few(path.listen.port()),
+        many: rules::many(count),
+        has_few: false,
+        has_many: false,
+    };
+    let mut comparison = comparison();
+    for round in 0..=rounds {
+        eprintln!("policy: round {round} of {rounds}");
+        let mut ways: Vec<usize> = (0..WAYS.len()).collect();
+        if round % 2 == 1 {
+            ways.reverse();
+        }
+        for way in ways {
+            let path = match WAYS.get(way).copied().unwrap_or_default() {
+                FEW_LINEAR => linear.set(0).map(|()| &linear.path)?,
+                MANY_LINEAR => linear.set(count).map(|()| &linear.path)?,
+                policies => scene.set(policies != NONE, policies == MANY).map(|()| &path)?,
+            };
+            thread::sleep(SETTLE);
+            for row in &mut comparison.rows {
+                row.push(way, row.load.measure(path, row.cores, duration)?);
+            }
+        }
+        // The first round warms caches and neighbour entries up.
+        if round == 0 {
+            comparison.clear();
+        }
+    }
+    Ok(comparison)
+}
+
+// === impl Scene ===
+
+impl Scene<'_> {
+    /// Creates and deletes policies, and waits until exactly they are in force.
+    fn set(&mut self, few: bool, many: bool) -> anyhow::Result<()> {
+        let turns = [(few, &mut self.has_few, &self.few), (many, &mut self.has_many, &self.many)];
+        for (wanted, has, policies) in turns {
+            if wanted != *has {
+                let turn = |(name, spec): &(String, serde_json::Value)| {
+                    if wanted {
+                        self.bed.create_policy(name, spec.clone())
+                    } else {
+                        self.bed.delete_policy(name)
+                    }
+                };
+                policies.iter().try_for_each(turn)?;
+                *has = wanted;
+            }
+        }
+        self.bed.wait_until_reached(&self.stranger, &self.server, !few)?;
+        self.bed.wait_until_reached(&self.witness, &self.server, many || !few)
+    }
+}
