@@ -11,9 +11,11 @@ use agent_common::{
     event::{CAPTURE, DropRecord, FlowRecord, FlowStats, kind},
 };
 use aya_ebpf::{
+    bindings::__sk_buff,
     btf_maps::{LruPerCpuHashMap, RingBuf},
     helpers::generated::bpf_ktime_get_boot_ns,
     macros::btf_map,
+    programs::TcContext,
 };
 
 use crate::{flow_key::Key, packet::Packet, policy, vifs};
@@ -65,10 +67,32 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_boot_ns() }
 }
 
-/// Records a dropped packet of an interface, or one that passes because its pod is only audited. `direction`
-/// is one of [`direction`](agent_common::event::direction).
+/// Records a dropped packet of an interface. `direction` is one of
+/// [`direction`](agent_common::event::direction).
+#[inline(always)]
+pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReason) {
+    ferrule_record_drop(packet.context(), ifindex, direction, reason as u32, 0);
+}
+
+/// Records a dropped packet, or one that passes because its pod is only audited.
+///
+/// A global function: the verifier walks it once, and not with each state in which a program calls it.
 #[inline(never)]
-pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReason, is_audited: bool) {
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_record_drop(
+    skb: *mut __sk_buff,
+    ifindex: u32,
+    direction: u32,
+    reason: u32,
+    is_audited: u32,
+) -> u32 {
+    let ctx = TcContext::new(skb);
+    record_drop(&Packet::of_caller(&ctx), ifindex, direction, reason, is_audited);
+    0
+}
+
+#[inline(always)]
+fn record_drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: u32, is_audited: u32) {
     let time = now();
     let key = BudgetKey { ifindex, direction: direction as u16, reason: reason as u16 };
     let Some(budget) = spend(key, &DROPS, time) else { return };
@@ -87,7 +111,7 @@ pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReaso
             time,
             ifindex,
             generation: vifs::find(ifindex).map_or(0, |vif| vif.generation),
-            reason: reason as u32,
+            reason,
             len: packet.len(),
             suppressed,
             lost,
@@ -96,7 +120,7 @@ pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReaso
             ruleset,
             class,
             bit,
-            audit: is_audited.into(),
+            audit: is_audited,
             head: [0; CAPTURE],
         });
         (*slot).captured = packet.capture(&mut (*slot).head);

@@ -18,9 +18,13 @@ pub struct Key {
     high: Address,
     low_port: u16,
     high_port: u16,
-    protocol: u8,
-    reserved: [u8; 3],
+    protocol: Padded<u32>,
 }
+
+/// A byte and zeros behind it, as one word: LLVM makes a loop of the zeros of an array.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Padded<T>(T);
 
 const _: () = assert!(size_of::<Key>() == size_of::<FlowKey>());
 const _: () = assert!(offset_of!(Key, low) == offset_of!(FlowKey, low));
@@ -37,6 +41,36 @@ fn ends(protocol: u8, transport: Transport) -> Option<[u16; 2]> {
         ICMP if matches!(transport.icmp_type(), 0 | 8) => Some([transport.echo_id(); 2]),
         ICMPV6 if matches!(transport.icmp_type(), 128 | 129) => Some([transport.echo_id(); 2]),
         _ => None,
+    }
+}
+
+// === impl Padded ===
+
+impl From<u8> for Padded<u32> {
+    #[inline(always)]
+    fn from(byte: u8) -> Self {
+        Self(u32::from(byte).to_le())
+    }
+}
+
+impl From<u8> for Padded<u64> {
+    #[inline(always)]
+    fn from(byte: u8) -> Self {
+        Self(u64::from(byte).to_le())
+    }
+}
+
+impl Padded<u32> {
+    #[inline(always)]
+    pub fn byte(self) -> u8 {
+        u32::from_le(self.0) as u8
+    }
+}
+
+impl Padded<u64> {
+    #[inline(always)]
+    pub fn byte(self) -> u8 {
+        u64::from_le(self.0) as u8
     }
 }
 
@@ -85,8 +119,7 @@ impl Key {
             high: Address::from_words([c ^ upper, d ^ lower]),
             low_port: port ^ ports,
             high_port: other_port ^ ports,
-            protocol,
-            reserved: [0; 3],
+            protocol: protocol.into(),
         }
     }
 

@@ -19,7 +19,10 @@
 //! evict the longest unused of all.
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
-use aya_ebpf::{Global, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
+use aya_ebpf::{
+    Global, bindings::__sk_buff, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map,
+    programs::TcContext,
+};
 
 use crate::{
     address::Address,
@@ -68,7 +71,8 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
         return false;
     };
     if icmp::is_error(meta, transport) {
-        return quote_belongs_to_stack(packet, meta.family, meta.payload + icmp::ERROR);
+        let (is_v6, quote) = (meta.family as u32, (meta.payload + icmp::ERROR) as u32);
+        return ferrule_find_quoted(packet.context(), is_v6, quote) != 0;
     }
     is_recorded(meta.source, meta.destination, meta.protocol, transport)
 }
@@ -197,7 +201,17 @@ fn now() -> u32 {
 }
 
 /// Whether the packet quoted in an ICMP error belongs to a recorded flow.
+///
+/// A global function: the verifier walks it once, and not with each state in which a program calls it.
 #[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_find_quoted(skb: *mut __sk_buff, is_v6: u32, quote: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    let family = if is_v6 != 0 { Family::Ipv6 } else { Family::Ipv4 };
+    quote_belongs_to_stack(&Packet::of_caller(&ctx), family, quote as usize).into()
+}
+
+#[inline(always)]
 fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> bool {
     let (source, destination, protocol, payload) = match family {
         Family::Ipv4 => match packet.copy::<Ipv4>(quote) {

@@ -59,12 +59,13 @@ fn forward(
     subject: &Subject,
 ) -> Result<Outcome, DropReason> {
     let target = past_stack(packet, meta, vif)?;
-    if policy::leaves(packet, meta, subject, target.is_none())? {
+    // Of a remote pod: none of this node.
+    let to = target.map_or(flows::REMOTE, |target| target.peer);
+    if policy::passes(packet, meta, subject, to, target.is_none())? {
         packet.stamp(Stamp::Service);
     }
     let Some(target) = target else { return Ok(Outcome::Stack) };
     if target.peer != flows::REMOTE {
-        policy::reaches(packet, meta, target.peer, packet.ifindex())?;
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;
         return Ok(Outcome::Local { ifindex: target.peer });

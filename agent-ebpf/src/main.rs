@@ -163,7 +163,7 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, Drop
                 refuse(packet, Direction::Ingress, reason);
             } else {
                 links::drop(ifindex, reason);
-                events::drop(packet, ifindex, direction::LINK, reason, false);
+                events::drop(packet, ifindex, direction::LINK, reason);
             }
             debug!(ctx, "if {}: from the link dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
@@ -189,7 +189,7 @@ pub fn to_link(ctx: TcContext) -> i32 {
 fn refuse(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
     let (ifindex, direction) = policy::place(reason).unwrap_or((packet.ifindex(), direction));
     counters::drop(ifindex, direction, reason);
-    events::drop(packet, ifindex, direction as u32, reason, false);
+    events::drop(packet, ifindex, direction as u32, reason);
 }
 
 #[panic_handler]

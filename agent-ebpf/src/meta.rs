@@ -3,6 +3,7 @@
 use core::mem::offset_of;
 
 use agent_common::DropReason;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use crate::{
     address::Address,
@@ -136,7 +137,9 @@ impl Meta {
             transport: Transport::new([0; 8]),
         };
         if is_extension(ip.next_header) {
-            let skipped = Skipped::unpack(skip_extensions(packet, ip.next_header));
+            let packed = ferrule_skip_extensions(packet.context(), ip.next_header.into());
+            // `black_box`: LLVM knows the function's bounds, and the verifier does not.
+            let skipped = Skipped::unpack(core::hint::black_box(packed));
             (meta.protocol, meta.fragment) = (skipped.protocol, skipped.fragment);
             (meta.payload, meta.extensions) = (usize::from(skipped.payload), skipped.extensions);
         }
@@ -169,19 +172,6 @@ impl Meta {
         self.fragment.into()
     }
 
-    /// The identification of a fragmented packet. Of an IPv6 packet that has more extension headers behind
-    /// the fragment header, something else.
-    #[inline(always)]
-    pub fn fragment_id(&self, packet: &Packet<'_>, is_v6: bool) -> [u8; 4] {
-        if is_v6 {
-            // The last field of the header.
-            packet.copy(self.payload - size_of::<[u8; 4]>()).unwrap_or_default()
-        } else {
-            let [a, b] = packet.copy(L3 + offset_of!(Ipv4, id)).unwrap_or_default();
-            [0, 0, a, b]
-        }
-    }
-
     /// Whether a router may forward the packet as it is, but for its size.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
@@ -211,8 +201,7 @@ impl Meta {
     /// The flags of a TCP header that is no later fragment; none if the frame ends before.
     #[inline(always)]
     pub fn tcp_flags(&self, packet: &Packet<'_>) -> u8 {
-        let [flags] = packet.copy(self.payload + TCP_FLAGS).unwrap_or_default();
-        flags
+        tcp_flags(packet, self.payload)
     }
 
     /// Type of an ICMPv6 message that directly follows the IPv6 header.
@@ -244,6 +233,26 @@ impl Meta {
     }
 }
 
+/// The identification of a fragmented packet, by the offset of its payload. Of an IPv6 packet that has more
+/// extension headers behind the fragment header, something else.
+#[inline(always)]
+pub fn fragment_id(packet: &Packet<'_>, payload: usize, is_v6: bool) -> [u8; 4] {
+    if is_v6 {
+        // The last field of the header.
+        packet.copy(payload - size_of::<[u8; 4]>()).unwrap_or_default()
+    } else {
+        let [a, b] = packet.copy(L3 + offset_of!(Ipv4, id)).unwrap_or_default();
+        [0, 0, a, b]
+    }
+}
+
+/// As [`Meta::tcp_flags`], by the offset of the header.
+#[inline(always)]
+pub fn tcp_flags(packet: &Packet<'_>, payload: usize) -> u8 {
+    let [flags] = packet.copy(payload + TCP_FLAGS).unwrap_or_default();
+    flags
+}
+
 /// What is behind extension headers.
 struct Skipped {
     protocol: u8,
@@ -261,10 +270,15 @@ fn is_extension(next_header: u8) -> bool {
 
 /// Finds the transport header behind extension headers: a packed [`Skipped`], because the verifier lets a
 /// function return one integer.
+///
+/// A global function: the verifier walks it once, and not with each state in which a program calls it.
 #[inline(never)]
-fn skip_extensions(packet: &Packet<'_>, next_header: u8) -> u64 {
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_skip_extensions(skb: *mut __sk_buff, next_header: u32) -> u64 {
+    let ctx = TcContext::new(skb);
+    let packet = Packet::of_caller(&ctx);
     let mut found = Skipped {
-        protocol: next_header,
+        protocol: next_header as u8,
         extensions: NO_EXTENSIONS,
         fragment: 0,
         payload: IPV6_PAYLOAD as u16,

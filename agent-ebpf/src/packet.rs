@@ -4,7 +4,7 @@ use core::mem::{MaybeUninit, offset_of};
 
 use agent_common::{DropReason, TUNNEL_VNI};
 use aya_ebpf::{
-    bindings::{BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_fib_lookup, bpf_tunnel_key},
+    bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_fib_lookup, bpf_tunnel_key},
     helpers::generated::{
         self, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
     },
@@ -79,6 +79,20 @@ impl<'a> Packet<'a> {
         let mut packet = Self { ctx, ifindex };
         packet.pull(Self::HEADERS);
         packet
+    }
+
+    /// The packet of a program that calls a global function, in that function.
+    #[inline(always)]
+    pub fn of_caller(ctx: &'a TcContext) -> Self {
+        // SAFETY: the kernel passes a valid context.
+        Self { ctx, ifindex: unsafe { (*ctx.skb.skb).ifindex } }
+    }
+
+    /// The context, for a global function: the verifier walks such a function once, and not with each state
+    /// in which a program calls it.
+    #[inline(always)]
+    pub fn context(&self) -> *mut __sk_buff {
+        self.ctx.skb.skb
     }
 
     /// Copies the headers of neighbour discovery into the linear data.

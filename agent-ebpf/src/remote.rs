@@ -49,7 +49,7 @@ pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result
     if !is_plain || !node.is_fast() {
         return Ok(Inbound::STACK);
     }
-    policy::reaches(packet, meta, endpoint.ifindex, 0)?;
+    policy::reaches(packet, meta, endpoint.ifindex)?;
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
     delivery::rewrite(packet, meta, &endpoint.mac)?;
     Ok(Inbound::to_pod(endpoint.ifindex))

@@ -5,15 +5,17 @@ use core::{cell::Cell, mem::offset_of};
 
 use agent_common::{
     DropReason,
+    event::direction,
     policy::{FragmentKey, PeerKey, Subject, ViewKey},
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
 use crate::{
     address::Address,
+    flow_key::Padded,
     headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
     icmp,
-    meta::{Family, Meta},
+    meta::{self, Family, Meta},
     packet::Packet,
 };
 
@@ -27,12 +29,20 @@ pub struct Case {
     pub ends: Cell<Ends>,
     /// The first eight bytes behind the IP headers; valid with [`Case::HAS_TRANSPORT`].
     transport: Cell<Transport>,
+    shape: Cell<Shape>,
     /// The packet quoted in an ICMP error; valid with [`Case::HAS_QUOTE`].
     pub quote: Cell<Ends>,
     quote_transport: Cell<Transport>,
     /// A set of the flags below.
     pub flags: Cell<u32>,
     pub tcp_flags: Cell<u32>,
+
+    /// The ends, and what judges them: an end that no policy judges, and one that is not of this node, is
+    /// open.
+    pub sender: Cell<End>,
+    pub receiver: Cell<End>,
+    pub sends: Cell<Subject>,
+    pub receives: Cell<Subject>,
 
     /// The end that is judged.
     pub end: Cell<End>,
@@ -55,15 +65,25 @@ pub struct Case {
     pub displaced: Cell<ViewKey>,
 }
 
+/// Where the parts of a packet are.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Shape {
+    /// Offset of the transport header.
+    payload: u32,
+    /// Flag "more fragments" and offset, as in IPv4.
+    fragment: u16,
+    is_v6: u16,
+}
+
 /// A `FragmentKey` whose addresses are words.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Ends {
     pub source: Address,
     pub destination: Address,
-    pub id: [u8; 4],
-    pub protocol: u8,
-    pub reserved: [u8; 3],
+    pub id: u32,
+    pub protocol: Padded<u32>,
 }
 
 /// A `ViewKey` whose address is words.
@@ -74,8 +94,7 @@ pub struct View {
     pub ifindex: u32,
     pub own_port: u16,
     pub peer_port: u16,
-    pub protocol: u8,
-    pub reserved: [u8; 7],
+    pub protocol: Padded<u64>,
 }
 
 /// A `PeerKey` whose address is words, and padding.
@@ -175,6 +194,13 @@ pub fn get() -> Option<&'static Case> {
     POLICY_CASE.get_ptr(0).map(|case| unsafe { &*case })
 }
 
+/// Field by field: LLVM would copy the whole in a loop.
+#[inline(always)]
+fn copy(subject: Option<&Subject>) -> Subject {
+    let Subject { ingress, egress, table, epoch, flags } = *subject.unwrap_or(&Case::UNKNOWN);
+    Subject { ingress, egress, table, epoch, flags }
+}
+
 /// Source and destination port. An echo has its identifier at the end that asks. Without ports: zeros.
 #[inline(always)]
 fn ports(protocol: u8, transport: Transport) -> [u16; 2] {
@@ -192,17 +218,6 @@ fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-#[inline(always)]
-fn is_v6(meta: &Meta) -> bool {
-    opaque(meta.family as u64) != 0
-}
-
-/// The same number, which the verifier takes for another one.
-#[inline(always)]
-pub fn opaque(number: u64) -> u64 {
-    number & core::hint::black_box(u64::MAX)
-}
-
 // === impl Case ===
 
 impl Case {
@@ -211,45 +226,66 @@ impl Case {
     pub const FIRST_FRAGMENT: u32 = 4;
     pub const LATER_FRAGMENT: u32 = 8;
 
-    /// Notes what is to be known of a packet.
-    ///
-    /// What is compared is opaque: the verifier would remember the result in the caller's copy, too, and walk
-    /// the rest of the program once for each.
+    /// Of an end without a row in `SUBJECTS`: the flag is in no row.
+    const UNKNOWN: Subject = Subject { ingress: 0, egress: 0, table: 0, epoch: 0, flags: Self::UNKNOWN_FLAG };
+    const UNKNOWN_FLAG: u32 = 1 << 31;
+
+    /// Notes a packet.
     #[inline(always)]
-    pub fn fill(&self, packet: &Packet<'_>, meta: &Meta) {
-        let mut ends = Ends {
-            source: meta.source,
-            destination: meta.destination,
-            id: [0; 4],
-            protocol: meta.protocol,
-            reserved: [0; 3],
-        };
-        let mut flags = 0;
-        let fragment = opaque(meta.fragment());
+    pub fn note(&self, meta: &Meta) {
+        self.ends.set(Ends::new(meta.source, meta.destination, meta.protocol));
+        self.transport.set(meta.first_bytes());
+        self.shape.set(Shape {
+            payload: meta.payload as u32,
+            fragment: meta.fragment() as u16,
+            is_v6: meta.family as u16,
+        });
+    }
+
+    /// Reads what else is to be known of the noted packet.
+    #[inline(always)]
+    pub fn fill(&self, packet: &Packet<'_>) {
+        let (Shape { payload, fragment, is_v6 }, mut ends) = (self.shape.get(), self.ends.get());
+        let (payload, is_v6, mut flags) = (payload as usize, is_v6 != 0, 0);
+        let is_later = fragment & Ipv4::OFFSET != 0;
         if fragment != 0 {
-            let is_later = fragment & u64::from(Ipv4::OFFSET) != 0;
             flags = if is_later { Self::LATER_FRAGMENT } else { Self::FIRST_FRAGMENT };
-            ends.id = meta.fragment_id(packet, is_v6(meta));
+            ends.id = u32::from_ne_bytes(meta::fragment_id(packet, payload, is_v6));
+            self.ends.set(ends);
         }
-        self.ends.set(ends);
         self.tcp_flags.set(0);
-        let payload = opaque(meta.payload as u64) as usize;
-        let has_transport = payload + size_of::<Transport>() <= packet.len() as usize;
-        if has_transport && fragment & u64::from(Ipv4::OFFSET) == 0 {
-            let (transport, protocol) = (meta.first_bytes(), opaque(meta.protocol.into()) as u8);
+        if payload + size_of::<Transport>() <= packet.len() as usize && !is_later {
             flags |= Self::HAS_TRANSPORT;
-            self.transport.set(transport);
+            let protocol = ends.protocol.byte();
             if protocol == TCP {
-                self.tcp_flags.set(meta.tcp_flags(packet).into());
+                self.tcp_flags.set(meta::tcp_flags(packet, payload).into());
             }
-            let family = if is_v6(meta) { Family::Ipv6 } else { Family::Ipv4 };
-            if icmp::is_error_of(family, protocol, transport)
+            let family = if is_v6 { Family::Ipv6 } else { Family::Ipv4 };
+            if icmp::is_error_of(family, protocol, self.transport.get())
                 && self.fill_quote(packet, family, payload + icmp::ERROR)
             {
                 flags |= Self::HAS_QUOTE;
             }
         }
         self.flags.set(flags);
+    }
+
+    #[inline(always)]
+    pub fn set_sender(&self, end: End, subject: Option<&Subject>) {
+        self.sender.set(end);
+        self.sends.set(copy(subject));
+    }
+
+    #[inline(always)]
+    pub fn set_receiver(&self, end: End, subject: Option<&Subject>) {
+        self.receiver.set(end);
+        self.receives.set(copy(subject));
+    }
+
+    #[inline(always)]
+    pub fn is_fragment_v6(&self) -> bool {
+        let Shape { fragment, is_v6, .. } = self.shape.get();
+        fragment != 0 && is_v6 != 0
     }
 
     #[inline(always)]
@@ -276,6 +312,12 @@ impl Case {
         true
     }
 
+    /// Whether the end that is judged has no row in `SUBJECTS`.
+    #[inline(always)]
+    pub fn is_unknown(&self) -> bool {
+        self.subject.get().flags & Self::UNKNOWN_FLAG != 0
+    }
+
     #[inline(always)]
     pub fn has(&self, flag: u32) -> bool {
         self.flags.get() & flag != 0
@@ -284,7 +326,7 @@ impl Case {
     /// The packet's ports; `None` if the packet should have ports and does not contain them.
     #[inline(always)]
     pub fn read_ports(&self) -> Option<[u16; 2]> {
-        let protocol = self.ends.get().protocol;
+        let protocol = self.ends.get().protocol.byte();
         match self.has(Self::HAS_TRANSPORT) {
             true => Some(ports(protocol, self.transport.get())),
             false if has_ports(protocol) => None,
@@ -302,7 +344,7 @@ impl Case {
     #[inline(always)]
     pub fn is_icmp_but_no_request(&self) -> bool {
         let kind = if self.has(Self::HAS_TRANSPORT) { self.transport.get().icmp_type() } else { 0 };
-        match self.ends.get().protocol {
+        match self.ends.get().protocol.byte() {
             ICMP => kind != 8,
             ICMPV6 => kind != 128,
             _ => false,
@@ -342,6 +384,22 @@ impl Case {
     }
 }
 
+// === impl End ===
+
+impl End {
+    #[inline(always)]
+    pub fn sender(ifindex: u32) -> Self {
+        let direction = direction::EGRESS;
+        Self { ifindex, direction, via: 0, origin: origin::OTHER, may_defer: 0, reserved: 0 }
+    }
+
+    #[inline(always)]
+    pub fn receiver(ifindex: u32, via: u32) -> Self {
+        let direction = direction::INGRESS;
+        Self { ifindex, direction, via, origin: origin::OTHER, may_defer: 0, reserved: 0 }
+    }
+}
+
 // === impl Question ===
 
 impl Question {
@@ -362,6 +420,6 @@ impl Question {
 impl Ends {
     #[inline(always)]
     fn new(source: Address, destination: Address, protocol: u8) -> Self {
-        Self { source, destination, id: [0; 4], protocol, reserved: [0; 3] }
+        Self { source, destination, id: 0, protocol: protocol.into() }
     }
 }

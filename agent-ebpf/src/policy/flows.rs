@@ -8,6 +8,8 @@
 //! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a
 //! second: the times below hold for 1000, and are longer with fewer.
 
+use core::mem::offset_of;
+
 use agent_common::{
     DropReason, MAX_POLICY_FLOWS, TRANSLATED_PORTS, VifEntry,
     event::direction,
@@ -23,6 +25,7 @@ use super::{
 };
 use crate::{
     address::Address,
+    flow_key::Padded,
     headers::{ACK, FIN, RST, SYN, TCP},
     vifs,
 };
@@ -47,6 +50,20 @@ const CLOSED: u64 = 60 * SECOND;
 /// The first port that kernels give to clients (`ip_local_port_range`).
 const FIRST_OF_CLIENTS: u16 = TRANSLATED_PORTS.1 + 1;
 
+/// A `View` whose fields behind the flags are zeros.
+#[repr(C)]
+struct NewView {
+    used: u64,
+    epoch: u32,
+    peer: u32,
+    flags: Padded<u64>,
+}
+
+const _: () = assert!(size_of::<NewView>() == size_of::<View>());
+const _: () = assert!(offset_of!(NewView, epoch) == offset_of!(View, epoch));
+const _: () = assert!(offset_of!(NewView, peer) == offset_of!(View, peer));
+const _: () = assert!(offset_of!(NewView, flags) == offset_of!(View, flags));
+
 /// A known flow.
 #[derive(Clone, Copy)]
 struct Found {
@@ -59,6 +76,10 @@ struct Found {
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_find_policy() -> u32 {
     let Some(case) = case::get() else { return answer::DENY };
+    if case.is_unknown() {
+        case.verdict.set(Verdict { reason: DropReason::PolicyUnknown as u32, ruleset: 0, class: 0, bit: 0 });
+        return answer::DENY;
+    }
     let ports = if case.has(Case::LATER_FRAGMENT) { fragments::ports(case) } else { case.read_ports() };
     let Some(ports) = ports else { return without_ports(case) };
     case.ports.set(ports);
@@ -145,8 +166,8 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
     }
     let (peer, own_port, peer_port) =
         if is_egress { (ends.destination, from, to) } else { (ends.source, to, from) };
-    let (ifindex, protocol) = (end.ifindex, ends.protocol);
-    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol, reserved: [0; 7] });
+    let (ifindex, protocol) = (end.ifindex, ends.protocol.byte());
+    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol: protocol.into() });
     let Some(found) = find(case) else { return ask_to_begin(case) };
     // SAFETY: an entry stays readable until the program returns. Other CPUs write to it, too; the fields are
     // copied at once.
@@ -213,7 +234,7 @@ fn find(case: &Case) -> Option<Found> {
 /// Whether the packet opens a TCP connection.
 #[inline(always)]
 fn opens(case: &Case) -> bool {
-    case.ends.get().protocol == TCP && case.tcp_flags.get() as u8 & (SYN | ACK) == SYN
+    case.ends.get().protocol.byte() == TCP && case.tcp_flags.get() as u8 & (SYN | ACK) == SYN
 }
 
 /// Notes time, answer and end of a flow. Writes only where they change something: CPUs share the line.
@@ -286,16 +307,14 @@ fn begin(case: &Case, answer: u32) {
         _ => 0,
     };
     let unjudged = if answer & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
-    let view = View {
+    let view = NewView {
         used: now(),
         epoch: case.subject.get().epoch,
         peer: case.question.get().peer,
-        flags: of_peer | of_origin | unjudged,
-        answered: 0,
-        closed_by_pod: 0,
-        closed_by_peer: 0,
-        reserved: 0,
+        flags: (of_peer | of_origin | unjudged).into(),
     };
+    // SAFETY: the same bytes (asserted above), valid whatever they are.
+    let view: &View = unsafe { &*(&raw const view).cast() };
     // Of an earlier flow, which would be found first.
     let _ = POLICY_FLOWS.remove(case.view_key());
     // Without an entry, the flow's next packet is judged once more.
@@ -339,7 +358,7 @@ fn ask(case: &Case, via: u32, question: Question) -> u32 {
             address = Address::v6(vif.ipv6);
         }
     }
-    let protocol = case.ends.get().protocol;
+    let protocol = case.ends.get().protocol.byte();
     case.peer_key.set(Peer { address, table: case.subject.get().table, padding: 0 });
     case.question.set(Question { peer, protocol, ..question });
     answer::ASK
@@ -354,11 +373,11 @@ fn quotes_known_flow(case: &Case, is_egress: bool) -> bool {
     if quote.source != ends.destination || is_egress && quote.destination != ends.source {
         return false;
     }
-    let [from, to] = case.quoted_ports(quote.protocol);
+    let [from, to] = case.quoted_ports(quote.protocol.byte());
     let (peer, own_port, peer_port) =
         if is_egress { (quote.source, to, from) } else { (quote.destination, from, to) };
-    let (ifindex, protocol) = (end.ifindex, quote.protocol);
-    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol, reserved: [0; 7] });
+    let (ifindex, protocol) = (end.ifindex, quote.protocol.byte());
+    case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol: protocol.into() });
     let Some(found) = find(case) else { return false };
     // SAFETY: as in `look_up`.
     let view = unsafe { *found.view };

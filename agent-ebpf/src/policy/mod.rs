@@ -11,9 +11,10 @@ mod places;
 mod rows;
 
 use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use self::{
-    case::{Case, End, Verdict, opaque, origin},
+    case::{Case, End, Verdict, origin},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     places::ferrule_keep_flow,
@@ -22,7 +23,7 @@ use self::{
 use crate::{
     counters::Direction,
     events,
-    meta::{Family, Meta},
+    meta::Meta,
     packet::{Packet, Stamp},
 };
 
@@ -32,51 +33,55 @@ use crate::{
 /// `PolicyUnknown`, without a row.
 #[inline(always)]
 pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, DropReason> {
-    // SAFETY: the entry stays readable until the program returns. The agent replaces the whole entry: this
-    // packet is judged by the old one or by the new one.
-    let subject = unsafe { SUBJECTS.get(VifKey { ifindex }) };
+    let subject = find(ifindex);
     if subject.is_none() {
         note_unknown(ifindex, direction as u32);
     }
     subject.ok_or(DropReason::PolicyUnknown)
 }
 
-/// Judges what a pod sends. With `may_defer`, the packet goes to the host's stack: if the stack translates
-/// the destination, then a later program judges.
+/// Judges what a pod sends, and what the pod at the host interface `to` receives of that past the stack; 0:
+/// none does. With `may_defer`, the packet goes to the host's stack: if the stack translates the destination,
+/// then a later program judges.
 ///
 /// # Errors
 /// Why the packet is denied. `Ok`: whether a later program is to judge.
 #[inline(always)]
-pub fn leaves(
+pub fn passes(
     packet: &Packet<'_>,
     meta: &Meta,
     subject: &Subject,
+    to: u32,
     may_defer: bool,
 ) -> Result<bool, DropReason> {
-    let end = End {
-        ifindex: packet.ifindex(),
-        direction: direction::EGRESS,
-        via: 0,
-        origin: origin::OTHER,
-        may_defer: may_defer.into(),
-        reserved: 0,
-    };
-    let answer = judge(packet, meta, subject, end)?;
-    Ok(answer & answer::DEFER != 0)
+    let receives = if to == 0 { Some(&OPEN) } else { find(to) };
+    if subject.is_open() && receives.is_some_and(Subject::is_open) || is_link_local(meta) {
+        return Ok(false);
+    }
+    let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
+    let from = packet.ifindex();
+    case.note(meta);
+    case.set_sender(End { may_defer: may_defer.into(), ..End::sender(from) }, Some(subject));
+    case.set_receiver(End::receiver(to, from), receives);
+    let answer = ferrule_police(packet.context());
+    if answer & answer::DENY != 0 { Err(case.reason()) } else { Ok(answer & answer::DEFER != 0) }
 }
 
-/// Judges what goes to the pod at a host interface, past the host's stack: from the pod at the interface
-/// `via`, or from another host if that is 0.
+/// Judges what goes from another host to the pod at a host interface, past the host's stack.
 ///
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Result<(), DropReason> {
-    let subject = subject(ifindex, Direction::Ingress)?;
-    let end =
-        End { ifindex, direction: direction::INGRESS, via, origin: origin::OTHER, may_defer: 0, reserved: 0 };
-    judge(packet, meta, subject, end)?;
-    Ok(())
+pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), DropReason> {
+    let receives = find(ifindex);
+    if receives.is_some_and(Subject::is_open) || is_link_local(meta) {
+        return Ok(());
+    }
+    let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
+    case.note(meta);
+    case.set_sender(End::sender(0), Some(&OPEN));
+    case.set_receiver(End::receiver(ifindex, 0), receives);
+    verdict_of(case, ferrule_police(packet.context()))
 }
 
 /// Judges what the host's stack delivers to the pod of the packet's interface. `sibling` is the host
@@ -86,24 +91,14 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, via: u32) -> Resu
 /// Why the packet is denied.
 #[inline(always)]
 pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
-    let ifindex = packet.ifindex();
-    // The kernel does not keep the interface of IPv6 fragments that it makes.
-    let is_made_here = opaque(meta.family as u64) != Family::Ipv4 as u64 && opaque(meta.fragment()) != 0;
-    let via = match packet.ingress_ifindex() {
-        0 if is_made_here => sibling,
-        via => via,
-    };
-    if packet.has_stamp(Stamp::Service) {
-        translated(packet, meta, via)?;
+    if subject.is_open() && !packet.has_stamp(Stamp::Service) || is_link_local(meta) {
+        return Ok(());
     }
-    let origin = match via {
-        0 if !is_made_here => origin::OWN_NODE,
-        via if via == ifindex => origin::HAIRPIN,
-        _ => origin::OTHER,
-    };
-    let end = End { ifindex, direction: direction::INGRESS, via, origin, may_defer: 0, reserved: 0 };
-    judge(packet, meta, subject, end)?;
-    Ok(())
+    let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
+    case.note(meta);
+    case.set_receiver(End::receiver(packet.ifindex(), sibling), Some(subject));
+    ferrule_arrive(packet.context());
+    verdict_of(case, ferrule_police(packet.context()))
 }
 
 /// Judges what a pod has sent to an address that the host translates, after the translation. `from` is the
@@ -113,26 +108,30 @@ pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32
 /// Why the packet is denied.
 #[inline(always)]
 pub fn translated(packet: &Packet<'_>, meta: &Meta, from: u32) -> Result<(), DropReason> {
-    let subject = subject(from, Direction::Egress)?;
-    let origin = if packet.ifindex() == from { origin::HAIRPIN } else { origin::OTHER };
-    let end = End { ifindex: from, direction: direction::EGRESS, via: 0, origin, may_defer: 0, reserved: 0 };
-    judge(packet, meta, subject, end)?;
-    Ok(())
+    let sends = find(from);
+    if sends.is_some_and(Subject::is_open) || is_link_local(meta) {
+        return Ok(());
+    }
+    let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
+    case.note(meta);
+    case.set_sender(End::sender(from), sends);
+    case.set_receiver(End::receiver(0, 0), Some(&OPEN));
+    verdict_of(case, ferrule_police(packet.context()))
 }
 
 /// Where to count a packet that policies deny: at the pod whose policies these are. `None` for other reasons.
 #[inline(always)]
 pub fn place(reason: DropReason) -> Option<(u32, Direction)> {
-    if !is_of_policy(reason) {
+    if !is_of_policy(reason as u32) {
         return None;
     }
     let End { ifindex, direction, .. } = case::get()?.end.get();
     Some((ifindex, if direction == direction::INGRESS { Direction::Ingress } else { Direction::Egress }))
 }
 
-/// What the rules have found, for a record: ruleset, class and bit.
+/// What the rules have found, for a record of a packet with a reason: ruleset, class and bit.
 #[inline(always)]
-pub fn verdict(reason: DropReason) -> (u32, u32, u32) {
+pub fn verdict(reason: u32) -> (u32, u32, u32) {
     match case::get().filter(|_| is_of_policy(reason)).map(|case| case.verdict.get()) {
         Some(Verdict { ruleset, class, bit, .. }) => (ruleset, class, bit),
         None => (0, 0, 0),
@@ -140,49 +139,104 @@ pub fn verdict(reason: DropReason) -> (u32, u32, u32) {
 }
 
 #[inline(always)]
-fn is_of_policy(reason: DropReason) -> bool {
-    matches!(
-        reason,
-        DropReason::PolicyEgress
-            | DropReason::PolicyIngress
-            | DropReason::PeerUnknown
-            | DropReason::PolicyUnknown
-    )
+fn is_of_policy(reason: u32) -> bool {
+    const OF_POLICY: [DropReason; 4] = [
+        DropReason::PolicyEgress,
+        DropReason::PolicyIngress,
+        DropReason::PeerUnknown,
+        DropReason::PolicyUnknown,
+    ];
+    OF_POLICY.iter().any(|it| *it as u32 == reason)
+}
+
+/// No policy judges.
+static OPEN: Subject =
+    Subject { ingress: Subject::OPEN, egress: Subject::OPEN, table: 0, epoch: 0, flags: 0 };
+
+#[inline(always)]
+fn find(ifindex: u32) -> Option<&'static Subject> {
+    // SAFETY: the entry stays readable until the program returns. The agent replaces the whole entry: this
+    // packet is judged by the old one or by the new one.
+    unsafe { SUBJECTS.get(VifKey { ifindex }) }
+}
+
+/// The link has no other pod, and routers do not forward from or to such an address.
+#[inline(always)]
+fn is_link_local(meta: &Meta) -> bool {
+    meta.source.is_link_local() || meta.destination.is_link_local()
 }
 
 #[inline(always)]
-fn judge(packet: &Packet<'_>, meta: &Meta, subject: &Subject, end: End) -> Result<u32, DropReason> {
-    // The link has no other pod, and routers do not forward from or to such an address.
-    if subject.is_open() || meta.source.is_link_local() || meta.destination.is_link_local() {
-        return Ok(0);
-    }
-    let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
-    case.end.set(end);
-    case.subject.set(*subject);
-    fill(packet, meta, case);
-    let answer = ferrule_police();
-    if answer & answer::RECORD != 0 {
-        events::drop(packet, end.ifindex, end.direction, case.reason(), true);
-    }
-    if answer & answer::DENY == 0 {
-        return Ok(answer);
-    }
-    Err(case.reason())
+fn verdict_of(case: &Case, answer: u32) -> Result<(), DropReason> {
+    if answer & answer::DENY == 0 { Ok(()) } else { Err(case.reason()) }
 }
 
-/// Notes in the case what is to be known of the packet.
-#[inline(never)]
-fn fill(packet: &Packet<'_>, meta: &Meta, case: &Case) {
-    case.fill(packet, meta);
-}
-
-/// Judges the packet of the case: a set of the flags in [`answer`].
+/// Completes the ends of a packet that the stack delivers: the sender's only if it is to be judged after the
+/// translation.
 ///
-/// A global function: the verifier walks it once, and not with each state in which a program calls it. So are
-/// its steps, which share the case: one after the other, each needs the stack for itself.
+/// Global functions, as all that follow: the verifier walks each once, and not with each state in which a
+/// program calls it. They share the case: one after the other, each needs the stack for itself.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ferrule_police() -> u32 {
+extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    let ctx = TcContext::new(skb);
+    let packet = Packet::of_caller(&ctx);
+    let End { ifindex, via: sibling, .. } = case.receiver.get();
+    // The kernel does not keep the interface of IPv6 fragments that it makes.
+    let is_made_here = case.is_fragment_v6();
+    let via = match packet.ingress_ifindex() {
+        0 if is_made_here => sibling,
+        via => via,
+    };
+    let origin = match via {
+        0 if !is_made_here => origin::OWN_NODE,
+        via if via == ifindex => origin::HAIRPIN,
+        _ => origin::OTHER,
+    };
+    case.receiver.set(End { origin, ..End::receiver(ifindex, via) });
+    if packet.has_stamp(Stamp::Service) {
+        let origin = if via == ifindex { origin::HAIRPIN } else { origin::OTHER };
+        case.set_sender(End { origin, ..End::sender(via) }, find(via));
+    } else {
+        case.set_sender(End::sender(0), Some(&OPEN));
+    }
+    0
+}
+
+/// Judges the packet of the case at both ends: a set of the flags in [`answer`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_police(skb: *mut __sk_buff) -> u32 {
+    let Some(case) = case::get() else { return answer::DENY };
+    ferrule_fill_case(skb);
+    case.end.set(case.sender.get());
+    case.subject.set(case.sends.get());
+    let sent = police_end(skb, case);
+    if sent & answer::DENY != 0 {
+        return sent;
+    }
+    case.end.set(case.receiver.get());
+    case.subject.set(case.receives.get());
+    sent | police_end(skb, case)
+}
+
+/// Reads what is to be known of the case's packet.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_fill_case(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    if let Some(case) = case::get() {
+        case.fill(&Packet::of_caller(&ctx));
+    }
+    0
+}
+
+#[inline(always)]
+fn police_end(skb: *mut __sk_buff, case: &Case) -> u32 {
+    if case.subject.get().is_open() {
+        return 0;
+    }
     let mut answer = ferrule_find_policy();
     if answer & answer::ASK != 0 {
         if ferrule_classify_policy() & answer::ASK != 0 {
@@ -192,6 +246,10 @@ extern "C" fn ferrule_police() -> u32 {
     }
     if answer & answer::KEEP != 0 {
         ferrule_keep_flow();
+    }
+    if answer & answer::RECORD != 0 {
+        let End { ifindex, direction, .. } = case.end.get();
+        events::ferrule_record_drop(skb, ifindex, direction, case.verdict.get().reason, 1);
     }
     answer
 }

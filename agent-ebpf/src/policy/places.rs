@@ -111,7 +111,7 @@ fn age(key: &ViewKey, ifindex: u32, now: u64) -> u64 {
 fn hash(case: &Case) -> u32 {
     let case::View { peer, ifindex, own_port, peer_port, protocol, .. } = case.view.get();
     let [a, b] = peer.words();
-    let ports = u64::from(own_port) << 16 | u64::from(peer_port) | u64::from(protocol) << 32;
+    let ports = u64::from(own_port) << 16 | u64::from(peer_port) | u64::from(protocol.byte()) << 32;
     let mixed = (a ^ b.rotate_left(16) ^ ports.rotate_left(8) ^ u64::from(ifindex) << 48)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as u32

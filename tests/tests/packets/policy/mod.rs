@@ -1,6 +1,7 @@
 //! Policies: verdicts of compiled rules, and the flows that they allow.
 
 mod budget;
+mod cost;
 mod engine;
 mod flows;
 mod fragments;

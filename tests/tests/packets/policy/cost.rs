@@ -1,0 +1,89 @@
+//! What policies cost: run time per packet of pods with and without them.
+
+use std::time::Duration;
+
+use agent_common::{Endpoint, EndpointKey, GATEWAY_MAC, VifEntry, VifKey};
+use anyhow::ensure;
+use ferrule_tests::{
+    packet::{IPV4, Ipv4, TCP},
+    program::{Program, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
+};
+use serde_json::json;
+
+use super::{ACK, Policed, RST, SYN, UPLINK, policy, segment, with_policies};
+use crate::table::{A, B, FAR_V4, Pod};
+
+/// Every delivery decrements the hop limit.
+const HOPS: u8 = 254;
+const ROUNDS: usize = 200;
+const FIRST_PACKETS: u16 = 2000;
+
+/// The pod with the gateway's MAC: what one such pod gets is a packet that another one can send again.
+fn with_gateway_mac(node: &mut Policed<'_>, pod: Pod) -> anyhow::Result<Pod> {
+    let pod = Pod { mac: GATEWAY_MAC, ..pod };
+    let key = VifKey { ifindex: pod.ifindex };
+    let vif: VifEntry = node.vifs.get(&key, 0)?;
+    node.vifs.insert(key, VifEntry { mac: pod.mac, ..vif }, 0)?;
+    let endpoint = Endpoint { ifindex: pod.ifindex, mac: pod.mac, reserved: [0; 2] };
+    node.endpoints.insert(EndpointKey::ipv4(pod.v4), endpoint, 0)?;
+    Ok(pod)
+}
+
+fn frame(from: Pod, to: Pod, ports: (u16, u16), flags: u8) -> Vec<u8> {
+    let ip = Ipv4 { ttl: HOPS + 1, ..Ipv4::new(from.v4, to.v4, TCP) };
+    from.sends_v4(&ip.with(&segment(ports.0, ports.1, flags)))
+}
+
+/// The median, in nanoseconds: a machine with other load disturbs some rounds.
+fn median(mut times: Vec<Duration>) -> u128 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default().as_nanos()
+}
+
+/// Runs of `from_pod` on a packet that is delivered, as often as its hop limit allows.
+fn delivered(node: &mut Policed<'_>, from: Pod, packet: &[u8], times: u8) -> anyhow::Result<Duration> {
+    let ran = node.repeat(Program::FromPod, SkBuff::on(from.ifindex), packet, times.into())?;
+    ran.expect(TC_ACT_REDIRECT)?;
+    Ok(ran.took)
+}
+
+/// Prints run times, to be compared within one run only, and asserts verdicts and flows.
+#[test]
+fn run_time_with_policies_is_printed() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
+    let isolated = ["a", "b"].map(|app| policy(app, rules.clone())).to_vec();
+    for (about, policies, flows) in [("no policy", Vec::new(), 0), ("both ends isolated", isolated, 3)] {
+        with_policies(policies, |node| {
+            let (a, b) = (with_gateway_mac(node, A)?, with_gateway_mac(node, B)?);
+            let mut first = Vec::new();
+            for port in 0..FIRST_PACKETS {
+                first.push(delivered(node, a, &frame(a, b, (40_000 + port, 80), SYN), 1)?);
+            }
+            delivered(node, a, &frame(a, b, (50_000, 80), SYN), 1)?;
+            delivered(node, b, &frame(b, a, (80, 50_000), SYN | ACK), 1)?;
+            let far =
+                |from, to, ports: (u16, u16)| Ipv4::new(from, to, TCP).with(&segment(ports.0, ports.1, ACK));
+            let (to_far, from_far) =
+                (a.sends_v4(&far(A.v4, FAR_V4, (50_000, 443))), far(FAR_V4, A.v4, (443, 50_000)));
+            let from_far = a.receives(IPV4, &from_far);
+            let (mut known, mut judged, mut received) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..ROUNDS {
+                known.push(delivered(node, a, &frame(a, b, (50_000, 80), ACK), HOPS)?);
+                judged.push(delivered(node, a, &frame(a, b, (50_001, 80), RST), HOPS)?);
+                node.run(Program::FromPod, SkBuff::on(A.ifindex), &to_far)?.expect(TC_ACT_UNSPEC)?;
+                let skb = SkBuff::forwarded(UPLINK, A.ifindex);
+                let ran = node.repeat(Program::ToPod, skb, &from_far, HOPS.into())?;
+                ran.expect(TC_ACT_UNSPEC)?;
+                received.push(ran.took);
+            }
+            let kept = node.policy_flows.keys().count();
+            ensure!(kept == flows, "{kept} answered flows");
+            println!("{about}: from_pod, first packets, run once each: {} ns", median(first));
+            println!("{about}: from_pod, packets that begin no flow: {} ns", median(judged));
+            println!("{about}: from_pod, packets of a known flow: {} ns", median(known));
+            println!("{about}: to_pod, packets of a known flow: {} ns", median(received));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
