@@ -13,6 +13,7 @@ mod crash_points;
 mod fixture;
 mod invariants;
 mod kills;
+mod policies;
 mod scenario;
 mod walk;
 
