@@ -134,6 +134,18 @@ steps! {
     Reaped = "reaper.reaped",
     /// An attachment is proven orphaned, and not removed yet.
     OrphanFound = "reconcile.orphan_found",
+    /// Subjects that read the table to be written pass nothing.
+    PolicyClosed = "policy.closed",
+    /// The table to be written is empty.
+    PolicyCleared = "policy.cleared",
+    /// All rows of the new table are written, and its subjects switched.
+    PolicySwitched = "policy.switched",
+    /// Interfaces without a pod pass nothing.
+    PolicyGoneClosed = "policy.gone_closed",
+    /// The old table is empty.
+    PolicyInstalled = "policy.installed",
+    /// The rows of a change are written.
+    PolicyChanged = "policy.changed",
     /// The registry is read.
     StartRegistryRead = "start.registry_read",
     /// The new programs are loaded and not attached; the maps are the previous agent's.

@@ -6,7 +6,10 @@ use agent_common::policy::Subject;
 use ferrule_policy::{EndpointId, Op, Table};
 
 use super::maps::Maps;
-use crate::dataplane::MapFailure;
+use crate::{
+    crash::{self, Step},
+    dataplane::MapFailure,
+};
 
 /// The table to write to: that of the fewest subjects, usually none. After an interrupted switch, both are in
 /// use.
@@ -31,12 +34,18 @@ pub(super) fn install(
     let reading: Vec<_> =
         subjects.iter().filter(|(_, it)| reads(it, table)).map(|(id, _)| close(id)).collect();
     maps.apply(&reading, table)?;
+    crash::point(Step::PolicyClosed);
     maps.clear(table)?;
+    crash::point(Step::PolicyCleared);
     maps.apply(rows, table)?;
+    crash::point(Step::PolicySwitched);
     let judged: BTreeSet<_> = rows.iter().filter_map(endpoint).collect();
     let gone: Vec<_> = subjects.keys().filter(|id| !judged.contains(id)).map(close).collect();
     maps.apply(&gone, table)?;
-    maps.clear(table.other())
+    crash::point(Step::PolicyGoneClosed);
+    maps.clear(table.other())?;
+    crash::point(Step::PolicyInstalled);
+    Ok(())
 }
 
 fn endpoint(op: &Op) -> Option<&EndpointId> {

@@ -454,7 +454,7 @@ fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
 }
 
 #[test]
-fn a_denied_packet_is_told_without_names_while_the_compiler_works() {
+fn a_denied_packet_names_no_policy_while_the_compiler_works() {
     let it = Setup::new();
     it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
     it.admit(7, "a", SOON).unwrap();

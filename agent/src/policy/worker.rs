@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     backoff::{Backoff, Policy},
+    crash::{self, Step},
     dataplane::MapFailure,
 };
 
@@ -183,6 +184,7 @@ impl Worker {
         self.report.held(&self.held);
         if self.is_written {
             self.write(|| shared.maps.apply(&offered.rows, table));
+            crash::point(Step::PolicyChanged);
         } else {
             self.renew();
         }

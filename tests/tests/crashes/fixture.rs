@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    apiserver::{Options, Resource, objects},
+    apiserver::{ApiServer, Options, Resource, objects},
     cluster::{Cluster, KUBECONFIG, NODE},
     node::{NODE_V4, Node, POD_V6},
     others,
@@ -116,6 +116,19 @@ impl<'a> Fixture<'a> {
         }
         fixture.begin_ping()?;
         Ok(fixture)
+    }
+
+    /// The API server of the cluster.
+    ///
+    /// # Errors
+    /// If the scenario has none.
+    pub fn api(&self) -> anyhow::Result<&ApiServer> {
+        Ok(&self.cluster.as_ref().context("no cluster")?.api)
+    }
+
+    /// The pods that are attached throughout.
+    pub fn bystanders(&self) -> &[Pod] {
+        &self.bystanders
     }
 
     /// Creates a pod and attaches it.

@@ -14,6 +14,7 @@ mod crash_points;
 mod fixture;
 mod invariants;
 mod kills;
+mod policies;
 mod scenario;
 mod walk;
 

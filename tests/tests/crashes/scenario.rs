@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::{
     crash_points::{self, ABI, AGENT, DIRECTORY, Place, VARIABLE},
     fixture::Fixture,
+    policies,
 };
 
 /// An operation of the agent during which it crashes.
@@ -112,6 +113,27 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "nodes-join", act: join, retry: leave_again, ..WITH_NODES },
     Scenario { name: "nodes-leave", prepare: joined, act: leave, retry: leave_again, ..WITH_NODES },
     Scenario { name: "nodes-start", prepare: damaged_nodes, act: start, retry: leave_again, ..WITH_NODES },
+    Scenario {
+        name: "policy",
+        has_cluster: true,
+        is_crash_point: |step| step.starts_with("policy.") || step.starts_with("kernel.map_"),
+        prepare: policies::begin,
+        act: policies::change,
+        meanwhile: |fixture, _| policies::denies(fixture),
+        retry: |fixture, _| policies::recover(fixture),
+        ..DEFAULT
+    },
+    Scenario {
+        name: "policy-start",
+        has_cluster: true,
+        // A crash between two switches closes a pod for a moment.
+        is_crash_point: |step| step.starts_with("policy."),
+        prepare: policies::begin_and_stop,
+        act: policies::start,
+        meanwhile: |fixture, _| policies::denies(fixture),
+        retry: |fixture, _| policies::recover(fixture),
+        ..DEFAULT
+    },
     Scenario { name: "gc", prepare: two_pods, act: gc, retry: gc_again, ..DEFAULT },
     Scenario { name: "stop", prepare: retired_link, act: stop, ..DEFAULT },
     Scenario {
