@@ -53,7 +53,7 @@ pub extern "C" fn ferrule_begin_flow() -> u32 {
     let places = pending_flows(POLICY_FLOWS_PER_POD.load());
     let (place, _) = choose(case, ifindex, first, places, &POLICY_PENDING);
     if let Some(old) = POLICY_PLACES.get_ptr_mut(place) {
-        // In place, which costs a third of a new entry.
+        // In place: to remove the entry and to add another one would cost several times as much.
         // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM
         // makes no loop; another CPU that writes, too, makes a key of no flow at worst.
         let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
