@@ -75,6 +75,12 @@ pub const fn pending_flows(capacity: u32) -> u32 {
     capacity / 4
 }
 
+/// The capacity of `POLICY_PLACES`, of that of `POLICY_FLOWS`: a place for each answered flow, and for each
+/// pending one.
+pub const fn policy_places(capacity: u32) -> u32 {
+    capacity.saturating_add(pending_flows(capacity))
+}
+
 /// The first and the last client port of flows that the host translates for pods: neither privileged nor of
 /// those that a kernel gives to its clients, which begin at 32768 (`ip_local_port_range`).
 pub const TRANSLATED_PORTS: (u16, u16) = (1024, 32767);

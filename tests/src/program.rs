@@ -15,6 +15,7 @@ use agent_common::{
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
     policy::{Subject, View, ViewKey},
+    policy_places,
 };
 use anyhow::{Context as _, ensure};
 use aya::{
@@ -212,7 +213,7 @@ impl Programs {
                 loader.map_max_entries("EVENTS", EVENT_BYTES);
                 // The kernel allocates the whole maps for each test.
                 loader.map_max_entries("POLICY_FLOWS", POLICY_FLOWS);
-                loader.map_max_entries("POLICY_PLACES", POLICY_FLOWS);
+                loader.map_max_entries("POLICY_PLACES", policy_places(POLICY_FLOWS));
                 loader.map_max_entries("POLICY_PENDING", pending_flows(POLICY_FLOWS));
                 loader.override_global("POLICY_FLOWS_PER_POD", &POLICY_FLOWS_PER_POD, true);
             }

@@ -62,7 +62,7 @@ pub struct Case {
     pub answer: Cell<u32>,
     pub verdict: Cell<Verdict>,
     /// A flow that leaves its place to another one.
-    pub displaced: Cell<ViewKey>,
+    pub displaced: Cell<[u64; 4]>,
 }
 
 /// Where the parts of a packet are.
@@ -201,6 +201,12 @@ fn copy(subject: Option<&Subject>) -> Subject {
     Subject { ingress, egress, table, epoch, flags }
 }
 
+/// The other fields count for nothing then: they stay as they are.
+#[inline(always)]
+fn leave_out(subject: &Cell<Subject>) {
+    subject.set(Subject { ingress: Subject::OPEN, egress: Subject::OPEN, ..subject.get() });
+}
+
 /// Source and destination port. An echo has its identifier at the end that asks. Without ports: zeros.
 #[inline(always)]
 fn ports(protocol: u8, transport: Transport) -> [u16; 2] {
@@ -280,6 +286,18 @@ impl Case {
     pub fn set_receiver(&self, end: End, subject: Option<&Subject>) {
         self.receiver.set(end);
         self.receives.set(copy(subject));
+    }
+
+    /// No policy judges the sender.
+    #[inline(always)]
+    pub fn without_sender(&self) {
+        leave_out(&self.sends);
+    }
+
+    /// No policy judges a receiver.
+    #[inline(always)]
+    pub fn without_receiver(&self) {
+        leave_out(&self.receives);
     }
 
     #[inline(always)]
@@ -375,6 +393,18 @@ impl Case {
     pub fn view_key(&self) -> &ViewKey {
         // SAFETY: as for `fragment_key`.
         unsafe { &*self.view.as_ptr().cast() }
+    }
+
+    #[inline(always)]
+    pub fn view_words(&self) -> [u64; 4] {
+        // SAFETY: the same size (asserted above), valid whatever the bytes are.
+        unsafe { core::mem::transmute::<View, [u64; 4]>(self.view.get()) }
+    }
+
+    #[inline(always)]
+    pub fn displaced_key(&self) -> &ViewKey {
+        // SAFETY: as for `fragment_key`.
+        unsafe { &*self.displaced.as_ptr().cast() }
     }
 
     #[inline(always)]

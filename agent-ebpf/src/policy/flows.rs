@@ -3,7 +3,7 @@
 //! A packet of a known flow passes, in either direction; so a reply needs no rule. Only a flow that is not
 //! known, and one that was judged by rules that are no longer the pod's, asks the rules. A flow is *pending*
 //! until the end that began it has sent once more after an answer: a flood of flows that no one answers
-//! evicts flows of this kind only. Answered flows have [places](super::places), a share for each pod.
+//! evicts flows of this kind only. Both kinds have [places](super::places), a share for each pod.
 //!
 //! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a
 //! second: the times below hold for 1000, and are longer with fewer.
@@ -193,10 +193,8 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
 fn settle(case: &Case) -> u32 {
     let (answer, question) = (case.answer.get(), case.question.get());
     if !question.is_of_known_flow() {
-        if answer & answer::DENY == 0 && may_begin(case) {
-            begin(case, answer);
-        }
-        return answer;
+        let begins = answer & answer::DENY == 0 && may_begin(case);
+        return if begins { answer | answer::BEGIN } else { answer };
     }
     if answer & answer::DENY != 0 {
         // The flow stays known, with its old epoch, so that each packet asks again: what the other end goes
@@ -296,9 +294,9 @@ fn ask_to_begin(case: &Case) -> u32 {
     ask(case, via, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
 }
 
-/// Begins a flow that the rules allow.
+/// The entry of a flow that the case's packet begins.
 #[inline(always)]
-fn begin(case: &Case, answer: u32) {
+pub fn begun(case: &Case) -> View {
     let end = case.end.get();
     let of_peer = if end.direction == direction::INGRESS { View::BEGUN_BY_PEER } else { 0 };
     let of_origin = match end.origin {
@@ -306,7 +304,7 @@ fn begin(case: &Case, answer: u32) {
         origin::HAIRPIN => View::HAIRPIN,
         _ => 0,
     };
-    let unjudged = if answer & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
+    let unjudged = if case.answer.get() & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
     let view = NewView {
         used: now(),
         epoch: case.subject.get().epoch,
@@ -314,11 +312,7 @@ fn begin(case: &Case, answer: u32) {
         flags: (of_peer | of_origin | unjudged).into(),
     };
     // SAFETY: the same bytes (asserted above), valid whatever they are.
-    let view: &View = unsafe { &*(&raw const view).cast() };
-    // Of an earlier flow, which would be found first.
-    let _ = POLICY_FLOWS.remove(case.view_key());
-    // Without an entry, the flow's next packet is judged once more.
-    let _ = POLICY_PENDING.insert(case.view_key(), view, 0);
+    unsafe { core::mem::transmute::<NewView, View>(view) }
 }
 
 /// Whether the packet can be the first of a flow: the answers of one that ends, and of an echo, begin none.

@@ -29,6 +29,8 @@ pub mod answer {
     pub const ASK: u32 = 8;
     /// The flow is answered, and has its place among those.
     pub const KEEP: u32 = 16;
+    /// The packet begins a flow.
+    pub const BEGIN: u32 = 32;
 }
 
 /// The parts of `BLOCKS`' key, aligned: the verifier refuses misaligned access to the stack.

@@ -17,7 +17,7 @@ use self::{
     case::{Case, End, Verdict, origin},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
-    places::ferrule_keep_flow,
+    places::{ferrule_begin_flow, ferrule_keep_flow},
     rows::SUBJECTS,
 };
 use crate::{
@@ -79,7 +79,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), Dro
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
     case.note(meta);
-    case.set_sender(End::sender(0), Some(&OPEN));
+    case.without_sender();
     case.set_receiver(End::receiver(ifindex, 0), receives);
     verdict_of(case, ferrule_police(packet.context()))
 }
@@ -115,7 +115,7 @@ pub fn translated(packet: &Packet<'_>, meta: &Meta, from: u32) -> Result<(), Dro
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
     case.note(meta);
     case.set_sender(End::sender(from), sends);
-    case.set_receiver(End::receiver(0, 0), Some(&OPEN));
+    case.without_receiver();
     verdict_of(case, ferrule_police(packet.context()))
 }
 
@@ -199,7 +199,7 @@ extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
         let origin = if via == ifindex { origin::HAIRPIN } else { origin::OTHER };
         case.set_sender(End { origin, ..End::sender(via) }, find(via));
     } else {
-        case.set_sender(End::sender(0), Some(&OPEN));
+        case.without_sender();
     }
     0
 }
@@ -243,6 +243,9 @@ fn police_end(skb: *mut __sk_buff, case: &Case) -> u32 {
             ferrule_judge_policy();
         }
         answer = ferrule_settle_policy();
+    }
+    if answer & answer::BEGIN != 0 {
+        ferrule_begin_flow();
     }
     if answer & answer::KEEP != 0 {
         ferrule_keep_flow();

@@ -1,23 +1,31 @@
-//! `POLICY_PLACES`: each pod's share of `POLICY_FLOWS`.
+//! `POLICY_PLACES`: each pod's share of `POLICY_FLOWS` and of `POLICY_PENDING`.
 //!
-//! A pod has as many places as answered flows: those that the pod has begun, also where another pod of this
-//! node sees them, and those that began elsewhere. As for `FLOW_STATS`, a new flow takes one of a few places
-//! that its hash names, and removes the flow that had it: one that has ended, or the longest unused. So a pod
-//! with many flows displaces its own.
+//! A pod has as many places as flows: those that the pod has begun, also where another pod of this node sees
+//! them, and those that began elsewhere. As for `FLOW_STATS`, a new flow takes one of a few places that its
+//! hash names, and removes the flow that had it: one that has ended, or the longest unused. So a pod with
+//! many flows displaces its own.
+//!
+//! Pending flows that a pod has begun and those that other hosts begin have places apart from each other:
+//! unanswered packets from outside displace no request of the pod. A pending flow that ends or is answered
+//! keeps its place until the next one wants it.
+
+use core::cell::Cell;
 
 use agent_common::{
-    MAX_POLICY_FLOWS, RingKey, flows_per_pod,
+    MAX_POLICY_FLOWS, RingKey, flows_per_pod, pending_flows,
     policy::{View, ViewKey},
+    policy_places,
 };
 use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 
 use super::{
     case::{self, Case},
-    flows::{POLICY_FLOWS, POLICY_PENDING, is_closed, now},
+    flows::{self, POLICY_FLOWS, POLICY_PENDING, is_closed, now},
 };
 
 #[btf_map]
-static POLICY_PLACES: LruHashMap<RingKey, ViewKey, MAX_POLICY_FLOWS> = LruHashMap::new();
+static POLICY_PLACES: LruHashMap<RingKey, ViewKey, { policy_places(MAX_POLICY_FLOWS as u32) as usize }> =
+    LruHashMap::new();
 
 /// Places of one pod; the agent sets it for other capacities.
 #[unsafe(no_mangle)]
@@ -25,7 +33,44 @@ static POLICY_FLOWS_PER_POD: Global<u32> = Global::new(flows_per_pod(MAX_POLICY_
 
 /// Places of which a new flow takes one.
 const TRIES: u32 = 8;
+/// The first place of pending flows, begun by the pod, and by others.
+const PENDING: u32 = 1 << 30;
+const PENDING_OF_OTHERS: u32 = 1 << 31;
 const BPF_NOEXIST: u64 = 1;
+
+/// Adds the flow that the case's packet begins to the pending ones. Of two CPUs that want one place, the
+/// second one gets none, and its flow counts for no pod.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_begin_flow() -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    let (key, view) = (case.view_key(), flows::begun(case));
+    // Of an earlier flow, which would be found first.
+    let _ = POLICY_FLOWS.remove(key);
+    let ifindex = payer(key, &view);
+    let is_of_others = view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0;
+    let first = if is_of_others { PENDING_OF_OTHERS } else { PENDING };
+    let places = pending_flows(POLICY_FLOWS_PER_POD.load());
+    let (place, _) = choose(case, ifindex, first, places, &POLICY_PENDING);
+    if let Some(old) = POLICY_PLACES.get_ptr_mut(place) {
+        // In place: to remove the entry and to add another one would cost several times as much.
+        // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM
+        // makes no loop; another CPU that writes, too, makes a key of no flow at worst.
+        let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
+        let [a, b, c, d] = old.get();
+        case.displaced.set([a, b, c, d]);
+        let displaced = case.displaced_key();
+        if owned(&POLICY_PENDING, displaced, ifindex).is_some() {
+            let _ = POLICY_PENDING.remove(displaced);
+        }
+        let [a, b, c, d] = case.view_words();
+        old.set([a, b, c, d]);
+    } else {
+        let _ = POLICY_PLACES.insert(place, key, BPF_NOEXIST);
+    }
+    let _ = POLICY_PENDING.insert(key, view, 0);
+    0
+}
 
 /// Moves the case's pending flow to the answered ones.
 ///
@@ -39,7 +84,8 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     let Some(pending) = POLICY_PENDING.get_ptr(key) else { return 0 };
     // SAFETY: an entry stays readable until the program returns; copied at once.
     let view = unsafe { *pending };
-    let Some(place) = take(case, payer(key, &view)) else { return 0 };
+    let places = POLICY_FLOWS_PER_POD.load();
+    let Some(place) = take(case, payer(key, &view), places) else { return 0 };
     if POLICY_PLACES.insert(place, key, BPF_NOEXIST).is_err() {
         return 0;
     }
@@ -57,50 +103,71 @@ fn payer(key: &ViewKey, view: &View) -> u32 {
     if view.flags & View::BEGUN_BY_PEER != 0 && view.peer != 0 { view.peer } else { key.ifindex }
 }
 
-/// An empty place: if none of a few is, the longest unused flow leaves its place.
+/// Empties a place of answered flows. `None` if another CPU does, too.
 #[inline(always)]
-fn take(case: &Case, ifindex: u32) -> Option<RingKey> {
-    let hash = hash(case);
-    let places = POLICY_FLOWS_PER_POD.load().max(1);
-    let now = now();
-    let (mut chosen, mut oldest) = (RingKey { ifindex, place: hash % places }, 0);
+fn take(case: &Case, ifindex: u32, places: u32) -> Option<RingKey> {
+    let (place, is_empty) = choose(case, ifindex, 0, places, &POLICY_FLOWS);
+    if is_empty {
+        return Some(place);
+    }
+    // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
+    if let Some(old) = unsafe { POLICY_PLACES.get(place) } {
+        // SAFETY: the same bytes as words.
+        let [a, b, c, d] = unsafe { *(&raw const *old).cast::<[u64; 4]>() };
+        case.displaced.set([a, b, c, d]);
+        // Succeeds on one CPU only.
+        POLICY_PLACES.remove(place).ok()?;
+        let old = case.displaced_key();
+        if owned(&POLICY_FLOWS, old, ifindex).is_some() {
+            let _ = POLICY_FLOWS.remove(old);
+        }
+    }
+    Some(place)
+}
+
+/// A place of those from `first` on: an empty one, or that of an ended flow, or of the longest unused of a
+/// few. With it, whether the place is empty.
+#[inline(always)]
+fn choose<const N: usize>(
+    case: &Case,
+    ifindex: u32,
+    first: u32,
+    places: u32,
+    flows: &LruHashMap<ViewKey, View, N>,
+) -> (RingKey, bool) {
+    let (hash, places, now) = (hash(case), places.max(1), now());
+    let (mut chosen, mut oldest) = (RingKey { ifindex, place: first + hash % places }, 0);
     for number in 0..TRIES {
-        let place = RingKey { ifindex, place: hash.wrapping_add(number) % places };
+        let place = RingKey { ifindex, place: first + hash.wrapping_add(number) % places };
         // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
-        let age = match unsafe { POLICY_PLACES.get(place) } {
-            Some(old) => age(old, ifindex, now),
-            None => u64::MAX,
-        };
+        let Some(old) = (unsafe { POLICY_PLACES.get(place) }) else { return (place, true) };
+        let age = age(flows, old, ifindex, now);
+        if age == u64::MAX {
+            return (place, false);
+        }
         if age >= oldest {
             (chosen, oldest) = (place, age);
         }
     }
-    // SAFETY: as above.
-    if let Some(old) = unsafe { POLICY_PLACES.get(chosen) } {
-        case.displaced.set(*old);
-        // Succeeds on one CPU only.
-        POLICY_PLACES.remove(chosen).ok()?;
-        // SAFETY: nothing writes to the key meanwhile.
-        let old = unsafe { &*case.displaced.as_ptr() };
-        if owned(old, ifindex).is_some() {
-            let _ = POLICY_FLOWS.remove(old);
-        }
-    }
-    Some(chosen)
+    (chosen, false)
 }
 
 /// The flow of a place; `None` if the flow is gone, or in a place of another pod.
 #[inline(always)]
-fn owned(key: &ViewKey, ifindex: u32) -> Option<&'static View> {
+fn owned<'a, const N: usize>(
+    flows: &'a LruHashMap<ViewKey, View, N>,
+    key: &ViewKey,
+    ifindex: u32,
+) -> Option<&'a View> {
     // SAFETY: an entry stays readable until the program returns; other CPUs may write to its integers.
-    let view = POLICY_FLOWS.get_ptr(key).map(|view| unsafe { &*view })?;
+    let view = flows.get_ptr(key).map(|view| unsafe { &*view })?;
     (payer(key, view) == ifindex).then_some(view)
 }
 
 /// Jiffies since a flow's last packet; the largest number if the flow is gone or has ended.
 #[inline(always)]
-fn age(key: &ViewKey, ifindex: u32, now: u64) -> u64 {
-    match owned(key, ifindex) {
+fn age<const N: usize>(flows: &LruHashMap<ViewKey, View, N>, key: &ViewKey, ifindex: u32, now: u64) -> u64 {
+    match owned(flows, key, ifindex) {
         Some(view) if !is_closed(view) => now.saturating_sub(view.used),
         _ => u64::MAX,
     }

@@ -77,9 +77,13 @@ pub struct LoadBalancerIngress {
 impl Service {
     /// The texts of all addresses. Not all are addresses: see [`ServiceSpec::cluster_ip`].
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        let ServiceSpec { cluster_ip, cluster_ips, external_ips } = &self.spec;
         let balanced = self.status.load_balancer.ingress.iter().map(|it| &it.ip);
-        let all = [cluster_ip].into_iter().chain(cluster_ips).chain(external_ips).chain(balanced);
-        all.map(String::as_str)
+        self.cluster_addresses().chain(self.spec.external_ips.iter().chain(balanced).map(String::as_str))
+    }
+
+    /// As [`Self::addresses`], those of the cluster's range for Services: no machine has one of its own.
+    pub fn cluster_addresses(&self) -> impl Iterator<Item = &str> {
+        let ServiceSpec { cluster_ip, cluster_ips, .. } = &self.spec;
+        [cluster_ip].into_iter().chain(cluster_ips).map(String::as_str)
     }
 }

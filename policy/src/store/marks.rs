@@ -17,23 +17,31 @@ use crate::{
 pub(crate) struct Marks {
     services: Map<Uid, Box<[Addr]>>,
     of_services: Set<(Addr, Uid)>,
+    /// Of these, the addresses of the cluster.
+    of_cluster: Set<(Addr, Uid)>,
     of_node: Set<Addr>,
 }
 
-journaled!(Marks { services, of_services, of_node });
+journaled!(Marks { services, of_services, of_cluster, of_node });
 
 /// Addresses of a Service that count; the API allows objects of a megabyte.
 const MAX_ADDRESSES: usize = 64;
+
+fn has(marked: &Set<(Addr, Uid)>, addr: Addr) -> bool {
+    marked.range((addr, Uid::MIN)..).next().is_some_and(|(found, _)| *found == addr)
+}
 
 // === impl Marks ===
 
 impl Marks {
     pub(crate) fn is_service(&self, addr: Addr) -> bool {
-        self.of_services.range((addr, Uid::MIN)..).next().is_some_and(|(found, _)| *found == addr)
+        has(&self.of_services, addr)
     }
 
+    /// An address of the cluster is a Service's, also where the host has it on an interface (kube-proxy with
+    /// IPVS). Other addresses of Services can be the node's: load balancers of some clusters use these.
     pub(crate) fn is_own_node(&self, addr: Addr) -> bool {
-        self.of_node.contains(&addr)
+        self.of_node.contains(&addr) && !has(&self.of_cluster, addr)
     }
 
     /// All addresses. May repeat some.
@@ -55,11 +63,13 @@ impl Store {
     pub(super) fn set_service(&mut self, service: &object::Service, work: &mut Work) {
         let addresses = service.addresses().filter_map(parse_address).map(Addr::from);
         let addresses: BTreeSet<_> = addresses.take(MAX_ADDRESSES).collect();
-        self.mark_service(&Uid::new(&service.metadata.uid), addresses, work);
+        let of_cluster = service.cluster_addresses().filter_map(parse_address).map(Addr::from);
+        let of_cluster = of_cluster.filter(|addr| addresses.contains(addr)).collect();
+        self.mark_service(&Uid::new(&service.metadata.uid), addresses, &of_cluster, work);
     }
 
     pub(super) fn remove_service(&mut self, uid: &str, work: &mut Work) {
-        self.mark_service(&Uid::new(uid), BTreeSet::new(), work);
+        self.mark_service(&Uid::new(uid), BTreeSet::new(), &BTreeSet::new(), work);
     }
 
     pub(super) fn set_own_addresses(&mut self, addresses: &[IpAddr], work: &mut Work) {
@@ -74,8 +84,17 @@ impl Store {
         work.addresses.extend(old.symmetric_difference(&new));
     }
 
-    fn mark_service(&mut self, uid: &Uid, new: BTreeSet<Addr>, work: &mut Work) {
+    fn mark_service(&mut self, uid: &Uid, new: BTreeSet<Addr>, of_cluster: &BTreeSet<Addr>, work: &mut Work) {
         let old: BTreeSet<_> = self.marks.services.get(uid).into_iter().flatten().copied().collect();
+        for addr in old.union(&new) {
+            let key = (*addr, uid.clone());
+            let is_changed = if of_cluster.contains(addr) {
+                self.marks.of_cluster.insert(key)
+            } else {
+                self.marks.of_cluster.remove(&key)
+            };
+            work.addresses.extend(is_changed.then_some(*addr));
+        }
         if old == new {
             return;
         }

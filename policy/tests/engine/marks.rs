@@ -57,6 +57,24 @@ fn all_addresses_of_a_service_are_known_as_long_as_it_has_them() {
 }
 
 #[test]
+fn an_address_of_the_cluster_is_no_nodes_although_the_host_has_it_and_other_addresses_are() {
+    let mut engine = world().engine();
+    let addresses = ["10.96.0.1", "fd00:96::1", "192.0.2.1"];
+    let spec = json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00:96::1"]});
+    engine.apply([host(&addresses), service("s", spec, &["192.0.2.1"])]);
+    let all = |engine: &Engine| addresses.map(|it| flags(engine, it));
+    const BOTH: Option<(bool, bool, bool)> = Some((false, true, true));
+    assert_eq!(all(&engine), [SERVICE, SERVICE, BOTH]);
+    // The same addresses, of another kind.
+    engine.apply([service("s", json!({"externalIPs": ["10.96.0.1", "fd00:96::1"]}), &["192.0.2.1"])]);
+    assert_eq!(all(&engine), [BOTH; 3]);
+    engine.apply([service("s", json!({"clusterIP": "10.96.0.1"}), &[])]);
+    assert_eq!(all(&engine), [SERVICE, OWN_NODE, OWN_NODE]);
+    engine.apply([Change::ServiceGone { uid: "s".to_owned() }]);
+    assert_eq!(all(&engine), [OWN_NODE; 3]);
+}
+
+#[test]
 fn a_service_without_an_address_has_no_row_and_a_shared_address_stays_with_the_other() {
     let mut engine = world().engine();
     let none = service("headless", json!({"clusterIP": "None", "clusterIPs": ["None"]}), &[]);

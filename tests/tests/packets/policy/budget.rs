@@ -54,6 +54,42 @@ fn a_flood_of_answered_flows_displaces_those_of_the_pod_that_begins_them() {
 }
 
 #[test]
+fn a_flood_that_no_one_answers_displaces_no_request_of_another_pod() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules.clone()), policy("b", rules)], |node| {
+        let (there, back) =
+            (v4(A.v4, FAR_V4, UDP, &udp(1, 53, b"")), v4(FAR_V4, A.v4, UDP, &udp(53, 1, b"")));
+        node.check(&[("a request", Sends(A, there), true)])?;
+        for port in 0..20_000 {
+            ensure!(node.sends(B, &v4(B.v4, FAR_V4, UDP, &udp(port, 9, b"")))?);
+        }
+        let flooded = node.policy_pending.keys().filter_map(Result::ok);
+        let flooded = flooded.filter(|key| key.ifindex == B.ifindex).count();
+        ensure!((SHARE / 8..=SHARE / 4).contains(&flooded), "{flooded} flows of one pod");
+        node.check(&[("the reply after the flood", Receives(A, UPLINK, back), true)])
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flood_from_outside_displaces_no_request_of_the_pod() {
+    let rules = json!({"ingress": [{"ports": [{"protocol": "UDP", "port": 9}]}], "egress": [{}],
+        "policyTypes": ["Ingress", "Egress"]});
+    with_policies([policy("a", rules)], |node| {
+        let (there, back) =
+            (v4(A.v4, FAR_V4, UDP, &udp(1, 53, b"")), v4(FAR_V4, A.v4, UDP, &udp(53, 1, b"")));
+        node.check(&[("a request", Sends(A, there), true)])?;
+        for port in 0..20_000 {
+            ensure!(node.receives(A, UPLINK, &v4(FAR_V4, A.v4, UDP, &udp(port, 9, b"")))?);
+        }
+        let pending = node.policy_pending.keys().count();
+        ensure!((SHARE / 8..=SHARE / 4 + 1).contains(&pending), "{pending} flows of one pod");
+        node.check(&[("the reply after the flood", Receives(A, UPLINK, back), true)])
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_flood_that_no_one_answers_displaces_no_answered_flow() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
     with_policies([policy("a", rules.clone()), policy("b", rules)], |node| {

@@ -16,7 +16,9 @@ use crate::table::{A, B, FAR_V4, Pod};
 /// Every delivery decrements the hop limit.
 const HOPS: u8 = 254;
 const ROUNDS: usize = 200;
-const FIRST_PACKETS: u16 = 2000;
+/// Fewer than a pod may have.
+const FIRST_PACKETS: u16 = 100;
+const USED_PLACES: u16 = 3000;
 
 /// The pod with the gateway's MAC: what one such pod gets is a packet that another one can send again.
 fn with_gateway_mac(node: &mut Policed<'_>, pod: Pod) -> anyhow::Result<Pod> {
@@ -55,6 +57,13 @@ fn run_time_with_policies_is_printed() {
     for (about, policies, flows) in [("no policy", Vec::new(), 0), ("both ends isolated", isolated, 3)] {
         with_policies(policies, |node| {
             let (a, b) = (with_gateway_mac(node, A)?, with_gateway_mac(node, B)?);
+            // As on a node in use, whose places are those of ended flows.
+            for port in 0..USED_PLACES {
+                delivered(node, a, &frame(a, b, (60_000 + port, 80), SYN), 1)?;
+            }
+            for key in node.policy_pending.keys().collect::<Result<Vec<_>, _>>()? {
+                node.policy_pending.remove(&key)?;
+            }
             let mut first = Vec::new();
             for port in 0..FIRST_PACKETS {
                 first.push(delivered(node, a, &frame(a, b, (40_000 + port, 80), SYN), 1)?);

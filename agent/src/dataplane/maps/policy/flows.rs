@@ -6,6 +6,7 @@ use std::path::Path;
 use agent_common::{
     MAX_FRAGMENTS, RingKey, pending_flows,
     policy::{FragmentKey, FragmentPorts, View, ViewKey},
+    policy_places,
 };
 use aya::{
     Pod,
@@ -32,7 +33,7 @@ pub(in crate::dataplane) const PENDING: MapSpec = MapSpec {
 pub(in crate::dataplane) const PLACES: MapSpec = MapSpec {
     name: "POLICY_PLACES",
     setting: SETTING,
-    capacity: |capacities| capacities.policy_flows,
+    capacity: |capacities| policy_places(capacities.policy_flows),
     count: count_entries::<RingKey, ViewKey>,
 };
 pub(in crate::dataplane) const FRAGMENTS: MapSpec = MapSpec {
