@@ -35,7 +35,7 @@ use crate::{
 pub(crate) struct Store {
     pub(crate) words: Words,
     pub(crate) parties: Map<PartyId, Arc<Party>>,
-    /// Parties by the digest of their UID: most parties have the size of a few such entries.
+    /// Parties by the digests of their UIDs; another UID may have the same.
     uids: Set<(Digest, PartyId)>,
     pub(crate) groups: Map<GroupId, Arc<Group>>,
     group_ids: Map<Arc<Group>, GroupId>,
