@@ -14,11 +14,16 @@ pub(crate) struct Map<K, V> {
     entries: BTreeMap<K, V>,
     /// Keys and their earlier values, oldest first.
     undo: Vec<(K, Option<V>)>,
+    /// The least size since the nodes were filled.
+    packed: usize,
 }
 
 /// A set with an undo log.
 #[derive(Debug, Clone)]
 pub(crate) struct Set<K>(Map<K, ()>);
+
+/// By so many entries a map may grow before its nodes are filled again, besides a quarter of its size.
+const SLACK: usize = 256;
 
 // === impl Map ===
 
@@ -66,6 +71,12 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     pub(crate) fn commit(&mut self) {
         // A large load must not keep its log's memory.
         self.undo = Vec::new();
+        self.packed = self.packed.min(self.len());
+        // Keys that arrive in order leave each node half empty.
+        if self.len() > self.packed + self.packed / 4 + SLACK {
+            self.entries = std::mem::take(&mut self.entries).into_iter().collect();
+            self.packed = self.len();
+        }
     }
 
     pub(crate) fn rollback(&mut self) {
@@ -80,7 +91,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
 impl<K, V> Default for Map<K, V> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), undo: Vec::new() }
+        Self { entries: BTreeMap::new(), undo: Vec::new(), packed: 0 }
     }
 }
 
@@ -162,6 +173,23 @@ mod tests {
         assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &1), (&"b", &2)]);
         map.rollback();
         assert_eq!(map.len(), 2);
+    }
+
+    #[test]
+    fn a_map_keeps_its_entries_while_it_grows_and_shrinks() {
+        let mut map = Map::default();
+        for turn in 0..3 {
+            for n in 0..4 * SLACK {
+                map.insert(n, turn);
+                map.commit();
+            }
+            assert!(map.iter().map(|(n, turn)| (*n, *turn)).eq((0..4 * SLACK).map(|n| (n, turn))));
+            for n in SLACK..4 * SLACK {
+                map.remove(&n);
+                map.commit();
+            }
+            assert_eq!(map.len(), SLACK);
+        }
     }
 
     #[test]

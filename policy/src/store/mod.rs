@@ -4,7 +4,9 @@
 //! Pods with the same namespace, labels and named ports form a *group*: predicates are evaluated once for
 //! each group, and a label edit moves a pod to another one. Groups are indexed by *facet*.
 
+mod addresses;
 mod claims;
+mod digest;
 mod marks;
 mod party;
 mod policies;
@@ -15,7 +17,7 @@ mod words;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use self::marks::Marks;
+use self::{digest::Digest, marks::Marks};
 pub(crate) use party::{Group, GroupId, Kind, Party, PartyId, Uid};
 pub(crate) use policies::{CompiledPolicy, CompiledRule, PortSet};
 pub(crate) use ports::{NamedPort, PortName};
@@ -33,11 +35,13 @@ use crate::{
 pub(crate) struct Store {
     pub(crate) words: Words,
     pub(crate) parties: Map<PartyId, Arc<Party>>,
-    by_uid: Map<Uid, PartyId>,
+    /// Parties by the digests of their UIDs; another UID may have the same.
+    uids: Set<(Digest, PartyId)>,
     pub(crate) groups: Map<GroupId, Arc<Group>>,
     group_ids: Map<Arc<Group>, GroupId>,
     pub(crate) members: Set<(GroupId, PartyId)>,
-    pub(crate) facets: Set<(Facet, GroupId)>,
+    /// Groups by the digests of their facets; another facet may have the same.
+    facets: Set<(Digest, GroupId)>,
     /// Which parties say that an address is theirs.
     pub(crate) claims: Set<(Addr, PartyId)>,
     pub(crate) marks: Marks,
@@ -52,7 +56,7 @@ pub(crate) struct Store {
 
 journaled!(Store {
     parties,
-    by_uid,
+    uids,
     groups,
     group_ids,
     members,
@@ -82,7 +86,7 @@ pub(crate) struct LocalEndpoint {
 }
 
 /// A property by which groups are found, and which a predicate may require.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Facet {
     /// The group is of pods in the namespace.
     Namespace(Word),
@@ -135,8 +139,10 @@ impl Store {
     }
 
     pub(crate) fn party_of(&self, uid: &Uid) -> Option<(PartyId, &Arc<Party>)> {
-        let id = *self.by_uid.get(uid)?;
-        Some((id, self.parties.get(&id)?))
+        let digest = Digest::of(uid);
+        let ids = self.uids.range((digest, PartyId::MIN)..=(digest, PartyId::MAX)).map(|(_, id)| *id);
+        let mut parties = ids.filter_map(|id| Some((id, self.parties.get(&id)?)));
+        parties.find(|(_, party)| party.uid == *uid)
     }
 
     pub(crate) fn group(&self, party: &Party) -> Option<&Arc<Group>> {
@@ -149,8 +155,9 @@ impl Store {
     }
 
     pub(crate) fn groups_with(&self, facet: &Facet) -> impl Iterator<Item = GroupId> {
-        let range = (facet.clone(), GroupId::MIN)..=(facet.clone(), GroupId::MAX);
-        self.facets.range(range).map(|(_, id)| *id)
+        let digest = Digest::of(facet);
+        let ids = self.facets.range((digest, GroupId::MIN)..=(digest, GroupId::MAX)).map(|(_, id)| *id);
+        ids.filter(|id| self.groups.get(id).is_some_and(|group| group.has(facet)))
     }
 
     pub(crate) fn members_of(&self, group: GroupId) -> impl Iterator<Item = PartyId> {

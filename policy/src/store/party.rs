@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Facet, Labels, NamedPort, Store, Word, Work, words::Ports};
+use super::{
+    Facet, Labels, NamedPort, Store, Word, Work, addresses::Addresses, digest::Digest, words::Ports,
+};
 use crate::{Addr, Protocol, address::parse_address, object};
 
 /// The number of a party in the store.
@@ -14,7 +16,7 @@ pub(crate) struct PartyId(u32);
 pub(crate) struct GroupId(u32);
 
 /// A UID; most are UUIDs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Uid {
     Uuid([u8; 16]),
     Text(Box<str>),
@@ -26,8 +28,7 @@ pub(crate) struct Party {
     pub(crate) uid: Uid,
     pub(crate) name: Box<str>,
     pub(crate) group: GroupId,
-    /// Sorted.
-    pub(crate) addresses: Box<[Addr]>,
+    pub(crate) addresses: Addresses,
     /// The digits of the time of creation.
     pub(crate) created: u64,
     pub(crate) kind: Kind,
@@ -106,7 +107,7 @@ impl Store {
         let group = party.group;
         self.with_claims(uid, work, |store| {
             store.parties.remove(&id);
-            store.by_uid.remove(uid);
+            store.uids.remove(&(Digest::of(uid), id));
             store.members.remove(&(group, id));
         });
         work.left.insert(group);
@@ -116,7 +117,7 @@ impl Store {
     pub(crate) fn remove_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         group.facets().for_each(|facet| {
-            self.facets.remove(&(facet, id));
+            self.facets.remove(&(Digest::of(&facet), id));
         });
         self.group_ids.remove(&group);
     }
@@ -129,15 +130,12 @@ impl Store {
         addresses: impl Iterator<Item = &'a str>,
         work: &mut Work,
     ) {
-        let mut addresses: Vec<_> =
-            addresses.filter_map(parse_address).map(Addr::from).take(MAX_ADDRESSES).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
+        let addresses = addresses.filter_map(parse_address).map(Addr::from).take(MAX_ADDRESSES);
         let uid = Uid::new(&metadata.uid);
         let party = Party {
             group: self.group_id(group, work),
             name: metadata.name.as_str().into(),
-            addresses: addresses.into(),
+            addresses: addresses.collect(),
             created: metadata
                 .creation_timestamp
                 .bytes()
@@ -156,7 +154,7 @@ impl Store {
         let group = party.group;
         let id = old.as_ref().map_or_else(|| self.fresh_party(), |(id, _)| *id);
         self.with_claims(&uid.clone(), work, |store| {
-            store.by_uid.insert(uid.clone(), id);
+            store.uids.insert((Digest::of(&uid), id));
             store.parties.insert(id, Arc::new(party));
             if let Some((_, old)) = &old {
                 store.members.remove(&(old.group, id));
@@ -179,7 +177,7 @@ impl Store {
         };
         let group = Arc::new(group);
         group.facets().for_each(|facet| {
-            self.facets.insert((facet, id));
+            self.facets.insert((Digest::of(&facet), id));
         });
         self.groups.insert(id, group.clone());
         self.group_ids.insert(group, id);
@@ -207,6 +205,20 @@ impl Group {
         let labels = labels.map(|(key, value)| Facet::Label(key.clone(), value.clone()));
         let ports = self.ports.iter().map(|port| Facet::Port(port.name.clone()));
         [kind].into_iter().chain(labels).chain(ports)
+    }
+
+    /// As if looked for among [`Self::facets`].
+    pub(super) fn has(&self, facet: &Facet) -> bool {
+        match facet {
+            Facet::Namespace(namespace) => self.namespace.as_ref() == Some(namespace),
+            Facet::Label(key, value) => {
+                let at = self.labels.binary_search_by(|(it, _)| it.cmp(key)).ok();
+                self.namespace.is_some()
+                    && at.and_then(|at| self.labels.get(at)).is_some_and(|(_, it)| it == value)
+            }
+            Facet::Port(name) => self.ports.iter().any(|port| port.name == *name),
+            Facet::Node => self.namespace.is_none(),
+        }
     }
 }
 
