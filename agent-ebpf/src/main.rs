@@ -14,6 +14,7 @@ mod counters;
 mod delivery;
 mod endpoints;
 mod events;
+mod extensions;
 mod flow_key;
 mod flow_places;
 mod flow_stats;

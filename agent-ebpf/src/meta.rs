@@ -3,10 +3,10 @@
 use core::mem::offset_of;
 
 use agent_common::DropReason;
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use crate::{
     address::Address,
+    extensions,
     headers::{
         DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, FragmentHeader, HOP_BY_HOP, ICMPV6,
         IPV4_PAYLOAD, IPV6_PAYLOAD, IcmpType, Ipv4, Ipv6, L3, ROUTING, TCP_FLAGS, Transport,
@@ -137,9 +137,7 @@ impl Meta {
             transport: Transport::new([0; 8]),
         };
         if is_extension(ip.next_header) {
-            let packed = ferrule_skip_extensions(packet.context(), ip.next_header.into());
-            // `black_box`: LLVM knows the function's bounds, and the verifier does not.
-            let skipped = Skipped::unpack(core::hint::black_box(packed));
+            let skipped = Skipped::unpack(extensions::skip(packet, ip.next_header));
             (meta.protocol, meta.fragment) = (skipped.protocol, skipped.fragment);
             (meta.payload, meta.extensions) = (usize::from(skipped.payload), skipped.extensions);
         }
@@ -270,15 +268,10 @@ fn is_extension(next_header: u8) -> bool {
 
 /// Finds the transport header behind extension headers: a packed [`Skipped`], because the verifier lets a
 /// function return one integer.
-///
-/// A global function: the verifier walks it once, and not with each state in which a program calls it.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ferrule_skip_extensions(skb: *mut __sk_buff, next_header: u32) -> u64 {
-    let ctx = TcContext::new(skb);
-    let packet = Packet::of_caller(&ctx);
+#[inline(always)]
+pub fn skip_extensions(packet: &Packet<'_>, next_header: u8) -> u64 {
     let mut found = Skipped {
-        protocol: next_header as u8,
+        protocol: next_header,
         extensions: NO_EXTENSIONS,
         fragment: 0,
         payload: IPV6_PAYLOAD as u16,

@@ -1,7 +1,8 @@
 //! The parsers of the eBPF programs, compiled for the host from the same files, against a decoder that shares
 //! no code with them. A build for the host also panics at overflows, which the verifier lets pass.
 //!
-//! [`packet`] takes the place of the programs' `packet`, which reads from the kernel.
+//! [`packet`] and [`extensions`] take the place of the programs' modules of these names, which call the
+//! kernel.
 
 #![expect(unsafe_code, reason = "the programs' parsers read headers in place")]
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "tests and their helpers fail by a panic")]
@@ -27,6 +28,7 @@ of_the_programs! {
 }
 
 mod checksums;
+mod extensions;
 mod frames;
 mod oracle;
 mod packet;

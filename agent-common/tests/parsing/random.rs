@@ -19,7 +19,7 @@ use crate::{
     frames,
     headers::{Ethernet, Ipv4},
     icmp,
-    meta::{Family, Meta, Scope, Sender},
+    meta::{self, Family, Meta, Scope, Sender},
     oracle::{self, Decoded},
     packet::Packet,
     size,
@@ -98,7 +98,7 @@ fn decoded(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) -> Decoded {
         is_fragment: meta.is_fragment(),
         offset: u16::try_from(meta.fragment()).unwrap() & Ipv4::OFFSET,
         // Known only for what the decoder found.
-        id: expected.id.map(|_| u32::from_be_bytes(meta.fragment_id(packet, is_v6))),
+        id: expected.id.map(|_| u32::from_be_bytes(meta::fragment_id(packet, meta.payload, is_v6))),
         has_options: meta.has_options(),
         is_extended: meta.is_extended(),
     }
@@ -182,7 +182,11 @@ fn check_scope(meta: &Meta, expected: &Decoded) {
 /// Everything else that reads a packet: no result, however malformed the packet is, is a panic.
 fn uses(packet: &Packet<'_>, meta: &Meta, is_v4: bool) {
     let _ = (icmp::check(packet, meta), meta.icmpv6_type(packet), meta.tcp_flags(packet), meta.is_plain());
-    let _ = (meta.fragment_id(packet, !is_v4), size::fits(packet, meta, MTU), Key::of(meta).hash());
+    let _ = (
+        meta::fragment_id(packet, meta.payload, !is_v4),
+        size::fits(packet, meta, MTU),
+        Key::of(meta).hash(),
+    );
 }
 
 fn ip(address: Address, family: Family) -> IpAddr {

@@ -3,9 +3,9 @@
 //!
 //! The steps are the crash points of `agent/src/crash.rs`; the agent is a test build (`cargo xtask test`)
 //! that crashes at them on demand. For each [`scenario`], [`walk`] records the steps that the agent passes
-//! and then lets it die at each one, when the agent first passes it. `FERRULE_CRASH_AT=every` lets it die each
-//! time that it passes one, `FERRULE_CRASH_AT=add.up:2` only there; `FERRULE_CRASH_SCENARIO=add` restricts the
-//! test to one scenario.
+//! and then lets it die at each one, when the agent first passes it. `FERRULE_CRASH_AT=every` lets it die
+//! each time that it passes one, `FERRULE_CRASH_AT=add.up:2` only there; `FERRULE_CRASH_SCENARIO=add`
+//! restricts the test to one scenario.
 //!
 //! [`kills`] also hit the shipped agent between steps, at random times. `FERRULE_KILLS=1000` sets their
 //! number, `FERRULE_KILLS_SEED` the seed.
