@@ -43,12 +43,11 @@ impl Report {
         self.metrics.write.observe(took.as_secs_f64());
     }
 
-    pub(super) fn usage(&self, compiler: &Compiler, held: usize) {
+    pub(super) fn usage(&self, compiler: &Compiler) {
         let usage = compiler.usage();
         self.metrics.classes.set(count(usage.classes));
         self.metrics.rulesets.set(count(usage.rulesets));
         self.metrics.policies.set(count(usage.policies));
-        self.metrics.held.set(count(held));
     }
 
     /// The maps have what is compiled. `unjudged`: by which interfaces packets leave that no policy judges.
@@ -80,6 +79,7 @@ impl Report {
 
     /// Changes do not fit, and wait.
     pub(super) fn held(&mut self, all: &Held) {
+        self.metrics.held.set(count(all.len()));
         if !all.is_empty() {
             self.refused(all.refused().map(|it| (held(it), it.why, Some(it.change))).collect());
         }

@@ -38,13 +38,17 @@ pub(super) struct Worker {
     not_before: Option<Instant>,
     /// To be repeated then, without a change.
     retry_at: Option<Instant>,
+    held_pause: Duration,
 }
 
 const BACKOFF: Policy = Policy::new(Duration::from_millis(200), Duration::from_secs(30))
     .with_jitter()
     .reset_after(Duration::from_secs(120));
-/// Between two attempts to apply changes that did not fit.
+/// Between two attempts to apply changes that did not fit, at least.
 const HELD_PAUSE: Duration = Duration::from_secs(1);
+/// Such a pause in durations of the last attempt, which other changes wait for: at most a twentieth of the
+/// time goes into attempts.
+const HELD_SHARE: u32 = 20;
 /// Between two looks for the UIDs of static pods.
 const LOOK: Duration = Duration::from_millis(500);
 /// Without anything to do.
@@ -64,6 +68,7 @@ impl Worker {
             backoff: Backoff::new(BACKOFF),
             not_before: None,
             retry_at: None,
+            held_pause: HELD_PAUSE,
         }
     }
 
@@ -116,7 +121,7 @@ impl Worker {
         let (is_live, is_written) = (self.is_live, self.is_written);
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
         self.answer();
-        self.report.usage(&shared.compiler(), self.held.len());
+        self.report.usage(&shared.compiler());
     }
 
     /// Compiles a complete state, and replaces all rows.
@@ -177,6 +182,9 @@ impl Worker {
             compiler.table()
         };
         self.report.compiled(number, began.elapsed());
+        if !offered.refused.is_empty() {
+            self.held_pause = HELD_PAUSE.max(began.elapsed() * HELD_SHARE);
+        }
         for (change, why) in offered.refused {
             self.held.hold(change, why);
         }
@@ -194,7 +202,7 @@ impl Worker {
     /// What did not fit may fit now.
     fn retry_held(&mut self) {
         if self.held.is_stale && !self.held.is_empty() {
-            let pause = Instant::now() + HELD_PAUSE;
+            let pause = Instant::now() + self.held_pause;
             self.retry_at = Some(self.retry_at.map_or(pause, |at| at.min(pause)));
         }
     }
