@@ -11,6 +11,7 @@
 mod audit;
 mod bad_input;
 mod capacity;
+mod cases;
 mod cluster_tiers;
 mod convergence;
 mod corners;

@@ -11,6 +11,7 @@ mod remote;
 mod rules;
 mod services;
 mod tiers;
+mod upstream;
 
 use std::ops::{Deref, DerefMut};
 

@@ -29,7 +29,7 @@ const CLUSTERS: u64 = 12;
 const EDITS: usize = 4;
 const PACKETS: usize = 400;
 /// Added to the number of an endpoint: its host interface.
-const FIRST: u32 = 200;
+pub const FIRST: u32 = 200;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 fn clusters() -> anyhow::Result<u64> {
@@ -40,7 +40,7 @@ fn clusters() -> anyhow::Result<u64> {
 }
 
 /// Writes the changes of the compiler's rows.
-fn apply(programs: &mut Programs, ops: impl IntoIterator<Item = Op>) -> anyhow::Result<()> {
+pub fn apply(programs: &mut Programs, ops: impl IntoIterator<Item = Op>) -> anyhow::Result<()> {
     for op in ops {
         match op {
             Op::Endpoint(EndpointId(id), row) => {
@@ -57,7 +57,7 @@ fn apply(programs: &mut Programs, ops: impl IntoIterator<Item = Op>) -> anyhow::
 }
 
 /// `VIFS` and `ENDPOINTS` of the pods of this node.
-fn plug(programs: &mut Programs, world: &World) -> anyhow::Result<()> {
+pub fn plug(programs: &mut Programs, world: &World) -> anyhow::Result<()> {
     let known: Vec<EndpointKey> = programs.endpoints.keys().collect::<Result<_, _>>()?;
     for key in known {
         programs.endpoints.remove(&key)?;
@@ -156,7 +156,7 @@ fn drops(programs: &Programs) -> anyhow::Result<BTreeMap<(u32, bool, u32), u64>>
 
 /// One packet between two ends, as the programs and as the compiler's rows judge it. `None` if no program
 /// sees such a packet.
-fn check(
+pub fn check(
     programs: &mut Programs,
     compiler: &Compiler,
     world: &World,
@@ -271,7 +271,7 @@ fn random_policies_judge_fresh_flows_as_the_compilers_lookup_does() {
 }
 
 /// Forgets the flows of protocols other than TCP, whose packets begin one.
-fn forget(programs: &mut Programs) -> anyhow::Result<()> {
+pub fn forget(programs: &mut Programs) -> anyhow::Result<()> {
     for key in programs.policy_pending.keys().collect::<Result<Vec<_>, _>>()? {
         programs.policy_pending.remove(&key)?;
     }
@@ -279,7 +279,7 @@ fn forget(programs: &mut Programs) -> anyhow::Result<()> {
 }
 
 /// The removal of a row.
-fn without(op: Op) -> Op {
+pub fn without(op: Op) -> Op {
     match op {
         Op::Peer(key, _) => Op::Peer(key, None),
         Op::Block(key, _) => Op::Block(key, None),
