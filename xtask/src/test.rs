@@ -51,5 +51,10 @@ fn privileged(ws: &Workspace) -> Result<()> {
 }
 
 fn root_tests(ws: &Workspace, doing: &str) -> Step {
-    ws.cargo_host("test", doing, "see the first error, above").args(["--package", "ferrule-tests"])
+    // One run shows all that fails.
+    ws.cargo_host("test", doing, "see the errors above").args([
+        "--no-fail-fast",
+        "--package",
+        "ferrule-tests",
+    ])
 }
