@@ -30,7 +30,8 @@ pub struct Flow {
     pub used: u32,
 }
 
-/// Key of `FLOW_RINGS`: a place in the ring of a client pod's flows. The value is the flow's key.
+/// Key of `FLOW_RINGS`: a place in the ring of a client pod's flows. The value is the flow's key. Also the
+/// key of `POLICY_PLACES`, whose pending flows have places from 2^30 and, if others begin them, from 2^31 on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct RingKey {

@@ -144,8 +144,8 @@ fn node_churn_leaks_nothing() {
     .unwrap();
 }
 
-/// Policies at once, each of which concerns the pod by rules and peers of its own; 6,000 are measured, so that
-/// a leak of one KiB for each shows.
+/// Policies at once, each of which concerns the pod by rules and peers of its own. 6,000 are measured, so
+/// that a leak of one KiB for each shows.
 const POLICIES: u16 = 150;
 const FIRST_POLICIES: u16 = 3;
 const POLICY_WAVES: u16 = 40;
@@ -155,7 +155,8 @@ fn policy(wave: u16, number: u16) -> Value {
     let [high, low] = number.to_be_bytes();
     let (block, port) = (format!("198.18.{high}.{low}/32"), 1000 + number);
     let selected = json!({ "matchLabels": { "wave": wave.to_string() } });
-    let ingress = json!([{ "from": [{ "ipBlock": { "cidr": block } }, { "podSelector": selected }],
+    let peers = json!([{ "ipBlock": { "cidr": block } }, { "podSelector": selected }]);
+    let ingress = json!([{ "from": peers,
         "ports": [{ "port": port, "endPort": port + number % 7 }] }]);
     let spec = json!({ "podSelector": selected, "policyTypes": ["Ingress", "Egress"], "ingress": ingress });
     objects::network_policy(NAMESPACE, &format!("wave-{wave}-{number}"), spec)
@@ -207,7 +208,8 @@ fn policy_churn_leaks_nothing() {
         before.expect_an_agent_with_a_pod()?;
         let used = waves(FIRST_POLICIES..FIRST_POLICIES + POLICY_WAVES)?;
         let after = Size::of(node, THREADS_OF_CLUSTER)?;
-        println!("after {POLICY_WAVES} more waves of {POLICIES} policies: {after:?}\nbefore: {before:?}\n{used:?} KiB");
+        let number = POLICY_WAVES * POLICIES;
+        println!("after {number} more policies: {after:?}\nbefore: {before:?}\n{used:?} KiB");
         sys::wait_until("only the rows of before are left", ARRIVAL, || Ok(policy_rows()? == rows))?;
         after.expect_no_more_than(&before, KEPT_FOR_LONG_KIB)
     })

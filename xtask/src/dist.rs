@@ -49,14 +49,22 @@ const DIST_VARIABLE: &str = "FERRULE_DIST";
 /// Names the eBPF object to them.
 const OBJECT_VARIABLE: &str = "FERRULE_BPF_OBJECT";
 
+/// Installs what [`build`] needs.
+///
+/// # Errors
+/// If something cannot be installed.
+pub(crate) fn prepare(ws: &Workspace) -> Result<()> {
+    tools::need(tools::BUILD)?;
+    toolchain::need(ws, &[Part::Musl])
+}
+
 /// Builds the eBPF programs, then the binaries into `target/dist/`.
 ///
 /// # Errors
 /// If a binary does not build, or is not static.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
-    tools::need(tools::BUILD)?;
+    prepare(ws)?;
     ebpf::build(ws)?;
-    toolchain::need(ws, &[Part::Musl])?;
     // Only for these calls, which build for a target of their own, so that other builds stay valid. Overrides
     // RUSTFLAGS, and allows spaces in paths.
     let mut flags = remap::flags(ws, ws.target())?;

@@ -18,6 +18,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need_root("running every test")?;
     tools::need(tools::TEST)?;
     tools::need(tools::RUNTIMES)?;
+    dist::prepare(ws)?;
     lint::lint(ws)?;
     // Optimising a whole binary takes minutes of one core; all other builds and the unit tests fit beside it.
     thread::scope(|scope| {
@@ -26,7 +27,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
         let unoptimised = without_root(ws);
         let shipped =
             shipped.join().map_err(|_| anyhow!("building the release binaries: panicked, see above"))?;
-        unoptimised.and(shipped)
+        both(unoptimised, shipped)
     })?;
     privileged(ws)
 }
@@ -43,10 +44,15 @@ fn privileged(ws: &Workspace) -> Result<()> {
     let tests = root_tests(ws, "running the tests that need root").args(["--", PRIVILEGED_THREADS]);
     let tested = dist::tell(ws, tests).run();
     let clean = leftovers::check(&before);
-    match (tested, clean) {
-        // Both are worth knowing: what is left behind often tells how far a failed test came.
-        (Err(tested), Err(clean)) => Err(anyhow!("{tested:#}\nerror: {clean:#}")),
-        (tested, clean) => tested.and(clean),
+    // What is left behind often tells how far a failed test came.
+    both(tested, clean)
+}
+
+/// Both errors are worth knowing.
+fn both(one: Result<()>, other: Result<()>) -> Result<()> {
+    match (one, other) {
+        (Err(one), Err(other)) => Err(anyhow!("{one:#}\nerror: {other:#}")),
+        (one, other) => one.and(other),
     }
 }
 

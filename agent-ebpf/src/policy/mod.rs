@@ -55,7 +55,7 @@ pub fn passes(
     may_defer: bool,
 ) -> Result<bool, DropReason> {
     let receives = if to == 0 { Some(&OPEN) } else { find(to) };
-    if subject.is_open() && receives.is_some_and(Subject::is_open) || is_link_local(meta) {
+    if receives.is_some_and(|receives| subject.is_open() && receives.is_open() || is_link_local(meta)) {
         return Ok(false);
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
@@ -74,7 +74,7 @@ pub fn passes(
 #[inline(always)]
 pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), DropReason> {
     let receives = find(ifindex);
-    if receives.is_some_and(Subject::is_open) || is_link_local(meta) {
+    if receives.is_some_and(|receives| receives.is_open() || is_link_local(meta)) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
@@ -91,7 +91,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), Dro
 /// Why the packet is denied.
 #[inline(always)]
 pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
-    if subject.is_open() && !packet.has_stamp(Stamp::Service) || is_link_local(meta) {
+    if (subject.is_open() && !packet.has_stamp(Stamp::Service)) || is_link_local(meta) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
@@ -109,7 +109,7 @@ pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32
 #[inline(always)]
 pub fn translated(packet: &Packet<'_>, meta: &Meta, from: u32) -> Result<(), DropReason> {
     let sends = find(from);
-    if sends.is_some_and(Subject::is_open) || is_link_local(meta) {
+    if sends.is_some_and(|sends| sends.is_open() || is_link_local(meta)) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };

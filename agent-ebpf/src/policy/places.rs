@@ -36,6 +36,8 @@ const TRIES: u32 = 8;
 /// The first place of pending flows, begun by the pod, and by others.
 const PENDING: u32 = 1 << 30;
 const PENDING_OF_OTHERS: u32 = 1 << 31;
+/// A finished exchange counts as so many powers of two older.
+const FINISHED: u32 = 4;
 const BPF_NOEXIST: u64 = 1;
 
 /// Adds the flow that the case's packet begins to the pending ones. Of two CPUs that want one place, the
@@ -55,7 +57,8 @@ pub extern "C" fn ferrule_begin_flow() -> u32 {
     if let Some(old) = POLICY_PLACES.get_ptr_mut(place) {
         // In place: to remove the entry and to add another one would cost several times as much.
         // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM
-        // makes no loop; another CPU that writes, too, makes a key of no flow at worst.
+        // makes no loop. The kernel may give the entry to another place meanwhile, and another CPU may write,
+        // too: the key names another flow then, or none. `owned` compares the pod before a flow goes.
         let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
         let [a, b, c, d] = old.get();
         case.displaced.set([a, b, c, d]);
@@ -164,11 +167,15 @@ fn owned<'a, const N: usize>(
     (payer(key, view) == ifindex).then_some(view)
 }
 
-/// Jiffies since a flow's last packet; the largest number if the flow is gone or has ended.
+/// How soon a flow gives up its place: jiffies since its last packet, more if the flow has had its answer, so
+/// that finished exchanges go before those that wait; the largest number if the flow is gone or has ended.
 #[inline(always)]
 fn age<const N: usize>(flows: &LruHashMap<ViewKey, View, N>, key: &ViewKey, ifindex: u32, now: u64) -> u64 {
     match owned(flows, key, ifindex) {
-        Some(view) if !is_closed(view) => now.saturating_sub(view.used),
+        Some(view) if !is_closed(view) => {
+            let finished = if view.answered == 0 { 0 } else { FINISHED };
+            now.saturating_sub(view.used) << finished
+        }
         _ => u64::MAX,
     }
 }

@@ -15,10 +15,8 @@ pub(super) fn compile(
     endpoints: &[Change],
 ) -> Result<Vec<(Change, Refused)>, Refused> {
     let all = || state.iter().chain(endpoints);
-    match compiler.apply(all().cloned()) {
-        Ok(_) => return Ok(Vec::new()),
-        Err(refused) if refused.policy.is_none() => return Err(refused),
-        Err(_) => {}
+    if compiler.apply(all().cloned()).is_ok() {
+        return Ok(Vec::new());
     }
     compiler.apply(all().map(|change| match change {
         Change::Policy(policy) => Change::Policy(stub(policy)),

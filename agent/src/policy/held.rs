@@ -31,7 +31,7 @@ pub(super) struct Entry<'a> {
 impl Held {
     /// What does not fit of a complete state, in which stubs stand in for it.
     pub(super) fn of_state(refused: Vec<(Change, Refused)>) -> Self {
-        // What is compiled one after the other needs more room than together, until rows go.
+        // Policies that are compiled one after the other need more room than together, until rows go.
         let mut held = Self { is_stale: !refused.is_empty(), ..Self::default() };
         for (change, why) in refused {
             held.stubs.insert(change.object());

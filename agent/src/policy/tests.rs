@@ -171,6 +171,15 @@ impl Setup {
         (component.state, component.why)
     }
 
+    /// Until so many changes have been compiled or refused.
+    fn wait_until_compiled(&self, changes: u64) {
+        let end = Instant::now() + SOON;
+        while self.metrics.changes.get() < changes {
+            assert!(Instant::now() < end, "{} changes of {changes}", self.metrics.changes.get());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     fn wait_until_healthy(&self, is_healthy: bool) -> String {
         let end = Instant::now() + SOON;
         loop {
@@ -335,7 +344,7 @@ async fn an_add_of_a_static_pod_goes_on_when_the_pods_own_watch_tells_its_uid() 
         "annotations": {"kubernetes.io/config.mirror": "of-the-manifest"}}});
     let mirror = Arc::new(serde_json::from_str(&mirror.to_string()).unwrap());
     it.pods.apply_pod(crate::watch::Change::Applied(mirror));
-    tokio::time::timeout(Duration::from_secs(1), waiting).await.expect("no wait for the deadline").unwrap();
+    tokio::time::timeout(SOON / 2, waiting).await.expect("no wait for the deadline").unwrap();
 }
 
 #[test]

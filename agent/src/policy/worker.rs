@@ -38,14 +38,17 @@ pub(super) struct Worker {
     not_before: Option<Instant>,
     /// To be repeated then, without a change.
     retry_at: Option<Instant>,
+    /// Held changes are offered again then.
+    held_at: Option<Instant>,
     held_pause: Duration,
 }
 
 const BACKOFF: Policy = Policy::new(Duration::from_millis(200), Duration::from_secs(30))
     .with_jitter()
     .reset_after(Duration::from_secs(120));
-/// Between two attempts to apply changes that did not fit, at least.
+/// Between two attempts to apply changes that did not fit.
 const HELD_PAUSE: Duration = Duration::from_secs(1);
+const MAX_HELD_PAUSE: Duration = Duration::from_secs(30);
 /// Such a pause in durations of the last attempt, which other changes wait for: at most a twentieth of the
 /// time goes into attempts.
 const HELD_SHARE: u32 = 20;
@@ -68,6 +71,7 @@ impl Worker {
             backoff: Backoff::new(BACKOFF),
             not_before: None,
             retry_at: None,
+            held_at: None,
             held_pause: HELD_PAUSE,
         }
     }
@@ -90,7 +94,8 @@ impl Worker {
             let has_changes = !inbox.changes.is_empty() && (self.is_live || self.pending.is_some());
             let in_changes = has_changes.then(|| left(self.not_before).unwrap_or_default());
             let looks = is_missing.then_some(LOOK);
-            let due = in_changes.into_iter().chain(left(self.retry_at)).min();
+            let held = self.held_at.filter(|_| self.is_written && self.pending.is_none());
+            let due = in_changes.into_iter().chain(left(self.retry_at)).chain(left(held)).min();
             let has_news = inbox.has_news && self.is_live;
             if inbox.state.is_some() || has_news || due.is_some_and(|due| due.is_zero()) {
                 return inbox.take();
@@ -107,7 +112,7 @@ impl Worker {
         if let Some(state) = state {
             let mut pending = Queue::default();
             pending.extend(state);
-            (self.pending, self.held) = (Some(pending), Held::default());
+            (self.pending, self.held, self.held_at) = (Some(pending), Held::default(), None);
         }
         match self.pending.take() {
             Some(mut pending) => {
@@ -172,19 +177,18 @@ impl Worker {
         let mut offered = Offered::default();
         let table = {
             let mut compiler = shared.compiler();
-            // Without a change, the pause is over.
-            let retries = self.held.is_stale && changes.is_empty();
             offered.offer(&mut compiler, changes);
             self.held.is_stale |= offered.taken > 0;
-            if retries {
+            if self.held_at.take_if(|at| *at <= Instant::now()).is_some() {
+                let (again, others) = (Instant::now(), offered.taken);
                 offered.offer(&mut compiler, self.held.take());
+                // What fits now may make room for the rest.
+                self.held.is_stale = offered.taken > others;
+                self.held_pause = (again.elapsed() * HELD_SHARE).clamp(HELD_PAUSE, MAX_HELD_PAUSE);
             }
             compiler.table()
         };
         self.report.compiled(number, began.elapsed());
-        if !offered.refused.is_empty() {
-            self.held_pause = HELD_PAUSE.max(began.elapsed() * HELD_SHARE);
-        }
         for (change, why) in offered.refused {
             self.held.hold(change, why);
         }
@@ -199,11 +203,10 @@ impl Worker {
         self.retry_held();
     }
 
-    /// What did not fit may fit now.
+    /// Other changes may have made room for the held ones.
     fn retry_held(&mut self) {
-        if self.held.is_stale && !self.held.is_empty() {
-            let pause = Instant::now() + self.held_pause;
-            self.retry_at = Some(self.retry_at.map_or(pause, |at| at.min(pause)));
+        if self.held.is_stale && !self.held.is_empty() && self.held_at.is_none() {
+            self.held_at = Some(Instant::now() + self.held_pause);
         }
     }
 

@@ -97,7 +97,7 @@ struct List {
 
 /// 500 nodes list their peers in a second.
 const FOR_NODE: Duration = Duration::from_millis(2);
-/// What it may add to the time until the first policy is in force, and ADDs wait.
+/// The spread delays the first policy by this at most, and ADDs wait.
 const MAX_SPREAD: Duration = Duration::from_secs(2);
 const POLICIES: [Kind; 2] = [Kind::NetworkPolicy, Kind::ClusterNetworkPolicy];
 const PEERS: [Kind; 3] = [Kind::Namespace, Kind::Pod, Kind::Service];

@@ -63,15 +63,54 @@ fn of_a_state_with_a_policy_that_does_not_fit_the_rest_is_enforced_and_its_pods_
     it.enforcer.submit(policy("q", "c"));
     it.fake.wait_for(9, "a later policy is in force", is_judged);
     assert_eq!(it.fake.subject(7).map(|it| it.egress), Some(Subject::OPEN), "only its direction");
+    let compiled = it.metrics.changes.get();
     it.enforcer.submit(oversized("large", "b"));
     it.enforcer.submit(gone("p"));
-    std::thread::sleep(MOMENT);
+    it.wait_until_compiled(compiled + 2);
     assert!(!is_allowed(&it, 7), "another version that does not fit leaves the pod isolated");
     it.enforcer.submit(policy("large", "b"));
     it.fake.wait_for(7, "a version that fits", is_open);
     it.wait_until_healthy(true);
     assert!(!is_allowed(&it, 8));
     assert_eq!(it.metrics.held.get(), 0);
+}
+
+#[test]
+fn addresses_that_do_not_fit_at_start_isolate_the_pods_of_their_policy_only() {
+    let it = Setup::with(Fake::default(), Capacities { blocks: 30, ..Capacities::default() });
+    let block = |number: u32| json!({"ipBlock": {"cidr": format!("192.0.2.{number}/32")}});
+    let from: Vec<_> = (1..=100).map(block).collect();
+    let spec = json!({"podSelector": {"matchLabels": {"app": "a"}}, "ingress": [{"from": from}]});
+    let state = [namespace(), pod("a"), pod("b"), policy_of("web", "large", &spec), policy("p", "b")];
+    it.enforcer.replace(state.to_vec());
+    it.admit(7, "a", SOON).unwrap();
+    it.admit(8, "b", SOON).unwrap();
+    let why = it.wait_until_healthy(false);
+    assert!(why.contains("web/large") && why.contains("BLOCKS") && why.contains("isolated"), "{why}");
+    assert!(!is_allowed(&it, 7) && is_judged(it.fake.subject(8).as_ref()));
+}
+
+#[test]
+fn what_does_not_fit_is_offered_again_although_other_changes_keep_coming() {
+    let it = Setup::with(Fake::default(), Capacities { rulesets: 2, ..Capacities::default() });
+    let all = [namespace(), pod("a"), pod("b"), pod("c"), policy("p", "a"), policy("q", "b")];
+    it.enforcer.replace(all.to_vec());
+    it.admit(9, "c", SOON).unwrap();
+    it.admit(7, "a", SOON).unwrap();
+    it.admit(8, "b", SOON).unwrap();
+    it.enforcer.submit(policy("r", "c"));
+    it.wait_until_healthy(false);
+    it.enforcer.submit(gone("q"));
+    let end = Instant::now() + SOON;
+    for number in 0.. {
+        if is_judged(it.fake.subject(9).as_ref()) {
+            break;
+        }
+        assert!(Instant::now() < end, "the policy is in force");
+        it.enforcer.submit(pod(&format!("other-{number}")));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    it.wait_until_healthy(true);
 }
 
 #[test]
