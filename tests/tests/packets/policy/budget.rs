@@ -90,6 +90,31 @@ fn a_flood_from_outside_displaces_no_request_of_the_pod() {
 }
 
 #[test]
+fn exchanges_that_have_ended_give_way_to_requests_of_the_pod_that_wait() {
+    const WAITING: u16 = 20;
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules)], |node| {
+        let request = |port| v4(A.v4, FAR_V4, UDP, &udp(port, 53, b""));
+        let reply = |port| v4(FAR_V4, A.v4, UDP, &udp(53, port, b""));
+        for port in 0..WAITING {
+            ensure!(node.sends(A, &request(port))?);
+        }
+        let share = u16::try_from(SHARE / 4)?;
+        for port in 1000..1000 + 2 * share {
+            ensure!(node.sends(A, &request(port))? && node.receives(A, UPLINK, &reply(port))?);
+        }
+        let mut answered = 0;
+        for port in 0..WAITING {
+            answered += u16::from(node.receives(A, UPLINK, &reply(port))?);
+        }
+        // Each has eight places to choose from, and all may be of requests.
+        ensure!(answered >= WAITING - 2, "{answered} of {WAITING} late replies passed");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_flood_that_no_one_answers_displaces_no_answered_flow() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
     with_policies([policy("a", rules.clone()), policy("b", rules)], |node| {
