@@ -168,8 +168,8 @@ fn owned<'a, const N: usize>(
 }
 
 /// How soon a flow gives up its place: jiffies since its last packet, and far more if the flow has had its
-/// answer, so that finished exchanges go before those that wait; the largest number if the flow is gone or has
-/// ended.
+/// answer, so that finished exchanges go before those that wait. The largest number if the flow is gone or
+/// has ended.
 #[inline(always)]
 fn age<const N: usize>(flows: &LruHashMap<ViewKey, View, N>, key: &ViewKey, ifindex: u32, now: u64) -> u64 {
     match owned(flows, key, ifindex) {
