@@ -20,7 +20,7 @@ pub static PEERS: HashMap<PeerKey, Peer, MAX_POLICY_PEERS, NO_PREALLOC> = HashMa
 
 /// By table, family and address.
 #[btf_map]
-pub static BLOCKS: LpmTrie<[u8; 20], u32, { MAX_POLICY_RULES / 8 }> = LpmTrie::new();
+pub static BLOCKS: LpmTrie<[u8; 20], u32, { MAX_POLICY_RULES / 4 }> = LpmTrie::new();
 
 #[btf_map]
 pub static RULESETS: HashMap<u32, Ruleset, { MAX_POLICY_RULES / 32 }, NO_PREALLOC> = HashMap::new();

@@ -18,8 +18,8 @@ pub struct Capacities {
     pub node_entries: u32,
     /// Of `PEERS`. A restart needs each row twice.
     pub policy_peers: u32,
-    /// Of `RULES`; `NAMED` has half of it, `BLOCKS` and `PORTS` an eighth, `RULESETS` a 32nd. A restart needs
-    /// each row twice.
+    /// Of `RULES`; `NAMED` has half of it, `BLOCKS` a quarter, `PORTS` an eighth, `RULESETS` a 32nd. A
+    /// restart needs each row twice.
     pub policy_rules: u32,
     /// Of `POLICY_FLOWS`; `POLICY_PENDING` has a quarter of it.
     pub policy_flows: u32,
@@ -42,7 +42,7 @@ impl Capacities {
         let half = |entries: u32| (entries / 2) as usize;
         ferrule_policy::Capacities {
             peers: half(self.policy_peers),
-            blocks: half(self.policy_rules / 8),
+            blocks: half(self.policy_rules / 4),
             rulesets: half(self.policy_rules / 32),
             rules: half(self.policy_rules),
             named: half(self.policy_rules / 2),

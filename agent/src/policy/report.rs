@@ -147,7 +147,8 @@ pub(super) fn refused(why: &Refused) -> String {
         Resource::Peers => ("--max-policy-peers", 2),
         Resource::Rules => ("--max-policy-rules", 2),
         Resource::Named => ("--max-policy-rules", 2 * 2),
-        Resource::Blocks | Resource::Ports => ("--max-policy-rules", 2 * 8),
+        Resource::Blocks => ("--max-policy-rules", 2 * 4),
+        Resource::Ports => ("--max-policy-rules", 2 * 8),
         Resource::Rulesets => ("--max-policy-rules", 2 * 32),
     };
     let least = needed.saturating_mul(share);

@@ -27,7 +27,7 @@ pub(in crate::dataplane) const PEERS: MapSpec = MapSpec {
 pub(in crate::dataplane) const BLOCKS: MapSpec = MapSpec {
     name: "BLOCKS",
     setting: RULES_SETTING,
-    capacity: |capacities| capacities.policy_rules / 8,
+    capacity: |capacities| capacities.policy_rules / 4,
     count: trie::count_entries::<20, u32>,
 };
 pub(in crate::dataplane) const RULESETS: MapSpec = MapSpec {
