@@ -77,14 +77,14 @@ fn explain(compiler: &Compiler, record: &DropRecord, direction: Direction, peer_
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use agent_common::event::{CAPTURE, kind};
     use ferrule_policy::{Change, Endpoint, EndpointId, Origin, Packet, lookup, object};
     use serde_json::json;
 
     use super::*;
 
-    fn record(reason: DropReason) -> DropRecord {
+    pub fn record(reason: DropReason) -> DropRecord {
         DropRecord {
             kind: kind::DROP,
             direction: direction::INGRESS,

@@ -6,11 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::{
-    DropReason,
-    event::{CAPTURE, DropRecord, direction, kind},
-    policy::Subject,
-};
+use agent_common::{DropReason, event::DropRecord, policy::Subject};
 use aya::maps::MapError;
 use ferrule_policy::{
     Capacities, Change, Direction, EndpointId, Op, Origin, Packet, PolicyId, RulesetId, Table, lookup,
@@ -19,7 +15,7 @@ use ferrule_policy::{
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report};
+use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, denial::tests::record};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{MapFailure, PolicyRows},
@@ -230,28 +226,6 @@ fn oversized(name: &str, app: &str) -> Change {
     let rules: Vec<_> = (1..400).map(rule).collect();
     let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "ingress": rules});
     policy_of("web", name, &spec)
-}
-
-/// The record of a packet that no policy allows.
-fn denial_of(ruleset: u32) -> DropRecord {
-    DropRecord {
-        kind: kind::DROP,
-        direction: direction::INGRESS,
-        time: 0,
-        ifindex: 7,
-        generation: 0,
-        reason: DropReason::PolicyIngress as u32,
-        len: 0,
-        suppressed: 0,
-        lost: 0,
-        captured: 0,
-        vlan: 0,
-        ruleset,
-        class: 0,
-        bit: 0,
-        audit: 0,
-        head: [0; CAPTURE],
-    }
 }
 
 /// Whether a pod may receive from a stranger.
@@ -468,7 +442,7 @@ fn a_denied_packet_names_no_policy_while_the_compiler_works() {
     it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
     it.admit(7, "a", SOON).unwrap();
     let ruleset = it.fake.subject(7).unwrap().ingress;
-    let record = denial_of(ruleset);
+    let record = DropRecord { ruleset, ..record(DropReason::PolicyIngress) };
     assert_eq!(it.enforcer.of(&record).unwrap().policies, [PolicyId::namespaced("web", "p")]);
     it.enforcer.read(|_| {
         std::thread::scope(|scope| {
