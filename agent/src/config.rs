@@ -1,15 +1,18 @@
 //! The configuration: flags override the environment, which overrides the file; validated once.
 
+mod command;
 mod dataplane_settings;
-mod log_filter;
+mod file;
+mod manual;
+mod run;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -22,11 +25,10 @@ use crate::{
     dataplane::{self, Flows, LogLevel},
     decide::VifSource,
     ipam::{self, PodCidrs, RangeError},
+    log::{self, InvalidFilter},
     masquerade::{self, InvalidPorts},
     nodes, policy, reconcile, watch,
 };
-
-pub use log_filter::parse as parse_log_filter;
 
 /// The validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,14 @@ pub struct Config {
     pub otlp_endpoint: Option<Uri>,
     /// Where to install the CNI plugin and its configuration; `None`: do not install them.
     pub install: Option<InstallDirs>,
+    pub log: LogSettings,
+}
+
+/// The agent's own log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSettings {
+    pub filter: log::Filter,
+    pub format: log::Format,
 }
 
 /// The settings of a node in a Kubernetes cluster.
@@ -98,6 +108,8 @@ pub struct InstallDirs {
 #[derive(Debug, Parser)]
 #[command(version, about)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<command::Command>,
     /// Configuration file (TOML). Its keys are the long flags, with `_` instead of `-`.
     #[arg(long, env = "FERRULE_CONFIG", default_value = DEFAULT_FILE)]
     config: PathBuf,
@@ -207,6 +219,13 @@ struct Settings {
     /// Directory of pinned maps, on a BPF file system [default: /sys/fs/bpf/ferrule].
     #[arg(long, env = "FERRULE_BPF_DIR", value_name = "DIR")]
     bpf_dir: Option<PathBuf>,
+    /// Filter of the agent's log: levels, and targets with levels, such as `warn,ferrule_agent::watch=debug`
+    /// [default: info].
+    #[arg(long, env = "FERRULE_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    /// Form of the agent's log; `auto`: text on a terminal, JSON otherwise [default: auto].
+    #[arg(long, env = "FERRULE_LOG_FORMAT", value_enum, value_name = "FORMAT")]
+    log_format: Option<log::Format>,
     /// Log level of the eBPF programs; every level but `off` slows down each packet [default: off].
     #[arg(long, env = "FERRULE_EBPF_LOG", value_enum, value_name = "LEVEL")]
     ebpf_log: Option<LogLevel>,
@@ -264,6 +283,10 @@ pub enum ConfigError {
         #[source]
         source: Box<toml::de::Error>,
     },
+    #[error(
+        "the configuration file {path:?} has unknown keys: {keys}; `ferrule-agent config default` lists all"
+    )]
+    UnknownKeys { path: PathBuf, keys: String },
     #[error("no API server is configured: set --kubeconfig, run in a pod, or set --standalone")]
     NoApiServer,
     #[error("{0} needs Kubernetes: remove it, or remove --standalone")]
@@ -296,6 +319,8 @@ pub enum ConfigError {
     Collector { given: String, why: &'static str },
     #[error("--tunnel-port must be from 1 to 65535, not 0")]
     TunnelPort,
+    #[error("invalid --log or FERRULE_LOG: {0}")]
+    Log(#[from] InvalidFilter),
     #[error("cannot use --masquerade-ports")]
     Ports(#[from] InvalidPorts),
     #[error("{what} must be an absolute path, not {path:?}")]
@@ -322,8 +347,10 @@ impl Args {
     /// # Errors
     /// If the file cannot be read or parsed (a missing default file is empty), or a setting is invalid.
     pub fn into_config(self) -> Result<Config, ConfigError> {
-        let file = read(&self.config)?;
-        self.settings.over(file).validate()
+        let file = Settings::read(&self.config)?;
+        // The condition under which kube uses a service account.
+        let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        self.settings.over(file).validate(is_in_pod)
     }
 }
 
@@ -369,6 +396,8 @@ impl Settings {
             socket: self.socket.or(file.socket),
             state_dir: self.state_dir.or(file.state_dir),
             bpf_dir: self.bpf_dir.or(file.bpf_dir),
+            log: self.log.or(file.log),
+            log_format: self.log_format.or(file.log_format),
             ebpf_log: self.ebpf_log.or(file.ebpf_log),
             max_vifs: self.max_vifs.or(file.max_vifs),
             allow_dhcp_servers: self.allow_dhcp_servers.or(file.allow_dhcp_servers),
@@ -383,11 +412,13 @@ impl Settings {
         }
     }
 
-    fn validate(self) -> Result<Config, ConfigError> {
-        let kubernetes = self.kubernetes()?;
+    /// `is_in_pod`: the API server is known without a kubeconfig.
+    fn validate(self, is_in_pod: bool) -> Result<Config, ConfigError> {
+        let kubernetes = self.kubernetes(is_in_pod)?;
         let dataplane = self.dataplane()?;
         let masquerade = self.masquerade()?;
         let nodes = self.nodes()?;
+        let log = self.log(dataplane.log)?;
         let vif_source = self.vif_source.unwrap_or_default();
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
@@ -433,6 +464,16 @@ impl Settings {
             http: self.http.unwrap_or(HTTP),
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
+            log,
+        })
+    }
+
+    fn log(&self, programs: LogLevel) -> Result<LogSettings, ConfigError> {
+        let filter = self.log.as_deref().map(log::Filter::new).transpose()?.flatten();
+        let default = || log::Filter::default_with(programs != LogLevel::Off);
+        Ok(LogSettings {
+            filter: filter.unwrap_or_else(default),
+            format: self.log_format.unwrap_or_default(),
         })
     }
 
@@ -472,7 +513,7 @@ impl Settings {
         Ok(nodes::Settings { mode: self.node_routes.unwrap_or_default(), port, fast_path })
     }
 
-    fn kubernetes(&self) -> Result<Option<Kubernetes>, ConfigError> {
+    fn kubernetes(&self, is_in_pod: bool) -> Result<Option<Kubernetes>, ConfigError> {
         if self.standalone.unwrap_or_default() {
             let given = [
                 ("--kubeconfig", self.kubeconfig.is_some()),
@@ -484,11 +525,9 @@ impl Settings {
                 None => Ok(None),
             };
         }
-        // The condition under which kube uses a service account.
-        let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let kubeconfig =
             self.kubeconfig.clone().map(|path| absolute("--kubeconfig", Some(path), "")).transpose()?;
-        if kubeconfig.is_none() && !in_pod {
+        if kubeconfig.is_none() && !is_in_pod {
             return Err(ConfigError::NoApiServer);
         }
         let node_name = match &self.node_name {
@@ -546,17 +585,6 @@ fn collector(given: &str) -> Result<Uri, ConfigError> {
         (Some("http"), Some(_)) if !is_bare => refuse("OTLP over gRPC has no path"),
         (Some("http"), Some(_)) => Ok(uri),
         _ => refuse("the scheme must be http://"),
-    }
-}
-
-fn read(path: &Path) -> Result<Settings, ConfigError> {
-    match fs::read_to_string(path) {
-        Ok(text) => toml::from_str(&text)
-            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_FILE) => {
-            Ok(Settings::default())
-        }
-        Err(source) => Err(ConfigError::Read { path: path.to_owned(), source }),
     }
 }
 

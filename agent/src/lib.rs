@@ -20,6 +20,7 @@ pub mod heal;
 pub mod health;
 pub mod install;
 pub mod ipam;
+pub mod log;
 pub mod masquerade;
 pub mod metrics;
 pub mod monitor;

@@ -5,16 +5,16 @@
 
 #![forbid(unsafe_code)]
 
-use std::{env::VarError, io::IsTerminal as _, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
-    config::{Args, parse_log_filter},
-    dataplane::{LogLevel, release_when_idle},
+    config::Args,
+    dataplane::release_when_idle,
+    log,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tracing_subscriber::EnvFilter;
 
 /// Musl's allocator has one lock for all threads, which cost a fifth of the time of an ADD.
 #[global_allocator]
@@ -40,7 +40,7 @@ const OPEN_FILES: u64 = 8192;
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // Help and version come here too, and go to standard output.
@@ -48,6 +48,17 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    match args.run_command() {
+        Some(Ok(printed)) => {
+            print!("{printed}");
+            return ExitCode::SUCCESS;
+        }
+        Some(Err(error)) => {
+            eprintln!("ferrule-agent: {error}");
+            return ExitCode::from(USAGE);
+        }
+        None => {}
+    }
     let config = match args.into_config() {
         Ok(config) => config,
         Err(error) => {
@@ -55,10 +66,13 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    if let Err(why) = start_log(config.dataplane.log) {
-        eprintln!("ferrule-agent: invalid FERRULE_LOG: {why}");
-        return ExitCode::from(USAGE);
-    }
+    let log = match log::start(config.log.format, config.log.filter.clone()) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("ferrule-agent: cannot start the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     if let Err(error) = raise_file_limit() {
         tracing::warn!(%error, "cannot raise the limit on open files; fewer calls can be served at once");
     }
@@ -69,7 +83,7 @@ fn main() -> ExitCode {
         .enable_all()
         .build();
     let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| {
-        let outcome = runtime.block_on(app::run(config, EBPF_OBJECT));
+        let outcome = runtime.block_on(app::run(config, EBPF_OBJECT, log));
         runtime.shutdown_timeout(LAST_CALLS);
         outcome
     });
@@ -88,21 +102,4 @@ fn main() -> ExitCode {
 fn raise_file_limit() -> nix::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(OPEN_FILES).min(hard), hard)
-}
-
-fn start_log(ebpf: LogLevel) -> Result<(), String> {
-    // The eBPF programs log under the target `ferrule`, which is a prefix of the agent's own target.
-    // kube logs each refused connection as an error, which the agent reports itself.
-    let default = match ebpf {
-        LogLevel::Off => "info,kube_client=off",
-        _ => "info,kube_client=off,ferrule=trace,ferrule_agent=info",
-    };
-    let filter = match std::env::var("FERRULE_LOG") {
-        Ok(text) if !text.trim().is_empty() => parse_log_filter(&text)?,
-        Err(VarError::NotUnicode(text)) => return Err(format!("{text:?} is not UTF-8")),
-        _ => EnvFilter::new(default),
-    };
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    Ok(())
 }

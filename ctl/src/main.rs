@@ -6,6 +6,7 @@ mod attachments;
 mod client;
 mod flows;
 mod gc;
+mod log_level;
 mod manifest;
 mod nodes;
 mod policy;
@@ -67,6 +68,8 @@ enum Command {
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),
+    /// Show or set the filter of the agent's log, until the agent's next start
+    LogLevel(log_level::Args),
     /// Show network policies, and which of them judge a pod or a packet; of a running agent, or of files
     #[command(subcommand)]
     Policy(policy::Command),
@@ -151,6 +154,7 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Drops(drops) => flows::drops(drops, &args.socket, args.output).await,
             Command::Flows(flows) => flows::flows(flows, &args.socket, args.output).await,
             Command::Gc(gc) => Ok(gc::run(gc, &args.socket, args.output).await?.into()),
+            Command::LogLevel(level) => Ok(log_level::run(level, &args.socket, args.output).await?.into()),
             Command::Policy(command) => policy::run(command, &args.socket, args.output).await,
             Command::Vif(command) => vif::run(command, args.output),
         }

@@ -272,6 +272,8 @@ impl Node {
             Some(pid_namespace) => pid_namespace.command(program)?,
             None => Command::new(program),
         };
+        // The tests read the log as people do.
+        command.env("FERRULE_LOG_FORMAT", "text");
         command.args(&self.args).envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.agent = Some(match &self.pid_namespace {

@@ -52,13 +52,14 @@ fn until_taken(caller: &mut UnixStream) -> anyhow::Result<()> {
 #[test]
 fn readiness_fails_before_in_flight_calls_end() {
     with_agent(|node| {
-        ensure!(node.http("/readyz")?.0 == 200);
+        let limit = Duration::from_secs(10);
+        sys::wait_until("the agent is ready", limit, || Ok(node.http("/readyz")?.0 == 200))?;
         let mut caller = UnixStream::connect(socket())?;
         caller.write_all(&unfinished_call())?;
         until_taken(&mut caller)?;
         node.signal_agent(Signal::SIGTERM)?;
         // The agent drains for 15 s, and ends at once without the call.
-        sys::wait_until("the agent is not ready while a call is in flight", Duration::from_secs(10), || {
+        sys::wait_until("the agent is not ready while a call is in flight", limit, || {
             let (code, text) = node.http("/readyz")?;
             Ok(code == 503 && text.contains("stopping"))
         })?;

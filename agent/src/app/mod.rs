@@ -43,6 +43,7 @@ use crate::{
     heal::Healer,
     health::{Health, Reporter},
     ipam::Pressure,
+    log,
     masquerade::Masquerade,
     metrics::Metrics,
     monitor::{self, Endings, History, ObserverService, Recorder},
@@ -89,13 +90,14 @@ const LAST: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// If a component that the agent needs cannot start, or ends.
-pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
+pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Result<Stopped> {
     // First: two agents must not access the same network namespace or state.
     let _node = NodeLock::take()?;
     // Early, so that a signal during start-up does not interrupt it.
     let mut signals = StopSignals::new().context("cannot handle signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
     let needed = Needed::new(&health);
+    tasks.spawn("log", signals::switch_log(log.clone())?);
     let liveness = Liveness::new(|| host::probe().map_err(|error| chain(&error)));
     let listener = http::listen(config.http).await?;
     let observed = Observed { health: health.clone(), metrics: metrics.clone(), liveness: liveness.clone() };
@@ -163,6 +165,7 @@ pub async fn run(config: Config, object: &[u8]) -> anyhow::Result<Stopped> {
         keeper,
         enforcer: Arc::clone(&parts.enforcer),
         node_name,
+        log: log.clone(),
     };
     let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);

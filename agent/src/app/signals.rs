@@ -1,10 +1,26 @@
-//! The signals that stop the agent.
+//! The signals that stop the agent, and the one that switches its log.
 
+use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::log;
 
 pub(super) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+}
+
+/// Registers the handler of SIGUSR1, which the returned task serves.
+///
+/// # Errors
+/// If the kernel refuses.
+pub(super) fn switch_log(log: log::Control) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut switch = signal(SignalKind::user_defined1()).context("cannot handle SIGUSR1")?;
+    Ok(async move {
+        while switch.recv().await.is_some() {
+            log.toggle();
+        }
+    })
 }
 
 // === impl StopSignals ===

@@ -1,4 +1,4 @@
-//! Metrics and trace of one call: its duration, by phase.
+//! Metrics, trace and log of one call: its duration by phase, and its failure.
 
 use ferrule_proto::{
     cni::{Error, error::Code},
@@ -6,8 +6,9 @@ use ferrule_proto::{
 };
 use tonic::metadata::MetadataMap;
 
-use crate::attach::{Phases, Spell, Timeline};
+use super::error::CallError;
 use crate::{
+    attach::{Phases, Spell, Timeline},
     cluster::PodRef,
     metrics::CniMetrics,
     registry::Key,
@@ -27,6 +28,8 @@ pub(super) struct Call<'a> {
     calls: &'a Calls,
     verb: &'static str,
     phases: Phases,
+    /// For the log.
+    pod: Option<PodRef>,
     /// `None` unless the call is part of an exported trace.
     traced: Option<(Context, Vec<Attribute>)>,
 }
@@ -37,7 +40,7 @@ impl Calls {
     /// Begins a call; its metadata carry the trace context.
     pub(super) fn begin(&self, verb: &'static str, metadata: &MetadataMap) -> Call<'_> {
         let traced = self.tracer.context(metadata).map(|context| (context, Vec::new()));
-        Call { calls: self, verb, phases: Phases::begin(traced.is_some()), traced }
+        Call { calls: self, verb, phases: Phases::begin(traced.is_some()), pod: None, traced }
     }
 }
 
@@ -63,15 +66,27 @@ impl Call<'_> {
     }
 
     pub(super) fn set_pod(&mut self, pod: &PodRef) {
+        self.pod = Some(pod.clone());
         let fields =
             [("k8s.namespace.name", &pod.namespace), ("k8s.pod.name", &pod.name), ("k8s.pod.uid", &pod.uid)];
         let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
         self.add_attributes(|| fields.map(|(name, value)| (name, Value::from(value.as_str()))).collect());
     }
 
-    /// Whether trace attributes are worth collecting.
-    pub(super) fn is_traced(&self) -> bool {
-        self.traced.is_some()
+    /// Logs a failure, and turns it into the answer. `what`: the call, as error messages name it.
+    pub(super) fn failed(&self, error: CallError, what: &str) -> Error {
+        let error = error.into_proto(what);
+        let pod = self.pod.as_ref().map(ToString::to_string);
+        let trace = self.traced.as_ref().map(|(context, _)| context.trace_hex());
+        tracing::warn!(
+            code = error.code,
+            pod,
+            trace,
+            error = error.message,
+            call = what,
+            "a CNI call failed"
+        );
+        error
     }
 
     /// Reports the call as answered.

@@ -9,8 +9,8 @@ mod status;
 use std::sync::Arc;
 
 use ferrule_proto::cni::{
-    AddRequest, AddResponse, AttachmentKey, CheckRequest, CheckResponse, DelRequest, DelResponse, Error,
-    GcRequest, GcResponse, StatusRequest, StatusResponse, add_response::Outcome, cni_server::Cni,
+    AddRequest, AddResponse, AttachmentKey, CheckRequest, CheckResponse, DelRequest, DelResponse, GcRequest,
+    GcResponse, StatusRequest, StatusResponse, add_response::Outcome, cni_server::Cni,
 };
 use tonic::{Request, Response, Status};
 
@@ -45,7 +45,7 @@ impl Cni for CniService {
             call.set_pod(&request.pod);
             Ok(self.engine.attach(request, call.phases()).await?)
         };
-        let added = add.await.map_err(|error| log(error, &what));
+        let added = add.await.map_err(|error| call.failed(error, &what));
         call.end(added.as_ref().err());
         crash::point(Step::AddAnswering);
         let outcome = match added {
@@ -65,7 +65,7 @@ impl Cni for CniService {
             self.set_key_and_pod(&mut call, &key);
             Ok(self.engine.detach(key, call.phases()).await?)
         };
-        let error = del.await.err().map(|error| log(error, &what));
+        let error = del.await.err().map(|error| call.failed(error, &what));
         call.end(error.as_ref());
         crash::point(Step::DelAnswering);
         Ok(Response::new(DelResponse { error }))
@@ -80,7 +80,7 @@ impl Cni for CniService {
             self.set_key_and_pod(&mut call, &key);
             Ok(self.engine.verify(key, netns, prev_result, call.phases()).await?)
         };
-        let error = check.await.err().map(|error| log(error, &what));
+        let error = check.await.err().map(|error| call.failed(error, &what));
         call.end(error.as_ref());
         Ok(Response::new(CheckResponse { error }))
     }
@@ -93,7 +93,7 @@ impl Cni for CniService {
             call.set_network(&network);
             Ok(self.engine.retain(&network, &valid, call.phases()).await?)
         };
-        let error = gc.await.err().map(|error| log(error, "GC"));
+        let error = gc.await.err().map(|error| call.failed(error, "GC"));
         call.end(error.as_ref());
         Ok(Response::new(GcResponse { error }))
     }
@@ -117,10 +117,10 @@ impl Cni for CniService {
 // === impl CniService ===
 
 impl CniService {
-    /// Sets the trace attributes of a call that names only the key.
+    /// Notes whom a call is about that names only the key.
     fn set_key_and_pod(&self, call: &mut Call<'_>, key: &Key) {
         call.set_key(key);
-        if let Some(attachment) = call.is_traced().then(|| self.registry.get(key)).flatten() {
+        if let Some(attachment) = self.registry.get(key) {
             call.set_pod(&attachment.pod);
         }
     }
@@ -130,10 +130,4 @@ impl CniService {
 fn describe(verb: &str, key: Option<&AttachmentKey>) -> String {
     let key = key.cloned().and_then(|key| request::key(Some(key)).ok());
     key.map_or_else(|| verb.to_owned(), |key| format!("{verb} of {key}"))
-}
-
-fn log(error: CallError, what: &str) -> Error {
-    let error = error.into_proto(what);
-    tracing::warn!(code = error.code, "{}", error.message);
-    error
 }

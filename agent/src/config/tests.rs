@@ -1,5 +1,7 @@
 //! The merge of flags and file, and the checks of every setting.
 
+use std::{fs, path::Path};
+
 use super::*;
 
 fn config(flags: &[&str], file: Option<&str>) -> Result<Config, ConfigError> {
@@ -246,7 +248,7 @@ fn invalid_settings_are_refused() {
     let relative = config(&["--standalone", "--pod-cidr", "10.0.0.0/24", "--socket", "x"], None);
     assert!(matches!(relative, Err(ConfigError::Relative { what: "--socket", .. })));
     assert!(
-        matches!(config(&[], Some("sock = \"/x\"")), Err(ConfigError::Parse { .. })),
+        matches!(config(&[], Some("sock = \"/x\"")), Err(ConfigError::UnknownKeys { .. })),
         "a typo is an error"
     );
     let missing = config(&["--config", "/nowhere.toml"], None).unwrap_err().to_string();

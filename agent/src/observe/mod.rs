@@ -17,8 +17,9 @@ use ferrule_proto::agent::{
     Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, ExplainPoliciesRequest,
     ExplainPoliciesResponse, GetStatusRequest, GetStatusResponse, ListAttachmentsRequest,
     ListAttachmentsResponse, ListNodesRequest, ListNodesResponse, ListPoliciesRequest, ListPoliciesResponse,
-    SetFlowSamplingRequest, SetFlowSamplingResponse, TracePoliciesRequest, TracePoliciesResponse,
-    VerifyRequest, VerifyResponse, agent_server::Agent, attachment::State as ShownState,
+    SetFlowSamplingRequest, SetFlowSamplingResponse, SetLogFilterRequest, SetLogFilterResponse,
+    TracePoliciesRequest, TracePoliciesResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
+    attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -27,7 +28,7 @@ use crate::{
     chain::chain,
     dataplane::{Dataplane, SamplingError},
     health::{Health, Reporter},
-    monitor,
+    log, monitor,
     nodes::Keeper,
     policy::Enforcer,
     reconcile::Collector,
@@ -50,6 +51,7 @@ pub struct AgentService {
     pub enforcer: Arc<Enforcer>,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
+    pub log: log::Control,
 }
 
 #[tonic::async_trait]
@@ -117,6 +119,23 @@ impl Agent for AgentService {
         request: Request<TracePoliciesRequest>,
     ) -> Result<Response<TracePoliciesResponse>, Status> {
         self.ask_policies(|it| it.trace(request.into_inner())).await
+    }
+
+    async fn set_log_filter(
+        &self,
+        request: Request<SetLogFilterRequest>,
+    ) -> Result<Response<SetLogFilterResponse>, Status> {
+        let before = match request.into_inner().filter {
+            None => self.log.current(),
+            Some(text) => {
+                let filter = log::Filter::new(&text);
+                self.log.set(filter.map_err(|error| Status::invalid_argument(error.to_string()))?)
+            }
+        };
+        let now = self.log.current();
+        tracing::info!(before = before.as_str(), now = now.as_str(), "the filter of the log was asked for");
+        let show = |filter: &log::Filter| filter.as_str().to_owned();
+        Ok(Response::new(SetLogFilterResponse { before: show(&before), now: show(&now) }))
     }
 }
 

@@ -41,6 +41,15 @@ pub(crate) enum Value {
     Number(i64),
 }
 
+// === impl Context ===
+
+impl Context {
+    /// The trace's identifier as W3C Trace Context writes it.
+    pub(crate) fn trace_hex(&self) -> String {
+        self.trace_id.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 // === impl CallSpan ===
 
 impl CallSpan {

@@ -1,4 +1,4 @@
-//! The filter of the agent's log, `FERRULE_LOG`: levels, and targets with levels.
+//! The syntax of a filter: levels, and targets with levels.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
@@ -6,7 +6,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 ///
 /// # Errors
 /// Why the text is no filter. A typing error would silence the log.
-pub fn parse(text: &str) -> Result<EnvFilter, String> {
+pub(super) fn parse(text: &str) -> Result<EnvFilter, String> {
     let directives = text.split(',').map(str::trim).filter(|it| !it.is_empty());
     for directive in directives {
         let bare = directive.split(['=', '[']).next() == Some(directive);

@@ -1,0 +1,36 @@
+//! `ferrule-agent config …`: checks and prints configurations, without starting an agent.
+
+use std::path::PathBuf;
+
+use super::{
+    Args, ConfigError, Settings,
+    command::{Command, ConfigAction},
+    file, manual,
+};
+
+// === impl Args ===
+
+impl Args {
+    /// Runs the command, if the arguments have one, and returns what it prints.
+    ///
+    /// # Errors
+    /// If the checked configuration is invalid.
+    pub fn run_command(&mut self) -> Option<Result<String, ConfigError>> {
+        let Command::Config { action } = self.command.take()?;
+        Some(match action {
+            ConfigAction::Check { file } => self.check(file),
+            ConfigAction::Default => Ok(manual::default_file()),
+            ConfigAction::Reference => Ok(manual::reference()),
+        })
+    }
+
+    fn check(&mut self, path: Option<PathBuf>) -> Result<String, ConfigError> {
+        let path = path.unwrap_or_else(|| self.config.clone());
+        let keys = file::keys(&path)?;
+        let settings = std::mem::take(&mut self.settings);
+        // A file for agents in pods is checked wherever its author is.
+        settings.over(Settings::read(&path)?).validate(true)?;
+        let sets = if keys.is_empty() { "no setting".to_owned() } else { keys.join(", ") };
+        Ok(format!("{}: valid; sets {sets}\n", path.display()))
+    }
+}
