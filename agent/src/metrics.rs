@@ -1,20 +1,30 @@
 //! Prometheus metrics.
 
+mod attachments;
+mod cni;
+mod health;
 mod links;
 mod nodes;
 mod pods;
 mod policy;
+mod process;
 mod source;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use agent_common::event::Event;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 
+pub use attachments::AttachmentMetrics;
+pub use cni::CniMetrics;
+pub use health::HealthMetrics;
 pub use links::{LinkCounters, LinkMetrics};
 pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
@@ -41,6 +51,8 @@ pub struct Metrics {
     pub links: LinkMetrics,
     pub nodes: NodeMetrics,
     pub policy: PolicyMetrics,
+    pub health: HealthMetrics,
+    pub attachments: AttachmentMetrics,
 }
 
 /// The addresses of the agent's own IPAM.
@@ -49,12 +61,6 @@ pub struct IpamMetrics {
     addresses: Family<AddressLabels, Gauge>,
     /// Attachments with an address outside of the node's ranges.
     pub outside: Gauge,
-}
-
-/// Metrics of CNI calls.
-#[derive(Debug, Clone)]
-pub struct CniMetrics {
-    duration: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
 /// Metrics of the installation of plugin and configuration.
@@ -142,6 +148,7 @@ pub struct WatchMetrics {
     pub objects: Family<SourceLabels, Gauge>,
     pub buffered: Family<SourceLabels, Gauge>,
     pub unsaved: Family<SourceLabels, Gauge>,
+    pub current: Family<SourceLabels, Time>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -159,14 +166,6 @@ pub struct EventLabels {
 pub struct FailureLabels {
     pub source: &'static str,
     pub reason: &'static str,
-}
-
-/// All values are constants of the agent, so that the number of time series is bounded.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CallLabels {
-    verb: &'static str,
-    phase: &'static str,
-    code: i32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -196,22 +195,32 @@ struct RepairLabels {
     outcome: &'static str,
 }
 
-/// Seconds: from a comparison of kernel state to the shim's longest deadline.
-const CALL_BUCKETS: [f64; 19] = [
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    30.0, 60.0, 90.0,
-];
+/// A time in seconds since the Unix epoch.
+pub type Time = Gauge<f64, AtomicU64>;
 
 /// Converts a number of things to the type of a gauge.
 pub fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+/// Now, in seconds since the Unix epoch.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
 // === impl Metrics ===
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("ferrule");
+        let mut root = Registry::default();
+        // Under the names that every exporter of a process uses.
+        root.register_collector(Box::new(process::Process::default()));
+        let registry = root.sub_registry_with_prefix("ferrule");
+        registry.register(
+            "build",
+            "The agent's version",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
         let (watch, events) = (WatchMetrics::default(), EventMetrics::default());
         let (reconcile, monitor) = (ReconcileMetrics::default(), MonitorMetrics::default());
         let registry_store = StoreMetrics::default();
@@ -220,13 +229,13 @@ impl Default for Metrics {
         let (heal, maps, ipam) = (HealMetrics::default(), MapMetrics::default(), IpamMetrics::default());
         watch.register(registry.sub_registry_with_prefix("watch"));
         events.register(registry.sub_registry_with_prefix("pod_events"));
-        monitor.register(&mut registry);
+        monitor.register(registry);
         reconcile.register(registry.sub_registry_with_prefix("reconcile"));
         registry_store.register(registry.sub_registry_with_prefix("registry"));
         cni.register(registry.sub_registry_with_prefix("cni"));
         trace.register(registry.sub_registry_with_prefix("trace_spans"));
-        heal.register(&mut registry);
-        maps.register(&mut registry);
+        heal.register(registry);
+        maps.register(registry);
         install.register(registry.sub_registry_with_prefix("install"));
         ipam.register(registry.sub_registry_with_prefix("ipam"));
         let nodes = NodeMetrics::default();
@@ -234,10 +243,13 @@ impl Default for Metrics {
         let policy = PolicyMetrics::default();
         policy.register(registry.sub_registry_with_prefix("policy"));
         let (pods, links) = (PodMetrics::default(), LinkMetrics::default());
+        let (health, attachments) = (HealthMetrics::default(), AttachmentMetrics::default());
         registry.register_collector(Box::new(pods.clone()));
         registry.register_collector(Box::new(links.clone()));
+        registry.register_collector(Box::new(health.clone()));
+        registry.register_collector(Box::new(attachments.clone()));
         Self {
-            registry: Arc::new(registry),
+            registry: Arc::new(root),
             watch,
             events,
             monitor,
@@ -253,6 +265,8 @@ impl Default for Metrics {
             links,
             nodes,
             policy,
+            health,
+            attachments,
         }
     }
 }
@@ -266,30 +280,6 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
-    }
-}
-
-// === impl CniMetrics ===
-
-impl Default for CniMetrics {
-    fn default() -> Self {
-        Self { duration: Family::new_with_constructor(|| Histogram::new(CALL_BUCKETS)) }
-    }
-}
-
-impl CniMetrics {
-    /// Records the time of a call in a phase. `code` is the call's CNI code, 0 for success.
-    pub fn observe(&self, verb: &'static str, phase: &'static str, code: i32, took: Duration) {
-        self.duration.get_or_create(&CallLabels { verb, phase, code }).observe(took.as_secs_f64());
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        registry.register_with_unit(
-            "duration",
-            "Duration of CNI calls, in total and by phase",
-            Unit::Seconds,
-            self.duration.clone(),
-        );
     }
 }
 
@@ -522,5 +512,11 @@ impl WatchMetrics {
             self.buffered.clone(),
         );
         registry.register("unsaved", "Changes that are not checkpointed yet", self.unsaved.clone());
+        registry.register_with_unit(
+            "current_timestamp",
+            "When the inventory was last known to be current: by an event, a bookmark or a list",
+            Unit::Seconds,
+            self.current.clone(),
+        );
     }
 }

@@ -96,6 +96,8 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     // Early, so that a signal during start-up does not interrupt it.
     let mut signals = StopSignals::new().context("cannot handle signals")?;
     let (health, metrics, mut tasks) = (Health::default(), Metrics::default(), Tasks::default());
+    let source = health.clone();
+    metrics.health.read_from(move || vec![source.clone()]);
     let needed = Needed::new(&health);
     tasks.spawn("log", signals::switch_log(log.clone())?);
     let liveness = Liveness::new(|| host::probe().map_err(|error| chain(&error)));
@@ -108,6 +110,8 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
     let with = (&health, &needed.dataplane, Arc::clone(&masquerade));
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
+    let counted = Arc::clone(&parts.registry);
+    metrics.attachments.read_from(move || counted.states());
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());

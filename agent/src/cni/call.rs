@@ -104,10 +104,11 @@ impl Call<'_> {
     fn finish(&mut self, error: Option<(i32, &str)>) {
         let Some(timeline) = self.phases.end() else { return };
         let code = error.map_or(0, |(code, _)| code);
+        let trace = self.traced.as_ref().map(|(context, _)| context.trace_hex());
         for (phase, spent) in timeline.spent() {
-            self.calls.metrics.observe(self.verb, phase.as_str(), code, spent);
+            self.calls.metrics.observe(self.verb, phase.as_str(), code, spent, trace.clone());
         }
-        self.calls.metrics.observe(self.verb, "total", code, timeline.total);
+        self.calls.metrics.observe(self.verb, "total", code, timeline.total, trace);
         let Some((context, mut attributes)) = self.traced.take() else { return };
         attributes.extend(error.map(|(code, _)| ("cni.code", Value::Number(code.into()))));
         let Timeline { began, total, spells, .. } = timeline;

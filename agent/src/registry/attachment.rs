@@ -91,6 +91,21 @@ impl Attachment {
     }
 }
 
+// === impl State ===
+
+impl State {
+    pub const ALL: [Self; 4] = [Self::Reserved, Self::Plugged, Self::Attached, Self::Unplugging];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Plugged => "plugged",
+            Self::Attached => "attached",
+            Self::Unplugging => "unplugging",
+        }
+    }
+}
+
 // === impl NetnsId ===
 
 impl NetnsId {

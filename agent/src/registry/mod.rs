@@ -285,6 +285,13 @@ impl Registry {
         all
     }
 
+    /// The name of each state, and the number of attachments in it.
+    pub fn states(&self) -> Vec<(&'static str, usize)> {
+        let table = self.table();
+        let number = |state| table.attachments.values().filter(|it| it.state == state).count();
+        State::ALL.into_iter().map(|state| (state.as_str(), number(state))).collect()
+    }
+
     /// The attachment behind a host interface, by an index.
     pub fn behind(&self, ifindex: u32) -> Option<Arc<Owner>> {
         self.table().owners.behind(ifindex)

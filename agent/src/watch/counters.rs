@@ -2,7 +2,7 @@
 
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-use crate::metrics::{EventLabels, FailureLabels, SourceLabels, WatchMetrics, count};
+use crate::metrics::{EventLabels, FailureLabels, SourceLabels, Time, WatchMetrics, count, now};
 
 pub(super) struct Counters {
     source: &'static str,
@@ -17,6 +17,7 @@ pub(super) struct Counters {
     buffered: Gauge,
     objects: Gauge,
     unsaved: Gauge,
+    current: Time,
 }
 
 // === impl Counters ===
@@ -37,6 +38,7 @@ impl Counters {
             buffered: metrics.buffered.get_or_create_owned(&labels),
             objects: metrics.objects.get_or_create_owned(&labels),
             unsaved: metrics.unsaved.get_or_create_owned(&labels),
+            current: metrics.current.get_or_create_owned(&labels),
             metrics,
         }
     }
@@ -55,6 +57,11 @@ impl Counters {
 
     pub(super) fn set_objects(&self, objects: usize) {
         self.objects.set(count(objects));
+    }
+
+    /// The inventory is as the server has it now.
+    pub(super) fn set_current(&self) {
+        self.current.set(now());
     }
 
     pub(super) fn set_unsaved(&self, changes: usize) {

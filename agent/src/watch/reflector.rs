@@ -337,6 +337,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         lost.into_iter().for_each(|removed| self.removed(Some(removed)));
         self.checkpoint.replace_all();
         self.counters.lists.inc();
+        self.counters.set_current();
         tracing::info!(watch = self.scope.name, objects = self.inventory.len(), lost = count, "listed");
         self.confirmed("a list names them");
         self.synced();

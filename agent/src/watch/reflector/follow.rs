@@ -246,6 +246,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             }
         };
         counted.inc();
+        if !self.inventory.is_listing() {
+            self.counters.set_current();
+        }
         self.heard();
         self.recovered();
         Ok(())
