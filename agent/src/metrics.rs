@@ -520,3 +520,6 @@ impl WatchMetrics {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need_root("running every test")?;
     tools::need(tools::TEST)?;
     tools::need(tools::RUNTIMES)?;
+    tools::need(tools::MONITORING)?;
     dist::prepare(ws)?;
     lint::lint(ws)?;
     // Optimising a whole binary takes minutes of one core; all other builds and the unit tests fit beside it.

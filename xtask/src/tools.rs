@@ -43,6 +43,9 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
 ];
 
+/// For the tests of the alerts: the tool that Prometheus' server comes with.
+pub(crate) const MONITORING: &[Tool] = &[Tool { program: "promtool", package: "prometheus" }];
+
 /// For the benchmarks, besides [`TEST`]: the plugin to compare with.
 pub(crate) const BENCH: &[Tool] =
     &[Tool { program: "/usr/lib/cni/bridge", package: "containernetworking-plugins" }];

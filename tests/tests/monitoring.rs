@@ -1,0 +1,37 @@
+//! The alerts of `deploy/monitoring/`, as Prometheus itself reads and evaluates them.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/monitoring")
+}
+
+fn promtool(args: &[&str]) {
+    let output = Command::new("promtool").args(args).current_dir(folder()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("SUCCESS"), "promtool {args:?}:\n{said}");
+}
+
+#[test]
+fn prometheus_accepts_the_alerts() {
+    promtool(&["check", "rules", "rules.yaml"]);
+}
+
+#[test]
+fn alerts_fire_for_trouble_and_for_nothing_else() {
+    promtool(&["test", "rules", "rules-test.yaml"]);
+}
+
+#[test]
+fn every_alert_has_a_test_in_which_it_fires() {
+    let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
+    let (rules, tests) = (read("rules.yaml"), read("rules-test.yaml"));
+    let alerts: Vec<&str> = rules.lines().filter_map(|it| it.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+    for alert in alerts {
+        assert!(tests.contains(&format!("alertname: {alert}\n")), "{alert} fires in no test");
+    }
+}
