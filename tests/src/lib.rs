@@ -9,6 +9,7 @@
 pub mod apiserver;
 pub mod capture;
 pub mod chain;
+pub mod churn;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;

@@ -229,7 +229,7 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
     }
 }
 
-/// The larger part of [`TRANSLATED_PORTS`] without the tunnel's port: a reply to that port, inside of the
+/// The larger part of [`TRANSLATED_PORTS`] without the tunnel's port: a datagram to that port, inside of the
 /// tunnel, would look like a tunnel in the tunnel. The same without other nodes: some may join while the
 /// flows live.
 fn translated_ports(tunnel: Option<u16>) -> (u16, u16) {

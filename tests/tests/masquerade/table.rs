@@ -54,10 +54,10 @@ table inet ferrule {
 	}
 
 	chain to_backend {
-		tcp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
+		tcp sport >= 1024 snat ip to ip saddr:1024-32767
 		udp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
 		sctp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random
-		tcp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
+		tcp sport >= 1024 snat ip6 to ip6 saddr:1024-32767
 		udp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
 		sctp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
 	}
@@ -68,6 +68,7 @@ table inet ferrule {
 		ip saddr @pods4 ip daddr != @kept4 goto to_world
 		ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 		iifname \"fr*\" ct status 0x20 goto to_backend
+		iifname \"fr*\" tcp sport 1024-32767 goto to_backend
 	}
 }
 ";
@@ -91,11 +92,16 @@ fn count(node: &Node, name: &str) -> anyhow::Result<f64> {
     node.count(&format!("ferrule_{name}"))
 }
 
+/// `nft` neither shows nor writes the flag by which the port of a TCP connection follows from the client's
+/// (`NF_NAT_RANGE_PROTO_OFFSET`, 0x20): both rules have it, and nothing else differs.
 #[test]
-fn the_table_is_what_nft_makes_of_the_documented_text() {
+fn the_table_is_what_nft_makes_of_the_documented_text_and_a_flag_that_nft_does_not_know() {
     with_agent(|_| {
         ensure!(listed()? == EXPECTED, "{}", listed()?);
-        let ours = stored()?;
+        let mut ours = stored()?;
+        let flagged: Vec<_> = ours.iter_mut().filter(|line| line.contains("flags 0x23")).collect();
+        ensure!(flagged.len() == 2, "{flagged:?}");
+        flagged.into_iter().for_each(|line| *line = line.replace("flags 0x23", "flags 0x3"));
         fs::write("/run/both.nft", format!("add table inet ferrule\ndelete table inet ferrule\n{EXPECTED}"))?;
         sys::run("nft -f /run/both.nft")?;
         ensure!(ours == stored()?, "{ours:#?}\n{:#?}", stored()?);
@@ -161,13 +167,12 @@ fn a_refused_table_is_reported_and_retried_and_prevents_nothing_else() {
 
 #[test]
 fn with_healing_off_verify_names_every_kind_of_change() {
-    with_agent_without_healing(|_| {
+    with_agent_without_healing(|node| {
         let verify = || -> anyhow::Result<(Option<i32>, String)> {
             let found = Command::new(dist::binary("ferrulectl")?).arg("verify").output()?;
             Ok((found.status.code(), String::from_utf8_lossy(&found.stdout).into_owned()))
         };
         ensure!(verify()?.0 == Some(0), "{}", verify()?.1);
-        fs::write("/run/good.nft", format!("add table inet ferrule\ndelete table inet ferrule\n{EXPECTED}"))?;
         for (damage, said) in [
             ("delete table inet ferrule", "is missing"),
             ("add table inet ferrule { flags dormant ; }", "dormant"),
@@ -184,7 +189,8 @@ fn with_healing_off_verify_names_every_kind_of_change() {
                 code == Some(1) && text.contains("masquerade") && text.contains(said),
                 "{damage}: {text}"
             );
-            sys::run("nft -f /run/good.nft")?;
+            node.stop_agent()?;
+            node.start_again()?;
             ensure!(verify()?.0 == Some(0), "after {damage}: {}", verify()?.1);
         }
         Ok(())

@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    churn,
     node::{Node, PINS, with_agent},
     pod::Pod,
     sys,
@@ -189,6 +190,20 @@ fn client_port_shared_by_service_and_direct_flow_receives_both_replies() {
                     exchange(&client, to, &server, 100).with_context(|| format!("in order {order:?}"))?;
                 }
             }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A backend remembers each connection for a minute, and refuses one from the same port whose timestamps are
+/// older: those of different client ports are unrelated (since Linux 7.0, 6.18.17 and 6.12.94).
+#[test]
+fn short_connections_through_a_service_never_wait_for_a_backend_that_remembers_their_port() {
+    with_services(|_, a, b, services| {
+        for Service { address, backend } in services {
+            let repeated = churn::repeated_syns(b.path(), address, a.path(), backend, 1500)?;
+            ensure!(repeated == 0, "{repeated} of 1500 connections to {address} waited");
         }
         Ok(())
     })

@@ -76,6 +76,12 @@ fn tcp_connections_to_a_backend_and_to_its_service_live_on_one_client_port() {
             let seen: Vec<_> =
                 connections.iter().map(|it| it.server.peer_addr()).collect::<Result<_, _>>()?;
             ensure!(seen[0] != seen[1], "the backend sees both as {}", seen[0]);
+            // A port of the other range could be that of a flow past the stack.
+            let is_passed_by = |to: &SocketAddr| *to == backend && port >= 32_768;
+            let of_stack = seen.iter().zip(order).filter(|(_, to)| !is_passed_by(to));
+            for (seen, to) in of_stack {
+                ensure!((1024..32_768).contains(&seen.port()), "the connection to {to} is seen as {seen}");
+            }
             Ok(())
         })
     })

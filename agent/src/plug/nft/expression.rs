@@ -13,6 +13,16 @@ use super::{
 /// An expression: its name, and its data.
 pub(super) type Expression = Vec<Attribute>;
 
+/// Which port of a range the kernel gives to a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// A random one that is free.
+    Random,
+    /// That of the client, if it is in the range and free; otherwise the remainder of its division by the size
+    /// of the range, counted from the first port, or the next free port.
+    OfClient,
+}
+
 /// A verdict that ends a rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
@@ -29,6 +39,7 @@ pub(super) const PROTOCOL: u32 = 16;
 /// `NFT_CMP_…`.
 pub(super) const EQUAL: u32 = 0;
 pub(super) const NOT_EQUAL: u32 = 1;
+pub(super) const AT_MOST: u32 = 3;
 pub(super) const AT_LEAST: u32 = 5;
 const VERDICT_REGISTER: u32 = 0;
 /// `NFT_GOTO` and `NFT_RETURN`.
@@ -42,10 +53,13 @@ const DESTINATION_TRANSLATED: u32 = 1 << 5;
 /// `NFT_NAT_SNAT`.
 const SOURCE: u32 = 0;
 const INVERTED: u32 = 1;
-/// `NF_NAT_RANGE_MAP_IPS`, `…_PROTO_SPECIFIED` and `…_PROTO_RANDOM_FULLY` in `linux/netfilter/nf_nat.h`.
+/// `NF_NAT_RANGE_MAP_IPS`, `…_PROTO_SPECIFIED`, `…_PROTO_RANDOM_FULLY` and `…_PROTO_OFFSET` in
+/// `linux/netfilter/nf_nat.h`.
 const ADDRESS: u32 = 1;
 const SPECIFIED: u32 = 1 << 1;
 const RANDOM: u32 = 1 << 4;
+/// Counted from port 0: nftables has no attribute for another one, and nft no word for the flag.
+const OFFSET: u32 = 1 << 5;
 
 /// `NFTA_META_KEY`, `NFTA_META_DREG`.
 pub(super) fn meta(key: u32) -> Expression {
@@ -135,11 +149,14 @@ pub(super) fn masquerade(has_ports: bool) -> Expression {
     expression("masq", data)
 }
 
-/// Translates the source to the address in register 1, and to a random port from that in register 2 to that
-/// in register 3. `NFTA_NAT_TYPE`, `…_FAMILY`, `…_REG_ADDR_MIN`, `…_REG_PROTO_MIN`, `…_REG_PROTO_MAX`,
-/// `…_FLAGS`.
-pub(super) fn translate_source(family: u8) -> Expression {
-    let data = [(1, SOURCE), (2, family.into()), (3, 1), (5, 2), (6, 3), (7, RANDOM | SPECIFIED | ADDRESS)];
+/// Translates the source to the address in register 1, and to a port from that in register 2 to that in
+/// register 3. `NFTA_NAT_TYPE`, `…_FAMILY`, `…_REG_ADDR_MIN`, `…_REG_PROTO_MIN`, `…_REG_PROTO_MAX`, `…_FLAGS`.
+pub(super) fn translate_source(family: u8, choice: Choice) -> Expression {
+    let choice = match choice {
+        Choice::Random => RANDOM,
+        Choice::OfClient => OFFSET,
+    };
+    let data = [(1, SOURCE), (2, family.into()), (3, 1), (5, 2), (6, 3), (7, choice | SPECIFIED | ADDRESS)];
     expression("nat", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
 }
 

@@ -11,8 +11,8 @@
 //!         masquerade fully-random
 //!     }
 //!     chain to_backend {
-//!         tcp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random       udp and sctp likewise,
-//!         tcp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random     in both families
+//!         tcp sport >= 1024 snat ip to ip saddr:1024-32767                    by the client's port
+//!         udp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random       sctp likewise, and IPv6
 //!     }
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat + 10; policy accept;
@@ -20,6 +20,7 @@
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
 //!         iifname "fr*" ct status dnat goto to_backend
+//!         iifname "fr*" tcp sport 1024-32767 goto to_backend
 //!     }
 //!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
 //!     chain tunnel_in {
@@ -41,6 +42,14 @@
 //! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
 //! chain is behind all translations of destinations, also those of packets that the node itself sends.
 //!
+//! A TCP connection that the host translates gets the same port whenever it comes from the same port: the
+//! backend compares timestamps and sequence numbers with those of the last connection from there, while it
+//! waits (TIME-WAIT), and another client port has unrelated ones. Flows of UDP and SCTP get random ports:
+//! nothing tells the dataplane that one begins past the stack, and the host must not keep such a port.
+//!
+//! A connection from such a port keeps the port while it is free, also one that the host does not translate:
+//! conntrack would give that another one of all ports, among them those of flows past the stack.
+//!
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
 
@@ -54,7 +63,7 @@ use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
 use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
-        AT_LEAST, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
+        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
         destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
         notrack, port, source_port, translate_source, verdict,
     },
@@ -77,7 +86,8 @@ pub struct Table {
     pub kept: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
-    /// The first and the last client port of flows that the host translates for pods.
+    /// The first and the last client port of UDP and SCTP flows that the host translates for pods; those of
+    /// TCP connections are [`TRANSLATED_PORTS`].
     pub translated_ports: (u16, u16),
     /// `None` if no packet takes the tunnel between nodes.
     pub tunnel: Option<Tunnel>,
@@ -121,13 +131,14 @@ const PRIORITY: i32 = 110;
 const NOT_TUNNEL_PRIORITY: i32 = 90;
 /// `NF_IP_PRI_RAW` in `linux/netfilter_ipv4.h`: before conntrack.
 const RAW: i32 = -300;
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FAMILIES: [Family; 2] = [
     Family { number: IPV4, nodes: "nodes4", source: 12, destination: 16, length: 4 },
     Family { number: IPV6, nodes: "nodes6", source: 8, destination: 24, length: 16 },
 ];
 /// Protocols with ports: TCP, UDP, SCTP.
-const WITH_PORTS: [u8; 3] = [6, UDP, 132];
+const WITH_PORTS: [u8; 3] = [TCP, UDP, 132];
 
 // === impl Table ===
 
@@ -267,13 +278,22 @@ impl Table {
         let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
         let translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
         let translated = translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let (first, last) = TRANSLATED_PORTS;
+        let by_stack = came_by(veth::PREFIX).into_iter().chain([
+            meta(PROTOCOL),
+            compare(EQUAL, &[TCP]),
+            source_port(),
+            compare(AT_LEAST, &first.to_be_bytes()),
+            compare(AT_MOST, &last.to_be_bytes()),
+            verdict(Verdict::Goto(TO_BACKEND)),
+        ]);
         let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)].into_iter().flat_map(|family| {
             WITH_PORTS.map(|protocol| with_other_port(protocol, family, self.translated_ports))
         });
         let mut rules = vec![
             (TO_WORLD, to_world),
             (TO_BACKEND, to_backend.collect()),
-            (POSTROUTING, vec![marked, v4, v6, translated]),
+            (POSTROUTING, vec![marked, v4, v6, translated, by_stack.collect()]),
         ];
         if let Some(Tunnel { port, .. }) = self.tunnel {
             let untracked =
@@ -373,12 +393,12 @@ fn of_family(family: u8, source: (&str, u32), kept: (&str, u32), length: u32) ->
 }
 
 /// A flow of a protocol gets another client port, unless its own is privileged. `offset` and `length` are
-/// those of the source in a family's header.
-fn with_other_port(
-    protocol: u8,
-    (family, offset, length): (u8, u32, u32),
-    (first, last): (u16, u16),
-) -> Rule {
+/// those of the source in a family's header; `others` are the ports for protocols other than TCP.
+fn with_other_port(protocol: u8, (family, offset, length): (u8, u32, u32), others: (u16, u16)) -> Rule {
+    let ((first, last), choice) = match protocol {
+        TCP => (TRANSLATED_PORTS, Choice::OfClient),
+        _ => (others, Choice::Random),
+    };
     vec![
         meta(PROTOCOL),
         compare(EQUAL, &[protocol]),
@@ -389,6 +409,6 @@ fn with_other_port(
         header(offset, length),
         port(2, first),
         port(3, last),
-        translate_source(family),
+        translate_source(family, choice),
     ]
 }

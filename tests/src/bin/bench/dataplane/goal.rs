@@ -6,7 +6,7 @@ use crate::rates::{
     load::Load::{self, ConnectRequestResponse, RequestResponse, Stream},
 };
 
-pub(crate) const GOALS: [Goal; 15] = [
+pub(crate) const GOALS: [Goal; 17] = [
     ferrule(RequestResponse, "loopback", limits(0.91, 0.94)),
     ferrule(RequestResponse, path::REDIRECT, None),
     ferrule(RequestResponse, "bridge", limits(1.18, 1.22)),
@@ -15,6 +15,13 @@ pub(crate) const GOALS: [Goal; 15] = [
     ferrule(ConnectRequestResponse, "bridge", limits(1.20, 1.27)),
     ferrule(Stream, "veth", limits(0.97, 1.0)),
     ferrule(Stream, path::REDIRECT, None),
+    Goal { load: RequestResponse, of: path::FERRULE_SERVICE, to: path::BRIDGE_SERVICE, limits: None },
+    Goal {
+        load: ConnectRequestResponse,
+        of: path::FERRULE_SERVICE,
+        to: path::BRIDGE_SERVICE,
+        limits: limits(1.0, 1.05),
+    },
     Goal { load: RequestResponse, of: flows::ON, to: flows::OFF, limits: limits(0.98, 1.0) },
     Goal { load: ConnectRequestResponse, of: flows::ON, to: flows::OFF, limits: limits(0.98, 1.0) },
     Goal { load: RequestResponse, of: flows::OFF, to: flows::NEVER, limits: None },

@@ -14,6 +14,8 @@ use crate::{
 pub(super) const LOOPBACK: &str = "loopback";
 pub(super) const FERRULE: &str = "ferrule";
 pub(super) const REDIRECT: &str = "redirect";
+pub(super) const FERRULE_SERVICE: &str = "ferrule, Service";
+pub(super) const BRIDGE_SERVICE: &str = "bridge, Service";
 
 /// Not the same: a client's connection by the pod's address leaves TIME_WAIT behind at the server, which
 /// refuses one from the same port by the Service's address, because timestamps differ by the address called.
@@ -40,8 +42,8 @@ pub(super) fn all(node: &Node) -> anyhow::Result<Vec<Path>> {
         }
         let port = SERVICE_PORTS + u16::try_from(services.len())?;
         let through = match name {
-            Name::Ferrule => "ferrule, Service",
-            Name::Bridge => "bridge, Service",
+            Name::Ferrule => FERRULE_SERVICE,
+            Name::Bridge => BRIDGE_SERVICE,
             Name::Ptp => "ptp, Service",
         };
         let call = SocketAddr::new(SERVICE.into(), port);
