@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
+    churn,
     node::{NODE_V4, NODE_V6, Node, POD_V4, POD_V6, on_node},
     pod::Pod,
     sys,
@@ -57,6 +58,21 @@ fn the_world_sees_only_the_nodes_address() {
             pod.ping(to)?;
         }
         ensure!(status(node)?.contains(POD_V4) && status(node)?.contains("healthy"), "{}", status(node)?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// See the test of the same name of Services.
+#[test]
+fn short_connections_to_the_world_never_wait_for_a_server_that_remembers_their_port() {
+    with_world(&[], |node, world| {
+        let pod = node.attach("a")?;
+        for to in FAR {
+            let to = SocketAddr::new(address(to), 8080);
+            let repeated = churn::repeated_syns(pod.path(), to, world.path(), to, 1500)?;
+            ensure!(repeated == 0, "{repeated} of 1500 connections to {to} waited");
+        }
         Ok(())
     })
     .unwrap();
@@ -115,10 +131,9 @@ fn masqueraded_flows_get_ports_that_nothing_on_the_node_listens_on() {
             })?;
             ensure!(seen.len() == 200, "{} ports", seen.len());
             ensure!(seen.iter().all(|port| *port >= 32768), "{seen:?}");
-            // By the kernel's own choice, ports stay as they are.
             let own = connections.iter().filter_map(|it| it.local_addr().ok());
-            let kept = own.filter(|it| seen.contains(&it.port()));
-            ensure!(kept.count() < 20, "the ports are not random");
+            let kept = own.filter(|it| seen.contains(&it.port())).count();
+            ensure!(kept == 200, "only {kept} of 200 connections keep their ports, which no other has");
         }
         Ok(())
     })

@@ -47,7 +47,7 @@ table inet ferrule {
 	}
 
 	chain to_world {
-		meta l4proto 6 masquerade to :32768-65535 fully-random
+		meta l4proto 6 masquerade to :32768-65535
 		meta l4proto 17 masquerade to :32768-65535 fully-random
 		meta l4proto 132 masquerade to :32768-65535 fully-random
 		masquerade fully-random

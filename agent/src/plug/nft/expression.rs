@@ -139,14 +139,17 @@ pub(super) fn verdict(verdict: Verdict) -> Expression {
     expression("immediate", vec![Attribute::number(IMMEDIATE_REGISTER, VERDICT_REGISTER), data])
 }
 
-/// `NFTA_MASQ_FLAGS`, and with the first and last port in the registers 1 and 2 `NFTA_MASQ_REG_PROTO_MIN` and
-/// `…_MAX`.
-pub(super) fn masquerade(has_ports: bool) -> Expression {
-    let mut data = vec![Attribute::number(1, if has_ports { RANDOM | SPECIFIED } else { RANDOM })];
-    if has_ports {
-        data.extend([Attribute::number(2, 1), Attribute::number(3, 2)]);
-    }
-    expression("masq", data)
+/// To a random identifier, for protocols without ports. `NFTA_MASQ_FLAGS`.
+pub(super) fn masquerade() -> Expression {
+    expression("masq", vec![Attribute::number(1, RANDOM)])
+}
+
+/// To a port from that in register 1 to that in register 2; for that of the client if it is
+/// in the range and free, otherwise a random one, or always a random one. `NFTA_MASQ_FLAGS`, `NFTA_MASQ_REG_PROTO_MIN`, `…_MAX`.
+pub(super) fn masquerade_to_ports(is_random: bool) -> Expression {
+    let flags = if is_random { RANDOM | SPECIFIED } else { SPECIFIED };
+    let data = [(1, flags), (2, 1), (3, 2)];
+    expression("masq", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
 }
 
 /// Translates the source to the address in register 1, and to a port from that in register 2 to that in

@@ -7,7 +7,8 @@
 //!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
 //!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
 //!     chain to_world {
-//!         meta l4proto tcp masquerade to :32768-65535 fully-random        udp and sctp likewise
+//!         meta l4proto tcp masquerade to :32768-65535
+//!         meta l4proto udp masquerade to :32768-65535 fully-random        sctp likewise
 //!         masquerade fully-random
 //!     }
 //!     chain to_backend {
@@ -42,6 +43,8 @@
 //! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
 //! chain is behind all translations of destinations, also those of packets that the node itself sends.
 //!
+//! A TCP connection to the world keeps its port, if no other pod's has it, for the reason of the next lines.
+//!
 //! A TCP connection that the host translates gets the same port whenever it comes from the same port: the
 //! backend compares timestamps and sequence numbers with those of the last connection from there, while it
 //! waits (TIME-WAIT), and another client port has unrelated ones. Flows of UDP and SCTP get random ports:
@@ -63,9 +66,9 @@ use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
 use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
-        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by, compare,
-        destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade, meta,
-        notrack, port, source_port, translate_source, verdict,
+        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by,
+        compare, destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade,
+        masquerade_to_ports, meta, notrack, port, source_port, translate_source, verdict,
     },
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     numbers::{
@@ -267,10 +270,13 @@ impl Table {
         let (first, last) = self.ports;
         let with_ports = |protocol: u8| {
             let is_protocol = [meta(PROTOCOL), compare(EQUAL, &[protocol])];
-            is_protocol.into_iter().chain([port(1, first), port(2, last), masquerade(true)]).collect()
+            is_protocol
+                .into_iter()
+                .chain([port(1, first), port(2, last), masquerade_to_ports(protocol != TCP)])
+                .collect()
         };
         let mut to_world: Vec<Rule> = WITH_PORTS.into_iter().map(with_ports).collect();
-        to_world.push(vec![masquerade(false)]);
+        to_world.push(vec![masquerade()]);
         let is_marked = [meta(MARK), masked(FOREIGN_MARKS), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
         let marked = is_marked.into_iter().chain([verdict(Verdict::Return)]).collect();
         // Offsets of source and destination in the header, and their length.
