@@ -116,11 +116,15 @@ fn a_deleted_or_changed_table_is_restored_on_notification() {
         let before = listed()?;
         let deviations = "deviations_total{kind=\"masquerade-table\"}";
         let repairs = "repairs_total{kind=\"masquerade-table\",outcome=\"repaired\"}";
+        let restored = format!("add table inet ferrule\ndelete table inet ferrule\n{before}");
+        fs::write("/run/restored.nft", restored)?;
         for (number, damage) in [
             "delete table inet ferrule",
             "flush chain inet ferrule to_world",
             "flush set inet ferrule kept4",
             "insert rule inet ferrule postrouting accept",
+            // Without the flag that nft does not know.
+            "-f /run/restored.nft",
         ]
         .into_iter()
         .enumerate()

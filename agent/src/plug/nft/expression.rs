@@ -18,8 +18,8 @@ pub(super) type Expression = Vec<Attribute>;
 pub(super) enum Choice {
     /// A random one that is free.
     Random,
-    /// That of the client, if it is in the range and free; otherwise the remainder of its division by the size
-    /// of the range, counted from the first port, or the next free port.
+    /// That of the client, if it is in the range and free; otherwise the remainder of its division by the
+    /// size of the range, counted from the first port, or the next free port.
     OfClient,
 }
 
@@ -144,8 +144,8 @@ pub(super) fn masquerade() -> Expression {
     expression("masq", vec![Attribute::number(1, RANDOM)])
 }
 
-/// To a port from that in register 1 to that in register 2; for that of the client if it is
-/// in the range and free, otherwise a random one, or always a random one. `NFTA_MASQ_FLAGS`, `NFTA_MASQ_REG_PROTO_MIN`, `…_MAX`.
+/// To a port from that in register 1 to that in register 2: a random one, or that of the client if it is in
+/// the range and free. `NFTA_MASQ_FLAGS`, `NFTA_MASQ_REG_PROTO_MIN`, `…_MAX`.
 pub(super) fn masquerade_to_ports(is_random: bool) -> Expression {
     let flags = if is_random { RANDOM | SPECIFIED } else { SPECIFIED };
     let data = [(1, flags), (2, 1), (3, 2)];
@@ -153,7 +153,8 @@ pub(super) fn masquerade_to_ports(is_random: bool) -> Expression {
 }
 
 /// Translates the source to the address in register 1, and to a port from that in register 2 to that in
-/// register 3. `NFTA_NAT_TYPE`, `…_FAMILY`, `…_REG_ADDR_MIN`, `…_REG_PROTO_MIN`, `…_REG_PROTO_MAX`, `…_FLAGS`.
+/// register 3. `NFTA_NAT_TYPE`, `…_FAMILY`, `…_REG_ADDR_MIN`, `…_REG_PROTO_MIN`, `…_REG_PROTO_MAX`,
+/// `…_FLAGS`.
 pub(super) fn translate_source(family: u8, choice: Choice) -> Expression {
     let choice = match choice {
         Choice::Random => RANDOM,
