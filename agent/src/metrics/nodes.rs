@@ -2,7 +2,7 @@
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
@@ -11,6 +11,8 @@ use prometheus_client::{
 pub struct NodeMetrics {
     ranges: Family<WayLabels, Gauge>,
     refused: Gauge,
+    passes: Counter,
+    messages: Counter,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -31,12 +33,24 @@ impl NodeMetrics {
         self.refused.set(refused);
     }
 
+    /// Counts a comparison of the kernel with what it should have, for which so many messages were read.
+    pub fn passed(&self, messages: u64) {
+        self.passes.inc();
+        self.messages.inc_by(messages);
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("ranges", "Ranges of other nodes, by the way to them", self.ranges.clone());
         registry.register(
             "refused",
             "Ranges and addresses of nodes, also of this one, that are refused",
             self.refused.clone(),
+        );
+        registry.register("passes", "Comparisons of the routes to nodes with the nodes", self.passes.clone());
+        registry.register(
+            "pass_messages",
+            "Messages of the kernel that these comparisons have read",
+            self.messages.clone(),
         );
     }
 }
@@ -51,10 +65,13 @@ mod tests {
         assert!(!metrics.encode().unwrap().contains("ferrule_node_ranges{"));
         metrics.nodes.set([5, 2, 0], 1);
         metrics.nodes.set([4, 2, 0], 3);
+        metrics.nodes.passed(7);
         let text = metrics.encode().unwrap();
         let mut lines: Vec<_> = text.lines().filter(|it| it.starts_with("ferrule_node_")).collect();
         lines.sort_unstable();
         let expected = [
+            "ferrule_node_pass_messages_total 7",
+            "ferrule_node_passes_total 1",
             "ferrule_node_ranges{way=\"direct\"} 4",
             "ferrule_node_ranges{way=\"none\"} 0",
             "ferrule_node_ranges{way=\"vxlan\"} 2",

@@ -12,7 +12,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::sync::watch::{Receiver, Sender, channel};
@@ -31,7 +34,9 @@ use crate::{
         host,
         netlink::{NetlinkError, Socket},
         nodes::{
-            foreign,
+            areas::Areas,
+            foreign::{self, Foreign},
+            others::OtherRoutes,
             reach::reach,
             route::{self, Routes},
             rp_filter, rule,
@@ -39,7 +44,7 @@ use crate::{
             uplink_filter::{self, Bare},
             xfrm,
         },
-        uplink::{self, Uplink},
+        uplink::Uplink,
     },
 };
 
@@ -58,6 +63,8 @@ pub struct Keeper {
     obstacle: Sender<Option<String>>,
     /// Of the last pass. Readers wait for no pass.
     decided: Sender<Arc<Report>>,
+    /// Whether routes of other programs may have changed that a pass need not read again otherwise.
+    others_changed: AtomicBool,
     /// Locked during a pass, and while kernel and plan are compared.
     state: Mutex<State>,
 }
@@ -68,6 +75,8 @@ struct State {
     /// `None` until the nodes are known.
     plan: Option<Arc<Plan>>,
     bare: Bare,
+    /// `None` until they are read.
+    other_routes: Option<OtherRoutes>,
     has_failed: bool,
 }
 
@@ -104,8 +113,25 @@ impl Keeper {
     ) -> Self {
         let (obstacle, _) = channel(Some("the nodes of the cluster are not known yet".to_owned()));
         let (decided, _) = channel(Arc::new(Report::nothing(settings)));
-        let state = Mutex::default();
-        Self { settings, dataplane, uplink, health, ready, repairs, metrics, obstacle, decided, state }
+        let (others_changed, state) = (AtomicBool::new(true), Mutex::default());
+        Self {
+            settings,
+            dataplane,
+            uplink,
+            health,
+            ready,
+            repairs,
+            metrics,
+            obstacle,
+            decided,
+            others_changed,
+            state,
+        }
+    }
+
+    /// Makes the next pass read the routes of other programs again. Does not block.
+    pub(super) fn read_other_routes_again(&self) {
+        self.others_changed.store(true, Ordering::Relaxed);
     }
 
     /// Subscribes to the reason why this node's part of the network does not work: a failure of the last
@@ -179,7 +205,9 @@ impl Keeper {
 
     fn try_pass(&self, state: &mut State) -> Result<(), KeepError> {
         let mut host = Socket::open()?;
-        let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes)?);
+        self.read_other_routes(&mut host, state)?;
+        let other_routes = state.other_routes.clone().unwrap_or_default();
+        let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes, &other_routes)?);
         let is_new = state.plan.as_deref() != Some(&plan);
         if is_new {
             announce(state.plan.as_deref(), &plan);
@@ -195,11 +223,26 @@ impl Keeper {
         state.plan = Some(Arc::new(plan));
         let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
         let tunnel = tunnel::index(&mut host)?;
-        let report = Report { nodes, settings: self.settings, plan: state.plan.clone(), tunnel, bare };
+        let (settings, plan, areas) = (self.settings, state.plan.clone(), other_routes.areas);
+        let report = Report { nodes, settings, plan, tunnel, bare, areas };
         let Counts { direct, vxlan, none } = report.counts();
         self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
+        self.metrics.passed(host.received());
         self.decided.send_replace(Arc::new(report));
         applied
+    }
+
+    /// Only if notifications say so, or ranges are elsewhere than before.
+    fn read_other_routes(&self, host: &mut Socket, state: &mut State) -> Result<(), NetlinkError> {
+        let areas = Areas::around(state.nodes.others.iter().flat_map(|node| &node.ranges));
+        // Before the routes are read: a change during the read causes another one.
+        let have_changed = self.others_changed.swap(false, Ordering::Relaxed);
+        let is_known = |known: &OtherRoutes| known.areas.contain_all(&areas);
+        if have_changed || !state.other_routes.as_ref().is_some_and(is_known) {
+            state.other_routes = None;
+            state.other_routes = Some(OtherRoutes::read(host, areas)?);
+        }
+        Ok(())
     }
 
     /// Goes on after a failure: a full map, for instance, takes no route away.
@@ -344,19 +387,20 @@ fn links(plan: &Plan, tunnel: Option<u32>) -> BTreeSet<u32> {
     plan.uplinks.iter().copied().chain(tunnel).collect()
 }
 
-fn underlay(host: &mut Socket, nodes: &Nodes) -> Result<Underlay, KeepError> {
+fn underlay(host: &mut Socket, nodes: &Nodes, other_routes: &OtherRoutes) -> Result<Underlay, KeepError> {
     let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
     let addresses = host::addresses_by_interface()?;
     let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
     let tunnel = tunnel::index(host)?;
     let has_own =
         addresses.iter().filter(|(ifindex, address)| own.contains(address) && Some(*ifindex) != tunnel);
-    let mut uplinks = uplink::default_interfaces()?;
+    let mut uplinks = other_routes.uplinks.clone();
     uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
     let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
     let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
     let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
-    let foreign = foreign::find(host, sources, &ranges)?;
+    let foreign =
+        Foreign { rules: foreign::rules(host, sources)?, routes: other_routes.into_ranges(&ranges) };
     let needs_stack = match xfrm::has_policies() {
         Ok(has_policies) => has_policies.then(|| XFRM.to_owned()),
         Err(error) => Some(format!("xfrm policies cannot be read: {error}")),

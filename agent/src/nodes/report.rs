@@ -1,10 +1,7 @@
 //! What the keeper has decided: the way to each range of another node, and where packets pass the stack by.
 //! For administrators, and pure.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -13,7 +10,7 @@ use super::{
     plan::{Plan, RangeWay},
     way::Way,
 };
-use crate::plug::nodes::uplink_filter::Bare;
+use crate::plug::nodes::{areas::Areas, changes::Scope, uplink_filter::Bare};
 
 /// The decisions at one moment.
 #[derive(Debug)]
@@ -26,6 +23,8 @@ pub struct Report {
     /// The index of the tunnel device, if there is one.
     pub(super) tunnel: Option<u32>,
     pub(super) bare: Bare,
+    /// Where routes of other programs are known.
+    pub(super) areas: Areas,
 }
 
 /// The ranges of a node.
@@ -69,7 +68,14 @@ const LEFT_TO_OTHERS: &str = "--node-routes is off: others route";
 impl Report {
     /// Before the first pass.
     pub(super) fn nothing(settings: Settings) -> Self {
-        Self { nodes: Arc::default(), settings, plan: None, tunnel: None, bare: Bare::new() }
+        Self {
+            nodes: Arc::default(),
+            settings,
+            plan: None,
+            tunnel: None,
+            bare: Bare::new(),
+            areas: Areas::default(),
+        }
     }
 
     /// The uplinks that cannot have filters, and why.
@@ -77,10 +83,16 @@ impl Report {
         &self.bare
     }
 
-    /// The tunnel device, and the interfaces by which packets leave: their changes concern the routes.
-    pub(super) fn interfaces(&self) -> HashSet<u32> {
+    /// What concerns the routes: the tunnel device, the interfaces by which packets leave, and the other
+    /// nodes.
+    pub(super) fn scope(&self) -> Scope {
         let uplinks = self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied());
-        uplinks.chain(self.tunnel).collect()
+        let addresses = self.nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
+        Scope {
+            interfaces: uplinks.chain(self.tunnel).collect(),
+            addresses: addresses.collect(),
+            areas: self.areas.clone(),
+        }
     }
 
     /// The other nodes, by name.
@@ -159,7 +171,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeSet, HashMap};
+    use std::collections::{BTreeSet, HashMap, HashSet};
 
     use super::*;
     use crate::{nodes::plan::Underlay, plug::nodes::reach::Hop};
@@ -207,7 +219,8 @@ mod tests {
         };
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
-        Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new() }
+        let areas = Areas::around(nodes.others.iter().flat_map(|node| &node.ranges));
+        Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new(), areas }
     }
 
     /// One line for each range: the way, its MTU, and whether packets pass the stack by.
@@ -236,10 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_uplinks_and_of_the_tunnel_device_concern_the_routes() {
-        assert_eq!(report(Mode::Auto, true).interfaces(), HashSet::from([UPLINK, TUNNEL]));
+    fn changes_of_uplinks_the_tunnel_device_and_ways_to_nodes_concern_the_routes() {
+        let scope = report(Mode::Auto, true).scope();
+        assert_eq!(scope.interfaces, HashSet::from([UPLINK, TUNNEL]));
+        assert!(scope.addresses.contains(&"192.0.2.2".parse().unwrap()), "{scope:?}");
+        assert!(scope.areas.contain(&"10.2.0.7/32".parse().unwrap()), "{scope:?}");
         let settings = report(Mode::Auto, true).settings;
-        assert_eq!(Report::nothing(settings).interfaces(), HashSet::new());
+        assert_eq!(Report::nothing(settings).scope(), Scope::default());
     }
 
     #[test]

@@ -9,7 +9,10 @@ use tokio::{
 };
 
 use super::{Keeper, Nodes};
-use crate::{dataplane::release_when_idle, plug::nodes::changes::Changes};
+use crate::{
+    dataplane::release_when_idle,
+    plug::nodes::changes::{Changes, Concern},
+};
 
 /// How long the kernel's notifications are collected: one pass serves all of them.
 const GATHER: Duration = Duration::from_millis(50);
@@ -39,7 +42,14 @@ impl Keeper {
         let mut changes = Changes::open()?;
         // Without an API server, and while the agent stops.
         let mut are_final = false;
+        // What has changed before is not known.
+        let mut concern = Concern::OtherRoutes;
+        let mut whole_due = Instant::now();
         loop {
+            if concern == Concern::OtherRoutes || whole_due <= Instant::now() {
+                self.read_other_routes_again();
+                whole_due = Instant::now() + period;
+            }
             let (this, current) = (Arc::clone(self), Arc::clone(&nodes.borrow_and_update()));
             let pass = move || {
                 let is_good = this.update(current);
@@ -49,8 +59,9 @@ impl Keeper {
             let is_good = spawn_blocking(pass).await?;
             let passed = Instant::now();
             let mut due = passed + if is_good { period } else { RETRY };
-            let interfaces = self.decided().interfaces();
+            let scope = self.decided().scope();
             let mut gather = None;
+            concern = Concern::Nothing;
             loop {
                 tokio::select! {
                     changed = nodes.changed(), if !are_final => {
@@ -63,7 +74,8 @@ impl Keeper {
                     }
                     () = sleep_until(gather.unwrap_or(due)), if gather.is_some() => {
                         gather = None;
-                        if changes.read(&interfaces)? {
+                        concern = concern.max(changes.read(&scope)?);
+                        if concern > Concern::Nothing {
                             due = due.min(passed + PAUSE);
                         }
                     }

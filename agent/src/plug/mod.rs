@@ -26,6 +26,7 @@ pub mod range_route;
 pub mod reaper;
 pub mod repair;
 mod requests;
+mod route_scan;
 pub mod stamp;
 pub mod sysctl;
 pub mod uplink;

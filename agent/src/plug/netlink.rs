@@ -4,7 +4,7 @@
 //! fastest way: a future per request would cost a wake-up each.
 
 use std::{
-    io,
+    io, iter,
     os::fd::{AsRawFd, BorrowedFd},
     sync::Once,
     time::{Duration, Instant},
@@ -18,7 +18,7 @@ use nix::sys::{
 use rtnetlink::{
     packet_core::{
         DecodeError, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_EXCL,
-        NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
+        NLM_F_REPLACE, NLM_F_REQUEST, NetlinkBuffer, NetlinkMessage, NetlinkPayload, NlasIterator,
     },
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
@@ -38,6 +38,8 @@ pub struct Socket {
     interrupted: bool,
     /// The most answers to one batch.
     limit: usize,
+    /// Messages from the kernel.
+    received: u64,
 }
 
 /// One request of a batch.
@@ -46,6 +48,24 @@ pub struct Request {
     what: String,
     message: RouteNetlinkMessage,
     flags: u16,
+}
+
+/// A batch that the kernel has processed.
+struct Sent {
+    /// The sequence number of the first request.
+    first: u32,
+    /// Of each request.
+    what: Vec<String>,
+    /// Whether any request may have changed something.
+    changes: bool,
+}
+
+/// One message of a datagram.
+struct Framed<'a> {
+    kind: u16,
+    bytes: &'a [u8],
+    /// Whether the message is as long as its header says.
+    is_whole: bool,
 }
 
 /// A failed request.
@@ -64,6 +84,8 @@ pub struct NetlinkError {
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
+/// Look-ups in one system call. The socket's buffer takes some 50 answers, each of which counts as a page.
+const LOOK_UPS: usize = 32;
 /// Bytes: larger than any answer of the kernel.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
@@ -103,6 +125,10 @@ impl Request {
     /// Changes, deletes or reads an existing object.
     pub fn change(what: impl Into<String>, message: RouteNetlinkMessage) -> Self {
         Self::new(what, message, 0)
+    }
+
+    fn dump(what: &str, message: RouteNetlinkMessage) -> Self {
+        Self { what: what.to_owned(), message, flags: NLM_F_REQUEST | NLM_F_DUMP }
     }
 
     /// Requests an echo of the result: the kernel answers a request for a qdisc only by a notification.
@@ -146,7 +172,7 @@ impl Socket {
         raw.set_cap_ack(true).map_err(failed)?;
         raw.set_ext_ack(true).map_err(failed)?;
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
-        let mut socket = Self { raw, sequence: 0, interrupted: false, limit: usize::MAX };
+        let mut socket = Self { raw, sequence: 0, interrupted: false, limit: usize::MAX, received: 0 };
         socket.set_receive_timeout(ANSWER_DEADLINE).map_err(failed)?;
         Ok(socket)
     }
@@ -166,6 +192,83 @@ impl Socket {
     /// # Errors
     /// The first failed request.
     pub fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let mut answers = Vec::new();
+        let mut failure = None;
+        self.exchange(requests, |_, answer| match answer {
+            Ok(answer) => answers.push(answer),
+            Err(error) => failure = failure.take().or(Some(error)),
+        })?;
+        failure.map_or(Ok(answers), Err)
+    }
+
+    /// Looks objects up: the kernel's first answer to each request, `None` to a refused one. As many requests
+    /// in one system call as the kernel's answers fit into the socket's buffer.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub fn look_up(
+        &mut self,
+        mut requests: Vec<Request>,
+    ) -> Result<Vec<Option<RouteNetlinkMessage>>, NetlinkError> {
+        let mut found = Vec::with_capacity(requests.len());
+        while !requests.is_empty() {
+            let rest = requests.split_off(requests.len().min(LOOK_UPS));
+            let first = found.len();
+            found.resize_with(first + requests.len(), || None);
+            self.exchange(requests, |index, answer| {
+                if let (Some(place @ None), Ok(answer)) = (found.get_mut(first + index), answer) {
+                    *place = Some(answer);
+                }
+            })?;
+            requests = rest;
+        }
+        Ok(found)
+    }
+
+    /// Sends a batch, and passes each answer and each refusal to `each`, with its request's index.
+    fn exchange(
+        &mut self,
+        requests: Vec<Request>,
+        mut each: impl FnMut(usize, Result<RouteNetlinkMessage, NetlinkError>),
+    ) -> Result<(), NetlinkError> {
+        let Sent { first, what: pending, changes } = self.send(requests)?;
+        let last = pending.len().saturating_sub(1);
+        let all = || pending.join(", ");
+        let mut answers = 0;
+        let mut is_complete = pending.is_empty();
+        while !is_complete {
+            let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
+            if answers > self.limit {
+                let source = io::Error::other(format!("there are more than {}", self.limit));
+                return Err(NetlinkError::new(all(), source));
+            }
+            for message in received {
+                self.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
+                let index = message.header.sequence_number.wrapping_sub(first) as usize;
+                // A late answer to an earlier batch, which passed its deadline.
+                let Some(what) = pending.get(index) else { continue };
+                match message.payload {
+                    NetlinkPayload::InnerMessage(answer) => {
+                        answers += 1;
+                        each(index, Ok(answer));
+                    }
+                    payload => {
+                        let end = end(message.header.flags, payload, what);
+                        is_complete |= index == last && end.is_some();
+                        if let Some(Err(error)) = end {
+                            each(index, Err(error));
+                        }
+                    }
+                }
+            }
+        }
+        if changes {
+            crash::point(Step::NetlinkChanged);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, requests: Vec<Request>) -> Result<Sent, NetlinkError> {
         let first = self.sequence.wrapping_add(1);
         let mut buffer = Vec::new();
         let mut pending = Vec::with_capacity(requests.len());
@@ -186,50 +289,10 @@ impl Socket {
             }
             pending.push(what);
         }
-        let all = || pending.join(", ");
         self.raw
             .send_to(&buffer, &SocketAddr::new(0, 0), 0)
-            .map_err(|source| NetlinkError::new(all(), source))?;
-
-        let mut answers = Vec::new();
-        let mut failure = None;
-        let mut is_complete = pending.is_empty();
-        while !is_complete {
-            let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
-            if answers.len() > self.limit {
-                let source = io::Error::other(format!("there are more than {}", self.limit));
-                return Err(NetlinkError::new(all(), source));
-            }
-            for message in received {
-                self.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
-                let index = message.header.sequence_number.wrapping_sub(first) as usize;
-                // A late answer to an earlier batch, which passed its deadline.
-                let Some(what) = pending.get(index) else { continue };
-                match message.payload {
-                    NetlinkPayload::Error(error) => {
-                        is_complete |= index == last;
-                        if error.code.is_some() && failure.is_none() {
-                            let hint = hint(message.header.flags, &error.header);
-                            failure = Some(NetlinkError { what: what.clone(), hint, source: error.to_io() });
-                        }
-                    }
-                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                    // Ends a dump instead of an acknowledgement, also a dump that failed half way.
-                    NetlinkPayload::Done(done) => {
-                        is_complete |= index == last;
-                        if done.code != 0 && failure.is_none() {
-                            let source = io::Error::from_raw_os_error(done.code.abs());
-                            failure = Some(NetlinkError::new(what.clone(), source));
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        }
-        if changes {
-            crash::point(Step::NetlinkChanged);
-        }
-        failure.map_or(Ok(answers), Err)
+            .map_err(|source| NetlinkError::new(pending.join(", "), source))?;
+        Ok(Sent { first, what: pending, changes })
     }
 
     /// Reads all objects of a kind.
@@ -243,18 +306,67 @@ impl Socket {
     ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
         for _ in 0..DUMPS {
             self.interrupted = false;
-            let request = Request {
-                what: what.to_owned(),
-                message: message.clone(),
-                flags: NLM_F_REQUEST | NLM_F_DUMP,
-            };
-            let answers = self.batch(vec![request])?;
+            let answers = self.batch(vec![Request::dump(what, message.clone())])?;
             if !self.interrupted {
                 return Ok(answers);
             }
         }
         // Changes interrupted each attempt, so every result may be incomplete.
         Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// Reads all objects of a kind, and passes each to `each`, undecoded, with what this attempt has found: a
+    /// node may have a million.
+    ///
+    /// # Errors
+    /// As [`Self::dump`].
+    pub(super) fn scan<T: Default>(
+        &mut self,
+        what: &str,
+        message: &RouteNetlinkMessage,
+        each: impl Fn(&mut T, &[u8]),
+    ) -> Result<T, NetlinkError> {
+        for _ in 0..DUMPS {
+            self.interrupted = false;
+            let mut found = T::default();
+            self.scan_once(Request::dump(what, message.clone()), |body| each(&mut found, body))?;
+            if !self.interrupted {
+                return Ok(found);
+            }
+        }
+        Err(NetlinkError::new(what, io::ErrorKind::ResourceBusy.into()))
+    }
+
+    fn scan_once(&mut self, request: Request, mut each: impl FnMut(&[u8])) -> Result<(), NetlinkError> {
+        let Sent { first, what, .. } = self.send(vec![request])?;
+        let what = what.concat();
+        let failed = |source| NetlinkError::new(what.clone(), source);
+        let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
+        loop {
+            datagram.clear();
+            self.receive_into(&mut datagram).map_err(failed)?;
+            for Framed { kind, bytes, .. } in frames(&datagram) {
+                let Ok(message) = NetlinkBuffer::new_checked(bytes) else { return Err(failed(cut_off())) };
+                self.interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+                if message.sequence_number() != first {
+                    continue;
+                }
+                if kind >= FIRST_OBJECT {
+                    self.received += 1;
+                    each(message.payload());
+                    continue;
+                }
+                let message = decode_one(bytes).map_err(malformed).map_err(failed)?;
+                if let Some(result) = end(message.header.flags, message.payload, &what) {
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// How many messages the kernel has sent so far.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// Subscribes to a multicast group (`RTNLGRP_…`), for [`Self::wait`].
@@ -296,32 +408,33 @@ impl Socket {
         Ok(setsockopt(&borrow(&self.raw), ReceiveTimeout, &TimeVal::milliseconds(millis))?)
     }
 
-    fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+    fn receive(&mut self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
         let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
-        self.raw.recv(&mut datagram, 0).map_err(|error| match error.kind() {
+        self.receive_into(&mut datagram)?;
+        let messages = decode(&datagram)?;
+        self.received += messages.len() as u64;
+        Ok(messages)
+    }
+
+    fn receive_into(&self, datagram: &mut Vec<u8>) -> io::Result<()> {
+        self.raw.recv(datagram, 0).map(drop).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 io::Error::new(io::ErrorKind::TimedOut, "no answer from the kernel before the deadline")
             }
             _ => error,
-        })?;
-        decode(&datagram)
+        })
     }
 }
 
 /// The messages of a datagram. An object with an unknown form, of other software or a newer kernel, is
 /// skipped: the agent must not fail to see its own objects because of that one.
 fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
-    let malformed = |error: DecodeError| io::Error::new(io::ErrorKind::InvalidData, error);
     let mut messages = Vec::new();
-    let mut rest = datagram;
-    while let Some([l0, l1, l2, l3, k0, k1, ..]) = rest.first_chunk::<HEADER>() {
-        let length = u32::from_ne_bytes([*l0, *l1, *l2, *l3]) as usize;
-        let kind = u16::from_ne_bytes([*k0, *k1]);
-        let whole = rest.get(..length).filter(|it| it.len() >= HEADER).unwrap_or(rest);
-        match NetlinkMessage::deserialize(whole) {
+    for Framed { kind, bytes, is_whole } in frames(datagram) {
+        match decode_one(bytes) {
             Ok(message) => messages.push(message),
             // Framing, and answers that end a request.
-            Err(error) if kind < FIRST_OBJECT || whole.len() != length => return Err(malformed(error)),
+            Err(error) if kind < FIRST_OBJECT || !is_whole => return Err(malformed(error)),
             Err(error) => {
                 static SKIPPED: Once = Once::new();
                 SKIPPED.call_once(|| {
@@ -334,9 +447,53 @@ fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>
                 });
             }
         }
-        rest = rest.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
     }
     Ok(messages)
+}
+
+fn decode_one(bytes: &[u8]) -> Result<NetlinkMessage<RouteNetlinkMessage>, DecodeError> {
+    NetlinkMessage::deserialize(bytes)
+}
+
+fn malformed(error: DecodeError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+fn cut_off() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a message is cut off")
+}
+
+/// Cuts a datagram into messages.
+fn frames(datagram: &[u8]) -> impl Iterator<Item = Framed<'_>> {
+    let mut rest = datagram;
+    iter::from_fn(move || {
+        let [l0, l1, l2, l3, k0, k1, ..] = rest.first_chunk::<HEADER>()?;
+        let length = u32::from_ne_bytes([*l0, *l1, *l2, *l3]) as usize;
+        let kind = u16::from_ne_bytes([*k0, *k1]);
+        let bytes = rest.get(..length).filter(|it| it.len() >= HEADER).unwrap_or(rest);
+        rest = rest.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
+        Some(Framed { kind, bytes, is_whole: bytes.len() == length })
+    })
+}
+
+/// The result of a request, if this is its end: an acknowledgement, a refusal, or the end of a dump, also of
+/// one that failed half way.
+fn end(
+    flags: u16,
+    payload: NetlinkPayload<RouteNetlinkMessage>,
+    what: &str,
+) -> Option<Result<(), NetlinkError>> {
+    match payload {
+        NetlinkPayload::Error(error) if error.code.is_some() => {
+            let hint = hint(flags, &error.header);
+            Some(Err(NetlinkError { what: what.to_owned(), hint, source: error.to_io() }))
+        }
+        NetlinkPayload::Done(done) if done.code != 0 => {
+            Some(Err(NetlinkError::new(what, io::Error::from_raw_os_error(done.code.abs()))))
+        }
+        NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => Some(Ok(())),
+        _ => None,
+    }
 }
 
 /// The kernel's explanation of a failure.

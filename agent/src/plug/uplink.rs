@@ -1,7 +1,6 @@
 //! The MTU of the node's uplink, which limits the MTU of every pod.
 
 use std::{
-    collections::BTreeSet,
     convert::Infallible,
     net::IpAddr,
     sync::{
@@ -12,7 +11,7 @@ use std::{
 };
 
 use rtnetlink::packet_route::{
-    AddressFamily, RouteNetlinkMessage,
+    AddressFamily,
     route::{RouteAttribute, RouteHeader, RouteMessage},
 };
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
@@ -24,6 +23,7 @@ use super::{
     monitor::{Monitor, Notification},
     netconf::{Forwarding, Scope},
     netlink::{NetlinkError, Socket},
+    route_scan::{RT_TABLE_MAIN, scan},
 };
 use crate::health::Reporter;
 
@@ -203,10 +203,8 @@ impl DefaultRoutes {
         for (family, interfaces) in
             [AddressFamily::Inet, AddressFamily::Inet6].into_iter().zip(&mut interfaces)
         {
-            let mut message = RouteMessage::default();
-            message.header.address_family = family;
-            let routes = host.dump("list the routes", RouteNetlinkMessage::GetRoute(message))?;
-            let mut defaults: Vec<_> = routes.into_iter().filter_map(default_route).collect();
+            let add = |found: &mut Vec<_>, route: &_| found.extend(default_route(route));
+            let mut defaults = scan(&mut host, (family, RT_TABLE_MAIN), |to| to.prefix_len() == 0, add)?;
             defaults.sort_by_key(|(priority, _)| *priority);
             *interfaces = defaults.into_iter().flat_map(|(_, interfaces)| interfaces).collect();
             let best = interfaces.first().and_then(|ifindex| links.mtu(*ifindex));
@@ -233,17 +231,8 @@ impl DefaultRoutes {
     }
 }
 
-/// The interfaces of the node's default routes.
-///
-/// # Errors
-/// If the kernel refuses a dump.
-pub fn default_interfaces() -> Result<BTreeSet<u32>, NetlinkError> {
-    Ok(DefaultRoutes::read()?.interfaces.into_iter().flatten().collect())
-}
-
 /// Priority and interfaces of a default route of the main table. A blackhole route has no interface.
-fn default_route(message: RouteNetlinkMessage) -> Option<(u32, Vec<u32>)> {
-    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+pub(super) fn default_route(route: &RouteMessage) -> Option<(u32, Vec<u32>)> {
     if route.header.destination_prefix_length != 0 || route.header.table != RouteHeader::RT_TABLE_MAIN {
         return None;
     }

@@ -7,6 +7,7 @@ mod forgers;
 mod healing;
 mod hosts;
 mod many;
+mod other_routes;
 mod paths;
 mod proxy;
 mod services;

@@ -1,7 +1,11 @@
 //! Notifications about what decides the way to other nodes: addresses, routes of others, rules, the
 //! interfaces that lead to nodes, and IPsec's policies.
 
-use std::{collections::HashSet, io};
+use std::{
+    collections::{BTreeSet, HashSet},
+    io,
+    net::IpAddr,
+};
 
 use rtnetlink::packet_core::NlasIterator;
 
@@ -13,7 +17,9 @@ use super::{
             RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
         },
         netconf::{self, RTM_NEWNETCONF},
+        route_scan::{RT_TABLE_LOCAL, RT_TABLE_MAIN, destination},
     },
+    areas::Areas,
     xfrm,
 };
 
@@ -22,6 +28,28 @@ pub struct Changes {
     routes: Monitor,
     /// `None` on a kernel without IPsec, and if the kernel refuses.
     policies: Option<Monitor>,
+}
+
+/// What notifications can concern.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Those that lead to nodes.
+    pub interfaces: HashSet<u32>,
+    /// Of other nodes.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Where routes of other programs are known.
+    pub areas: Areas,
+}
+
+/// What a notification is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Concern {
+    Nothing,
+    /// The ways to other nodes.
+    Ways,
+    /// The same, and routes of other programs that a pass need not read again otherwise
+    /// ([`super::others`]).
+    OtherRoutes,
 }
 
 /// `RTMGRP_LINK`, `RTMGRP_TC`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`,
@@ -33,7 +61,6 @@ const RTM_DELRULE: u16 = 33;
 const RTN_UNICAST: u8 = 1;
 /// `RTN_BLACKHOLE`, `RTN_UNREACHABLE`, `RTN_PROHIBIT` and `RTN_THROW` in `linux/rtnetlink.h`.
 const REFUSALS: [u8; 4] = [6, 7, 8, 9];
-const RT_TABLE_LOCAL: u8 = 255;
 /// `NETCONFA_IFINDEX` in `linux/netconf.h`.
 const NETCONF_IFINDEX: u16 = 1;
 
@@ -64,55 +91,73 @@ impl Changes {
         }
     }
 
-    /// Reads the notifications that have arrived. Returns whether any concerns the way to another node;
-    /// `interfaces` lead to nodes.
+    /// Reads the notifications that have arrived. Returns the most that any concerns.
     ///
     /// # Errors
     /// If the socket fails.
-    pub fn read(&mut self, interfaces: &HashSet<u32>) -> io::Result<bool> {
-        let mut concerns = false;
+    pub fn read(&mut self, scope: &Scope) -> io::Result<Concern> {
+        let mut concern = Concern::Nothing;
         self.routes.read_datagrams(|datagram| {
-            concerns |= datagram.is_none_or(|it| is_relevant(it, interfaces).unwrap_or_default());
+            // Without a datagram, notifications were lost.
+            let found = datagram.map_or(Some(Concern::OtherRoutes), |it| scope.concern(it));
+            concern = concern.max(found.unwrap_or(Concern::Nothing));
         })?;
         if let Some(policies) = &mut self.policies {
-            let read = policies.read_datagrams(|_| concerns = true);
+            let read = policies.read_datagrams(|_| concern = concern.max(Concern::Ways));
             if let Err(error) = read {
                 tracing::warn!(%error, "cannot follow the host's policies of IPsec; each pass asks for them");
-                (self.policies, concerns) = (None, true);
+                (self.policies, concern) = (None, concern.max(Concern::Ways));
             }
         }
-        Ok(concerns)
+        Ok(concern)
     }
 }
 
-/// Every plug causes a dozen notifications; none of them is relevant.
-fn is_relevant(message: &[u8], interfaces: &HashSet<u32>) -> Option<bool> {
-    let (header, body) = message.split_first_chunk::<16>()?;
-    // `struct nlmsghdr`: length, type, …
-    let [_, _, _, _, a, b, ..] = *header;
-    let is_of = |index: u32| interfaces.contains(&index);
-    Some(match u16::from_ne_bytes([a, b]) {
+// === impl Scope ===
+
+impl Scope {
+    /// Every plug causes a dozen notifications, and a routing daemon any number; few concern anything here.
+    fn concern(&self, message: &[u8]) -> Option<Concern> {
+        let (header, body) = message.split_first_chunk::<16>()?;
+        // `struct nlmsghdr`: length, type, …
+        let [_, _, _, _, a, b, ..] = *header;
         // `struct ifinfomsg` and `struct tcmsg` have the interface's index at the same offset.
-        RTM_NEWLINK | RTM_DELLINK | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => {
-            is_of(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?))
+        let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
+        let if_of =
+            |index, concern| if self.interfaces.contains(&index) { concern } else { Concern::Nothing };
+        Some(match u16::from_ne_bytes([a, b]) {
+            // IPv4 routes go with their interface, and with an address, without a notification.
+            RTM_NEWLINK | RTM_DELLINK => if_of(index()?, Concern::OtherRoutes),
+            RTM_DELADDR => Concern::OtherRoutes,
+            RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => if_of(index()?, Concern::Ways),
+            RTM_NEWADDR | RTM_NEWRULE | RTM_DELRULE => Concern::Ways,
+            RTM_NEWROUTE | RTM_DELROUTE => self.concern_of_route(body)?,
+            RTM_NEWNETCONF => {
+                // `struct netconfmsg`: a family, padded.
+                let index =
+                    NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
+                if_of(u32::from_ne_bytes(index.value().try_into().ok()?), Concern::Ways)
+            }
+            _ => Concern::Nothing,
+        })
+    }
+
+    fn concern_of_route(&self, body: &[u8]) -> Option<Concern> {
+        // `struct rtmsg`: family, lengths of both prefixes, TOS, table, protocol, scope, type, …
+        let [_, _, _, _, table, protocol, _, kind] = *body.first_chunk::<8>()?;
+        let to = destination(body)?;
+        if protocol == ROUTE_PROTOCOL {
+            let is_to_node = kind == RTN_UNICAST && to.prefix_len() < to.max_prefix_len();
+            return Some(if is_to_node { Concern::Ways } else { Concern::Nothing });
         }
-        RTM_NEWADDR | RTM_DELADDR | RTM_NEWRULE | RTM_DELRULE => true,
-        RTM_NEWROUTE | RTM_DELROUTE => {
-            // `struct rtmsg`: family, lengths of both prefixes, TOS, table, protocol, scope, type, …
-            let [family, length, _, _, table, protocol, _, kind] = *body.first_chunk::<8>()?;
-            let whole = if family == 2 { 32 } else { 128 };
-            let is_of_pod = protocol == ROUTE_PROTOCOL && length == whole;
-            let is_refusal = REFUSALS.contains(&kind) && protocol != ROUTE_PROTOCOL;
-            (kind == RTN_UNICAST && !is_of_pod || is_refusal) && table != RT_TABLE_LOCAL
+        let is_known = table == RT_TABLE_MAIN || table == RT_TABLE_LOCAL;
+        if is_known && (to.prefix_len() == 0 || self.areas.contain(&to)) {
+            return Some(Concern::OtherRoutes);
         }
-        RTM_NEWNETCONF => {
-            // `struct netconfmsg`: a family, padded.
-            let index =
-                NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
-            is_of(u32::from_ne_bytes(index.value().try_into().ok()?))
-        }
-        _ => false,
-    })
+        let leads_to_node = || self.addresses.range(to.network()..=to.broadcast()).next().is_some();
+        let is_route = (kind == RTN_UNICAST || REFUSALS.contains(&kind)) && table != RT_TABLE_LOCAL;
+        Some(if is_route && leads_to_node() { Concern::Ways } else { Concern::Nothing })
+    }
 }
 
 #[cfg(test)]
@@ -123,35 +168,57 @@ mod tests {
         [&[0; 4][..], &kind.to_ne_bytes(), &[0; 10], body].concat()
     }
 
-    fn relevant(kind: u16, body: &[u8]) -> Option<bool> {
-        is_relevant(&message(kind, body), &HashSet::from([7]))
+    fn concern(kind: u16, body: &[u8]) -> Option<Concern> {
+        let scope = Scope {
+            interfaces: HashSet::from([7]),
+            addresses: BTreeSet::from(["192.0.2.2".parse().unwrap()]),
+            areas: Areas::around(&["10.244.1.0/24".parse().unwrap()]),
+        };
+        scope.concern(&message(kind, body))
     }
 
     #[test]
     fn a_link_is_relevant_if_packets_to_nodes_leave_by_it() {
         let of = |index: u32| [&[0; 4][..], &index.to_ne_bytes(), &[0; 8]].concat();
-        assert_eq!(relevant(RTM_NEWLINK, &of(7)), Some(true));
-        assert_eq!(relevant(RTM_DELTFILTER, &of(7)), Some(true));
-        assert_eq!(relevant(RTM_NEWLINK, &of(8)), Some(false), "a pod's");
-        assert_eq!(relevant(RTM_NEWLINK, &[]), None);
+        assert_eq!(concern(RTM_NEWLINK, &of(7)), Some(Concern::OtherRoutes));
+        assert_eq!(concern(RTM_DELTFILTER, &of(7)), Some(Concern::Ways));
+        assert_eq!(concern(RTM_NEWLINK, &of(8)), Some(Concern::Nothing), "a pod's");
+        assert_eq!(concern(RTM_NEWLINK, &[]), None);
     }
 
     #[test]
-    fn a_route_is_relevant_unless_a_plug_or_an_address_caused_it() {
-        let route = |length, table, protocol, kind| [2, length, 0, 0, table, protocol, 0, kind];
-        assert_eq!(relevant(RTM_NEWROUTE, &route(24, 254, 4, 1)), Some(true));
-        assert_eq!(relevant(RTM_DELROUTE, &route(24, 254, ROUTE_PROTOCOL, 1)), Some(true), "to a node");
-        assert_eq!(relevant(RTM_DELROUTE, &route(32, 254, ROUTE_PROTOCOL, 1)), Some(false), "to a pod");
-        assert_eq!(relevant(RTM_NEWROUTE, &route(8, 255, 2, 1)), Some(false));
-        assert_eq!(relevant(RTM_NEWROUTE, &route(8, 254, 2, 5)), Some(false), "multicast");
-        assert_eq!(relevant(RTM_NEWROUTE, &route(32, 254, 4, 6)), Some(true), "a blackhole");
-        assert_eq!(relevant(RTM_NEWROUTE, &route(24, 254, ROUTE_PROTOCOL, 7)), Some(false), "a range");
+    fn a_route_is_relevant_if_it_leads_to_a_node_or_into_an_area_unless_a_plug_or_an_address_caused_it() {
+        use Concern::{Nothing, OtherRoutes, Ways};
+        let of = |to: &str, table, protocol, kind| {
+            let (address, length) = to.split_once('/').unwrap();
+            let address: std::net::Ipv4Addr = address.parse().unwrap();
+            let header = [2, length.parse().unwrap(), 0, 0, table, protocol, 0, kind, 0, 0, 0, 0];
+            concern(RTM_NEWROUTE, &[&header[..], &[8, 0, 1, 0], &address.octets()].concat())
+        };
+        for (to, table, protocol, kind, expected) in [
+            ("192.0.2.0/24", 254, 4, 1, Ways),
+            ("192.0.2.2/32", 254, 4, 6, Ways),
+            ("192.0.2.2/32", 100, 4, 1, Ways),
+            ("198.51.100.0/24", 254, 4, 1, Nothing),
+            ("192.0.2.0/31", 254, 4, 1, Nothing),
+            ("10.244.9.0/24", 254, 4, 1, OtherRoutes),
+            ("10.244.1.7/32", 255, 2, 2, OtherRoutes),
+            ("10.244.9.0/24", 100, 4, 1, Nothing),
+            ("0.0.0.0/0", 254, 4, 1, OtherRoutes),
+            ("10.244.9.0/24", 254, ROUTE_PROTOCOL, 1, Ways),
+            ("10.244.1.7/32", 254, ROUTE_PROTOCOL, 1, Nothing),
+            ("10.244.1.0/24", 254, ROUTE_PROTOCOL, 7, Nothing),
+            ("192.0.2.2/32", 255, 2, 2, Nothing),
+            ("192.0.2.0/24", 254, 2, 5, Nothing),
+        ] {
+            assert_eq!(of(to, table, protocol, kind), Some(expected), "{to} {table} {protocol} {kind}");
+        }
     }
 
     #[test]
     fn a_setting_is_relevant_on_an_interface_that_leads_to_nodes() {
         let of = |index: u32| [&[2, 0, 0, 0, 8, 0, 1, 0][..], &index.to_ne_bytes()].concat();
-        assert_eq!(relevant(RTM_NEWNETCONF, &of(7)), Some(true));
-        assert_eq!(relevant(RTM_NEWNETCONF, &of(8)), Some(false));
+        assert_eq!(concern(RTM_NEWNETCONF, &of(7)), Some(Concern::Ways));
+        assert_eq!(concern(RTM_NEWNETCONF, &of(8)), Some(Concern::Nothing));
     }
 }

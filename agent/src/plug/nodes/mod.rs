@@ -1,8 +1,10 @@
 //! What the kernel has for other nodes: routes to their ranges, the tunnel device, and the rules by which
 //! pods' packets to other nodes take the tunnel.
 
+pub mod areas;
 pub mod changes;
 pub mod foreign;
+pub mod others;
 pub mod reach;
 pub mod route;
 pub mod rp_filter;

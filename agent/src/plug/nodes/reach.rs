@@ -40,9 +40,18 @@ pub fn reach(
     host: &mut Socket,
     addresses: impl IntoIterator<Item = IpAddr>,
 ) -> Result<HashMap<IpAddr, Hop>, NetlinkError> {
+    let addresses: Vec<_> = addresses.into_iter().collect();
+    let requests = addresses.iter().map(|address| {
+        let what = format!("look up the route to {address}");
+        Request::change(what, RouteNetlinkMessage::GetRoute(request(*address)))
+    });
+    // A refusal means that there is no route.
+    let answers = host.look_up(requests.collect())?;
     let (mut hops, mut mtus) = (HashMap::new(), HashMap::new());
-    for address in addresses {
-        if let Some(hop) = hop(host, address, &mut mtus)? {
+    for (address, answer) in addresses.into_iter().zip(answers) {
+        if let Some(RouteNetlinkMessage::NewRoute(route)) = answer
+            && let Some(hop) = hop(host, address, &route, &mut mtus)?
+        {
             hops.insert(address, hop);
         }
     }
@@ -53,21 +62,13 @@ pub fn reach(
 fn hop(
     host: &mut Socket,
     address: IpAddr,
+    route: &RouteMessage,
     mtus: &mut HashMap<u32, Option<u32>>,
 ) -> Result<Option<Hop>, NetlinkError> {
-    let what = format!("look up the route to {address}");
-    // An error means that there is no route.
-    let Ok(answers) =
-        host.batch(vec![Request::change(what, RouteNetlinkMessage::GetRoute(request(address)))])
-    else {
+    if route.header.kind != RouteType::Unicast {
         return Ok(None);
-    };
-    let route = answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    });
-    let Some(route) = route.filter(|it| it.header.kind == RouteType::Unicast) else { return Ok(None) };
-    let Some(ifindex) = parse::output_interface(&route) else { return Ok(None) };
+    }
+    let Some(ifindex) = parse::output_interface(route) else { return Ok(None) };
     let (mut gateway, mut source, mut mtu, mut is_learnt) = (None, None, None, false);
     for attribute in &route.attributes {
         match attribute {
