@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     net::{IpAddr, SocketAddr, UdpSocket},
     time::Duration,
 };
@@ -207,39 +208,99 @@ fn pods_send_nothing_to_the_tunnels_of_nodes_not_even_in_fragments() {
     .unwrap();
 }
 
-/// A Service of a family whose endpoint is a node's tunnel, as an API client may write one.
-fn into_tunnel(node: &Member, family: usize) -> anyhow::Result<Service> {
+/// How a node translates packets of Services.
+#[derive(Debug, Clone, Copy)]
+enum Translator {
+    Proxy(Proxy),
+    /// Out of the sight of conntrack's own translation, as IPVS does, in whose mode kube-proxy has a rule
+    /// that masquerades.
+    Stateless,
+}
+
+/// A Service of a family whose endpoint is a port of a node, as an API client may write one.
+fn to_node(node: &Member, family: usize, port: u16) -> anyhow::Result<Service> {
     let address = ip(if family == 0 { "10.96.0.99" } else { "fd00:96::99" })?;
-    let backend = SocketAddr::new(of(&node.addresses, family)?, TUNNEL_PORT);
-    Ok(Service { address: SocketAddr::new(address, 80), node_port: 30_099, backend })
+    let backend = SocketAddr::new(of(&node.addresses, family)?, port);
+    // The last digits tell the Services apart.
+    Ok(Service { address: SocketAddr::new(address, 80 + port % 10), node_port: 30_090 + port % 10, backend })
+}
+
+// === impl Translator ===
+
+impl Translator {
+    fn program(self, node: &Member, services: &[Service]) -> anyhow::Result<()> {
+        if let Self::Proxy(proxy) = self {
+            return proxy.program(node, services);
+        }
+        let mut rules =
+            String::from("table inet stateless {\nchain to { type filter hook prerouting priority -150;\n");
+        for Service { address, node_port, backend } in services {
+            let family = if address.is_ipv4() { "ip" } else { "ip6" };
+            let own = of(&node.addresses, usize::from(address.is_ipv6()))?;
+            for (ip, port) in [(address.ip(), address.port()), (own, *node_port)] {
+                writeln!(
+                    rules,
+                    "{family} daddr {ip} udp dport {port} {family} daddr set {} udp dport set {}",
+                    backend.ip(),
+                    backend.port()
+                )?;
+            }
+        }
+        rules.push_str("}\nchain from { type nat hook postrouting priority srcnat;\n");
+        for Service { backend, .. } in services {
+            let family = if backend.is_ipv4() { "ip" } else { "ip6" };
+            writeln!(rules, "{family} daddr {} udp dport {} masquerade", backend.ip(), backend.port())?;
+        }
+        rules.push_str("}\n}\n");
+        node.on(|_| {
+            std::fs::write("/run/stateless.nft", rules)?;
+            sys::run("nft -f /run/stateless.nft").map(drop)
+        })
+    }
 }
 
 #[test]
 fn services_do_not_lead_into_the_tunnel_of_another_node() {
-    for proxy in [Proxy::Iptables, Proxy::Nftables] {
+    for translator in
+        [Translator::Proxy(Proxy::Iptables), Translator::Proxy(Proxy::Nftables), Translator::Stateless]
+    {
         with_pods(&[], |fabric, [a, b, c]| {
             let [one, two, _] = &fabric.nodes;
-            proxy.program(one, &[into_tunnel(two, 0)?, into_tunnel(two, 1)?])?;
-            let at_pod = Wire::open(b.path(), "eth0")?;
+            // The same way, to another port.
+            let ports = [TUNNEL_PORT, TUNNEL_PORT - 1];
+            let services = ports.iter().flat_map(|port| [0, 1].map(|family| to_node(two, family, *port)));
+            translator.program(one, &services.collect::<Result<Vec<_>, _>>()?)?;
+            let (world, at_pod) = (fabric.world(), Wire::open(b.path(), "eth0")?);
             for family in 0..2 {
-                let Service { address, node_port, .. } = into_tunnel(two, family)?;
+                let beside = to_node(two, family, TUNNEL_PORT - 1)?;
+                let listener = sys::bind_in(two.path(), beside.backend, UdpSocket::bind)?;
+                listener.set_read_timeout(Some(TIMEOUT))?;
                 let packet = datagram(of(&a.addresses, family)?, of(&b.addresses, family)?, 9999, MARK)?;
-                let node_port = SocketAddr::new(of(&one.addresses, family)?, node_port);
+                let packet = vxlan(VNI, &packet);
+                let own = of(&one.addresses, family)?;
                 // kube-proxy gives packets to the NodePort the address of node 1.
-                for (client, to) in
-                    [(fabric.world().path(), node_port), (c.path(), node_port), (a.path(), address)]
-                {
-                    sys::in_netns(client, || {
-                        let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
-                        Ok(socket.send_to(&vxlan(VNI, &packet), to)?)
-                    })?;
-                    let client = client.display();
-                    ensure!(!arrives(&at_pod, PATIENCE)?, "{client} gets into the tunnel by {to}");
+                let clients = [(world.path(), true), (c.path(), true), (a.path(), false)];
+                for (client, is_by_node_port) in clients {
+                    let to = |it: &Service| {
+                        if is_by_node_port { SocketAddr::new(own, it.node_port) } else { it.address }
+                    };
+                    let send = |to: SocketAddr| {
+                        sys::in_netns(client, || {
+                            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                            Ok(UdpSocket::bind(any)?.send_to(&packet, to)?)
+                        })
+                    };
+                    let about = format!("family {family}, {}", client.display());
+                    send(to(&beside))?;
+                    let (len, from) = listener.recv_from(&mut [0; 2000]).with_context(|| about.clone())?;
+                    ensure!(len == packet.len(), "{about}: {len} bytes from {from}");
+                    send(to(&to_node(two, family, TUNNEL_PORT)?))?;
+                    ensure!(!arrives(&at_pod, PATIENCE)?, "{about} gets into the tunnel");
                 }
             }
             Ok(())
         })
-        .with_context(|| format!("{proxy:?}"))
+        .with_context(|| format!("{translator:?}"))
         .unwrap();
     }
 }

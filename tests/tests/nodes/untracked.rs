@@ -32,7 +32,7 @@ fn packets_of_the_tunnel_are_untracked_and_the_rules_are_healed() {
             "udp dport 4789 ip6 daddr @nodes6 ip6 saddr @nodes6 notrack",
         ];
         let drops =
-            ["udp dport 4789 ip daddr @nodes4 ct status dnat drop", "ip6 daddr @nodes6 ct status dnat drop"];
+            ["ip daddr @nodes4 ct state != untracked drop", "ip6 daddr @nodes6 ct state != untracked drop"];
         let is_complete = || {
             let table = one.run("nft list table inet ferrule")?;
             let is_dropped = drops.iter().all(|rule| table.contains(rule));

@@ -47,7 +47,10 @@ const GOTO: u32 = -4_i32 as u32;
 const RETURN: u32 = -5_i32 as u32;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
-/// `NFT_CT_STATUS`, and `IPS_DST_NAT` in `linux/netfilter/nf_conntrack_common.h`.
+/// `NFT_CT_…`; and `NF_CT_STATE_UNTRACKED_BIT` and `IPS_DST_NAT` in
+/// `linux/netfilter/nf_conntrack_common.h`.
+const STATE: u32 = 0;
+const UNTRACKED: u32 = 1 << 6;
 const STATUS: u32 = 2;
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 /// `NFT_NAT_SNAT`.
@@ -79,10 +82,14 @@ pub(super) fn masked(mask: u32) -> Expression {
     expression("bitwise", registers.into_iter().chain(masks).collect())
 }
 
-/// Whether the flow's destination is translated. `NFTA_CT_DREG`, `NFTA_CT_KEY`.
+/// Whether the flow's destination is translated.
 pub(super) fn is_destination_translated() -> [Expression; 3] {
-    let status = expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, STATUS)]);
-    [status, masked(DESTINATION_TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())]
+    [conntrack(STATUS), masked(DESTINATION_TRANSLATED), compare(NOT_EQUAL, &0_u32.to_ne_bytes())]
+}
+
+/// Whether conntrack sees the packet.
+pub(super) fn is_tracked() -> [Expression; 2] {
+    [conntrack(STATE), compare(NOT_EQUAL, &UNTRACKED.to_ne_bytes())]
 }
 
 /// Bytes of the network header.
@@ -162,6 +169,11 @@ pub(super) fn translate_source(family: u8, choice: Choice) -> Expression {
     };
     let data = [(1, SOURCE), (2, family.into()), (3, 1), (5, 2), (6, 3), (7, choice | SPECIFIED | ADDRESS)];
     expression("nat", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
+/// `NFTA_CT_DREG`, `NFTA_CT_KEY`.
+fn conntrack(key: u32) -> Expression {
+    expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, key)])
 }
 
 /// `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.

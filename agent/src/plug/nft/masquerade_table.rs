@@ -31,7 +31,7 @@
 //!     chain tunnel_out { type filter hook output priority raw; … }        the same rules
 //!     chain not_tunnel {
 //!         type filter hook postrouting priority srcnat - 10; policy accept;
-//!         udp dport 4789 ip daddr @nodes4 ct status dnat drop             ip6 and nodes6 likewise
+//!         udp dport 4789 ip daddr @nodes4 ct state != untracked drop      ip6 and nodes6 likewise
 //!     }
 //! }
 //! ```
@@ -39,9 +39,11 @@
 //! Conntrack need not know the tunnel's packets: it would look at every packet twice, and would have an entry
 //! for each flow inside of the tunnel.
 //!
-//! A datagram to another node's tunnel port whose destination was translated comes from no tunnel: once
-//! kube-proxy has given it this node's address, the other node would take it for a packet of this one. The
-//! chain is behind all translations of destinations, also those of packets that the node itself sends.
+//! A datagram to another node's tunnel port that conntrack sees comes from no tunnel, but has another source
+//! than a node, or was translated: once kube-proxy has given it this node's address, the other node would
+//! take it for a packet of this one. Conntrack's state of the destination would tell less: IPVS translates
+//! without it. The chain is behind all translations of destinations, also those of packets that the node
+//! itself sends.
 //!
 //! A TCP connection to the world keeps its port, if no other pod's has it, for the reason of the next lines.
 //!
@@ -67,8 +69,8 @@ use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
         AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by,
-        compare, destination_port, header, is_destination_translated, is_in, is_not_in, masked, masquerade,
-        masquerade_to_ports, meta, notrack, port, source_port, translate_source, verdict,
+        compare, destination_port, header, is_destination_translated, is_in, is_not_in, is_tracked, masked,
+        masquerade, masquerade_to_ports, meta, notrack, port, source_port, translate_source, verdict,
     },
     nfnetlink::{self, Attribute, Change, Object, dump, find},
     numbers::{
@@ -305,8 +307,8 @@ impl Table {
             let untracked =
                 || FAMILIES.map(|it| [it.is_to_tunnel(port), it.is_from_node(), vec![notrack()]].concat());
             let untracked = || untracked().to_vec();
-            let translated = || [is_destination_translated().to_vec(), vec![verdict(Verdict::Drop)]].concat();
-            let dropped = FAMILIES.map(|it| [it.is_to_tunnel(port), translated()].concat()).to_vec();
+            let tracked = || [is_tracked().to_vec(), vec![verdict(Verdict::Drop)]].concat();
+            let dropped = FAMILIES.map(|it| [it.is_to_tunnel(port), tracked()].concat()).to_vec();
             rules.extend([(TUNNEL_IN, untracked()), (TUNNEL_OUT, untracked()), (NOT_TUNNEL, dropped)]);
         }
         rules
