@@ -42,7 +42,7 @@ use crate::{
             rp_filter, rule,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
-            xfrm,
+            xfrm::{self, Judge},
         },
         uplink::Uplink,
     },
@@ -96,7 +96,8 @@ pub enum KeepError {
 }
 
 /// Why packets take the stack on a host with IPsec.
-const XFRM: &str = "the host has xfrm policies (ip xfrm policy shows them)";
+const POLICIES: &str = "the host has xfrm policies (ip xfrm policy shows them)";
+const BLOCKING: &str = "xfrm blocks packets without a policy (ip xfrm policy getdefault shows it)";
 /// Nodes and ranges that a message names.
 const NAMED: usize = 3;
 
@@ -401,8 +402,10 @@ fn underlay(host: &mut Socket, nodes: &Nodes, other_routes: &OtherRoutes) -> Res
     let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
     let foreign =
         Foreign { rules: foreign::rules(host, sources)?, routes: other_routes.into_ranges(&ranges) };
-    let needs_stack = match xfrm::has_policies() {
-        Ok(has_policies) => has_policies.then(|| XFRM.to_owned()),
+    let needs_stack = match xfrm::find() {
+        Ok(None) => None,
+        Ok(Some(Judge::Policies)) => Some(POLICIES.to_owned()),
+        Ok(Some(Judge::BlockingDefault)) => Some(BLOCKING.to_owned()),
         Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
     };
     Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack, foreign })

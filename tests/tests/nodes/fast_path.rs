@@ -126,6 +126,26 @@ fn policies_of_ipsec_hold_for_packets_between_pods_as_long_as_there_are_any() {
     .unwrap();
 }
 
+#[test]
+fn blocking_default_policies_of_ipsec_hold_for_packets_between_pods() {
+    with_pods(&[], |fabric, pods| {
+        let ([a, b, _], [one, ..]) = (pods, &fabric.nodes);
+        for direction in ["out", "fwd"] {
+            one.run(&format!("ip xfrm policy setdefault {direction} block"))?;
+            wait_for_links(one, "off: xfrm blocks packets without a policy", 2)?;
+            for to in &b.addresses {
+                let blocked = a.ping(&to.to_string());
+                ensure!(blocked.is_err(), "a packet has evaded the block ({direction}): {blocked:?}");
+            }
+            one.run(&format!("ip xfrm policy setdefault {direction} accept"))?;
+            wait_for_links(one, "  on", 2)?;
+            wait_until_connected(pods)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// For a connection to carry some data by one way.
 const A_WHILE: Duration = Duration::from_millis(300);
 
