@@ -8,7 +8,7 @@ use ferrule_tests::{
     capture::Frame,
     fabric::{
         Fabric, Member, on_fabric,
-        underlay::{FAR, ROUTER},
+        underlay::{FAR, ROUTER, SEGMENT},
         with_fabric,
     },
     node::UPLINK_MTU,
@@ -17,7 +17,7 @@ use ferrule_tests::{
     sys, traffic,
 };
 
-use crate::fixture::{TIMEOUT, captured, of, ping, wait_until_connected, with_pods};
+use crate::fixture::{TIMEOUT, captured, of, ping, wait_until_connected, wait_until_reached, with_pods};
 
 fn attach(fabric: &Fabric) -> anyhow::Result<[Pod; 3]> {
     let [one, two, three] = &fabric.nodes;
@@ -74,6 +74,32 @@ fn direct_routes_can_be_forced_where_the_fabric_knows_the_ranges() {
         }
         ensure!(one.run("ip -o link show type vxlan")?.is_empty(), "there is a tunnel");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_gateway_beyond_the_networks_of_its_interface_leads_to_pods_too() {
+    with_fabric(&["--node-routes", "direct"], |fabric| {
+        know_ranges(fabric)?;
+        let pods = attach(fabric)?;
+        let ([one, _, three], [a, _, c]) = (&fabric.nodes, &pods);
+        for (family, (flag, gateway)) in
+            [("-4", "169.254.77.1"), ("-6", "2001:db8:77::1")].into_iter().enumerate()
+        {
+            let len = if family == 0 { 32 } else { 128 };
+            sys::run(&format!("ip -n {ROUTER} addr add {gateway}/{len} dev {} nodad", SEGMENT.name))?;
+            one.run(&format!("ip {flag} route replace default via {gateway} dev uplink onlink"))?;
+            let range = &three.ranges[family];
+            sys::wait_until(&format!("{gateway} leads to {range}"), TIMEOUT, || {
+                let routes = one.node_routes()?;
+                let route = routes.iter().find(|it| it.starts_with(range));
+                ensure!(route.is_some_and(|it| it.contains(&format!("via {gateway} "))), "{routes:#?}");
+                Ok(true)
+            })?;
+            wait_until_reached(a, of(&c.addresses, family)?)?;
+        }
+        one.on(|node| node.ctl(&["verify"])).map(drop)
     })
     .unwrap();
 }

@@ -9,8 +9,9 @@ use nix::errno::Errno;
 use rtnetlink::packet_route::{
     AddressFamily, RouteNetlinkMessage,
     route::{
-        RouteAddress, RouteAttribute, RouteHeader, RouteIp6Tunnel, RouteIp6TunnelFlags, RouteIpTunnel,
-        RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage, RouteMetric, RouteProtocol, RouteType,
+        RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteIp6Tunnel, RouteIp6TunnelFlags,
+        RouteIpTunnel, RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage, RouteMetric, RouteProtocol,
+        RouteType,
     },
 };
 
@@ -152,7 +153,12 @@ fn encode(table: Table, to: IpNet, route: Option<&NodeRoute>) -> RouteMessage {
     message.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(route.mtu)]));
     message.attributes.extend(route.source.map(address).map(RouteAttribute::PrefSource));
     match &route.next {
-        Next::Gateway(gateway) => message.attributes.push(RouteAttribute::Gateway(address(*gateway))),
+        Next::Gateway(gateway) => {
+            message.attributes.push(RouteAttribute::Gateway(address(*gateway)));
+            // The kernel has just named gateway and interface. The node's route to the gateway may itself be
+            // of this kind.
+            message.header.flags = RouteFlags::Onlink;
+        }
         Next::Tunnel { remote, source } => message.attributes.extend(encapsulation(*remote, *source)),
     }
     message
@@ -210,7 +216,9 @@ fn decode(route: &RouteMessage) -> Option<NodeRoute> {
         match attribute {
             RouteAttribute::Priority(it) => priority = Some(*it),
             RouteAttribute::PrefSource(it) => source = parse::ip(it),
-            RouteAttribute::Gateway(it) => gateway = parse::ip(it).map(Next::Gateway),
+            RouteAttribute::Gateway(it) if route.header.flags.contains(RouteFlags::Onlink) => {
+                gateway = parse::ip(it).map(Next::Gateway);
+            }
             RouteAttribute::Encap(it) => tunnel = decode_encapsulation(it),
             RouteAttribute::Metrics(metrics) => {
                 mtu = metrics
