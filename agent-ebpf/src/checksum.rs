@@ -3,7 +3,7 @@
 //! Sums are in memory order: the ones' complement sum does not depend on the byte order, except for the order
 //! of the result's own bytes.
 
-use crate::headers::{Header, Ipv4};
+use crate::headers::{Header, Ipv4, Ipv6};
 
 /// A ones' complement sum that is not folded yet.
 #[derive(Clone, Copy)]
@@ -57,5 +57,17 @@ impl Ipv4 {
         self.ttl -= 1;
         let sum = u32::from(u16::from_be_bytes(self.checksum)) + 0x0100;
         self.checksum = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
+    }
+}
+
+// === impl Ipv6 ===
+
+impl Ipv6 {
+    /// Decrements the hop limit. Returns what that adds to the sum of the packet, which the kernel keeps of
+    /// packets whose sum the NIC has computed. (An IPv4 header adds nothing, its checksum included.)
+    #[inline(always)]
+    pub fn decrement_hop_limit(&mut self) -> u32 {
+        self.hop_limit -= 1;
+        !u32::from(1_u16.to_be())
     }
 }

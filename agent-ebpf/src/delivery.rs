@@ -33,7 +33,10 @@ pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, mac: &Mac) -> Result<(), Dr
 pub fn decrement_hops(packet: &mut Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
     match meta.family {
         Family::Ipv4 => packet.header_mut::<Ipv4>(L3)?.decrement_ttl(),
-        Family::Ipv6 => packet.header_mut::<Ipv6>(L3)?.hop_limit -= 1,
+        Family::Ipv6 => {
+            let added = packet.header_mut::<Ipv6>(L3)?.decrement_hop_limit();
+            packet.add_to_sum(added);
+        }
     }
     Ok(())
 }

@@ -6,7 +6,8 @@ use agent_common::{DropReason, TUNNEL_VNI};
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_fib_lookup, bpf_tunnel_key},
     helpers::generated::{
-        self, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+        self, bpf_csum_update, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes,
+        bpf_skb_set_tunnel_key,
     },
     programs::TcContext,
 };
@@ -253,6 +254,14 @@ impl<'a> Packet<'a> {
     pub fn accept(&self) {
         // SAFETY: the context is valid. The call fails for types that a received packet never has.
         unsafe { bpf_skb_change_type(self.ctx.skb.skb, PACKET_HOST) };
+    }
+
+    /// Tells the kernel what a change of the headers has added to the packet's sum. Without the sum of a NIC
+    /// (`CHECKSUM_COMPLETE`), the call does nothing.
+    #[inline(always)]
+    pub fn add_to_sum(&self, added: u32) {
+        // SAFETY: the context is valid.
+        unsafe { bpf_csum_update(self.ctx.skb.skb, added) };
     }
 
     /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64

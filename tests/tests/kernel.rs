@@ -12,7 +12,7 @@ use ferrule_tests::dist;
 /// `BPF_JMP | BPF_CALL`.
 const CALL: u8 = 0x85;
 /// Numbers of helpers in `linux/bpf.h`.
-const HELPERS: [(i32, &str); 17] = [
+const HELPERS: [(i32, &str); 18] = [
     (1, "bpf_map_lookup_elem"),
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
@@ -22,6 +22,7 @@ const HELPERS: [(i32, &str); 17] = [
     (26, "bpf_skb_load_bytes"),
     (32, "bpf_skb_change_type"),
     (39, "bpf_skb_pull_data"),
+    (40, "bpf_csum_update"),
     (69, "bpf_fib_lookup"),
     (118, "bpf_jiffies64"),
     (125, "bpf_ktime_get_boot_ns"),

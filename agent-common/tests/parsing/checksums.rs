@@ -3,7 +3,12 @@
 use etherparse::checksum::Sum16BitWords;
 use fastrand::Rng;
 
-use crate::{checksum::Sum, headers::Ipv4, packet::Packet, random};
+use crate::{
+    checksum::Sum,
+    headers::{Ipv4, Ipv6},
+    packet::Packet,
+    random,
+};
 
 #[test]
 fn a_sum_of_headers_and_numbers_is_the_internet_checksum() {
@@ -36,6 +41,26 @@ fn a_checksum_stays_correct_when_the_ttl_is_decremented() {
         let (at, bit) = (rng.usize(..20), rng.u8(..8));
         bytes[at] ^= 1 << bit;
         assert!(!header(&bytes).is_intact(), "bit {bit} of byte {at}: {bytes:x?}");
+    });
+}
+
+/// The kernel adds with `csum_add` (`net/checksum.h`), and compares with zeros in mind: 0 is 0xffff.
+#[test]
+fn the_sum_of_a_packet_stays_correct_when_the_hop_limit_is_decremented() {
+    random::each(|rng| {
+        let mut bytes = extreme::<40>(rng);
+        bytes[7] = rng.u8(1..);
+        let before = Sum16BitWords::new().add_slice(&bytes).ones_complement();
+        let mut ip: Ipv6 = Packet { frame: &bytes, linear: bytes.len(), gso_size: 0 }.copy(0).unwrap();
+        let added = ip.decrement_hop_limit();
+        assert_eq!(ip.hop_limit, bytes[7] - 1);
+        bytes[7] -= 1;
+        let after = Sum16BitWords::new().add_slice(&bytes).ones_complement();
+        let (sum, has_wrapped) = u32::from(!before).overflowing_add(added);
+        let sum = sum + u32::from(has_wrapped);
+        let (low, high) = ((sum & 0xffff) as u16, (sum >> 16) as u16);
+        let (folded, has_wrapped) = low.overflowing_add(high);
+        assert_eq!((folded + u16::from(has_wrapped)) % 0xffff, !after % 0xffff, "{bytes:x?}");
     });
 }
 

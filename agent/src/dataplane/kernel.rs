@@ -52,7 +52,7 @@ const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
     Feature { name, since, kind: Kind::Map(map) }
 }
 
-const FEATURES: [Feature; 25] = [
+const FEATURES: [Feature; 26] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
     helper("bpf_redirect_neigh", "5.10", BpfHelper::BPF_FUNC_redirect_neigh),
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
@@ -66,6 +66,7 @@ const FEATURES: [Feature; 25] = [
     map("BPF_MAP_TYPE_LRU_HASH", "4.10", MapType::LruHash),
     map("BPF_MAP_TYPE_LRU_PERCPU_HASH", "4.10", MapType::LruPerCpuHash),
     helper("bpf_skb_pull_data", "4.9", BpfHelper::BPF_FUNC_skb_pull_data),
+    helper("bpf_csum_update", "4.9", BpfHelper::BPF_FUNC_csum_update),
     helper("bpf_skb_change_type", "4.8", BpfHelper::BPF_FUNC_skb_change_type),
     map("BPF_MAP_TYPE_PERCPU_HASH", "4.6", MapType::PerCpuHash),
     map("BPF_MAP_TYPE_PERCPU_ARRAY", "4.6", MapType::PerCpuArray),
