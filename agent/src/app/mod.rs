@@ -16,6 +16,7 @@ mod usable;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use tokio::{
     sync::watch::{self, Receiver},
     task::spawn_blocking,
@@ -47,7 +48,7 @@ use crate::{
     masquerade::Masquerade,
     metrics::Metrics,
     monitor::{self, Endings, History, ObserverService, Recorder},
-    nodes::{Keeper, Nodes},
+    nodes::{Keeper, Nodes, Outside},
     observe::{
         AgentService, Verifier,
         http::{self, Observed},
@@ -57,6 +58,7 @@ use crate::{
     plug::{default_route::DefaultRoute, host, reaper::reap_now},
     policy::Feed,
     reconcile::{Collector, Queue, Reconciler},
+    registry::Registry,
     server::{self, NodeLock},
     trace::Tracer,
     watch::Watches,
@@ -249,6 +251,7 @@ fn keep_nodes(
         config.nodes,
         Arc::clone(&parts.dataplane),
         parts.uplink.clone(),
+        outside(config, Arc::clone(&parts.registry)),
         config.self_heal == Switch::On,
         (
             health.component_of_all_pods("node-routes", "waiting for the list of Nodes"),
@@ -258,6 +261,18 @@ fn keep_nodes(
     ));
     tasks.spawn("node-routes", Arc::clone(&keeper).run(nodes, config.reconcile.period));
     keeper
+}
+
+/// Where pods may have addresses, outside of the node's ranges.
+fn outside(config: &Config, registry: Arc<Registry>) -> Outside {
+    let networks = config.vif_cidrs.clone();
+    // A KuryrPort's addresses are in Neutron's subnets.
+    let is_anywhere = config.vif_source == VifSource::Kuryr && networks.is_empty();
+    Box::new(move |ranges| {
+        // Of attachments that are older than the node's ranges.
+        let earlier = registry.addresses_outside(ranges).into_iter().map(IpNet::from);
+        (!is_anywhere).then(|| networks.iter().copied().chain(earlier).collect())
+    })
 }
 
 /// Reports the use of the node's ranges.

@@ -18,6 +18,7 @@ use std::{
     },
 };
 
+use ipnet::IpNet;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
@@ -35,7 +36,7 @@ use crate::{
         netlink::{NetlinkError, Socket},
         nodes::{
             areas::Areas,
-            foreign::{self, Foreign},
+            foreign::{self, Foreign, Sources},
             others::OtherRoutes,
             reach::reach,
             route::{self, Routes},
@@ -48,11 +49,16 @@ use crate::{
     },
 };
 
+/// Networks with all addresses that pods have, or may get, outside of the node's ranges; `None` for any
+/// network.
+pub type Outside = Box<dyn Fn(&[IpNet]) -> Option<Vec<IpNet>> + Send + Sync>;
+
 /// Keeps the routes to other nodes.
 pub struct Keeper {
     settings: Settings,
     dataplane: Arc<Dataplane>,
     uplink: Uplink,
+    outside: Outside,
     health: Reporter,
     /// Healthy after the first pass: before, a new pod may not reach the pods of other nodes.
     ready: Reporter,
@@ -108,6 +114,7 @@ impl Keeper {
         settings: Settings,
         dataplane: Arc<Dataplane>,
         uplink: Uplink,
+        outside: Outside,
         repairs: bool,
         (health, ready): (Reporter, Reporter),
         metrics: NodeMetrics,
@@ -119,6 +126,7 @@ impl Keeper {
             settings,
             dataplane,
             uplink,
+            outside,
             health,
             ready,
             repairs,
@@ -208,7 +216,8 @@ impl Keeper {
         let mut host = Socket::open()?;
         self.read_other_routes(&mut host, state)?;
         let other_routes = state.other_routes.clone().unwrap_or_default();
-        let plan = Plan::new(self.settings, &state.nodes, &underlay(&mut host, &state.nodes, &other_routes)?);
+        let plan =
+            Plan::new(self.settings, &state.nodes, &self.underlay(&mut host, &state.nodes, &other_routes)?);
         let is_new = state.plan.as_deref() != Some(&plan);
         if is_new {
             announce(state.plan.as_deref(), &plan);
@@ -231,6 +240,39 @@ impl Keeper {
         self.metrics.passed(host.received());
         self.decided.send_replace(Arc::new(report));
         applied
+    }
+
+    fn underlay(
+        &self,
+        host: &mut Socket,
+        nodes: &Nodes,
+        other_routes: &OtherRoutes,
+    ) -> Result<Underlay, KeepError> {
+        let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
+        let addresses = host::addresses_by_interface()?;
+        let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
+        let tunnel = tunnel::index(host)?;
+        let has_own =
+            addresses.iter().filter(|(ifindex, address)| own.contains(address) && Some(*ifindex) != tunnel);
+        let mut uplinks = other_routes.uplinks.clone();
+        uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
+        let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel);
+        let own: BTreeSet<_> = own.map(|(_, address)| *address).collect();
+        let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
+        let pods = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
+        let sources = match (self.outside)(pods) {
+            Some(outside) => Sources::Of([pods, &outside].concat()),
+            None => Sources::AnyBut(own.iter().copied().collect()),
+        };
+        let rules = foreign::rules(host, &sources)?;
+        let foreign = Foreign { rules, routes: other_routes.into_ranges(&ranges) };
+        let needs_stack = match xfrm::find() {
+            Ok(None) => None,
+            Ok(Some(Judge::Policies)) => Some(POLICIES.to_owned()),
+            Ok(Some(Judge::BlockingDefault)) => Some(BLOCKING.to_owned()),
+            Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
+        };
+        Ok(Underlay { own, hops: reach(host, others)?, uplinks, needs_stack, foreign })
     }
 
     /// Only if notifications say so, or ranges are elsewhere than before.
@@ -386,29 +428,6 @@ fn judge(host: &mut Socket, wanted: &Routes, error: NetlinkError) -> KeepError {
 /// The links that are counted.
 fn links(plan: &Plan, tunnel: Option<u32>) -> BTreeSet<u32> {
     plan.uplinks.iter().copied().chain(tunnel).collect()
-}
-
-fn underlay(host: &mut Socket, nodes: &Nodes, other_routes: &OtherRoutes) -> Result<Underlay, KeepError> {
-    let others = nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
-    let addresses = host::addresses_by_interface()?;
-    let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
-    let tunnel = tunnel::index(host)?;
-    let has_own =
-        addresses.iter().filter(|(ifindex, address)| own.contains(address) && Some(*ifindex) != tunnel);
-    let mut uplinks = other_routes.uplinks.clone();
-    uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
-    let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel).map(|(_, address)| *address);
-    let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();
-    let sources = nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default();
-    let foreign =
-        Foreign { rules: foreign::rules(host, sources)?, routes: other_routes.into_ranges(&ranges) };
-    let needs_stack = match xfrm::find() {
-        Ok(None) => None,
-        Ok(Some(Judge::Policies)) => Some(POLICIES.to_owned()),
-        Ok(Some(Judge::BlockingDefault)) => Some(BLOCKING.to_owned()),
-        Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
-    };
-    Ok(Underlay { own: own.collect(), hops: reach(host, others)?, uplinks, needs_stack, foreign })
 }
 
 /// Logs the ways that are new or have changed.

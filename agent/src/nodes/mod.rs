@@ -29,7 +29,7 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 pub use announce::{Announcer, Duties};
-pub use keeper::{KeepError, Keeper};
+pub use keeper::{KeepError, Keeper, Outside};
 pub use refusals::Refusals;
 pub use report::{FastPath, Reached, Report, Taken};
 pub use settings::{Mode, Settings};

@@ -234,3 +234,17 @@ fn routes_and_rules_of_others_hold_for_packets_to_remote_pods() {
     })
     .unwrap();
 }
+
+#[test]
+fn rules_of_others_hold_for_addresses_that_pods_may_get_outside_of_the_nodes_ranges() {
+    with_pods(&["--vif-cidr", "10.245.0.0/16"], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        wait_for_links(one, "  on", 2)?;
+        one.run("ip rule add from 10.246.0.7 priority 99 blackhole")?;
+        one.run("ip rule add from 10.245.0.7 priority 100 blackhole")?;
+        wait_for_links(one, "another program has the routing rule 100", 2)?;
+        one.run("ip rule del priority 100")?;
+        wait_for_links(one, "  on", 2)
+    })
+    .unwrap();
+}

@@ -1,7 +1,7 @@
 //! Routing rules of other programs that concern packets from this node's pods. Only the stack follows these,
 //! and routes of other programs ([`super::others`]).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -24,14 +24,22 @@ pub struct Foreign {
     pub routes: BTreeMap<IpNet, IpNet>,
 }
 
+/// The addresses that pods of this node may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sources {
+    Of(Vec<IpNet>),
+    /// Any but the node's own.
+    AnyBut(Vec<IpAddr>),
+}
+
 /// The priority of the kernel's rule for the main table, which has the agent's routes.
 const MAIN: u32 = 32766;
 
-/// The priority of the first rule of each family that may concern packets of `sources`, this node's pods.
+/// The priority of the first rule of each family that may concern packets of this node's pods.
 ///
 /// # Errors
 /// If the kernel refuses a dump.
-pub fn rules(host: &mut Socket, sources: &[IpNet]) -> Result<[Option<u32>; 2], NetlinkError> {
+pub fn rules(host: &mut Socket, sources: &Sources) -> Result<[Option<u32>; 2], NetlinkError> {
     let mut found = [None; 2];
     for (family, first) in [AddressFamily::Inet, AddressFamily::Inet6].into_iter().zip(&mut found) {
         let mut message = RuleMessage::default();
@@ -50,9 +58,19 @@ pub fn rules(host: &mut Socket, sources: &[IpNet]) -> Result<[Option<u32>; 2], N
     Ok(found)
 }
 
-/// The priority of a rule of another program that comes before the main table, unless its source is none of
-/// `sources`.
-fn concerns(rule: &RuleMessage, sources: &[IpNet]) -> Option<u32> {
+// === impl Sources ===
+
+impl Sources {
+    fn meet(&self, net: IpNet) -> bool {
+        match self {
+            Self::Of(nets) => nets.iter().any(|it| it.contains(&net) || net.contains(it)),
+            Self::AnyBut(own) => !own.iter().any(|it| IpNet::from(*it) == net),
+        }
+    }
+}
+
+/// The priority of a rule of another program that comes before the main table, unless its source is no pod's.
+fn concerns(rule: &RuleMessage, sources: &Sources) -> Option<u32> {
     let (mut priority, mut source) = (0, None);
     for attribute in &rule.attributes {
         match attribute {
@@ -63,8 +81,7 @@ fn concerns(rule: &RuleMessage, sources: &[IpNet]) -> Option<u32> {
             _ => {}
         }
     }
-    let meets = |source: IpNet| sources.iter().any(|it| it.contains(&source) || source.contains(it));
-    (priority < MAIN && source.is_none_or(meets)).then_some(priority)
+    (priority < MAIN && source.is_none_or(|it| sources.meet(it))).then_some(priority)
 }
 
 #[cfg(test)]
@@ -87,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_rule_of_another_program_counts_unless_it_is_behind_the_main_table_or_about_other_sources() {
-        let of =
-            |source, priority, protocol| concerns(&rule(source, priority, protocol), &[net("10.1.0.0/24")]);
+        let sources = Sources::Of(vec![net("10.1.0.0/24")]);
+        let of = |source, priority, protocol| concerns(&rule(source, priority, protocol), &sources);
         let boot = RouteProtocol::Boot;
         assert_eq!(of(None, 5270, boot), Some(5270));
         assert_eq!(of(Some("10.0.0.0/8"), 100, boot), Some(100));
@@ -97,5 +114,15 @@ mod tests {
         assert_eq!(of(None, 32800, boot), None);
         assert_eq!(of(None, 1000, RouteProtocol::Kernel), None);
         assert_eq!(of(None, 7070, RouteProtocol::Other(ROUTE_PROTOCOL)), None);
+    }
+
+    #[test]
+    fn where_pods_may_have_any_address_only_a_rule_of_the_nodes_own_does_not_count() {
+        let sources = Sources::AnyBut(vec!["192.0.2.1".parse().unwrap()]);
+        let of = |source| concerns(&rule(source, 100, RouteProtocol::Boot), &sources);
+        assert_eq!(of(Some("192.0.2.1/32")), None);
+        assert_eq!(of(Some("192.0.2.0/24")), Some(100));
+        assert_eq!(of(Some("10.9.0.7/32")), Some(100));
+        assert_eq!(of(None), Some(100));
     }
 }
