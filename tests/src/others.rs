@@ -1,9 +1,9 @@
 //! What a node has for the other nodes of its cluster, as operators' tools show it. All functions are about
 //! the namespaces of the calling thread.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::Ipv6Addr};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
 
 use crate::{fabric::destination, node::PINS, sys};
@@ -58,6 +58,29 @@ pub fn state() -> anyhow::Result<BTreeSet<String>> {
     Ok(state)
 }
 
+/// The agent's routes to other nodes' ranges, as `ip route` prints them.
+///
+/// # Errors
+/// If a tool fails.
+pub fn routes() -> anyhow::Result<BTreeSet<String>> {
+    let mut routes = BTreeSet::new();
+    for family in ["-4", "-6"] {
+        let printed = sys::run(&format!("ip {family} route show proto 70 type unicast"))?;
+        // Those of pods are of single addresses.
+        let of_ranges = printed.lines().filter(|line| destination(line).contains('/'));
+        routes.extend(of_ranges.map(str::to_owned));
+    }
+    Ok(routes)
+}
+
+/// The prefixes in the agent's map `NODES`.
+///
+/// # Errors
+/// If the map cannot be read.
+pub fn rows() -> anyhow::Result<BTreeSet<String>> {
+    dump("NODES")?.iter().map(prefix).collect()
+}
+
 /// The index of the tunnel device, if there is one.
 fn index() -> anyhow::Result<Option<Value>> {
     let links: Vec<Value> = serde_json::from_str(&sys::run("ip -j link show")?)?;
@@ -69,4 +92,18 @@ fn dump(map: &str) -> anyhow::Result<Vec<Value>> {
     let entries: Vec<Value> =
         serde_json::from_str(&sys::run(&format!("bpftool -j map dump pinned {PINS}/{map}"))?)?;
     Ok(entries.into_iter().map(|it| it.get("formatted").cloned().unwrap_or(it)).collect())
+}
+
+/// The prefix of an entry of `NODES`.
+fn prefix(entry: &Value) -> anyhow::Result<String> {
+    let key = entry.get("key").with_context(|| format!("no key in {entry}"))?;
+    let len = key.get("prefix_len").and_then(Value::as_u64).context("no prefix length")?;
+    let bytes = key.get("data").and_then(Value::as_array).context("no address")?;
+    let bytes = bytes.iter().map(|byte| Ok(u8::try_from(byte.as_u64().context("no byte")?)?));
+    let bytes: Vec<u8> = bytes.collect::<anyhow::Result<_>>()?;
+    let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).map_err(|it| anyhow!("an address of {it:?}"))?);
+    Ok(match address.to_ipv4_mapped() {
+        Some(v4) => format!("{v4}/{}", len.checked_sub(96).context("too short for IPv4")?),
+        None => format!("{address}/{len}"),
+    })
 }

@@ -3,15 +3,14 @@
 use std::{
     cell::RefCell,
     collections::BTreeSet,
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
     rc::Rc,
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, ensure};
-use serde_json::Value;
+use anyhow::{Context as _, ensure};
 
 use super::underlay::{self, FAR, Network, SEGMENT};
 use crate::{
@@ -20,7 +19,8 @@ use crate::{
     cluster::{self, KUBECONFIG},
     dist,
     home::Home,
-    node::{Node, PINS},
+    node::Node,
+    others,
     pod::Pod,
     sys,
 };
@@ -214,14 +214,7 @@ impl Member {
     /// # Errors
     /// If the node has ended.
     pub fn node_routes(&self) -> anyhow::Result<BTreeSet<String>> {
-        let mut routes = BTreeSet::new();
-        for family in ["-4", "-6"] {
-            let printed = self.run(&format!("ip {family} route show proto 70 type unicast"))?;
-            // Those of pods are of single addresses.
-            let of_ranges = printed.lines().filter(|line| destination(line).contains('/'));
-            routes.extend(of_ranges.map(str::to_owned));
-        }
-        Ok(routes)
+        self.home.enter(others::routes).with_context(|| format!("on {}", self.name))
     }
 
     /// The prefixes in the agent's map `NODES`.
@@ -229,9 +222,7 @@ impl Member {
     /// # Errors
     /// If the map cannot be read.
     pub fn node_rows(&self) -> anyhow::Result<BTreeSet<String>> {
-        let dump = self.run(&format!("bpftool -j map dump pinned {PINS}/NODES"))?;
-        let dump: Vec<Value> = serde_json::from_str(&dump)?;
-        dump.iter().map(prefix).collect()
+        self.home.enter(others::rows).with_context(|| format!("on {}", self.name))
     }
 
     /// Starts a capture of what the node sends and receives, at the other end of the uplink's cable.
@@ -273,20 +264,6 @@ impl Member {
 /// The destination of a route that `ip route` prints.
 pub fn destination(route: &str) -> &str {
     route.split(' ').next().unwrap_or_default()
-}
-
-/// The prefix of an entry of `NODES`.
-fn prefix(entry: &Value) -> anyhow::Result<String> {
-    let key = entry.pointer("/formatted/key").with_context(|| format!("no key in {entry}"))?;
-    let len = key.get("prefix_len").and_then(Value::as_u64).context("no prefix length")?;
-    let bytes = key.get("data").and_then(Value::as_array).context("no address")?;
-    let bytes = bytes.iter().map(|byte| Ok(u8::try_from(byte.as_u64().context("no byte")?)?));
-    let bytes: Vec<u8> = bytes.collect::<anyhow::Result<_>>()?;
-    let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).map_err(|it| anyhow!("an address of {it:?}"))?);
-    Ok(match address.to_ipv4_mapped() {
-        Some(v4) => format!("{v4}/{}", len.checked_sub(96).context("too short for IPv4")?),
-        None => format!("{address}/{len}"),
-    })
 }
 
 impl Drop for Member {

@@ -24,6 +24,7 @@ use crate::{
     invariants,
     linearize::check_batch,
     model::{ApiPod, Attached, Id, Model, Sandbox, VIF_REFUSED, vif_text},
+    nodes::{NODES, NodeEvent},
     observe::{Link, Observed},
     operations::{Damage, Event, Op},
 };
@@ -31,7 +32,7 @@ use crate::{
 /// A node, a cluster, and the model of their state.
 pub struct Fixture<'a> {
     pub node: &'a mut Node,
-    cluster: &'a Cluster,
+    pub cluster: &'a Cluster,
     pub runtime: Runtime,
     pub model: Model,
     /// By sandbox number.
@@ -89,13 +90,20 @@ impl<'a> Fixture<'a> {
                 self.apply_event(*event)?;
                 self.sync()?;
             }
+            Op::Node(event) => {
+                self.change_nodes(*event)?;
+                if self.model.agent_runs {
+                    self.expect_nodes()?;
+                }
+            }
             Op::Calls { calls, events, end } => return self.calls(calls, events, *end),
             Op::EndNetns { pick } => self.end_netns(*pick, false)?,
             Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
             Op::Damage { pick, how } => self.damage(*pick, *how)?,
             Op::Ping { from, to } => self.ping(*from, *to)?,
             Op::AgentDown { kill, meanwhile, at_start } if self.model.agent_runs => {
-                return self.agent_down(*kill, meanwhile, at_start);
+                self.agent_down(*kill, meanwhile, at_start)?;
+                return self.expect_nodes();
             }
             Op::AgentDown { .. } => {}
         }
@@ -351,8 +359,12 @@ impl<'a> Fixture<'a> {
         for slot in 0..crate::operations::SLOTS {
             self.apply_event(Event::Delete { slot })?;
         }
+        for node in 0..NODES {
+            self.change_nodes(NodeEvent::Leave { node })?;
+        }
         self.verify(batch)?;
         self.sync()?;
+        self.expect_nodes()?;
         self.model.sandboxes.clear();
         self.pods.clear();
         self.history.clear();

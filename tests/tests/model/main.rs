@@ -13,6 +13,7 @@ mod invariants;
 mod leaks;
 mod linearize;
 mod model;
+mod nodes;
 mod operations;
 mod run;
 mod time;

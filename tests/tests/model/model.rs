@@ -9,7 +9,10 @@ use std::{
 
 use serde_json::Value;
 
-use crate::operations::{Damage, NO_VIF, OUT_OF_RANGE, UNREADABLE};
+use crate::{
+    nodes::OtherNodes,
+    operations::{Damage, NO_VIF, OUT_OF_RANGE, UNREADABLE},
+};
 
 /// A sandbox's index in [`Model::sandboxes`]; container IDs are never reused.
 pub type Id = usize;
@@ -23,6 +26,7 @@ pub struct Model {
     pub attached: BTreeMap<Id, Attached>,
     pub cooldown: Cooldown,
     pub agent_runs: bool,
+    pub nodes: OtherNodes,
     /// The first and last pod address of the agent's IPv4 range.
     pub pool: (Ipv4Addr, Ipv4Addr),
 }
@@ -148,7 +152,15 @@ fn vif_addresses(vif: u8) -> Addresses {
 impl Model {
     pub fn new(pool: (Ipv4Addr, Ipv4Addr)) -> Self {
         let (api, cooldown) = (Api::default(), Cooldown::default());
-        Self { api, sandboxes: Vec::new(), attached: BTreeMap::new(), cooldown, agent_runs: true, pool }
+        Self {
+            api,
+            sandboxes: Vec::new(),
+            attached: BTreeMap::new(),
+            cooldown,
+            agent_runs: true,
+            nodes: OtherNodes::new(),
+            pool,
+        }
     }
 
     /// The allowed outcomes of an ADD of an unattached sandbox, given the API states that the agent may have

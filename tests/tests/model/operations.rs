@@ -5,6 +5,8 @@
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::nodes::NodeEvent;
+
 /// One operation; a no-op if it does not apply to the current state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
@@ -19,6 +21,7 @@ pub enum Op {
         vif: u8,
     },
     Event(Event),
+    Node(NodeEvent),
     /// Concurrent calls and API events; optionally, the agent ends meanwhile and is restarted afterwards.
     Calls {
         calls: Vec<Call>,
@@ -134,9 +137,10 @@ pub fn make(seed: u64, mode: Mode, count: usize) -> Vec<Op> {
 fn op(rng: &mut Rng, mode: Mode) -> Op {
     let pick = rng.u16(..);
     match rng.u8(..100) {
-        0..14 => Op::MakePod { slot: rng.u8(..SLOTS), vif: vif(rng) },
-        14..19 => Op::Recreate { slot: rng.u8(..SLOTS), vif: vif(rng) },
-        19..24 => Op::Event(event(rng)),
+        0..12 => Op::MakePod { slot: rng.u8(..SLOTS), vif: vif(rng) },
+        12..16 => Op::Recreate { slot: rng.u8(..SLOTS), vif: vif(rng) },
+        16..19 => Op::Event(event(rng)),
+        19..24 => Op::Node(NodeEvent::random(rng)),
         24..26 => Op::EndNetns { pick },
         26..28 => Op::ReplaceNetns { pick },
         28..32 => Op::Damage { pick, how: damage(rng) },
@@ -160,7 +164,8 @@ fn without_agent(rng: &mut Rng) -> Op {
     let pick = rng.u16(..);
     match rng.u8(..10) {
         0 => Op::MakePod { slot: rng.u8(..SLOTS), vif: vif(rng) },
-        1..3 => Op::Event(event(rng)),
+        1 => Op::Event(event(rng)),
+        2 => Op::Node(NodeEvent::random(rng)),
         3 => Op::EndNetns { pick },
         4 => Op::Damage { pick, how: damage(rng) },
         5 => Op::Ping { from: pick, to: rng.u16(..) },

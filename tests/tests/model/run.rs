@@ -23,6 +23,8 @@ pub const REPLAYS: usize = 20;
 
 /// Small enough to be exhausted now and then.
 const POOL: &str = "10.244.0.0/26";
+/// Of the node.
+pub const RANGES: [&str; 2] = [POOL, ferrule_tests::node::POD_V6];
 const ADDRESSES: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 244, 0, 2), Ipv4Addr::new(10, 244, 0, 62));
 // With self-healing off, damage stays until a call or a restart finds it.
 const FLAGS: [&str; 6] = ["--vif-timeout", "1", "--reconcile-period", "5", "--self-heal", "off"];
@@ -68,7 +70,7 @@ pub fn replay(list: &[Op], times: usize) {
 
 fn run(lists: &[Vec<Op>]) -> Result<(), Failed> {
     let mut at = 0;
-    let ran = with_cluster_of(&[POOL, ferrule_tests::node::POD_V6], &FLAGS, |node, cluster| {
+    let ran = with_cluster_of(&RANGES, &FLAGS, |node, cluster| {
         let mut fixture = Fixture::new(node, cluster, ADDRESSES)?;
         fixture.sync()?;
         let start = Baseline::take(fixture.node)?;
