@@ -2,10 +2,10 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use anyhow::ensure;
+use anyhow::{Context as _, bail, ensure};
 use ferrule_tests::{
     apiserver::{Resource, objects},
-    fabric::Member,
+    fabric::{Member, on_fabric},
     sys,
 };
 
@@ -65,6 +65,38 @@ fn a_thousand_nodes_cost_little_and_leave_nothing() {
         fabric.nodes.iter().try_for_each(|node| wait_for_routes(node, 4))?;
         ensure!(one.node_rows()? == rows);
         wait_until_connected(pods)
+    })
+    .unwrap();
+}
+
+/// The time of the first line of the log with a text, in ms of the day.
+fn logged_at(log: &str, text: &str) -> anyhow::Result<f64> {
+    let line = log.lines().find(|line| line.contains(text)).with_context(|| format!("no {text} in {log}"))?;
+    let (_, time) = line.split_once('T').context("no time")?;
+    let numbers: Vec<f64> = time.split(['Z', ':']).take(3).map(str::parse).collect::<Result<_, _>>()?;
+    let [hours, minutes, seconds] = numbers[..] else { bail!("{line}") };
+    Ok(((hours * 60.0 + minutes) * 60.0 + seconds) * 1000.0)
+}
+
+/// At the start of an agent of a cluster that exists.
+#[test]
+fn a_list_of_a_thousand_nodes_becomes_routes_and_rows_in_one_pass() {
+    on_fabric(|fabric| {
+        fabric.nodes.iter().try_for_each(Member::register)?;
+        for number in 0..NODES {
+            fabric.api.create(Resource::Nodes, node(number))?;
+        }
+        let [one, ..] = &fabric.nodes;
+        one.begin_agent(&[])?;
+        one.wait_until_ready()?;
+        wait_for_routes(one, 4 + 2 * usize::from(NODES))?;
+        ensure!(one.node_rows()?.len() == 12 + 4 * usize::from(NODES));
+        let log = one.on(|node| Ok(node.log()))?;
+        ensure!(log.matches("changed the routes to other nodes").count() == 1, "{log}");
+        let listed = logged_at(&log, "listed watch=\"nodes\"")?;
+        let routed = logged_at(&log, "changed the routes to other nodes")?;
+        println!("{NODES} nodes, from the list to routes and rows: {:.0} ms", routed - listed);
+        Ok(())
     })
     .unwrap();
 }
