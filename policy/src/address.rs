@@ -32,6 +32,12 @@ impl Addr {
         self.0
     }
 
+    /// The address with these bytes in network order.
+    #[cfg(feature = "maps")]
+    pub(crate) fn from_octets(octets: [u8; 16]) -> Self {
+        Self(octets)
+    }
+
     /// The number of bits in the address's family.
     pub(crate) fn family_bits(self) -> u8 {
         if self.is_v4() { 32 } else { 128 }

@@ -3,7 +3,8 @@
 use agent_common::policy::{self as maps, BlockKey, Peer, PeerKey, Ruleset, Subject};
 
 use crate::{
-    Addr, EndpointRow, Header, Mask, NamedKey, PeerRow, PortKey, PortRange, Prefix, RuleKey, RulesetId, Table,
+    Addr, ClassId, EndpointId, EndpointRow, Header, Mask, NamedKey, PeerRow, PortKey, PortRange, Prefix,
+    Rows, RuleKey, RulesetId, Table,
 };
 
 const _: () = assert!(maps::MAX_RANGES == crate::MAX_RANGES);
@@ -118,10 +119,59 @@ impl From<EndpointRow> for Subject {
     }
 }
 
+// === impl Rows ===
+
+impl Rows {
+    /// Whether `SUBJECTS` should have a row of the interface.
+    pub fn has_subject(&self, ifindex: u32) -> bool {
+        self.endpoints.contains(&EndpointId(ifindex))
+    }
+
+    /// Whether `PEERS` should have a row with the key.
+    pub fn has_peer(&self, key: &PeerKey, table: Table) -> bool {
+        key.table == table.number() && self.peers.contains(&Addr::from_octets(key.address))
+    }
+
+    /// Whether `BLOCKS` should have a row with the key.
+    pub fn has_block(&self, key: &BlockKey, table: Table) -> bool {
+        let addr = Addr::from_octets(key.address);
+        let len = key.prefix_len.checked_sub(if addr.is_v4() { 32 + 96 } else { 32 });
+        let prefix = len.and_then(|len| len.try_into().ok()).map(|len| Prefix { addr, len });
+        prefix.is_some_and(|it| it.key(table) == *key && self.blocks.contains(&it))
+    }
+
+    /// Whether `RULESETS` should have a row of the ruleset.
+    pub fn has_ruleset(&self, id: u32) -> bool {
+        self.rulesets.contains(&RulesetId(id))
+    }
+
+    /// Whether `RULES` should have a row with the key.
+    pub fn has_rule(&self, key: &maps::RuleKey) -> bool {
+        self.rules.contains(&RuleKey { ruleset: RulesetId(key.ruleset), class: ClassId(key.class) })
+    }
+
+    /// Whether `NAMED` should have a row with the key.
+    pub fn has_named(&self, key: &maps::NamedKey) -> bool {
+        let &maps::NamedKey { ruleset, class, port, protocol, .. } = key;
+        let ours = NamedKey { ruleset: RulesetId(ruleset), class: ClassId(class), protocol, port };
+        maps::NamedKey::from(ours) == *key && self.named.contains(&ours)
+    }
+
+    /// Whether `PORTS` should have a row with the key.
+    pub fn has_port(&self, key: &maps::PortKey) -> bool {
+        let &maps::PortKey { prefix_len, ruleset, protocol, port, .. } = key;
+        let Some(Ok(len)) = prefix_len.checked_sub(48).map(u8::try_from) else { return false };
+        let ours = PortKey { ruleset: RulesetId(ruleset), protocol, port: u16::from_be_bytes(port), len };
+        maps::PortKey::from(ours) == *key && self.ports.contains(&ours)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
-    use crate::ClassId;
+    use crate::Op;
 
     #[test]
     fn each_property_of_an_address_has_its_flag() {
@@ -134,5 +184,40 @@ mod tests {
         ] {
             assert_eq!(Peer::from(row), Peer { class: 7, flags });
         }
+    }
+
+    #[test]
+    fn a_map_should_have_the_keys_of_the_rows_and_no_other() {
+        let mut rows = Rows::default();
+        let addresses: [Addr; 2] = ["10.0.0.1", "fd00::1"].map(|it| it.parse::<IpAddr>().unwrap().into());
+        let peer = PeerRow { class: ClassId(7), is_pod: true, is_service: false, is_own_node: false };
+        let [ruleset, class] = [RulesetId::new(3, Table::B).0, 9];
+        let (id, of_class) = (RulesetId(ruleset), ClassId(class));
+        let named = NamedKey { ruleset: id, class: of_class, protocol: 6, port: 80 };
+        let port = PortKey { ruleset: id, protocol: 17, port: 0x1f00, len: 8 };
+        for addr in addresses {
+            rows.apply(&Op::Peer(addr, Some(peer)));
+            rows.apply(&Op::Block(Prefix::new(addr, 8), Some(of_class)));
+        }
+        rows.apply(&Op::Named(named, Some(Mask::NONE)));
+        rows.apply(&Op::Port(port, Some(Mask::NONE)));
+        rows.apply(&Op::Rule(RuleKey { ruleset: id, class: of_class }, Some(Mask::NONE)));
+        for addr in addresses {
+            let block = Prefix::new(addr, 8).key(Table::B);
+            assert!(rows.has_peer(&addr.key(Table::B), Table::B) && rows.has_block(&block, Table::B));
+            assert!(!rows.has_peer(&addr.key(Table::A), Table::B) && !rows.has_block(&block, Table::A));
+            let longer = BlockKey { prefix_len: block.prefix_len + 1, ..block };
+            let other = BlockKey { table: block.table ^ BlockKey::IPV4, ..block };
+            let short = BlockKey { prefix_len: 3, ..block };
+            assert!([longer, other, short].iter().all(|it| !rows.has_block(it, Table::B)));
+        }
+        let key = maps::NamedKey::from(named);
+        assert!(rows.has_named(&key) && !rows.has_named(&maps::NamedKey { reserved: 1, ..key }));
+        let key = maps::PortKey::from(port);
+        assert!(rows.has_port(&key) && !rows.has_port(&maps::PortKey { prefix_len: 57, ..key }));
+        assert!(!rows.has_port(&maps::PortKey { prefix_len: 4, ..key }));
+        assert!(rows.has_rule(&maps::RuleKey { ruleset, class }));
+        assert!(!rows.has_rule(&maps::RuleKey { ruleset, class: 8 }));
+        assert!(!rows.has_ruleset(ruleset) && !rows.has_subject(1));
     }
 }

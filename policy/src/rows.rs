@@ -2,7 +2,7 @@
 //!
 //! All rows have a fixed size, and keys contain no pointers, so that a `repr(C)` type can mirror each.
 
-use std::sync::Arc;
+use std::{ops::Bound, sync::Arc};
 
 use crate::{Addr, Mask, Prefix, journal::Map};
 
@@ -228,6 +228,23 @@ impl Header {
     }
 }
 
+// === impl Op ===
+
+impl Op {
+    /// The number of the map in the order of [`Rows::all`].
+    fn map(&self) -> usize {
+        match self {
+            Self::Ruleset(..) => 0,
+            Self::Rule(..) => 1,
+            Self::Named(..) => 2,
+            Self::Port(..) => 3,
+            Self::Block(..) => 4,
+            Self::Peer(..) => 5,
+            Self::Endpoint(..) => 6,
+        }
+    }
+}
+
 // === impl Rows ===
 
 impl Rows {
@@ -257,14 +274,33 @@ impl Rows {
 
     /// All rows, as changes to empty maps: rows first, endpoints last.
     pub fn all(&self) -> impl Iterator<Item = Op> {
-        let rulesets = self.rulesets.iter().map(|(key, row)| Op::Ruleset(*key, Some(row.clone())));
-        let rules = self.rules.iter().map(|(key, row)| Op::Rule(*key, Some(*row)));
-        let named = self.named.iter().map(|(key, row)| Op::Named(*key, Some(*row)));
-        let ports = self.ports.iter().map(|(key, row)| Op::Port(*key, Some(*row)));
-        let blocks = self.blocks.iter().map(|(key, row)| Op::Block(*key, Some(*row)));
-        let peers = self.peers.iter().map(|(key, row)| Op::Peer(*key, Some(*row)));
-        let endpoints = self.endpoints.iter().map(|(key, row)| Op::Endpoint(*key, Some(*row)));
-        rulesets.chain(rules).chain(named).chain(ports).chain(blocks).chain(peers).chain(endpoints)
+        self.after(None)
+    }
+
+    /// The rows behind one, in the order of [`Self::all`]. The one may be gone.
+    pub fn after(&self, last: Option<&Op>) -> impl Iterator<Item = Op> {
+        fn rest<'a, K: Ord + Clone, V: Clone>(
+            map: &'a Map<K, V>,
+            number: usize,
+            (of_last, key): (usize, Option<K>),
+        ) -> impl Iterator<Item = (K, Option<V>)> + 'a {
+            let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+            let rows = (number >= of_last).then(|| map.range((from, Bound::Unbounded)));
+            rows.into_iter().flatten().map(|(key, row)| (key.clone(), Some(row.clone())))
+        }
+        macro_rules! rest {
+            ($number:literal, $rows:ident, $op:ident) => {{
+                let key = last.and_then(|op| if let Op::$op(key, _) = op { Some(*key) } else { None });
+                rest(&self.$rows, $number, (last.map_or(0, Op::map), key)).map(|(key, row)| Op::$op(key, row))
+            }};
+        }
+        rest!(0, rulesets, Ruleset)
+            .chain(rest!(1, rules, Rule))
+            .chain(rest!(2, named, Named))
+            .chain(rest!(3, ports, Port))
+            .chain(rest!(4, blocks, Block))
+            .chain(rest!(5, peers, Peer))
+            .chain(rest!(6, endpoints, Endpoint))
     }
 
     /// The row of an endpoint.

@@ -1,11 +1,13 @@
-//! Raw `bpf(2)` calls for what aya does not expose: the BTF of a map.
+//! Raw `bpf(2)` calls for what aya does not expose: the BTF of a map, and a walk over keys that pauses.
 
 use std::{
-    io, mem,
+    io,
+    mem::{self, MaybeUninit},
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
     ptr,
 };
 
+use aya::Pod;
 use aya_obj::generated::{bpf_attr, bpf_attr__bindgen_ty_9, bpf_btf_info, bpf_cmd, bpf_map_info};
 use nix::libc;
 
@@ -47,6 +49,27 @@ pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
         bytes.resize(info.btf_size as usize, 0);
     }
     Ok(bytes)
+}
+
+/// The key behind another one in a map whose keys have this type; without another one, or behind one that is
+/// gone, the first.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, last: Option<&K>) -> io::Result<Option<K>> {
+    let mut next = MaybeUninit::<K>::uninit();
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.__bindgen_anon_2.map_fd = map.as_raw_fd().cast_unsigned();
+    attr.__bindgen_anon_2.key = last.map_or(0, |last| ptr::from_ref(last) as u64);
+    attr.__bindgen_anon_2.__bindgen_anon_1.next_key = next.as_mut_ptr() as u64;
+    // SAFETY: the kernel reads and writes a key of the map, whose size is that of `K`.
+    match unsafe { call(bpf_cmd::BPF_MAP_GET_NEXT_KEY, &mut attr) } {
+        // SAFETY: the kernel has written the key.
+        Ok(_) => Ok(Some(unsafe { next.assume_init() })),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// # Safety

@@ -36,7 +36,7 @@ pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Entries, Entry, MapFailure, PolicyRows, Recorded};
+pub use maps::{Audit, Entries, Entry, MapFailure, Recorded};
 pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure};
@@ -51,7 +51,7 @@ use crate::{
     registry::Attachment,
 };
 use counted_flows::CountedFlows;
-use ferrule_policy::{EndpointId, Op, Table};
+use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
@@ -505,20 +505,12 @@ impl Dataplane {
         self.policy().clear(table)
     }
 
-    /// All rows of the policy maps.
+    /// Compares some rows of the policy maps with those that are wanted now. Returns whether more follow.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn policy_rows(&self) -> Result<PolicyRows, MapFailure> {
-        self.policy().rows()
-    }
-
-    /// Makes the rows of the policy maps those that are wanted.
-    ///
-    /// # Errors
-    /// If a map is full, or the kernel refuses.
-    pub fn make_policy_rows(&self, wanted: &PolicyRows) -> Result<(), MapFailure> {
-        self.policy().make(wanted)
+    pub fn audit_policy(&self, audit: &mut Audit, wanted: &Rows, table: Table) -> Result<bool, MapFailure> {
+        self.policy().audit(audit, wanted, table)
     }
 
     /// Held for single map operations and walks.

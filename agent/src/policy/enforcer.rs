@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, PoisonError},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use ferrule_policy::{Capacities, Change, Compiler, EndpointId};
@@ -14,13 +14,13 @@ use super::{
     inbox::{Answer, Interface},
     maps::Maps,
     report::Report,
-    shared::Shared,
+    shared::{Progress, Shared},
     worker::Worker,
 };
 use crate::{
     chain::chain,
     cluster::{PodRef, Pods},
-    dataplane::MapFailure,
+    dataplane::{Audit, MapFailure},
 };
 
 /// Compiles changes of the cluster, and writes the rows that follow from them.
@@ -30,6 +30,9 @@ pub struct Enforcer(pub(super) Arc<Shared>);
 #[derive(Debug, thiserror::Error)]
 #[error("cannot restore the rows of policies")]
 pub struct RestoreError(#[from] MapFailure);
+
+/// Between two steps of a comparison, in which a change that waits comes first.
+const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
 // === impl Enforcer ===
 
@@ -182,24 +185,39 @@ impl Enforcer {
         self.0.try_compiler().map(|compiler| ask(&compiler))
     }
 
-    /// How the maps differ from what is compiled, one line for each map. Nothing while a change is being
-    /// written, or cannot be written.
+    /// How the maps differ from what is compiled, one line for each map. Nothing while rows cannot be
+    /// written. Blocks, and lets changes pass meanwhile.
     pub fn differences(&self) -> Vec<String> {
-        let _turn = self.0.turn();
-        let Some(wanted) = self.0.wanted() else { return Vec::new() };
-        self.0.maps.differences(&wanted).unwrap_or_else(|error| {
+        self.audit(Audit::new()).unwrap_or_else(|error| {
             tracing::warn!(error = chain(&error), "cannot compare the rows of policies");
             Vec::new()
         })
     }
 
-    /// Makes the maps what is compiled.
+    /// Makes the maps what is compiled. Blocks, and lets changes pass meanwhile.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn restore(&self) -> Result<(), RestoreError> {
-        let _turn = self.0.turn();
-        let Some(wanted) = self.0.wanted() else { return Ok(()) };
-        Ok(self.0.maps.restore(&wanted)?)
+        self.audit(Audit::repairing())?;
+        Ok(())
+    }
+
+    fn audit(&self, mut audit: Audit) -> Result<Vec<String>, MapFailure> {
+        loop {
+            {
+                let _turn = self.0.turn();
+                let Progress { is_live, is_written, .. } = *self.0.progress.borrow();
+                if !is_live || !is_written {
+                    return Ok(Vec::new());
+                }
+                let compiler = self.0.compiler();
+                if !self.0.maps.audit(&mut audit, compiler.rows(), compiler.table())? {
+                    return Ok(audit.differences());
+                }
+            }
+            // Locks are not fair.
+            thread::sleep(BETWEEN_STEPS);
+        }
     }
 }

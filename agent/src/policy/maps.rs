@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use agent_common::policy::Subject;
-use ferrule_policy::{EndpointId, Op, Table};
+use ferrule_policy::{EndpointId, Op, Rows, Table};
 
-use crate::dataplane::{Dataplane, MapFailure, PolicyRows};
+use crate::dataplane::{Audit, Dataplane, MapFailure};
 
 /// The policy maps; another type in tests.
 pub trait Maps: Send + Sync + 'static {
@@ -27,17 +27,11 @@ pub trait Maps: Send + Sync + 'static {
     /// If the kernel refuses.
     fn clear(&self, table: Table) -> Result<(), MapFailure>;
 
-    /// How the rows differ from the wanted ones, one line for each map.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    fn differences(&self, wanted: &PolicyRows) -> Result<Vec<String>, MapFailure>;
-
-    /// Writes rows that are missing or wrong, and removes those that are not wanted.
+    /// Compares some rows with those that are wanted now. Returns whether more follow.
     ///
     /// # Errors
     /// If a map is full, or the kernel refuses.
-    fn restore(&self, wanted: &PolicyRows) -> Result<(), MapFailure>;
+    fn audit(&self, audit: &mut Audit, wanted: &Rows, table: Table) -> Result<bool, MapFailure>;
 }
 
 impl Maps for Dataplane {
@@ -53,11 +47,7 @@ impl Maps for Dataplane {
         self.clear_policy(table)
     }
 
-    fn differences(&self, wanted: &PolicyRows) -> Result<Vec<String>, MapFailure> {
-        Ok(self.policy_rows()?.differences(wanted))
-    }
-
-    fn restore(&self, wanted: &PolicyRows) -> Result<(), MapFailure> {
-        self.make_policy_rows(wanted)
+    fn audit(&self, audit: &mut Audit, wanted: &Rows, table: Table) -> Result<bool, MapFailure> {
+        self.audit_policy(audit, wanted, table)
     }
 }

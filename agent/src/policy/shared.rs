@@ -10,10 +10,7 @@ use ferrule_policy::{Capacities, Compiler, PolicyId, Table};
 use tokio::sync::watch;
 
 use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
-use crate::{
-    cluster::{PodRef, Pods},
-    dataplane::PolicyRows,
-};
+use crate::cluster::{PodRef, Pods};
 
 /// What the thread and its callers share.
 pub(super) struct Shared {
@@ -105,13 +102,6 @@ impl Shared {
 
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The rows that the maps should have, if that is known.
-    pub(super) fn wanted(&self) -> Option<PolicyRows> {
-        let Progress { is_live, is_written, .. } = *self.progress.borrow();
-        let compiler = self.compiler();
-        (is_live && is_written).then(|| PolicyRows::of(compiler.rows().all(), compiler.table()))
     }
 
     /// Whether all that policies ask about a pod is known.

@@ -9,7 +9,7 @@ use std::{
 use agent_common::{DropReason, event::DropRecord, policy::Subject};
 use aya::maps::MapError;
 use ferrule_policy::{
-    Capacities, Change, Direction, EndpointId, Op, Origin, Packet, PolicyId, RulesetId, Table, lookup,
+    Capacities, Change, Direction, EndpointId, Op, Origin, Packet, PolicyId, Rows, RulesetId, Table, lookup,
     object::{self, PolicyObject},
 };
 use ferrule_proto::agent::policy_state::Kind;
@@ -18,7 +18,7 @@ use serde_json::json;
 use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, denial::tests::record};
 use crate::{
     cluster::{PodRef, Pods},
-    dataplane::{MapFailure, PolicyRows},
+    dataplane::{Audit, MapFailure},
     events::Events,
     health::{Health, State},
     metrics::{EventMetrics, PolicyMetrics},
@@ -45,6 +45,10 @@ struct Inner {
     failing_after: Option<usize>,
     is_stopped: bool,
     is_waiting: bool,
+    /// The steps of a comparison.
+    audit_steps: usize,
+    /// For each step of comparisons: the wanted subjects, and the table.
+    audited: Vec<(usize, Table)>,
 }
 
 struct Setup {
@@ -132,12 +136,12 @@ impl Maps for Fake {
         Ok(())
     }
 
-    fn differences(&self, _: &PolicyRows) -> Result<Vec<String>, MapFailure> {
-        Ok(vec!["one".to_owned()])
-    }
-
-    fn restore(&self, _: &PolicyRows) -> Result<(), MapFailure> {
-        Ok(())
+    fn audit(&self, _: &mut Audit, rows: &Rows, table: Table) -> Result<bool, MapFailure> {
+        let mut inner = self.inner();
+        let subjects = rows.all().filter(|op| matches!(op, Op::Endpoint(..))).count();
+        inner.audited.push((subjects, table));
+        self.changed.notify_all();
+        Ok(inner.audited.len() < inner.audit_steps)
     }
 }
 
@@ -426,14 +430,32 @@ fn after_a_failed_write_all_rows_are_written_again_and_new_pods_wait() {
     let refused = it.admit(8, "b", MOMENT).unwrap_err();
     assert!(matches!(refused, AdmitError::NotWritten(_)), "{refused}");
     assert_eq!(it.fake.subject(8), None);
-    assert!(it.enforcer.differences().is_empty(), "known already");
+    assert!(it.enforcer.differences().is_empty() && it.fake.inner().audited.is_empty(), "known already");
     assert_eq!(it.fake.subject(7), Some(before), "the rows of before go on to judge");
     it.fake.inner().failing_after = None;
     let after = it.fake.wait_for(7, "all rows are written", |it| it.copied() != Some(before)).unwrap();
     assert_eq!(after.table, before.table ^ 1);
     it.admit(8, "b", SOON).unwrap();
     it.wait_until_healthy(true);
-    assert_eq!(it.enforcer.differences(), ["one"]);
+    it.enforcer.differences();
+    let wanted = [(2, if after.table == 0 { Table::A } else { Table::B })];
+    assert_eq!(it.fake.inner().audited, wanted);
+}
+
+#[test]
+fn changes_are_written_between_the_steps_of_a_comparison() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![namespace(), pod("a"), pod("b")]);
+    it.admit(7, "a", SOON).unwrap();
+    it.fake.inner().audit_steps = usize::MAX;
+    std::thread::scope(|scope| {
+        let comparison = scope.spawn(|| it.enforcer.differences());
+        drop(it.fake.wait("a step", |it| !it.audited.is_empty()));
+        it.admit(8, "b", SOON).unwrap();
+        let later = |it: &Inner| it.audited.last().is_some_and(|(subjects, _)| *subjects == 2);
+        it.fake.wait("a step that knows the change", later).audit_steps = 0;
+        assert!(comparison.join().unwrap().is_empty());
+    });
 }
 
 #[test]

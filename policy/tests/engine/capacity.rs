@@ -1,6 +1,8 @@
 //! Changes that do not fit are refused as a whole, and everything stays as it was.
 
-use ferrule_policy::{Capacities, Change, Compiler, PolicyId, Resource, Table, lookup};
+use std::{collections::HashSet, mem};
+
+use ferrule_policy::{Capacities, Change, Compiler, Op, PolicyId, Resource, Table, lookup};
 use serde_json::json;
 
 use super::world::{TCP, World, network_policy, packet};
@@ -124,4 +126,26 @@ fn ten_thousand_peers_with_one_set_of_ports_are_one_bit() {
         lookup(compiler.rows(), &packet.unwrap()).is_allowed
     };
     assert!(ask("172.16.0.1") && ask("172.55.15.1") && !ask("172.55.16.1"));
+}
+
+#[test]
+fn rows_are_read_in_pages_whatever_row_the_last_page_ended_with() {
+    let mut world = world();
+    for pod in world.pods.values_mut() {
+        pod.ports = vec![("http".to_owned(), "TCP", 8080)];
+    }
+    let mut compiler = Compiler::default();
+    compiler.apply(world.changes()).unwrap();
+    compiler.apply([large()]).unwrap();
+    let all: Vec<Op> = compiler.rows().all().collect();
+    for (number, op) in all.iter().enumerate() {
+        assert_eq!(compiler.rows().after(Some(op)).collect::<Vec<_>>(), all[number + 1..]);
+    }
+    let kinds: HashSet<_> = all.iter().map(mem::discriminant).collect();
+    assert_eq!(kinds.len(), 7, "rows of all maps");
+    let is_rule = |op: &Op| if let Op::Rule(key, _) = op { Some(*key) } else { None };
+    let (place, key) = all.iter().enumerate().find_map(|(place, op)| Some((place, is_rule(op)?))).unwrap();
+    let mut rows = compiler.rows().clone();
+    rows.apply(&Op::Rule(key, None));
+    assert_eq!(rows.after(Some(&all[place])).collect::<Vec<_>>(), all[place + 1..], "the row is gone");
 }

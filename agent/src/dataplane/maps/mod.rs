@@ -21,7 +21,7 @@ use agent_common::{Counters, EndpointKey, NodeEntry, NodeKey, RingKey, Traffic, 
 use ferrule_vif::Addresses;
 
 pub use entries::Entries;
-pub use policy::PolicyRows;
+pub use policy::Audit;
 pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows};
 pub use table::{Entry, MapFailure, MapSpec};
 

@@ -4,10 +4,13 @@ use std::{collections::BTreeMap, path::Path};
 
 use aya::{
     Pod,
-    maps::{HashMap as BpfHashMap, MapData, MapError},
+    maps::{HashMap as BpfHashMap, IterableMap as _, MapData, MapError},
 };
 
-use super::super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
+use super::{
+    super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit},
+    walk::Walk,
+};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
@@ -34,6 +37,22 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Hash<K, V> {
         let rows = read(&self.map, self.pressure.walk_limit()).map_err(self.spec.failure("read"))?;
         self.pressure.observe(rows.len());
         Ok(rows)
+    }
+
+    /// Goes on with a walk, and counts the rows that are not wanted. Returns whether more follow.
+    pub fn walk(
+        &mut self,
+        walk: &mut Walk<K>,
+        is_wanted: impl Fn(&K) -> bool,
+        removes: bool,
+    ) -> Result<bool, MapFailure> {
+        if walk.is_over() {
+            return Ok(false);
+        }
+        let stray = walk.step(self.map.map(), &self.pressure, is_wanted, removes);
+        let stray = stray.map_err(self.spec.failure("read"))?;
+        stray.iter().filter(|_| removes).try_for_each(|key| self.remove(*key))?;
+        Ok(true)
     }
 
     /// A row, if there is one.

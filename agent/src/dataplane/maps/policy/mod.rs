@@ -6,11 +6,12 @@
 //! judged by them. The key of `PEERS` and of `BLOCKS` names the table, and so does the highest bit of a
 //! ruleset's number.
 
+mod audit;
 pub(in crate::dataplane) mod flows;
 mod hash;
-mod snapshot;
 mod specs;
 mod trie;
+mod walk;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -25,7 +26,7 @@ use crate::metrics::MapMetrics;
 use hash::Hash;
 use trie::{Prefix, Trie};
 
-pub use snapshot::PolicyRows;
+pub use audit::Audit;
 pub(in crate::dataplane) use specs::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS, SUBJECTS};
 
 /// The open maps.
@@ -144,7 +145,31 @@ fn block(BlockKey { prefix_len, table, address }: BlockKey) -> Prefix<20> {
     (prefix_len, data)
 }
 
+fn block_key((prefix_len, data): Prefix<20>) -> BlockKey {
+    let mut address = [0; 16];
+    address.copy_from_slice(data.split_at(4).1);
+    BlockKey { prefix_len, table: leading(&data), address }
+}
+
 fn port(PortKey { prefix_len, ruleset, protocol, reserved, port: [high, low] }: PortKey) -> Prefix<8> {
     let [a, b, c, d] = ruleset.to_ne_bytes();
     (prefix_len, [a, b, c, d, protocol, reserved, high, low])
+}
+
+fn port_key((prefix_len, data): Prefix<8>) -> PortKey {
+    let [.., protocol, reserved, high, low] = data;
+    PortKey { prefix_len, ruleset: leading(&data), protocol, reserved, port: [high, low] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_tries_are_read_as_they_were_written() {
+        let key = BlockKey { prefix_len: 136, table: BlockKey::IPV4 + 1, address: *b"0123456789abcdef" };
+        assert_eq!(block_key(block(key)), key);
+        let key = PortKey { prefix_len: 56, ruleset: 0x8000_0003, protocol: 6, reserved: 0, port: [31, 0] };
+        assert_eq!(port_key(port(key)), key);
+    }
 }

@@ -4,10 +4,13 @@ use std::{collections::BTreeMap, path::Path};
 
 use aya::{
     Pod,
-    maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key},
+    maps::{IterableMap as _, LpmTrie, Map, MapData, MapError, lpm_trie::Key},
 };
 
-use super::super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
+use super::{
+    super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit},
+    walk::Walk,
+};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
@@ -22,6 +25,9 @@ pub struct Trie<const N: usize, V: Pod> {
 
 /// A prefix: its bits, and the bytes.
 pub type Prefix<const N: usize> = (u32, [u8; N]);
+
+/// A prefix in the kernel's form.
+pub type TrieKey<const N: usize> = Key<[u8; N]>;
 
 type Open<const N: usize, V> = LpmTrie<MapData, [u8; N], V>;
 
@@ -51,6 +57,28 @@ where
         let rows = read(&self.map, self.pressure.walk_limit()).map_err(self.spec.failure("read"))?;
         self.pressure.observe(rows.len());
         Ok(rows)
+    }
+
+    /// Goes on with a walk, and counts the rows that are not wanted. Returns whether more follow.
+    pub fn walk(
+        &mut self,
+        walk: &mut Walk<TrieKey<N>>,
+        is_wanted: impl Fn(&Prefix<N>) -> bool,
+        removes: bool,
+    ) -> Result<bool, MapFailure> {
+        if walk.is_over() {
+            return Ok(false);
+        }
+        let of = |key: &TrieKey<N>| (key.prefix_len(), key.data());
+        let stray = walk.step(self.map.map(), &self.pressure, |key| is_wanted(&of(key)), removes);
+        let stray = stray.map_err(self.spec.failure("read"))?;
+        stray.iter().filter(|_| removes).try_for_each(|key| self.remove(of(key)))?;
+        Ok(true)
+    }
+
+    /// The row of the prefix, or of the longest one that contains it.
+    pub fn get(&self, key: Prefix<N>) -> Result<Option<V>, MapFailure> {
+        self.pressure.found(self.map.get(&trie_key(key), 0))
     }
 
     /// Writes a row, or removes the row without a value.
@@ -97,7 +125,7 @@ where
     map.iter().take(limit).map(|row| row.map(|(key, row)| ((key.prefix_len(), key.data()), row))).collect()
 }
 
-fn trie_key<const N: usize>((len, data): Prefix<N>) -> Key<[u8; N]>
+fn trie_key<const N: usize>((len, data): Prefix<N>) -> TrieKey<N>
 where
     [u8; N]: Pod,
 {
