@@ -24,6 +24,8 @@ pub(crate) struct Set<K>(Map<K, ()>);
 
 /// By so many entries a map may grow before its nodes are filled again, besides a quarter of its size.
 const SLACK: usize = 256;
+/// A large change is one of such a part of the entries.
+const LARGE: usize = 16;
 
 // === impl Map ===
 
@@ -70,10 +72,11 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     pub(crate) fn commit(&mut self) {
         // A large load must not keep its log's memory.
-        self.undo = Vec::new();
+        let changes = std::mem::take(&mut self.undo).len();
         self.packed = self.packed.min(self.len());
-        // Keys that arrive in order leave each node half empty.
-        if self.len() > self.packed + self.packed / 4 + SLACK {
+        // Keys that arrive in order leave each node half empty. A small change does not pay for all entries.
+        let is_large = changes > self.len() / LARGE;
+        if is_large && self.len() > self.packed + self.packed / 4 + SLACK {
             self.entries = std::mem::take(&mut self.entries).into_iter().collect();
             self.packed = self.len();
         }
@@ -190,6 +193,26 @@ mod tests {
             }
             assert_eq!(map.len(), SLACK);
         }
+    }
+
+    #[test]
+    fn a_small_change_of_a_large_map_moves_no_other_entry() {
+        let mut map = Map::default();
+        for n in 0..4 * SLACK {
+            map.insert(n, n);
+        }
+        map.commit();
+        assert_eq!(map.packed, 4 * SLACK);
+        for n in 4 * SLACK..8 * SLACK {
+            map.insert(n, n);
+            map.commit();
+        }
+        assert_eq!((map.len(), map.packed), (8 * SLACK, 4 * SLACK));
+        for n in 8 * SLACK..9 * SLACK {
+            map.insert(n, n);
+        }
+        map.commit();
+        assert_eq!(map.packed, 9 * SLACK, "a large change fills the nodes");
     }
 
     #[test]

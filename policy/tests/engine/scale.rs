@@ -4,7 +4,7 @@
 //! cargo test --release -p ferrule-policy --test engine -- --ignored --nocapture scale
 //! ```
 
-use std::{fs, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use ferrule_policy::{Capacities, Change, Compiler, Endpoint, EndpointId, Table, object};
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ const LOCAL: usize = 500;
 const POLICIES: usize = 1_000;
 /// Pods of one Deployment.
 const REPLICAS: usize = 5;
+const ROUNDS: usize = 5;
 
 #[test]
 #[ignore = "prints times, which mean something only in a release build on an idle machine"]
@@ -53,14 +54,21 @@ fn scale_of_a_large_cluster() {
 
     let edit = |compiler: &mut Compiler, what: &str, changes: Vec<Change>| {
         let count = changes.len();
-        let start = cpu();
-        let rows: usize = changes.into_iter().map(|change| compiler.apply([change]).unwrap().ops.len()).sum();
-        let mean = (cpu() - start) / u32::try_from(count).unwrap();
-        println!("{what}: {mean:?} and {} rows, the mean of {count}", rows / count);
+        let (mut rows, mut took) = (0, Vec::new());
+        for change in changes {
+            let start = cpu();
+            rows += compiler.apply([change]).unwrap().ops.len();
+            took.push(cpu() - start);
+        }
+        took.sort_unstable();
+        let [median, slowest] = [took[count / 2], took[count - 1]];
+        println!("{what}: {median:?} and {} rows, of {count}; the slowest {slowest:?}", rows / count);
     };
     let colours = |colour| (0..200).map(|i| Change::Pod(pod(i * 149, colour))).collect();
     edit(&mut compiler, "label edit of a pod", colours("red"));
     edit(&mut compiler, "its reversal", colours("blue"));
+    let unseen = |i: usize| Change::Pod(pod(i * 7 % PODS, &format!("colour-{i}")));
+    edit(&mut compiler, "one of many new labels", (0..4 * PODS).map(unseen).collect());
     edit(
         &mut compiler,
         "label edit of a namespace",
@@ -79,6 +87,40 @@ fn scale_of_a_large_cluster() {
     println!("{:?}", compiler.usage());
 }
 
+#[test]
+#[ignore = "prints times, which mean something only in a release build on an idle machine"]
+fn scale_of_a_large_policy() {
+    let mut compiler = Compiler::new(Table::A, Capacities::default());
+    let endpoint = Endpoint { id: EndpointId(1), uid: uid(0), addresses: Vec::new() };
+    let pods = (0..10).map(|i| Change::Pod(pod(i * NAMESPACES * REPLICAS, "blue")));
+    let others = [Change::Namespace(namespace(0, "a")), Change::Endpoint(endpoint), policy(0)];
+    compiler.apply(others.into_iter().chain(pods)).unwrap();
+    for _ in 0..ROUNDS {
+        let text = timed("  encode", || large_policy().to_string());
+        let object = timed("  decode the object", || serde_json::from_str(&text).unwrap());
+        let large = timed("  decode the policy", || object::network_policy(&object));
+        let gone = Change::PolicyGone { id: large.id.clone(), uid: large.uid.clone() };
+        let copy = timed("  clone", || large.clone());
+        drop(large);
+        let delta = timed("a policy with 10,000 rules", || compiler.apply([Change::Policy(copy)]).unwrap());
+        println!("{} rows", delta.ops.len());
+        timed("its end", || compiler.apply([gone]).unwrap().ops.len());
+    }
+}
+
+fn large_policy() -> Value {
+    let rules = (0..10_000_u32).map(|i| {
+        let peer = if i % 8 == 7 {
+            json!({"podSelector": {"matchLabels": {"app": format!("app-{i}")}}})
+        } else {
+            json!({"ipBlock": {"cidr": format!("100.64.{}.{}/32", i / 256, i % 256)}})
+        };
+        json!({"from": [peer], "ports": [{"port": 1_000 + i % 100}]})
+    });
+    json!({"metadata": {"namespace": "namespace-0", "name": "large", "uid": "large"},
+        "spec": {"podSelector": {}, "ingress": rules.collect::<Vec<_>>()}})
+}
+
 fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let start = cpu();
     let result = run();
@@ -88,6 +130,8 @@ fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
 
 /// What this thread has used of a processor: other load on the machine does not count.
 fn cpu() -> Duration {
+    // Charges the thread for its time so far.
+    thread::yield_now();
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
 }
