@@ -4,7 +4,7 @@
 
 use std::{ops::Bound, sync::Arc};
 
-use crate::{Addr, Mask, Prefix, journal::Map};
+use crate::{Addr, Mask, Prefix, Resource, journal::Map};
 
 /// The number of a class: the addresses for which the same predicates are true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -232,7 +232,7 @@ impl Header {
 
 impl Op {
     /// The number of the map in the order of [`Rows::all`].
-    fn map(&self) -> usize {
+    pub fn map(&self) -> usize {
         match self {
             Self::Ruleset(..) => 0,
             Self::Rule(..) => 1,
@@ -301,6 +301,20 @@ impl Rows {
             .chain(rest!(4, blocks, Block))
             .chain(rest!(5, peers, Peer))
             .chain(rest!(6, endpoints, Endpoint))
+    }
+
+    /// The number of rows of a map.
+    pub fn count(&self, map: Resource) -> usize {
+        match map {
+            Resource::Peers => self.peers.len(),
+            Resource::Blocks => self.blocks.len(),
+            Resource::Rulesets => self.rulesets.len(),
+            Resource::Rules => self.rules.len(),
+            Resource::Named => self.named.len(),
+            Resource::Ports => self.ports.len(),
+            Resource::Subjects => self.endpoints.len(),
+            Resource::Bits => 0,
+        }
     }
 
     /// The row of an endpoint.

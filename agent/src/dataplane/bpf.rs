@@ -1,4 +1,5 @@
-//! Raw `bpf(2)` calls for what aya does not expose: the BTF of a map, and a walk over keys that pauses.
+//! Raw `bpf(2)` calls for what aya does not expose: the BTF of a map, a walk over keys that pauses, and
+//! changes of many rows at once.
 
 use std::{
     io,
@@ -8,7 +9,9 @@ use std::{
 };
 
 use aya::Pod;
-use aya_obj::generated::{bpf_attr, bpf_attr__bindgen_ty_9, bpf_btf_info, bpf_cmd, bpf_map_info};
+use aya_obj::generated::{
+    bpf_attr, bpf_attr__bindgen_ty_3, bpf_attr__bindgen_ty_9, bpf_btf_info, bpf_cmd, bpf_map_info,
+};
 use nix::libc;
 
 /// The kernel's description of a map.
@@ -70,6 +73,49 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, last: Option<&K>) -> io::Res
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Sets rows of a map whose keys and values have these types. After an error, some of them may be set.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn update_batch<K: Pod, V: Pod>(map: BorrowedFd<'_>, keys: &[K], values: &[V]) -> io::Result<()> {
+    // SAFETY: there is a key and a value for each row.
+    unsafe { batch(bpf_cmd::BPF_MAP_UPDATE_BATCH, map, keys, Some(values)) }
+}
+
+/// Removes rows of a map whose keys have this type, up to the first that is missing.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn delete_batch<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> io::Result<()> {
+    // SAFETY: the command reads keys only.
+    unsafe { batch::<K, K>(bpf_cmd::BPF_MAP_DELETE_BATCH, map, keys, None) }
+}
+
+/// # Safety
+/// The command reads keys and, if any, values; their types have the sizes of the map's.
+unsafe fn batch<K: Pod, V: Pod>(
+    command: bpf_cmd,
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    values: Option<&[V]>,
+) -> io::Result<()> {
+    let count = values.map_or(keys.len(), |values| values.len().min(keys.len()));
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.batch = bpf_attr__bindgen_ty_3 {
+        in_batch: 0,
+        out_batch: 0,
+        keys: keys.as_ptr() as u64,
+        values: values.map_or(0, |values| values.as_ptr() as u64),
+        count: u32::try_from(count).map_err(io::Error::other)?,
+        map_fd: map.as_raw_fd().cast_unsigned(),
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: `keys` and `values` have `count` rows; the rest is the caller's promise.
+    unsafe { call(command, &mut attr) }.map(drop)
 }
 
 /// # Safety

@@ -55,7 +55,7 @@ use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
-use maps::{Maps, PINNED, PolicyMaps};
+use maps::{Maps, PINNED, PolicyMaps, runs};
 use pins::{PinLock, Pins};
 use sampling::Sampling;
 
@@ -494,7 +494,12 @@ impl Dataplane {
     /// # Errors
     /// If a map is full, or the kernel refuses.
     pub fn apply_policy(&self, changes: &[Op], table: Table) -> Result<(), MapFailure> {
-        changes.iter().try_for_each(|op| self.policy().apply(op, table))
+        runs(changes).try_for_each(|run| self.policy().apply_run(run, table))
+    }
+
+    /// The policy maps have the rows of one table only: sets what the metrics say.
+    pub fn count_policy(&self, rows: &Rows) {
+        self.policy().count(rows);
     }
 
     /// Removes all policy rows of a table, which no subject reads any more.

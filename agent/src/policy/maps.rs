@@ -21,6 +21,9 @@ pub trait Maps: Send + Sync + 'static {
     /// If a map is full, or the kernel refuses.
     fn apply(&self, changes: &[Op], table: Table) -> Result<(), MapFailure>;
 
+    /// The maps have these rows, and no others.
+    fn count(&self, rows: &Rows);
+
     /// Removes all rows of a table.
     ///
     /// # Errors
@@ -41,6 +44,10 @@ impl Maps for Dataplane {
 
     fn apply(&self, changes: &[Op], table: Table) -> Result<(), MapFailure> {
         self.apply_policy(changes, table)
+    }
+
+    fn count(&self, rows: &Rows) {
+        self.count_policy(rows);
     }
 
     fn clear(&self, table: Table) -> Result<(), MapFailure> {

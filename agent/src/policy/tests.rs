@@ -45,6 +45,8 @@ struct Inner {
     failing_after: Option<usize>,
     is_stopped: bool,
     is_waiting: bool,
+    /// The rows of the last count.
+    counted: usize,
     /// The steps of a comparison.
     audit_steps: usize,
     /// For each step of comparisons: the wanted subjects, and the table.
@@ -125,6 +127,10 @@ impl Maps for Fake {
             self.changed.notify_all();
         }
         Ok(())
+    }
+
+    fn count(&self, rows: &Rows) {
+        self.inner().counted = rows.all().count();
     }
 
     fn clear(&self, table: Table) -> Result<(), MapFailure> {
@@ -272,6 +278,7 @@ fn an_admitted_pod_has_its_row_and_a_forgotten_one_has_none() {
     let it = Setup::new();
     it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
     it.admit(7, "a", SOON).unwrap();
+    assert_eq!(it.fake.inner().counted, it.enforcer.read(|compiler| compiler.rows().all().count()));
     assert!(is_judged(it.fake.subject(7).as_ref()));
     it.enforcer.forget(7);
     it.fake.wait_for(7, "the row is removed", |it| it.is_none());

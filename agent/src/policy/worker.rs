@@ -239,7 +239,9 @@ impl Worker {
             Ok(()) => {
                 self.is_written = true;
                 let unjudged = self.shared.unjudged().clone();
-                self.report.in_force(&self.shared.compiler(), &self.held, unjudged.as_deref());
+                let compiler = self.shared.compiler();
+                self.shared.maps.count(compiler.rows());
+                self.report.in_force(&compiler, &self.held, unjudged.as_deref());
             }
             Err(error) => self.not_written(&error),
         }

@@ -98,17 +98,18 @@ impl Output {
 
     /// How many rows a map has, and how many it takes.
     pub(crate) fn usage(&self, resource: Resource) -> (usize, usize) {
-        let (rows, capacities) = (&self.rows, &self.capacities);
-        match resource {
-            Resource::Peers => (rows.peers.len(), capacities.peers),
-            Resource::Blocks => (rows.blocks.len(), capacities.blocks),
-            Resource::Rulesets => (rows.rulesets.len(), capacities.rulesets),
-            Resource::Rules => (rows.rules.len(), capacities.rules),
-            Resource::Named => (rows.named.len(), capacities.named),
-            Resource::Ports => (rows.ports.len(), capacities.ports),
-            Resource::Subjects => (rows.endpoints.len(), capacities.endpoints),
-            Resource::Bits => (0, usize::from(crate::Mask::BITS)),
-        }
+        let capacities = &self.capacities;
+        let capacity = match resource {
+            Resource::Peers => capacities.peers,
+            Resource::Blocks => capacities.blocks,
+            Resource::Rulesets => capacities.rulesets,
+            Resource::Rules => capacities.rules,
+            Resource::Named => capacities.named,
+            Resource::Ports => capacities.ports,
+            Resource::Subjects => capacities.endpoints,
+            Resource::Bits => usize::from(crate::Mask::BITS),
+        };
+        (self.rows.count(resource), capacity)
     }
 
     /// Whether a change adds a row, and whether it changes anything.

@@ -72,9 +72,11 @@ impl Compiler {
             let largest = moves.iter().max_by_key(|(_, places)| places.len()).map(|(key, _)| key.clone());
             let kept = old.zip(largest).filter(|(old, key)| self.may_rename(*old, key, &moves, &leaving));
             let places = kept.as_ref().and_then(|(_, key)| moves.remove(key));
-            for (key, places) in moves {
-                let class = self.class_for(&key);
-                places.into_iter().for_each(|place| self.put(place, class, key.is_pod));
+            // The rows of all classes first: rows of one map can be written by one system call.
+            let moves: Vec<_> =
+                moves.into_iter().map(|(key, places)| (self.class_for(&key), key.is_pod, places)).collect();
+            for (class, is_pod, places) in moves {
+                places.into_iter().for_each(|place| self.put(place, class, is_pod));
             }
             if let Some(((class, key), places)) = kept.zip(places) {
                 self.rename(class, &key, places);

@@ -22,7 +22,7 @@ use ferrule_vif::Addresses;
 
 pub use entries::Entries;
 pub use policy::Audit;
-pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows};
+pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows, runs};
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};

@@ -5,6 +5,7 @@ use std::{
     hash::Hash,
     io,
     net::IpAddr,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -17,7 +18,7 @@ use aya::{
 use nix::errno::Errno;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::super::capacity::Capacities;
+use super::super::{bpf, capacity::Capacities};
 use crate::{
     crash::{self, Step},
     metrics::{MapMetrics, count},
@@ -111,6 +112,26 @@ pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), Ma
         inserted = insert();
     }
     inserted
+}
+
+/// Sets rows or removes them, all by one system call. Returns whether the kernel did; otherwise, it may have
+/// changed some.
+pub fn set_all<K: Pod, V: Pod>(map: &MapData, keys: &[K], rows: Vec<Option<V>>) -> bool {
+    let number = rows.len();
+    let rows: Vec<V> = rows.into_iter().flatten().collect();
+    match rows.len() {
+        0 => {
+            let removed = bpf::delete_batch(map.fd().as_fd(), keys);
+            crash::point(Step::MapRemoved);
+            removed.is_ok()
+        }
+        set if set == number => {
+            let written = bpf::update_batch(map.fd().as_fd(), keys, &rows);
+            crash::point(Step::MapWritten);
+            written.is_ok()
+        }
+        _ => false,
+    }
 }
 
 /// A zero for each CPU.

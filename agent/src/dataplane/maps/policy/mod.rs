@@ -9,6 +9,7 @@
 mod audit;
 pub(in crate::dataplane) mod flows;
 mod hash;
+mod run;
 mod specs;
 mod trie;
 mod walk;
@@ -27,6 +28,7 @@ use hash::Hash;
 use trie::{Prefix, Trie};
 
 pub use audit::Audit;
+pub(in crate::dataplane) use run::runs;
 pub(in crate::dataplane) use specs::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS, SUBJECTS};
 
 /// The open maps.

@@ -8,7 +8,7 @@ use aya::{
 };
 
 use super::{
-    super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit},
+    super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, set_all, walk_limit},
     walk::Walk,
 };
 use crate::{
@@ -90,6 +90,18 @@ where
         let replaced = insist(|| self.map.insert(&trie_key(key), row, 0));
         crash::point(Step::MapWritten);
         replaced.map_err(self.spec.failure("write to"))
+    }
+
+    /// Sets or removes all rows by one system call. Returns whether the kernel did so; otherwise, it may have
+    /// changed some. Nothing is counted.
+    pub fn set_all(&mut self, rows: impl Iterator<Item = (Prefix<N>, Option<V>)>) -> bool {
+        let (keys, rows): (Vec<_>, Vec<_>) = rows.map(|(key, row)| (trie_key(key), row)).unzip();
+        set_all(self.map.map(), &keys, rows)
+    }
+
+    /// Corrects the number of rows in the metrics.
+    pub fn observe(&self, rows: usize) {
+        self.pressure.observe(rows);
     }
 
     /// Removes the rows whose keys are not wanted.
