@@ -5,7 +5,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,7 +21,7 @@ use kube::{
 };
 use tokio::{
     runtime::Handle,
-    sync,
+    sync::{self, Notify, futures::Notified},
     task::{JoinHandle, spawn, spawn_blocking},
     time::{Instant, timeout, timeout_at},
 };
@@ -37,6 +40,9 @@ pub struct Api {
     /// Creates connections, one at a time.
     connector: sync::Mutex<Connector>,
     plugin_timeout: Duration,
+    /// Whether the latest request to end had no answer.
+    is_away: AtomicBool,
+    answers_again: Notify,
 }
 
 #[derive(Clone)]
@@ -88,6 +94,8 @@ impl Api {
             current: Mutex::default(),
             connector: sync::Mutex::default(),
             plugin_timeout: PLUGIN_TIMEOUT,
+            is_away: AtomicBool::new(false),
+            answers_again: Notify::new(),
         }
     }
 
@@ -122,6 +130,11 @@ impl Api {
     pub fn reload_after_connect_error(&self) {
         let mut current = self.current();
         current.is_stale |= current.tried_at.is_none_or(|at| at.elapsed() >= RELOAD_INTERVAL);
+    }
+
+    /// Waits until the server answers a request after one without an answer.
+    pub fn answers_again(&self) -> Notified<'_> {
+        self.answers_again.notified()
     }
 
     /// Requests a stream.
@@ -161,7 +174,12 @@ impl Api {
         headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
         let Connection { client, .. } = self.connection().await?;
-        let response = match timeout(HEAD_TIMEOUT, client.send(request)).await {
+        let answer = timeout(HEAD_TIMEOUT, client.send(request)).await;
+        let is_away = !matches!(answer, Ok(Ok(_)));
+        if self.is_away.swap(is_away, Ordering::Relaxed) && !is_away {
+            self.answers_again.notify_waiters();
+        }
+        let response = match answer {
             Ok(Ok(response)) => response,
             Ok(Err(source)) => {
                 return Err(ApiError::Connect { what: what.to_owned(), source: Box::new(source) });

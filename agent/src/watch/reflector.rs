@@ -23,11 +23,17 @@
 
 mod follow;
 
-use std::{collections::BTreeMap, ops::ControlFlow, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ops::ControlFlow,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use super::{
@@ -84,6 +90,8 @@ struct Listed {
 /// 5000 nodes then send 500 lists per second for each source, and an ADD waits for a change ten seconds
 /// longer.
 const SPREAD: Duration = Duration::from_secs(10);
+/// The longest random wait after the server has answered another watch.
+const AFTER_ANSWER: Duration = Duration::from_secs(1);
 const FOLLOWING: &str = "following the changes";
 const NO_ANSWER: &str = "the API server has not confirmed them in time";
 
@@ -126,7 +134,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             };
             if let Err(error) = round {
                 let retry = self.failed(&error);
-                if self.pause(retry, &mut stop).await.is_break() {
+                // A server that has asked for a wait is not away.
+                let until_answer = error.is_unreachable();
+                if self.pause(retry, until_answer, &mut stop).await.is_break() {
                     break;
                 }
             }
@@ -421,8 +431,22 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         }
     }
 
-    /// Reports a failure and waits.
-    async fn pause(&mut self, retry: Retry, stop: &mut Stop) -> ControlFlow<()> {
+    /// Reports a failure and waits. `until_answer`: at most until the server answers another request.
+    async fn pause(&mut self, retry: Retry, until_answer: bool, stop: &mut Stop) -> ControlFlow<()> {
+        let end = Instant::now() + retry.wait;
+        let api = Arc::clone(&self.api);
+        let mut answers_again = pin!(api.answers_again());
+        answers_again.as_mut().enable();
+        let mut over = pin!(async move {
+            let answer = async {
+                answers_again.await;
+                sleep(AFTER_ANSWER.mul_f64(fastrand::f64())).await;
+            };
+            tokio::select! {
+                () = sleep_until(end) => {}
+                () = answer, if until_answer => {}
+            }
+        });
         let why = match retry.health {
             Some(Report::Starting(why)) => {
                 self.health.starting(why.clone());
@@ -435,18 +459,14 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             None => String::new(),
         };
         self.save().await;
-        let end = Instant::now() + retry.wait;
         if let Some(unhealthy_at) = retry.unhealthy_at {
-            if self.waiting(timeout_at(unhealthy_at, &mut *stop)).await.is_ok() {
-                return ControlFlow::Break(());
+            if let Ok(flow) = self.waiting(timeout_at(unhealthy_at, first(stop, over.as_mut()))).await {
+                return flow;
             }
             let seconds = self.settings.retry_timeout.as_secs();
             self.health.unhealthy(format!("the API server has not been followed for {seconds} s: {why}"));
         }
-        match self.waiting(timeout_at(end, stop)).await {
-            Ok(_) => ControlFlow::Break(()),
-            Err(_) => ControlFlow::Continue(()),
-        }
+        self.waiting(first(stop, over)).await
     }
 
     /// Starts to make the changes durable, unless some may be missing: a restarted agent gets those again.
@@ -455,6 +475,15 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             self.checkpoint.save(position, &self.inventory).await;
         }
         self.counters.set_unsaved(self.checkpoint.unsaved(self.inventory.len()));
+    }
+}
+
+/// Breaks if the loop is stopped before a wait is over.
+async fn first(stop: &mut Stop, over: Pin<&mut impl Future<Output = ()>>) -> ControlFlow<()> {
+    tokio::select! {
+        biased;
+        _ = stop => ControlFlow::Break(()),
+        () = over => ControlFlow::Continue(()),
     }
 }
 

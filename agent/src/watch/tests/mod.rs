@@ -158,15 +158,20 @@ impl Test {
     }
 
     fn with(replies: impl IntoIterator<Item = Reply>, checkpoints: Checkpoints, settings: Settings) -> Self {
-        let (script, changes, health) = (Script::new(replies), Changes::default(), Health::default());
-        let metrics = Metrics::default();
+        let script = Script::new(replies);
+        let api = Arc::new(Api::with_client(script.client()));
+        Self::of(script, api, checkpoints, settings)
+    }
+
+    fn of(script: Script, api: Arc<Api>, checkpoints: Checkpoints, settings: Settings) -> Self {
+        let (changes, health, metrics) = (Changes::default(), Health::default(), Metrics::default());
         let reflector = Reflector::new(
             Scope {
                 name: "pods",
                 path: "/api/v1/pods",
                 selector: Some(("fieldSelector", "spec.nodeName=node".to_owned())),
             },
-            Arc::new(Api::with_client(script.client())),
+            api,
             changes.clone(),
             Arc::new(checkpoints.clone()),
             settings,

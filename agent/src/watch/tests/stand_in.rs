@@ -111,6 +111,25 @@ async fn a_server_that_is_away_gets_no_lists() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn when_the_server_answers_one_watch_the_others_ask_again_within_a_second() {
+    for _ in 0..20 {
+        let script = Script::new([]);
+        script.otherwise(Reply::Unreachable, Reply::Unreachable);
+        let api = Arc::new(Api::with_client(script.client()));
+        let watch = || Test::of(script.clone(), Arc::clone(&api), Checkpoints::default(), SETTINGS);
+        let tests = [watch(), watch(), watch()];
+        sleep(secs(300)).await;
+        let before = script.asked().len();
+        script.otherwise(listing([Step::Hang]), Reply::Unreachable);
+        sleep(secs(62)).await;
+        let asked = script.asked().split_off(before);
+        assert_eq!(asked.len(), tests.len(), "{asked:?}");
+        assert!(asked[2].at - asked[0].at <= secs(1), "{asked:?}");
+        assert!(tests.iter().all(|it| it.changes() == ["+a/u1", "synced"]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_always_says_one_second_is_asked_ever_less() {
     let test = Test::start([listing([Step::Wait(secs(2))])]);
     let busy = Reply::Whole(429, vec![("retry-after", "1".to_owned())], String::new());
