@@ -112,7 +112,9 @@ impl Feed {
                 self.health
                     .healthy("the last policy is gone; what policies ask about is followed for a while");
             }
-            Phase::Enforcing => self.health.healthy(format!("enforcing {policies} policies")),
+            Phase::Enforcing => {
+                self.health.healthy(format!("following {policies} policies, and what they ask about"))
+            }
         }
     }
 

@@ -28,7 +28,7 @@ mod fit;
 
 /// Maps in memory, whose writer a test can stop, and make fail.
 #[derive(Default)]
-struct Fake {
+pub(super) struct Fake {
     state: Mutex<Inner>,
     changed: Condvar,
 }

@@ -63,25 +63,25 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
             cluster.api.create(Resource::Pods, pod)?;
         }
         isolate(cluster, "first")?;
-        wait_for_feed(node, "(healthy: enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         let pods = node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)?;
         ensure!(pods == 1.0, "{pods} pods");
         isolate(cluster, "second")?;
-        wait_for_feed(node, "enforcing 2 policies", TIMEOUT)?;
+        wait_for_feed(node, "following 2 policies", TIMEOUT)?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "second")?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
         wait_for_feed(node, "followed for a while", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "a policy that is replaced costs no lists");
         let lists = of_peers(cluster).len();
         isolate(cluster, "first")?;
-        wait_for_feed(node, "enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
         ensure!(of_peers(cluster).len() == lists, "{:#?}", of_peers(cluster));
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
         wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
         wait_until("the watches are closed", TIMEOUT, || Ok(watches(cluster) == [0, 0, 1]))?;
         isolate(cluster, "first")?;
-        wait_for_feed(node, "enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         Ok(())
     })
@@ -101,7 +101,7 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
         let policy = objects::cluster_network_policy("c", spec);
         cluster.api.create(Resource::ClusterNetworkPolicies, policy)?;
         node.start_again()?;
-        wait_for_feed(node, "(healthy: enforcing 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)?;
         cluster.api.delete(Resource::ClusterNetworkPolicies, "", "c")?;
         wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))
     })
@@ -157,7 +157,7 @@ fn new_pods_wait_while_what_a_policy_asks_about_cannot_be_listed() {
         wait_for_feed(node, "(unhealthy: gathering", Duration::from_secs(30))?;
         ensure!(node.http("/readyz")?.0 != 200, "new pods do wait");
         cluster.api.switch(Switch::DenyNothing {});
-        wait_for_feed(node, "(healthy: enforcing 1 policies", Duration::from_secs(60))?;
+        wait_for_feed(node, "(healthy: following 1 policies", Duration::from_secs(60))?;
         ensure!(node.http("/readyz")?.0 == 200);
         Ok(())
     })

@@ -104,7 +104,7 @@ fn no_packet_reaches_a_new_pod_that_a_policy_isolates() {
             json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] }),
         )?;
         wait_until(&format!("{} is isolated", a.name), TIMEOUT, || {
-            Ok(scene.health("policy-feed")?.contains("enforcing 1"))
+            Ok(scene.health("policy-feed")?.contains("following 1"))
         })?;
         let (outside, _o) = scene.pod("db", "outside")?;
         for number in 0..4 {
@@ -170,7 +170,7 @@ fn an_agent_that_is_killed_and_restarted_neither_opens_nor_cuts() {
                     thread::sleep(Duration::from_millis(500));
                     scene.node.start_again()?;
                     wait_until("policies are enforced again", TIMEOUT, || {
-                        Ok(scene.health("policy-feed")?.contains("enforcing 1"))
+                        Ok(scene.health("policy-feed")?.contains("following 1"))
                     })?;
                     thread::sleep(Duration::from_millis(500));
                 }
@@ -210,7 +210,7 @@ fn without_the_api_server_policies_stay_and_new_pods_wait_for_it() {
         }
         ensure!(scene.health("policy-feed")?.contains("gathering"), "{}", scene.health("policy-feed")?);
         wait_until("the agent follows the cluster again", Duration::from_secs(60), || {
-            Ok(scene.health("policy-feed")?.contains("enforcing 1"))
+            Ok(scene.health("policy-feed")?.contains("following 1"))
         })?;
         let (new, _n) = scene.pod("web", "new")?;
         expect(&new, &server, WEB, false)?;

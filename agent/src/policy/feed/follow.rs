@@ -20,6 +20,9 @@ use crate::{
     watch::{Scope, Watches},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// The discovery document of the API of ClusterNetworkPolicies.
 #[derive(Deserialize)]
 struct Resources {

@@ -1,0 +1,103 @@
+//! When an agent lists what policies ask about, in the paused time of the test.
+
+use std::{
+    error::Error,
+    future::pending,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use ferrule_policy::Capacities;
+use http::{Request, Response};
+use kube::client::Body;
+
+use super::*;
+use crate::{
+    cluster::Pods,
+    events::Events,
+    health::Health,
+    metrics::{EventMetrics, Metrics},
+    policy::{Enforcer, feed::News, tests::Fake},
+    watch::{Change as Watched, Checkpoint, CheckpointStore, ObjectKey, Settings, Update},
+};
+
+struct NoCheckpoints;
+
+impl CheckpointStore for NoCheckpoints {
+    fn load(&self, _: &str, _: &str) -> Option<Checkpoint> {
+        None
+    }
+
+    fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+const SETTINGS: Settings = Settings {
+    retry_timeout: Duration::from_secs(60),
+    read_timeout: Duration::from_secs(90),
+    max_backoff: Duration::from_secs(30),
+};
+
+fn policy() -> News {
+    let object = r#"{"metadata":{"namespace":"n","name":"p","uid":"1"},"spec":{"podSelector":{}}}"#;
+    let policy = network_policy(&serde_json::from_str(object).unwrap());
+    News::Applied {
+        key: ObjectKey::new("n", "p"),
+        uid: "1".to_owned(),
+        change: Box::new(Change::Policy(policy)),
+    }
+}
+
+/// How long an agent in a cluster of 500 nodes waits with the list of all pods. `is_first`: the cluster had
+/// no policy when the agent had started.
+async fn wait_of(is_first: bool) -> Duration {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    let server = tower::service_fn(move |request: Request<Body>| {
+        log.lock().unwrap().push((request.uri().path().to_owned(), Instant::now()));
+        pending::<io::Result<Response<Body>>>()
+    });
+    let api = Arc::new(Api::with_client(kube::Client::new(server, "default")));
+    let health = Health::default();
+    let metrics = Metrics::default().watch.clone();
+    let watches = Arc::new(Watches::new(api, Arc::new(NoCheckpoints), SETTINGS, metrics, health.clone()));
+    let enforcer = Enforcer::new(Arc::new(Fake::default()), Capacities::default(), Pods::default());
+    let events = Events::disabled(EventMetrics::default());
+    let feed = Feed::new(Arc::new(enforcer), events, "node-0", health.component("policy-feed", false, ""));
+    for number in 0..500 {
+        let node = format!(r#"{{"metadata":{{"name":"node-{number}","uid":"{number}"}}}}"#);
+        feed.apply_node(&Watched::Applied(Arc::new(serde_json::from_str(&node).unwrap())));
+    }
+    let task = tokio::spawn({
+        let (feed, watches) = (Arc::clone(&feed), Arc::clone(&watches));
+        async move { feed.follow_peers(&watches).await }
+    });
+    let apply = |news| feed.update(|state| state.apply(Kind::NetworkPolicy, None, news));
+    feed.update(|state| state.discovered(false));
+    let news = if is_first { [News::Listed, policy()] } else { [policy(), News::Listed] };
+    for news in news {
+        apply(news);
+        sleep(Duration::from_millis(1)).await;
+    }
+    let since = Instant::now();
+    sleep(Duration::from_secs(5)).await;
+    task.abort();
+    watches.stop().await;
+    let asked = asked.lock().unwrap();
+    let (_, at) = asked.iter().find(|(path, _)| path == "/api/v1/pods").expect("no list of pods");
+    at.saturating_duration_since(since)
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_list_at_random_times_after_the_first_policy_and_at_once_after_a_start() {
+    let mut waits = Vec::new();
+    for _ in 0..40 {
+        waits.push(wait_of(true).await);
+    }
+    waits.sort_unstable();
+    let [least, most] = [waits[0], waits[39]];
+    assert!(most <= Duration::from_secs(1), "500 nodes list in a second: {most:?}");
+    assert!(least < Duration::from_millis(300) && most > Duration::from_millis(700), "{least:?} to {most:?}");
+    assert_eq!(wait_of(false).await, Duration::ZERO);
+}
