@@ -21,7 +21,7 @@ use super::{
 use crate::{
     backoff::{Backoff, Policy},
     crash::{self, Step},
-    dataplane::MapFailure,
+    dataplane::{MapFailure, release_when_idle},
 };
 
 pub(super) struct Worker {
@@ -114,6 +114,7 @@ impl Worker {
             pending.extend(state);
             (self.pending, self.held, self.held_at) = (Some(pending), Held::default(), None);
         }
+        let is_complete = self.pending.is_some();
         match self.pending.take() {
             Some(mut pending) => {
                 // All interfaces are added below.
@@ -127,6 +128,10 @@ impl Worker {
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
         self.answer();
         self.report.usage(&shared.compiler());
+        if is_complete {
+            // The lists, and what was compiled before, are gone.
+            release_when_idle();
+        }
     }
 
     /// Compiles a complete state, and replaces all rows.
