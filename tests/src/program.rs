@@ -207,7 +207,10 @@ impl Programs {
     fn load_with(log: Log, pins: Option<&str>) -> anyhow::Result<Self> {
         let pinned = pins.map(sys::file_names).transpose()?.unwrap_or_default();
         let level = log as u8;
+        // As the agent: whatever the number is, shares hold.
+        let secret = fastrand::u64(..);
         let mut loader = EbpfLoader::new();
+        loader.override_global("POLICY_PLACES_SECRET", &secret, true);
         match pins {
             None => {
                 loader.map_max_entries("EVENTS", EVENT_BYTES);

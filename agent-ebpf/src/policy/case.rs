@@ -438,10 +438,12 @@ impl Question {
     /// The packet is of the end that has begun the flow.
     pub const FORWARD: u8 = 1;
     pub const BACK: u8 = 2;
+    /// The packet begins a flow, whose key an earlier one still has.
+    pub const REPLACES: u8 = 4;
 
     #[inline(always)]
     pub fn is_of_known_flow(&self) -> bool {
-        self.known != Self::NEW
+        self.known & (Self::FORWARD | Self::BACK) != 0
     }
 }
 

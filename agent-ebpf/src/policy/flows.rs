@@ -168,7 +168,7 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
         if is_egress { (ends.destination, from, to) } else { (ends.source, to, from) };
     let (ifindex, protocol) = (end.ifindex, ends.protocol.byte());
     case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol: protocol.into() });
-    let Some(found) = find(case) else { return ask_to_begin(case) };
+    let Some(found) = find(case) else { return ask_to_begin(case, Question::NEW) };
     // SAFETY: an entry stays readable until the program returns. Other CPUs write to it, too; the fields are
     // copied at once.
     let view = unsafe { *found.view };
@@ -176,7 +176,7 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
     // A connection of the other end on the ports of one of this end's, and the reverse.
     let is_other = opens(case) && !is_forward;
     if is_other || is_over(&view, protocol, found.is_answered, now()) {
-        return ask_to_begin(case);
+        return ask_to_begin(case, Question::REPLACES);
     }
     let is_deferred = view.flags & View::UNJUDGED != 0;
     // No later program judges the packet.
@@ -288,9 +288,8 @@ fn ask_again(case: &Case, view: &View, is_forward: bool) -> u32 {
 
 /// Asks the rules about the first packet of a flow that is not known, or has ended.
 #[inline(always)]
-fn ask_to_begin(case: &Case) -> u32 {
+fn ask_to_begin(case: &Case, known: u8) -> u32 {
     let (End { direction, origin, may_defer, via, .. }, [_, port]) = (case.end.get(), case.ports.get());
-    let known = Question::NEW;
     ask(case, via, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
 }
 

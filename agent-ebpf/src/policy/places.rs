@@ -19,7 +19,7 @@ use agent_common::{
 use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 
 use super::{
-    case::{self, Case},
+    case::{self, Case, Question},
     flows::{self, POLICY_FLOWS, POLICY_PENDING, is_closed, now},
 };
 
@@ -30,6 +30,10 @@ static POLICY_PLACES: LruHashMap<RingKey, ViewKey, { policy_places(MAX_POLICY_FL
 /// Places of one pod; the agent sets it for other capacities.
 #[unsafe(no_mangle)]
 static POLICY_FLOWS_PER_POD: Global<u32> = Global::new(flows_per_pod(MAX_POLICY_FLOWS as u32));
+
+/// A random number, which the agent sets: no sender can choose flows that want the places of others.
+#[unsafe(no_mangle)]
+static POLICY_PLACES_SECRET: Global<u64> = Global::new(0x9e37_79b9_7f4a_7c15);
 
 /// Places of which a new flow takes one.
 const TRIES: u32 = 8;
@@ -47,8 +51,11 @@ const BPF_NOEXIST: u64 = 1;
 pub extern "C" fn ferrule_begin_flow() -> u32 {
     let Some(case) = case::get() else { return 0 };
     let (key, view) = (case.view_key(), flows::begun(case));
-    // Of an earlier flow, which would be found first.
-    let _ = POLICY_FLOWS.remove(key);
+    // To remove what is not there would cost a tenth of the rest.
+    if case.question.get().known == Question::REPLACES {
+        // Of an earlier flow, which would be found first.
+        let _ = POLICY_FLOWS.remove(key);
+    }
     let ifindex = payer(key, &view);
     let is_of_others = view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0;
     let first = if is_of_others { PENDING_OF_OTHERS } else { PENDING };
@@ -187,7 +194,11 @@ fn hash(case: &Case) -> u32 {
     let case::View { peer, ifindex, own_port, peer_port, protocol, .. } = case.view.get();
     let [a, b] = peer.words();
     let ports = u64::from(own_port) << 16 | u64::from(peer_port) | u64::from(protocol.byte()) << 32;
-    let mixed = (a ^ b.rotate_left(16) ^ ports.rotate_left(8) ^ u64::from(ifindex) << 48)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 32) as u32
+    let secret = POLICY_PLACES_SECRET.load() | 1;
+    // Equal sums of two flows must not mean equal results, whatever the secret is.
+    let mix = |mixed: u64, word: u64| {
+        let mixed = (mixed ^ word).wrapping_mul(secret);
+        mixed ^ mixed >> 32
+    };
+    mix(mix(mix(secret ^ u64::from(ifindex), a), b), ports) as u32
 }

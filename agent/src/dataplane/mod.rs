@@ -19,6 +19,7 @@ mod sampling;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
     os::fd::AsFd as _,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -164,6 +165,8 @@ impl Dataplane {
         loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
         let policy_flows_per_pod = agent_common::flows_per_pod(settings.capacities.policy_flows);
         loader.override_global("POLICY_FLOWS_PER_POD", &policy_flows_per_pod, true);
+        let secret = RandomState::new().hash_one(());
+        loader.override_global("POLICY_PLACES_SECRET", &secret, true);
         let dhcp_servers = u8::from(settings.dhcp_servers);
         loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
         loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
