@@ -108,6 +108,8 @@ steps! {
     AddEntriesWritten = "add.entries_written",
     /// The rows that judge the interface are written.
     AddAdmitted = "add.admitted",
+    /// Ports of the node lead to the pod's addresses.
+    AddPortsAdded = "add.ports_added",
     /// Packets flow.
     AddUp = "add.up",
     /// All interfaces of the ADD are plugged, and none is committed.
@@ -120,6 +122,8 @@ steps! {
     AddRolledBack = "add.rolled_back",
     /// No part of the attachment is removed yet.
     DelBegun = "del.begun",
+    /// No port of the node leads to the pod.
+    DelPortsRemoved = "del.ports_removed",
     /// The map entries are removed, and no packet passes.
     DelEntriesRemoved = "del.entries_removed",
     /// The interface is retired.
@@ -146,6 +150,8 @@ steps! {
     PolicyInstalled = "policy.installed",
     /// The rows of a change are written.
     PolicyChanged = "policy.changed",
+    /// The ports of the node lead to the pods of the registry.
+    StartPorts = "start.ports",
     /// The registry is read.
     StartRegistryRead = "start.registry_read",
     /// The new programs are loaded and not attached; the maps are the previous agent's.

@@ -116,7 +116,7 @@ impl Install {
     fn network(&self) -> Result<String, InstallError> {
         let mut plugin = json!({
             "type": SHIM,
-            "capabilities": { "io.kubernetes.cri.pod-annotations": true },
+            "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true },
         });
         if self.socket != Path::new(ferrule_proto::DEFAULT_SOCKET)
             && let Some(plugin) = plugin.as_object_mut()
@@ -329,7 +329,10 @@ mod tests {
             "cniVersion": "1.0.0",
             "cniVersions": ["1.0.0", "1.1.0"],
             "name": "ferrule",
-            "plugins": [{ "type": "ferrule", "capabilities": { "io.kubernetes.cri.pod-annotations": true } }],
+            "plugins": [{
+                "type": "ferrule",
+                "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true },
+            }],
         });
         assert_eq!(network, expected);
     }

@@ -28,6 +28,7 @@ pub mod nodes;
 pub mod observe;
 pub mod plug;
 pub mod policy;
+pub mod ports;
 pub mod reconcile;
 pub mod registry;
 pub mod server;

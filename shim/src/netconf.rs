@@ -6,10 +6,11 @@
 mod annotations;
 mod capabilities;
 mod misspelt;
+mod port_mappings;
 mod prev_result;
 
 use ferrule_proto::{
-    cni::{AddResult, Annotations, error::Code},
+    cni::{AddResult, Annotations, PortMapping, error::Code},
     names::{ContainerId, IfName, NetworkName},
     quoted::Quoted,
 };
@@ -189,6 +190,14 @@ impl<'a> Document<'a> {
         annotations::parse(self.runtime_config)
     }
 
+    /// The ports of the node that the runtime wants to lead to the container. For ADD.
+    ///
+    /// # Errors
+    /// If one is malformed.
+    pub(crate) fn port_mappings(&self) -> Result<Vec<PortMapping>, CniError> {
+        port_mappings::parse(self.runtime_config)
+    }
+
     /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.
     ///
     /// # Errors
@@ -258,6 +267,11 @@ fn found(raw: &RawValue) -> String {
 /// Decodes `null` to `Some`, to tell `null` from a missing field.
 fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Decodes `null` to nothing, as Go does.
+fn even_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 fn checked_socket(path: String) -> Result<String, CniError> {

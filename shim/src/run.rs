@@ -132,6 +132,7 @@ fn add(
         netns: target.netns,
         pod: Some(Pod { annotations: document.annotations()?, ..pod }),
         mtu,
+        port_mappings: document.port_mappings()?,
     }))
 }
 

@@ -153,21 +153,21 @@ fn chain_with_a_plugin_before_ferrule_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn port_mappings_without_portmap_are_refused_with_a_remedy() {
+fn requests_that_ferrule_cannot_honour_are_refused_with_a_remedy() {
     with_agent(|node| {
         let before = node.kernel_state()?;
         let pod = node.pod("a")?;
-        let declares = json!({ "type": "ferrule", "capabilities": { "portMappings": true, "mac": true } });
+        let declares = json!({ "type": "ferrule", "capabilities": { "aliases": true, "mac": true } });
         let mut chain = Chain::new("1.0.0", [declares]);
-        chain.add(&pod).context("ADD without port mappings")?;
+        chain.add(&pod).context("ADD without a request")?;
         chain.check(&pod)?;
         chain.del(&pod)?;
         node.wait_for_kernel_state(&before)?;
-        let mut chain = chain.with("portMappings", ports());
+        let mut chain = chain.with("mac", json!("02:00:00:00:00:77"));
         let error = failed(chain.add(&pod))?;
         let reported = cni_error(&error)?;
-        ensure!(reported.code == 2 && reported.msg.contains("\"portMappings\""), "{reported}");
-        ensure!(reported.msg.contains("8080") && reported.details.contains("\"portmap\""), "{reported}");
+        ensure!(reported.code == 2 && reported.msg.contains("\"mac\""), "{reported}");
+        ensure!(reported.details.contains("vif.ferrule.dev/v1"), "{reported}");
         chain.del(&pod)?;
         ensure!(node.kernel_state()? == before);
         Ok(())

@@ -156,6 +156,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         masquerade,
         nodes: Arc::clone(&keeper),
         enforcer: Arc::clone(&parts.enforcer),
+        ports: Arc::clone(&parts.ports),
     };
     let pins = Arc::new(health.component("pins", false, "not checked yet"));
     parts.dataplane.report_pins(&pins);

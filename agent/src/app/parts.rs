@@ -19,6 +19,7 @@ use crate::{
     metrics::Metrics,
     plug::{reaper::Reaper, uplink::Uplink},
     policy::{Enforcer, Maps, Report},
+    ports::HostPorts,
     reconcile::{DeferredDels, Recovery},
     registry::Registry,
     server,
@@ -34,6 +35,7 @@ pub(super) struct Parts {
     pub reaper: Reaper,
     pub events: Events,
     pub enforcer: Arc<Enforcer>,
+    pub ports: Arc<HostPorts>,
     /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
     pub deferred: DeferredDels,
 }
@@ -79,25 +81,39 @@ impl Parts {
         let enforcer = Arc::new(enforcer);
         let report = Report::new(health, metrics.policy.clone(), events.clone());
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
+        let ports = Arc::new(HostPorts::default());
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),
             uplink.clone(),
             reaper.clone(),
             decider,
-            (events.clone(), Arc::clone(&enforcer)),
+            (events.clone(), Arc::clone(&enforcer), Arc::clone(&ports)),
         );
         let engine = Arc::new(engine);
         let recovery = Recovery {
             engine: Arc::clone(&engine),
             registry: Arc::clone(&registry),
             dataplane: Arc::clone(&dataplane),
+            ports: Arc::clone(&ports),
             has_policies: config.watches_policies(),
             metrics: metrics.registry_store.clone(),
         };
         let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));
         let deferred = recover(config, recovery, Arc::clone(&network)).await?;
-        Ok(Self { registry, network, dataplane, enforcer, engine, pods, uplink, reaper, events, deferred })
+        Ok(Self {
+            registry,
+            network,
+            dataplane,
+            enforcer,
+            ports,
+            engine,
+            pods,
+            uplink,
+            reaper,
+            events,
+            deferred,
+        })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     decide::{DecideError, Decision, Request, is_active},
     events::Reason,
     plug::netns::Netns,
-    registry::{Attachment, Key, RegistryError},
+    registry::{Attachment, Key, RegistryError, Wishes},
 };
 
 /// A validated ADD.
@@ -32,6 +32,7 @@ pub struct AttachRequest {
     pub annotations: Option<Annotations>,
     /// Bytes; `None` takes the uplink's.
     pub mtu: Option<u32>,
+    pub wishes: Wishes,
 }
 
 /// What the locked part of an ADD found or made.
@@ -145,6 +146,7 @@ impl Engine {
         // An attachment of another namespace, a half-made one, or one with drift.
         let before = self.registry.group(&request.key);
         let planned = self.plan(request, decision, &netns)?;
+        self.check_ports(request, &before, phases)?;
         let replaced = self.check_replacement(&before, &planned, &netns, phases)?;
         let mut changes = Changes { plugged: Vec::with_capacity(planned.len()), replaced };
         let plugged = self.detach_all(&before, phases).and_then(|()| {

@@ -87,6 +87,8 @@ impl Engine {
         phases.enter(Phase::Dataplane);
         crash::point(Step::DelBegun);
         let going = self.registry.advance(attachment.clone(), State::Unplugging)?;
+        self.ports.remove(&going)?;
+        crash::point(Step::DelPortsRemoved);
         if let Some(ifindex) = going.host.ifindex() {
             self.enforcer.forget(ifindex);
             self.dataplane.remove(ifindex, going.vif.addresses)?;

@@ -17,6 +17,7 @@ use crate::{
     events::Events,
     plug::{reaper::Reaper, uplink::Uplink},
     policy::Enforcer,
+    ports::HostPorts,
     registry::{Key, Registry},
 };
 
@@ -29,6 +30,7 @@ pub struct Engine {
     pub(super) decider: Decider,
     pub(super) events: Events,
     pub(super) enforcer: Arc<Enforcer>,
+    pub(super) ports: Arc<HostPorts>,
     pub(super) in_flight: InFlight,
     limits: Limits,
     /// Becomes true at shutdown; ADDs that wait for a VIF then fail with [`AttachError::Stopping`].
@@ -44,7 +46,7 @@ impl Engine {
         uplink: Uplink,
         reaper: Reaper,
         decider: Decider,
-        (events, enforcer): (Events, Arc<Enforcer>),
+        (events, enforcer, ports): (Events, Arc<Enforcer>, Arc<HostPorts>),
     ) -> Self {
         Self {
             registry,
@@ -54,6 +56,7 @@ impl Engine {
             decider,
             events,
             enforcer,
+            ports,
             in_flight: InFlight::default(),
             limits: Limits::default(),
             stopping: watch::Sender::new(false),

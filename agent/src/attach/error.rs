@@ -7,6 +7,7 @@ use crate::{
     decide::{DecideError, Refused},
     plug::{PlugError, netlink::NetlinkError, netns::NetnsError},
     policy::AdmitError,
+    ports::PortError,
     registry::RegistryError,
 };
 
@@ -29,6 +30,8 @@ pub enum AttachError {
     Dataplane(#[from] MapFailure),
     #[error(transparent)]
     Policy(#[from] AdmitError),
+    #[error(transparent)]
+    Ports(#[from] PortError),
     /// A DEL of the same key arrived while an ADD was waiting.
     #[error("a DEL of this container arrived during its ADD")]
     Overtaken,

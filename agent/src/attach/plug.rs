@@ -25,7 +25,10 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
-    registry::{Allocation, Attachment, HostLink, HostSide, Key, NewAttachment, RegistryError, State},
+    ports::PortError,
+    registry::{
+        Allocation, Attachment, HostLink, HostSide, Key, NewAttachment, RegistryError, State, Wishes,
+    },
 };
 
 /// Addresses from the IPAM that one ADD tries.
@@ -42,17 +45,23 @@ impl Engine {
         decision: &Decision,
         netns: &Netns,
     ) -> Result<Vec<NewAttachment>, AttachError> {
-        let new = |key: Key, with: Option<Key>, allocation: Allocation| NewAttachment {
+        let new = |key: Key, with: Option<Key>, allocation: Allocation, wishes: Wishes| NewAttachment {
             key,
             with,
             pod: request.pod.clone(),
             netns: request.netns.clone(),
             netns_id: netns.id(),
             allocation,
+            wishes,
         };
         let Decision::Fixed(decided) = decision else {
             let mtu = self.uplink.mtu_for(request.mtu, self.registry.has_ipv6())?;
-            return Ok(vec![new(request.key.clone(), None, Allocation::FromIpam { mtu })]);
+            return Ok(vec![new(
+                request.key.clone(),
+                None,
+                Allocation::FromIpam { mtu },
+                request.wishes.clone(),
+            )]);
         };
         let own = host::addresses()?;
         // Decided addresses may be of a family for which the node does not forward yet.
@@ -74,7 +83,10 @@ impl Engine {
             let vif = rules.resolve(decided.format, interface, is_default, mtu)?;
             let ifname = if is_default { request.key.ifname.clone() } else { IfName::new(&interface.name)? };
             let with = (!is_default).then(|| request.key.clone());
-            planned.push(new(Key { ifname, ..request.key.clone() }, with, Allocation::Fixed(vif)));
+            // What the runtime asks for concerns the requested interface.
+            let wishes = if is_default { request.wishes.clone() } else { Wishes::default() };
+            let key = Key { ifname, ..request.key.clone() };
+            planned.push(new(key, with, Allocation::Fixed(vif), wishes));
         }
         Ok(planned)
     }
@@ -158,6 +170,29 @@ impl Engine {
         Ok(true)
     }
 
+    /// Refuses ports of the node that other attachments have, unless those are stale ones of the same pod.
+    pub(super) fn check_ports(
+        &self,
+        request: &AttachRequest,
+        before: &[Attachment],
+        phases: &Phases,
+    ) -> Result<(), AttachError> {
+        let own: Vec<Key> = before.iter().map(|it| it.key.clone()).collect();
+        while let Some((port, by)) = self.ports.conflict(&request.wishes, &own) {
+            if self.registry.get(&by).is_none() || !self.detach_stale(&by, &request.pod, phases)? {
+                return Err(PortError::Taken { port, by }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the ports of a failed ADD back.
+    fn close_ports(&self, attachment: &Attachment) {
+        if let Err(error) = self.ports.remove(attachment) {
+            tracing::error!(key = %attachment.key, %error, "cannot take back the ports of a failed ADD");
+        }
+    }
+
     fn plug(
         &self,
         netns: &Netns,
@@ -168,7 +203,9 @@ impl Engine {
         phases.enter(Phase::Plug);
         let Attachment { key, vif, .. } = attachment;
         let path_mtu = self.uplink.current_path_mtu();
-        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, path_mtu, host_ifname: None };
+        let has_host_ports = attachment.wishes.has_host_ports();
+        let plan =
+            Plan { netns, ifname: &key.ifname, stamp, vif, path_mtu, has_host_ports, host_ifname: None };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };
@@ -187,7 +224,12 @@ impl Engine {
         self.enforcer.admit(interface, Instant::now() + ADMISSION).inspect_err(|_| remove_entries())?;
         crash::point(Step::AddAdmitted);
         phases.enter(Phase::Plug);
-        link.bring_up().inspect_err(|_| remove_entries())?;
+        self.ports.add(attachment).inspect_err(|_| remove_entries())?;
+        crash::point(Step::AddPortsAdded);
+        link.bring_up().inspect_err(|_| {
+            self.close_ports(attachment);
+            remove_entries();
+        })?;
         crash::point(Step::AddUp);
         let plugged = Attachment { host: HostSide::Link(host), ..attachment.clone() };
         Ok(self.registry.advance(plugged, State::Plugged)?)

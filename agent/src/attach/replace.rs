@@ -128,11 +128,13 @@ impl Engine {
     fn put_back_one(&self, it: &Attachment) -> Result<(), RestoreError> {
         // Still recorded if its DEL failed half-way.
         if self.registry.get(&it.key).is_none() {
-            let Attachment { key, with, pod, netns, netns_id, vif, .. } = it.clone();
+            let Attachment { key, with, pod, netns, netns_id, vif, wishes, .. } = it.clone();
             let allocation = Allocation::Fixed(vif);
-            self.registry.reserve(NewAttachment { key, with, pod, netns, netns_id, allocation })?;
+            self.registry.reserve(NewAttachment { key, with, pod, netns, netns_id, allocation, wishes })?;
         }
         self.registry.update(it.clone())?;
-        self.restore(it).map(drop)
+        self.restore(it)?;
+        self.ports.add(it)?;
+        Ok(())
     }
 }

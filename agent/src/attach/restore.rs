@@ -11,6 +11,7 @@ use crate::{
         stamp::Stamp,
         veth::{self, Plan},
     },
+    ports::PortError,
     registry::{Attachment, HostLink, HostSide, RegistryError, State},
 };
 use ferrule_vif::VifKind;
@@ -24,6 +25,8 @@ pub(crate) enum RestoreError {
     Plug(#[from] PlugError),
     #[error(transparent)]
     Dataplane(#[from] MapFailure),
+    #[error(transparent)]
+    Ports(#[from] PortError),
     #[error("cannot record the restored interface")]
     Registry(#[from] RegistryError),
 }
@@ -51,7 +54,9 @@ impl Engine {
         let stamp = Stamp::of(key);
         let host_ifname = before.stamped_link().map(|link| link.ifname.as_str());
         let path_mtu = self.uplink.current_path_mtu();
-        let plan = Plan { netns: &netns, ifname: &key.ifname, stamp: &stamp, vif, path_mtu, host_ifname };
+        let has_host_ports = attachment.wishes.has_host_ports();
+        let (ifname, stamp) = (&key.ifname, &stamp);
+        let plan = Plan { netns: &netns, ifname, stamp, vif, path_mtu, has_host_ports, host_ifname };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };
@@ -76,7 +81,7 @@ impl Engine {
         let recorded = self.registry.advance(restored, State::Attached);
         if recorded.is_err() {
             remove_entries();
-            veth::retire(ifindex, &stamp, vif.addresses).map_err(PlugError::from)?;
+            veth::retire(ifindex, stamp, vif.addresses).map_err(PlugError::from)?;
             self.reaper.notify();
         }
         let restored = recorded?;

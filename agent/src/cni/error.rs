@@ -12,6 +12,7 @@ use crate::{
     decide::DecideError,
     plug::{PlugError, netns::NetnsError},
     policy::AdmitError,
+    ports::PortError,
     registry::RegistryError,
 };
 
@@ -24,6 +25,9 @@ pub enum CallError {
     /// A part of the request is missing.
     #[error("invalid request: missing {0}")]
     Missing(&'static str),
+    /// A part of the request has no meaning.
+    #[error("invalid request: {0}")]
+    Invalid(&'static str),
     /// The caller and the agent have no API version in common.
     #[error("the caller speaks API {0}, and this agent speaks {API}")]
     Api(ApiRange),
@@ -49,7 +53,7 @@ impl CallError {
     /// The CNI code, and the remedy for `details`.
     fn classify(&self) -> (Code, &'static str) {
         match self {
-            Self::Name(_) | Self::Missing(_) => (
+            Self::Name(_) | Self::Missing(_) | Self::Invalid(_) => (
                 Code::InvalidEnvironment,
                 "check the runtime's CNI configuration, and that plugin and agent are of one release",
             ),
@@ -99,6 +103,15 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
             Code::TryAgainLater,
             "none: the runtime retries by itself; see `ferrulectl status`, and whether the API server can be reached",
         ),
+        AttachError::Ports(PortError::NoAddress(_)) => {
+            (Code::UnsupportedField, "remove the hostIP, or give the pod an address of that family")
+        }
+        AttachError::Ports(PortError::Taken { .. }) => {
+            (Code::TryAgainLater, "wait for the DEL of that container, or choose another hostPort or hostIP")
+        }
+        AttachError::Ports(PortError::Netlink(_)) => {
+            (Code::TryAgainLater, "see `nft list table inet ferrule-ports`")
+        }
         AttachError::Busy(_) => (Code::TryAgainLater, "none: the runtime retries by itself"),
         AttachError::Unknown => (Code::UnknownContainer, "the runtime should repeat the ADD"),
         AttachError::Differs(_) => (

@@ -1,10 +1,10 @@
 //! Validation of requests: every field is checked here, before any verb runs.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use ferrule_proto::{
     API, annotations,
-    cni::{AddRequest, AddResult, ApiRange, AttachmentKey, CheckRequest, GcRequest},
+    cni::{AddRequest, AddResult, ApiRange, AttachmentKey, CheckRequest, GcRequest, PortMapping},
     names::{ContainerId, IfName, NetworkName, check_pod},
 };
 
@@ -12,7 +12,7 @@ use super::error::CallError;
 use crate::{
     attach::AttachRequest,
     cluster::{Annotations, PodRef},
-    registry::Key,
+    registry::{HostPort, Key, Transport, Wishes},
 };
 
 /// A validated CHECK.
@@ -28,6 +28,9 @@ pub(super) struct Gc {
     pub valid: Vec<Key>,
 }
 
+/// As many as the plugin passes on.
+const MAX_PORTS: usize = 4096;
+
 /// # Errors
 /// If a field is missing or malformed, or no API version is common.
 pub(super) fn add(request: AddRequest) -> Result<AttachRequest, CallError> {
@@ -40,6 +43,7 @@ pub(super) fn add(request: AddRequest) -> Result<AttachRequest, CallError> {
         pod: PodRef { namespace: pod.namespace, name: pod.name, uid: pod.uid },
         annotations: pod.annotations.map(annotations_of),
         mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
+        wishes: wishes(request.port_mappings)?,
     })
 }
 
@@ -87,6 +91,34 @@ fn netns(path: String) -> Result<PathBuf, CallError> {
     }
 }
 
+fn wishes(port_mappings: Vec<PortMapping>) -> Result<Wishes, CallError> {
+    if port_mappings.len() > MAX_PORTS {
+        return Err(CallError::Invalid("more than 4096 port mappings"));
+    }
+    Ok(Wishes { host_ports: port_mappings.into_iter().map(host_port).collect::<Result<_, _>>()? })
+}
+
+fn host_port(mapping: PortMapping) -> Result<HostPort, CallError> {
+    let PortMapping { host_port, container_port, protocol, host_ip } = mapping;
+    let port = |port| {
+        u16::try_from(port)
+            .ok()
+            .filter(|it| *it != 0)
+            .ok_or(CallError::Invalid("a port outside of 1 to 65535"))
+    };
+    let protocol = match protocol.as_str() {
+        "tcp" => Transport::Tcp,
+        "udp" => Transport::Udp,
+        "sctp" => Transport::Sctp,
+        _ => return Err(CallError::Invalid("a port mapping of an unknown protocol")),
+    };
+    let address = Some(host_ip).filter(|it| !it.is_empty()).map(|it| it.parse::<IpAddr>()).transpose();
+    let address = address.map_err(|_| CallError::Invalid("a host IP that is no address"))?;
+    // IPv4 packets have IPv4 addresses, however they are written.
+    let address = address.map(|it| it.to_canonical());
+    Ok(HostPort { protocol, address, port: port(host_port)?, pod_port: port(container_port)? })
+}
+
 fn annotations_of(passed: ferrule_proto::cni::Annotations) -> Annotations {
     let mut values = passed.values;
     Annotations {
@@ -104,7 +136,14 @@ mod tests {
 
     fn request() -> AddRequest {
         let key = AttachmentKey { network: "net".into(), container_id: "a".into(), ifname: "eth0".into() };
-        AddRequest { api: Some(API), key: Some(key), netns: "/run/netns/a".into(), pod: None, mtu: 0 }
+        AddRequest {
+            api: Some(API),
+            key: Some(key),
+            netns: "/run/netns/a".into(),
+            pod: None,
+            mtu: 0,
+            port_mappings: Vec::new(),
+        }
     }
 
     #[test]
@@ -132,6 +171,31 @@ mod tests {
         assert_eq!(passed.ferrule.as_deref(), Some("of vif.ferrule.dev/v1"));
         assert_eq!(passed.kuryr.as_deref(), Some("of openstack.org/kuryr-vif"));
         assert_eq!(passed.config_source.as_deref(), Some("of kubernetes.io/config.source"));
+    }
+
+    #[test]
+    fn port_mappings_are_validated() {
+        let mapping = |host_port, container_port, protocol: &str, host_ip: &str| PortMapping {
+            host_port,
+            container_port,
+            protocol: protocol.into(),
+            host_ip: host_ip.into(),
+        };
+        let decoded = |all: &[PortMapping]| add(AddRequest { port_mappings: all.to_vec(), ..request() });
+        let all = [mapping(8080, 80, "tcp", ""), mapping(53, 5353, "udp", "::ffff:127.0.0.1")];
+        let shown: Vec<_> =
+            decoded(&all).unwrap().wishes.host_ports.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["TCP 8080", "UDP 127.0.0.1:53"]);
+        for bad in [
+            mapping(0, 80, "tcp", ""),
+            mapping(80, 0, "tcp", ""),
+            mapping(65_536, 80, "tcp", ""),
+            mapping(80, 80, "TCP", ""),
+            mapping(80, 80, "tcp", "node"),
+        ] {
+            assert!(matches!(decoded(&[bad]).unwrap_err(), CallError::Invalid(_)));
+        }
+        assert!(decoded(&vec![mapping(80, 80, "tcp", ""); 4097]).is_err());
     }
 
     #[test]

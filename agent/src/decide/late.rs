@@ -91,7 +91,7 @@ mod tests {
     use crate::{
         ipam::PodCidrs,
         metrics::EventMetrics,
-        registry::{Allocation, Key, NetnsId, NewAttachment},
+        registry::{Allocation, Key, NetnsId, NewAttachment, Wishes},
         watch::Change,
     };
 
@@ -129,7 +129,15 @@ mod tests {
         let (netns_id, allocation) = (NetnsId { dev: 4, ino: 7 }, Allocation::FromIpam { mtu: 1500 });
         let eth1 = Key { ifname: IfName::new("eth1").unwrap(), ..key.clone() };
         let with = Some(key.clone());
-        let new = NewAttachment { key, with: None, pod, netns: "/x".into(), netns_id, allocation };
+        let new = NewAttachment {
+            key,
+            with: None,
+            pod,
+            netns: "/x".into(),
+            netns_id,
+            allocation,
+            wishes: Wishes::default(),
+        };
         assert_eq!(registry.reserve(new.clone()).unwrap().vif.addresses.to_string(), "10.0.0.2");
         // A further interface does not count.
         registry.reserve(NewAttachment { key: eth1, with, ..new }).unwrap();
@@ -163,6 +171,7 @@ mod tests {
                 netns: "/x".into(),
                 netns_id: NetnsId { dev: 4, ino: 7 },
                 allocation: Allocation::FromIpam { mtu: 1500 },
+                wishes: Wishes::default(),
             };
             registry.reserve(new).unwrap();
         }

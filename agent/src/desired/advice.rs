@@ -71,6 +71,11 @@ impl Kind {
                 "the host may tell the pod of a shorter path that does not exist",
                 "sysctl -w net.ipv4.conf.HOST_IF.send_redirects=0",
             ),
+            Self::LinkLocalnet => (
+                true,
+                "the node cannot reach the pod by a port of 127.0.0.1",
+                "sysctl -w net.ipv4.conf.HOST_IF.route_localnet=1",
+            ),
             Self::Qdisc => (
                 false,
                 "the pod's packets pass unchecked: no anti-spoofing, no counters",
@@ -152,6 +157,9 @@ impl Kind {
                 "the world may see pods' own addresses, to which no reply leads",
                 "nft list table inet ferrule",
             ),
+            Self::HostPorts => {
+                (true, "ports of the node do not lead to their pods", "nft list table inet ferrule-ports")
+            }
             Self::NodeRoutes => (
                 true,
                 "pods of another node may be out of reach",
@@ -192,6 +200,7 @@ impl Deviation {
             | Subject::Pin(_)
             | Subject::Range(_)
             | Subject::MasqueradeTable
+            | Subject::HostPortsTable
             | Subject::NodeRoutes
             | Subject::PolicyRows => {}
         }

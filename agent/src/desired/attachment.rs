@@ -32,6 +32,8 @@ pub struct DesiredHostEnd {
     pub mtu: u32,
     /// Whether the pod has IPv4: its host end forwards, and sends no redirects.
     pub has_ipv4: bool,
+    /// Whether the node's ports lead to the pod over IPv4, also those of 127.0.0.1.
+    pub routes_localnet: bool,
     /// Each hook with the name and the kernel's ID of its program.
     pub filters: [(Hook, &'static str, u32); 2],
     /// The host has a route to each address, and a permanent neighbour entry with the pod's MAC.
@@ -58,7 +60,7 @@ pub enum ExpectedMtu {
 /// The desired state of an attachment whose filters run these programs, in the order of [`Hook::ALL`]; `None`
 /// while it has no host interface.
 pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_>> {
-    let Attachment { key, vif, host, .. } = attachment;
+    let Attachment { key, vif, host, wishes, .. } = attachment;
     let link = match host {
         HostSide::Link(link) => link,
         // No device of the agent's own, so far as the present kinds of VIF go.
@@ -75,6 +77,7 @@ pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_
         mac: Mac(GATEWAY_MAC),
         mtu: vif.mtu,
         has_ipv4: vif.addresses.v4.is_some(),
+        routes_localnet: wishes.has_host_ports() && vif.addresses.v4.is_some(),
         filters: [(first, first_name, first_id), (second, second_name, second_id)],
         addresses: addresses.clone(),
     };

@@ -6,7 +6,10 @@ use ipnet::IpNet;
 
 use crate::{
     dataplane::Entry,
-    plug::{filter::Hook, nft::masquerade_table},
+    plug::{
+        filter::Hook,
+        nft::{host_ports_table, masquerade_table},
+    },
     registry::Key,
 };
 
@@ -33,6 +36,8 @@ pub enum Subject {
     Range(IpNet),
     /// The nftables table.
     MasqueradeTable,
+    /// The nftables table of the node's ports that lead to pods.
+    HostPortsTable,
     /// Routes, rules, tunnel and map rows of other nodes.
     NodeRoutes,
     /// The rows by which pods' packets are judged.
@@ -57,6 +62,8 @@ pub enum Kind {
     LinkForwarding,
     /// The host's end sends IPv4 redirects.
     LinkRedirects,
+    /// The host's end drops packets of loopback addresses, which the node's ports need.
+    LinkLocalnet,
     /// A foreign qdisc occupies the place of clsact, so neither filter is attached and none can be.
     Qdisc,
     /// A filter is missing, or runs another program than this agent's.
@@ -91,6 +98,8 @@ pub enum Kind {
     RangeRoute,
     /// The table that masquerades pods' packets is missing or changed.
     Masquerade,
+    /// The table of the node's ports that lead to pods is missing or changed.
+    HostPorts,
     /// A route to another node, or what belongs to it, is missing or changed.
     NodeRoutes,
     /// A row by which pods' packets are judged is missing, wrong or stray.
@@ -136,6 +145,7 @@ impl Kind {
             Self::LinkDown => "link-down",
             Self::LinkForwarding => "link-forwarding",
             Self::LinkRedirects => "link-redirects",
+            Self::LinkLocalnet => "link-localnet",
             Self::Qdisc => "qdisc",
             Self::Filter(_) => "filter",
             Self::Route(_) => "route",
@@ -154,6 +164,7 @@ impl Kind {
             Self::NodeRedirects => "node-redirects",
             Self::RangeRoute => "range-route",
             Self::Masquerade => "masquerade-table",
+            Self::HostPorts => "host-ports-table",
             Self::NodeRoutes => "node-routes",
             Self::PolicyRows => "policy-rows",
             Self::Pin => "pin",
@@ -168,6 +179,7 @@ impl Kind {
             | Self::LinkName
             | Self::LinkForwarding
             | Self::LinkRedirects
+            | Self::LinkLocalnet
             | Self::Entry(Entry::Counters(_))
             | Self::StrayLink
             | Self::StrayEntry
@@ -175,6 +187,7 @@ impl Kind {
             | Self::NodeRedirects
             | Self::RangeRoute
             | Self::Masquerade
+            | Self::HostPorts
             | Self::NodeRoutes
             | Self::PolicyRows
             | Self::Pin => false,
@@ -219,6 +232,7 @@ impl fmt::Display for Subject {
             Self::Pin(map) => write!(f, "pin of {map}"),
             Self::Range(range) => write!(f, "range {range}"),
             Self::MasqueradeTable => write!(f, "table inet {}", masquerade_table::NAME),
+            Self::HostPortsTable => write!(f, "table inet {}", host_ports_table::NAME),
             Self::NodeRoutes => write!(f, "routes to other nodes"),
             Self::PolicyRows => write!(f, "rows of policies"),
         }

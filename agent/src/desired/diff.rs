@@ -52,6 +52,7 @@ impl Desired<'_> {
         match (presence(self.attachment, &actual.host.links), link) {
             (Presence::Present | Presence::Retired, Some(link)) => {
                 host.diff_link(link, &mut report);
+                host.diff_localnet(link, &mut report);
                 host.diff_filters(&link.name, actual.host, &mut report);
                 host.diff_addresses(self.pod.mac, actual.host, &mut report);
             }
@@ -156,6 +157,15 @@ impl DesiredHostEnd {
             report.add(
                 Kind::LinkRedirects,
                 format!("net.ipv4.conf.{}.send_redirects is 1, expected 0", link.name),
+            );
+        }
+    }
+
+    fn diff_localnet(&self, link: &HostLinkState, report: &mut Report) {
+        if self.routes_localnet && !link.routes_localnet {
+            report.add(
+                Kind::LinkLocalnet,
+                format!("net.ipv4.conf.{}.route_localnet is 0, expected 1", link.name),
             );
         }
     }

@@ -20,6 +20,7 @@ use crate::{
         range_route::Skipped,
     },
     policy::Enforcer,
+    ports::HostPorts,
     registry::{Attachment, Key, Registry, State},
 };
 
@@ -31,6 +32,7 @@ pub struct Inspector {
     pub masquerade: Arc<Masquerade>,
     pub nodes: Arc<Keeper>,
     pub enforcer: Arc<Enforcer>,
+    pub ports: Arc<HostPorts>,
 }
 
 /// The result of one inventory of everything.
@@ -115,6 +117,7 @@ impl Inspector {
         let mut actual = Inventory::all(host, &self.dataplane, &attachments, node, &self.masquerade)?;
         actual.node_routes = self.nodes.differences();
         actual.policy_rows = self.enforcer.differences();
+        actual.host_ports = self.ports.difference();
         let deviations = actual.deviations(&attachments, &self.registry.list());
         Ok(Inspection { attachments, deviations, actual })
     }

@@ -36,6 +36,8 @@ pub struct Inventory {
     pub skipped_ranges: Vec<Skipped>,
     /// How the nftables table differs.
     pub masquerade: Option<String>,
+    /// How the nftables table of the node's ports differs.
+    pub host_ports: Option<String>,
     /// How the routes to other nodes differ.
     pub node_routes: Vec<String>,
     /// How the rows of policies differ.
@@ -68,6 +70,7 @@ impl Inventory {
             lost_range_routes,
             skipped_ranges,
             masquerade: masquerade.difference(),
+            host_ports: None,
             node_routes: Vec::new(),
             policy_rows: Vec::new(),
             host: HostInventory::all(host, &indexes)?,

@@ -6,7 +6,10 @@ use super::{
     deviation::{Deviation, Kind, Subject},
     inventory::Inventory,
 };
-use crate::plug::{host, nft::masquerade_table};
+use crate::plug::{
+    host,
+    nft::{host_ports_table, masquerade_table},
+};
 
 /// Settings, routes of ranges and to other nodes, the nftables table, rows of policies, pins, and the
 /// counters of packets that belong to no attachment.
@@ -38,6 +41,10 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
         let what = format!("the nftables table inet {} {difference}", masquerade_table::NAME);
         Deviation { of: Subject::MasqueradeTable, kind: Kind::Masquerade, what }
     });
+    let ports = actual.host_ports.as_ref().map(|difference| {
+        let what = format!("the nftables table inet {} {difference}", host_ports_table::NAME);
+        Deviation { of: Subject::HostPortsTable, kind: Kind::HostPorts, what }
+    });
     let nodes = actual.node_routes.iter().map(|what| Deviation {
         of: Subject::NodeRoutes,
         kind: Kind::NodeRoutes,
@@ -53,6 +60,7 @@ pub(super) fn node_deviations(actual: &Inventory) -> Vec<Deviation> {
     settings
         .chain(routes)
         .chain(table)
+        .chain(ports)
         .chain(nodes)
         .chain(policy)
         .chain(actual.lost_pins.iter().map(pin))

@@ -21,7 +21,7 @@ use crate::{
         reaper::{RETIRED, UNSTAMPED},
         stamp::Stamp,
     },
-    registry::{Attachment, HostLink, HostSide, Key, State, testing},
+    registry::{Attachment, HostLink, HostPort, HostSide, Key, State, Transport, Wishes, testing},
 };
 use ferrule_vif::{Mac, Vif};
 
@@ -60,6 +60,7 @@ fn good(it: &Attachment) -> Inventory {
         mtu: 1500,
         forwards_ipv4: true,
         sends_redirects: false,
+        routes_localnet: false,
         xdp: Vec::new(),
         peer: Some(2),
         peer_nsid: Some(0),
@@ -240,6 +241,12 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.link().up = false;
             HOST
         }
+        Kind::LinkLocalnet => {
+            let (protocol, address) = (Transport::Tcp, None);
+            let host_port = HostPort { protocol, address, port: 8080, pod_port: 80 };
+            case.attachment.wishes = Wishes { host_ports: vec![host_port] };
+            HOST
+        }
         Kind::LinkForwarding => {
             case.link().forwards_ipv4 = false;
             HOST
@@ -322,6 +329,10 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.actual.masquerade = Some("is missing".to_owned());
             NODE
         }
+        Kind::HostPorts => {
+            case.actual.host_ports = Some("is missing".to_owned());
+            NODE
+        }
         Kind::NodeRoutes => {
             case.actual.node_routes.push("the route to 10.1.0.0/24 is missing or changed".to_owned());
             NODE
@@ -349,7 +360,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::LinkMtu => Some(Kind::LinkDown),
         Kind::LinkDown => Some(Kind::LinkForwarding),
         Kind::LinkForwarding => Some(Kind::LinkRedirects),
-        Kind::LinkRedirects => Some(Kind::Qdisc),
+        Kind::LinkRedirects => Some(Kind::LinkLocalnet),
+        Kind::LinkLocalnet => Some(Kind::Qdisc),
         Kind::Qdisc => Some(Kind::Filter(Hook::FromPod)),
         Kind::Filter(Hook::FromPod) => Some(Kind::Filter(Hook::ToPod)),
         Kind::Filter(Hook::ToPod) => Some(Kind::Route(V4)),
@@ -370,7 +382,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::NodeForwarding => Some(Kind::NodeRedirects),
         Kind::NodeRedirects => Some(Kind::RangeRoute),
         Kind::RangeRoute => Some(Kind::Masquerade),
-        Kind::Masquerade => Some(Kind::NodeRoutes),
+        Kind::Masquerade => Some(Kind::HostPorts),
+        Kind::HostPorts => Some(Kind::NodeRoutes),
         Kind::NodeRoutes => Some(Kind::PolicyRows),
         Kind::PolicyRows => Some(Kind::Pin),
         Kind::Pin => None,
@@ -575,25 +588,4 @@ fn metrics_that_the_vif_leaves_open_may_have_any_value() {
     assert_eq!(case.both_ends(), []);
     case.pod().routes.last_mut().unwrap().mtu = Some(1300);
     assert_eq!(case.both_ends(), [Kind::PodRoute(dst)]);
-}
-
-#[test]
-fn later_plugins_may_lower_the_mtu_and_drop_routes() {
-    let case = Case::new();
-    let mut desired = desired(&case.attachment, PROGRAMS).unwrap();
-    desired.pod.mtu = ExpectedMtu::AtMost(1500);
-    desired.pod.routes.clear();
-    let mut pod = good_pod(&case.attachment);
-    (pod.mtu, pod.routes) = (1300, Vec::new());
-    pod.neighbours.clear();
-    let Inventory { host, entries, .. } = &case.actual;
-    let found = |desired: &Desired<'_>, pod: &PodEndState| {
-        let pod = PodEnd::Present(pod);
-        kinds(&desired.diff(&Actual { host, entries, netns_exists: true, pod }))
-    };
-    assert_eq!(found(&desired, &pod), []);
-    pod.mtu = 1600;
-    assert_eq!(found(&desired, &pod), [Kind::PodMtu]);
-    desired.pod.mtu = ExpectedMtu::Exactly(1600);
-    assert_eq!(found(&desired, &pod), []);
 }

@@ -25,6 +25,7 @@ use crate::{
         reaper::Reaper,
     },
     policy::Enforcer,
+    ports::HostPorts,
     registry::{Attachment, Key, Registry},
 };
 
@@ -125,6 +126,10 @@ impl Healer {
 
     pub(super) fn dataplane(&self) -> &Dataplane {
         &self.inspector.dataplane
+    }
+
+    pub(super) fn ports(&self) -> &HostPorts {
+        &self.inspector.ports
     }
 
     pub(super) fn masquerade(&self) -> &Masquerade {

@@ -43,6 +43,7 @@ pub(super) fn repair(
             Kind::LinkDown => set(Repair::Up),
             Kind::LinkForwarding => set(Repair::Forwarding),
             Kind::LinkRedirects => set(Repair::Redirects),
+            Kind::LinkLocalnet => set(Repair::Localnet),
             Kind::Route(address) => set(Repair::Route(address)),
             Kind::Neighbour(address) => set(Repair::Neighbour(address, attachment.vif.mac)),
             // The first one attached both.
@@ -73,6 +74,7 @@ pub(super) fn repair(
             | Kind::NodeRedirects
             | Kind::RangeRoute
             | Kind::Masquerade
+            | Kind::HostPorts
             | Kind::NodeRoutes
             | Kind::PolicyRows
             | Kind::Pin => Ok(()),
@@ -97,6 +99,7 @@ fn rank(kind: Kind) -> u8 {
         | Kind::LinkMaster
         | Kind::LinkForwarding
         | Kind::LinkRedirects
+        | Kind::LinkLocalnet
         | Kind::LinkName
         | Kind::LinkMac
         | Kind::LinkMtu => 4,

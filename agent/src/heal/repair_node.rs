@@ -63,6 +63,7 @@ impl Healer {
                 range_route::add(&mut host, *range).map_err(|error| chain(&error))?;
             }
             Subject::MasqueradeTable => self.masquerade().restore().map_err(|error| chain(&error))?,
+            Subject::HostPortsTable => self.ports().restore().map_err(|error| chain(&error))?,
             Subject::NodeRoutes => self.nodes().restore().map_err(|error| chain(&error))?,
             Subject::PolicyRows => self.enforcer().restore().map_err(|error| chain(&error))?,
             Subject::Pin(map) => dataplane.renew_pin(map).map_err(|error| chain(&error))?,

@@ -17,7 +17,7 @@ use crate::{
     plug::{
         monitor::{self, Monitor, Notification},
         netconf::{Forwarding, Scope},
-        nft::masquerade_changes::Changes,
+        nft::changes::Changes,
     },
     registry::{Attachment, State},
 };

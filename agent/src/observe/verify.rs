@@ -82,6 +82,7 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
         | Subject::Pin(_)
         | Subject::Range(_)
         | Subject::MasqueradeTable
+        | Subject::HostPortsTable
         | Subject::NodeRoutes
         | Subject::PolicyRows => return shown,
     };

@@ -58,6 +58,8 @@ pub struct HostLinkState {
     pub forwards_ipv4: bool,
     /// IPv4; the node-wide setting permits them, too.
     pub sends_redirects: bool,
+    /// IPv4.
+    pub routes_localnet: bool,
     /// Program IDs.
     pub xdp: Vec<u32>,
     /// Index of the pod's end, in the pod's namespace.
@@ -219,6 +221,7 @@ impl HostLinkState {
             mtu: 0,
             forwards_ipv4: link::forwards_ipv4(message),
             sends_redirects: link::sends_redirects(message),
+            routes_localnet: link::routes_localnet(message),
             xdp: Vec::new(),
             peer: None,
             peer_nsid: None,

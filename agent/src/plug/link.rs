@@ -21,6 +21,7 @@ use super::{
 pub(super) const FORWARDING: u16 = 1;
 pub(super) const SEND_REDIRECTS: u16 = 6;
 pub(super) const RP_FILTER: u16 = 8;
+pub(super) const ROUTE_LOCALNET: u16 = 26;
 /// `IFLA_INET_CONF` in `linux/if_link.h`, and `NLA_F_NESTED` in `linux/netlink.h`.
 const IFLA_INET_CONF: u16 = 1;
 const NESTED: u16 = 1 << 15;
@@ -67,6 +68,11 @@ pub(super) fn forwards_ipv4(link: &LinkMessage) -> bool {
 /// `linux/inetdevice.h`).
 pub(super) fn sends_redirects(link: &LinkMessage) -> bool {
     ipv4_settings(link).any(|setting| setting.send_redirects != 0)
+}
+
+/// Whether the link takes packets from and to loopback addresses.
+pub(super) fn routes_localnet(link: &LinkMessage) -> bool {
+    ipv4_settings(link).any(|setting| setting.route_localnet != 0)
 }
 
 /// A change of a link's IPv4 settings. rtnetlink's encoder omits those of 0.

@@ -37,6 +37,8 @@ pub enum Repair<'a> {
     Forwarding,
     /// IPv4, off.
     Redirects,
+    /// IPv4.
+    Localnet,
     Route(IpAddr),
     Neighbour(IpAddr, Mac),
 }
@@ -69,6 +71,9 @@ impl Repair<'_> {
             }
             Self::Redirects => {
                 set_link("turn off redirects on the host interface", ipv4(link::SEND_REDIRECTS, 0))
+            }
+            Self::Localnet => {
+                set_link("let loopback addresses pass the host interface", ipv4(link::ROUTE_LOCALNET, 1))
             }
             Self::Mac => {
                 set_link("set the host interface's MAC", link().address(GATEWAY_MAC.to_vec()).build())

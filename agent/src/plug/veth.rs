@@ -54,6 +54,8 @@ pub struct Plan<'a> {
     pub vif: &'a Vif,
     /// The largest packet, in bytes, that gets to every other node.
     pub path_mtu: Option<u32>,
+    /// Whether ports of the node lead to the pod, also those of 127.0.0.1.
+    pub has_host_ports: bool,
     /// The former name of the host's end, used again if it is free; `None` for a random name.
     pub host_ifname: Option<&'a str>,
 }
@@ -84,7 +86,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
     let mut new = create_pair(plan)?;
     let ifindex = new.ifindex;
 
-    let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, plan.stamp))];
+    let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, &plan))];
     requests.extend(filter::attach(ifindex, filters));
     new.host.batch(requests)?;
     if plan.vif.addresses.v6.is_some() {
@@ -289,13 +291,15 @@ pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool
 }
 
 /// The host's end: stamp, group, and settings. Reverse path filtering is loose because the dataplane checks
-/// the source strictly. A pod has one next hop, so a redirect could only mislead it.
-fn stamped(ifindex: u32, stamp: &Stamp) -> LinkMessage {
-    let settings = [(link::FORWARDING, 1), (link::RP_FILTER, 2), (link::SEND_REDIRECTS, 0)];
+/// the source strictly. A pod has one next hop, so a redirect could only mislead it. Loopback addresses pass
+/// for the node's ports only: the dataplane drops what the pod sends from or to them.
+fn stamped(ifindex: u32, plan: &Plan<'_>) -> LinkMessage {
+    let localnet = (link::ROUTE_LOCALNET, u32::from(plan.has_host_ports));
+    let settings = [(link::FORWARDING, 1), (link::RP_FILTER, 2), (link::SEND_REDIRECTS, 0), localnet];
     let mut families = vec![link::set_ipv4(&settings)];
     families.extend(no_link_local_address());
     LinkUnspec::new_with_index(ifindex)
-        .alias(stamp.to_string())
+        .alias(plan.stamp.to_string())
         .link_group(DEFAULT_GROUP)
         .append_extra_attribute(LinkAttribute::AfSpecUnspec(families))
         .build()

@@ -23,6 +23,7 @@ use crate::{
     plug::{
         host_inventory::{HostInventory, StampedLink},
         netlink::Socket,
+        nft::host_ports_table,
         stamp::Stamp,
     },
     registry::{Attachment, Condition, HostSide, LeftAddresses, Registry, State},
@@ -115,7 +116,14 @@ pub(super) fn rebuild(
             }
         }
     }
-    let attachments = records(host, claims, &recorded);
+    let mappings = host_ports_table::read().unwrap_or_else(|error| {
+        tracing::error!(
+            error = chain(&error),
+            "cannot read the ports of the node that lead to pods; rebuilding none"
+        );
+        Vec::new()
+    });
+    let attachments = records(host, claims, &recorded, &mappings);
     // Stale records of a damaged store, whose addresses belong to others now.
     let is_superseded = |it: &&Attachment| {
         !is_intact

@@ -25,6 +25,7 @@ use crate::{
         stamp::Stamp,
         veth,
     },
+    ports::HostPorts,
     registry::{Attachment, HostSide, Key, Registry, State},
 };
 
@@ -33,6 +34,7 @@ pub struct Recovery {
     pub engine: Arc<Engine>,
     pub registry: Arc<Registry>,
     pub dataplane: Arc<Dataplane>,
+    pub ports: Arc<HostPorts>,
     /// Whether policies are to be listed, before anything judges pods.
     pub has_policies: bool,
     pub metrics: StoreMetrics,
@@ -108,6 +110,14 @@ impl Recovery {
             crash::point(Step::StartStrayRetired);
         }
         self.remove(&dead, deferred);
+        if let Err(error) = self.ports.take_over(&self.registry.list()) {
+            self.failed();
+            tracing::error!(
+                error = chain(&error),
+                "cannot keep the ports of the node that lead to pods; healing retries"
+            );
+        }
+        crash::point(Step::StartPorts);
         let (uplinks, tunnel) = (self.dataplane.uplink_filters(), self.dataplane.tunnel_filters());
         if let Err(error) =
             Socket::open().and_then(|mut host| nodes::uplink_filter::renew(&mut host, uplinks, tunnel))

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use ferrule_vif::Vif;
 use serde::{Deserialize, Serialize};
 
-use super::{host_side::HostSide, key::Key};
+use super::{host_side::HostSide, key::Key, wishes::Wishes};
 use crate::cluster::PodRef;
 
 /// The identity of a network namespace, independent of paths. Unique among live namespaces; the kernel reuses
@@ -61,6 +61,8 @@ pub struct Attachment {
     /// are attached and detached together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<Key>,
+    #[serde(default, skip_serializing_if = "Wishes::is_empty")]
+    pub wishes: Wishes,
     pub host: HostSide,
     /// Milliseconds since the Unix epoch.
     pub created_at_ms: u64,

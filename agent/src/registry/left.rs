@@ -20,7 +20,7 @@ mod tests {
     use crate::{
         cluster::PodRef,
         ipam::PodCidrs,
-        registry::{Allocation, Attachment, NetnsId, NewAttachment, Registry, RegistryError},
+        registry::{Allocation, Attachment, NetnsId, NewAttachment, Registry, RegistryError, Wishes},
     };
     use ferrule_vif::{Vif, VifKind};
 
@@ -57,6 +57,7 @@ mod tests {
             netns: "/run/netns/x".into(),
             netns_id: NetnsId { dev: 4, ino: 7 },
             allocation: fixed.map_or(Allocation::FromIpam { mtu: 1500 }, |v4| Allocation::Fixed(vif(v4))),
+            wishes: Wishes::default(),
         })
     }
 

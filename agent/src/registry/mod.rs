@@ -19,6 +19,7 @@ mod table;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod wishes;
 
 use std::{
     collections::BTreeSet,
@@ -46,6 +47,7 @@ pub use locks::{KeyGuard, Locks};
 pub use owners::Owner;
 pub use reservation::{Allocation, NewAttachment};
 pub use store::{Condition, StoreError};
+pub use wishes::{HostPort, Mapping, Place, Transport, Wishes};
 
 use crate::{
     chain::chain,
@@ -323,7 +325,7 @@ impl Registry {
     /// # Errors
     /// If an address is in use, the IPAM is exhausted, or the store fails; nothing stays allocated.
     pub fn reserve(&self, new: NewAttachment) -> Result<Attachment, RegistryError> {
-        let NewAttachment { key, with, pod, netns, netns_id, allocation } = new;
+        let NewAttachment { key, with, pod, netns, netns_id, allocation, wishes } = new;
         let now = (self.clock)();
         let vif = self.table().allocate(&key, allocation, now)?;
         let addresses = vif.addresses;
@@ -335,6 +337,7 @@ impl Registry {
             netns_id,
             vif,
             with,
+            wishes,
             host: HostSide::Unplugged,
             created_at_ms: now_ms(),
             created_since_boot_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),

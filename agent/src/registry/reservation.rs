@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ferrule_vif::Vif;
 
-use super::{attachment::NetnsId, key::Key};
+use super::{attachment::NetnsId, key::Key, wishes::Wishes};
 use crate::cluster::PodRef;
 
 /// An attachment before its addresses are allocated.
@@ -16,6 +16,7 @@ pub struct NewAttachment {
     pub netns: PathBuf,
     pub netns_id: NetnsId,
     pub allocation: Allocation,
+    pub wishes: Wishes,
 }
 
 /// Where the addresses of a new attachment come from.

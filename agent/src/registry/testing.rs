@@ -2,7 +2,7 @@
 
 use ferrule_vif::{Addresses, Mac, Vif, VifKind};
 
-use super::{Attachment, HostLink, HostSide, Key, NetnsId, State};
+use super::{Attachment, HostLink, HostSide, Key, NetnsId, State, Wishes};
 use crate::cluster::PodRef;
 
 pub(crate) const MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
@@ -32,6 +32,7 @@ pub(crate) fn attachment(ifname: &str, with: Option<&str>, number: u8) -> Attach
             routes: Vec::new(),
         },
         with: with.map(key),
+        wishes: Wishes::default(),
         host: HostSide::Link(HostLink { ifname: format!("fr{number}"), ifindex: number.into() }),
         created_at_ms: 0,
         created_since_boot_ns: 0,

@@ -70,6 +70,7 @@ fn new(id: &str) -> NewAttachment {
         netns_id: NetnsId { dev: 4, ino: 4026531840 },
         with: None,
         allocation: Allocation::FromIpam { mtu: 1500 },
+        wishes: Wishes::default(),
     }
 }
 

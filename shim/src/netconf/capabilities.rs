@@ -17,8 +17,7 @@ use super::{Dns, MAX_DNS, refuse_with};
 use crate::error::CniError;
 
 /// Capabilities of the CNI conventions that this plugin does not support, each with a remedy.
-const UNSUPPORTED: [(&str, &str); 8] = [
-    ("portMappings", "declare the capability for the plugin \"portmap\" instead, after this one"),
+const UNSUPPORTED: [(&str, &str); 7] = [
     ("bandwidth", "declare the capability for the plugin \"bandwidth\" instead, after this one"),
     ("ips", "remove the capability: set addresses in the pod's annotation vif.ferrule.dev/v1"),
     ("ipRanges", "remove the capability: set ranges with the agent's --pod-cidr"),
@@ -129,13 +128,6 @@ fn is_empty(capability: &str, raw: &RawValue) -> bool {
     match (&value, capability) {
         (Value::Null, _) => true,
         (Value::String(text), _) => text.is_empty(),
-        (Value::Array(items), "portMappings") => items.iter().all(|item| {
-            // A host port of 0 maps nothing: the plugin portmap ignores such an entry.
-            let fields = item.as_object();
-            let host_port =
-                fields.and_then(|it| it.iter().find(|(key, _)| key.eq_ignore_ascii_case("hostPort")));
-            host_port.is_some_and(|(_, port)| is_zero(port))
-        }),
         (Value::Array(items), _) => items.is_empty(),
         // A burst limits nothing without a rate.
         (Value::Object(fields), "bandwidth") => {
@@ -204,9 +196,6 @@ mod tests {
     #[test]
     fn unsupported_capability_is_refused_with_key_value_and_remedy() {
         for (key, value, remedy) in [
-            ("portMappings", r#"[{"HostPort":54323,"ContainerPort":8080,"Protocol":"tcp"}]"#, "\"portmap\""),
-            ("portMappings", r#"[{"hostPort":0},{"hostPort":80}]"#, "\"portmap\""),
-            ("portMappings", "[7]", "\"portmap\""),
             ("bandwidth", r#"{"ingressRate":1,"ingressBurst":4294967295}"#, "\"bandwidth\""),
             ("bandwidth", r#"{"EgressRate":1000}"#, "\"bandwidth\""),
             ("ips", r#"["10.1.2.3/24"]"#, "vif.ferrule.dev/v1"),
@@ -242,11 +231,10 @@ mod tests {
 
     #[test]
     fn empty_requests_and_information_are_ignored() {
-        let nothing = r#"{"portMappings":[],"bandwidth":null,"ips":[],"mac":"","aliases":[],"deviceID":"",
+        let nothing = r#"{"bandwidth":null,"ips":[],"mac":"","aliases":[],"deviceID":"",
             "ipRanges":null,"infinibandGUID":null,"cgroupPath":"/kubelet.slice","example.com/other":{"a":[1e999]}}"#;
         assert!(merge(nothing).is_ok());
         for nothing in [
-            r#"{"portMappings":[{"HostPort":0,"ContainerPort":8080}]}"#,
             r#"{"bandwidth":{}}"#,
             r#"{"bandwidth":{"IngressRate":0,"IngressBurst":4294967295,"EgressRate":0,"EgressBurst":4294967295}}"#,
         ] {

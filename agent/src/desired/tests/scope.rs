@@ -79,3 +79,24 @@ fn a_pod_without_ipv4_needs_no_ipv4_forwarding() {
     link(&mut actual).forwards_ipv4 = false;
     assert_eq!(actual.deviations_of(&it), []);
 }
+
+#[test]
+fn later_plugins_may_lower_the_mtu_and_drop_routes() {
+    let case = Case::new();
+    let mut desired = desired(&case.attachment, PROGRAMS).unwrap();
+    desired.pod.mtu = ExpectedMtu::AtMost(1500);
+    desired.pod.routes.clear();
+    let mut pod = good_pod(&case.attachment);
+    (pod.mtu, pod.routes) = (1300, Vec::new());
+    pod.neighbours.clear();
+    let Inventory { host, entries, .. } = &case.actual;
+    let found = |desired: &Desired<'_>, pod: &PodEndState| {
+        let pod = PodEnd::Present(pod);
+        kinds(&desired.diff(&Actual { host, entries, netns_exists: true, pod }))
+    };
+    assert_eq!(found(&desired, &pod), []);
+    pod.mtu = 1600;
+    assert_eq!(found(&desired, &pod), [Kind::PodMtu]);
+    desired.pod.mtu = ExpectedMtu::Exactly(1600);
+    assert_eq!(found(&desired, &pod), []);
+}

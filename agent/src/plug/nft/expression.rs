@@ -1,6 +1,6 @@
 //! The expressions of nftables' rules that the agent uses: `linux/netfilter/nf_tables.h`.
 //!
-//! Each loads into or tests register 1, unless it says otherwise.
+//! Each loads into or tests register 1, which has 16 bytes, unless it says otherwise.
 
 use super::{
     nfnetlink::Attribute,
@@ -32,13 +32,14 @@ pub(super) enum Verdict {
 }
 
 /// `NFT_META_…`.
-pub(super) const MARK: u32 = 3;
+const MARK: u32 = 3;
 const INTERFACE: u32 = 6;
+const OUTPUT_INTERFACE: u32 = 7;
 pub(super) const FAMILY: u32 = 15;
 pub(super) const PROTOCOL: u32 = 16;
 /// `NFT_CMP_…`.
 pub(super) const EQUAL: u32 = 0;
-pub(super) const NOT_EQUAL: u32 = 1;
+const NOT_EQUAL: u32 = 1;
 pub(super) const AT_MOST: u32 = 3;
 pub(super) const AT_LEAST: u32 = 5;
 const VERDICT_REGISTER: u32 = 0;
@@ -53,8 +54,9 @@ const STATE: u32 = 0;
 const UNTRACKED: u32 = 1 << 6;
 const STATUS: u32 = 2;
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
-/// `NFT_NAT_SNAT`.
+/// `NFT_NAT_SNAT` and `NFT_NAT_DNAT`.
 const SOURCE: u32 = 0;
+const DESTINATION: u32 = 1;
 const INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_MAP_IPS`, `…_PROTO_SPECIFIED`, `…_PROTO_RANDOM_FULLY` and `…_PROTO_OFFSET` in
 /// `linux/netfilter/nf_nat.h`.
@@ -63,6 +65,15 @@ const SPECIFIED: u32 = 1 << 1;
 const RANDOM: u32 = 1 << 4;
 /// Counted from port 0: nftables has no attribute for another one, and nft no word for the flag.
 const OFFSET: u32 = 1 << 5;
+/// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
+/// decide about these packets.
+const FOREIGN_MARKS: u32 = 0xe000;
+/// `NFT_FIB_RESULT_ADDRTYPE` and `NFTA_FIB_F_DADDR`, and `RTN_LOCAL` in `linux/rtnetlink.h`.
+const ADDRESS_TYPE: u32 = 3;
+const OF_DESTINATION: u32 = 1 << 1;
+const LOCAL: u32 = 2;
+/// `NFT_REG32_00`: the first of the registers of 4 bytes. The register 1 is made of the first four.
+const REGISTER: u32 = 8;
 
 /// `NFTA_META_KEY`, `NFTA_META_DREG`.
 pub(super) fn meta(key: u32) -> Expression {
@@ -76,7 +87,7 @@ pub(super) fn compare(how: u32, with: &[u8]) -> Expression {
 
 /// `NFTA_BITWISE_SREG`, `…_DREG`, `…_LEN`, `…_MASK`, `…_XOR`. Marks and flags have the byte order of the
 /// host.
-pub(super) fn masked(mask: u32) -> Expression {
+fn masked(mask: u32) -> Expression {
     let registers = [Attribute::number(1, 1), Attribute::number(2, 1), Attribute::number(3, 4)];
     let masks = [value(4, &mask.to_ne_bytes()), value(5, &[0; 4])];
     expression("bitwise", registers.into_iter().chain(masks).collect())
@@ -92,24 +103,58 @@ pub(super) fn is_tracked() -> [Expression; 2] {
     [conntrack(STATE), compare(NOT_EQUAL, &UNTRACKED.to_ne_bytes())]
 }
 
+/// Whether the destination is an address of the node. `NFTA_FIB_DREG`, `NFTA_FIB_RESULT`, `NFTA_FIB_FLAGS`.
+pub(super) fn is_to_node() -> [Expression; 2] {
+    let data = [(1, 1), (2, ADDRESS_TYPE), (3, OF_DESTINATION)];
+    let kind = expression("fib", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec());
+    [kind, compare(EQUAL, &LOCAL.to_ne_bytes())]
+}
+
+/// Leaves a packet with a mark of others to their rules.
+pub(super) fn return_if_marked() -> Vec<Expression> {
+    let no_mark = compare(NOT_EQUAL, &0_u32.to_ne_bytes());
+    vec![meta(MARK), masked(FOREIGN_MARKS), no_mark, verdict(Verdict::Return)]
+}
+
 /// Bytes of the network header.
 pub(super) fn header(offset: u32, length: u32) -> Expression {
-    payload(NETWORK_HEADER, offset, length)
+    payload(1, NETWORK_HEADER, offset, length)
+}
+
+/// The same, into the registers that begin with one of 4 bytes.
+pub(super) fn header_at(register: u32, offset: u32, length: u32) -> Expression {
+    payload(REGISTER + register, NETWORK_HEADER, offset, length)
+}
+
+/// The transport protocol into a register of 4 bytes, and the destination port into the next.
+pub(super) fn protocol_and_port_at(register: u32) -> [Expression; 2] {
+    let data = vec![Attribute::number(2, PROTOCOL), Attribute::number(1, shown(REGISTER + register))];
+    [expression("meta", data), payload(REGISTER + register + 1, TRANSPORT_HEADER, 2, 2)]
 }
 
 /// The source port of TCP, UDP or SCTP.
 pub(super) fn source_port() -> Expression {
-    payload(TRANSPORT_HEADER, 0, 2)
+    payload(1, TRANSPORT_HEADER, 0, 2)
 }
 
 /// The destination port of TCP, UDP or SCTP.
 pub(super) fn destination_port() -> Expression {
-    payload(TRANSPORT_HEADER, 2, 2)
+    payload(1, TRANSPORT_HEADER, 2, 2)
 }
 
 /// Whether the packet has come by an interface whose name begins with a prefix.
 pub(super) fn came_by(prefix: &str) -> [Expression; 2] {
     [meta(INTERFACE), compare(EQUAL, prefix.as_bytes())]
+}
+
+/// Whether the packet leaves by such an interface.
+pub(super) fn leaves_by(prefix: &str) -> [Expression; 2] {
+    [meta(OUTPUT_INTERFACE), compare(EQUAL, prefix.as_bytes())]
+}
+
+/// The first bytes of the network header's field.
+pub(super) fn begins_with(offset: u32, prefix: &[u8]) -> [Expression; 2] {
+    [header(offset, prefix.len() as u32), compare(EQUAL, prefix)]
 }
 
 /// Keeps the packet from conntrack.
@@ -124,6 +169,12 @@ pub(super) fn is_in(set: &str) -> Expression {
 
 pub(super) fn is_not_in(set: &str) -> Expression {
     lookup(set, INVERTED)
+}
+
+/// Loads what a map has for the key in the register 1 into the register 1.
+pub(super) fn look_up(map: &str) -> Expression {
+    let of = [Attribute::text(1, map), Attribute::number(2, 1), Attribute::number(3, 1)];
+    expression("lookup", of.to_vec())
 }
 
 /// Loads a port.
@@ -176,10 +227,33 @@ fn conntrack(key: u32) -> Expression {
     expression("ct", vec![Attribute::number(1, 1), Attribute::number(2, key)])
 }
 
+/// Translates the destination to the address in the register 1 and the port behind the address.
+pub(super) fn translate_destination(family: u8, length: u32) -> Expression {
+    let port = shown(REGISTER + length / 4);
+    let data = [
+        (1, DESTINATION),
+        (2, family.into()),
+        (3, 1),
+        (4, 1),
+        (5, port),
+        (6, port),
+        (7, SPECIFIED | ADDRESS),
+    ];
+    expression("nat", data.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
 /// `NFTA_PAYLOAD_DREG`, `…_BASE`, `…_OFFSET`, `…_LEN`.
-fn payload(base: u32, offset: u32, length: u32) -> Expression {
-    let place = [(1, 1), (2, base), (3, offset), (4, length)];
+fn payload(register: u32, base: u32, offset: u32, length: u32) -> Expression {
+    let place = [(1, shown(register)), (2, base), (3, offset), (4, length)];
     expression("payload", place.map(|(kind, value)| Attribute::number(kind, value)).to_vec())
+}
+
+/// The kernel's name of a register: one of 16 bytes, if it begins there.
+fn shown(register: u32) -> u32 {
+    match register.checked_sub(REGISTER) {
+        Some(small) if small.is_multiple_of(4) => small / 4 + 1,
+        _ => register,
+    }
 }
 
 fn lookup(set: &str, flags: u32) -> Expression {

@@ -62,24 +62,18 @@ use std::{io, net::IpAddr};
 
 use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
-use nix::errno::Errno;
-use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
 
 use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
-        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, MARK, NOT_EQUAL, PROTOCOL, Verdict, came_by,
-        compare, destination_port, header, is_destination_translated, is_in, is_not_in, is_tracked, masked,
-        masquerade, masquerade_to_ports, meta, notrack, port, source_port, translate_source, verdict,
+        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, PROTOCOL, Verdict, came_by, compare,
+        destination_port, header, is_destination_translated, is_in, is_not_in, is_tracked, masquerade,
+        masquerade_to_ports, meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
     },
-    nfnetlink::{self, Attribute, Change, Object, dump, find},
-    numbers::{
-        ACCEPT, AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE,
-        CREATE, DELETE_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET,
-        IPV4, IPV6, LIST_ITEM, NEW_CHAIN, NEW_RULE, NEW_TABLE, OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS,
-        TABLE_FLAGS,
-    },
+    nfnetlink::Attribute,
+    numbers::{AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, IPV4, IPV6},
     sets::Set,
+    table::{self, Content, Rule, hooked, named},
 };
 
 /// The contents of the table.
@@ -107,8 +101,6 @@ pub struct Tunnel {
     pub nodes: Vec<IpAddr>,
 }
 
-type Rule = Vec<Expression>;
-
 /// What rules about the tunnel need of a family.
 struct Family {
     number: u8,
@@ -127,9 +119,6 @@ const TO_BACKEND: &str = "to_backend";
 const TUNNEL_IN: &str = "tunnel_in";
 const TUNNEL_OUT: &str = "tunnel_out";
 const NOT_TUNNEL: &str = "not_tunnel";
-/// kube-proxy's marks (masquerade 0x4000, drop 0x8000) and that of `portmap` (0x2000): their owners' rules
-/// decide about these packets.
-const FOREIGN_MARKS: u32 = 0xe000;
 /// After all others at `NF_IP_PRI_NAT_SRC` (100, `srcnat`): the first translation counts.
 const PRIORITY: i32 = 110;
 /// Before all translations of sources.
@@ -153,9 +142,7 @@ impl Table {
     /// # Errors
     /// If the kernel refuses; the earlier table stays.
     pub fn write(&self) -> Result<(), NetlinkError> {
-        let mut changes = vec![table("add the table", NEW_TABLE), table("replace the table", DELETE_TABLE)];
-        changes.extend(self.changes());
-        nfnetlink::commit(&changes).map_err(explained)
+        self.content().write()
     }
 
     /// The first difference from the kernel's table.
@@ -163,67 +150,11 @@ impl Table {
     /// # Errors
     /// If the kernel refuses a dump.
     pub fn difference(&self) -> io::Result<Option<String>> {
-        let of_table = [Attribute::text(OF_TABLE, NAME)];
-        let is_ours = |it: &Object| of_table.iter().all(|name| name.is_in(&it.1));
-        let read = |kind| -> io::Result<Vec<Vec<u8>>> {
-            Ok(dump(kind, INET, &of_table)?.into_iter().filter(is_ours).map(|it| it.1).collect())
-        };
-        let (chains, sets, rules) = (read(GET_CHAIN)?, read(GET_SET)?, read(GET_RULE)?);
-        // Not filtered by its name: the kernel would answer the request with one object, and no end.
-        let tables = dump(GET_TABLE, INET, &[])?;
-        let Some((_, found)) = tables.iter().find(|it| is_ours(it)) else {
-            return Ok(Some("is missing".to_owned()));
-        };
-        if !Attribute::number(TABLE_FLAGS, 0).is_in(found) {
-            return Ok(Some("is dormant, or has an owner".to_owned()));
-        }
-        let has =
-            |all: &[Vec<u8>], it: &[Attribute]| all.iter().any(|found| it.iter().all(|it| it.is_in(found)));
-        let wrong_chain = self.chains().into_iter().find(|(_, it)| !has(&chains, it));
-        if let Some((name, _)) = wrong_chain {
-            return Ok(Some(format!("has no chain {name}, or a changed one")));
-        }
-        for (name, expected) in self.rules() {
-            let of_chain = Attribute::text(RULE_CHAIN, name);
-            let found: Vec<_> = rules.iter().filter(|it| of_chain.is_in(it)).collect();
-            if !is_same_rules(&expected, &found) {
-                return Ok(Some(format!("has changed rules in the chain {name}")));
-            }
-        }
-        if chains.len() > self.chains().len() || sets.len() > self.sets().len() {
-            return Ok(Some("has a foreign chain or set".to_owned()));
-        }
-        for set in self.sets() {
-            if !has(&sets, &set.attributes(NAME)) {
-                return Ok(Some(format!("has no set {}, or a changed one", set.name)));
-            }
-            if !set.is_same(NAME)? {
-                return Ok(Some(format!("has changed elements in the set {}", set.name)));
-            }
-        }
-        Ok(None)
+        self.content().difference()
     }
 
-    fn changes(&self) -> Vec<Change> {
-        let mut changes = vec![table("add the table", NEW_TABLE)];
-        for (number, set) in (1..).zip(self.sets()) {
-            changes.extend(set.changes(NAME, number));
-        }
-        for (name, attributes) in self.chains() {
-            changes.push(Change::create(format!("add the chain {name}"), NEW_CHAIN, attributes));
-        }
-        for (name, rules) in self.rules() {
-            for expressions in rules {
-                let items = expressions.into_iter().map(|it| Attribute::Nest(LIST_ITEM, it)).collect();
-                let attributes = vec![
-                    Attribute::text(OF_TABLE, NAME),
-                    Attribute::text(RULE_CHAIN, name),
-                    Attribute::Nest(RULE_EXPRESSIONS, items),
-                ];
-                changes.push(Change::create(format!("add a rule of the chain {name}"), NEW_RULE, attributes));
-            }
-        }
-        changes
+    fn content(&self) -> Content {
+        Content { name: NAME, sets: self.sets(), chains: self.chains(), rules: self.rules() }
     }
 
     fn sets(&self) -> Vec<Set> {
@@ -241,28 +172,16 @@ impl Table {
     }
 
     fn chains(&self) -> Vec<(&'static str, Vec<Attribute>)> {
-        let named = |name| vec![Attribute::text(OF_TABLE, NAME), Attribute::text(CHAIN_NAME, name)];
-        let hooked = |name, kind, hook, priority: i32| {
-            let mut chain = named(name);
-            let hook = [(HOOK_NUMBER, hook), (HOOK_PRIORITY, priority.cast_unsigned())];
-            let hook = hook.map(|(kind, value)| Attribute::number(kind, value)).to_vec();
-            chain.extend([
-                Attribute::text(CHAIN_TYPE, kind),
-                Attribute::number(CHAIN_POLICY, ACCEPT),
-                Attribute::Nest(CHAIN_HOOK, hook),
-            ]);
-            (name, chain)
-        };
         let mut chains = vec![
-            (TO_WORLD, named(TO_WORLD)),
-            (TO_BACKEND, named(TO_BACKEND)),
-            hooked(POSTROUTING, "nat", AT_POSTROUTING, PRIORITY),
+            named(NAME, TO_WORLD),
+            named(NAME, TO_BACKEND),
+            hooked(NAME, POSTROUTING, "nat", (AT_POSTROUTING, PRIORITY)),
         ];
         if self.tunnel.is_some() {
             chains.extend([
-                hooked(TUNNEL_IN, "filter", AT_PREROUTING, RAW),
-                hooked(TUNNEL_OUT, "filter", AT_OUTPUT, RAW),
-                hooked(NOT_TUNNEL, "filter", AT_POSTROUTING, NOT_TUNNEL_PRIORITY),
+                hooked(NAME, TUNNEL_IN, "filter", (AT_PREROUTING, RAW)),
+                hooked(NAME, TUNNEL_OUT, "filter", (AT_OUTPUT, RAW)),
+                hooked(NAME, NOT_TUNNEL, "filter", (AT_POSTROUTING, NOT_TUNNEL_PRIORITY)),
             ]);
         }
         chains
@@ -279,8 +198,7 @@ impl Table {
         };
         let mut to_world: Vec<Rule> = WITH_PORTS.into_iter().map(with_ports).collect();
         to_world.push(vec![masquerade()]);
-        let is_marked = [meta(MARK), masked(FOREIGN_MARKS), compare(NOT_EQUAL, &0_u32.to_ne_bytes())];
-        let marked = is_marked.into_iter().chain([verdict(Verdict::Return)]).collect();
+        let marked = return_if_marked();
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
@@ -320,15 +238,7 @@ impl Table {
 /// # Errors
 /// If the kernel refuses.
 pub fn remove() -> Result<bool, NetlinkError> {
-    let failed = |source| NetlinkError::new("list the tables of nftables", source);
-    let ours = Attribute::text(OF_TABLE, NAME);
-    if !dump(GET_TABLE, INET, &[]).map_err(failed)?.iter().any(|(_, found)| ours.is_in(found)) {
-        return Ok(false);
-    }
-    match nfnetlink::commit(&[table("delete the table", DELETE_TABLE)]) {
-        Err(error) if error.is(Errno::ENOENT) => Ok(false),
-        result => result.map(|()| true),
-    }
+    table::remove(NAME)
 }
 
 // === impl Family ===
@@ -351,40 +261,6 @@ impl Family {
     fn is_from_node(&self) -> Rule {
         vec![header(self.source, self.length), is_in(self.nodes)]
     }
-}
-
-fn table(what: &str, kind: u16) -> Change {
-    let mut attributes = vec![Attribute::text(OF_TABLE, NAME)];
-    if kind == NEW_TABLE {
-        attributes.push(Attribute::number(TABLE_FLAGS, 0));
-    }
-    let flags = if kind == NEW_TABLE { CREATE } else { 0 };
-    Change { what: format!("{what} inet {NAME} of nftables"), kind, flags, family: INET, attributes }
-}
-
-/// The kernel names neither the missing module nor the expression.
-fn explained(error: NetlinkError) -> NetlinkError {
-    let is_missing = [Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL]
-        .iter()
-        .any(|it| error.is(*it));
-    if is_missing {
-        let modules = "load the kernel's modules nf_tables, nft_chain_nat, nft_ct, nft_masq and nft_nat";
-        return error.with_hint(modules.to_owned());
-    }
-    error
-}
-
-fn is_same_rules(expected: &[Rule], found: &[&Vec<u8>]) -> bool {
-    let is_same = |(expected, found): (&Rule, &&Vec<u8>)| {
-        let list = find(found, &[RULE_EXPRESSIONS]).unwrap_or_default();
-        let found: Vec<_> = NlasIterator::new(&list[..]).flatten().collect();
-        let is_in = |(all, found): (&Expression, &_)| {
-            let found: &NlaBuffer<&[u8]> = found;
-            all.iter().all(|it| it.is_in(found.value()))
-        };
-        expected.len() == found.len() && expected.iter().zip(&found).all(is_in)
-    };
-    expected.len() == found.len() && expected.iter().zip(found).all(is_same)
 }
 
 /// A packet of a family from a source in one set to a destination outside of another goes to [`TO_WORLD`].

@@ -1,9 +1,13 @@
-//! nftables: the agent's table, what changes it, and others' chains that drop pods' packets.
+//! nftables: the agent's tables, what changes them, flows that conntrack remembers, and others' chains that
+//! drop pods' packets.
 
+pub mod changes;
+pub mod conntrack;
 mod expression;
 pub mod firewall;
-pub mod masquerade_changes;
+pub mod host_ports_table;
 pub mod masquerade_table;
 mod nfnetlink;
 mod numbers;
 mod sets;
+mod table;

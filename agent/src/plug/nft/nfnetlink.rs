@@ -25,6 +25,8 @@ use crate::crash::{self, Step};
 
 /// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.
 const NFTABLES: u16 = 10;
+/// `NFNL_SUBSYS_CTNETLINK`.
+pub(super) const CONNTRACK: u16 = 1;
 /// `NFNL_MSG_BATCH_BEGIN` and `NFNL_MSG_BATCH_END`: what is between them is one transaction.
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
@@ -38,7 +40,7 @@ const INTERRUPTED: u16 = 0x10;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// `NLA_F_NESTED` in `linux/netlink.h`.
-const NESTED: u16 = 1 << 15;
+pub(super) const NESTED: u16 = 1 << 15;
 /// Bytes of `struct nlmsghdr`, and of `struct nfgenmsg` behind it.
 const HEADER: usize = 16;
 const GENERIC: usize = 4;
@@ -174,30 +176,63 @@ pub(super) fn dump(kind: u16, family: u8, attributes: &[Attribute]) -> io::Resul
     let socket = open(ANSWER_DEADLINE)?;
     for _ in 0..DUMPS {
         socket.send(&message(NFTABLES << 8 | kind, DUMP, 0, family, attributes), 0)?;
-        if let Some(found) = read_dump(&socket)? {
+        let mut found = Vec::new();
+        if read_dump(&socket, DATAGRAMS, |family, object| found.push((family, object.to_vec())))? {
             return Ok(found);
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// `None` if the dump was interrupted.
-fn read_dump(socket: &Raw) -> io::Result<Option<Vec<Object>>> {
-    let (mut found, mut is_interrupted) = (Vec::new(), false);
-    for _ in 0..DATAGRAMS {
+/// Shows each object of a kind that matches, of another subsystem. The answer has at most `datagrams`.
+///
+/// # Errors
+/// If the kernel refuses.
+pub(super) fn visit(
+    (subsystem, kind, family): (u16, u16, u8),
+    attributes: &[Attribute],
+    datagrams: usize,
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let socket = open(ANSWER_DEADLINE)?;
+    socket.send(&message(subsystem << 8 | kind, DUMP, 0, family, attributes), 0)?;
+    read_dump(&socket, datagrams, |_, object| each(object)).map(drop)
+}
+
+/// Makes one change of another subsystem.
+///
+/// # Errors
+/// If the kernel refuses.
+pub(super) fn change((subsystem, kind, family): (u16, u16, u8), attributes: &[Attribute]) -> io::Result<()> {
+    let socket = open(ANSWER_DEADLINE)?;
+    socket.send(&message(subsystem << 8 | kind, ACKNOWLEDGED, 0, family, attributes), 0)?;
+    let answer = receive(&socket)?;
+    match Head::of(&answer).and_then(|_| error(answer.get(HEADER..)?)) {
+        Some(code) => Err(io::Error::from_raw_os_error(code)),
+        None => {
+            crash::point(Step::NetlinkChanged);
+            Ok(())
+        }
+    }
+}
+
+/// Returns whether the dump was whole.
+fn read_dump(socket: &Raw, datagrams: usize, mut each: impl FnMut(u8, &[u8])) -> io::Result<bool> {
+    let mut is_interrupted = false;
+    for _ in 0..datagrams {
         let datagram = receive(socket)?;
         let mut rest = datagram.as_slice();
         while let Some(head) = Head::of(rest) {
             let body = rest.get(HEADER..head.length).ok_or(io::ErrorKind::InvalidData)?;
             is_interrupted |= head.flags & INTERRUPTED != 0;
             match (head.kind, error(body)) {
-                (DONE, _) => return Ok((!is_interrupted).then_some(found)),
+                (DONE, _) => return Ok(!is_interrupted),
                 // Without nftables EINVAL, without the object ENOENT.
-                (ERROR, None | Some(libc_error::EINVAL | libc_error::ENOENT)) => return Ok(Some(found)),
+                (ERROR, None | Some(libc_error::EINVAL | libc_error::ENOENT)) => return Ok(true),
                 (ERROR, Some(code)) => return Err(io::Error::from_raw_os_error(code)),
                 _ => {
                     let (family, attributes) = (body.first().copied(), body.get(GENERIC..));
-                    found.extend(family.zip(attributes.map(<[u8]>::to_vec)));
+                    family.zip(attributes).into_iter().for_each(|(family, object)| each(family, object));
                 }
             }
             rest = rest.get(head.length.next_multiple_of(4)..).unwrap_or_default();

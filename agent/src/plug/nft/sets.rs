@@ -1,4 +1,4 @@
-//! Sets of addresses of the table `inet ferrule`.
+//! Sets and maps of the agent's tables.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
@@ -8,29 +8,50 @@ use rtnetlink::packet_core::NlasIterator;
 use super::{
     nfnetlink::{self, Attribute, Change, dump, find},
     numbers::{
-        DATA_VALUE, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA, ELEMENTS_LIST, ELEMENTS_SET, GET_ELEMENTS,
-        INET, INTERVAL, INTERVAL_END, LIST_ITEM, NEW_ELEMENTS, NEW_SET, OF_TABLE, SET_FLAGS, SET_KEY_LENGTH,
+        DATA_VALUE, DELETE_ELEMENTS, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA,
+        ELEMENTS_LIST, ELEMENTS_SET, GET_ELEMENTS, INET, INTERVAL, INTERVAL_END, LIST_ITEM, MAP,
+        NEW_ELEMENTS, NEW_SET, OF_TABLE, SET_DATA_LENGTH, SET_DATA_TYPE, SET_FLAGS, SET_KEY_LENGTH,
         SET_KEY_TYPE, SET_NAME, SET_NUMBER, SET_USER_DATA,
     },
 };
 
-/// A set of one family, and what is in it.
+/// A set or a map, and what is in it.
 pub(super) struct Set {
     pub name: &'static str,
-    is_ipv4: bool,
+    key: Kind,
+    /// Of a map.
+    data: Option<Kind>,
     has_intervals: bool,
     elements: Vec<Element>,
 }
 
-/// A key, and whether it ends an interval.
-type Element = (Vec<u8>, bool);
+/// nft's number of a type, by which nft shows values, and the length in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    number: u32,
+    length: u32,
+}
 
-/// Elements of one message: the length of an attribute has 16 bits, and an element at most 48 bytes.
-const ELEMENTS: usize = 1000;
-/// nft's numbers of the types `ipv4_addr` and `ipv6_addr`, and its notes "the keys have network byte order"
-/// and "the interval has no end": nft shows the sets accordingly.
-const KEY_TYPES: (u32, u32) = (7, 8);
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Element {
+    pub key: Vec<u8>,
+    /// Of a map.
+    pub data: Option<Vec<u8>>,
+    /// Whether the key ends an interval.
+    is_end: bool,
+}
+
+/// Elements of one message: the length of an attribute has 16 bits, and an element at most 76 bytes.
+const ELEMENTS: usize = 800;
+/// nft's types `ipv4_addr`, `ipv6_addr`, `inet_proto` and `inet_service`.
+pub(super) const IPV4_ADDRESS: Kind = Kind { number: 7, length: 4 };
+pub(super) const IPV6_ADDRESS: Kind = Kind { number: 8, length: 16 };
+pub(super) const PROTOCOL: Kind = Kind { number: 12, length: 1 };
+pub(super) const SERVICE: Kind = Kind { number: 13, length: 2 };
+/// nft's notes "the keys have network byte order", "the data have it" and "the interval has no end": nft
+/// shows the sets accordingly.
 const NETWORK_ORDER: [u8; 6] = [0, 4, 2, 0, 0, 0];
+const DATA_NETWORK_ORDER: [u8; 6] = [1, 4, 2, 0, 0, 0];
 const OPEN: [u8; 6] = [1, 4, 1, 0, 0, 0];
 
 // === impl Set ===
@@ -39,25 +60,45 @@ impl Set {
     /// The networks of a family.
     pub fn of_networks(name: &'static str, is_ipv4: bool, networks: &[IpNet]) -> Self {
         let elements = edges(&intervals(networks, is_ipv4), is_ipv4);
-        Self { name, is_ipv4, has_intervals: true, elements }
+        Self { name, key: Kind::address(is_ipv4), data: None, has_intervals: true, elements }
     }
 
     /// The addresses of a family, which the kernel finds faster than intervals.
     pub fn of_addresses(name: &'static str, is_ipv4: bool, addresses: &[IpAddr]) -> Self {
         let of_family = addresses.iter().filter(|it| it.is_ipv4() == is_ipv4);
         let unique: BTreeSet<_> = of_family.map(|it| key(bits(*it), is_ipv4)).collect();
-        let elements = unique.into_iter().map(|key| (key, false)).collect();
-        Self { name, is_ipv4, has_intervals: false, elements }
+        Self::of_keys(name, Kind::address(is_ipv4), unique)
+    }
+
+    /// Single keys.
+    pub fn of_keys(name: &'static str, key: Kind, keys: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let elements = keys.into_iter().map(|key| Element { key, data: None, is_end: false }).collect();
+        Self { name, key, data: None, has_intervals: false, elements }
+    }
+
+    /// A map from single keys to data.
+    pub fn of_pairs(
+        name: &'static str,
+        (key, data): (Kind, Kind),
+        pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
+    ) -> Self {
+        let pairs = pairs.into_iter();
+        let elements = pairs.map(|(key, data)| Element { key, data: Some(data), is_end: false }).collect();
+        Self { name, key, data: Some(data), has_intervals: false, elements }
     }
 
     pub fn attributes(&self, table: &str) -> Vec<Attribute> {
-        let (kind, length) = if self.is_ipv4 { (KEY_TYPES.0, 4) } else { (KEY_TYPES.1, 16) };
         let mut attributes = vec![
             Attribute::text(OF_TABLE, table),
             Attribute::text(SET_NAME, self.name),
-            Attribute::number(SET_KEY_TYPE, kind),
-            Attribute::number(SET_KEY_LENGTH, length),
+            Attribute::number(SET_KEY_TYPE, self.key.number),
+            Attribute::number(SET_KEY_LENGTH, self.key.length),
         ];
+        if let Some(data) = self.data {
+            attributes.push(Attribute::number(SET_FLAGS, MAP));
+            attributes.push(Attribute::number(SET_DATA_TYPE, data.number));
+            attributes.push(Attribute::number(SET_DATA_LENGTH, data.length));
+        }
         // The kernel shows no flags of a set without any.
         attributes.extend(self.has_intervals.then(|| Attribute::number(SET_FLAGS, INTERVAL)));
         attributes
@@ -67,8 +108,21 @@ impl Set {
     pub fn changes(&self, table: &str, number: u32) -> Vec<Change> {
         let mut attributes = self.attributes(table);
         attributes.push(Attribute::number(SET_NUMBER, number));
-        attributes.push(Attribute::Value(SET_USER_DATA, NETWORK_ORDER.to_vec()));
+        let data_order = self.data.map_or([].as_slice(), |_| &DATA_NETWORK_ORDER);
+        attributes.push(Attribute::Value(SET_USER_DATA, [&NETWORK_ORDER, data_order].concat()));
         let mut changes = vec![Change::create(format!("add the set {}", self.name), NEW_SET, attributes)];
+        changes.extend(self.additions(table));
+        changes
+    }
+
+    #[cfg(test)]
+    pub fn elements(&self) -> &[Element] {
+        &self.elements
+    }
+
+    /// Adds the elements.
+    pub fn additions(&self, table: &str) -> Vec<Change> {
+        let mut changes = Vec::new();
         for (part, chunk) in self.elements.chunks(ELEMENTS).enumerate() {
             let is_open = self.has_intervals && (part + 1) * ELEMENTS >= self.elements.len();
             let attributes = vec![
@@ -81,16 +135,50 @@ impl Set {
         changes
     }
 
+    /// Removes the elements, which the kernel's set must have.
+    pub fn removals(&self, table: &str) -> Vec<Change> {
+        let removal = |it: Change| Change {
+            what: format!("remove elements of {}", self.name),
+            kind: DELETE_ELEMENTS,
+            flags: 0,
+            ..it
+        };
+        self.additions(table).into_iter().map(removal).collect()
+    }
+
     /// Whether the kernel's set has the same elements.
     ///
     /// # Errors
     /// If the kernel refuses the dump.
     pub fn is_same(&self, table: &str) -> io::Result<bool> {
-        let of_set = [Attribute::text(OF_TABLE, table), Attribute::text(ELEMENTS_SET, self.name)];
-        let found = dump(GET_ELEMENTS, INET, &of_set)?;
-        let found: BTreeSet<_> = found.iter().flat_map(|it| elements(&it.1)).collect();
+        let found: BTreeSet<_> = read(table, self.name)?.into_iter().collect();
         Ok(found == self.elements.iter().cloned().collect())
     }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub fn address(is_ipv4: bool) -> Self {
+        if is_ipv4 { IPV4_ADDRESS } else { IPV6_ADDRESS }
+    }
+
+    /// Several values, each in registers of 4 bytes.
+    pub fn of_several(kinds: &[Self]) -> Self {
+        // `TYPE_BITS` in `include/datatype.h` of nftables.
+        let number = kinds.iter().fold(0, |all, it| all << 6 | it.number);
+        Self { number, length: kinds.iter().map(|it| it.length.next_multiple_of(4)).sum() }
+    }
+}
+
+/// The elements of a set or map. Nothing without it.
+///
+/// # Errors
+/// If the kernel refuses the dump.
+pub(super) fn read(table: &str, name: &str) -> io::Result<Vec<Element>> {
+    let of_set = [Attribute::text(OF_TABLE, table), Attribute::text(ELEMENTS_SET, name)];
+    let found = dump(GET_ELEMENTS, INET, &of_set)?;
+    Ok(found.iter().flat_map(|it| elements(&it.1)).collect())
 }
 
 /// Without overlaps, in order; first and last address of each.
@@ -114,20 +202,23 @@ fn edges(intervals: &[(u128, u128)], is_ipv4: bool) -> Vec<Element> {
     let largest = if is_ipv4 { u128::from(u32::MAX) } else { u128::MAX };
     let key = |value| key(value, is_ipv4);
     let mut edges = Vec::new();
-    edges.extend(intervals.first().filter(|(first, _)| *first > 0).map(|_| (key(0), true)));
+    let edge = |value, is_end| Element { key: key(value), data: None, is_end };
+    edges.extend(intervals.first().filter(|(first, _)| *first > 0).map(|_| edge(0, true)));
     for (first, last) in intervals {
-        edges.push((key(*first), false));
-        edges.extend((*last < largest).then(|| (key(last.saturating_add(1)), true)));
+        edges.push(edge(*first, false));
+        edges.extend((*last < largest).then(|| edge(last.saturating_add(1), true)));
     }
     edges
 }
 
 /// `is_open`: whether the last element, if it begins an interval, has no end.
 fn list(elements: &[Element], is_open: bool) -> Vec<Attribute> {
-    let item = |(number, (key, is_end)): (usize, &Element)| {
+    let item = |(number, Element { key, data, is_end }): (usize, &Element)| {
         let mut item = Vec::new();
         item.extend(is_end.then(|| Attribute::number(ELEMENT_FLAGS, INTERVAL_END)));
         item.push(Attribute::Nest(ELEMENT_KEY, vec![Attribute::Value(DATA_VALUE, key.clone())]));
+        let data = data.clone().map(|data| vec![Attribute::Value(DATA_VALUE, data)]);
+        item.extend(data.map(|data| Attribute::Nest(ELEMENT_DATA, data)));
         let is_open = is_open && !is_end && number + 1 == elements.len();
         item.extend(is_open.then(|| Attribute::Value(ELEMENT_USER_DATA, OPEN.to_vec())));
         Attribute::Nest(LIST_ITEM, item)
@@ -141,7 +232,9 @@ fn elements(message: &[u8]) -> Vec<Element> {
     let items = NlasIterator::new(&list[..]).flatten();
     let element = |item: &[u8]| {
         let flags = find(item, &[ELEMENT_FLAGS]).and_then(|it| nfnetlink::number(&it)).unwrap_or_default();
-        Some((find(item, &[ELEMENT_KEY, DATA_VALUE])?, flags & INTERVAL_END != 0))
+        let key = find(item, &[ELEMENT_KEY, DATA_VALUE])?;
+        let data = find(item, &[ELEMENT_DATA, DATA_VALUE]);
+        Some(Element { key, data, is_end: flags & INTERVAL_END != 0 })
     };
     items.filter_map(|item| element(item.value())).collect()
 }
@@ -172,7 +265,7 @@ mod tests {
             Ok(v4) => IpAddr::from(v4).to_string(),
             Err(_) => IpAddr::from(<[u8; 16]>::try_from(key).unwrap()).to_string(),
         };
-        set.elements.iter().map(|(key, is_end)| (text(key), *is_end)).collect()
+        set.elements.iter().map(|it| (text(&it.key), it.is_end)).collect()
     }
 
     fn edge(key: &str, is_end: bool) -> (String, bool) {
@@ -211,12 +304,21 @@ mod tests {
 
     #[test]
     fn elements_are_read_as_they_are_sent() {
-        let edges = edges(&[(5, 9), (20, u128::from(u32::MAX))], true);
-        let mut sent = Vec::new();
-        let change = Attribute::Nest(ELEMENTS_LIST, list(&edges, true));
-        change.encode(&mut sent);
-        assert_eq!(elements(&sent), edges);
+        let pairs = [(vec![1, 2, 3, 4], vec![5, 6]), (vec![7, 8, 9, 0], vec![1])];
+        let map = Set::of_pairs("some", (IPV4_ADDRESS, SERVICE), pairs).elements;
+        for expected in [edges(&[(5, 9), (20, u128::from(u32::MAX))], true), map] {
+            let mut sent = Vec::new();
+            let change = Attribute::Nest(ELEMENTS_LIST, list(&expected, true));
+            change.encode(&mut sent);
+            assert_eq!(elements(&sent), expected);
+        }
         assert_eq!(elements(&[]), []);
+    }
+
+    #[test]
+    fn several_values_are_one_type_of_nft() {
+        let kind = Kind::of_several(&[IPV4_ADDRESS, PROTOCOL, SERVICE]);
+        assert_eq!((kind.number, kind.length), (7 << 12 | 12 << 6 | 13, 12));
     }
 
     #[test]

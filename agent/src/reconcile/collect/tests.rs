@@ -7,7 +7,7 @@ use tokio::time::advance;
 use super::*;
 use crate::{
     health::Reporter,
-    registry::{Allocation, HostLink, HostSide, NetnsId, NewAttachment, State, testing},
+    registry::{Allocation, HostLink, HostSide, NetnsId, NewAttachment, State, Wishes, testing},
     watch::Change,
 };
 
@@ -90,6 +90,7 @@ fn attach(registry: &Registry, netns: &Path) {
         netns: netns.to_owned(),
         netns_id: NetnsId { dev: 4, ino: 7 },
         allocation: Allocation::Fixed(testing::attachment("eth0", None, 2).vif),
+        wishes: Wishes::default(),
     };
     let reserved = registry.reserve(new).unwrap();
     let host = HostSide::Link(HostLink { ifname: "frgone".to_owned(), ifindex: 0x7fff_0001 });

@@ -12,7 +12,7 @@ use crate::{
         peer_netns::{self, FoundNetns},
         pod_end,
     },
-    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, now_ms, since_boot},
+    registry::{Attachment, HostLink, HostSide, Key, Mapping, NetnsId, State, Wishes, now_ms, since_boot},
 };
 
 /// The most routes that are adopted for an interface, as many as a VIF can have: a pod can create any number.
@@ -20,7 +20,12 @@ const MAX_ROUTES: usize = 64;
 
 /// The records of all claims. Of the interfaces of one container in one network, the requested one was
 /// created first; the others become additional ones.
-pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Attachment]) -> Vec<Attachment> {
+pub(super) fn records(
+    host: &mut Socket,
+    mut claims: Vec<Claim>,
+    recorded: &[Attachment],
+    mappings: &[Mapping],
+) -> Vec<Attachment> {
     // Kubernetes runtimes request `eth0`. For others, the lowest index is the first interface, unless it was
     // restored.
     claims.sort_by_key(|it| (it.link.stamp.key().ifname.as_str() != "eth0", it.link.ifindex));
@@ -34,7 +39,9 @@ pub(super) fn records(host: &mut Socket, mut claims: Vec<Claim>, recorded: &[Att
         let with = requested.iter().find(is_sibling).filter(|first| **first != key).cloned();
         let place = claim.link.nsid.and_then(|nsid| places.get(&nsid));
         let before = recorded.iter().find(|it| it.key == key);
-        records.insert(key, record(claim, with, place, before));
+        let has = |it: &&Mapping| claim.addresses.iter().any(|address| it.to.ip() == address);
+        let wishes = Wishes::of(mappings.iter().filter(has).copied());
+        records.insert(key, record(claim, with, place, before, wishes));
     }
     records.into_values().collect()
 }
@@ -44,6 +51,7 @@ fn record(
     with: Option<Key>,
     place: Option<&FoundNetns>,
     before: Option<&Attachment>,
+    wishes: Wishes,
 ) -> Attachment {
     let Claim { link, addresses, mac, pod } = claim;
     let host = HostSide::Link(HostLink { ifname: link.ifname.clone(), ifindex: link.ifindex });
@@ -70,6 +78,7 @@ fn record(
         netns_id: place.map_or(NetnsId::UNKNOWN, |place| place.netns.id()),
         vif,
         with,
+        wishes,
         host,
         created_at_ms: now_ms(),
         created_since_boot_ns,
@@ -128,10 +137,10 @@ mod tests {
             netns: Netns::current().unwrap(),
             path: Some(PathBuf::from(OsStr::from_bytes(path))),
         };
-        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-\xff")), None);
+        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-\xff")), None, Wishes::default());
         assert_eq!((recorded.has_path(), recorded.netns_id), (false, Netns::current().unwrap().id()));
         serde_json::to_vec(&recorded).unwrap();
-        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-1")), None);
+        let recorded = record(claim(), None, Some(&found(b"/run/netns/cni-1")), None, Wishes::default());
         assert_eq!(recorded.netns, PathBuf::from("/run/netns/cni-1"));
     }
 
@@ -140,7 +149,7 @@ mod tests {
         // In nanoseconds.
         let now = || u64::try_from(since_boot().as_nanos()).unwrap();
         let start = now();
-        let rebuilt = record(claim(), None, None, None);
+        let rebuilt = record(claim(), None, None, None, Wishes::default());
         assert!((start..=now()).contains(&rebuilt.created_since_boot_ns));
         let stale = Attachment {
             created_since_boot_ns: 5,
@@ -148,7 +157,7 @@ mod tests {
             host: HostSide::Unplugged,
             ..rebuilt.clone()
         };
-        let renewed = record(claim(), None, None, Some(&stale));
+        let renewed = record(claim(), None, None, Some(&stale), Wishes::default());
         assert!((start..=now()).contains(&renewed.created_since_boot_ns));
         assert_eq!((renewed.state, renewed.host), (State::Attached, rebuilt.host));
     }

@@ -40,6 +40,7 @@ fn links(all: &[&Attachment], group: u32) -> HashMap<u32, HostLinkState> {
         mtu: 1450,
         forwards_ipv4: true,
         sends_redirects: false,
+        routes_localnet: false,
         xdp: Vec::new(),
         peer: None,
         peer_nsid: None,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     cluster::PodRef,
-    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State},
+    registry::{Attachment, HostLink, HostSide, Key, NetnsId, State, Wishes},
 };
 
 fn attachment(number: u8) -> Attachment {
@@ -42,6 +42,7 @@ fn attachment(number: u8) -> Attachment {
             routes: Vec::new(),
         },
         with: None,
+        wishes: Wishes::default(),
         host: HostSide::Link(HostLink { ifname: "frabc".to_owned(), ifindex: number.into() }),
         created_at_ms: 1_700_000_000_000,
         created_since_boot_ns: 7,

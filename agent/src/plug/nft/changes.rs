@@ -1,4 +1,4 @@
-//! Notifications about changes of the table of [`super::masquerade_table`].
+//! Notifications about changes of the agent's tables.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, TokioSocket, protoco
 
 use super::{
     super::netlink::borrow,
-    masquerade_table::NAME,
+    host_ports_table, masquerade_table,
     nfnetlink::Attribute,
     numbers::{INET, OF_TABLE},
 };
@@ -43,7 +43,7 @@ impl Changes {
         Ok(Self { socket, message: Vec::with_capacity(DATAGRAM) })
     }
 
-    /// Waits for the next change of the table, or until the kernel has dropped notifications. Cancel safe.
+    /// Waits for the next change of a table, or until the kernel has dropped notifications. Cancel safe.
     ///
     /// # Errors
     /// If the socket fails.
@@ -51,7 +51,7 @@ impl Changes {
         loop {
             self.message.clear();
             match self.socket.recv(&mut self.message).await {
-                Ok(()) if is_about_table(&self.message) => return Ok(()),
+                Ok(()) if is_about_tables(&self.message) => return Ok(()),
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => return Ok(()),
                 Err(error) => return Err(error),
@@ -61,12 +61,13 @@ impl Changes {
 }
 
 /// The kernel puts several notifications into one datagram.
-fn is_about_table(datagram: &[u8]) -> bool {
-    let name = Attribute::text(OF_TABLE, NAME);
+fn is_about_tables(datagram: &[u8]) -> bool {
+    let names = [masquerade_table::NAME, host_ports_table::NAME].map(|it| Attribute::text(OF_TABLE, it));
     let mut rest = datagram;
     while let Some(length) = rest.first_chunk::<4>().map(|it| u32::from_ne_bytes(*it) as usize) {
         let whole = rest.get(..length).unwrap_or(rest);
-        if whole.get(16) == Some(&INET) && whole.get(20..).is_some_and(|attributes| name.is_in(attributes)) {
+        let is_ours = |attributes| names.iter().any(|name| name.is_in(attributes));
+        if whole.get(16) == Some(&INET) && whole.get(20..).is_some_and(is_ours) {
             return true;
         }
         rest = rest.get(length.next_multiple_of(4).max(16)..).unwrap_or_default();
@@ -87,11 +88,11 @@ mod tests {
             let length = u32::try_from(20 + attributes.len()).unwrap();
             [&length.to_ne_bytes()[..], &[0; 12], &[family, 0, 0, 0], &attributes].concat()
         };
-        assert!(is_about_table(&of(1, "ferrule")));
-        assert!(!is_about_table(&of(2, "ferrule")), "of the family ip");
-        assert!(!is_about_table(&of(1, "ferrule2")) && !is_about_table(&[]));
-        assert!(is_about_table(&[of(1, "kube-proxy"), of(1, "ferrule")].concat()));
+        assert!(is_about_tables(&of(1, "ferrule")) && is_about_tables(&of(1, "ferrule-ports")));
+        assert!(!is_about_tables(&of(2, "ferrule")), "of the family ip");
+        assert!(!is_about_tables(&of(1, "ferrule2")) && !is_about_tables(&[]));
+        assert!(is_about_tables(&[of(1, "kube-proxy"), of(1, "ferrule")].concat()));
         let many = of(1, "kube-proxy").repeat(DATAGRAM);
-        assert!(is_about_table(&many[..DATAGRAM]), "the rest is unknown");
+        assert!(is_about_tables(&many[..DATAGRAM]), "the rest is unknown");
     }
 }

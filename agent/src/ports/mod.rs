@@ -1,0 +1,192 @@
+//! Ports of the node that lead to pods (`hostPort`, `podman run --publish`).
+//!
+//! ```text
+//!  ADD, DEL ─▶ one transaction adds or removes the pod's mappings ─▶ conntrack forgets wrong flows
+//!  start    ─▶ the whole table, unless it is right ◀─ desired, heal: compared with the kernel's
+//! ```
+//!
+//! The registry keeps the mappings; this room knows which are in the table, and lends each port once. A node
+//! without such a pod has no table.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    chain::chain,
+    plug::{
+        host,
+        netlink::NetlinkError,
+        nft::{conntrack, host_ports_table},
+    },
+    registry::{Attachment, HostPort, Key, Mapping, Place, Wishes},
+};
+use ferrule_vif::Addresses;
+
+/// A mapping that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    #[error("the node's port {port} is taken by {by}")]
+    Taken { port: Place, by: Key },
+    #[error("the pod lacks an address of the family of the node's port {0}")]
+    NoAddress(HostPort),
+    #[error("cannot lead ports of the node to the pod")]
+    Netlink(#[from] NetlinkError),
+}
+
+/// Keeps the table.
+#[derive(Default)]
+pub struct HostPorts {
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken(BTreeMap<Place, (Key, SocketAddr)>);
+
+// === impl HostPorts ===
+
+impl HostPorts {
+    /// Takes over the ports of attachments, at start: the table has these afterwards. Another port of two
+    /// attachments stays with the first. Blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the earlier table stays, and healing retries.
+    pub fn take_over(&self, attachments: &[Attachment]) -> Result<(), NetlinkError> {
+        let mut taken = self.taken();
+        for it in attachments {
+            for mapping in mappings(it).unwrap_or_default() {
+                taken.0.entry(mapping.from).or_insert_with(|| (it.key.clone(), mapping.to));
+            }
+        }
+        if taken.0.is_empty() {
+            return host_ports_table::delete().map(drop);
+        }
+        let all = taken.mappings();
+        if matches!(host_ports_table::difference(&all), Ok(None)) {
+            Ok(())
+        } else {
+            host_ports_table::write(&all)
+        }
+    }
+
+    /// Which of the ports is taken, and by whom. `pod`: the pod's addresses; unknown ones have both families.
+    pub fn conflict(&self, wishes: &Wishes, own: &[Key]) -> Option<(Place, Key)> {
+        let any = Addresses {
+            v4: Some(std::net::Ipv4Addr::UNSPECIFIED),
+            v6: Some(std::net::Ipv6Addr::UNSPECIFIED),
+        };
+        let taken = self.taken();
+        let conflict = |it: &Mapping| {
+            let (by, _) = taken.0.get(&it.from).filter(|(by, _)| !own.contains(by))?;
+            Some((it.from, by.clone()))
+        };
+        wishes.mappings(any).unwrap_or_default().iter().find_map(conflict)
+    }
+
+    /// Leads the attachment's ports to its pod. Blocks.
+    ///
+    /// # Errors
+    /// If one is taken, the pod lacks an address, or the kernel refuses; nothing is changed.
+    pub fn add(&self, attachment: &Attachment) -> Result<(), PortError> {
+        let mappings = mappings(attachment).map_err(PortError::NoAddress)?;
+        if mappings.is_empty() {
+            return Ok(());
+        }
+        let mut taken = self.taken();
+        let other = |it: &Mapping| taken.0.get(&it.from).map(|(by, _)| (it.from, by.clone()));
+        if let Some((port, by)) = mappings.iter().find_map(other) {
+            return Err(PortError::Taken { port, by });
+        }
+        for it in &mappings {
+            taken.0.insert(it.from, (attachment.key.clone(), it.to));
+        }
+        // Without a table, or with a damaged one, the whole.
+        let added = host_ports_table::add(&mappings).or_else(|_| host_ports_table::write(&taken.mappings()));
+        if let Err(error) = added {
+            taken.give_back(&attachment.key);
+            return Err(error.into());
+        }
+        drop(taken);
+        let own = host::addresses().unwrap_or_default();
+        report(attachment, conntrack::forget_before(&mappings, &own));
+        Ok(())
+    }
+
+    /// Ends what [`Self::add`] began, if it did. Blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the mappings stay.
+    pub fn remove(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
+        let mut taken = self.taken();
+        let removed = taken.give_back(&attachment.key);
+        if removed.is_empty() {
+            return Ok(());
+        }
+        let done = host_ports_table::remove(&removed).or_else(|_| host_ports_table::write(&taken.mappings()));
+        if let Err(error) = done {
+            let again = removed.iter().map(|it| (it.from, (attachment.key.clone(), it.to)));
+            taken.0.extend(again);
+            return Err(error);
+        }
+        drop(taken);
+        report(attachment, conntrack::forget_after(&removed));
+        Ok(())
+    }
+
+    /// What differs in the kernel; `None` without mappings, or if the kernel does not tell.
+    pub fn difference(&self) -> Option<String> {
+        let taken = self.taken();
+        if taken.0.is_empty() {
+            return None;
+        }
+        host_ports_table::difference(&taken.mappings()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the nftables table inet {}", host_ports_table::NAME);
+            None
+        })
+    }
+
+    /// Writes the table again.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn restore(&self) -> Result<(), NetlinkError> {
+        let taken = self.taken();
+        if taken.0.is_empty() { Ok(()) } else { host_ports_table::write(&taken.mappings()) }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    fn mappings(&self) -> Vec<Mapping> {
+        self.0.iter().map(|(from, (_, to))| Mapping { from: *from, to: *to }).collect()
+    }
+
+    /// Frees the ports of an attachment, and returns their mappings.
+    fn give_back(&mut self, key: &Key) -> Vec<Mapping> {
+        let of_it = self.0.extract_if(.., |_, (by, _)| by == key);
+        of_it.map(|(from, (_, to))| Mapping { from, to }).collect()
+    }
+}
+
+fn mappings(it: &Attachment) -> Result<Vec<Mapping>, HostPort> {
+    it.wishes.mappings(it.vif.addresses)
+}
+
+/// A client that goes on sends to where the port has led before: no reason to refuse a pod.
+fn report(it: &Attachment, forgotten: std::io::Result<usize>) {
+    match forgotten {
+        Ok(0) => {}
+        Ok(flows) => tracing::info!(key = %it.key, flows, "conntrack has forgotten flows of the pod's ports"),
+        Err(error) => {
+            let error = chain(&error);
+            tracing::warn!(key = %it.key, error, "conntrack cannot forget flows of the pod's ports; they go on as before");
+        }
+    }
+}
