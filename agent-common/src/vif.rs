@@ -14,7 +14,7 @@ pub struct VifKey {
 pub struct VifEntry {
     /// Valid only with [`VifEntry::HAS_IPV4`].
     pub ipv4: [u8; 4],
-    /// A set of the `HAS_` flags.
+    /// A set of the `HAS_` flags and [`VifEntry::SHAPED`].
     pub flags: u32,
     /// Valid only with [`VifEntry::HAS_IPV6`].
     pub ipv6: [u8; 16],
@@ -71,6 +71,14 @@ impl VifEntry {
     pub const HAS_IPV4: u32 = 1;
     /// The pod has the address in `ipv6`.
     pub const HAS_IPV6: u32 = 2;
+    /// The qdisc of the host interface limits what the pod receives: all of its packets take the stack, in
+    /// both directions.
+    pub const SHAPED: u32 = 4;
+
+    #[inline(always)]
+    pub const fn is_shaped(&self) -> bool {
+        self.flags & Self::SHAPED != 0
+    }
 
     /// The place in `stack_peers` of the pod behind a host interface.
     #[inline(always)]

@@ -89,7 +89,8 @@ fn past_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Option
     icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
     // reassembles fragments where it translates: they have no ports to look a flow up by.
-    let is_plain = meta.is_plain() && size::fits(packet, meta, target.mtu);
+    // So does the qdisc of a pod whose rate is limited; conntrack wants both directions.
+    let is_plain = meta.is_plain() && !vif.is_shaped() && size::fits(packet, meta, target.mtu);
     if is_plain {
         delivery::check(packet, meta)?;
     }

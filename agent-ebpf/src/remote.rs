@@ -38,7 +38,8 @@ pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
 #[inline(always)]
 pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result<Inbound, DropReason> {
     let Some((endpoint, receiver)) = endpoints::find(meta)? else { return Ok(Inbound::STACK) };
-    let is_plain = meta.is_plain() && size::fits(packet, meta, u32::from(receiver.mtu));
+    let fits = !receiver.is_shaped() && size::fits(packet, meta, u32::from(receiver.mtu));
+    let is_plain = meta.is_plain() && fits;
     if is_plain {
         delivery::check(packet, meta)?;
     }

@@ -9,7 +9,7 @@ use crate::{address::Address, flows};
 pub struct Target {
     /// Host interface of a pod of this node, or [`flows::REMOTE`].
     pub peer: u32,
-    /// Bytes without the Ethernet header; 0 for a remote pod to which packets may not pass the stack by.
+    /// Bytes without the Ethernet header; 0 for a pod to which packets may not pass the stack by.
     pub mtu: u32,
     /// Of `NodeEntry`; 0 for a pod of this node.
     pub flags: u32,
@@ -27,7 +27,7 @@ impl Target {
         let [a, b, c, d, e, f] = endpoint.mac;
         Self {
             peer: endpoint.ifindex,
-            mtu: u32::from(receiver.mtu),
+            mtu: if receiver.is_shaped() { 0 } else { u32::from(receiver.mtu) },
             flags: 0,
             ifindex: 0,
             address: Address::from_words([u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]), 0]),

@@ -116,7 +116,7 @@ impl Install {
     fn network(&self) -> Result<String, InstallError> {
         let mut plugin = json!({
             "type": SHIM,
-            "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true },
+            "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true, "bandwidth": true },
         });
         if self.socket != Path::new(ferrule_proto::DEFAULT_SOCKET)
             && let Some(plugin) = plugin.as_object_mut()
@@ -331,7 +331,7 @@ mod tests {
             "name": "ferrule",
             "plugins": [{
                 "type": "ferrule",
-                "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true },
+                "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true, "bandwidth": true },
             }],
         });
         assert_eq!(network, expected);

@@ -4,13 +4,14 @@
 //! at a time. Unknown fields are skipped without being built, so neither their size nor their depth matters.
 
 mod annotations;
+mod bandwidth;
 mod capabilities;
 mod misspelt;
 mod port_mappings;
 mod prev_result;
 
 use ferrule_proto::{
-    cni::{AddResult, Annotations, PortMapping, error::Code},
+    cni::{AddResult, Annotations, Bandwidth, PortMapping, error::Code},
     names::{ContainerId, IfName, NetworkName},
     quoted::Quoted,
 };
@@ -196,6 +197,14 @@ impl<'a> Document<'a> {
     /// If one is malformed.
     pub(crate) fn port_mappings(&self) -> Result<Vec<PortMapping>, CniError> {
         port_mappings::parse(self.runtime_config)
+    }
+
+    /// The limits of the container's traffic that the runtime wants. For ADD.
+    ///
+    /// # Errors
+    /// If one is malformed.
+    pub(crate) fn bandwidth(&self) -> Result<Option<Bandwidth>, CniError> {
+        bandwidth::parse(self.runtime_config)
     }
 
     /// DNS settings of the pod: the `configured` ones, overridden by the runtime's. For ADD.

@@ -133,6 +133,7 @@ fn add(
         pod: Some(Pod { annotations: document.annotations()?, ..pod }),
         mtu,
         port_mappings: document.port_mappings()?,
+        bandwidth: document.bandwidth()?,
     }))
 }
 

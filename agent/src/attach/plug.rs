@@ -201,11 +201,9 @@ impl Engine {
         phases: &Phases,
     ) -> Result<Attachment, AttachError> {
         phases.enter(Phase::Plug);
-        let Attachment { key, vif, .. } = attachment;
+        let Attachment { key, vif, wishes, .. } = attachment;
         let path_mtu = self.uplink.current_path_mtu();
-        let has_host_ports = attachment.wishes.has_host_ports();
-        let plan =
-            Plan { netns, ifname: &key.ifname, stamp, vif, path_mtu, has_host_ports, host_ifname: None };
+        let plan = Plan { netns, ifname: &key.ifname, stamp, vif, path_mtu, wishes, host_ifname: None };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };

@@ -44,7 +44,7 @@ impl Engine {
         if netns.id() != attachment.netns_id {
             return Err(RestoreError::OtherNetns(attachment.netns.clone()));
         }
-        let Attachment { key, vif, host: before, .. } = attachment;
+        let Attachment { key, vif, wishes, host: before, .. } = attachment;
         let mut judged = None;
         if let Some(ifindex) = before.ifindex() {
             judged = self.dataplane.subject(ifindex)?;
@@ -54,9 +54,8 @@ impl Engine {
         let stamp = Stamp::of(key);
         let host_ifname = before.stamped_link().map(|link| link.ifname.as_str());
         let path_mtu = self.uplink.current_path_mtu();
-        let has_host_ports = attachment.wishes.has_host_ports();
         let (ifname, stamp) = (&key.ifname, &stamp);
-        let plan = Plan { netns: &netns, ifname, stamp, vif, path_mtu, has_host_ports, host_ifname };
+        let plan = Plan { netns: &netns, ifname, stamp, vif, path_mtu, wishes, host_ifname };
         let link = match vif.kind {
             VifKind::Veth => veth::create(plan, self.dataplane.filters())?,
         };

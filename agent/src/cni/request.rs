@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use ferrule_proto::{
     API, annotations,
-    cni::{AddRequest, AddResult, ApiRange, AttachmentKey, CheckRequest, GcRequest, PortMapping},
+    cni::{AddRequest, AddResult, ApiRange, AttachmentKey, Bandwidth, CheckRequest, GcRequest, PortMapping},
     names::{ContainerId, IfName, NetworkName, check_pod},
 };
 
@@ -12,7 +12,7 @@ use super::error::CallError;
 use crate::{
     attach::AttachRequest,
     cluster::{Annotations, PodRef},
-    registry::{HostPort, Key, Transport, Wishes},
+    registry::{HostPort, Key, Rate, Transport, Wishes},
 };
 
 /// A validated CHECK.
@@ -43,7 +43,7 @@ pub(super) fn add(request: AddRequest) -> Result<AttachRequest, CallError> {
         pod: PodRef { namespace: pod.namespace, name: pod.name, uid: pod.uid },
         annotations: pod.annotations.map(annotations_of),
         mtu: Some(request.mtu).filter(|mtu| *mtu != 0),
-        wishes: wishes(request.port_mappings)?,
+        wishes: wishes(request.port_mappings, request.bandwidth)?,
     })
 }
 
@@ -91,11 +91,15 @@ fn netns(path: String) -> Result<PathBuf, CallError> {
     }
 }
 
-fn wishes(port_mappings: Vec<PortMapping>) -> Result<Wishes, CallError> {
+fn wishes(port_mappings: Vec<PortMapping>, limits: Option<Bandwidth>) -> Result<Wishes, CallError> {
     if port_mappings.len() > MAX_PORTS {
         return Err(CallError::Invalid("more than 4096 port mappings"));
     }
-    Ok(Wishes { host_ports: port_mappings.into_iter().map(host_port).collect::<Result<_, _>>()? })
+    let host_ports = port_mappings.into_iter().map(host_port).collect::<Result<_, _>>()?;
+    let Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst } = limits.unwrap_or_default();
+    let rate = |bits, burst_bits| (bits != 0).then_some(Rate { bits, burst_bits });
+    let (ingress, egress) = (rate(ingress_rate, ingress_burst), rate(egress_rate, egress_burst));
+    Ok(Wishes { host_ports, ingress, egress })
 }
 
 fn host_port(mapping: PortMapping) -> Result<HostPort, CallError> {
@@ -143,6 +147,7 @@ mod tests {
             pod: None,
             mtu: 0,
             port_mappings: Vec::new(),
+            bandwidth: None,
         }
     }
 
@@ -196,6 +201,14 @@ mod tests {
             assert!(matches!(decoded(&[bad]).unwrap_err(), CallError::Invalid(_)));
         }
         assert!(decoded(&vec![mapping(80, 80, "tcp", ""); 4097]).is_err());
+    }
+
+    #[test]
+    fn a_rate_of_0_is_no_limit() {
+        let limits = Bandwidth { ingress_rate: 8, ingress_burst: 9, egress_rate: 0, egress_burst: 9 };
+        let decoded = add(AddRequest { bandwidth: Some(limits), ..request() }).unwrap().wishes;
+        assert_eq!((decoded.ingress, decoded.egress), (Some(Rate { bits: 8, burst_bits: 9 }), None));
+        assert!(add(request()).unwrap().wishes.is_empty());
     }
 
     #[test]

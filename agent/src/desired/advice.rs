@@ -76,6 +76,9 @@ impl Kind {
                 "the node cannot reach the pod by a port of 127.0.0.1",
                 "sysctl -w net.ipv4.conf.HOST_IF.route_localnet=1",
             ),
+            Self::LinkRate => {
+                (true, "the pod receives more or less than its limit", "tc qdisc show dev HOST_IF")
+            }
             Self::Qdisc => (
                 false,
                 "the pod's packets pass unchecked: no anti-spoofing, no counters",

@@ -8,7 +8,7 @@ use ferrule_proto::names::IfName;
 
 use crate::{
     plug::{GATEWAY, filter::Hook, stamp::Stamp, veth::DEFAULT_GROUP},
-    registry::{Attachment, HostSide},
+    registry::{Attachment, HostSide, Rate},
 };
 use ferrule_vif::{Mac, PodRoute};
 
@@ -34,6 +34,8 @@ pub struct DesiredHostEnd {
     pub has_ipv4: bool,
     /// Whether the node's ports lead to the pod over IPv4, also those of 127.0.0.1.
     pub routes_localnet: bool,
+    /// The limit of what the pod receives, in bytes per second.
+    pub rate: Option<u64>,
     /// Each hook with the name and the kernel's ID of its program.
     pub filters: [(Hook, &'static str, u32); 2],
     /// The host has a route to each address, and a permanent neighbour entry with the pod's MAC.
@@ -78,6 +80,7 @@ pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_
         mtu: vif.mtu,
         has_ipv4: vif.addresses.v4.is_some(),
         routes_localnet: wishes.has_host_ports() && vif.addresses.v4.is_some(),
+        rate: wishes.ingress.map(Rate::bytes),
         filters: [(first, first_name, first_id), (second, second_name, second_id)],
         addresses: addresses.clone(),
     };

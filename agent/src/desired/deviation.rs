@@ -64,6 +64,8 @@ pub enum Kind {
     LinkRedirects,
     /// The host's end drops packets of loopback addresses, which the node's ports need.
     LinkLocalnet,
+    /// The host's end has no limit of what the pod receives, or a wrong one.
+    LinkRate,
     /// A foreign qdisc occupies the place of clsact, so neither filter is attached and none can be.
     Qdisc,
     /// A filter is missing, or runs another program than this agent's.
@@ -146,6 +148,7 @@ impl Kind {
             Self::LinkForwarding => "link-forwarding",
             Self::LinkRedirects => "link-redirects",
             Self::LinkLocalnet => "link-localnet",
+            Self::LinkRate => "link-rate",
             Self::Qdisc => "qdisc",
             Self::Filter(_) => "filter",
             Self::Route(_) => "route",
@@ -180,6 +183,7 @@ impl Kind {
             | Self::LinkForwarding
             | Self::LinkRedirects
             | Self::LinkLocalnet
+            | Self::LinkRate
             | Self::Entry(Entry::Counters(_))
             | Self::StrayLink
             | Self::StrayEntry

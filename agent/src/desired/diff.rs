@@ -53,6 +53,7 @@ impl Desired<'_> {
             (Presence::Present | Presence::Retired, Some(link)) => {
                 host.diff_link(link, &mut report);
                 host.diff_localnet(link, &mut report);
+                host.diff_rate(actual.host, &mut report);
                 host.diff_filters(&link.name, actual.host, &mut report);
                 host.diff_addresses(self.pod.mac, actual.host, &mut report);
             }
@@ -158,6 +159,15 @@ impl DesiredHostEnd {
                 Kind::LinkRedirects,
                 format!("net.ipv4.conf.{}.send_redirects is 1, expected 0", link.name),
             );
+        }
+    }
+
+    /// A limit that others have set is theirs.
+    fn diff_rate(&self, actual: &HostInventory, report: &mut Report) {
+        let found = actual.rates.get(&self.ifindex).copied();
+        if let Some(expected) = self.rate.filter(|expected| found != Some(*expected)) {
+            let expected = format_args!("{expected} bytes/s");
+            report.wrong(Kind::LinkRate, "rate", shown(found), expected, format_args!("on {}", self.ifname));
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{
         reaper::{RETIRED, UNSTAMPED},
         stamp::Stamp,
     },
-    registry::{Attachment, HostLink, HostPort, HostSide, Key, State, Transport, Wishes, testing},
+    registry::{Attachment, HostLink, HostPort, HostSide, Key, Rate, State, Transport, Wishes, testing},
 };
 use ferrule_vif::{Mac, Vif};
 
@@ -74,6 +74,7 @@ fn good(it: &Attachment) -> Inventory {
             neighbours: addresses().map(|at| (at, (it.vif.mac, true))).collect(),
             filters: [(host.ifindex, vec![ours(Hook::FromPod, first), ours(Hook::ToPod, second)])].into(),
             foreign_qdiscs: HashMap::new(),
+            rates: HashMap::new(),
         },
         entries: Entries::of(host.ifindex, it),
         programs: PROGRAMS,
@@ -244,7 +245,13 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
         Kind::LinkLocalnet => {
             let (protocol, address) = (Transport::Tcp, None);
             let host_port = HostPort { protocol, address, port: 8080, pod_port: 80 };
-            case.attachment.wishes = Wishes { host_ports: vec![host_port] };
+            case.attachment.wishes = Wishes { host_ports: vec![host_port], ..Wishes::default() };
+            HOST
+        }
+        Kind::LinkRate => {
+            let rate = Rate { bits: 8_000_000, burst_bits: 0 };
+            case.attachment.wishes = Wishes { ingress: Some(rate), ..Wishes::default() };
+            case.actual.entries = Entries::of(INDEX, &case.attachment);
             HOST
         }
         Kind::LinkForwarding => {
@@ -361,7 +368,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::LinkDown => Some(Kind::LinkForwarding),
         Kind::LinkForwarding => Some(Kind::LinkRedirects),
         Kind::LinkRedirects => Some(Kind::LinkLocalnet),
-        Kind::LinkLocalnet => Some(Kind::Qdisc),
+        Kind::LinkLocalnet => Some(Kind::LinkRate),
+        Kind::LinkRate => Some(Kind::Qdisc),
         Kind::Qdisc => Some(Kind::Filter(Hook::FromPod)),
         Kind::Filter(Hook::FromPod) => Some(Kind::Filter(Hook::ToPod)),
         Kind::Filter(Hook::ToPod) => Some(Kind::Route(V4)),

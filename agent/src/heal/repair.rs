@@ -44,6 +44,7 @@ pub(super) fn repair(
             Kind::LinkForwarding => set(Repair::Forwarding),
             Kind::LinkRedirects => set(Repair::Redirects),
             Kind::LinkLocalnet => set(Repair::Localnet),
+            Kind::LinkRate => attachment.wishes.ingress.map_or(Ok(()), |rate| set(Repair::Rate(rate))),
             Kind::Route(address) => set(Repair::Route(address)),
             Kind::Neighbour(address) => set(Repair::Neighbour(address, attachment.vif.mac)),
             // The first one attached both.
@@ -100,6 +101,7 @@ fn rank(kind: Kind) -> u8 {
         | Kind::LinkForwarding
         | Kind::LinkRedirects
         | Kind::LinkLocalnet
+        | Kind::LinkRate
         | Kind::LinkName
         | Kind::LinkMac
         | Kind::LinkMtu => 4,

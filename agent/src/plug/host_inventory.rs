@@ -21,6 +21,7 @@ use super::{
     parse,
     reaper::RETIRED,
     requests::link_of,
+    shaping,
     stamp::Stamp,
 };
 use ferrule_vif::Mac;
@@ -39,6 +40,8 @@ pub struct HostInventory {
     pub filters: HashMap<u32, Vec<Attached>>,
     /// Kinds of foreign qdiscs that occupy the place of clsact, of the requested links.
     pub foreign_qdiscs: HashMap<u32, String>,
+    /// Limits of what leaves by the requested links, in bytes per second.
+    pub rates: HashMap<u32, u64>,
 }
 
 /// A link in the host's network namespace.
@@ -194,11 +197,13 @@ impl HostInventory {
     }
 
     fn read_filters(&mut self, host: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
-        match filter::list(host, ifindex) {
+        let listed = filter::list(host, ifindex).and_then(|it| Ok((it, shaping::read(host, ifindex)?)));
+        match listed {
             // The link was deleted since the dump of the links.
             Err(error) if error.is(Errno::ENODEV) => drop(self.links.remove(&ifindex)),
             listed => {
-                let Listed { filters, foreign_qdisc } = listed?;
+                let (Listed { filters, foreign_qdisc }, rate) = listed?;
+                self.rates.extend(rate.map(|rate| (ifindex, rate)));
                 self.filters.insert(ifindex, filters);
                 self.foreign_qdiscs.extend(foreign_qdisc.map(|kind| (ifindex, kind)));
             }

@@ -27,6 +27,7 @@ pub mod reaper;
 pub mod repair;
 mod requests;
 mod route_scan;
+pub mod shaping;
 pub mod stamp;
 pub mod sysctl;
 pub mod uplink;

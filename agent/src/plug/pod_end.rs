@@ -23,6 +23,7 @@ use super::{
     netns::Netns,
     parse,
     preflight::IPV6_PRIORITY,
+    shaping,
 };
 use ferrule_vif::{Mac, PodRoute};
 
@@ -87,6 +88,15 @@ pub fn static_routes(netns: &Netns, ifindex: u32) -> Result<Vec<PodRoute>, PlugE
             ..it
         })
         .collect())
+}
+
+/// The limit of what the pod sends by an interface, in bytes per second.
+///
+/// # Errors
+/// If the namespace cannot be entered, or the kernel refuses.
+pub fn rate(netns: &Netns, ifindex: u32) -> Result<Option<u64>, PlugError> {
+    let mut pod = netns.run(Socket::open)??.with_limit(LIMIT);
+    Ok(shaping::read(&mut pod, ifindex)?)
 }
 
 /// As [`static_routes`], on a socket in the pod's namespace, and with the kernel's default priorities.

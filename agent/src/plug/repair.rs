@@ -18,7 +18,9 @@ use super::{
     link,
     netlink::{NetlinkError, Request, Socket},
     requests::{add_neighbour, set_link},
+    shaping,
 };
+use crate::registry::Rate;
 use ferrule_vif::Mac;
 
 /// A setting to restore.
@@ -39,6 +41,8 @@ pub enum Repair<'a> {
     Redirects,
     /// IPv4.
     Localnet,
+    /// Of what leaves by the interface.
+    Rate(Rate),
     Route(IpAddr),
     Neighbour(IpAddr, Mac),
 }
@@ -75,6 +79,7 @@ impl Repair<'_> {
             Self::Localnet => {
                 set_link("let loopback addresses pass the host interface", ipv4(link::ROUTE_LOCALNET, 1))
             }
+            Self::Rate(rate) => shaping::limit(ifindex, rate),
             Self::Mac => {
                 set_link("set the host interface's MAC", link().address(GATEWAY_MAC.to_vec()).build())
             }

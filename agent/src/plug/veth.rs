@@ -40,9 +40,11 @@ use super::{
     netns::Netns,
     reaper::{self, RETIRED, UNSTAMPED},
     requests::{add_address, add_neighbour, add_route, link_of, pod_route, route_mtu, set_link},
+    shaping,
     stamp::Stamp,
     sysctl, usable,
 };
+use crate::registry::Wishes;
 use ferrule_vif::{Addresses, Mac, Vif};
 
 /// The parameters of a plug.
@@ -54,8 +56,7 @@ pub struct Plan<'a> {
     pub vif: &'a Vif,
     /// The largest packet, in bytes, that gets to every other node.
     pub path_mtu: Option<u32>,
-    /// Whether ports of the node lead to the pod, also those of 127.0.0.1.
-    pub has_host_ports: bool,
+    pub wishes: &'a Wishes,
     /// The former name of the host's end, used again if it is free; `None` for a random name.
     pub host_ifname: Option<&'a str>,
 }
@@ -88,6 +89,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
 
     let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, &plan))];
     requests.extend(filter::attach(ifindex, filters));
+    requests.extend(plan.wishes.ingress.map(|rate| shaping::limit(ifindex, rate)));
     new.host.batch(requests)?;
     if plan.vif.addresses.v6.is_some() {
         sysctl::set(&format!("ipv6/conf/{}/accept_ra", new.ifname), "0")?;
@@ -99,7 +101,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
     if plan.vif.addresses.v6.is_some() && disables_ipv6(&mut pod, new.peer)? {
         plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
     }
-    match pod.batch(pod_requests(new.peer, plan.vif, plan.path_mtu)) {
+    match pod.batch(pod_requests(new.peer, plan)) {
         // Only a default route can conflict: everything else is on an interface that did not exist before.
         Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
         Err(error) => Err(error.into()),
@@ -294,7 +296,7 @@ pub fn is_stamped(host: &mut Socket, ifindex: u32, stamp: &Stamp) -> Result<bool
 /// the source strictly. A pod has one next hop, so a redirect could only mislead it. Loopback addresses pass
 /// for the node's ports only: the dataplane drops what the pod sends from or to them.
 fn stamped(ifindex: u32, plan: &Plan<'_>) -> LinkMessage {
-    let localnet = (link::ROUTE_LOCALNET, u32::from(plan.has_host_ports));
+    let localnet = (link::ROUTE_LOCALNET, u32::from(plan.wishes.has_host_ports()));
     let settings = [(link::FORWARDING, 1), (link::RP_FILTER, 2), (link::SEND_REDIRECTS, 0), localnet];
     let mut families = vec![link::set_ipv4(&settings)];
     families.extend(no_link_local_address());
@@ -317,7 +319,7 @@ fn disables_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
     Ok(link::disables_ipv6(&link))
 }
 
-fn pod_requests(ifindex: u32, vif: &Vif, path_mtu: Option<u32>) -> Vec<Request> {
+fn pod_requests(ifindex: u32, Plan { vif, path_mtu, wishes, .. }: Plan<'_>) -> Vec<Request> {
     let change = || LinkUnspec::new_with_index(ifindex);
     let mut requests = Vec::new();
     if let Some(setting) = no_link_local_address() {
@@ -325,6 +327,7 @@ fn pod_requests(ifindex: u32, vif: &Vif, path_mtu: Option<u32>) -> Vec<Request> 
         let change = change().append_extra_attribute(families).build();
         requests.push(set_link("turn off link-local addresses on the pod's interface", change));
     }
+    requests.extend(wishes.egress.map(|rate| shaping::limit(ifindex, rate)));
     requests.push(set_link("set the pod's interface up", change().up().build()));
     if vif.addresses.v6.is_some() {
         requests.push(add_address(ifindex, vif.mac.link_local().into(), 64));

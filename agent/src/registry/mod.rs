@@ -47,7 +47,7 @@ pub use locks::{KeyGuard, Locks};
 pub use owners::Owner;
 pub use reservation::{Allocation, NewAttachment};
 pub use store::{Condition, StoreError};
-pub use wishes::{HostPort, Mapping, Place, Transport, Wishes};
+pub use wishes::{HostPort, Mapping, Place, Rate, Transport, Wishes};
 
 use crate::{
     chain::chain,

@@ -1,4 +1,4 @@
-//! What the runtime asks for beside the interface: ports of the node.
+//! What the runtime asks for beside the interface: ports of the node, and limits of the pod's traffic.
 
 use std::{
     fmt,
@@ -14,6 +14,21 @@ use serde::{Deserialize, Serialize};
 pub struct Wishes {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub host_ports: Vec<HostPort>,
+    /// Of what the pod receives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<Rate>,
+    /// Of what the pod sends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Rate>,
+}
+
+/// A limit of traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Per second.
+    pub bits: u64,
+    /// What may pass at once; 0 for the agent's choice.
+    pub burst_bits: u64,
 }
 
 /// A port of the node that leads to a port of the pod.
@@ -88,7 +103,31 @@ impl Wishes {
             port: from.port,
             pod_port: to.port(),
         };
-        Self { host_ports: mappings.into_iter().map(host_port).collect() }
+        Self { host_ports: mappings.into_iter().map(host_port).collect(), ..Self::default() }
+    }
+}
+
+// === impl Rate ===
+
+impl Rate {
+    /// The burst that runtimes pass for a pod, which cannot name one: no bucket at all, but half a gigabyte.
+    const UNSET: u64 = u32::MAX as u64;
+    /// Bytes: the largest packet before segmentation, and the size below which some senders stall.
+    const LEAST_BURST: u64 = 64 * 1024;
+    /// The agent's choice, in fractions of a second: 50 ms.
+    const BURST_TIME: u64 = 20;
+
+    /// Per second, at least one.
+    pub fn bytes(self) -> u64 {
+        (self.bits / 8).max(1)
+    }
+
+    pub fn burst_bytes(self) -> u32 {
+        let bytes = match self.burst_bits {
+            0 | Self::UNSET => (self.bytes() / Self::BURST_TIME).max(Self::LEAST_BURST),
+            bits => (bits / 8).max(Self::LEAST_BURST),
+        };
+        u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 }
 
@@ -167,7 +206,7 @@ mod tests {
     }
 
     fn shown(ports: &[HostPort], pod: Addresses) -> Result<Vec<String>, HostPort> {
-        let wishes = Wishes { host_ports: ports.to_vec() };
+        let wishes = Wishes { host_ports: ports.to_vec(), ..Wishes::default() };
         let line = |it: &Mapping| format!("{} > {}", it.from, it.to);
         Ok(wishes.mappings(pod)?.iter().map(line).collect())
     }
@@ -191,8 +230,22 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_that_no_user_has_chosen_is_50_ms_and_any_holds_a_large_packet() {
+        let burst = |bits, burst_bits| Rate { bits, burst_bits }.burst_bytes();
+        assert_eq!((burst(1_000_000_000, 0), burst(1_000_000_000, 4_294_967_295)), (6_250_000, 6_250_000));
+        assert_eq!((burst(1_000_000, 0), burst(1_000_000, 8)), (65_536, 65_536));
+        assert_eq!(burst(1_000_000, 8_000_000), 1_000_000);
+        assert_eq!(
+            (Rate { bits: 9, burst_bits: 0 }.bytes(), Rate { bits: 1, burst_bits: 0 }.bytes()),
+            (1, 1)
+        );
+        assert_eq!(burst(u64::MAX, u64::MAX), u32::MAX);
+    }
+
+    #[test]
     fn mappings_are_rebuilt_and_records_without_wishes_are_read() {
-        let ports = Wishes { host_ports: vec![port(None), port(Some("127.0.0.1"))] };
+        let host_ports = vec![port(None), port(Some("127.0.0.1"))];
+        let ports = Wishes { host_ports, ..Wishes::default() };
         let mappings = ports.mappings(pod()).unwrap();
         assert_eq!(Wishes::of(mappings.clone()).mappings(pod()).unwrap(), mappings);
         let json = serde_json::to_string(&ports).unwrap();

@@ -4,7 +4,7 @@
 //! A runtime passes only what the network configuration declares as a capability, and a plugin is "expected
 //! to act on the configuration or return an error if it can't" (the CNI conventions, "Dynamic Plugin specific
 //! fields"). So ADD refuses an unsupported request: a pod without the requested port, limit or address is
-//! worse than no pod. Empty requests (`null`, empty, a rate of 0), information (`cgroupPath`) and unknown
+//! worse than no pod. Empty requests (`null`, empty), information (`cgroupPath`) and unknown
 //! capabilities are ignored.
 
 use std::collections::HashMap;
@@ -17,8 +17,7 @@ use super::{Dns, MAX_DNS, refuse_with};
 use crate::error::CniError;
 
 /// Capabilities of the CNI conventions that this plugin does not support, each with a remedy.
-const UNSUPPORTED: [(&str, &str); 7] = [
-    ("bandwidth", "declare the capability for the plugin \"bandwidth\" instead, after this one"),
+const UNSUPPORTED: [(&str, &str); 6] = [
     ("ips", "remove the capability: set addresses in the pod's annotation vif.ferrule.dev/v1"),
     ("ipRanges", "remove the capability: set ranges with the agent's --pod-cidr"),
     ("mac", "remove the capability: set the MAC in the pod's annotation vif.ferrule.dev/v1"),
@@ -67,7 +66,7 @@ pub(super) fn merge_dns(runtime_config: Option<&RawValue>, configured: &Dns) -> 
         refuse("runtimeConfig", format_args!("found {}, expected an object", Quoted(raw.get())))
     })?;
     for (capability, remedy) in UNSUPPORTED {
-        if let Some(raw) = requested.get(capability).filter(|raw| !is_empty(capability, raw)) {
+        if let Some(raw) = requested.get(capability).filter(|raw| !is_empty(raw)) {
             let msg = format!(
                 "ADD: the runtime requests the capability \"{capability}\": {}, which this plugin does not support",
                 Quoted(raw.get())
@@ -107,7 +106,7 @@ pub(super) fn refuse_args(args: Option<&RawValue>) -> Result<(), CniError> {
     };
     let Some(cni) = args.cni else { return Ok(()) };
     for (key, raw) in [("ips", cni.ips), ("mac", cni.mac)] {
-        if let Some(raw) = raw.filter(|raw| !is_empty(key, raw)) {
+        if let Some(raw) = raw.filter(|raw| !is_empty(raw)) {
             let msg = format!(
                 "ADD: \"args.cni.{key}\" of the network configuration requests {}, which this plugin does not support",
                 Quoted(raw.get())
@@ -121,20 +120,15 @@ pub(super) fn refuse_args(args: Option<&RawValue>) -> Result<(), CniError> {
 }
 
 /// Whether a value requests nothing.
-fn is_empty(capability: &str, raw: &RawValue) -> bool {
+fn is_empty(raw: &RawValue) -> bool {
     // A value too deep or a number too large for `Value` is not empty.
     let Ok(value) = serde_json::from_str::<Value>(raw.get()) else { return false };
-    let is_zero = |value: &Value| value.as_f64() == Some(0.0);
-    match (&value, capability) {
-        (Value::Null, _) => true,
-        (Value::String(text), _) => text.is_empty(),
-        (Value::Array(items), _) => items.is_empty(),
-        // A burst limits nothing without a rate.
-        (Value::Object(fields), "bandwidth") => {
-            fields.iter().all(|(key, rate)| !key.to_ascii_lowercase().ends_with("rate") || is_zero(rate))
-        }
-        (Value::Object(fields), _) => fields.is_empty(),
-        (Value::Bool(_) | Value::Number(_), _) => false,
+    match &value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
     }
 }
 
@@ -196,8 +190,6 @@ mod tests {
     #[test]
     fn unsupported_capability_is_refused_with_key_value_and_remedy() {
         for (key, value, remedy) in [
-            ("bandwidth", r#"{"ingressRate":1,"ingressBurst":4294967295}"#, "\"bandwidth\""),
-            ("bandwidth", r#"{"EgressRate":1000}"#, "\"bandwidth\""),
             ("ips", r#"["10.1.2.3/24"]"#, "vif.ferrule.dev/v1"),
             ("ipRanges", r#"[[{"subnet":"10.1.2.0/24"}]]"#, "--pod-cidr"),
             ("mac", r#""c2:11:22:33:44:55""#, "vif.ferrule.dev/v1"),
@@ -231,14 +223,8 @@ mod tests {
 
     #[test]
     fn empty_requests_and_information_are_ignored() {
-        let nothing = r#"{"bandwidth":null,"ips":[],"mac":"","aliases":[],"deviceID":"",
+        let nothing = r#"{"ips":[],"mac":"","aliases":[],"deviceID":"",
             "ipRanges":null,"infinibandGUID":null,"cgroupPath":"/kubelet.slice","example.com/other":{"a":[1e999]}}"#;
         assert!(merge(nothing).is_ok());
-        for nothing in [
-            r#"{"bandwidth":{}}"#,
-            r#"{"bandwidth":{"IngressRate":0,"IngressBurst":4294967295,"EgressRate":0,"EgressBurst":4294967295}}"#,
-        ] {
-            assert!(merge(nothing).is_ok(), "{nothing}");
-        }
     }
 }

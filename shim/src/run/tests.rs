@@ -109,6 +109,7 @@ fn each_verb_sends_its_request() {
                 pod: Some(Pod::default()),
                 mtu: 1400,
                 port_mappings: Vec::new(),
+                bandwidth: None,
             }),
         ),
         ("DEL", Request::Del(DelRequest { api, key: key(), netns: netns.clone() })),

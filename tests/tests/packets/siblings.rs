@@ -125,6 +125,24 @@ fn packets_larger_than_the_receivers_mtu_go_to_the_stack() {
     check_on(Program::FromPod, shrink, &rows).unwrap();
 }
 
+/// The qdisc of the host interface delays what the pod receives, and conntrack sees both directions.
+#[test]
+fn packets_from_and_to_a_pod_whose_rate_is_limited_go_to_the_stack() {
+    let payload = udp(1, 2, &data(64));
+    let rows = [
+        Row::stack("to the pod", A, A.sends_v4(&v4(A, B).with(&payload))),
+        Row::stack("to the pod, IPv6", A, A.sends_v6(&v6_of(A, B).with(&payload))),
+        Row::stack("from the pod", B, B.sends_v4(&v4(B, A).with(&payload))),
+        Row::stack("from the pod, IPv6", B, B.sends_v6(&v6_of(B, A).with(&payload))),
+    ];
+    let limit = |programs: &mut ferrule_tests::program::Programs| {
+        let key = VifKey { ifindex: B.ifindex };
+        let vif: VifEntry = programs.vifs.get(&key, 0)?;
+        Ok(programs.vifs.insert(key, VifEntry { flags: vif.flags | VifEntry::SHAPED, ..vif }, 0)?)
+    };
+    check_on(Program::FromPod, limit, &rows).unwrap();
+}
+
 #[test]
 fn answers_of_dhcp_servers_are_dropped() {
     let dropped = |about, packet| Row::dropped(about, A.ifindex, packet, DropReason::DhcpServer);

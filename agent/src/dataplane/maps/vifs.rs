@@ -44,13 +44,15 @@ pub fn addresses(row: &VifEntry) -> Addresses {
 }
 
 fn row(attachment: &Attachment) -> VifEntry {
-    let Attachment { key, pod, vif, .. } = attachment;
+    let Attachment { key, pod, vif, wishes, .. } = attachment;
     let Addresses { v4, v6 } = vif.addresses;
     let flag = |present: bool, flag| if present { flag } else { 0 };
     let owner = if pod.name.is_empty() { key.container_id.to_string() } else { pod.to_string() };
     VifEntry {
         ipv4: v4.map(|address| address.octets()).unwrap_or_default(),
-        flags: flag(v4.is_some(), VifEntry::HAS_IPV4) | flag(v6.is_some(), VifEntry::HAS_IPV6),
+        flags: flag(v4.is_some(), VifEntry::HAS_IPV4)
+            | flag(v6.is_some(), VifEntry::HAS_IPV6)
+            | flag(wishes.ingress.is_some(), VifEntry::SHAPED),
         ipv6: v6.map(|address| address.octets()).unwrap_or_default(),
         mac: vif.mac.0,
         mtu: u16::try_from(vif.mtu).unwrap_or(u16::MAX),

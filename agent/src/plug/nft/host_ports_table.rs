@@ -57,8 +57,8 @@ struct Family {
     source: u32,
     destination: u32,
     length: u32,
-    /// The beginning of loopback addresses.
-    loopback: &'static [u8],
+    /// The beginning of loopback addresses that leave the node; Linux routes none of IPv6.
+    loopback: Option<&'static [u8]>,
 }
 
 pub const NAME: &str = "ferrule-ports";
@@ -80,7 +80,7 @@ const FAMILIES: [Family; 2] = [
         source: 12,
         destination: 16,
         length: 4,
-        loopback: &[127],
+        loopback: Some(&[127]),
     },
     Family {
         number: IPV6,
@@ -91,7 +91,7 @@ const FAMILIES: [Family; 2] = [
         source: 8,
         destination: 24,
         length: 16,
-        loopback: &Ipv6Addr::LOCALHOST.octets(),
+        loopback: None,
     },
 ];
 
@@ -184,19 +184,20 @@ impl Family {
         [own.chain(translated(self.own)).collect(), any.chain(translated(self.any)).collect()]
     }
 
-    fn to_be_masqueraded(&self) -> [Rule; 2] {
+    fn to_be_masqueraded(&self) -> Vec<Rule> {
         let begin = || {
             let translated = leaves_by(veth::PREFIX).into_iter().chain(is_destination_translated());
             translated.chain(self.is_family())
         };
-        let from_loopback = begin().chain(begins_with(self.source, self.loopback));
         let both = [
             header_at(0, self.source, self.length),
             header_at(self.length / 4, self.destination, self.length),
             is_in(self.pods),
         ];
-        let masqueraded = || [masquerade(false)];
-        [from_loopback.chain(masqueraded()).collect(), begin().chain(both).chain(masqueraded()).collect()]
+        let from_loopback =
+            |prefix| begin().chain(begins_with(self.source, prefix)).chain([masquerade(false)]);
+        let from_itself = begin().chain(both).chain([masquerade(false)]).collect();
+        self.loopback.map(from_loopback).into_iter().map(Iterator::collect).chain([from_itself]).collect()
     }
 
     fn decode(&self, element: &Element) -> Option<Mapping> {

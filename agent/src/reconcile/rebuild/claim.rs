@@ -11,6 +11,8 @@ pub(super) struct Claim {
     pub addresses: Addresses,
     pub mac: Mac,
     pub pod: PodRef,
+    /// Whether the qdisc of the host interface limits what the pod receives.
+    pub is_shaped: bool,
 }
 
 // === impl Claim ===
@@ -27,6 +29,7 @@ impl Claim {
         is_stamped: impl Fn(u32) -> bool,
     ) -> Result<Self, &'static str> {
         let ifindex = link.ifindex;
+        let is_shaped = entry.as_ref().is_some_and(|it| it.vif.is_shaped());
         let (addresses, mac, pod) = match entry {
             Some(Recorded { vif, owners }) => {
                 let own = owners.into_iter().filter(|(_, owner)| *owner == ifindex || !is_stamped(*owner));
@@ -39,7 +42,7 @@ impl Claim {
         if addresses == Addresses::default() {
             return Err("no source has its addresses");
         }
-        Ok(Self { mac: mac.unwrap_or_else(|| addresses.mac()), link, addresses, pod })
+        Ok(Self { mac: mac.unwrap_or_else(|| addresses.mac()), link, addresses, pod, is_shaped })
     }
 }
 

@@ -10,9 +10,11 @@ use crate::{
         GATEWAY,
         netlink::Socket,
         peer_netns::{self, FoundNetns},
-        pod_end,
+        pod_end, shaping,
     },
-    registry::{Attachment, HostLink, HostSide, Key, Mapping, NetnsId, State, Wishes, now_ms, since_boot},
+    registry::{
+        Attachment, HostLink, HostSide, Key, Mapping, NetnsId, Rate, State, Wishes, now_ms, since_boot,
+    },
 };
 
 /// The most routes that are adopted for an interface, as many as a VIF can have: a pod can create any number.
@@ -40,7 +42,13 @@ pub(super) fn records(
         let place = claim.link.nsid.and_then(|nsid| places.get(&nsid));
         let before = recorded.iter().find(|it| it.key == key);
         let has = |it: &&Mapping| claim.addresses.iter().any(|address| it.to.ip() == address);
-        let wishes = Wishes::of(mappings.iter().filter(has).copied());
+        let mut wishes = Wishes::of(mappings.iter().filter(has).copied());
+        // The kernel does not tell the burst; the host's end may have the limit of another plugin.
+        let limit = |found| Some(Rate { bits: found? * 8, burst_bits: 0 });
+        let received = claim.is_shaped.then(|| shaping::read(host, claim.link.ifindex));
+        wishes.ingress = limit(received.and_then(Result::ok).flatten());
+        let sent = place.zip(claim.link.peer).map(|(place, peer)| pod_end::rate(&place.netns, peer));
+        wishes.egress = limit(sent.and_then(Result::ok).flatten());
         records.insert(key, record(claim, with, place, before, wishes));
     }
     records.into_values().collect()
@@ -53,7 +61,7 @@ fn record(
     before: Option<&Attachment>,
     wishes: Wishes,
 ) -> Attachment {
-    let Claim { link, addresses, mac, pod } = claim;
+    let Claim { link, addresses, mac, pod, .. } = claim;
     let host = HostSide::Link(HostLink { ifname: link.ifname.clone(), ifindex: link.ifindex });
     // As if created now: the watch may not have delivered the pod yet, and a deferred DEL means an earlier
     // interface, because the shim deletes the interfaces of its DEL before it succeeds.
@@ -128,7 +136,7 @@ mod tests {
             addresses: Vec::new(),
             mac: None,
         };
-        Claim { link, addresses, mac: addresses.mac(), pod: PodRef::default() }
+        Claim { link, addresses, mac: addresses.mac(), pod: PodRef::default(), is_shaped: false }
     }
 
     #[test]
