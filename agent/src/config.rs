@@ -4,6 +4,7 @@ mod command;
 mod dataplane_settings;
 mod file;
 mod manual;
+mod places;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -115,6 +116,16 @@ pub struct Args {
     config: PathBuf,
     #[command(flatten)]
     settings: Settings,
+}
+
+/// Where an agent leaves files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    pub install: Option<InstallDirs>,
+    pub socket: PathBuf,
+    pub state_dir: PathBuf,
+    pub bpf_dir: PathBuf,
+    pub log: LogSettings,
 }
 
 /// The settings of one origin: flags and environment, or the file.
@@ -418,7 +429,6 @@ impl Settings {
         let dataplane = self.dataplane()?;
         let masquerade = self.masquerade()?;
         let nodes = self.nodes()?;
-        let log = self.log(dataplane.log)?;
         let vif_source = self.vif_source.unwrap_or_default();
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
@@ -431,14 +441,7 @@ impl Settings {
             }
             _ => {}
         }
-        let install = match (self.cni_bin_dir, self.cni_conf_dir) {
-            (Some(bin), Some(conf)) => Some(InstallDirs {
-                bin: absolute("--cni-bin-dir", Some(bin), "")?,
-                conf: absolute("--cni-conf-dir", Some(conf), "")?,
-            }),
-            (None, None) => None,
-            _ => return Err(ConfigError::HalfInstalled),
-        };
+        let Places { install, socket, state_dir, bpf_dir, log } = self.places(dataplane.log)?;
         Ok(Config {
             kubernetes,
             pod_cidrs,
@@ -457,9 +460,9 @@ impl Settings {
             nodes,
             policy: self.policy.unwrap_or_default(),
             service_cidrs: cidrs("--service-cidr", &self.service_cidrs)?,
-            socket: absolute("--socket", self.socket, ferrule_proto::DEFAULT_SOCKET)?,
-            state_dir: absolute("--state-dir", self.state_dir, "/run/ferrule")?,
-            bpf_dir: absolute("--bpf-dir", self.bpf_dir, "/sys/fs/bpf/ferrule")?,
+            socket,
+            state_dir,
+            bpf_dir,
             dataplane,
             http: self.http.unwrap_or(HTTP),
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,

@@ -40,7 +40,7 @@ pub enum InstallError {
         source: io::Error,
     },
     #[error(
-        "cannot {what} {path:?}: mount the node's directory writable, grant the capabilities in deploy/agent.yaml, and \
+        "cannot {what} {path:?}: mount the node's directory writable, grant the capabilities in deploy/chart, and \
          free space on its file system"
     )]
     Write {
@@ -94,6 +94,23 @@ impl Install {
     /// If the directory cannot be written.
     pub fn conflist(&self) -> Result<bool, InstallError> {
         put(&self.conf_dir.join(CONFLIST), self.network()?.as_bytes(), 0o644)
+    }
+
+    /// Removes the CNI configuration, so that the runtime calls the plugin no more. Returns whether there was
+    /// one.
+    ///
+    /// # Errors
+    /// If the directory cannot be written.
+    pub fn remove_conflist(&self) -> Result<bool, InstallError> {
+        take_away(&self.conf_dir.join(CONFLIST))
+    }
+
+    /// Removes the shim. Returns whether there was one.
+    ///
+    /// # Errors
+    /// If the directory cannot be written.
+    pub fn remove_shim(&self) -> Result<bool, InstallError> {
+        take_away(&self.bin_dir.join(SHIM))
     }
 
     /// The configuration that the runtime uses instead of one with this plugin, if any.
@@ -181,10 +198,18 @@ fn holds(path: &Path, content: &[u8], mode: u32) -> bool {
         && fs::read(path).is_ok_and(|it| it == content)
 }
 
-fn remove(path: &Path) -> Result<(), InstallError> {
+/// Removes an installed file, and what a crash has left of its installation.
+fn take_away(path: &Path) -> Result<bool, InstallError> {
+    remove(&beside(path))?;
+    remove(path)
+}
+
+/// Returns whether there was a file.
+fn remove(path: &Path) -> Result<bool, InstallError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed("remove", path)(error)),
     }
 }
 
@@ -304,6 +329,19 @@ mod tests {
         replaced.unwrap();
         assert!(runs_on);
         assert_eq!(fs::read(&plugin).unwrap(), b"new");
+    }
+
+    #[test]
+    fn what_was_installed_is_removed_and_nothing_else() {
+        let (dir, install) = node();
+        install.shim_from(&shipped(&dir, b"one")).unwrap();
+        install.conflist().unwrap();
+        fs::write(install.bin_dir.join("loopback"), "not ours").unwrap();
+        fs::write(install.conf_dir.join(".05-ferrule.conflist.new"), "half").unwrap();
+        assert!(install.remove_conflist().unwrap() && install.remove_shim().unwrap());
+        assert_eq!(names(&install.bin_dir), ["loopback"]);
+        assert_eq!(names(&install.conf_dir), [""; 0]);
+        assert!(!install.remove_conflist().unwrap() && !install.remove_shim().unwrap());
     }
 
     #[test]

@@ -48,6 +48,9 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    if let Some(stay) = args.uninstall() {
+        return uninstall(args, stay);
+    }
     match args.run_command() {
         Some(Ok(printed)) => {
             print!("{printed}");
@@ -94,6 +97,29 @@ fn main() -> ExitCode {
             eprintln!("ferrule-agent: {error:#}");
             let is_usage = error.chain().any(|cause| cause.is::<UnusableRange>());
             if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn uninstall(args: Args, stay: bool) -> ExitCode {
+    let places = match args.into_places() {
+        Ok(places) => places,
+        Err(error) => {
+            eprintln!("ferrule-agent: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    if let Err(error) = log::start(places.log.format, places.log.filter.clone()) {
+        eprintln!("ferrule-agent: cannot start the log: {error}");
+        return ExitCode::FAILURE;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = runtime.map_err(anyhow::Error::new);
+    match outcome.and_then(|runtime| runtime.block_on(app::uninstall(places, stay))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ferrule-agent: {error:#}");
+            ExitCode::FAILURE
         }
     }
 }

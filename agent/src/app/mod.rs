@@ -10,6 +10,7 @@ mod ranges;
 mod signals;
 mod single_node;
 mod tasks;
+mod uninstall;
 mod unjudged;
 mod usable;
 
@@ -64,6 +65,7 @@ use crate::{
     watch::Watches,
 };
 
+pub use uninstall::uninstall;
 pub use usable::UnusableRange;
 
 /// The health components that every ADD needs.

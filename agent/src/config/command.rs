@@ -12,6 +12,12 @@ pub enum Command {
         #[command(subcommand)]
         action: ConfigAction,
     },
+    /// Remove everything that agents with these settings leave on a node, pods' interfaces included.
+    Uninstall {
+        /// Then wait for a signal instead of ending.
+        #[arg(long)]
+        stay: bool,
+    },
 }
 
 /// A command about configurations.

@@ -11,12 +11,12 @@ use super::{
 // === impl Args ===
 
 impl Args {
-    /// Runs the command, if the arguments have one, and returns what it prints.
+    /// Runs the command, if the arguments have one that prints, and returns what it prints.
     ///
     /// # Errors
     /// If the checked configuration is invalid.
     pub fn run_command(&mut self) -> Option<Result<String, ConfigError>> {
-        let Command::Config { action } = self.command.take()?;
+        let Command::Config { action } = self.command.take()? else { return None };
         Some(match action {
             ConfigAction::Check { file } => self.check(file),
             ConfigAction::Default => Ok(manual::default_file()),

@@ -40,7 +40,7 @@ pub use log::LogLevel;
 pub use maps::{Audit, Entries, Entry, MapFailure, Recorded};
 pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
-pub use pins::{PinDirectoryError, PinFailure};
+pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};
 
 use crate::{

@@ -46,7 +46,7 @@ pub enum OwnerError {
     Programs(#[source] ProgramError),
 }
 
-const RECORD: &str = "netns";
+pub(super) const RECORD: &str = "netns";
 
 /// Records the calling thread's namespace as the owner of the maps that are pinned below `directory`.
 ///

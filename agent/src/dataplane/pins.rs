@@ -95,6 +95,40 @@ pub(super) fn make_bpf_dir(bpf_dir: &Path) -> Result<(), PinDirectoryError> {
     make_directory(bpf_dir)
 }
 
+/// Removes the pins of every version below `--bpf-dir`, and the directory if it has nothing else. Returns
+/// whether there were any.
+///
+/// # Errors
+/// If an agent uses them, or they cannot be removed.
+pub fn remove(bpf_dir: &Path) -> Result<bool, PinDirectoryError> {
+    let failed = |source| PinDirectoryError::Io { path: bpf_dir.to_owned(), source };
+    let entries = match fs::read_dir(bpf_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(failed)?,
+    };
+    bpffs(bpf_dir)?;
+    let _lock = lock(bpf_dir)?;
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let version = name.to_str().and_then(|name| name.strip_prefix('v'));
+        if name == owner::RECORD {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        } else if version.is_some_and(|it| it.parse::<u32>().is_ok()) {
+            fs::remove_dir_all(entry.path()).map_err(failed)?;
+        }
+    }
+    match fs::remove_dir(bpf_dir) {
+        // Pins of another program, or a mount.
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::ResourceBusy) =>
+        {
+            Ok(true)
+        }
+        result => result.map(|()| true).map_err(failed),
+    }
+}
+
 /// Creates a directory of pins.
 ///
 /// # Errors

@@ -213,6 +213,33 @@ pub fn missing_on_link(
     Ok(missing)
 }
 
+/// Removes the agent's filters from a link that is no pod's, and their qdisc if it holds no others. Returns
+/// whether there were any.
+///
+/// # Errors
+/// If the kernel refuses, or the link does not exist (`ENODEV`).
+pub fn remove_from_link(host: &mut Socket, ifindex: u32) -> Result<bool, NetlinkError> {
+    let (mut removed, mut others) = (false, false);
+    for (hook, _) in Hook::ALL {
+        for found in on(host, ifindex, hook)? {
+            if !found.is_ours || found.priority != LINK_PRIORITY {
+                others = true;
+                continue;
+            }
+            let mut message = TcMessage::with_index(index(ifindex));
+            place(&mut message, hook, LINK_PRIORITY);
+            let what = format!("remove {}", found.name.unwrap_or_default());
+            host.batch(vec![Request::change(what, RouteNetlinkMessage::DelTrafficFilter(message))])?;
+            removed = true;
+        }
+    }
+    if removed && !others {
+        let message = RouteNetlinkMessage::DelQueueDiscipline(clsact(ifindex));
+        host.batch(vec![Request::change("delete the clsact qdisc", message)])?;
+    }
+    Ok(removed)
+}
+
 /// Lists all filters on both hooks of an interface.
 ///
 /// # Errors

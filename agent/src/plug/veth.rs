@@ -34,6 +34,7 @@ use rtnetlink::{
 use super::{
     GATEWAY, PlugError,
     filter::{self, Filters},
+    host_inventory::HostInventory,
     host_route::host_route,
     link,
     netlink::{NetlinkError, Request, Socket},
@@ -142,6 +143,27 @@ pub fn retire(ifindex: u32, stamp: &Stamp, addresses: Addresses) -> Result<(), N
         }
     }
     Ok(())
+}
+
+/// Deletes the interfaces of all attachments, and those that a crashed plug has left. Returns their number.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn delete_all() -> Result<usize, NetlinkError> {
+    let mut host = Socket::open()?;
+    let links = HostInventory::links(&mut host)?.links;
+    let stamped: Vec<u32> =
+        links.iter().filter(|(_, link)| link.stamp.is_some()).map(|(index, _)| *index).collect();
+    for ifindex in &stamped {
+        let message = LinkUnspec::new_with_index(*ifindex).link_group(RETIRED).build();
+        match host.batch(vec![set_link("retire the host interface", message)]) {
+            Err(error) if error.is(Errno::ENODEV) => {}
+            result => drop(result?),
+        }
+    }
+    reaper::reap_now()?;
+    reaper::delete_group(UNSTAMPED)?;
+    Ok(stamped.len())
 }
 
 // === impl NewLink ===

@@ -12,5 +12,6 @@ mod paths;
 mod proxy;
 mod services;
 mod shown;
+mod uninstall;
 mod untracked;
 mod ways;

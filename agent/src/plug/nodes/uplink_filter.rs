@@ -68,6 +68,22 @@ pub fn renew(
     done
 }
 
+/// Removes the agent's filters from all uplinks, present and former. Returns their number.
+///
+/// # Errors
+/// The first failure, after all interfaces were tried.
+pub fn remove(host: &mut Socket) -> Result<usize, NetlinkError> {
+    let (mut done, mut number) = (Ok(()), 0);
+    for (ifindex, _) in HostInventory::links(host)?.links.into_iter().filter(|(_, it)| it.stamp.is_none()) {
+        match filter::remove_from_link(host, ifindex) {
+            Ok(removed) => number += usize::from(removed),
+            Err(error) if error.is(Errno::ENODEV) => {}
+            Err(error) => done = done.and(Err(error)),
+        }
+    }
+    done.map(|()| number)
+}
+
 /// The uplinks without a filter, of those that can have one.
 ///
 /// # Errors
