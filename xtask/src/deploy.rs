@@ -1,154 +1,134 @@
-//! Deployment to a cluster.
+//! Deployment to a cluster, and removal from it.
+
+mod kubectl;
+mod options;
 
 use anyhow::Result;
-use clap::Args;
+use serde_json::json;
 
+use self::kubectl::Kubectl;
+pub(crate) use self::options::Deploy;
 use crate::{
+    chart::{self, Release},
     failure::Failure,
     files,
-    image::VERSION,
-    manifests::{self, Values},
-    run::Step,
-    tools,
+    run::say,
     workspace::Workspace,
 };
 
-/// The options of a deployment.
-#[derive(Debug, Args)]
-pub(crate) struct Deploy {
-    /// Print the manifests without applying them
-    #[arg(long)]
-    dry_run: bool,
-    /// Image reference that nodes pull [default: ferrule:<version>]
-    #[arg(long, value_name = "REF")]
-    image: Option<String>,
-    /// Namespace of the agents
-    #[arg(long, value_name = "NS", default_value = "ferrule-system")]
-    namespace: String,
-    /// User who may write VIF annotations [default: system:serviceaccount:<namespace>:vif-controller]
-    #[arg(long, value_name = "USER")]
-    vif_controller: Option<String>,
-    /// Let agents read KuryrPort objects
-    #[arg(long)]
-    with_kuryr: bool,
-}
+/// What the chart calls the agents.
+const AGENTS: &str = "daemonset/ferrule-agent";
+const SELECTOR: &str = "app.kubernetes.io/name=ferrule-agent";
+/// The first minor version of Kubernetes 1 that has everything in the chart.
+const KUBERNETES: u32 = 30;
 
-/// The deadline of the rollout, pulling the image included.
-const ROLLOUT: &str = "10m";
-
-/// Renders the manifests, applies them with kubectl, and waits until the agents are ready.
+/// Renders the chart, applies it with kubectl, and waits until the agents are ready; or the other way round.
 ///
 /// # Errors
-/// If rendering fails, kubectl is missing, or the cluster rejects the manifests.
-pub(crate) fn deploy(ws: &Workspace, deploy: Deploy) -> Result<()> {
-    let namespace = deploy.namespace;
-    let controller = || format!("system:serviceaccount:{namespace}:vif-controller");
-    let values = Values {
-        image: deploy.image.unwrap_or_else(|| format!("ferrule:{VERSION}")),
-        vif_controller: deploy.vif_controller.unwrap_or_else(controller),
-        namespace: namespace.clone(),
-        with_kuryr: deploy.with_kuryr,
-    };
-    let rendered = manifests::render(ws, &values)?;
+/// If something is not there, or the cluster rejects the manifests.
+pub(crate) fn deploy(ws: &Workspace, deploy: &Deploy) -> Result<()> {
+    let release = deploy.release()?;
     if deploy.dry_run {
-        print!("{rendered}");
+        print!("{}", chart::join(&chart::render(ws, &removing(&release, deploy.uninstall))?));
         return Ok(());
     }
-    if !tools::is_there("kubectl") {
-        return Err(Failure {
-            attempted: "applying the manifests".to_owned(),
-            why: "kubectl is not in PATH".to_owned(),
-            remedy: "install kubectl and give it a kubeconfig; or print the manifests here with --dry-run, and apply \
-                     them where there is one: `kubectl apply --server-side -f FILE`"
-                .to_owned(),
-        }
-        .into());
+    // Before anything is asked of the cluster.
+    chart::render(ws, &release)?;
+    let kubectl = Kubectl::find(deploy)?;
+    kubectl.check(KUBERNETES)?;
+    if deploy.uninstall {
+        uninstall(ws, &kubectl, release, deploy.image.is_some())
+    } else {
+        install(ws, &kubectl, &release)
     }
-    // A file, so that the applied manifests can be inspected.
-    let path = ws.root.join("target/deploy.yaml");
-    files::replace_if_changed(&path, rendered.as_bytes())?;
-    let remedy = "read the messages above. If the cluster is unreachable, correct the kubeconfig. On a conflict, another \
-                  writer has changed a field: put the change into deploy/, or discard it with `kubectl apply \
-                  --server-side --force-conflicts -f target/deploy.yaml`";
-    kubectl(&format!("applying {}", ws.show(&path)), remedy)
-        .args(["apply", "--server-side", "-f"])
-        .arg(&path)
-        .run()?;
-    let remedy = format!(
-        "see why: `kubectl --namespace {namespace} describe pods`, and `kubectl --namespace {namespace} logs \
-         daemonset/ferrule-agent`"
-    );
-    kubectl("waiting for the agents", &remedy)
-        .args([
-            "--namespace",
-            &namespace,
-            "rollout",
-            "status",
-            "daemonset/ferrule-agent",
-            "--timeout",
-            ROLLOUT,
-        ])
+}
+
+fn install(ws: &Workspace, kubectl: &Kubectl, release: &Release) -> Result<()> {
+    apply(ws, kubectl, release, "")?;
+    roll_out(kubectl, release, "waiting for the agents")?;
+    kubectl
+        .step("listing the agents", "run the command again")
+        .args(["--namespace", &release.namespace, "get", AGENTS])
         .run()
 }
 
-fn kubectl(doing: &str, remedy: &str) -> Step {
-    Step::new("kubectl", doing, remedy)
+/// Replaces the agents by those that clean their nodes, waits until all nodes are clean, and deletes
+/// everything.
+fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_given: bool) -> Result<()> {
+    let namespace = release.namespace.clone();
+    let image = kubectl
+        .step("asking for the deployed image", "check that you may read DaemonSets")
+        .args(["--namespace", &namespace, "get", AGENTS, "--ignore-not-found"])
+        .args(["--output", "jsonpath={.spec.template.spec.containers[0].image}"])
+        .ask()?;
+    if image.trim().is_empty() {
+        return Err(Failure {
+            attempted: "uninstalling".to_owned(),
+            why: format!("the namespace {namespace} has no {AGENTS}"),
+            remedy: "give the --namespace, --context and --kubeconfig of the deployment".to_owned(),
+        }
+        .into());
+    }
+    if !is_image_given {
+        chart::merge(&mut release.values, &options::image(image.trim()));
+    }
+    let cleaning = removing(&release, true);
+    apply(ws, kubectl, &cleaning, "agent.yaml")?;
+    roll_out(kubectl, &cleaning, "waiting until all nodes are clean")?;
+    let path = ws.root.join("target/deploy.yaml");
+    files::replace_if_changed(&path, chart::join(&chart::render(ws, &release)?).as_bytes())?;
+    kubectl
+        .step("deleting the manifests", "run the command again; the nodes are clean")
+        .args(["delete", "--ignore-not-found", "--filename"])
+        .arg(&path)
+        .run()?;
+    say("the nodes are clean, and the cluster has nothing of Ferrule");
+    Ok(())
+}
+
+/// Applies the whole chart, or one template of it.
+fn apply(ws: &Workspace, kubectl: &Kubectl, release: &Release, only: &str) -> Result<()> {
+    let mut rendered = chart::render(ws, release)?;
+    rendered.retain(|(name, _)| only.is_empty() || *name == only);
+    // A file, so that the applied manifests can be inspected.
+    let path = ws.root.join("target/deploy.yaml");
+    files::replace_if_changed(&path, chart::join(&rendered).as_bytes())?;
+    let remedy = "read the messages above. On a conflict, another writer has changed a field: put the change into a file \
+                  for --values, or discard it with `kubectl apply --server-side --force-conflicts -f target/deploy.yaml`";
+    kubectl
+        .step(format!("applying {}", ws.show(&path)), remedy)
+        .args(["apply", "--server-side", "--filename"])
+        .arg(&path)
+        .run()
+}
+
+/// Shows the progress of the roll-out; if it fails, shows the agents that are not ready.
+fn roll_out(kubectl: &Kubectl, release: &Release, doing: &str) -> Result<()> {
+    let namespace = &release.namespace;
+    let show = kubectl.shown();
+    let remedy = format!(
+        "see why: `{show} --namespace {namespace} describe pods`, and `{show} --namespace {namespace} logs {AGENTS}`"
+    );
+    let outcome = kubectl
+        .step(doing, remedy)
+        .args(["--namespace", namespace, "rollout", "status", AGENTS, "--timeout", kubectl.timeout()])
+        .run();
+    if outcome.is_err() {
+        // The error of the roll-out is the one to report.
+        let _ = kubectl
+            .step("listing the agents' pods", "")
+            .args(["--namespace", namespace, "get", "pods", "--selector", SELECTOR, "--output", "wide"])
+            .run();
+    }
+    outcome
+}
+
+/// The same release, with agents that clean their nodes.
+fn removing(release: &Release, uninstall: bool) -> Release {
+    let mut release = release.clone();
+    chart::merge(&mut release.values, &json!({ "uninstall": uninstall }));
+    release
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{fs, process::Command};
-
-    use super::*;
-
-    /// The values of a setting of the systemd unit.
-    fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
-        let settings =
-            unit.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
-        settings.filter(|(name, _)| *name == key).map(|(_, value)| value).collect()
-    }
-
-    #[test]
-    fn the_systemd_unit_keeps_the_registry_and_what_the_agent_needs() {
-        let folder = Workspace::find().unwrap().root.join("deploy/systemd");
-        let unit = fs::read_to_string(folder.join("ferrule-agent.service")).unwrap();
-        for (key, expected) in [
-            ("Type", "exec"),
-            ("ExecStart", "/usr/local/bin/ferrule-agent --standalone"),
-            ("RestartPreventExitStatus", "64"),
-            ("SuccessExitStatus", "75"),
-            ("RuntimeDirectory", "ferrule"),
-            ("RuntimeDirectoryMode", "0700"),
-            ("RuntimeDirectoryPreserve", "yes"),
-            ("LimitMEMLOCK", "infinity"),
-            ("TimeoutStopSec", "30"),
-            ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6 AF_NETLINK"),
-        ] {
-            assert_eq!(values(&unit, key), [expected], "{key}");
-        }
-        let capabilities: Vec<_> =
-            values(&unit, "CapabilityBoundingSet").join(" ").split(' ').map(str::to_owned).collect();
-        for needed in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"] {
-            assert!(capabilities.iter().any(|it| it == needed), "{needed}");
-        }
-        for forbidden in
-            ["ProtectKernelTunables", "PrivateNetwork", "RestrictNamespaces", "PrivateUsers", "User"]
-        {
-            assert!(values(&unit, forbidden).is_empty(), "{forbidden}");
-        }
-        if !tools::is_there("systemd-analyze") {
-            return;
-        }
-        // The agent is not installed here.
-        let installed = "/usr/local/bin/ferrule-agent --standalone";
-        let dir = std::env::temp_dir().join(format!("ferrule-unit-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let copy = dir.join("ferrule-agent.service");
-        fs::write(&copy, unit.replace(installed, "/bin/true")).unwrap();
-        let verified = Command::new("systemd-analyze").arg("verify").arg(&copy).output();
-        fs::remove_dir_all(&dir).unwrap();
-        let verified = verified.unwrap();
-        let complaints = String::from_utf8_lossy(&verified.stderr).into_owned();
-        assert!(verified.status.success() && !complaints.contains("ferrule-agent.service"), "{complaints}");
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 
 mod btf;
 mod cargo_tool;
+mod chart;
 mod citations;
 mod deploy;
 mod dist;
@@ -15,9 +16,9 @@ mod failure;
 mod files;
 mod finding;
 mod image;
+mod kustomize;
 mod leftovers;
 mod lint;
-mod manifests;
 mod mutants;
 mod oci;
 mod remap;
@@ -62,8 +63,10 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Apply the manifests in deploy/ with kubectl, and wait until the agents are ready
+    /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),
+    /// Render the chart into deploy/kustomize/
+    Chart,
     /// Build, and run the demo (as root)
     Demo {
         /// Arguments of the demo
@@ -151,7 +154,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
         }
         Verb::Build => dist::build(&ws)?,
         Verb::Image { output } => image::image(&ws, output)?,
-        Verb::Deploy(deploy) => deploy::deploy(&ws, deploy)?,
+        Verb::Deploy(deploy) => deploy::deploy(&ws, &deploy)?,
+        Verb::Chart => kustomize::write(&ws)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),

@@ -254,3 +254,73 @@ fn invalid_settings_are_refused() {
     let missing = config(&["--config", "/nowhere.toml"], None).unwrap_err().to_string();
     assert!(missing.contains("/nowhere.toml") && missing.contains("No such file"), "{missing}");
 }
+
+/// Settings that the chart in `deploy/` makes itself, of its other values.
+const OF_THE_CHART: [&str; 10] = [
+    "standalone",
+    "node_name",
+    "kubeconfig",
+    "ip_masq_agent_config",
+    "http",
+    "cni_bin_dir",
+    "cni_conf_dir",
+    "socket",
+    "state_dir",
+    "config",
+];
+
+/// The examples of `agent` in the chart's values, without the marks of comments.
+fn chart_examples() -> serde_json::Map<String, serde_json::Value> {
+    let values = include_str!("../../../deploy/chart/values.yaml");
+    let (_, block) = values.split_once("\nagent: {}\n").unwrap();
+    let (block, _) = block.split_once("\n\n").unwrap();
+    let examples: String = block
+        .lines()
+        .filter_map(|line| line.strip_prefix("  # "))
+        .filter(|line| {
+            line.split_once(':')
+                .is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    serde_saphyr::from_str(&examples).unwrap()
+}
+
+#[test]
+fn the_chart_has_every_setting() {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    let flags = <Args as CommandFactory>::command();
+    let flags = flags.get_arguments().filter_map(|it| it.get_long()).map(|it| it.replace('-', "_"));
+    let expected: BTreeSet<String> = flags.filter(|it| !OF_THE_CHART.contains(&it.as_str())).collect();
+    let schema: serde_json::Value =
+        serde_json::from_str(include_str!("../../../deploy/chart/values.schema.json")).unwrap();
+    let in_schema = schema["properties"]["agent"]["properties"].as_object().unwrap();
+    let missing = "name it in deploy/chart/values.yaml, values.schema.json and docs/operations.md";
+    assert_eq!(in_schema.keys().cloned().collect::<BTreeSet<_>>(), expected, "{missing}");
+    assert_eq!(chart_examples().keys().cloned().collect::<BTreeSet<_>>(), expected, "{missing}");
+}
+
+#[test]
+fn every_example_in_the_chart_is_accepted_one_by_one() {
+    for (key, value) in chart_examples() {
+        let mut file = format!("{key} = {value}\n");
+        if key == "pod_cidr" {
+            file += "single_node = true\n";
+        }
+        let given = config(&["--kubeconfig", "/k", "--node-name", "n"], Some(&file));
+        assert!(given.is_ok(), "{file}: {}", given.unwrap_err());
+    }
+}
+
+#[test]
+fn a_removal_needs_no_api_server_and_takes_the_same_directories() {
+    let args = ["ferrule-agent", "--bpf-dir", "/sys/fs/bpf/x", "uninstall", "--stay"];
+    let args = Args::try_parse_from(args).unwrap();
+    assert_eq!(args.uninstall(), Some(true));
+    let places = args.into_places().unwrap();
+    assert_eq!(places.bpf_dir, Path::new("/sys/fs/bpf/x"));
+    assert_eq!((places.state_dir, places.install), ("/run/ferrule".into(), None));
+}

@@ -1,0 +1,162 @@
+//! What is asked of kubectl, in which order, and the errors for each thing that is not there.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use clap::Parser;
+use tempfile::TempDir;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    deploy: Deploy,
+}
+
+/// A program in kubectl's place that notes its arguments, and answers as a cluster would.
+struct Cluster {
+    dir: TempDir,
+    kubectl: Kubectl,
+}
+
+/// The tests of this file write `target/deploy.yaml`.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn parse(flags: &[&str]) -> Deploy {
+    Cli::try_parse_from([&["deploy"], flags].concat()).unwrap().deploy
+}
+
+fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("kubectl");
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> {log}\ncase \"$*\" in\n*get-contexts*) echo one; echo two ;;\n\
+         */version*) {version} ;;\n*jsonpath*) echo '{image}' ;;\n*rollout*) exit {rollout} ;;\nesac\n",
+        log = dir.path().join("log").display(),
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let cluster = ["--context", "two"].map(Into::into).to_vec();
+    let kubectl = Kubectl { program, cluster, context: Some("two".to_owned()), timeout: "9m".to_owned() };
+    Cluster { dir, kubectl }
+}
+
+impl Cluster {
+    fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        text.lines().map(ToOwned::to_owned).collect()
+    }
+}
+
+const GOOD: &str = "echo '{\"minor\":\"31+\",\"gitVersion\":\"v1.31.2\"}'";
+
+fn error(result: Result<()>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn an_image_reference_is_taken_apart() {
+    let parts = |reference| {
+        let image = options::image(reference);
+        ["repository", "tag", "digest"].map(|it| image["image"][it].as_str().unwrap().to_owned())
+    };
+    assert_eq!(parts("ferrule"), ["ferrule", "", ""]);
+    assert_eq!(parts("a.example:5000/b/ferrule"), ["a.example:5000/b/ferrule", "", ""]);
+    assert_eq!(parts("a.example:5000/ferrule:1@sha256:ab"), ["a.example:5000/ferrule", "1", "sha256:ab"]);
+}
+
+#[test]
+fn flags_override_files_and_files_the_chart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
+    fs::write(&file, "image: {tag: a, repository: b}\nagent: {log: debug}\n").unwrap();
+    let release = parse(&["--values", file.to_str().unwrap(), "--image", "c:d"]).release().unwrap();
+    let text = chart::join(&chart::render(&Workspace::find().unwrap(), &release).unwrap());
+    assert!(text.contains("image: \"c:d\"") && text.contains("log = \"debug\""), "{text}");
+    let gone = parse(&["--values", "/no/such/file"]).release().unwrap_err().to_string();
+    assert!(gone.contains("/no/such/file"), "{gone}");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let no_file = parse(&["--kubeconfig", "/no/such/file"]);
+    if tools_have_kubectl() {
+        let missing = Kubectl::find(&no_file).unwrap_err().to_string();
+        assert!(missing.contains("/no/such/file is not a file"), "{missing}");
+    }
+    let mut other = cluster(GOOD, "", 0);
+    other.kubectl.context = Some("three".to_owned());
+    let unknown = error(other.kubectl.check(30));
+    assert!(unknown.contains("no context \"three\", only: one, two"), "{unknown}");
+    let away = error(cluster("echo refused >&2; exit 1", "", 0).kubectl.check(30));
+    assert!(away.contains("asking the cluster") && away.contains("refused"), "{away}");
+    let old = "echo '{\"minor\":\"29\",\"gitVersion\":\"v1.29.1\"}'";
+    let old = error(cluster(old, "", 0).kubectl.check(30));
+    assert!(old.contains("v1.29.1") && old.contains("need 1.30"), "{old}");
+    cluster(GOOD, "", 0).kubectl.check(30).unwrap();
+}
+
+#[test]
+fn a_deployment_is_applied_and_followed() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let (ws, cluster) = (Workspace::find().unwrap(), cluster(GOOD, "", 0));
+    install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()).unwrap();
+    let file = ws.root.join("target/deploy.yaml");
+    let expected = [
+        format!("--context two apply --server-side --filename {}", file.display()),
+        "--context two --namespace ferrule-system rollout status daemonset/ferrule-agent --timeout 9m"
+            .to_owned(),
+        "--context two --namespace ferrule-system get daemonset/ferrule-agent".to_owned(),
+    ];
+    assert_eq!(cluster.calls(), expected);
+}
+
+#[test]
+fn a_roll_out_that_fails_shows_the_pods_and_says_how_to_see_more() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let (ws, cluster) = (Workspace::find().unwrap(), cluster(GOOD, "", 1));
+    let failed = error(install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()));
+    assert!(failed.contains("kubectl --context two --namespace ferrule-system logs"), "{failed}");
+    assert!(cluster.calls().last().unwrap().contains("get pods --selector app.kubernetes.io/name"));
+}
+
+#[test]
+fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let ws = Workspace::find().unwrap();
+    let release = || parse(&[]).release().unwrap();
+    let absent = cluster(GOOD, "", 0);
+    let why = error(uninstall(&ws, &absent.kubectl, release(), false));
+    assert!(why.contains("ferrule-system has no daemonset/ferrule-agent"), "{why}");
+
+    let stuck = cluster(GOOD, "a.example/ferrule:7", 1);
+    uninstall(&ws, &stuck.kubectl, release(), false).unwrap_err();
+    assert!(!stuck.calls().iter().any(|call| call.contains("delete")), "{:?}", stuck.calls());
+    let applied = fs::read_to_string(path_of(&ws)).unwrap();
+    assert!(applied.contains("image: \"a.example/ferrule:7\"") && applied.contains("--stay"), "{applied}");
+
+    let clean = cluster(GOOD, "a.example/ferrule:7", 0);
+    uninstall(&ws, &clean.kubectl, release(), false).unwrap();
+    let verbs: Vec<String> = clean
+        .calls()
+        .iter()
+        .map(|call| {
+            let found = ["jsonpath", "apply", "rollout", "delete"].into_iter().find(|it| call.contains(it));
+            found.unwrap_or(call).to_owned()
+        })
+        .collect();
+    assert_eq!(verbs, ["jsonpath", "apply", "rollout", "delete"]);
+}
+
+fn path_of(ws: &Workspace) -> PathBuf {
+    ws.root.join("target/deploy.yaml")
+}
+
+fn tools_have_kubectl() -> bool {
+    crate::tools::is_there("kubectl") || Path::new("/usr/bin/kubectl").exists()
+}

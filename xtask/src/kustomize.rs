@@ -1,0 +1,78 @@
+//! The Kustomize bases in `deploy/kustomize`, which are the chart rendered with its defaults.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::{
+    chart::{self, Release},
+    files::{self, Written},
+    run::say,
+    workspace::Workspace,
+};
+
+const FOLDER: &str = "deploy/kustomize";
+const NAMESPACE: &str = "ferrule-system";
+const HEAD: &str = "# Rendered from deploy/chart by `cargo xtask chart`: change the chart instead.\n";
+
+/// Writes the bases.
+///
+/// # Errors
+/// If the chart cannot be rendered, or a file not be written.
+pub(crate) fn write(ws: &Workspace) -> Result<()> {
+    for (path, content) in files(ws)? {
+        if files::replace_if_changed(&ws.root.join(&path), content.as_bytes())? == Written::Changed {
+            say(format!("{}: written", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// The generated files, and their contents.
+fn files(ws: &Workspace) -> Result<Vec<(PathBuf, String)>> {
+    let only = |name: &str, values: Value| -> Result<String> {
+        let release = Release { namespace: NAMESPACE.to_owned(), values };
+        let rendered = chart::render(ws, &release)?;
+        let wanted: Vec<_> = rendered.into_iter().filter(|(it, _)| name.is_empty() || *it == name).collect();
+        Ok(format!("{HEAD}{}", chart::join(&wanted)))
+    };
+    let namespace = json!({ "namespace": { "create": true } });
+    let file = |name: &str| PathBuf::from(FOLDER).join(name);
+    Ok(vec![
+        (file("base/ferrule.yaml"), only("", namespace)?),
+        (file("kuryr/kuryr.yaml"), only("kuryr.yaml", json!({ "kuryr": true }))?),
+        (file("uninstall/agent.yaml"), only("agent.yaml", json!({ "uninstall": true }))?),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_bases_are_the_rendered_chart() {
+        let ws = Workspace::find().unwrap();
+        for (path, content) in files(&ws).unwrap() {
+            let committed = fs::read_to_string(ws.root.join(&path)).unwrap_or_default();
+            assert!(committed == content, "{} is stale: run `cargo xtask chart`", path.display());
+        }
+    }
+
+    #[test]
+    fn every_kustomization_names_files_that_exist() {
+        let folder = Workspace::find().unwrap().root.join(FOLDER);
+        for name in ["base", "kuryr", "uninstall"] {
+            let text = fs::read_to_string(folder.join(name).join("kustomization.yaml")).unwrap();
+            let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
+            let resources = kustomization["resources"].as_array().unwrap();
+            assert!(!resources.is_empty(), "{name}");
+            for resource in resources {
+                let path = folder.join(name).join(resource.as_str().unwrap());
+                assert!(path.exists(), "{}", path.display());
+            }
+        }
+    }
+}
