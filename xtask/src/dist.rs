@@ -19,7 +19,7 @@ use crate::{
     failure::{Failure, OrFail as _},
     files, remap,
     run::{Step, say},
-    toolchain::{self, Part},
+    toolchain::{self, Arch, Part},
     tools,
     workspace::Workspace,
 };
@@ -44,6 +44,8 @@ const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
 /// A position-independent binary applies its relocations at start, and keeps the pages. Packed relocations
 /// take a sixtieth of the space, which saves 750 kB. Musl supports them since 1.2.4.
 const PACKED_RELOCATIONS: &str = "-Clink-arg=-Wl,-z,pack-relative-relocs";
+/// The linker of the toolchain, which knows all targets; called by rustc itself, without a C compiler.
+const CROSS_LINKER: [&str; 3] = ["-Clinker=rust-lld", "-Clink-arg=-z", "-Clink-arg=pack-relative-relocs"];
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
 /// Names the eBPF object to them.
@@ -83,7 +85,45 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
             .run()?;
     }
     for binary in BINARIES {
-        binary.ship(ws)?;
+        binary.ship(ws, &target, &ws.dist())?;
+    }
+    Ok(())
+}
+
+/// Where [`build_for`] puts binaries.
+pub(crate) fn folder(ws: &Workspace, arch: Arch) -> PathBuf {
+    if Some(arch) == Arch::native() { ws.dist() } else { ws.dist().join(arch.oci()) }
+}
+
+/// Builds the binaries of an architecture. Those of another one than this machine's are cross-compiled:
+/// linked by the toolchain's own linker, their C code compiled by Debian's cross compiler.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
+    if Some(arch) == Arch::native() {
+        return build(ws);
+    }
+    tools::need(tools::cross(arch))?;
+    toolchain::need(ws, &[Part::MuslOf(arch)])?;
+    ebpf::build(ws)?;
+    let mut flags = remap::flags(ws, ws.target())?;
+    flags.extend(CROSS_LINKER.map(ToOwned::to_owned));
+    let flags = flags.join("\u{1f}");
+    let target = arch.target();
+    for binary in BINARIES {
+        let doing = format!("building {binary} for {}", arch.oci());
+        ws.cargo_host("build", doing, "repair what the compiler names")
+            .args(["--package", binary.package, "--bin", binary.name])
+            .args(["--profile", binary.profile, "--target", &target])
+            .env("CARGO_ENCODED_RUSTFLAGS", &flags)
+            .env(&format!("CC_{}", target.replace('-', "_")), format!("{}-linux-gnu-gcc", arch.rust()))
+            .env(&format!("AR_{}", target.replace('-', "_")), format!("{}-linux-gnu-ar", arch.rust()))
+            .env("SOURCE_DATE_EPOCH", "0")
+            .run()?;
+    }
+    for binary in BINARIES {
+        binary.ship(ws, &target, &folder(ws, arch))?;
     }
     Ok(())
 }
@@ -106,6 +146,11 @@ pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
     files::copy(&built, &ws.dist().join("test").join(agent))
 }
 
+/// The packages that the binaries are of.
+pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
+    BINARIES.iter().map(|binary| binary.package)
+}
+
 /// The paths of the binaries in `target/dist/`.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     BINARIES.iter().map(|binary| binary.name)
@@ -119,20 +164,16 @@ pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
 // === impl Binary ===
 
 impl Binary {
-    /// The path of cargo's output.
-    fn built(self, ws: &Workspace) -> PathBuf {
-        ws.target().join(toolchain::musl_target()).join(self.profile).join(self.name)
-    }
-
-    fn ship(self, ws: &Workspace) -> Result<()> {
-        let built = self.built(ws);
+    /// Copies cargo's output for a target into a folder.
+    fn ship(self, ws: &Workspace, target: &str, folder: &Path) -> Result<()> {
+        let built = ws.target().join(target).join(self.profile).join(self.name);
         check_static(&built)?;
         if has_crash_points(&built)? {
             let remedy =
                 "build without the feature crash-points: `cargo tree --edges features` shows what enables it";
             return Err(failure(&built, "a binary to ship has crash points", remedy).into());
         }
-        let to = ws.dist().join(self.name);
+        let to = folder.join(self.name);
         files::copy(&built, &to)?;
         let size =
             fs::metadata(&to).or_fail(format!("reading the size of {}", to.display()), "build again")?.len();

@@ -1,59 +1,109 @@
 //! The image that runs on every node.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 
 use crate::{
+    commit::Commit,
     dist,
     failure::OrFail as _,
     files,
-    oci::{Image, Node, Tree},
-    run::{Step, say},
+    oci::{CREATED, Image, Node, Tree},
+    run::say,
+    sbom,
+    toolchain::{self, Arch},
     workspace::Workspace,
 };
 
+/// The options of an image.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Output file [default: target/dist/ferrule-<version>.tar; with --arch, the architecture follows]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Architecture of the nodes; `all`: one image with an index of them [default: this machine's]
+    #[arg(long, value_enum)]
+    arch: Option<Platforms>,
+}
+
+/// The platforms of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Platforms {
+    Amd64,
+    Arm64,
+    All,
+}
+
 /// The release that is being built.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Where images keep the bill of materials.
+const SBOM: &str = "usr/share/doc/ferrule/sbom.spdx.json";
 
-/// Builds everything and packs it as an image, into `output` or `target/dist/`.
+/// Builds everything and packs it as an image, into the output or `target/dist/`.
 ///
 /// # Errors
 /// If something does not build, or the image cannot be written.
-pub(crate) fn image(ws: &Workspace, output: Option<PathBuf>) -> Result<()> {
-    let revision = revision(ws)?;
-    dist::build(ws)?;
-    let mut root = Tree::new();
-    for name in dist::names() {
-        // The agent installs the shim that lies beside it.
-        let content = files::read(&ws.dist().join(name), "build again")?;
-        root.insert(format!("usr/bin/{name}"), Node::Executable(content));
+pub(crate) fn image(ws: &Workspace, options: Options) -> Result<()> {
+    let commit = Commit::of(ws)?;
+    let bill = sbom::generate(ws, VERSION, &commit.revision, &commit.time)?;
+    let native = Arch::native().into_iter().collect();
+    let archs: Vec<Arch> = match options.arch {
+        None => native,
+        Some(Platforms::Amd64) => vec![Arch::Amd64],
+        Some(Platforms::Arm64) => vec![Arch::Arm64],
+        Some(Platforms::All) => Arch::ALL.into(),
+    };
+    let mut roots = Vec::new();
+    for arch in archs {
+        dist::build_for(ws, arch)?;
+        roots.push((arch, root(ws, arch, &bill)?));
     }
-    // Runtimes name network namespaces by /var/run/netns, and mount them in /run/netns.
-    root.insert("var/run".to_owned(), Node::Link("/run"));
     let image = Image {
         name: "ferrule".to_owned(),
         version: VERSION.to_owned(),
-        revision,
         entrypoint: "/usr/bin/ferrule-agent".to_owned(),
-        root,
+        labels: labels(&commit, &toolchain::release(ws)?),
+        roots,
     };
     let packed = image.pack().or_fail("packing the image", "see which path it names")?;
-    let path = output.unwrap_or_else(|| ws.dist().join(format!("ferrule-{VERSION}.tar")));
+    let suffix = options.arch.and_then(|it| it.to_possible_value()).map(|it| format!("-{}", it.get_name()));
+    let name = format!("ferrule-{VERSION}{}", suffix.unwrap_or_default());
+    files::replace_if_changed(&ws.dist().join(format!("ferrule-{VERSION}.spdx.json")), bill.as_bytes())?;
+    let path = options.output.unwrap_or_else(|| ws.dist().join(format!("{name}.tar")));
     files::replace_if_changed(&path, &packed.archive)?;
-    say(format!("ferrule:{VERSION} of commit {}", image.revision));
+    say(format!("ferrule:{VERSION} of commit {}", commit.revision));
     println!("{} {} bytes {}", ws.show(&path), packed.archive.len(), packed.digest);
     Ok(())
 }
 
-/// The commit that is checked out, and whether there is more than it.
-fn revision(ws: &Workspace) -> Result<String> {
-    let git = |doing: &str, args: &[&str]| {
-        let remedy = "an image says which commit it is of: build it in a git checkout that belongs to you";
-        Step::new("git", doing, remedy).current_dir(&ws.root).args(args).ask()
-    };
-    let commit = git("asking git for the commit", &["rev-parse", "HEAD"])?;
-    let changes = git("asking git for changes", &["status", "--porcelain"])?;
-    let dirty = if changes.is_empty() { "" } else { "-dirty" };
-    Ok(format!("{}{dirty}", commit.trim_end()))
+fn root(ws: &Workspace, arch: Arch, bill: &str) -> Result<Tree> {
+    let mut root = Tree::new();
+    for name in dist::names() {
+        // The agent installs the shim that lies beside it.
+        let content = files::read(&dist::folder(ws, arch).join(name), "build again")?;
+        root.insert(format!("usr/bin/{name}"), Node::Executable(content));
+    }
+    root.insert(SBOM.to_owned(), Node::File(bill.as_bytes().to_vec()));
+    // Runtimes name network namespaces by /var/run/netns, and mount them in /run/netns.
+    root.insert("var/run".to_owned(), Node::Link("/run"));
+    Ok(root)
+}
+
+/// What the image is, and what it was built from and with.
+fn labels(commit: &Commit, compiler: &str) -> BTreeMap<String, String> {
+    [
+        ("org.opencontainers.image.title", "ferrule"),
+        ("org.opencontainers.image.description", "CNI agent for Kubernetes that forwards in eBPF"),
+        ("org.opencontainers.image.licenses", "Apache-2.0 AND (MIT OR GPL-2.0-only)"),
+        ("org.opencontainers.image.version", VERSION),
+        ("org.opencontainers.image.revision", &commit.revision),
+        (CREATED, &commit.time),
+        ("dev.ferrule.build.compiler", compiler),
+        ("dev.ferrule.build.command", "cargo xtask image"),
+        ("dev.ferrule.sbom", &format!("/{SBOM}")),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into()
 }

@@ -9,6 +9,8 @@ mod btf;
 mod cargo_tool;
 mod chart;
 mod citations;
+mod commit;
+mod deb;
 mod deploy;
 mod dist;
 mod ebpf;
@@ -25,6 +27,7 @@ mod remap;
 mod report;
 mod rooms;
 mod run;
+mod sbom;
 mod show;
 mod test;
 mod tidy;
@@ -33,7 +36,7 @@ mod tools;
 mod words;
 mod workspace;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -57,12 +60,10 @@ enum Verb {
     BuildEbpf,
     /// Build the eBPF programs, and the static release binaries into target/dist/
     Build,
-    /// Build, and pack a reproducible image for podman, docker and containerd
-    Image {
-        /// Output file [default: target/dist/ferrule-<version>.tar]
-        #[arg(long, value_name = "FILE")]
-        output: Option<PathBuf>,
-    },
+    /// Build, and pack a reproducible image for podman, docker and containerd, with its bill of materials
+    Image(image::Options),
+    /// Build, and pack a Debian package for machines without Kubernetes
+    Deb(deb::Options),
     /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),
     /// Render the chart into deploy/kustomize/
@@ -153,8 +154,9 @@ fn run(verb: Verb) -> Result<ExitCode> {
             ebpf::show(&ws)?;
         }
         Verb::Build => dist::build(&ws)?,
-        Verb::Image { output } => image::image(&ws, output)?,
+        Verb::Image(options) => image::image(&ws, options)?,
         Verb::Deploy(deploy) => deploy::deploy(&ws, &deploy)?,
+        Verb::Deb(options) => deb::deb(&ws, &options)?,
         Verb::Chart => kustomize::write(&ws)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,

@@ -6,10 +6,12 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
+
+use crate::toolchain::Arch;
 
 /// The content of an image.
 #[derive(Debug)]
@@ -18,12 +20,13 @@ pub(crate) struct Image {
     pub(crate) name: String,
     /// The tag.
     pub(crate) version: String,
-    /// The commit that it was built from.
-    pub(crate) revision: String,
     /// Absolute path of the program.
     pub(crate) entrypoint: String,
-    /// Its file system.
-    pub(crate) root: Tree,
+    /// What the image says of itself and its origin: labels of the configuration, annotations of the
+    /// manifest.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// The file system of each platform.
+    pub(crate) roots: Vec<(Arch, Tree)>,
 }
 
 /// A file system, sorted by path. Paths have no `/` in front.
@@ -37,6 +40,11 @@ pub(crate) enum Node {
     /// A symbolic link, and where it leads.
     Link(&'static str),
 }
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// The label with the time of the commit, not of the build.
+pub(crate) const CREATED: &str = "org.opencontainers.image.created";
 
 /// A packed image.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,79 +61,106 @@ struct Blob {
     content: Vec<u8>,
 }
 
+// === impl Node ===
+
+impl Node {
+    /// The content of a file; nothing for a link.
+    pub(crate) fn content(&self) -> &[u8] {
+        match self {
+            Self::File(content) | Self::Executable(content) => content,
+            Self::Link(_) => &[],
+        }
+    }
+}
+
 // === impl Image ===
 
 impl Image {
-    /// Packs it.
+    /// Packs it. With several platforms, the name leads to an index of them.
     ///
     /// # Errors
-    /// If a path is too long for an archive.
+    /// If a path is too long for an archive, or there is no platform.
     pub(crate) fn pack(&self) -> Result<Packed> {
-        let layer = Blob::new("application/vnd.oci.image.layer.v1.tar", archive(&self.root)?);
-        let config = Blob::json("application/vnd.oci.image.config.v1+json", &self.config(&layer));
-        let manifest =
-            Blob::json("application/vnd.oci.image.manifest.v1+json", &self.manifest(&config, &layer));
-
-        let mut files = Tree::new();
-        let mut json = |path: &str, content: Value| files.insert(path.to_owned(), text(&content));
-        json("oci-layout", json!({ "imageLayoutVersion": "1.0.0" }));
-        json("index.json", self.index(&manifest));
-        json(
-            "manifest.json",
-            json!([{
+        ensure!(!self.roots.is_empty(), "the image has no platform");
+        let (mut files, mut manifests, mut saved) = (Tree::new(), Vec::new(), Value::Null);
+        let mut keep = |blob: Blob| files.insert(blob.path(), Node::File(blob.content));
+        for (arch, root) in &self.roots {
+            let layer = Blob::new("application/vnd.oci.image.layer.v1.tar", archive(root)?);
+            let config = Blob::json("application/vnd.oci.image.config.v1+json", &self.config(*arch, &layer));
+            let manifest =
+                Blob::json("application/vnd.oci.image.manifest.v1+json", &self.manifest(&config, &layer));
+            let platform = json!({ "architecture": arch.oci(), "os": "linux" });
+            manifests.push(manifest.descriptor_with(json!({ "platform": platform })));
+            saved = json!([{
                 "Config": config.path(),
                 "Layers": [layer.path()],
                 "RepoTags": [format!("{}:{}", self.name, self.version)],
-            }]),
-        );
-        let digest = manifest.digest.clone();
-        for blob in [layer, config, manifest] {
-            files.insert(blob.path(), Node::File(blob.content));
+            }]);
+            for blob in [layer, config, manifest] {
+                keep(blob);
+            }
         }
+        let mut top = match <[Value; 1]>::try_from(manifests) {
+            Ok([only]) => {
+                // What `docker save` writes has one platform only.
+                files.insert("manifest.json".to_owned(), text(&saved));
+                only
+            }
+            Err(manifests) => {
+                let index = Blob::json(INDEX, &index(manifests));
+                let descriptor = index.descriptor_with(json!({}));
+                files.insert(index.path(), Node::File(index.content));
+                descriptor
+            }
+        };
+        let digest =
+            top.get("digest").and_then(Value::as_str).context("a descriptor has no digest")?.to_owned();
+        merge(&mut top, json!({ "annotations": self.names() }));
+        files.insert("oci-layout".to_owned(), text(&json!({ "imageLayoutVersion": "1.0.0" })));
+        files.insert("index.json".to_owned(), text(&index(vec![top])));
         Ok(Packed { archive: archive(&files)?, digest })
     }
 
-    fn config(&self, layer: &Blob) -> Value {
+    fn config(&self, arch: Arch, layer: &Blob) -> Value {
         json!({
-            "architecture": architecture(),
+            "architecture": arch.oci(),
             "os": "linux",
-            "config": { "Entrypoint": [self.entrypoint], "Env": ["PATH=/usr/bin"] },
+            "created": self.labels.get(CREATED),
+            "config": { "Entrypoint": [self.entrypoint], "Env": ["PATH=/usr/bin"], "Labels": self.labels },
             "rootfs": { "type": "layers", "diff_ids": [layer.digest] },
         })
     }
 
     fn manifest(&self, config: &Blob, layer: &Blob) -> Value {
+        let mut annotations = self.labels.clone();
+        annotations.insert(REF_NAME.to_owned(), self.version.clone());
         json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": config.descriptor(),
             "layers": [layer.descriptor()],
-            "annotations": {
-                "org.opencontainers.image.ref.name": self.version,
-                "org.opencontainers.image.revision": self.revision,
-                "org.opencontainers.image.version": self.version,
-            },
+            "annotations": annotations,
         })
     }
 
-    fn index(&self, manifest: &Blob) -> Value {
-        let mut descriptor = manifest.descriptor();
-        if let Some(descriptor) = descriptor.as_object_mut() {
-            let annotations = json!({
-                // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it
-                // from here.
-                "io.containerd.image.name": format!("docker.io/library/{}:{}", self.name, self.version),
-                "org.opencontainers.image.ref.name": self.version,
-            });
-            descriptor.insert("annotations".to_owned(), annotations);
-            let platform = json!({ "architecture": architecture(), "os": "linux" });
-            descriptor.insert("platform".to_owned(), platform);
-        }
+    fn names(&self) -> Value {
         json!({
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.index.v1+json",
-            "manifests": [descriptor],
+            // The whole name, as a kubelet makes it of `ferrule:0.1.0`: containerd and podman take it from
+            // here.
+            "io.containerd.image.name": format!("docker.io/library/{}:{}", self.name, self.version),
+            REF_NAME: self.version,
         })
+    }
+}
+
+fn index(manifests: Vec<Value>) -> Value {
+    json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests })
+}
+
+/// Adds the fields of one object to another.
+fn merge(object: &mut Value, fields: Value) {
+    if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
+        object.extend(fields);
     }
 }
 
@@ -142,6 +177,12 @@ impl Blob {
 
     fn descriptor(&self) -> Value {
         json!({ "mediaType": self.media_type, "digest": self.digest, "size": self.content.len() })
+    }
+
+    fn descriptor_with(&self, fields: Value) -> Value {
+        let mut descriptor = self.descriptor();
+        merge(&mut descriptor, fields);
+        descriptor
     }
 
     fn path(&self) -> String {
@@ -193,15 +234,6 @@ fn text(content: &Value) -> Node {
     Node::File(content.to_string().into_bytes())
 }
 
-/// What images call the architecture that we build for.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
@@ -211,6 +243,10 @@ mod tests {
     use super::*;
 
     fn image() -> Image {
+        image_for(&[Arch::Arm64])
+    }
+
+    fn image_for(platforms: &[Arch]) -> Image {
         let mut root = Tree::new();
         root.insert("usr/bin/b".to_owned(), Node::Executable(b"agent".to_vec()));
         root.insert("usr/bin/a".to_owned(), Node::Executable(b"ctl".to_vec()));
@@ -218,9 +254,9 @@ mod tests {
         Image {
             name: "ferrule".to_owned(),
             version: "1.2.3".to_owned(),
-            revision: "abc".to_owned(),
             entrypoint: "/usr/bin/b".to_owned(),
-            root,
+            labels: [("org.opencontainers.image.revision".to_owned(), "abc".to_owned())].into(),
+            roots: platforms.iter().map(|arch| (*arch, root.clone())).collect(),
         }
     }
 
@@ -277,13 +313,35 @@ mod tests {
     }
 
     #[test]
+    fn several_platforms_share_a_name_and_have_labels() {
+        let packed = image_for(&Arch::ALL).pack().unwrap();
+        let files = unpack(&packed.archive);
+        let named = &json(&files, "index.json")["manifests"];
+        assert_eq!(named.as_array().unwrap().len(), 1);
+        assert_eq!(named[0]["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
+        assert_eq!(named[0]["digest"], packed.digest);
+        let index: Value = serde_json::from_slice(follow(&files, &named[0])).unwrap();
+        let platforms = index["manifests"].as_array().unwrap().iter().map(|it| {
+            let manifest: Value = serde_json::from_slice(follow(&files, it)).unwrap();
+            let config: Value = serde_json::from_slice(follow(&files, &manifest["config"])).unwrap();
+            assert_eq!(config["architecture"], it["platform"]["architecture"]);
+            assert_eq!(config["config"]["Labels"]["org.opencontainers.image.revision"], "abc");
+            assert_eq!(manifest["annotations"]["org.opencontainers.image.revision"], "abc");
+            config["architecture"].as_str().unwrap().to_owned()
+        });
+        assert_eq!(platforms.collect::<Vec<_>>(), ["amd64", "arm64"]);
+        assert!(!files.contains_key("manifest.json"), "it would hide all platforms but one");
+        assert!(image_for(&[]).pack().is_err());
+    }
+
+    #[test]
     fn the_same_files_make_the_same_bytes() {
         assert_eq!(image().pack().unwrap(), image().pack().unwrap());
     }
 
     #[test]
     fn entries_are_sorted_and_tell_nothing_of_the_machine() {
-        let bytes = archive(&image().root).unwrap();
+        let bytes = archive(&image().roots[0].1).unwrap();
         let mut seen = Vec::new();
         for entry in Archive::new(bytes.as_slice()).entries().unwrap() {
             let entry = entry.unwrap();

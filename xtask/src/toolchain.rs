@@ -18,9 +18,50 @@ pub(crate) enum Part {
     RustSrc,
     /// `std` for static binaries.
     Musl,
+    /// `std` for static binaries of another machine.
+    MuslOf(Arch),
 }
 
-/// The target of static binaries.
+/// An architecture of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Arch {
+    Amd64,
+    Arm64,
+}
+
+// === impl Arch ===
+
+impl Arch {
+    pub(crate) const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
+
+    /// That of this machine, if nodes may have it.
+    pub(crate) fn native() -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.rust() == std::env::consts::ARCH)
+    }
+
+    /// What Rust and Linux call it.
+    pub(crate) const fn rust(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// What images and Debian call it.
+    pub(crate) const fn oci(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// The target of static binaries.
+    pub(crate) fn target(self) -> String {
+        format!("{}-unknown-linux-musl", self.rust())
+    }
+}
+
+/// The target of static binaries for this machine.
 pub(crate) fn musl_target() -> String {
     format!("{}-unknown-linux-musl", std::env::consts::ARCH)
 }
@@ -57,6 +98,14 @@ pub(crate) fn sysroot(ws: &Workspace) -> Result<PathBuf> {
     Ok(PathBuf::from(printed.trim_end()))
 }
 
+/// The release of the active compiler, such as `rustc 1.95.0`.
+///
+/// # Errors
+/// If the compiler fails.
+pub(crate) fn release(ws: &Workspace) -> Result<String> {
+    Ok(ask(ws, "asking for the compiler's release", &["-V"])?.trim_end().to_owned())
+}
+
 /// The commit of the active compiler; distributions' compilers may have none.
 ///
 /// # Errors
@@ -82,6 +131,7 @@ impl Part {
             Self::Clippy => "bin/clippy-driver".to_owned(),
             Self::RustSrc => "lib/rustlib/src/rust/library/Cargo.lock".to_owned(),
             Self::Musl => format!("lib/rustlib/{}/lib", musl_target()),
+            Self::MuslOf(arch) => format!("lib/rustlib/{}/lib", arch.target()),
         }
     }
 
@@ -92,6 +142,7 @@ impl Part {
             Self::Clippy => ("component", "clippy".to_owned()),
             Self::RustSrc => ("component", "rust-src".to_owned()),
             Self::Musl => ("target", musl_target()),
+            Self::MuslOf(arch) => ("target", arch.target()),
         }
     }
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::{
     failure::Failure,
     run::{self, Step, say},
+    toolchain::Arch,
 };
 
 /// A program, and its Debian package.
@@ -17,8 +18,31 @@ pub(crate) struct Tool {
     package: &'static str,
 }
 
+// === impl Tool ===
+
+impl Tool {
+    pub(crate) const fn new(program: &'static str, package: &'static str) -> Self {
+        Self { program, package }
+    }
+}
+
 /// For the release binaries: compiles their C code against musl.
 pub(crate) const BUILD: &[Tool] = &[Tool { program: "musl-gcc", package: "musl-tools" }];
+
+/// For the release binaries of another architecture: compiles their C code. Musl and glibc have the same ABI
+/// for the few functions that this code calls.
+pub(crate) const fn cross(arch: Arch) -> &'static [Tool] {
+    match arch {
+        Arch::Amd64 => &[
+            Tool { program: "x86_64-linux-gnu-gcc", package: "gcc-x86-64-linux-gnu" },
+            Tool { program: "/usr/x86_64-linux-gnu/include/stdio.h", package: "libc6-dev-amd64-cross" },
+        ],
+        Arch::Arm64 => &[
+            Tool { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
+            Tool { program: "/usr/aarch64-linux-gnu/include/stdio.h", package: "libc6-dev-arm64-cross" },
+        ],
+    }
+}
 
 /// For the privileged tests and the demo.
 pub(crate) const TEST: &[Tool] = &[
