@@ -1,42 +1,83 @@
 //! `ferrulectl attachments`.
 
-use std::path::Path;
-
-use ferrule_proto::agent::{Attachment, Counters, Drop, ListAttachmentsRequest};
-
-use crate::{
-    Output, client,
-    table::{interface, pod, short_id, table},
+use std::{
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<String> {
+use ferrule_proto::agent::{Attachment, Counters, Drop, ListAttachmentsRequest, attachment::State};
+
+use crate::{
+    client,
+    filter::Filter,
+    output::Output,
+    paint,
+    table::{columns, interface, pod, short_id},
+    time::duration,
+};
+
+pub(crate) async fn run(filter: &Filter, socket: &Path, output: Output) -> anyhow::Result<String> {
     let response = client::connect(socket).await?.list_attachments(ListAttachmentsRequest {}).await?;
-    let attachments = response.into_inner().attachments;
-    Ok(match output {
-        Output::Table => render(&attachments),
-        Output::Json => serde_json::to_string_pretty(&attachments)?,
-    })
+    let mut attachments = response.into_inner().attachments;
+    attachments.retain(|it| filter.is_empty() || filter.matches(&it.pod_namespace, &it.pod_name));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    output.show(&attachments, |it| render(it, output.is_wide().then_some(now.as_secs())))
 }
 
-fn render(attachments: &[Attachment]) -> String {
-    let header = ["POD", "CONTAINER", "IF", "HOST IF", "STATE", "ADDRESSES", "OUT PKTS", "IN PKTS", "DROPS"];
+/// `wide`: the time, for a table with all columns.
+fn render(attachments: &[Attachment], wide: Option<u64>) -> String {
+    const NARROW: usize = 9;
+    let header = [
+        "POD",
+        "CONTAINER",
+        "IF",
+        "HOST IF",
+        "STATE",
+        "ADDRESSES",
+        "OUT PKTS",
+        "IN PKTS",
+        "DROPS",
+        "OUT BYTES",
+        "IN BYTES",
+        "MAC",
+        "MTU",
+        "AGE",
+        "UID",
+        "NETNS",
+    ];
+    let shown = if wide.is_some() { &header[..] } else { &header[..NARROW] };
     let rows = attachments.iter().map(|attachment| {
         let count = |count: fn(&Counters) -> String| {
             attachment.counters.as_ref().map_or_else(|| "-".to_owned(), count)
         };
-        [
+        let state = attachment.state();
+        let state =
+            if state == State::Attached { state.name().to_owned() } else { paint::warn(state.name()) };
+        let narrow = [
             pod(&attachment.pod_namespace, &attachment.pod_name),
             short_id(&attachment.container_id),
             attachment.ifname.clone(),
             interface(&attachment.host_ifname, attachment.host_ifindex),
-            attachment.state().name().to_owned(),
+            state,
             attachment.addresses.join(" "),
             count(|counters| counters.egress_packets.to_string()),
             count(|counters| counters.ingress_packets.to_string()),
             count(drops),
-        ]
+        ];
+        let more = wide.map(|now| {
+            [
+                count(|counters| counters.egress_bytes.to_string()),
+                count(|counters| counters.ingress_bytes.to_string()),
+                attachment.mac.clone(),
+                attachment.mtu.to_string(),
+                duration(now.saturating_sub(attachment.created_at_ms / 1000)),
+                attachment.pod_uid.clone(),
+                attachment.netns.clone(),
+            ]
+        });
+        narrow.into_iter().chain(more.into_iter().flatten()).collect()
     });
-    table(header, rows)
+    columns(shown, rows)
 }
 
 fn drops(counters: &Counters) -> String {
@@ -49,8 +90,6 @@ fn drops(counters: &Counters) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ferrule_proto::agent::attachment::State;
-
     use super::*;
 
     fn attachment() -> Attachment {
@@ -78,12 +117,15 @@ mod tests {
         let expected = "\
 POD            CONTAINER     IF    HOST IF    STATE     ADDRESSES         OUT PKTS  IN PKTS  DROPS
 default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3         0        out:spoofed_mac=2 in:not_for_pod=1";
-        assert_eq!(render(&[attachment()]), expected);
+        assert_eq!(render(&[attachment()], None), expected);
+        let wide = render(&[attachment()], Some(192));
+        let header = "DROPS                               OUT BYTES  IN BYTES  MAC  MTU  AGE    UID  NETNS\n";
+        assert!(wide.contains(header) && wide.ends_with("0          0              0    3m12s"), "{wide}");
     }
 
     #[test]
     fn table_without_attachments_is_the_header() {
-        assert!(render(&[]).starts_with("POD  CONTAINER"));
+        assert!(render(&[], None).starts_with("POD  CONTAINER"));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use anyhow::bail;
 use ferrule_proto::agent::{ExplainGcRequest, GcCandidate};
 
 use crate::{
-    Output, client,
+    client,
+    output::Output,
     table::{pod, short_id, table},
 };
 
@@ -26,10 +27,7 @@ pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::R
     }
     let response = client::connect(socket).await?.explain_gc(ExplainGcRequest {}).await?;
     let candidates = response.into_inner().candidates;
-    Ok(match output {
-        Output::Table => render(&candidates),
-        Output::Json => serde_json::to_string_pretty(&candidates)?,
-    })
+    output.show(&candidates, |it| render(it))
 }
 
 /// One line for each proof of a candidate, then one for the verdict.

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use ferrule_proto::agent::{SetLogFilterRequest, SetLogFilterResponse};
 use serde_json::json;
 
-use crate::{Output, client};
+use crate::{client, output::Output};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -24,9 +24,10 @@ pub async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::Result<S
     let response = client::connect(socket).await?.set_log_filter(request).await;
     let SetLogFilterResponse { before, now } =
         response.context("cannot show or set the filter of the agent's log")?.into_inner();
-    Ok(match output {
-        Output::Json => json!({ "before": before, "now": now }).to_string(),
-        Output::Table if before == now => now,
-        Output::Table => format!("{now} (before: {before})"),
-    })
+    let answer = json!({ "before": before, "now": now });
+    if output == Output::Json {
+        return Ok(answer.to_string());
+    }
+    let changed = if before == now { String::new() } else { format!(" (before: {before})") };
+    output.show(&answer, |_| format!("{now}{changed}"))
 }

@@ -5,7 +5,12 @@ use std::path::Path;
 use anyhow::Context as _;
 use ferrule_proto::agent::{ListNodesRequest, ListNodesResponse, Node, NodeRange, Refused, node_range::Way};
 
-use crate::{Output, Report, client, table::table};
+use crate::{
+    client,
+    output::{Output, Report},
+    paint,
+    table::{columns, table},
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -20,15 +25,8 @@ pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::R
     if let Some(name) = &args.node {
         retain(&mut nodes, name);
     }
-    let text = match output {
-        Output::Table => render(&nodes),
-        Output::Json => serde_json::to_string_pretty(&nodes)?,
-    };
-    Ok(Report {
-        text,
-        failures: failure(&nodes, args.node.as_deref()).into_iter().collect(),
-        ..Report::default()
-    })
+    let text = output.show(&nodes, |it| render(it, output.is_wide()))?;
+    Ok(Report::new(text, failure(&nodes, args.node.as_deref())))
 }
 
 /// Leaves what concerns one node.
@@ -49,9 +47,18 @@ fn failure(nodes: &ListNodesResponse, name: Option<&str>) -> Option<String> {
     Some(format!("the agent knows no node {name:?}; `ferrulectl nodes` lists all"))
 }
 
-fn render(nodes: &ListNodesResponse) -> String {
-    let header = ["NODE", "ZONE", "RANGE", "WAY", "MTU", "FAST PATH"];
-    let mut text = table(header, nodes.nodes.iter().flat_map(rows));
+/// `is_wide`: with the nodes' addresses and UIDs.
+fn render(nodes: &ListNodesResponse, is_wide: bool) -> String {
+    let header = ["NODE", "ZONE", "RANGE", "WAY", "MTU", "FAST PATH", "ADDRESSES", "UID"];
+    let shown = if is_wide { &header[..] } else { &header[..6] };
+    let wide = |node: &Node| [or_dash(&node.internal_ips.join(" ")), or_dash(&node.uid)];
+    let rows = nodes.nodes.iter().flat_map(|node| {
+        rows(node).into_iter().map(move |row| {
+            let more = if is_wide { Vec::from(wide(node)) } else { Vec::new() };
+            row.into_iter().chain(more).collect()
+        })
+    });
+    let mut text = columns(shown, rows);
     if !nodes.refused.is_empty() {
         let refused = nodes
             .refused
@@ -81,7 +88,7 @@ fn cells(range: &NodeRange) -> [String; 4] {
         Way::Own => "this node".to_owned(),
         Way::Direct => format!("direct via {} dev {}", range.to, or_dash(&range.interface)),
         Way::Vxlan => format!("vxlan to {}", range.to),
-        Way::None => format!("none: {}", range.no_way_because),
+        Way::None => paint::bad(&format!("none: {}", range.no_way_because)),
         Way::Unspecified => Way::Unspecified.name().to_owned(),
     };
     let (mtu, fast_path) = match (range.way(), range.fast_path) {
@@ -154,7 +161,10 @@ node-5  -     -              -                              -     -
 
 NODE    REFUSED                  WHY
 node-5  the range 10.244.2.0/25  it overlaps a range of the node node-2";
-        assert_eq!(render(&nodes()), expected);
+        assert_eq!(render(&nodes(), false), expected);
+        let wide = render(&nodes(), true);
+        assert!(wide.starts_with("NODE    ZONE  RANGE          WAY                            MTU   FAST PATH                    ADDRESSES  UID\n"), "{wide}");
+        assert!(wide.contains("  yes                          192.0.2.2  uid-node-2\n"), "{wide}");
     }
 
     #[test]

@@ -7,33 +7,31 @@ use std::{
 
 use anyhow::Context as _;
 use ferrule_proto::agent::{GetStatusRequest, GetStatusResponse, Link, component::State};
-use jiff::Timestamp;
 
-use crate::{Output, Report, client, table::table};
-
-const MINUTE: u64 = 60;
-const HOUR: u64 = 60 * MINUTE;
-const DAY: u64 = 24 * HOUR;
+use crate::{
+    client,
+    output::{Output, Report},
+    paint,
+    table::table,
+    time::since,
+};
 
 /// An agent that is not ready is a failure, and so are pods that may lack connectivity.
 pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report> {
     let response = client::connect(socket).await?.get_status(GetStatusRequest {}).await;
     let status = response.context("cannot get the status from the agent")?.into_inner();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let text = match output {
-        Output::Table => render(&status, now.as_secs()),
-        Output::Json => serde_json::to_string_pretty(&status)?,
-    };
-    Ok(Report { text, failures: failure(&status).into_iter().collect(), ..Report::default() })
+    let text = output.show(&status, |it| render(it, now.as_secs()))?;
+    Ok(Report::new(text, failure(&status)))
 }
 
 fn render(status: &GetStatusResponse, now: u64) -> String {
     let node = if status.node.is_empty() { "this node" } else { &status.node };
-    let ready = if status.ready { "ready" } else { "not ready" };
+    let ready = if status.ready { paint::good("ready") } else { paint::bad("not ready") };
     let rows = status.components.iter().map(|component| {
         [
             component.name.clone(),
-            component.state().name().to_owned(),
+            state(component.state()),
             since(component.since_ms, now),
             component.reason.clone(),
         ]
@@ -45,6 +43,14 @@ fn render(status: &GetStatusResponse, now: u64) -> String {
         text.push_str(&links(&status.links));
     }
     text
+}
+
+fn state(state: State) -> String {
+    match state {
+        State::Healthy => paint::good(state.name()),
+        State::Unhealthy => paint::bad(state.name()),
+        State::Starting | State::Unspecified => paint::warn(state.name()),
+    }
 }
 
 /// The tunnel device and the uplinks.
@@ -75,24 +81,6 @@ fn failure(status: &GetStatusResponse) -> Option<String> {
     let blocking = status.components.iter().filter(|it| it.needed_for_add && it.state() != State::Healthy);
     let blocking: Vec<_> = blocking.map(|it| it.name.as_str()).collect();
     Some(format!("the agent is not ready for ADD; not healthy: {}", blocking.join(", ")))
-}
-
-/// Age and time: `3m12s ago (2026-01-02T03:04:05Z)`.
-fn since(since_ms: u64, now: u64) -> String {
-    let seconds = since_ms / 1000;
-    let time = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
-    let time = time.map_or_else(|| "?".to_owned(), |time| time.to_string());
-    format!("{} ago ({time})", duration(now.saturating_sub(seconds)))
-}
-
-/// A duration in its two largest units.
-fn duration(seconds: u64) -> String {
-    match seconds {
-        0..MINUTE => format!("{seconds}s"),
-        MINUTE..HOUR => format!("{}m{}s", seconds / MINUTE, seconds % MINUTE),
-        HOUR..DAY => format!("{}h{}m", seconds / HOUR, seconds % HOUR / MINUTE),
-        _ => format!("{}d{}h", seconds / DAY, seconds % DAY / HOUR),
-    }
 }
 
 #[cfg(test)]
@@ -196,16 +184,6 @@ wg0      3        300       0                              off: its packets have
             "since_ms": TIME * 1000 + 789, "needed_for_add": false, "needed_by_pods": false,
         });
         assert_eq!(json["components"][0], expected);
-    }
-
-    #[test]
-    fn durations_show_their_two_largest_units() {
-        for (seconds, text) in
-            [(0, "0s"), (59, "59s"), (192, "3m12s"), (3 * HOUR + 61, "3h1m"), (50 * HOUR + 1, "2d2h")]
-        {
-            assert_eq!(duration(seconds), text);
-        }
-        assert!(since(u64::MAX, TIME).starts_with("0s ago ("), "the clock may have been set back");
     }
 
     #[test]

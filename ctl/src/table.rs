@@ -1,19 +1,33 @@
 //! Tables: aligned columns, and the cells that several tables share.
 
+use crate::paint;
+
 /// A column of container IDs shows this many characters, as `docker ps` does.
 const SHORT_ID: usize = 12;
 
 /// Formats a header and rows with aligned columns.
 pub(crate) fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<_> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
-    let widths: Vec<usize> = (0..N)
-        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0))
-        .collect();
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}", width = *width));
+    columns(&header, rows.map(Vec::from))
+}
+
+/// As [`table`], with columns that the output chooses.
+pub(crate) fn columns(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let header: Vec<_> = header.iter().map(|it| (*it).to_owned()).collect();
+    let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|it| paint::width(it)).max();
+    let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| padded(cell, *width));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A cell with spaces up to a width.
+pub(crate) fn padded(cell: &str, width: usize) -> String {
+    format!("{cell}{}", " ".repeat(width.saturating_sub(paint::width(cell))))
 }
 
 /// `namespace/name`, or `-` without a pod.

@@ -8,7 +8,10 @@ use std::{
 use ferrule_proto::agent::{Deviation, VerifyRequest, VerifyResponse};
 
 use crate::{
-    Output, Report, client,
+    client,
+    filter::Filter,
+    output::{Output, Report},
+    paint,
     table::{interface, pod, short_id, table},
 };
 
@@ -16,13 +19,20 @@ use crate::{
 const COMMANDS: usize = 3;
 
 /// Any deviation is a failure.
-pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report> {
-    let response = client::connect(socket).await?.verify(VerifyRequest {}).await?.into_inner();
-    let text = match output {
-        Output::Table => render(&response),
-        Output::Json => serde_json::to_string_pretty(&response)?,
+pub(crate) async fn run(filter: &Filter, socket: &Path, output: Output) -> anyhow::Result<Report> {
+    let mut response = client::connect(socket).await?.verify(VerifyRequest {}).await?.into_inner();
+    retain(&mut response, filter);
+    let text = output.show(&response, render)?;
+    Ok(Report::new(text, failure(&response)))
+}
+
+/// Leaves what concerns the chosen pods. Deviations of no pod concern all.
+fn retain(response: &mut VerifyResponse, filter: &Filter) {
+    let is_chosen = |namespace: &str, name: &str| {
+        filter.is_empty() || (name.is_empty() && namespace.is_empty()) || filter.matches(namespace, name)
     };
-    Ok(Report { text, failures: failure(&response).into_iter().collect(), ..Report::default() })
+    response.deviations.retain(|it| is_chosen(&it.pod_namespace, &it.pod_name));
+    response.foreign.retain(|it| is_chosen(&it.pod_namespace, &it.pod_name));
 }
 
 fn failure(response: &VerifyResponse) -> Option<String> {
@@ -43,7 +53,7 @@ fn render(response: &VerifyResponse) -> String {
             short_id(&it.container_id),
             it.ifname.clone(),
             interface(&it.host_ifname, it.host_ifindex),
-            it.kind.clone(),
+            paint::bad(&it.kind),
             it.what.clone(),
         ]
     });
@@ -87,8 +97,8 @@ fn advice(deviations: &[Deviation]) -> String {
 
 fn summary(response: &VerifyResponse) -> String {
     let deviations = match response.deviations.len() {
-        0 => "no deviations".to_owned(),
-        count => plural(count, "deviation"),
+        0 => paint::good("no deviations"),
+        count => paint::bad(&plural(count, "deviation")),
     };
     let attachments = plural(response.attachments as usize, "attachment");
     let mut summary = format!("{deviations} in {attachments}");
@@ -176,6 +186,15 @@ link-stamp: packets flow; the agent does not repair this
         assert!(table.starts_with(summary), "{table}");
         assert!(table.contains("(foreign)  an XDP program 3"), "{table}");
         assert_eq!(failure(&response), None);
+    }
+
+    #[test]
+    fn a_chosen_pod_leaves_its_own_deviations_and_those_of_the_node() {
+        for (pod, left) in [("web", 2), ("db", 1)] {
+            let mut response = response();
+            retain(&mut response, &Filter { pod: Some(pod.to_owned()), namespace: None });
+            assert_eq!(response.deviations.len(), left, "{pod}");
+        }
     }
 
     #[test]

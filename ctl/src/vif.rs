@@ -9,7 +9,11 @@ use ferrule_vif::{
     manifest::{Decoded, Found, MAX_BYTES, Outcome, from_manifest},
 };
 
-use crate::{Output, Report, manifest, table::plain};
+use crate::{
+    manifest,
+    output::{Output, Report},
+    table::plain,
+};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -29,10 +33,7 @@ pub(crate) fn run(command: &Command, output: Output) -> anyhow::Result<Report> {
     let Command::Decode { file } = command;
     let text = manifest::read(file, MAX_BYTES)?;
     let objects = decode(&text).with_context(|| format!("cannot decode the manifest {}", file.display()))?;
-    let text = match output {
-        Output::Table => objects.iter().map(render).collect::<Vec<_>>().join("\n\n"),
-        Output::Json => serde_json::to_string_pretty(&objects)?,
-    };
+    let text = output.show(&objects, |it| it.iter().map(render).collect::<Vec<_>>().join("\n\n"))?;
     Ok(Report { text, failures: objects.iter().flat_map(failures).collect(), ..Report::default() })
 }
 

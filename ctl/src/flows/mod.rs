@@ -23,7 +23,10 @@ use jiff::SignedDuration;
 use tonic::transport::Channel;
 
 use self::{explain::explain, filter::Verdict, sampling::Sampling, show::Printer};
-use crate::{Output, Report, client, complain};
+use crate::{
+    client, complain,
+    output::{Output, Report},
+};
 
 /// What to show.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -37,7 +40,7 @@ pub(crate) struct Selection {
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
     /// Only records with a pod of this namespace at either end; with --to: from such a pod
-    #[arg(long, value_name = "NAMESPACE")]
+    #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Only records to this address, network or pod
     #[arg(long, value_name = "ADDRESS|CIDR|POD")]

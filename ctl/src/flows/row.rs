@@ -3,7 +3,10 @@
 use ferrule_proto::flow::{Endpoint, Ferrule, Flow, FlowState, TcpFlags, Traffic, Verdict, layer4::Protocol};
 use jiff::Timestamp;
 
-use crate::table::{plain, pod};
+use crate::{
+    paint,
+    table::{plain, pod},
+};
 
 pub(super) const HEADER: [&str; 7] = ["TIME", "FROM", "TO", "PROTOCOL", "VERDICT", "IF", "NOTE"];
 
@@ -110,8 +113,8 @@ fn flags(flags: &TcpFlags) -> String {
 
 fn verdict(flow: &Flow, ferrule: &Ferrule) -> String {
     match flow.verdict() {
-        Verdict::Dropped => format!("dropped {}", ferrule.reason).trim_end().to_owned(),
-        Verdict::Audit => format!("AUDIT {}", ferrule.reason).trim_end().to_owned(),
+        Verdict::Dropped => paint::bad(format!("dropped {}", ferrule.reason).trim_end()),
+        Verdict::Audit => paint::warn(format!("AUDIT {}", ferrule.reason).trim_end()),
         Verdict::Forwarded => match ferrule.state() {
             FlowState::New => "forwarded new".to_owned(),
             FlowState::Active => "forwarded active".to_owned(),

@@ -5,7 +5,10 @@ use std::{path::Path, str::FromStr};
 use ferrule_proto::agent::SetFlowSamplingRequest;
 
 use super::explain::explain;
-use crate::{Output, Report, client};
+use crate::{
+    client,
+    output::{Output, Report},
+};
 
 /// One in so many flows; 0: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,9 +17,10 @@ pub(super) struct Sampling(pub(super) u32);
 pub(super) async fn set(Sampling(one_in): Sampling, socket: &Path, output: Output) -> anyhow::Result<Report> {
     let response = client::connect(socket).await?.set_flow_sampling(SetFlowSamplingRequest { one_in }).await;
     let before = response.map_err(explain)?.into_inner().before;
+    let answer = serde_json::json!({"one_in": one_in, "before": before});
     let text = match output {
-        Output::Table => format!("{} (before: {})", describe(one_in), describe(before)),
-        Output::Json => serde_json::json!({"one_in": one_in, "before": before}).to_string(),
+        Output::Json => answer.to_string(),
+        _ => output.show(&answer, |_| format!("{} (before: {})", describe(one_in), describe(before)))?,
     };
     Ok(text.into())
 }

@@ -9,7 +9,11 @@ use super::{
     json::Json,
     row::{HEADER, row},
 };
-use crate::{Output, Report, print, table::table};
+use crate::{
+    output::{Output, Report},
+    paint, print,
+    table::{padded, table},
+};
 
 pub(super) struct Printer {
     format: Format,
@@ -19,6 +23,8 @@ pub(super) struct Printer {
 enum Format {
     /// One object a line.
     Json(Json),
+    /// One document for each.
+    Yaml(Json),
     /// Printed at the end, when all widths are known.
     Table(Vec<[String; HEADER.len()]>),
     /// Printed line by line: a column is as wide as its widest cell so far.
@@ -35,8 +41,9 @@ impl Printer {
     pub(super) fn new(output: Output, follows: bool) -> anyhow::Result<Self> {
         let format = match output {
             Output::Json => Format::Json(Json::new()?),
-            Output::Table if follows => Format::Following(WIDTHS),
-            Output::Table => Format::Table(Vec::new()),
+            Output::Yaml => Format::Yaml(Json::new()?),
+            Output::Table | Output::Wide if follows => Format::Following(WIDTHS),
+            Output::Table | Output::Wide => Format::Table(Vec::new()),
         };
         Ok(Self { format, shown: 0 })
     }
@@ -50,6 +57,7 @@ impl Printer {
         let is_first = self.shown == 0;
         let line = match (&mut self.format, flow) {
             (Format::Json(json), _) => json.line(response)?,
+            (Format::Yaml(json), _) => format!("---\n{}", json.document(response)?),
             (_, None) => return Ok(true),
             (Format::Table(rows), Some(flow)) => {
                 rows.push(row(flow));
@@ -76,15 +84,15 @@ impl Printer {
     pub(super) fn finish(self) -> Report {
         match self.format {
             Format::Table(rows) if !rows.is_empty() => table(HEADER, rows.into_iter()).into(),
-            Format::Table(_) | Format::Json(_) | Format::Following(_) => Report::default(),
+            Format::Table(_) | Format::Json(_) | Format::Yaml(_) | Format::Following(_) => Report::default(),
         }
     }
 }
 
 fn aligned<const N: usize>(row: &[String; N], widths: &mut [usize; N]) -> String {
     let cells = row.iter().zip(widths).map(|(cell, width)| {
-        *width = (*width).max(cell.len());
-        format!("{cell:width$}", width = *width)
+        *width = (*width).max(paint::width(cell));
+        padded(cell, *width)
     });
     cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }

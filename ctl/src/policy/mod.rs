@@ -14,14 +14,16 @@ use ferrule_proto::agent::{
     ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesRequest, ListPoliciesResponse,
     TracePoliciesRequest, TracePoliciesResponse,
 };
-use serde::Serialize;
 use tonic::{Code, Status};
 
 use self::{
     ends::{End, PodName, Traffic},
     files::Loaded,
 };
-use crate::{Output, Report, client};
+use crate::{
+    client,
+    output::{Output, Report},
+};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -93,7 +95,7 @@ async fn list(source: &Source, socket: &Path, output: Output) -> anyhow::Result<
             (list.map_err(unanswered)?.into_inner(), Vec::new())
         }
     };
-    Ok(Report { text: format(output, &list, show::list)?, notes, ..Report::default() })
+    Ok(Report { text: output.show(&list, show::list)?, notes, ..Report::default() })
 }
 
 async fn explain(source: &Source, pod: &PodName, socket: &Path, output: Output) -> anyhow::Result<Report> {
@@ -109,7 +111,7 @@ async fn explain(source: &Source, pod: &PodName, socket: &Path, output: Output) 
             (explained.map_err(unanswered)?.into_inner(), Vec::new())
         }
     };
-    let text = format(output, &explained, |it| show::explanation(pod, it))?;
+    let text = output.show(&explained, |it| show::explanation(pod, it))?;
     Ok(Report { text, notes, ..Report::default() })
 }
 
@@ -135,7 +137,7 @@ async fn trace(args: &TraceArgs, socket: &Path, output: Output) -> anyhow::Resul
             (traced.map_err(unanswered)?.into_inner(), Vec::new())
         }
     };
-    let text = format(output, &traced, |it| show::trace(port, it))?;
+    let text = output.show(&traced, |it| show::trace(port, it))?;
     let notes = notes.into_iter().chain(show::disagreement(&traced)).collect();
     Ok(Report { text, notes, code: exit_code(&traced), failures: Vec::new() })
 }
@@ -146,13 +148,6 @@ fn exit_code(traced: &TracePoliciesResponse) -> u8 {
         TracePoliciesResponse { allowed: false, .. } => DENIED,
         _ => 0,
     }
-}
-
-fn format<T: Serialize>(output: Output, answer: &T, render: impl Fn(&T) -> String) -> anyhow::Result<String> {
-    Ok(match output {
-        Output::Table => render(answer),
-        Output::Json => serde_json::to_string_pretty(answer)?,
-    })
 }
 
 /// The agent's message, without the code.
