@@ -8,13 +8,16 @@ const FILES: [&str; 3] =
     ["ferrule/cni/v1/cni.proto", "ferrule/agent/v1/agent.proto", "observer/observer.proto"];
 
 /// Fields whose JSON is not that of their type, with their serializers.
-const JSON_FIELDS: [(&str, &str); 7] = [
+const JSON_FIELDS: [(&str, &str); 10] = [
     ("Attachment.state", "attachment_state"),
     ("Component.state", "component_state"),
     ("Counters.egress_drops", "drops"),
     ("Counters.ingress_drops", "drops"),
     ("Link.drops", "drops"),
     ("NodeRange.way", "node_range_way"),
+    ("PodAddress.state", "address_state"),
+    ("PodCheck.outcome", "check_outcome"),
+    ("PodVerdict.kind", "verdict_kind"),
     ("PolicyState.kind", "policy_state"),
 ];
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use ferrule_proto::DEFAULT_SOCKET;
 
-use crate::{filter::Filter, flows, gc, log_level, nodes, output::Output, policy, vif};
+use crate::{filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, vif};
 
 /// Show the state of the Ferrule agent of this node
 #[derive(Debug, Parser)]
@@ -27,6 +27,22 @@ pub(crate) enum Command {
     ///
     /// With `-o wide`, also bytes, MAC, MTU, age, the pod's UID and its network namespace.
     Attachments(Filter),
+    /// Tell the whole story of a pod: whether its packets are carried, why not, and what to do
+    ///
+    /// Then what that rests on: the VIF and where it came from, both ends, map rows, counters, the times of
+    /// the ADD, drift, failed ADDs, policies, the last drops, and what is wrong with the node. One call to the
+    /// agent, none to the API server. Exit code 0: carried. 1: not carried, or not wholly. 2: there is no
+    /// answer.
+    Explain(PodArg),
+    /// Check a pod as the runtime's CHECK does, without a runtime, and the pod's inside too
+    ///
+    /// Exit code 0: no check failed. 1: a check failed. 2: there is no answer.
+    Check(PodArg),
+    /// Show the node's ranges, and which address is used, by whom, or rests until when
+    ///
+    /// Exit code 1: no address of a family is free, or the ranges are not known, or the agent cannot be
+    /// reached. A chosen pod or namespace leaves its own addresses.
+    Ipam(Filter),
     /// Show whether the agent is ready, and the state of each of its components
     ///
     /// Exit code 0: ready. 1: not ready, or running pods may lack connectivity, or the agent cannot be
@@ -69,7 +85,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  the answer is a good one
   1  the answer is a bad one (the help of each command says which), or there is none
-  2  the arguments are invalid; verify and policy trace: there is no answer
+  2  the arguments are invalid; verify, explain, check and policy trace: there is no
+     answer
   3  policy trace: the rows in the kernel decide otherwise than the policies
 
 Colours appear on a terminal only, and not if NO_COLOR is set.";
@@ -92,7 +109,7 @@ impl Command {
     /// The exit code if there is no answer.
     pub(crate) fn unanswered(&self) -> u8 {
         match self {
-            Self::Verify(_) => UNKNOWN,
+            Self::Verify(_) | Self::Explain(_) | Self::Check(_) => UNKNOWN,
             command => command.failed(),
         }
     }

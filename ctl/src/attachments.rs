@@ -1,9 +1,6 @@
 //! `ferrulectl attachments`.
 
-use std::{
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
 use ferrule_proto::agent::{Attachment, Counters, Drop, ListAttachmentsRequest, attachment::State};
 
@@ -13,15 +10,14 @@ use crate::{
     output::Output,
     paint,
     table::{columns, interface, pod, short_id},
-    time::duration,
+    time::{duration, now},
 };
 
 pub(crate) async fn run(filter: &Filter, socket: &Path, output: Output) -> anyhow::Result<String> {
     let response = client::connect(socket).await?.list_attachments(ListAttachmentsRequest {}).await?;
     let mut attachments = response.into_inner().attachments;
     attachments.retain(|it| filter.is_empty() || filter.matches(&it.pod_namespace, &it.pod_name));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    output.show(&attachments, |it| render(it, output.is_wide().then_some(now.as_secs())))
+    output.show(&attachments, |it| render(it, output.is_wide().then(now)))
 }
 
 /// `wide`: the time, for a table with all columns.
@@ -80,7 +76,8 @@ fn render(attachments: &[Attachment], wide: Option<u64>) -> String {
     columns(shown, rows)
 }
 
-fn drops(counters: &Counters) -> String {
+/// By direction and reason; `0` without any.
+pub(crate) fn drops(counters: &Counters) -> String {
     let of = |direction: &str, drops: &[Drop]| {
         drops.iter().map(|drop| format!("{direction}:{}={}", drop.reason, drop.packets)).collect::<Vec<_>>()
     };

@@ -6,7 +6,10 @@ use anyhow::anyhow;
 use ferrule_proto::agent::agent_client::AgentClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Bytes of an answer. 10,000 nodes with two ranges each take about 4 MiB.
@@ -35,4 +38,15 @@ pub(crate) async fn channel(socket: &Path) -> anyhow::Result<Channel> {
             why.root_cause()
         )
     })
+}
+
+/// Why the agent has no answer: its message, without the code. `command`: what an older agent lacks.
+pub(crate) fn unanswered(status: Status, command: &str) -> anyhow::Error {
+    match status.code() {
+        Code::Unimplemented => {
+            anyhow!("the agent does not know `{command}`: it is older than this ferrulectl")
+        }
+        Code::NotFound | Code::InvalidArgument => anyhow!("{}", status.message()),
+        _ => anyhow::Error::new(status).context("the agent does not answer as expected"),
+    }
 }

@@ -4,15 +4,19 @@
 
 mod args;
 mod attachments;
+mod check;
 mod client;
+mod explain;
 mod filter;
 mod flows;
 mod gc;
+mod ipam;
 mod log_level;
 mod manifest;
 mod nodes;
 mod output;
 mod paint;
+mod pod_arg;
 mod policy;
 mod status;
 mod table;
@@ -82,6 +86,9 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Verify(filter) => verify::run(filter, socket, output).await,
             Command::Drops(drops) => flows::drops(drops, socket, output).await,
             Command::Flows(flows) => flows::flows(flows, socket, output).await,
+            Command::Explain(pod) => explain::run(pod, socket, output).await,
+            Command::Check(pod) => check::run(pod, socket, output).await,
+            Command::Ipam(filter) => ipam::run(filter, socket, output).await,
             Command::Gc(gc) => Ok(gc::run(gc, socket, output).await?.into()),
             Command::LogLevel(level) => Ok(log_level::run(level, socket, output).await?.into()),
             Command::Policy(command) => policy::run(command, socket, output).await,

@@ -1,9 +1,6 @@
 //! `ferrulectl status`.
 
-use std::{
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
 use anyhow::Context as _;
 use ferrule_proto::agent::{GetStatusRequest, GetStatusResponse, Link, component::State};
@@ -13,15 +10,14 @@ use crate::{
     output::{Output, Report},
     paint,
     table::table,
-    time::since,
+    time::{now, since},
 };
 
 /// An agent that is not ready is a failure, and so are pods that may lack connectivity.
 pub(crate) async fn run(socket: &Path, output: Output) -> anyhow::Result<Report> {
     let response = client::connect(socket).await?.get_status(GetStatusRequest {}).await;
     let status = response.context("cannot get the status from the agent")?.into_inner();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let text = output.show(&status, |it| render(it, now.as_secs()))?;
+    let text = output.show(&status, |it| render(it, now()))?;
     Ok(Report::new(text, failure(&status)))
 }
 

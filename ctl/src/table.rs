@@ -13,7 +13,12 @@ pub(crate) fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item 
 /// As [`table`], with columns that the output chooses.
 pub(crate) fn columns(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let header: Vec<_> = header.iter().map(|it| (*it).to_owned()).collect();
-    let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
+    aligned(std::iter::once(header).chain(rows))
+}
+
+/// Rows with aligned columns, without a header.
+pub(crate) fn aligned(rows: impl Iterator<Item = Vec<String>>) -> String {
+    let rows: Vec<_> = rows.collect();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|it| paint::width(it)).max();

@@ -1,10 +1,23 @@
 //! Times and durations for people.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use jiff::Timestamp;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
+
+/// Seconds since the Unix epoch.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The time of milliseconds since the Unix epoch, in UTC.
+pub(crate) fn clock(ms: u64) -> String {
+    let time = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    time.map_or_else(|| "?".to_owned(), |time| format!("{time:.3}"))
+}
 
 /// Age and time: `3m12s ago (2026-01-02T03:04:05Z)`.
 pub(crate) fn since(since_ms: u64, now: u64) -> String {

@@ -52,6 +52,7 @@ use crate::{
     nodes::{Keeper, Nodes, Outside},
     observe::{
         AgentService, Verifier,
+        facts::Facts,
         http::{self, Observed},
         liveness::Liveness,
         store_health,
@@ -173,6 +174,11 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         verifier: Verifier::new(inspector.clone(), is_healing),
         keeper,
         enforcer: Arc::clone(&parts.enforcer),
+        journal: parts.engine.journal(),
+        history: Arc::clone(&history),
+        pods: config.kubernetes.is_some().then(|| parts.pods.clone()),
+        // No setting is a secret: kubeconfigs are named, and the collector's URL has no credentials.
+        facts: Facts { config: format!("{config:#?}\n"), metrics: metrics.clone() },
         node_name,
         log: log.clone(),
     };
@@ -182,7 +188,11 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         engine: Arc::clone(&parts.engine),
         registry: Arc::clone(&parts.registry),
         health: health.clone(),
-        calls: Calls { metrics: metrics.cni.clone(), tracer: tracer.clone() },
+        calls: Calls {
+            metrics: metrics.cni.clone(),
+            tracer: tracer.clone(),
+            journal: parts.engine.journal(),
+        },
     };
     let mut grpc = Grpc::start(&config.socket, cni, (agent, observer), &mut tasks).await?;
     crash::point(Step::StartServing);

@@ -83,17 +83,19 @@ impl Engine {
             .run_locked(&request.key, phases, plug, roll_back_abandoned)
             .await
             .inspect_err(|error| self.report_failure(&request.pod, error))?;
-        match (outcome, decision) {
+        let attached = match (outcome, &decision) {
+            (Outcome::Unchanged(all), _) => return Ok(all),
             (Outcome::Plugged(changes), Decision::Fixed(vif)) => {
                 let uncommitted = Uncommitted::new(self, changes);
                 phases.enter(Phase::WaitForVif);
-                let active = self.decider.until_active(&pod, &vif);
+                let active = self.decider.until_active(&pod, vif);
                 self.unless_stopping(in_flight.unless_deleted(active)).await?;
-                uncommitted.commit(&request.key, phases).await
+                uncommitted.commit(&request.key, phases).await?
             }
-            (Outcome::Attached(changes) | Outcome::Plugged(changes), _) => Ok(changes.plugged),
-            (Outcome::Unchanged(all), _) => Ok(all),
-        }
+            (Outcome::Attached(changes) | Outcome::Plugged(changes), _) => changes.plugged,
+        };
+        self.journal.attached(&request.key, self.decider.source, &decision);
+        Ok(attached)
     }
 
     /// Waits until what judges the pod is known. Without any key locked, like the wait for a VIF.

@@ -107,6 +107,7 @@ impl Engine {
         phases.enter(Phase::Commit);
         self.registry.release(&going)?;
         crash::point(Step::DelReleased);
+        self.journal.detached(&going.key);
         tracing::info!(key = %going.key, "detached");
         Ok(())
     }

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use super::{
     error::AttachError,
     in_flight::InFlight,
+    journal::Journal,
     limits::{Admission, Limits},
     phases::{Phase, Phases},
     worker::{self, OnAbandon},
@@ -32,6 +33,7 @@ pub struct Engine {
     pub(super) enforcer: Arc<Enforcer>,
     pub(super) ports: Arc<HostPorts>,
     pub(super) in_flight: InFlight,
+    pub(super) journal: Arc<Journal>,
     limits: Limits,
     /// Becomes true at shutdown; ADDs that wait for a VIF then fail with [`AttachError::Stopping`].
     stopping: watch::Sender<bool>,
@@ -58,9 +60,15 @@ impl Engine {
             enforcer,
             ports,
             in_flight: InFlight::default(),
+            journal: Arc::default(),
             limits: Limits::default(),
             stopping: watch::Sender::new(false),
         }
+    }
+
+    /// What became of ADDs.
+    pub fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.journal)
     }
 
     /// Begins the graceful shutdown: fails every ADD that waits for a VIF, now and later. Running work

@@ -120,6 +120,11 @@ impl Phases {
         self.change(|clock| clock.turn(Some(phase)));
     }
 
+    /// The phase that the call is in; `None` before the first, after the end, and if untracked.
+    pub(crate) fn current(&self) -> Option<Phase> {
+        self.change(|clock| clock.now.map(|(phase, _)| phase)).flatten()
+    }
+
     /// Stops the clock; work that continues after the answer is not recorded. `None` if already stopped or
     /// untracked.
     pub(crate) fn end(&self) -> Option<Timeline> {

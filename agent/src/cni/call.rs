@@ -1,5 +1,7 @@
 //! Metrics, trace and log of one call: its duration by phase, and its failure.
 
+use std::sync::Arc;
+
 use ferrule_proto::{
     cni::{Error, error::Code},
     names::NetworkName,
@@ -8,7 +10,7 @@ use tonic::metadata::MetadataMap;
 
 use super::error::CallError;
 use crate::{
-    attach::{Phases, Spell, Timeline},
+    attach::{Journal, Phases, Spell, Timeline},
     cluster::PodRef,
     metrics::CniMetrics,
     registry::Key,
@@ -20,6 +22,7 @@ use crate::{
 pub struct Calls {
     pub metrics: CniMetrics,
     pub tracer: Tracer,
+    pub journal: Arc<Journal>,
 }
 
 /// A call in flight. Dropped before [`Call::end`], the call counts as abandoned by its caller.
@@ -32,6 +35,8 @@ pub(super) struct Call<'a> {
     pod: Option<PodRef>,
     /// `None` unless the call is part of an exported trace.
     traced: Option<(Context, Vec<Attribute>)>,
+    /// The number of an ADD in the journal.
+    noted: Option<u64>,
 }
 
 // === impl Calls ===
@@ -40,7 +45,7 @@ impl Calls {
     /// Begins a call; its metadata carry the trace context.
     pub(super) fn begin(&self, verb: &'static str, metadata: &MetadataMap) -> Call<'_> {
         let traced = self.tracer.context(metadata).map(|context| (context, Vec::new()));
-        Call { calls: self, verb, phases: Phases::begin(traced.is_some()), pod: None, traced }
+        Call { calls: self, verb, phases: Phases::begin(traced.is_some()), pod: None, traced, noted: None }
     }
 }
 
@@ -71,6 +76,11 @@ impl Call<'_> {
             [("k8s.namespace.name", &pod.namespace), ("k8s.pod.name", &pod.name), ("k8s.pod.uid", &pod.uid)];
         let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
         self.add_attributes(|| fields.map(|(name, value)| (name, Value::from(value.as_str()))).collect());
+    }
+
+    /// Notes an ADD in the journal.
+    pub(super) fn note(&mut self, key: &Key, pod: &PodRef) {
+        self.noted = Some(self.calls.journal.begin(key.clone(), pod.clone(), self.phases.clone()));
     }
 
     /// Logs a failure, and turns it into the answer. `what`: the call, as error messages name it.
@@ -109,6 +119,9 @@ impl Call<'_> {
             self.calls.metrics.observe(self.verb, phase.as_str(), code, spent, trace.clone());
         }
         self.calls.metrics.observe(self.verb, "total", code, timeline.total, trace);
+        if let Some(number) = self.noted.take() {
+            self.calls.journal.end(number, &timeline, error);
+        }
         let Some((context, mut attributes)) = self.traced.take() else { return };
         attributes.extend(error.map(|(code, _)| ("cni.code", Value::Number(code.into()))));
         let Timeline { began, total, spells, .. } = timeline;

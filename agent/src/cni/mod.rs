@@ -43,6 +43,7 @@ impl Cni for CniService {
             let request = request::add(request)?;
             call.set_key(&request.key);
             call.set_pod(&request.pod);
+            call.note(&request.key, &request.pod);
             Ok(self.engine.attach(request, call.phases()).await?)
         };
         let added = add.await.map_err(|error| call.failed(error, &what));

@@ -37,7 +37,7 @@ pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Audit, Entries, Entry, MapFailure, Recorded};
+pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, ShownRow, shown_subject};
 pub use memory::{release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
@@ -94,6 +94,8 @@ pub struct Settings {
 struct Loaded {
     fd: ProgramFd,
     id: u32,
+    /// The kernel's digest of the instructions.
+    tag: u64,
 }
 
 /// The dataplane cannot be loaded or changed.
@@ -333,6 +335,11 @@ impl Dataplane {
         [self.from_pod.id, self.to_pod.id]
     }
 
+    /// The kernel's digests of the same programs, as `bpftool prog` prints them.
+    pub fn program_tags(&self) -> [String; 2] {
+        [&self.from_pod, &self.to_pod].map(|it| format!("{:016x}", it.tag))
+    }
+
     /// The directory of the pins.
     pub fn pins(&self) -> &Path {
         self.pinned.directory()
@@ -550,7 +557,8 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, Dataplane
         let program = ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
         let program: &mut SchedClassifier = program.try_into()?;
         program.load()?;
-        Ok(Loaded { fd: program.fd()?.try_clone()?, id: program.info()?.id() })
+        let info = program.info()?;
+        Ok(Loaded { fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
     };
     load().map_err(|source: ProgramError| DataplaneError::Program { name, source })
 }

@@ -15,6 +15,7 @@
 //!
 //! Healing does not read the pod's end: the pod may change it at any time.
 
+mod about;
 mod advice;
 mod attachment;
 mod deviation;
@@ -28,6 +29,7 @@ mod orphans;
 mod presence;
 mod verify;
 
+pub use about::About;
 pub use advice::Advice;
 pub use attachment::{Desired, ExpectedMtu, desired};
 pub use deviation::{Deviation, Kind, Subject, summary};

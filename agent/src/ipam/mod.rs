@@ -116,6 +116,14 @@ impl Ipam {
         families.map(|(family, pools)| Usage::of(family, pools, now)).collect()
     }
 
+    /// The addresses of each range, in the order in which they are allocated from.
+    pub fn usage_by_range(&self, now: Duration) -> Vec<Usage> {
+        let families = [(Family::Ipv4, &self.v4), (Family::Ipv6, &self.v6)];
+        let ranges =
+            families.into_iter().flat_map(|(family, pools)| pools.iter().map(move |it| (family, it)));
+        ranges.map(|(family, pool)| Usage::of(family, std::slice::from_ref(pool), now)).collect()
+    }
+
     /// Marks given addresses as in use. Addresses outside of all ranges cannot be allocated, and are ignored.
     pub fn claim(&mut self, addresses: Addresses) {
         for address in addresses.iter() {
@@ -272,6 +280,9 @@ mod tests {
         assert_eq!((v4.family, v4.ranges.as_str()), (Family::Ipv4, "10.0.0.0/30, 10.0.1.0/30"));
         assert_eq!((v4.free, v4.used, v4.cooling_down), (0, 0, 1));
         assert_eq!((v6.family, v6.free, v6.used, v6.cooling_down), (Family::Ipv6, 1, 0, 1));
+        let ranges: Vec<_> = ipam.usage_by_range(T0).into_iter().map(|it| (it.ranges, it.free)).collect();
+        let expected = [("10.0.0.0/30", 0), ("10.0.1.0/30", 0), ("fd00::/126", 1)];
+        assert_eq!(ranges, expected.map(|(range, free)| (range.to_owned(), free)));
         let later = ipam.usage(T0 + Duration::from_secs(30));
         assert_eq!((later[0].free, later[0].cooling_down), (1, 0));
     }

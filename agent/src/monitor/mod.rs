@@ -17,6 +17,7 @@ mod frame;
 mod history;
 mod packet;
 mod query;
+mod recent;
 mod recorder;
 mod seen;
 mod service;
@@ -27,5 +28,6 @@ mod tests;
 
 pub use endings::Endings;
 pub use history::History;
+pub use recent::drops;
 pub use recorder::Recorder;
 pub use service::ObserverService;

@@ -1,6 +1,11 @@
 //! Introspection: the `ferrule.agent.v1.Agent` service for `ferrulectl`, and metrics and probes over HTTP.
 
+mod addresses;
+mod attachments;
+mod check;
 mod drops;
+mod explain;
+pub mod facts;
 mod gc;
 pub mod http;
 pub mod liveness;
@@ -12,29 +17,33 @@ mod verify;
 
 use std::sync::Arc;
 
-use agent_common::Counters as Counted;
 use ferrule_proto::agent::{
-    Attachment as Shown, Counters, ExplainGcRequest, ExplainGcResponse, ExplainPoliciesRequest,
-    ExplainPoliciesResponse, GetStatusRequest, GetStatusResponse, ListAttachmentsRequest,
+    CheckPodRequest, CheckPodResponse, ExplainGcRequest, ExplainGcResponse, ExplainPodRequest,
+    ExplainPodResponse, ExplainPoliciesRequest, ExplainPoliciesResponse, GetFactsRequest, GetFactsResponse,
+    GetStatusRequest, GetStatusResponse, ListAddressesRequest, ListAddressesResponse, ListAttachmentsRequest,
     ListAttachmentsResponse, ListNodesRequest, ListNodesResponse, ListPoliciesRequest, ListPoliciesResponse,
     SetFlowSamplingRequest, SetFlowSamplingResponse, SetLogFilterRequest, SetLogFilterResponse,
     TracePoliciesRequest, TracePoliciesResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
-    attachment::State as ShownState,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use crate::{
+    attach::Journal,
     chain::chain,
+    cluster::Pods,
     dataplane::{Dataplane, SamplingError},
     health::{Health, Reporter},
-    log, monitor,
+    log,
+    monitor::{self, History},
     nodes::Keeper,
     policy::Enforcer,
     reconcile::Collector,
-    registry::{Attachment, Registry, State},
+    registry::Registry,
 };
 
+use explain::Explainer;
+use facts::Facts;
 use policies::Policies;
 pub use verify::Verifier;
 
@@ -49,6 +58,13 @@ pub struct AgentService {
     pub verifier: Verifier,
     pub keeper: Arc<Keeper>,
     pub enforcer: Arc<Enforcer>,
+    /// What became of ADDs.
+    pub journal: Arc<Journal>,
+    /// What was dropped.
+    pub history: Arc<History>,
+    /// What the watch knows of this node's pods; `None` without Kubernetes.
+    pub pods: Option<Pods>,
+    pub facts: Facts,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
     pub log: log::Control,
@@ -60,7 +76,8 @@ impl Agent for AgentService {
         &self,
         _: Request<ListAttachmentsRequest>,
     ) -> Result<Response<ListAttachmentsResponse>, Status> {
-        let attachments = self.registry.list().into_iter().map(|attachment| self.show(attachment)).collect();
+        let attachments = self.registry.list().into_iter();
+        let attachments = attachments.map(|it| attachments::show(&self.dataplane, it)).collect();
         Ok(Response::new(ListAttachmentsResponse { attachments }))
     }
 
@@ -137,6 +154,37 @@ impl Agent for AgentService {
         let show = |filter: &log::Filter| filter.as_str().to_owned();
         Ok(Response::new(SetLogFilterResponse { before: show(&before), now: show(&now) }))
     }
+
+    async fn explain_pod(
+        &self,
+        request: Request<ExplainPodRequest>,
+    ) -> Result<Response<ExplainPodResponse>, Status> {
+        self.explainer().explain(request.into_inner(), &self.verifier).await.map(Response::new)
+    }
+
+    async fn check_pod(
+        &self,
+        request: Request<CheckPodRequest>,
+    ) -> Result<Response<CheckPodResponse>, Status> {
+        let CheckPodRequest { namespace, name } = request.into_inner();
+        let asked = ExplainPodRequest { namespace, name };
+        let explained = self.explainer().explain(asked, &self.verifier).await?;
+        Ok(Response::new(check::check(&explained)))
+    }
+
+    async fn list_addresses(
+        &self,
+        _: Request<ListAddressesRequest>,
+    ) -> Result<Response<ListAddressesResponse>, Status> {
+        Ok(Response::new(addresses::list(&self.registry)))
+    }
+
+    async fn get_facts(&self, _: Request<GetFactsRequest>) -> Result<Response<GetFactsResponse>, Status> {
+        let (facts, journal) = (self.facts.clone(), Arc::clone(&self.journal));
+        let dataplane = Arc::clone(&self.dataplane);
+        let collected = spawn_blocking(move || facts.collect(&journal, &dataplane)).await;
+        collected.map_err(|error| Status::internal(chain(&error))).map(Response::new)
+    }
 }
 
 // === impl AgentService ===
@@ -147,66 +195,27 @@ impl AgentService {
         &self,
         ask: impl FnOnce(Policies) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let policies = Policies {
-            enforcer: Arc::clone(&self.enforcer),
-            dataplane: Arc::clone(&self.dataplane),
-            nodes: Arc::clone(&self.keeper.decided().nodes),
-        };
+        let policies = self.policies();
         let answer = spawn_blocking(move || ask(policies)).await;
         answer.map_err(|error| Status::internal(chain(&error)))?.map(Response::new)
     }
-
-    fn show(&self, attachment: Attachment) -> Shown {
-        let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
-        let counters = host.ifindex().map(|ifindex| self.dataplane.counters(ifindex));
-        let counters = match counters {
-            Some(Ok(counters)) => counters.map(show_counters),
-            Some(Err(error)) => {
-                tracing::warn!(%key, %error, "cannot read the counters of an attachment");
-                None
-            }
-            None => None,
-        };
-        let (host_ifname, host_ifindex) =
-            host.device().map(|device| (device.ifname.clone(), device.ifindex)).unwrap_or_default();
-        Shown {
-            network: key.network.to_string(),
-            container_id: key.container_id.to_string(),
-            ifname: key.ifname.to_string(),
-            pod_namespace: pod.namespace,
-            pod_name: pod.name,
-            pod_uid: pod.uid,
-            netns: netns.to_string_lossy().into_owned(),
-            netns_dev: netns_id.dev,
-            netns_ino: netns_id.ino,
-            host_ifname,
-            host_ifindex,
-            mac: vif.mac.to_string(),
-            mtu: vif.mtu,
-            addresses: vif.by_preference().map(|address| address.to_string()).collect(),
-            state: show_state(state).into(),
-            created_at_ms,
-            counters,
+    fn policies(&self) -> Policies {
+        Policies {
+            enforcer: Arc::clone(&self.enforcer),
+            dataplane: Arc::clone(&self.dataplane),
+            nodes: Arc::clone(&self.keeper.decided().nodes),
         }
     }
-}
 
-fn show_state(state: State) -> ShownState {
-    match state {
-        State::Reserved => ShownState::Reserved,
-        State::Plugged => ShownState::Plugged,
-        State::Attached => ShownState::Attached,
-        State::Unplugging => ShownState::Unplugging,
-    }
-}
-
-fn show_counters(counted: Counted) -> Counters {
-    Counters {
-        egress_packets: counted.egress.packets,
-        egress_bytes: counted.egress.bytes,
-        ingress_packets: counted.ingress.packets,
-        ingress_bytes: counted.ingress.bytes,
-        egress_drops: drops::show(&counted.egress.drops),
-        ingress_drops: drops::show(&counted.ingress.drops),
+    fn explainer(&self) -> Explainer {
+        Explainer {
+            journal: Arc::clone(&self.journal),
+            history: Arc::clone(&self.history),
+            policies: self.policies(),
+            health: self.health.clone(),
+            pods: self.pods.clone(),
+            node_name: self.node_name.clone(),
+            self_heal: self.verifier.self_heal(),
+        }
     }
 }

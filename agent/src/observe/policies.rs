@@ -7,8 +7,8 @@ use std::{net::IpAddr, sync::Arc, thread::sleep, time::Duration};
 use ferrule_policy::{Compiler, Counted, Packet, Party, PolicyId, Trace, TraceError, shown};
 use ferrule_proto::{
     agent::{
-        ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesResponse, PolicyEnd, PolicySummary,
-        TracePoliciesRequest, TracePoliciesResponse,
+        ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesResponse, PolicyEnd, PolicyState,
+        PolicySummary, TracePoliciesRequest, TracePoliciesResponse,
     },
     quoted::Quoted,
 };
@@ -38,6 +38,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 // === impl Policies ===
 
 impl Policies {
+    pub(super) fn state(&self) -> PolicyState {
+        self.enforcer.state()
+    }
+
     pub(super) fn list(&self) -> ListPoliciesResponse {
         let policies = self.enforcer.read(|compiler| shown::list(compiler, Counted::Local));
         let policies = with_undecodable(policies, self.enforcer.undecodable());

@@ -10,7 +10,18 @@ use crate::{
 };
 
 pub(super) fn show(health: &Health, node_name: &str, links: Vec<Link>) -> GetStatusResponse {
-    let show_one = |(name, component): (&'static str, Component)| Shown {
+    GetStatusResponse {
+        ready: health.is_ready(),
+        components: components(health, |_| true),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: node_name.to_owned(),
+        links,
+    }
+}
+
+/// The components that match, by name.
+pub(super) fn components(health: &Health, matches: impl Fn(&Component) -> bool) -> Vec<Shown> {
+    let show = |(name, component): (&'static str, Component)| Shown {
         name: name.to_owned(),
         state: show_state(component.state).into(),
         reason: component.why,
@@ -18,13 +29,7 @@ pub(super) fn show(health: &Health, node_name: &str, links: Vec<Link>) -> GetSta
         needed_for_add: component.affects == Affects::NewPods,
         needed_by_pods: component.affects == Affects::AllPods,
     };
-    GetStatusResponse {
-        ready: health.is_ready(),
-        components: health.components().into_iter().map(show_one).collect(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        node: node_name.to_owned(),
-        links,
-    }
+    health.components().into_iter().filter(|(_, it)| matches(it)).map(show).collect()
 }
 
 /// The tunnel device and the uplinks.

@@ -33,22 +33,37 @@ impl Verifier {
     /// # Errors
     /// `DEADLINE_EXCEEDED`, or `UNAVAILABLE` if the kernel refuses a dump.
     pub(super) async fn verify(&self) -> Result<Response<VerifyResponse>, Status> {
-        let verification = async {
+        let found = self.read(Inspector::verify).await?;
+        let found = found.map_err(|error| Status::unavailable(chain(&error)))?;
+        Ok(Response::new(show(&found, self.self_heal)))
+    }
+
+    /// Reads kernel and maps on a blocking thread, one reader at a time.
+    ///
+    /// # Errors
+    /// `DEADLINE_EXCEEDED`.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Inspector) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let reading = async {
             // The semaphore is never closed. The permit moves into the work, which continues if the caller
             // leaves.
             let permit = Arc::clone(&self.turn).acquire_owned().await.ok();
             let inspector = self.inspector.clone();
             spawn_blocking(move || {
                 let _permit = permit;
-                inspector.verify()
+                read(&inspector)
             })
             .await
         };
-        let late = |_| Status::deadline_exceeded("the verification of all attachments exceeded its deadline");
-        let joined = timeout(DEADLINE, verification).await.map_err(late)?;
-        let found = joined.map_err(|error| Status::internal(chain(&error)))?;
-        let found = found.map_err(|error| Status::unavailable(chain(&error)))?;
-        Ok(Response::new(show(&found, self.self_heal)))
+        let late = |_| Status::deadline_exceeded("reading the kernel's state exceeded its deadline");
+        let joined = timeout(DEADLINE, reading).await.map_err(late)?;
+        joined.map_err(|error| Status::internal(chain(&error)))
+    }
+
+    pub(super) fn self_heal(&self) -> bool {
+        self.self_heal
     }
 }
 
@@ -63,7 +78,7 @@ fn show(found: &Findings, self_heal: bool) -> VerifyResponse {
     }
 }
 
-fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation {
+pub(super) fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation {
     let of = it.of.attachment().and_then(|key| attachments.iter().find(|it| it.key == *key));
     let Advice { means, command, is_repaired } = it.advice(of);
     let mut shown = ShownDeviation {
@@ -96,7 +111,7 @@ fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> ShownDeviation 
     shown
 }
 
-fn show_foreign(it: &Foreign, attachments: &[Attachment]) -> ShownForeign {
+pub(super) fn show_foreign(it: &Foreign, attachments: &[Attachment]) -> ShownForeign {
     let Foreign { of, what } = it.clone();
     let Some((key, host)) = of else { return ShownForeign { what, ..Default::default() } };
     let (network, container_id, ifname) = names(&key);

@@ -7,6 +7,7 @@ mod attachment;
 mod clock;
 mod directory;
 mod error;
+mod holdings;
 mod host_side;
 mod key;
 mod left;
@@ -40,6 +41,7 @@ use tokio::sync::watch;
 pub use attachment::{Attachment, NetnsId, State};
 pub(crate) use clock::{now_ms, since_boot};
 pub use error::RegistryError;
+pub use holdings::{Holder, Holding};
 pub use host_side::{HostLink, HostSide};
 pub use key::{InvalidKey, Key};
 pub use left::LeftAddresses;
@@ -147,6 +149,16 @@ impl Registry {
     /// The addresses of each family of the agent's own IPAM.
     pub fn usage(&self) -> Vec<Usage> {
         self.table().ipam.usage((self.clock)())
+    }
+
+    /// The same of each range.
+    pub fn usage_by_range(&self) -> Vec<Usage> {
+        self.table().ipam.usage_by_range((self.clock)())
+    }
+
+    /// The addresses that a pod has, or had until a moment ago, in order.
+    pub fn holdings(&self) -> Vec<Holding> {
+        self.table().holdings((self.clock)())
     }
 
     /// The attachments with an address that is neither in the node's ranges nor in `allowed`, with these

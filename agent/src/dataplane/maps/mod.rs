@@ -6,6 +6,7 @@ mod events;
 mod link_counters;
 mod nodes;
 mod policy;
+mod shown;
 mod stack_flows;
 mod table;
 mod vif_counters;
@@ -23,6 +24,7 @@ use ferrule_vif::Addresses;
 pub use entries::Entries;
 pub use policy::Audit;
 pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows, runs};
+pub use shown::{ShownRow, shown_subject};
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};

@@ -1,0 +1,58 @@
+//! The last dropped packets of a pod, in words.
+
+use ferrule_proto::agent::DroppedPacket;
+
+use super::{
+    history::{CAPACITY, History},
+    seen::{Direction, Seen, Verdict},
+    show,
+};
+use crate::registry::{Key, Owner};
+
+/// The last dropped packets with one of these attachments at an end, the newest first.
+pub fn drops(history: &History, of: &[Key], most: usize) -> Vec<DroppedPacket> {
+    let is_its = |seen: &Seen| {
+        let ends = [&seen.source, &seen.destination];
+        ends.into_iter().flatten().any(|owner| of.contains(&owner.key))
+    };
+    let entries = history.read(0, CAPACITY).entries;
+    entries.iter().rev().filter(|it| is_its(it)).filter_map(|it| shown(it)).take(most).collect()
+}
+
+#[expect(deprecated, reason = "the summary is a field that clients of Hubble show")]
+fn shown(seen: &Seen) -> Option<DroppedPacket> {
+    let Verdict::Dropped { is_audited, .. } = seen.verdict else { return None };
+    let flow = show::flow(seen, "");
+    let (source, destination) = flow
+        .ip
+        .map(|ip| (ip.source, ip.destination))
+        .or_else(|| {
+            let macs = flow.ethernet?;
+            Some((macs.source, macs.destination))
+        })
+        .unwrap_or_default();
+    let named = |owner: Option<&Owner>, address: String| match owner {
+        Some(owner) if owner.pod.name.is_empty() => format!("{} ({address})", show::pod_name(owner)),
+        Some(owner) => format!("{} ({address})", owner.pod),
+        None => address,
+    };
+    Some(DroppedPacket {
+        time_ms: seen.time / 1_000_000,
+        direction: direction(seen.direction).to_owned(),
+        source: named(seen.source.as_deref(), source),
+        destination: named(seen.destination.as_deref(), destination),
+        summary: flow.summary,
+        reason: flow.ferrule.map(|it| it.reason).unwrap_or_default(),
+        audited: is_audited,
+    })
+}
+
+/// The pod's.
+fn direction(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+        Direction::Link => "link",
+        Direction::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,212 @@
+//! `ferrulectl check`: CHECK without a runtime, from all that is known of a pod. Pure.
+
+use ferrule_proto::agent::{
+    CheckPodResponse, ExplainPodResponse, ExplainedInterface, HostEnd, PodCheck, PodEnd, attachment::State,
+    pod_check::Outcome,
+};
+
+/// A check that is passed unless a deviation of these kinds is found.
+struct OfKinds {
+    name: &'static str,
+    kinds: &'static [&'static str],
+    /// What is well.
+    well: fn(&ExplainedInterface) -> String,
+}
+
+const OF_KINDS: [OfKinds; 6] = [
+    OfKinds {
+        name: "host interface",
+        kinds: &[
+            "link-gone",
+            "link-stamp",
+            "link-group",
+            "link-master",
+            "link-name",
+            "link-mac",
+            "link-mtu",
+            "link-down",
+            "link-forwarding",
+            "link-redirects",
+        ],
+        well: |it| {
+            let host = it.host_end.clone().unwrap_or_default();
+            format!("{} ({}) is up, MTU {}", host.name, host.index, host.mtu)
+        },
+    },
+    OfKinds {
+        name: "filters",
+        kinds: &["qdisc", "filter"],
+        well: |it| {
+            let filters = it.host_end.iter().flat_map(|it| &it.filters).filter(|it| it.own);
+            filters.map(|it| format!("{} {}", it.name, it.program)).collect::<Vec<_>>().join(", ")
+        },
+    },
+    OfKinds {
+        name: "host routes",
+        kinds: &["route", "neighbour"],
+        well: |it| it.host_end.iter().flat_map(|it| it.routes.clone()).collect::<Vec<_>>().join(", "),
+    },
+    OfKinds {
+        name: "map rows",
+        kinds: &["map-entry"],
+        well: |it| it.rows.iter().map(|it| format!("{} {}", it.map, it.key)).collect::<Vec<_>>().join(", "),
+    },
+    OfKinds {
+        name: "pod interface",
+        kinds: &["pod-link", "pod-mac", "pod-mtu"],
+        well: |it| {
+            let pod = it.pod_end.clone().unwrap_or_default();
+            format!("up, MAC {}, MTU {}", pod.mac, pod.mtu)
+        },
+    },
+    OfKinds {
+        name: "pod addresses",
+        kinds: &["pod-address", "address-shared"],
+        well: |it| it.attachment.iter().flat_map(|it| it.addresses.clone()).collect::<Vec<_>>().join(", "),
+    },
+];
+
+/// Checks the newest sandbox.
+pub(super) fn check(told: &ExplainPodResponse) -> CheckPodResponse {
+    let container = |it: &ExplainedInterface| it.attachment.as_ref().map(|it| it.container_id.clone());
+    let newest = told.interfaces.first().and_then(container);
+    let current = told.interfaces.iter().filter(|it| container(it) == newest);
+    let mut checks: Vec<_> = current.flat_map(|it| of_interface(it, told.self_heal)).collect();
+    if checks.is_empty() {
+        let verdict = told.verdict.clone().unwrap_or_default();
+        checks.push(failed("attachment", verdict.because.join("; "), verdict.todo.join("; ")));
+    }
+    checks.push(policy(told));
+    CheckPodResponse { namespace: told.namespace.clone(), name: told.name.clone(), checks }
+}
+
+fn of_interface(it: &ExplainedInterface, self_heal: bool) -> Vec<PodCheck> {
+    let Some(attachment) = &it.attachment else { return Vec::new() };
+    let name = "attachment";
+    let is_whole = attachment.state() == State::Attached && it.netns_exists;
+    let mut checks = vec![if is_whole {
+        passed(name, format!("attached in {}", attachment.netns))
+    } else if !it.netns_exists {
+        let todo = "wait for the DEL of the runtime; if none comes: ferrulectl gc --dry-run";
+        failed(name, format!("the network namespace {} is gone", attachment.netns), todo.to_owned())
+    } else {
+        let what = format!("the state is {}, not attached", attachment.state().name());
+        failed(name, what, "repeat this command in a moment".to_owned())
+    }];
+    if is_whole {
+        checks.extend(OF_KINDS.iter().map(|check| of_kinds(check, it, self_heal)));
+        checks.push(subject(it));
+        checks.push(routes(it));
+        checks.push(neighbours(it));
+    }
+    checks.into_iter().map(|check| PodCheck { ifname: attachment.ifname.clone(), ..check }).collect()
+}
+
+fn of_kinds(OfKinds { name, kinds, well }: &OfKinds, it: &ExplainedInterface, self_heal: bool) -> PodCheck {
+    let found: Vec<_> = it.deviations.iter().filter(|it| kinds.contains(&it.kind.as_str())).collect();
+    let is_of_pod = kinds.iter().any(|kind| kind.starts_with("pod-"));
+    match found.first() {
+        Some(first) => {
+            let what: Vec<_> = found.iter().map(|it| it.what.clone()).collect();
+            let todo = if first.repairable && self_heal {
+                format!("wait, the agent repairs this; see: {}", first.command)
+            } else {
+                first.command.clone()
+            };
+            failed(name, what.join("; "), todo)
+        }
+        None if it.in_work => unknown(name, "a call works on the pod".to_owned()),
+        None if is_of_pod && it.pod_end.is_none() => unknown(name, it.no_pod_end_because.clone()),
+        None => passed(name, well(it)),
+    }
+}
+
+/// What judges the pod's packets.
+fn subject(it: &ExplainedInterface) -> PodCheck {
+    let name = "judge";
+    match it.rows.iter().find(|row| row.map == "SUBJECTS") {
+        Some(row) if !row.value.is_empty() => passed(name, row.value.clone()),
+        Some(_) => failed(
+            name,
+            "the map SUBJECTS has no row, so that nothing passes".to_owned(),
+            "see ferrulectl status, the components policy and policy-feed".to_owned(),
+        ),
+        None => unknown(name, "the map SUBJECTS cannot be read".to_owned()),
+    }
+}
+
+fn routes(it: &ExplainedInterface) -> PodCheck {
+    let name = "pod routes";
+    let Some(PodEnd { routes, .. }) = &it.pod_end else {
+        return unknown(name, it.no_pod_end_because.clone());
+    };
+    let lacks: Vec<_> =
+        it.routes.iter().filter(|wanted| !routes.iter().any(|it| serves(it, wanted))).collect();
+    if lacks.is_empty() {
+        return passed(name, it.routes.join(", "));
+    }
+    let lacks: Vec<_> = lacks.into_iter().cloned().collect();
+    let todo = "see what the pod, or a later plugin of the chain, has changed: nsenter --net=NETNS ip route";
+    failed(name, format!("the pod lacks {}", lacks.join(", ")), todo.to_owned())
+}
+
+/// The route with the metrics that are wanted, and any others.
+fn serves(found: &str, wanted: &str) -> bool {
+    found == wanted || found.strip_prefix(wanted).is_some_and(|rest| rest.starts_with(' '))
+}
+
+/// The gateways must have the host end's MAC, or none yet.
+fn neighbours(it: &ExplainedInterface) -> PodCheck {
+    let name = "pod neighbours";
+    let (Some(pod), Some(HostEnd { mac, .. })) = (&it.pod_end, &it.host_end) else {
+        return unknown(name, it.no_pod_end_because.clone());
+    };
+    let is_gateway = |address: &str| {
+        it.routes
+            .iter()
+            .any(|route| route.split(" via ").nth(1).is_some_and(|it| it.split(' ').next() == Some(address)))
+    };
+    let mut gateways =
+        pod.neighbours.iter().filter(|it| it.split(' ').next().is_some_and(is_gateway)).peekable();
+    if gateways.peek().is_none() {
+        return passed(name, "the pod resolves its gateways itself".to_owned());
+    }
+    match gateways.clone().find(|it| it.split(' ').nth(1) != Some(mac)) {
+        Some(wrong) => failed(
+            name,
+            format!("the pod's entry {wrong} has another MAC than its gateway, {mac}"),
+            "nsenter --net=NETNS ip neighbour flush dev IFNAME".to_owned(),
+        ),
+        None => passed(name, gateways.cloned().collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// Policies cut nothing off by mistake: what they deny is their purpose, so that this only tells.
+fn policy(told: &ExplainPodResponse) -> PodCheck {
+    let name = "policies";
+    let state = told.policy_state.clone().unwrap_or_default();
+    match &told.policies {
+        None => passed(name, format!("{}: no policy is known of the pod", state.kind().name())),
+        Some(it) => {
+            let of = |isolates: Option<bool>| if isolates == Some(true) { "isolated" } else { "open" };
+            let ingress = of(it.ingress.as_ref().map(|it| it.isolates));
+            let egress = of(it.egress.as_ref().map(|it| it.isolates));
+            passed(name, format!("{}: ingress {ingress}, egress {egress}", state.kind().name()))
+        }
+    }
+}
+
+fn passed(name: &str, what: String) -> PodCheck {
+    PodCheck { name: name.to_owned(), outcome: Outcome::Passed.into(), what, ..PodCheck::default() }
+}
+
+fn failed(name: &str, what: String, todo: String) -> PodCheck {
+    PodCheck { name: name.to_owned(), outcome: Outcome::Failed.into(), what, todo, ..PodCheck::default() }
+}
+
+fn unknown(name: &str, what: String) -> PodCheck {
+    PodCheck { name: name.to_owned(), outcome: Outcome::Unknown.into(), what, ..PodCheck::default() }
+}
+
+#[cfg(test)]
+mod tests;

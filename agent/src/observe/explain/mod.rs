@@ -1,0 +1,98 @@
+//! `ferrulectl explain`: all that the agent knows of a pod, and whether its packets are carried.
+
+mod interface;
+mod known;
+mod verdict;
+
+use std::sync::Arc;
+
+use ferrule_proto::agent::{ExplainPodRequest, ExplainPodResponse, ExplainPoliciesRequest};
+use tonic::Status;
+
+use crate::{
+    attach::Journal,
+    chain::chain,
+    cluster::Pods,
+    desired::Inspector,
+    health::{Health, State},
+    monitor::{self, History},
+    observe::{policies::Policies, status, verify::Verifier},
+    registry::{Attachment, now_ms},
+};
+use known::Known;
+
+/// Whom to ask about a pod.
+pub(super) struct Explainer {
+    pub(super) journal: Arc<Journal>,
+    pub(super) history: Arc<History>,
+    pub(super) policies: Policies,
+    pub(super) health: Health,
+    /// `None` without Kubernetes.
+    pub(super) pods: Option<Pods>,
+    pub(super) node_name: String,
+    pub(super) self_heal: bool,
+}
+
+/// Dropped packets in an answer.
+const DROPS: usize = 10;
+
+// === impl Explainer ===
+
+impl Explainer {
+    /// # Errors
+    /// NOT_FOUND, INVALID_ARGUMENT for an ambiguous name, or what [`Verifier::read`] fails with.
+    pub(super) async fn explain(
+        self,
+        request: ExplainPodRequest,
+        verifier: &Verifier,
+    ) -> Result<ExplainPodResponse, Status> {
+        verifier.read(move |inspector| self.tell(&request, inspector)).await?
+    }
+
+    fn tell(&self, request: &ExplainPodRequest, inspector: &Inspector) -> Result<ExplainPodResponse, Status> {
+        let Known { pod, attachments, failures, in_flight } =
+            Known::find(request, &inspector.registry, &self.journal)?
+                .or_else(|| self.only_listed(request))
+                .ok_or_else(|| unknown(request, &self.node_name))?;
+        let interfaces = attachments.iter().map(|it| interface::explain(it, inspector, &self.journal));
+        let interfaces = interfaces.collect::<Result<Vec<_>, _>>();
+        let interfaces = interfaces.map_err(|error| Status::unavailable(chain(&error)))?;
+        let keys: Vec<_> = attachments.iter().map(|it: &Attachment| it.key.clone()).collect();
+        let asked = ExplainPoliciesRequest { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        let troubles = status::components(&self.health, |it| it.state != State::Healthy);
+        let mut told = ExplainPodResponse {
+            verdict: None,
+            uid: pod.uid.clone(),
+            listed: self.pods.as_ref().map(|pods| pods.uid_at(&pod).is_some()),
+            interfaces,
+            adds_in_flight: in_flight.iter().map(known::show_in_flight).collect(),
+            failed_adds: failures.into_iter().map(known::show_failure).collect(),
+            policies: self.policies.explain(asked).ok(),
+            policy_state: Some(self.policies.state()),
+            drops: monitor::drops(&self.history, &keys, DROPS),
+            troubles,
+            node: self.node_name.clone(),
+            self_heal: self.self_heal,
+            namespace: pod.namespace,
+            name: pod.name,
+        };
+        told.verdict = Some(verdict::judge(&told, now_ms()));
+        Ok(told)
+    }
+
+    /// A pod of which the agent knows no more than that the API server lists it.
+    fn only_listed(&self, request: &ExplainPodRequest) -> Option<Known> {
+        let pod = known::pod_of(request);
+        let uid = self.pods.as_ref()?.uid_at(&pod)?;
+        Some(Known::listed(pod, uid))
+    }
+}
+
+fn unknown(ExplainPodRequest { namespace, name }: &ExplainPodRequest, node: &str) -> Status {
+    let pod = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+    let node = if node.is_empty() { "this node" } else { node };
+    Status::not_found(format!(
+        "the agent of {node} knows no pod {pod}: no attachment, and no ADD since its start; check the name, and that \
+         the pod runs on {node} (kubectl get pod -o wide)"
+    ))
+}

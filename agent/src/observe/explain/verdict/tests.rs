@@ -1,0 +1,147 @@
+//! Which facts make which verdict.
+
+use ferrule_proto::agent::{AddInFlight, Attachment, Component, FailedAdd, MapRow, PolicyState, component};
+
+use super::*;
+
+const NOW: u64 = 1_000_000;
+
+fn interface(container: &str) -> ExplainedInterface {
+    let attachment = Attachment {
+        container_id: container.to_owned(),
+        ifname: "eth0".to_owned(),
+        netns: "/run/netns/web".to_owned(),
+        state: State::Attached.into(),
+        ..Attachment::default()
+    };
+    let row = MapRow { map: "SUBJECTS".to_owned(), key: "7".to_owned(), value: "open".to_owned() };
+    ExplainedInterface {
+        attachment: Some(attachment),
+        netns_exists: true,
+        rows: vec![row],
+        ..Default::default()
+    }
+}
+
+fn told() -> ExplainPodResponse {
+    ExplainPodResponse { interfaces: vec![interface("new")], self_heal: true, ..Default::default() }
+}
+
+fn deviation(kind: &str, what: &str, repairable: bool) -> Deviation {
+    Deviation {
+        kind: kind.to_owned(),
+        what: what.to_owned(),
+        means: "the pod has no network".to_owned(),
+        command: "ip link".to_owned(),
+        repairable,
+        ..Deviation::default()
+    }
+}
+
+fn judged(told: &ExplainPodResponse) -> (Kind, String, String) {
+    let verdict = judge(told, NOW);
+    assert_eq!(verdict.because.len(), verdict.todo.len());
+    (verdict.kind(), verdict.because.join("; "), verdict.todo.join("; "))
+}
+
+#[test]
+fn a_healthy_pod_is_carried_whatever_its_older_sandbox_lacks() {
+    let mut told = told();
+    told.interfaces.push(ExplainedInterface { netns_exists: false, ..interface("old") });
+    assert_eq!(judged(&told), (Kind::Carried, String::new(), String::new()));
+}
+
+#[test]
+fn a_pod_without_an_attachment_is_explained_by_its_adds() {
+    let mut told = ExplainPodResponse::default();
+    assert!(judged(&told).1.contains("no ADD has come"));
+    told.failed_adds = vec![FailedAdd {
+        last_ms: NOW - 3000,
+        times: 4,
+        code: 11,
+        message: "no IPv4 address is free".to_owned(),
+        ..FailedAdd::default()
+    }];
+    let (kind, because, _) = judged(&told);
+    let expected = "the ADD failed 3 s ago (4 times), code 11: no IPv4 address is free";
+    assert_eq!((kind, because.as_str()), (Kind::NotCarried, expected));
+    let add = AddInFlight { began_ms: NOW - 12_000, phase: "wait_for_vif".to_owned(), ..Default::default() };
+    told.adds_in_flight = vec![add];
+    assert!(
+        judged(&told).1.contains("runs since 12 s, and waits for the pod's VIF"),
+        "the newest comes first"
+    );
+}
+
+#[test]
+fn what_carries_nothing_comes_before_what_only_impairs() {
+    let mut told = told();
+    let it = &mut told.interfaces[0];
+    it.deviations = vec![
+        deviation("link-mtu", "wrong MTU", true),
+        deviation("link-down", "frabc is down", true),
+        deviation("map-entry", "the map entry VIF_COUNTERS 7 is missing", true),
+        deviation("pod-link", "the pod has no interface eth0", false),
+    ];
+    let verdict = judge(&told, NOW);
+    assert_eq!(verdict.kind(), Kind::NotCarried);
+    let kinds: Vec<_> = verdict.because.iter().map(|it| it.split(':').next().unwrap()).collect();
+    assert_eq!(kinds, ["link-down", "pod-link", "link-mtu", "map-entry"]);
+    assert!(verdict.todo[0].starts_with("wait, the agent repairs this"), "{verdict:?}");
+    assert!(verdict.todo[1].starts_with("delete the pod"), "{verdict:?}");
+    told.self_heal = false;
+    assert!(judge(&told, NOW).todo[0].starts_with("run: ip link"));
+}
+
+#[test]
+fn a_lost_namespace_an_end_and_a_missing_judge_carry_nothing() {
+    let mut told = told();
+    told.interfaces[0].rows[0].value.clear();
+    assert!(judged(&told).1.contains("SUBJECTS has no row"));
+    told.interfaces[0].netns_exists = false;
+    assert!(judged(&told).1.contains("/run/netns/web of the sandbox is gone"));
+    for state in [State::Unplugging, State::Reserved] {
+        told.interfaces[0].attachment.as_mut().unwrap().state = state.into();
+        assert_eq!(judged(&told).0, Kind::NotCarried, "{state:?}");
+    }
+}
+
+#[test]
+fn the_node_and_recent_drops_impair() {
+    let mut base = told();
+    base.troubles = vec![Component { name: "pods".to_owned(), ..Component::default() }];
+    assert_eq!(judged(&base).0, Kind::Carried, "the component concerns no running pod");
+    let trouble = Component {
+        name: "default-route".to_owned(),
+        state: component::State::Unhealthy.into(),
+        reason: "no default route".to_owned(),
+        needed_by_pods: true,
+        ..Component::default()
+    };
+    let troubled = ExplainPodResponse { troubles: vec![trouble], ..told() };
+    assert_eq!(judged(&troubled).0, Kind::Impaired);
+    assert_eq!(judged(&troubled).1, "default-route is unhealthy: no default route");
+    let state = PolicyState { kind: policy_state::Kind::Refused.into(), reason: "full".to_owned() };
+    let refused = ExplainPodResponse { policy_state: Some(state), ..told() };
+    assert_eq!(judged(&refused).0, Kind::Impaired);
+    let drop = |reason: &str, time_ms, audited| DroppedPacket {
+        reason: reason.to_owned(),
+        time_ms,
+        audited,
+        source: "a".to_owned(),
+        destination: "b".to_owned(),
+        summary: "TCP".to_owned(),
+        ..DroppedPacket::default()
+    };
+    let harmless = vec![
+        drop("multicast", NOW, false),
+        drop("policy_ingress", NOW, true),
+        drop("no_vif", NOW - RECENT, false),
+    ];
+    assert_eq!(judged(&ExplainPodResponse { drops: harmless, ..told() }).0, Kind::Carried);
+    let drops = vec![drop("policy_ingress", NOW - 1, false), drop("policy_ingress", NOW - 2, false)];
+    let (kind, because, todo) = judged(&ExplainPodResponse { drops, ..told() });
+    let expected = "2 packets or more dropped in the last minute, the last from a to b: TCP";
+    assert_eq!((kind, because.as_str()), (Kind::Impaired, expected));
+    assert!(todo.contains("policy trace"), "{todo}");
+}
