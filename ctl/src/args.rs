@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use ferrule_proto::DEFAULT_SOCKET;
 
 use crate::{filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, vif};
@@ -79,6 +80,16 @@ pub(crate) enum Command {
     /// Decode VIFs in manifests, without an agent
     #[command(subcommand)]
     Vif(vif::Command),
+    /// Print a completion script, for instance: ferrulectl completion bash >/etc/bash_completion.d/ferrulectl
+    Completion {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write a man page for each command to a directory
+    Man {
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 const EXIT_CODES: &str = "\

@@ -10,6 +10,7 @@ mod explain;
 mod filter;
 mod flows;
 mod gc;
+mod generate;
 mod ipam;
 mod log_level;
 mod manifest;
@@ -89,6 +90,8 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Explain(pod) => explain::run(pod, socket, output).await,
             Command::Check(pod) => check::run(pod, socket, output).await,
             Command::Ipam(filter) => ipam::run(filter, socket, output).await,
+            Command::Completion { shell } => Ok(generate::completion(*shell)?.into()),
+            Command::Man { directory } => Ok(generate::man(directory)?.into()),
             Command::Gc(gc) => Ok(gc::run(gc, socket, output).await?.into()),
             Command::LogLevel(level) => Ok(log_level::run(level, socket, output).await?.into()),
             Command::Policy(command) => policy::run(command, socket, output).await,
