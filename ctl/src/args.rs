@@ -6,7 +6,9 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use ferrule_proto::DEFAULT_SOCKET;
 
-use crate::{filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, vif};
+use crate::{
+    bundle, filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, vif,
+};
 
 /// Show the state of the Ferrule agent of this node
 #[derive(Debug, Parser)]
@@ -72,6 +74,13 @@ pub(crate) enum Command {
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),
+    /// Collect what a bug report needs in one archive: the agent's answers, its configuration and metrics,
+    /// failed ADDs, the last records, facts about the kernel
+    ///
+    /// Bounded, and without secrets: passwords and tokens in URLs are removed, kubeconfigs and the environment
+    /// are not read. The names and addresses of pods, nodes and policies are in it. Parts that the agent does
+    /// not deliver are named in missing.txt.
+    SupportBundle(bundle::Args),
     /// Show or set the filter of the agent's log, until the agent's next start
     LogLevel(log_level::Args),
     /// Show network policies, and which of them judge a pod or a packet; of a running agent, or of files

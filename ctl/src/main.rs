@@ -4,6 +4,7 @@
 
 mod args;
 mod attachments;
+mod bundle;
 mod check;
 mod client;
 mod explain;
@@ -92,6 +93,7 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Ipam(filter) => ipam::run(filter, socket, output).await,
             Command::Completion { shell } => Ok(generate::completion(*shell)?.into()),
             Command::Man { directory } => Ok(generate::man(directory)?.into()),
+            Command::SupportBundle(bundle) => bundle::run(bundle, socket).await,
             Command::Gc(gc) => Ok(gc::run(gc, socket, output).await?.into()),
             Command::LogLevel(level) => Ok(log_level::run(level, socket, output).await?.into()),
             Command::Policy(command) => policy::run(command, socket, output).await,

@@ -117,6 +117,20 @@ async fn run(
     Ok(printer.finish())
 }
 
+/// The last records as JSON lines, for a support bundle.
+pub(crate) async fn recorded(socket: &Path, number: u64) -> anyhow::Result<String> {
+    let mut observer = ObserverClient::new(client::channel(socket).await?);
+    let request = GetFlowsRequest { number, ..GetFlowsRequest::default() };
+    let mut responses = observer.get_flows(request).await.map_err(explain)?.into_inner();
+    let json = json::Json::new()?;
+    let mut lines = String::new();
+    while let Some(response) = responses.message().await.map_err(explain)? {
+        lines += &json.line(&response)?;
+        lines.push('\n');
+    }
+    Ok(lines)
+}
+
 /// Returns whether anything still reads the output.
 fn show(response: &GetFlowsResponse, printer: &mut Printer) -> anyhow::Result<bool> {
     if let Some(ResponseTypes::LostEvents(lost)) = &response.response_types {

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod broken;
+mod bundle;
 mod story;
 
 use std::process::Command;
