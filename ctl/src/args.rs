@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use ferrule_proto::DEFAULT_SOCKET;
 
 use crate::{
-    bundle, filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, vif,
+    bundle, filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, top, vif,
 };
 
 /// Show the state of the Ferrule agent of this node
@@ -71,6 +71,10 @@ pub(crate) enum Command {
     /// The output is that of `drops`. A flow has a record when it begins, at most one a minute while packets
     /// pass, and one when TCP closes it.
     Flows(flows::FlowsArgs),
+    /// Show what each pod sends, receives and loses in a second, live and sorted
+    ///
+    /// Without a terminal, with --once and with `-o json` or `-o yaml`: one table after one interval.
+    Top(top::Args),
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),

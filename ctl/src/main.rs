@@ -23,6 +23,7 @@ mod policy;
 mod status;
 mod table;
 mod time;
+mod top;
 mod verify;
 mod vif;
 
@@ -94,6 +95,7 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Completion { shell } => Ok(generate::completion(*shell)?.into()),
             Command::Man { directory } => Ok(generate::man(directory)?.into()),
             Command::SupportBundle(bundle) => bundle::run(bundle, socket).await,
+            Command::Top(top) => top::run(top, socket, output).await,
             Command::Gc(gc) => Ok(gc::run(gc, socket, output).await?.into()),
             Command::LogLevel(level) => Ok(log_level::run(level, socket, output).await?.into()),
             Command::Policy(command) => policy::run(command, socket, output).await,

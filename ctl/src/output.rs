@@ -47,6 +47,11 @@ impl Output {
         }
     }
 
+    /// Whether people read the output.
+    pub(crate) fn is_for_people(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
+
     pub(crate) fn is_wide(self) -> bool {
         self == Self::Wide
     }
