@@ -33,9 +33,9 @@ pub(crate) enum Command {
     /// Tell the whole story of a pod: whether its packets are carried, why not, and what to do
     ///
     /// Then what that rests on: the VIF and where it came from, both ends, map rows, counters, the times of
-    /// the ADD, drift, failed ADDs, policies, the last drops, and what is wrong with the node. One call to the
-    /// agent, none to the API server. Exit code 0: carried. 1: not carried, or not wholly. 2: there is no
-    /// answer.
+    /// the ADD, drift, failed ADDs, policies, the last drops, and what is wrong with the node. One call to
+    /// the agent, none to the API server. Exit code 0: carried. 1: not carried, or not wholly. 2: there is
+    /// no answer.
     Explain(PodArg),
     /// Check a pod as the runtime's CHECK does, without a runtime, and the pod's inside too
     ///
@@ -81,9 +81,9 @@ pub(crate) enum Command {
     /// Collect what a bug report needs in one archive: the agent's answers, its configuration and metrics,
     /// failed ADDs, the last records, facts about the kernel
     ///
-    /// Bounded, and without secrets: passwords and tokens in URLs are removed, kubeconfigs and the environment
-    /// are not read. The names and addresses of pods, nodes and policies are in it. Parts that the agent does
-    /// not deliver are named in missing.txt.
+    /// Bounded, and without secrets: passwords and tokens in URLs are removed, kubeconfigs and the
+    /// environment are not read. The names and addresses of pods, nodes and policies are in it. Parts that
+    /// the agent does not deliver are named in missing.txt.
     SupportBundle(bundle::Args),
     /// Show or set the filter of the agent's log, until the agent's next start
     LogLevel(log_level::Args),
@@ -127,6 +127,23 @@ impl Command {
         match self {
             Self::Policy(policy::Command::Trace(_)) => UNKNOWN,
             _ => FAILURE,
+        }
+    }
+
+    /// The pod that the command is about.
+    pub(crate) fn pod(&self) -> Option<&PodArg> {
+        match self {
+            Self::Explain(pod) | Self::Check(pod) => Some(pod),
+            _ => None,
+        }
+    }
+
+    /// Whether the command needs no agent.
+    pub(crate) fn is_local(&self) -> bool {
+        match self {
+            Self::Vif(_) | Self::Completion { .. } | Self::Man { .. } => true,
+            Self::Policy(policy) => policy.is_of_files(),
+            _ => false,
         }
     }
 

@@ -18,6 +18,7 @@ mod manifest;
 mod nodes;
 mod output;
 mod paint;
+mod plugin;
 mod pod_arg;
 mod policy;
 mod status;
@@ -28,6 +29,7 @@ mod verify;
 mod vif;
 
 use std::{
+    env,
     io::{self, Write as _},
     process::ExitCode,
 };
@@ -39,8 +41,15 @@ use output::Report;
 
 fn main() -> ExitCode {
     paint::begin();
-    let args = Args::parse();
-    match run(&args) {
+    if plugin::is_called(env::args_os().next().as_deref()) {
+        return plugin::main();
+    }
+    run_and_report(&Args::parse())
+}
+
+/// The whole program, for arguments that are valid.
+fn run_and_report(args: &Args) -> ExitCode {
+    match run(args) {
         Ok(Report { text, failures, notes, code }) => {
             notes.iter().for_each(|note| complain(note));
             let unprinted = finish(&text).err().map(|error| format!("cannot write the output: {error}"));

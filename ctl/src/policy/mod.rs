@@ -159,6 +159,17 @@ fn unanswered(status: Status) -> anyhow::Error {
     }
 }
 
+// === impl Command ===
+
+impl Command {
+    /// Whether no agent is asked.
+    pub(crate) fn is_of_files(&self) -> bool {
+        let (Self::List(source) | Self::Explain { source, .. } | Self::Trace(TraceArgs { source, .. })) =
+            self;
+        !source.files.is_empty()
+    }
+}
+
 // === impl Source ===
 
 impl Source {

@@ -1,0 +1,132 @@
+//! `kubectl ferrule`: runs `ferrulectl` in the agent's pod on the right node.
+//!
+//! kubectl itself finds the pods and runs the command, so that access is the user's own.
+
+mod kubectl;
+mod target;
+
+use std::{
+    ffi::OsStr,
+    io::{self, IsTerminal as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Parser;
+
+use self::{kubectl::Kubectl, target::Agent};
+use crate::{args, complain, print};
+
+/// Run ferrulectl on a node of the cluster
+///
+/// COMMAND is a command of ferrulectl with its arguments. `explain` and `check` run on the node of their pod.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-ferrule", bin_name = "kubectl ferrule", version, about, after_help = EXAMPLES)]
+struct Args {
+    /// On this node; may be repeated
+    #[arg(long = "node", value_name = "NODE", group = "where")]
+    nodes: Vec<String>,
+    /// On the node of this pod
+    #[arg(long, value_name = "[NAMESPACE/]POD", group = "where")]
+    on: Option<String>,
+    /// On every node with these labels, as `kubectl get nodes -l` takes them
+    #[arg(short = 'l', long, value_name = "LABELS", group = "where")]
+    selector: Option<String>,
+    /// On every node
+    #[arg(long, group = "where")]
+    all_nodes: bool,
+    /// Namespace of the agents
+    #[arg(long, env = "FERRULE_AGENT_NAMESPACE", default_value = "ferrule-system", value_name = "NAMESPACE")]
+    agent_namespace: String,
+    /// As kubectl's own
+    #[arg(long, value_name = "CONTEXT")]
+    context: Option<String>,
+    /// As kubectl's own
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The command, for instance `explain web-0 -n shop`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// kubectl finds a plugin by this name on the PATH.
+const NAME: &str = "kubectl-ferrule";
+const EXAMPLES: &str = "\
+Examples:
+  kubectl ferrule explain web-0 -n shop
+  kubectl ferrule --on shop/web-0 drops -f
+  kubectl ferrule -l topology.kubernetes.io/zone=west status";
+const FAILED: u8 = 1;
+
+/// Whether the program was called by kubectl.
+pub(crate) fn is_called(program: Option<&OsStr>) -> bool {
+    program.and_then(|it| Path::new(it).file_name()).is_some_and(|it| it == NAME)
+}
+
+pub(crate) fn main() -> ExitCode {
+    let plugin = Args::parse();
+    let words = std::iter::once("ferrulectl").chain(plugin.command.iter().map(String::as_str));
+    // Here, so that a wrong argument costs no call.
+    let inner = args::Args::parse_from(words);
+    if inner.command.is_local() {
+        return crate::run_and_report(&inner);
+    }
+    match run(&plugin, &inner) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::from(inner.command.unanswered())
+        }
+    }
+}
+
+/// Returns the exit code of the command; of several nodes, the largest.
+fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
+    let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
+    let agents = target::choose(plugin, inner.command.pod(), &kubectl)?;
+    let is_one = agents.len() == 1;
+    let mut worst = 0;
+    for Agent { node, pod } in &agents {
+        if !is_one && inner.output.is_for_people() {
+            print(&format!("node {node}"))?;
+        }
+        // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
+        let tty = is_one && io::stdin().is_terminal() && io::stdout().is_terminal();
+        let code = kubectl.exec(&plugin.agent_namespace, pod, tty, &plugin.command)?;
+        worst = worst.max(code.unwrap_or(FAILED));
+    }
+    Ok(worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_plugin_is_known_by_its_name() {
+        for (program, expected) in [
+            ("kubectl-ferrule", true),
+            ("/usr/local/bin/kubectl-ferrule", true),
+            ("ferrulectl", false),
+            ("/kubectl-ferrule/ferrulectl", false),
+        ] {
+            assert_eq!(is_called(Some(OsStr::new(program))), expected, "{program}");
+        }
+        assert!(!is_called(None));
+    }
+
+    #[test]
+    fn arguments_after_the_command_are_the_commands() {
+        Args::command().debug_assert();
+        let args =
+            Args::try_parse_from(["kubectl-ferrule", "--node", "a", "drops", "-f", "--to", "b/c"]).unwrap();
+        assert_eq!(
+            (args.nodes, args.command),
+            (vec!["a".to_owned()], ["drops", "-f", "--to", "b/c"].map(str::to_owned).into())
+        );
+        assert!(Args::try_parse_from(["kubectl-ferrule", "--node", "a", "--all-nodes", "status"]).is_err());
+        assert!(Args::try_parse_from(["kubectl-ferrule"]).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! `kubectl ferrule`, with a kubectl that answers from a file.
+
+#![expect(clippy::unwrap_used, reason = "test helpers panic on failure, as tests do")]
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    process::{Command, Output},
+};
+
+/// Notes its arguments, and answers as a cluster of two nodes would.
+const KUBECTL: &str = r#"#!/bin/sh
+printf '%s\n' "$*" >>"$(dirname "$0")/calls"
+case "$*" in
+*"get --request-timeout=20s pods --namespace gone"*) ;;
+*"get --request-timeout=20s pods --namespace"*)
+    printf 'node-1 agent-a Running\nnode-2 agent-b Running\nnode-3 agent-c Pending\n' ;;
+*"get --request-timeout=20s pod web-0 "*) printf 'node-2' ;;
+*"get --request-timeout=20s pod pending "*) ;;
+*"get --request-timeout=20s pod "*) echo 'Error from server (NotFound): pods "x" not found' >&2; exit 1 ;;
+*"get --request-timeout=20s nodes -l zone=west"*) printf 'node-1\nnode-2\n' ;;
+*"get --request-timeout=20s nodes"*) ;;
+*"exec --namespace ferrule-system agent-b"*) echo "from agent-b"; exit 3 ;;
+*exec*) echo "from agent-a" ;;
+esac
+"#;
+
+struct Cluster(tempfile::TempDir);
+
+impl Cluster {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let kubectl = directory.path().join("kubectl");
+        fs::write(&kubectl, KUBECTL).unwrap();
+        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(env!("CARGO_BIN_EXE_ferrulectl"), directory.path().join("kubectl-ferrule")).unwrap();
+        Self(directory)
+    }
+
+    /// Runs the plugin as kubectl does: by its own name.
+    fn run(&self, args: &[&str]) -> Output {
+        let path = format!("{}:/usr/bin:/bin", self.0.path().display());
+        Command::new(self.0.path().join("kubectl-ferrule")).args(args).env("PATH", path).output().unwrap()
+    }
+
+    /// The calls of kubectl since the last time.
+    fn calls(&self) -> Vec<String> {
+        let file = self.0.path().join("calls");
+        let calls = fs::read_to_string(&file).unwrap_or_default();
+        let _ = fs::remove_file(file);
+        calls.lines().map(str::to_owned).collect()
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_command_about_a_pod_runs_on_its_node_with_its_arguments() {
+    let cluster = Cluster::new();
+    let output = cluster.run(&["--context", "test", "explain", "web-0", "-n", "shop", "-o", "json"]);
+    assert_eq!(
+        (output.status.code(), output.stdout),
+        (Some(3), b"from agent-b\n".to_vec()),
+        "the exit code is the pod's"
+    );
+    let calls = cluster.calls();
+    assert!(calls.iter().all(|it| it.starts_with("--context=test ")), "{calls:?}");
+    assert!(
+        calls[1]
+            .ends_with("get --request-timeout=20s pod web-0 -o jsonpath={.spec.nodeName} --namespace shop"),
+        "{calls:?}"
+    );
+    let exec = "exec --namespace ferrule-system agent-b --container agent -- ferrulectl explain web-0 -n shop -o json";
+    assert!(calls[2].ends_with(exec), "{calls:?}");
+    let output = cluster.run(&["--on", "shop/web-0", "drops", "--last", "1"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(cluster.calls()[2].ends_with("-- ferrulectl drops --last 1"));
+}
+
+#[test]
+fn nodes_are_chosen_by_name_labels_or_all() {
+    let cluster = Cluster::new();
+    let output = cluster.run(&["--node", "node-1", "status"]);
+    assert_eq!((output.status.code(), output.stdout), (Some(0), b"from agent-a\n".to_vec()));
+    for args in [&["-l", "zone=west", "status"][..], &["--all-nodes", "status"]] {
+        let output = cluster.run(args);
+        let expected = b"node node-1\nfrom agent-a\nnode node-2\nfrom agent-b\n".to_vec();
+        assert_eq!((output.status.code(), output.stdout), (Some(3), expected), "the worst exit code counts");
+    }
+    let output = cluster.run(&["--all-nodes", "status", "-o", "json"]);
+    assert_eq!(output.stdout, b"from agent-a\nfrom agent-b\n", "data has no headings");
+}
+
+#[test]
+fn errors_say_what_was_asked_and_what_to_do() {
+    let cluster = Cluster::new();
+    for (args, code, expected) in [
+        (&["status"][..], 1, "2 nodes have an agent (node-1, node-2): choose with --node NODE"),
+        (
+            &["--node", "node-3", "status"],
+            1,
+            "no agent runs on the node node-3: see: kubectl -n ferrule-system get pods",
+        ),
+        (&["--agent-namespace", "gone", "status"], 1, "no agent runs in the namespace gone"),
+        (
+            &["explain", "x"],
+            2,
+            "`kubectl get pod x -o jsonpath={.spec.nodeName}` failed: Error from server (NotFound)",
+        ),
+        (&["explain", "pending"], 2, "the pod pending is not scheduled to a node yet"),
+        (&["-l", "zone=east", "status"], 1, "no node has the labels zone=east"),
+    ] {
+        let output = cluster.run(args);
+        let text = stderr(&output);
+        assert!(
+            output.status.code() == Some(code) && text.contains(expected),
+            "{args:?}: {:?} {text}",
+            output.status
+        );
+    }
+    cluster.calls();
+    let output = cluster.run(&["--node", "node-1", "explian"]);
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("unrecognized subcommand"),
+        "{output:?}"
+    );
+    assert_eq!(cluster.calls(), [""; 0], "a wrong argument costs no call");
+}
+
+#[test]
+fn commands_without_an_agent_need_no_cluster() {
+    let cluster = Cluster::new();
+    let output = cluster.run(&["completion", "bash"]);
+    assert!(output.status.success() && !output.stdout.is_empty());
+    assert_eq!(cluster.calls(), [""; 0]);
+    fs::remove_file(cluster.0.path().join("kubectl")).unwrap();
+    let plugin = cluster.0.path().join("kubectl-ferrule");
+    let output = Command::new(plugin).arg("status").env("PATH", Path::new("/nowhere")).output().unwrap();
+    assert!(stderr(&output).contains("found no kubectl on the PATH"), "{output:?}");
+}
