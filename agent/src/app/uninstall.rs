@@ -18,7 +18,7 @@ use crate::{
     install::Install,
     plug::{
         netlink::Socket,
-        nft::masquerade_table,
+        nft::{host_ports_table, masquerade_table},
         nodes::{route, rule, tunnel, uplink_filter},
         range_route, veth,
     },
@@ -59,6 +59,7 @@ fn remove(places: &Places) -> anyhow::Result<()> {
     }
     done.note("interfaces of pods", veth::delete_all());
     done.note("the table of nftables", masquerade_table::remove().map(usize::from));
+    done.note("the table of pods' ports", host_ports_table::delete().map(usize::from));
     done.note("routes to other nodes", node_routes());
     done.note("unreachable routes", range_route::keep(&[]).map(|_| 0));
     done.note(

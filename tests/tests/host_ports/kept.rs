@@ -63,9 +63,9 @@ table inet ferrule-ports {
 	chain postrouting {
 		type nat hook postrouting priority 105; policy accept;
 		meta mark & 0x0000e000 != 0x00000000 return
-		oifname \"fr*\" ct status 0x20 ip saddr 127.0.0.0/8 masquerade fully-random
-		oifname \"fr*\" ct status 0x20 ip saddr . ip daddr @pods4 masquerade fully-random
-		oifname \"fr*\" ct status 0x20 ip6 saddr . ip6 daddr @pods6 masquerade fully-random
+		oifname \"fr*\" ct status 0x20 ip saddr 127.0.0.0/8 masquerade
+		oifname \"fr*\" ct status 0x20 ip saddr . ip daddr @pods4 masquerade
+		oifname \"fr*\" ct status 0x20 ip6 saddr . ip6 daddr @pods6 masquerade
 	}
 }
 ";

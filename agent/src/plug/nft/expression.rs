@@ -197,9 +197,9 @@ pub(super) fn verdict(verdict: Verdict) -> Expression {
     expression("immediate", vec![Attribute::number(IMMEDIATE_REGISTER, VERDICT_REGISTER), data])
 }
 
-/// To a random identifier, for protocols without ports. `NFTA_MASQ_FLAGS`.
-pub(super) fn masquerade() -> Expression {
-    expression("masq", vec![Attribute::number(1, RANDOM)])
+/// To a random port or identifier, or to the client's while no other flow has that one. `NFTA_MASQ_FLAGS`.
+pub(super) fn masquerade(is_random: bool) -> Expression {
+    expression("masq", is_random.then(|| Attribute::number(1, RANDOM)).into_iter().collect())
 }
 
 /// To a port from that in register 1 to that in register 2: a random one, or that of the client if it is in

@@ -66,9 +66,9 @@ use ipnet::IpNet;
 use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
-        AT_LEAST, AT_MOST, Choice, EQUAL, Expression, FAMILY, PROTOCOL, Verdict, came_by, compare,
-        destination_port, header, is_destination_translated, is_in, is_not_in, is_tracked, masquerade,
-        masquerade_to_ports, meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
+        AT_LEAST, AT_MOST, Choice, EQUAL, FAMILY, PROTOCOL, Verdict, came_by, compare, destination_port,
+        header, is_destination_translated, is_in, is_not_in, is_tracked, masquerade, masquerade_to_ports,
+        meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
     },
     nfnetlink::Attribute,
     numbers::{AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, IPV4, IPV6},
@@ -197,7 +197,7 @@ impl Table {
                 .collect()
         };
         let mut to_world: Vec<Rule> = WITH_PORTS.into_iter().map(with_ports).collect();
-        to_world.push(vec![masquerade()]);
+        to_world.push(vec![masquerade(true)]);
         let marked = return_if_marked();
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
