@@ -2,15 +2,16 @@
 
 mod command;
 mod dataplane_settings;
+mod error;
 mod file;
 mod manual;
+mod metrics_settings;
 mod places;
 mod run;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
@@ -25,11 +26,11 @@ use serde::Deserialize;
 use crate::{
     dataplane::{self, Flows, LogLevel},
     decide::VifSource,
-    ipam::{self, PodCidrs, RangeError},
-    log::{self, InvalidFilter},
-    masquerade::{self, InvalidPorts},
-    nodes, policy, reconcile, watch,
+    ipam::{self, PodCidrs},
+    log, masquerade, nodes, policy, reconcile, watch,
 };
+
+pub use error::ConfigError;
 
 /// The validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,11 +67,22 @@ pub struct Config {
     pub dataplane: dataplane::Settings,
     /// The address of metrics and probes.
     pub http: SocketAddr,
+    /// Where clients beyond the node get metrics, if anywhere.
+    pub metrics: Option<MetricsListener>,
     /// The trace collector, if any.
     pub otlp_endpoint: Option<Uri>,
     /// Where to install the CNI plugin and its configuration; `None`: do not install them.
     pub install: Option<InstallDirs>,
     pub log: LogSettings,
+}
+
+/// The server of metrics beyond the node, which needs Kubernetes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricsListener {
+    pub address: SocketAddr,
+    /// Files of the certificate's chain and its key, in PEM; `None`: a certificate that no authority has
+    /// signed.
+    pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 /// The agent's own log.
@@ -204,6 +216,17 @@ struct Settings {
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
+    /// Address to serve metrics on beyond the node, by HTTPS, to clients that the API server authenticates
+    /// and allows to `get` /metrics; needs Kubernetes [default: none].
+    #[arg(long, env = "FERRULE_METRICS_LISTEN", value_name = "ADDR")]
+    metrics_listen: Option<SocketAddr>,
+    /// Certificate for --metrics-listen, in PEM; changes take effect at once [default: one that no authority
+    /// has signed].
+    #[arg(long, env = "FERRULE_METRICS_CERT", value_name = "FILE")]
+    metrics_cert: Option<PathBuf>,
+    /// Private key of --metrics-cert, in PEM.
+    #[arg(long, env = "FERRULE_METRICS_KEY", value_name = "FILE")]
+    metrics_key: Option<PathBuf>,
     /// Trace collector for CNI calls, OTLP over gRPC, such as http://127.0.0.1:4317 [default: no tracing].
     #[arg(long, env = "FERRULE_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
@@ -279,65 +302,6 @@ struct Settings {
     flows: Option<Flows>,
 }
 
-/// An invalid configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("cannot read the configuration file {path:?}: {source}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("the configuration file {path:?} is invalid: {source}")]
-    Parse {
-        path: PathBuf,
-        #[source]
-        source: Box<toml::de::Error>,
-    },
-    #[error(
-        "the configuration file {path:?} has unknown keys: {keys}; `ferrule-agent config default` lists all"
-    )]
-    UnknownKeys { path: PathBuf, keys: String },
-    #[error("no API server is configured: set --kubeconfig, run in a pod, or set --standalone")]
-    NoApiServer,
-    #[error("{0} needs Kubernetes: remove it, or remove --standalone")]
-    NotWithStandalone(&'static str),
-    #[error("cannot use {setting}: {source}")]
-    Range {
-        setting: &'static str,
-        #[source]
-        source: RangeError,
-    },
-    #[error("no range for pods' addresses is configured: set --pod-cidr")]
-    NoPodCidr,
-    #[error(
-        "with Kubernetes, --pod-cidr {0} would give the pods of every node with this configuration the same addresses: \
-         remove it, so that each node uses its Node's spec.podCIDRs; or set --single-node if the cluster has this node \
-         only"
-    )]
-    SharedPodCidr(PodCidrs),
-    #[error("the host name is empty or not UTF-8: set --node-name")]
-    NoNodeName,
-    #[error("{0:?} is not a valid name of a Node object: set --node-name")]
-    NodeName(String),
-    #[error("{what} must be {least} to {most} seconds, not {given}")]
-    Seconds { what: &'static str, least: u64, most: u64, given: u64 },
-    #[error("{setting} must be from {least} to {most} entries, not {given}")]
-    Capacity { setting: &'static str, least: u32, most: u32, given: u32 },
-    #[error("--cni-bin-dir and --cni-conf-dir need each other: set both or none")]
-    HalfInstalled,
-    #[error("--otlp-endpoint must be a URL such as http://127.0.0.1:4317, not {given:?}: {why}")]
-    Collector { given: String, why: &'static str },
-    #[error("--tunnel-port must be from 1 to 65535, not 0")]
-    TunnelPort,
-    #[error("invalid --log or FERRULE_LOG: {0}")]
-    Log(#[from] InvalidFilter),
-    #[error("cannot use --masquerade-ports")]
-    Ports(#[from] InvalidPorts),
-    #[error("{what} must be an absolute path, not {path:?}")]
-    Relative { what: &'static str, path: PathBuf },
-}
-
 const DEFAULT_FILE: &str = "/etc/ferrule/agent.toml";
 const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
 
@@ -399,6 +363,9 @@ impl Settings {
                 self.service_cidrs
             },
             http: self.http.or(file.http),
+            metrics_listen: self.metrics_listen.or(file.metrics_listen),
+            metrics_cert: self.metrics_cert.or(file.metrics_cert),
+            metrics_key: self.metrics_key.or(file.metrics_key),
             otlp_endpoint: self.otlp_endpoint.or(file.otlp_endpoint),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
@@ -429,6 +396,7 @@ impl Settings {
         let dataplane = self.dataplane()?;
         let masquerade = self.masquerade()?;
         let nodes = self.nodes()?;
+        let metrics = self.metrics()?;
         let vif_source = self.vif_source.unwrap_or_default();
         let vif_cidrs = cidrs("--vif-cidr", &self.vif_cidrs)?;
         let pod_cidrs = self.pod_cidrs()?;
@@ -465,6 +433,7 @@ impl Settings {
             bpf_dir,
             dataplane,
             http: self.http.unwrap_or(HTTP),
+            metrics,
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
             log,
@@ -522,6 +491,7 @@ impl Settings {
                 ("--kubeconfig", self.kubeconfig.is_some()),
                 // The runtime hands over annotations, and no KuryrPorts.
                 ("--vif-source kuryr", self.vif_source == Some(VifSource::Kuryr)),
+                ("--metrics-listen", self.metrics_listen.is_some()),
             ];
             return match given.iter().find(|(_, given)| *given) {
                 Some((name, _)) => Err(ConfigError::NotWithStandalone(name)),

@@ -9,11 +9,9 @@ mod pods;
 mod policy;
 mod process;
 mod source;
+mod values;
 
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use agent_common::event::Event;
 use prometheus_client::{
@@ -29,6 +27,7 @@ pub use links::{LinkCounters, LinkMetrics};
 pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
 pub use policy::PolicyMetrics;
+pub use values::{Time, count, now};
 
 use crate::ipam::{Family as AddressFamily, Usage};
 
@@ -193,19 +192,6 @@ struct KindLabels {
 struct RepairLabels {
     kind: &'static str,
     outcome: &'static str,
-}
-
-/// A time in seconds since the Unix epoch.
-pub type Time = Gauge<f64, AtomicU64>;
-
-/// Converts a number of things to the type of a gauge.
-pub fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// Now, in seconds since the Unix epoch.
-pub fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 // === impl Metrics ===

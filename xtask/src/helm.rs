@@ -70,6 +70,7 @@ fn cases() -> [Value; 3] {
         "seLinuxOptions": { "type": "spc_t" },
         "apiServer": { "host": "api.example" },
         "http": { "port": 9999 },
+        "metrics": { "host": "0.0.0.0", "certificateSecret": "metrics" },
         "podLabels": { "a": "b" },
         "podAnnotations": { "c": "d\"e" },
         "affinity": { "nodeAffinity": {} },

@@ -7,6 +7,7 @@ mod ipam;
 mod local_network;
 mod parts;
 mod ranges;
+mod scrape;
 mod signals;
 mod single_node;
 mod tasks;
@@ -111,6 +112,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     tasks.spawn("http", http::serve(listener, observed));
 
     let api = config.kubernetes.as_ref().map(ApiServer::new);
+    scrape::serve(&config, api.as_ref(), &metrics, &mut tasks).await?;
     let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
     let with = (&health, &needed.dataplane, Arc::clone(&masquerade));

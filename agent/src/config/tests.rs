@@ -256,12 +256,15 @@ fn invalid_settings_are_refused() {
 }
 
 /// Settings that the chart in `deploy/` makes itself, of its other values.
-const OF_THE_CHART: [&str; 10] = [
+const OF_THE_CHART: [&str; 13] = [
     "standalone",
     "node_name",
     "kubeconfig",
     "ip_masq_agent_config",
     "http",
+    "metrics_listen",
+    "metrics_cert",
+    "metrics_key",
     "cni_bin_dir",
     "cni_conf_dir",
     "socket",

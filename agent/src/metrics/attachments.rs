@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-use super::{count, source::Source};
+use super::{source::Source, values::count};
 
 /// The name of each state, and the number of attachments in it. Clones share the source.
 pub type AttachmentMetrics = Source<(&'static str, usize)>;

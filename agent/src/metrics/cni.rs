@@ -44,8 +44,8 @@ impl Default for CniMetrics {
 }
 
 impl CniMetrics {
-    /// Records the time of a call in a phase. `code` is the call's CNI code, 0 for success; `trace_id` that of
-    /// an exported trace.
+    /// Records the time of a call in a phase. `code` is the call's CNI code, 0 for success; `trace_id` that
+    /// of an exported trace.
     pub fn observe(
         &self,
         verb: &'static str,

@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-use super::{count, now};
+use super::values::{count, now};
 
 #[derive(Debug)]
 pub(super) struct Process {

@@ -43,23 +43,24 @@ fn exported() -> BTreeSet<String> {
 fn touch(metrics: &Metrics) {
     let watch = &metrics.watch;
     let source = SourceLabels { source: "pods" };
-    drop(watch.events.get_or_create(&EventLabels { source: "pods", kind: "applied" }));
-    drop(watch.failures.get_or_create(&FailureLabels { source: "pods", reason: "idle" }));
+    let _ = watch.events.get_or_create(&EventLabels { source: "pods", kind: "applied" });
+    let _ = watch.failures.get_or_create(&FailureLabels { source: "pods", reason: "idle" });
     for family in [&watch.undecodable, &watch.lists, &watch.resumes, &watch.bytes] {
-        drop(family.get_or_create(&source));
+        let _ = family.get_or_create(&source);
     }
     for family in [&watch.objects, &watch.buffered, &watch.unsaved] {
-        drop(family.get_or_create(&source));
+        let _ = family.get_or_create(&source);
     }
-    drop(watch.current.get_or_create(&source));
+    let _ = watch.current.get_or_create(&source);
     metrics.trace.drop_spans("full", 1);
     metrics.heal.deviation("route");
     metrics.heal.repair("route", "failed");
-    (metrics.maps.entries("VIFS").set(1), metrics.maps.capacity("VIFS").set(1));
+    metrics.maps.entries("VIFS").set(1);
+    metrics.maps.capacity("VIFS").set(1);
     let (family, ranges) = (AddressFamily::Ipv4, "10.0.0.0/24".to_owned());
     metrics.ipam.set(&[Usage { family, ranges, free: 1, used: 1, cooling_down: 1 }]);
     metrics.nodes.set([1, 1, 1], 1);
-    drop(metrics.monitor.records.get_or_create(&KindLabels { kind: "drop" }));
+    let _ = metrics.monitor.records.get_or_create(&KindLabels { kind: "drop" });
 }
 
 /// The words of a text that look like metrics.

@@ -1,10 +1,10 @@
 //! `/metrics`, `/readyz` and `/healthz` over HTTP, for monitoring systems and the kubelet.
 //!
-//! Every local user can connect. The number of connections, their lifetime and the size of a request are
-//! bounded; each connection carries one request. A new connection is always served, if need be instead of the
-//! oldest: a user who holds connections open cannot keep the kubelet's probes waiting.
+//! Every local user can connect: a user who holds connections open cannot keep the kubelet's probes waiting.
 
-use std::{collections::VecDeque, fmt::Write as _, io, net::SocketAddr, time::Duration};
+pub mod connections;
+
+use std::{fmt::Write as _, io, net::SocketAddr};
 
 use axum::{
     Router,
@@ -13,17 +13,7 @@ use axum::{
     routing::get,
 };
 use http::{StatusCode, Uri, header};
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Mutex,
-    task::{AbortHandle, spawn_blocking},
-    time::{sleep, timeout},
-};
+use tokio::{net::TcpListener, sync::Mutex, task::spawn_blocking};
 
 use super::liveness::Liveness;
 use crate::{
@@ -47,16 +37,6 @@ pub struct HttpError {
     source: io::Error,
 }
 
-/// Concurrent connections; monitoring and kubelet use a few. A probe is answered within a millisecond, in
-/// which no user can open so many.
-const MAX_CONNECTIONS: usize = 256;
-/// Deadlines for the request head, and for the whole connection; /healthz takes up to two seconds.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(3);
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a request head; the minimum that hyper accepts.
-const MAX_HEAD: usize = 8 * 1024;
-/// The pause after a failed accept, most likely for lack of file descriptors.
-const RETRY: Duration = Duration::from_millis(100);
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -69,36 +49,11 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
 /// Serves until dropped.
 pub async fn serve(listener: TcpListener, observed: Observed) {
     let router = router(observed);
-    // Oldest first.
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                open.retain(|connection| !connection.is_finished());
-                if open.len() >= MAX_CONNECTIONS {
-                    open.pop_front().inspect(AbortHandle::abort);
-                }
-                let serving = serve_one(stream, router.clone());
-                // A client's protocol errors need no report.
-                let serving = async { drop(timeout(CONNECTION_TIMEOUT, serving).await) };
-                open.push_back(tokio::spawn(serving).abort_handle());
-            }
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept a connection for metrics or probes");
-                sleep(RETRY).await;
-            }
-        }
-    }
-}
-
-async fn serve_one(stream: TcpStream, router: Router) -> hyper::Result<()> {
-    http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .keep_alive(false)
-        .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await
+    connections::each(listener, |stream| {
+        let router = router.clone();
+        async { drop(connections::one(stream, router).await) }
+    })
+    .await;
 }
 
 /// Accepts GET and HEAD only, and reads no bodies.
@@ -110,11 +65,15 @@ fn router(observed: Observed) -> Router {
         .with_state(observed)
 }
 
-/// Reads maps: on the pool, and for one client after another, so that scrapes take no time from calls.
 async fn metrics(State(observed): State<Observed>) -> Response {
+    encoded(observed.metrics).await
+}
+
+/// Reads maps: on the pool, and for one client after another, so that scrapes take no time from calls.
+pub async fn encoded(metrics: Metrics) -> Response {
     static ONE: Mutex<()> = Mutex::const_new(());
     let _turn = ONE.lock().await;
-    match spawn_blocking(move || observed.metrics.encode()).await {
+    match spawn_blocking(move || metrics.encode()).await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Ok(Err(error)) => plain(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -156,7 +115,7 @@ fn components(health: &Health) -> String {
     text
 }
 
-fn plain(code: StatusCode, mut text: String) -> Response {
+pub fn plain(code: StatusCode, mut text: String) -> Response {
     if !text.ends_with('\n') {
         text.push('\n');
     }

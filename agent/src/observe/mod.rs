@@ -11,6 +11,7 @@ pub mod http;
 pub mod liveness;
 mod nodes;
 mod policies;
+pub mod scrape;
 mod status;
 pub mod store_health;
 mod verify;

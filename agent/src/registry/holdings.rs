@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::{
         ipam::PodCidrs,
-        registry::{Allocation, NetnsId, NewAttachment, Registry},
+        registry::{Allocation, NetnsId, NewAttachment, Registry, Wishes},
     };
 
     fn reserve(registry: &Registry, container: &str) -> crate::registry::Attachment {
@@ -81,6 +81,7 @@ mod tests {
             netns: "/netns".into(),
             netns_id: NetnsId { dev: 4, ino: 1 },
             allocation: Allocation::FromIpam { mtu: 1500 },
+            wishes: Wishes::default(),
         };
         registry.reserve(new).unwrap()
     }

@@ -30,6 +30,16 @@ env:
     value: {{ toJson .Values.node.stateDir }}
   - name: FERRULE_HTTP
     value: {{ printf "%s:%s" .Values.http.host (toJson .Values.http.port) | toJson }}
+  {{- if .Values.metrics.host }}
+  - name: FERRULE_METRICS_LISTEN
+    value: {{ printf "%s:%s" .Values.metrics.host (toJson .Values.metrics.port) | toJson }}
+  {{- if .Values.metrics.certificateSecret }}
+  - name: FERRULE_METRICS_CERT
+    value: /etc/ferrule-metrics/tls.crt
+  - name: FERRULE_METRICS_KEY
+    value: /etc/ferrule-metrics/tls.key
+  {{- end }}
+  {{- end }}
   # The key `config` of a ConfigMap `ip-masq-agent` in this namespace, if there is one.
   - name: FERRULE_IP_MASQ_AGENT_CONFIG
     value: /etc/ip-masq-agent/config
@@ -70,6 +80,11 @@ volumeMounts:
   - name: ip-masq-agent
     mountPath: /etc/ip-masq-agent
     readOnly: true
+  {{- if .Values.metrics.certificateSecret }}
+  - name: metrics-certificate
+    mountPath: /etc/ferrule-metrics
+    readOnly: true
+  {{- end }}
   # The agent's socket and its durable stores.
   - name: run
     mountPath: {{ toJson .Values.node.stateDir }}

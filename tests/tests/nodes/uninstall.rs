@@ -61,6 +61,8 @@ fn an_uninstalled_node_has_nothing_of_the_agent() {
             let (succeeded, log) = uninstall()?;
             ensure!(!succeeded && log.contains("stop the agent"), "beside a running agent: {log}");
             node.stop_agent()?;
+            // Without pods that have ports of the node, the agent has no such table.
+            sys::run("nft add table inet ferrule-ports")?;
             let (succeeded, log) = uninstall()?;
             ensure!(succeeded, "{log}");
             for (what, found) in left()? {

@@ -180,6 +180,22 @@ fn the_agent_may_do_what_is_named_and_nothing_else() {
 }
 
 #[test]
+fn metrics_beyond_the_node_need_permission_to_ask_about_clients_and_have_a_named_port() {
+    let values = json!({ "metrics": { "host": "0.0.0.0", "certificateSecret": "metrics-tls" } });
+    let set = agents(values.clone());
+    let [container] = list(&set["spec"]["template"]["spec"], "containers") else { panic!("{set}") };
+    assert_eq!(container["ports"], json!([{ "name": "metrics", "containerPort": 9470 }]));
+    let given = |name: &str| list(container, "env").iter().find(|it| it["name"] == name).cloned();
+    assert_eq!(given("FERRULE_METRICS_LISTEN").unwrap()["value"], "0.0.0.0:9470");
+    assert_eq!(given("FERRULE_METRICS_KEY").unwrap()["value"], "/etc/ferrule-metrics/tls.key");
+    let roles = of_kind("ClusterRole", values);
+    assert!(roles.iter().any(|it| it["metadata"]["name"] == "ferrule-metrics"), "{roles:?}");
+    assert!(roles.iter().any(|it| it.to_string().contains("tokenreviews")), "{roles:?}");
+    let default = of_kind("ClusterRole", json!({}));
+    assert!(!default.iter().any(|it| it.to_string().contains("reviews")), "{default:?}");
+}
+
+#[test]
 fn the_agent_is_not_privileged() {
     let set = agents(json!({}));
     let pod = &set["spec"]["template"]["spec"];

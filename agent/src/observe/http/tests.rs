@@ -1,13 +1,17 @@
 //! Probes and metrics over a real socket.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::body::{Body, to_bytes};
 use http::{Method, Request};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 use tower::ServiceExt as _;
 
-use super::*;
+use super::{connections::*, *};
 use crate::{
     api::Api,
     cluster::Pod,
