@@ -14,7 +14,7 @@ fn expect(
     name: &str,
     breaks: impl FnOnce(&Node, &Pod) -> anyhow::Result<()> + Send,
     (kind, cause, check): (&str, &str, &str),
-) {
+) -> anyhow::Result<()> {
     with_agent_without_healing(|node| {
         let pod = node.attach(name)?;
         ensure!(verdict(name)?.0 == Some(0), "healthy at first");
@@ -30,7 +30,6 @@ fn expect(
         ensure!(code == Some(1) && failed, "{check}: {text}");
         Ok(())
     })
-    .unwrap();
 }
 
 #[test]
@@ -38,7 +37,7 @@ fn a_host_interface_that_is_down_is_named() {
     let breaks = |node: &Node, pod: &Pod| {
         sys::run(&format!("ip link set dev {} down", node.host_ifname(pod)?)).map(drop)
     };
-    expect("down", breaks, ("not carried", "link-down: ", "host interface"));
+    expect("down", breaks, ("not carried", "link-down: ", "host interface")).unwrap();
 }
 
 #[test]
@@ -46,7 +45,7 @@ fn a_lost_row_of_the_dataplane_is_named() {
     let breaks = |node: &Node, pod: &Pod| {
         sys::run(&map_delete("VIFS", &node.host_ifindex(pod)?.to_ne_bytes())).map(drop)
     };
-    expect("row", breaks, ("not carried", "map-entry: the map entry VIFS ", "map rows"));
+    expect("row", breaks, ("not carried", "map-entry: the map entry VIFS ", "map rows")).unwrap();
 }
 
 #[test]
@@ -54,7 +53,7 @@ fn a_pod_without_a_judge_is_named() {
     let breaks = |node: &Node, pod: &Pod| {
         sys::run(&map_delete("SUBJECTS", &node.host_ifindex(pod)?.to_ne_bytes())).map(drop)
     };
-    expect("judge", breaks, ("not carried", "nothing judges eth0", "judge"));
+    expect("judge", breaks, ("not carried", "nothing judges eth0", "judge")).unwrap();
 }
 
 #[test]
@@ -63,14 +62,14 @@ fn a_lost_filter_impairs() {
         let host = node.host_ifname(pod)?;
         sys::run(&format!("tc filter del dev {host} egress")).map(drop)
     };
-    expect("filter", breaks, ("impaired", "filter: the filter to_pod is missing", "filters"));
+    expect("filter", breaks, ("impaired", "filter: the filter to_pod is missing", "filters")).unwrap();
 }
 
 #[test]
 fn an_address_that_the_pod_has_lost_is_named() {
     let breaks =
         |_: &Node, pod: &Pod| pod.run(&format!("ip addr flush dev eth0 to {}", pod.addresses[0])).map(drop);
-    expect("address", breaks, ("not carried", "pod-address: ", "pod addresses"));
+    expect("address", breaks, ("not carried", "pod-address: ", "pod addresses")).unwrap();
 }
 
 #[test]
