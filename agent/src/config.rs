@@ -216,8 +216,8 @@ struct Settings {
     /// Address to serve metrics and probes on [default: 127.0.0.1:9469].
     #[arg(long, env = "FERRULE_HTTP", value_name = "ADDR")]
     http: Option<SocketAddr>,
-    /// Address to serve metrics on beyond the node, by HTTPS, to clients that the API server authenticates
-    /// and allows to `get` /metrics; needs Kubernetes [default: none].
+    /// Address to serve metrics on beyond the node, such as `0.0.0.0:9470`, by HTTPS, to clients that the API
+    /// server authenticates and allows to `get` /metrics; needs Kubernetes [default: none].
     #[arg(long, env = "FERRULE_METRICS_LISTEN", value_name = "ADDR")]
     metrics_listen: Option<SocketAddr>,
     /// Certificate for --metrics-listen, in PEM; changes take effect at once [default: one that no authority

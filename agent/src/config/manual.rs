@@ -125,12 +125,17 @@ impl Setting {
         text
     }
 
+    /// The example in the help, such as `this`, or else the placeholder.
+    fn proposal(&self) -> &str {
+        let example = self.help.split_once("such as `").and_then(|(_, rest)| rest.split_once('`'));
+        example.map_or(&self.placeholder, |(example, _)| example)
+    }
+
     /// A value in TOML: the default, if the default is a value.
     fn example(&self) -> String {
         let value = match self.default.as_str() {
             "" if self.is_switch => return "true".to_owned(),
-            "" => &self.placeholder,
-            words if words.contains(' ') || words == "none" => &self.placeholder,
+            words if words.is_empty() || words.contains(' ') || words == "none" => self.proposal(),
             value if value.parse::<u64>().is_ok() => return value.to_owned(),
             value => value,
         };

@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_kernel_with_everything_is_named() {
         let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
-        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 25 eBPF features that the programs need");
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 26 eBPF features that the programs need");
     }
 
     #[test]
