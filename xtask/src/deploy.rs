@@ -52,6 +52,9 @@ fn install(ws: &Workspace, kubectl: &Kubectl, release: &Release) -> Result<()> {
         .run()
 }
 
+/// The template of the namespace.
+const NAMESPACE: &str = "namespace.yaml";
+
 /// Replaces the agents by those that clean their nodes, waits until all nodes are clean, and deletes
 /// everything.
 fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_given: bool) -> Result<()> {
@@ -76,13 +79,16 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
     apply(ws, kubectl, &cleaning, "agent.yaml")?;
     roll_out(kubectl, &cleaning, "waiting until all nodes are clean")?;
     let path = ws.root.join("target/deploy.yaml");
-    files::replace_if_changed(&path, chart::join(&chart::render(ws, &release)?).as_bytes())?;
+    let mut rendered = chart::render(ws, &release)?;
+    // Others may use the namespace, whose deletion would delete all that is in it.
+    rendered.retain(|(name, _)| *name != NAMESPACE);
+    files::replace_if_changed(&path, chart::join(&rendered).as_bytes())?;
     kubectl
         .step("deleting the manifests", "run the command again; the nodes are clean")
         .args(["delete", "--ignore-not-found", "--filename"])
         .arg(&path)
         .run()?;
-    say("the nodes are clean, and the cluster has nothing of Ferrule");
+    say(format!("the nodes are clean, and the cluster has nothing of Ferrule but the namespace {namespace}"));
     Ok(())
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need_root("running every test")?;
     tools::need(tools::TEST)?;
     tools::need(tools::RUNTIMES)?;
-    tools::need(tools::MONITORING)?;
+    tools::need_promtool(ws)?;
     dist::prepare(ws)?;
     lint::lint(ws)?;
     helm::check(ws)?;

@@ -2,12 +2,13 @@
 
 use std::{env, fs, os::unix::fs::MetadataExt as _};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::{
     failure::Failure,
     run::{self, Step, say},
     toolchain::Arch,
+    workspace::Workspace,
 };
 
 /// A program, and its Debian package.
@@ -67,9 +68,6 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
 ];
 
-/// For the tests of the alerts: the tool that Prometheus' server comes with.
-pub(crate) const MONITORING: &[Tool] = &[Tool { program: "promtool", package: "prometheus" }];
-
 /// For the benchmarks, besides [`TEST`]: the plugin to compare with.
 pub(crate) const BENCH: &[Tool] =
     &[Tool { program: "/usr/lib/cni/bridge", package: "containernetworking-plugins" }];
@@ -124,6 +122,36 @@ pub(crate) fn need(tools: &[Tool]) -> Result<()> {
         remedy: "install them by hand, into PATH".to_owned(),
     }
     .into())
+}
+
+/// Unpacks Prometheus' tool for alerts into target/tools/bin, unless it is in PATH. Debian's package would
+/// also install a server, which listens on every address from the next boot on.
+///
+/// # Errors
+/// If apt-get or dpkg-deb fails.
+pub(crate) fn need_promtool(ws: &Workspace) -> Result<()> {
+    let tool = ws.root.join("target/tools/bin/promtool");
+    if is_there("promtool") || tool.is_file() {
+        return Ok(());
+    }
+    let folder = ws.root.join("target/tools/prometheus");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    let remedy = "check the network and /etc/apt/sources.list, or install promtool by hand, into PATH";
+    apt_get("reading Debian's package lists", remedy).arg("update").run()?;
+    let download = apt_get("downloading promtool", remedy).args(["download", "prometheus"]);
+    download.current_dir(&folder).run()?;
+    let mut files = fs::read_dir(&folder)?.flatten().map(|it| it.path());
+    let package = files.find(|it| it.extension().is_some_and(|it| it == "deb"));
+    let package = package.context("apt-get download prometheus has left no package")?;
+    let unpack = Step::new("dpkg-deb", "unpacking promtool", remedy).arg("--extract");
+    unpack.arg(&package).arg(&folder).run()?;
+    fs::create_dir_all(ws.root.join("target/tools/bin"))?;
+    fs::rename(folder.join("usr/bin/promtool"), &tool)?;
+    fs::remove_dir_all(&folder)?;
+    Ok(())
 }
 
 /// Whether a program exists, by its name or absolute path.

@@ -112,7 +112,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     tasks.spawn("http", http::serve(listener, observed));
 
     let api = config.kubernetes.as_ref().map(ApiServer::new);
-    scrape::serve(&config, api.as_ref(), &metrics, &mut tasks).await?;
+    scrape::start(&config, api.as_ref(), &health, &metrics)?;
     let masquerade = health.component("masquerade", false, "waiting for the node's pod CIDRs");
     let masquerade = Arc::new(Masquerade::new(config.masquerade.clone(), masquerade));
     let with = (&health, &needed.dataplane, Arc::clone(&masquerade));

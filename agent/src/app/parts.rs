@@ -81,7 +81,7 @@ impl Parts {
         let enforcer = Arc::new(enforcer);
         let report = Report::new(health, metrics.policy.clone(), events.clone());
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
-        let ports = Arc::new(HostPorts::default());
+        let ports = Arc::new(HostPorts::new(config.nodes.tunnel_port()));
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),

@@ -1,30 +1,64 @@
-//! Starts the server of metrics beyond the node, if there is to be one.
+//! The server of metrics beyond the node, if there is to be one. A node works without.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread, time::Duration};
 
-use super::{api_server::ApiServer, tasks::Tasks};
+use anyhow::Context as _;
+use tokio::time::sleep;
+
+use super::api_server::ApiServer;
 use crate::{
-    config::Config,
+    api::Api,
+    config::{Config, MetricsListener},
+    health::{Health, Reporter},
     metrics::Metrics,
     observe::scrape::{Certificate, Guard, Scrapes},
 };
 
+/// Between two attempts to listen.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Starts the server, on a thread of its own: TLS for strangers must not take time from calls.
+///
 /// # Errors
-/// If the certificate cannot be used, or the address is in use or not this node's.
-pub(super) async fn serve(
+/// If the kernel refuses the thread.
+pub(super) fn start(
     config: &Config,
     api: Option<&ApiServer<'_>>,
+    health: &Health,
     metrics: &Metrics,
-    tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let (Some(listener), Some(api)) = (&config.metrics, api) else { return Ok(()) };
+    let (Some(listener), Some(api)) = (config.metrics.clone(), api) else { return Ok(()) };
+    let health = health.component("metrics", false, "not listening yet");
+    let (name, client, metrics) = (api.config.node_name.clone(), Arc::clone(&api.client), metrics.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let serve = move || runtime.block_on(serve(listener, name, client, metrics, health));
+    thread::Builder::new().name("scrapes".to_owned()).spawn(serve).context("cannot start a thread")?;
+    Ok(())
+}
+
+async fn serve(listener: MetricsListener, name: String, api: Arc<Api>, metrics: Metrics, health: Reporter) {
+    loop {
+        match listen(&listener, &name, &api, &metrics).await {
+            Ok(scrapes) => {
+                health.healthy(format!("listening on {}", listener.address));
+                scrapes.serve().await;
+            }
+            Err(error) => health.unhealthy(format!("{error:#}; trying again every {} s", RETRY.as_secs())),
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn listen(
+    listener: &MetricsListener,
+    name: &str,
+    api: &Arc<Api>,
+    metrics: &Metrics,
+) -> anyhow::Result<Scrapes> {
     let certificate = match listener.certificate.clone() {
         Some((chain, key)) => Certificate::of_files(chain, key)?,
-        None => Certificate::self_signed(&api.config.node_name)?.0,
+        None => Certificate::self_signed(name)?.0,
     };
-    let guard = Guard::new(Arc::clone(&api.client));
-    let scrapes = Scrapes::listen(listener.address, certificate, guard, metrics.clone()).await?;
-    tasks.spawn("metrics", scrapes.serve());
-    tracing::info!(address = %listener.address, "serving metrics to clients that the API server allows");
-    Ok(())
+    let guard = Guard::new(Arc::clone(api));
+    Ok(Scrapes::listen(listener.address, certificate, guard, metrics.clone()).await?)
 }

@@ -188,7 +188,7 @@ impl Engine {
 
     /// Takes the ports of a failed ADD back.
     fn close_ports(&self, attachment: &Attachment) {
-        if let Err(error) = self.ports.remove(attachment) {
+        if let Err(error) = self.ports.abandon(attachment) {
             tracing::error!(key = %attachment.key, %error, "cannot take back the ports of a failed ADD");
         }
     }

@@ -49,7 +49,8 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
 /// Serves until dropped.
 pub async fn serve(listener: TcpListener, observed: Observed) {
     let router = router(observed);
-    connections::each(listener, |stream| {
+    // All local clients have the same address.
+    connections::each(listener, usize::MAX, |stream| {
         let router = router.clone();
         async { drop(connections::one(stream, router).await) }
     })

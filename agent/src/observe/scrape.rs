@@ -35,6 +35,9 @@ struct Source {
     metrics: Metrics,
 }
 
+/// Connections of one address; a scraper has one.
+const OF_ONE_CLIENT: usize = 8;
+
 // === impl Scrapes ===
 
 impl Scrapes {
@@ -55,7 +58,7 @@ impl Scrapes {
     /// Serves until dropped.
     pub async fn serve(self) {
         let Self { listener, certificate, router } = self;
-        connections::each(listener, move |stream| {
+        connections::each(listener, OF_ONE_CLIENT, move |stream| {
             let (router, acceptor) = (router.clone(), certificate.acceptor());
             async move {
                 // Errors of clients need no report.

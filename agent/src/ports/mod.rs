@@ -21,7 +21,7 @@ use crate::{
         netlink::NetlinkError,
         nft::{conntrack, host_ports_table},
     },
-    registry::{Attachment, HostPort, Key, Mapping, Place, Wishes},
+    registry::{Attachment, HostPort, Key, Mapping, Place, Transport, Wishes},
 };
 use ferrule_vif::Addresses;
 
@@ -32,13 +32,16 @@ pub enum PortError {
     Taken { port: Place, by: Key },
     #[error("the pod lacks an address of the family of the node's port {0}")]
     NoAddress(HostPort),
+    #[error("the node's port {0} is that of the tunnel between nodes")]
+    Tunnel(Place),
     #[error("cannot lead ports of the node to the pod")]
     Netlink(#[from] NetlinkError),
 }
 
 /// Keeps the table.
-#[derive(Default)]
 pub struct HostPorts {
+    /// The UDP port of the tunnel: a pod that had it would get the packets of all pods.
+    tunnel: Option<u16>,
     taken: Mutex<Taken>,
 }
 
@@ -48,7 +51,12 @@ struct Taken(BTreeMap<Place, (Key, SocketAddr)>);
 // === impl HostPorts ===
 
 impl HostPorts {
-    /// Takes over the ports of attachments, at start: the table has these afterwards. Another port of two
+    /// `tunnel`: the UDP port of the tunnel between nodes, if there is one.
+    pub fn new(tunnel: Option<u16>) -> Self {
+        Self { tunnel, taken: Mutex::default() }
+    }
+
+    /// Takes over the ports of attachments, at start: the table has these afterwards. A port of two
     /// attachments stays with the first. Blocks.
     ///
     /// # Errors
@@ -57,7 +65,10 @@ impl HostPorts {
         let mut taken = self.taken();
         for it in attachments {
             for mapping in mappings(it).unwrap_or_default() {
-                taken.0.entry(mapping.from).or_insert_with(|| (it.key.clone(), mapping.to));
+                let (by, _) = taken.0.entry(mapping.from).or_insert_with(|| (it.key.clone(), mapping.to));
+                if *by != it.key {
+                    tracing::error!(key = %it.key, %by, port = %mapping.from, "two pods have one port of the node");
+                }
             }
         }
         if taken.0.is_empty() {
@@ -71,8 +82,12 @@ impl HostPorts {
         }
     }
 
-    /// Which of the ports is taken, and by whom. `pod`: the pod's addresses; unknown ones have both families.
+    /// Which of the ports is taken, and by whom, before the pod's addresses are known: by a pod with
+    /// addresses of both families.
     pub fn conflict(&self, wishes: &Wishes, own: &[Key]) -> Option<(Place, Key)> {
+        if !wishes.has_host_ports() {
+            return None;
+        }
         let any = Addresses {
             v4: Some(std::net::Ipv4Addr::UNSPECIFIED),
             v6: Some(std::net::Ipv6Addr::UNSPECIFIED),
@@ -94,8 +109,16 @@ impl HostPorts {
         if mappings.is_empty() {
             return Ok(());
         }
+        let is_tunnel =
+            |it: &&Mapping| it.from.protocol == Transport::Udp && Some(it.from.port) == self.tunnel;
+        if let Some(mapping) = mappings.iter().find(is_tunnel) {
+            return Err(PortError::Tunnel(mapping.from));
+        }
         let mut taken = self.taken();
-        let other = |it: &Mapping| taken.0.get(&it.from).map(|(by, _)| (it.from, by.clone()));
+        let other = |it: &Mapping| {
+            let (by, _) = taken.0.get(&it.from).filter(|(by, _)| *by != attachment.key)?;
+            Some((it.from, by.clone()))
+        };
         if let Some((port, by)) = mappings.iter().find_map(other) {
             return Err(PortError::Taken { port, by });
         }
@@ -109,7 +132,11 @@ impl HostPorts {
             return Err(error.into());
         }
         drop(taken);
-        let own = host::addresses().unwrap_or_default();
+        let own = host::addresses().unwrap_or_else(|error| {
+            let error = chain(&error);
+            tracing::warn!(key = %attachment.key, error, "cannot read the node's addresses; earlier flows go on");
+            Vec::new()
+        });
         report(attachment, conntrack::forget_before(&mappings, &own));
         Ok(())
     }
@@ -119,29 +146,52 @@ impl HostPorts {
     /// # Errors
     /// If the kernel refuses; the mappings stay.
     pub fn remove(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
+        self.take_back(attachment).inspect_err(|_| {
+            let mut taken = self.taken();
+            for it in mappings(attachment).unwrap_or_default() {
+                taken.0.entry(it.from).or_insert_with(|| (attachment.key.clone(), it.to));
+            }
+        })
+    }
+
+    /// The same for an ADD that has failed, and will have no record: what the kernel does not remove now,
+    /// healing does.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn abandon(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
+        self.take_back(attachment)
+    }
+
+    fn take_back(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
+        if !attachment.wishes.has_host_ports() {
+            return Ok(());
+        }
         let mut taken = self.taken();
         let removed = taken.give_back(&attachment.key);
         if removed.is_empty() {
             return Ok(());
         }
-        let done = host_ports_table::remove(&removed).or_else(|_| host_ports_table::write(&taken.mappings()));
-        if let Err(error) = done {
-            let again = removed.iter().map(|it| (it.from, (attachment.key.clone(), it.to)));
-            taken.0.extend(again);
-            return Err(error);
+        if taken.0.is_empty() {
+            host_ports_table::delete()?;
+        } else {
+            host_ports_table::remove(&removed).or_else(|_| host_ports_table::write(&taken.mappings()))?;
         }
         drop(taken);
         report(attachment, conntrack::forget_after(&removed));
         Ok(())
     }
 
-    /// What differs in the kernel; `None` without mappings, or if the kernel does not tell.
+    /// What differs in the kernel; `None` also if the kernel does not tell. No ADD waits for the dump, and
+    /// may change the table meanwhile: a difference counts if a second look finds one, too.
     pub fn difference(&self) -> Option<String> {
-        let taken = self.taken();
-        if taken.0.is_empty() {
-            return None;
-        }
-        host_ports_table::difference(&taken.mappings()).unwrap_or_else(|error| {
+        let mappings = self.taken().mappings();
+        let found = if mappings.is_empty() {
+            host_ports_table::exists().map(|it| it.then(|| "a table without ports".to_owned()))
+        } else {
+            host_ports_table::difference(&mappings)
+        };
+        found.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the nftables table inet {}", host_ports_table::NAME);
             None
         })
@@ -153,7 +203,10 @@ impl HostPorts {
     /// If the kernel refuses.
     pub fn restore(&self) -> Result<(), NetlinkError> {
         let taken = self.taken();
-        if taken.0.is_empty() { Ok(()) } else { host_ports_table::write(&taken.mappings()) }
+        if taken.0.is_empty() {
+            return host_ports_table::delete().map(drop);
+        }
+        host_ports_table::write(&taken.mappings())
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {

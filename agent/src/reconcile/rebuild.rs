@@ -28,6 +28,7 @@ use crate::{
     },
     registry::{Attachment, Condition, HostSide, LeftAddresses, Registry, State},
 };
+use anyhow::Context as _;
 
 /// Rebuilds, durably, the attachments that the kernel has and the registry lacks. Returns the interfaces that
 /// cannot be rebuilt and are left alone, with their addresses in the maps. The IPAM allocates none of the
@@ -116,13 +117,8 @@ pub(super) fn rebuild(
             }
         }
     }
-    let mappings = host_ports_table::read().unwrap_or_else(|error| {
-        tracing::error!(
-            error = chain(&error),
-            "cannot read the ports of the node that lead to pods; rebuilding none"
-        );
-        Vec::new()
-    });
+    // Recovery deletes from the table what no record has.
+    let mappings = host_ports_table::read().context("cannot read the ports of the node that lead to pods")?;
     let attachments = records(host, claims, &recorded, &mappings);
     // Stale records of a damaged store, whose addresses belong to others now.
     let is_superseded = |it: &&Attachment| {

@@ -2,7 +2,7 @@
 
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-use crate::metrics::{EventLabels, FailureLabels, SourceLabels, Time, WatchMetrics, count, now};
+use crate::metrics::{EventLabels, FailureLabels, SourceLabels, WatchMetrics, count, now};
 
 pub(super) struct Counters {
     source: &'static str,
@@ -17,7 +17,6 @@ pub(super) struct Counters {
     buffered: Gauge,
     objects: Gauge,
     unsaved: Gauge,
-    current: Time,
 }
 
 // === impl Counters ===
@@ -38,7 +37,6 @@ impl Counters {
             buffered: metrics.buffered.get_or_create_owned(&labels),
             objects: metrics.objects.get_or_create_owned(&labels),
             unsaved: metrics.unsaved.get_or_create_owned(&labels),
-            current: metrics.current.get_or_create_owned(&labels),
             metrics,
         }
     }
@@ -61,7 +59,13 @@ impl Counters {
 
     /// The inventory is as the server has it now.
     pub(super) fn set_current(&self) {
-        self.current.set(now());
+        self.metrics.current.get_or_create(&SourceLabels { source: self.source }).set(now());
+    }
+
+    /// The watch has ended: the inventory gets no older.
+    pub(super) fn ended(&self) {
+        self.set_objects(0);
+        self.metrics.current.remove(&SourceLabels { source: self.source });
     }
 
     pub(super) fn set_unsaved(&self, changes: usize) {

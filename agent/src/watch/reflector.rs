@@ -147,7 +147,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             self.save().await;
         }
         self.checkpoint.finish().await;
-        self.counters.set_objects(0);
+        self.counters.ended();
     }
 
     /// Lists if there is no position or the watch does not work, and watches until the stream ends.

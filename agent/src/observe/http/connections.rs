@@ -1,7 +1,7 @@
 //! Serves connections of strangers: their number, their lifetime and the size of a request are bounded, and
 //! each carries one request. A new connection is always served, if need be instead of the oldest.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, net::IpAddr, time::Duration};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -27,23 +27,29 @@ pub const MAX_HEAD: usize = 8 * 1024;
 /// The pause after a failed accept, most likely for lack of file descriptors.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Serves each connection by a future, until dropped.
+/// Serves each connection by a future, until dropped. A client address has at most `of_one` connections;
+/// further ones are closed.
 pub async fn each<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
+    of_one: usize,
     serve: impl Fn(TcpStream) -> F,
 ) {
     // Oldest first.
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    let mut open: VecDeque<(IpAddr, AbortHandle)> = VecDeque::new();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                open.retain(|connection| !connection.is_finished());
+            Ok((stream, client)) => {
+                let client = client.ip().to_canonical();
+                open.retain(|(_, connection)| !connection.is_finished());
+                if open.iter().filter(|(of, _)| *of == client).count() >= of_one {
+                    continue;
+                }
                 if open.len() >= MAX_CONNECTIONS {
-                    open.pop_front().inspect(AbortHandle::abort);
+                    open.pop_front().inspect(|(_, oldest)| oldest.abort());
                 }
                 let serving = serve(stream);
                 let serving = async { drop(timeout(CONNECTION_TIMEOUT, serving).await) };
-                open.push_back(tokio::spawn(serving).abort_handle());
+                open.push_back((client, tokio::spawn(serving).abort_handle()));
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a connection for metrics or probes");

@@ -22,10 +22,13 @@ pub struct Certificate {
     current: Mutex<Current>,
 }
 
+/// Of the chain and of the key.
+type Changed = [Option<SystemTime>; 2];
+
 struct Current {
     acceptor: TlsAcceptor,
-    /// When the files were changed last, as the file system says.
-    of: Option<SystemTime>,
+    /// When the files of this certificate were changed last, as the file system says.
+    of: Changed,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +59,7 @@ impl Certificate {
     /// # Errors
     /// If the files are unreadable, or do not fit each other.
     pub fn of_files(chain: PathBuf, key: PathBuf) -> Result<Self, CertificateError> {
-        let current = Current { of: changed(&chain), acceptor: read(&chain, &key)? };
+        let current = Current { of: changed(&chain, &key), acceptor: read(&chain, &key)? };
         Ok(Self { files: Some((chain, key)), current: Mutex::new(current) })
     }
 
@@ -69,7 +72,7 @@ impl Certificate {
         let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
         let chain = made.cert.der().clone();
         let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-        let current = Current { acceptor: acceptor(vec![chain.clone()], key)?, of: None };
+        let current = Current { acceptor: acceptor(vec![chain.clone()], key)?, of: [None; 2] };
         Ok((Self { files: None, current: Mutex::new(current) }, chain))
     }
 
@@ -77,21 +80,21 @@ impl Certificate {
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((chain, key)) = &self.files {
-            let of = changed(chain);
+            let of = changed(chain, key);
             if of != current.of {
+                // Half of a renewal fails, and is tried again at the next connection.
                 match read(chain, key) {
-                    Ok(acceptor) => current.acceptor = acceptor,
+                    Ok(acceptor) => *current = Current { acceptor, of },
                     Err(error) => tracing::warn!(%error, "keeping the certificate of before"),
                 }
-                current.of = of;
             }
         }
         current.acceptor.clone()
     }
 }
 
-fn changed(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|it| it.modified()).ok()
+fn changed(chain: &Path, key: &Path) -> Changed {
+    [chain, key].map(|path| fs::metadata(path).and_then(|it| it.modified()).ok())
 }
 
 fn read(chain: &Path, key: &Path) -> Result<TlsAcceptor, CertificateError> {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::Semaphore,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -24,9 +24,13 @@ use crate::{
 pub struct Guard {
     api: Arc<Api>,
     /// By the digest of the token.
-    judged: Mutex<HashMap<[u8; 32], Judged>>,
-    asking: Semaphore,
+    judged: Mutex<HashMap<Digest, Judged>>,
+    /// Those who were allowed before do not wait for strangers.
+    known: Semaphore,
+    strangers: Semaphore,
 }
+
+type Digest = [u8; 32];
 
 #[derive(Debug, Clone)]
 struct Judged {
@@ -50,8 +54,12 @@ pub(super) enum Refusal {
 /// How long a verdict holds: a permission that is withdrawn ends within this time.
 const ALLOWED: Duration = Duration::from_secs(60);
 const REFUSED: Duration = Duration::from_secs(10);
-/// Strangers' tokens cost two requests to the API server each.
-const CONCURRENT: usize = 2;
+/// How long a token that was allowed is no stranger's.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+/// A token costs two requests to the API server.
+const KNOWN: usize = 2;
+/// Between the reviews of two strangers' tokens: five a second at most.
+const PAUSE: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Verdicts kept; a cluster has one or two scrapers.
 const MAX_JUDGED: usize = 256;
@@ -62,20 +70,27 @@ const ACCESS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 impl Guard {
     pub fn new(api: Arc<Api>) -> Self {
-        Self { api, judged: Mutex::default(), asking: Semaphore::new(CONCURRENT) }
+        Self { api, judged: Mutex::default(), known: Semaphore::new(KNOWN), strangers: Semaphore::new(1) }
     }
 
     pub(super) async fn admit(&self, token: &str) -> Result<(), Refusal> {
         if token.is_empty() {
             return Err(Refusal::Unauthenticated);
         }
-        let digest: [u8; 32] = Sha256::digest(token).into();
+        let digest: Digest = Sha256::digest(token).into();
         let now = Instant::now();
-        if let Some(judged) = self.judged().get(&digest).filter(|it| it.until > now) {
+        let judged = self.judged().get(&digest).cloned();
+        if let Some(judged) = judged.as_ref().filter(|it| it.until > now) {
             return judged.verdict.clone();
         }
+        let is_known = judged.is_some_and(|it| it.verdict.is_ok());
         let asked = timeout(DEADLINE, async {
-            let _turn = self.asking.acquire().await;
+            if is_known {
+                let _turn = self.known.acquire().await;
+                return self.ask(token).await;
+            }
+            let _turn = self.strangers.acquire().await;
+            sleep(PAUSE).await;
             self.ask(token).await
         });
         let verdict = match asked.await {
@@ -123,11 +138,12 @@ impl Guard {
         Ok(serde_json::from_slice(&answer).unwrap_or_default())
     }
 
-    fn keep(&self, digest: [u8; 32], verdict: &Result<(), Refusal>) {
+    /// Refusals give way to those who are allowed.
+    fn keep(&self, digest: Digest, verdict: &Result<(), Refusal>) {
         let now = Instant::now();
         let mut judged = self.judged();
         if judged.len() >= MAX_JUDGED {
-            judged.retain(|_, it| it.until > now);
+            judged.retain(|_, it| it.verdict.is_ok() && it.until + REMEMBERED > now);
         }
         if judged.len() < MAX_JUDGED {
             let until = now + if verdict.is_ok() { ALLOWED } else { REFUSED };

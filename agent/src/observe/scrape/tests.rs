@@ -160,6 +160,41 @@ async fn a_verdict_is_asked_for_once_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn those_who_were_allowed_do_not_wait_for_strangers() {
+    let reviewer = Reviewer::default();
+    let guard = Arc::new(Guard::new(reviewer.api()));
+    assert_eq!(guard.admit("good").await, Ok(()));
+    tokio::time::advance(std::time::Duration::from_secs(61)).await;
+    for number in 0..300 {
+        let guard = Arc::clone(&guard);
+        tokio::spawn(async move { guard.admit(&format!("stranger-{number}")).await });
+    }
+    tokio::task::yield_now().await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(guard.admit("good").await, Ok(()));
+    assert!(began.elapsed() < std::time::Duration::from_millis(1), "{:?}", began.elapsed());
+    tokio::time::sleep(std::time::Duration::from_secs(10)).await;
+    let asked = reviewer.asked.load(Ordering::Relaxed);
+    assert!(
+        asked <= 4 + 26,
+        "five reviews of strangers a second, for the five seconds of their deadline: {asked}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_leave_room_for_those_who_are_allowed() {
+    let reviewer = Reviewer::default();
+    let guard = Guard::new(reviewer.api());
+    for number in 0..300 {
+        assert_eq!(guard.admit(&format!("stranger-{number}")).await, Err(Refusal::Unauthenticated));
+    }
+    assert_eq!(guard.admit("good").await, Ok(()));
+    let asked = reviewer.asked.load(Ordering::Relaxed);
+    assert_eq!(guard.admit("good").await, Ok(()));
+    assert_eq!(reviewer.asked.load(Ordering::Relaxed), asked, "the verdict is kept");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_withdrawn_permission_ends_after_a_minute_at_most() {
     let reviewer = Reviewer::default();
     let guard = Guard::new(reviewer.api());

@@ -47,6 +47,9 @@ const ORIGINAL_FLAGS: u16 = 1;
 /// `CTA_FILTER_F_CTA_PROTO_NUM` and `…_DST_PORT` in `net/netfilter/nf_internals.h` of the kernel.
 const BY_PROTOCOL: u32 = 1 << 3;
 const BY_DESTINATION_PORT: u32 = 1 << 5;
+/// Flows that are kept in memory at a time, and how often a dump finds so many more.
+const FLOWS: usize = 1024;
+const ROUNDS: usize = 64;
 /// Bounds a dump: some million flows.
 const DATAGRAMS: usize = 64 * 1024;
 
@@ -77,6 +80,18 @@ pub fn forget_after(mappings: &[Mapping]) -> io::Result<usize> {
 /// Returns how many flows there were. TCP is left alone: its connections end by themselves, and those of the
 /// node's own services would be cut.
 fn forget(mappings: &[Mapping], is_wrong: impl Fn(&Flow, &Mapping) -> bool) -> io::Result<usize> {
+    let mut forgotten = 0;
+    for _ in 0..ROUNDS {
+        let flows = forget_some(mappings, &is_wrong)?;
+        forgotten += flows;
+        if flows < FLOWS {
+            break;
+        }
+    }
+    Ok(forgotten)
+}
+
+fn forget_some(mappings: &[Mapping], is_wrong: impl Fn(&Flow, &Mapping) -> bool) -> io::Result<usize> {
     let mut wrong = Vec::new();
     for (family, is_ipv4) in [(IPV4, true), (IPV6, false)] {
         for protocol in [Transport::Udp, Transport::Sctp] {
@@ -93,7 +108,7 @@ fn forget(mappings: &[Mapping], is_wrong: impl Fn(&Flow, &Mapping) -> bool) -> i
                         && flow.to.port() == it.from.port
                         && is_wrong(&flow, it)
                 };
-                if of_kind.iter().any(|it| concerns(&it)) {
+                if wrong.len() < FLOWS && of_kind.iter().any(|it| concerns(&it)) {
                     wrong.push((family, flow.name));
                 }
             })?;

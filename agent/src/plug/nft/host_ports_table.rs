@@ -129,6 +129,14 @@ pub fn delete() -> Result<bool, NetlinkError> {
     table::remove(NAME)
 }
 
+/// Whether the kernel has the table.
+///
+/// # Errors
+/// If the kernel refuses a dump.
+pub fn exists() -> io::Result<bool> {
+    table::exists(NAME)
+}
+
 /// The first difference from the kernel's table.
 ///
 /// # Errors

@@ -135,14 +135,22 @@ impl Content {
 /// If the kernel refuses.
 pub(super) fn remove(name: &str) -> Result<bool, NetlinkError> {
     let failed = |source| NetlinkError::new("list the tables of nftables", source);
-    let ours = Attribute::text(OF_TABLE, name);
-    if !dump(GET_TABLE, INET, &[]).map_err(failed)?.iter().any(|(_, found)| ours.is_in(found)) {
+    if !exists(name).map_err(failed)? {
         return Ok(false);
     }
     match nfnetlink::commit(&[table(name, "delete the table", DELETE_TABLE)]) {
         Err(error) if error.is(Errno::ENOENT) => Ok(false),
         result => result.map(|()| true),
     }
+}
+
+/// Whether the kernel has a table.
+///
+/// # Errors
+/// If the kernel refuses a dump.
+pub(super) fn exists(name: &str) -> io::Result<bool> {
+    let ours = Attribute::text(OF_TABLE, name);
+    Ok(dump(GET_TABLE, INET, &[])?.iter().any(|(_, found)| ours.is_in(found)))
 }
 
 /// The kernel names neither the missing module nor the expression.

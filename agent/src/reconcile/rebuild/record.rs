@@ -44,7 +44,7 @@ pub(super) fn records(
         let has = |it: &&Mapping| claim.addresses.iter().any(|address| it.to.ip() == address);
         let mut wishes = Wishes::of(mappings.iter().filter(has).copied());
         // The kernel does not tell the burst; the host's end may have the limit of another plugin.
-        let limit = |found| Some(Rate { bits: found? * 8, burst_bits: 0 });
+        let limit = |found: Option<u64>| Some(Rate { bits: found?.saturating_mul(8), burst_bits: 0 });
         let received = claim.is_shaped.then(|| shaping::read(host, claim.link.ifindex));
         wishes.ingress = limit(received.and_then(Result::ok).flatten());
         let sent = place.zip(claim.link.peer).map(|(place, peer)| pod_end::rate(&place.netns, peer));
