@@ -81,7 +81,9 @@ impl Parts {
         let enforcer = Arc::new(enforcer);
         let report = Report::new(health, metrics.policy.clone(), events.clone());
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
-        let ports = Arc::new(HostPorts::new(config.nodes.tunnel_port()));
+        // A node alone has no tunnel.
+        let tunnel = config.kubernetes.as_ref().and_then(|_| config.nodes.tunnel_port());
+        let ports = Arc::new(HostPorts::new(tunnel));
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),

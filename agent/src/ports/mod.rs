@@ -243,3 +243,18 @@ fn report(it: &Attachment, forgotten: std::io::Result<usize>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::testing;
+
+    #[test]
+    fn no_pod_gets_the_tunnels_port() {
+        let mut attachment = testing::attachment("eth0", None, 2);
+        let (protocol, port) = (Transport::Udp, 4789);
+        attachment.wishes.host_ports = vec![HostPort { protocol, address: None, port, pod_port: 80 }];
+        let refused = HostPorts::new(Some(4789)).add(&attachment);
+        assert!(matches!(refused, Err(PortError::Tunnel(place)) if place.port == 4789), "{refused:?}");
+    }
+}

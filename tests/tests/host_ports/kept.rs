@@ -116,6 +116,23 @@ fn the_table_is_as_documented_and_healed() {
 }
 
 #[test]
+fn without_a_pod_that_has_ports_there_is_no_table_and_none_stays() {
+    with_agent(|node| {
+        let is_there =
+            || -> anyhow::Result<bool> { Ok(sys::run("nft list tables")?.contains("ferrule-ports")) };
+        ensure!(!is_there()?, "a table without a pod");
+        let (pod, mut of_pod) = attach(node, "a", mappings())?;
+        ensure!(is_there()?);
+        of_pod.del(&pod)?;
+        ensure!(!is_there()?, "{}", listed()?);
+        // What a failed removal would leave.
+        sys::run("nft add table inet ferrule-ports")?;
+        sys::wait_until("the table is removed", TIMEOUT * 2, || Ok(!is_there()?))
+    })
+    .unwrap();
+}
+
+#[test]
 fn ports_are_open_while_the_agent_is_dead_and_after_its_restart() {
     with_agent(|node| {
         let (pod, mut of_pod) = attach(node, "a", mappings())?;
