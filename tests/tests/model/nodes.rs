@@ -11,9 +11,11 @@ use anyhow::ensure;
 use fastrand::Rng;
 use ferrule_tests::{
     apiserver::{Resource, objects},
+    cluster::NODE,
     others, sys,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::fixture::Fixture;
 
@@ -106,7 +108,9 @@ impl Fixture<'_> {
                 let mut leads = nodes.iter().filter(claims).map(|(node, _)| leads_to(route, *node));
                 ensure!(leads.any(|it| it), "{route} leads to no node that has the range");
             }
-            let own = crate::run::RANGES.map(str::to_owned);
+            let object = self.cluster.api.get(Resource::Nodes, "", NODE).unwrap_or_default();
+            let own = object.pointer("/spec/podCIDRs").and_then(Value::as_array).into_iter().flatten();
+            let own = own.filter_map(Value::as_str).map(str::to_owned);
             let addresses = nodes.keys().map(|node| format!("{}/32", address(*node)));
             let wanted: BTreeSet<_> = wanted.into_iter().chain(own).chain(addresses).collect();
             ensure!(rows == wanted, "{rows:#?}, expected {wanted:#?}");
