@@ -147,6 +147,16 @@ impl Command {
         }
     }
 
+    /// Whether the command makes sense on one node at a time: its output is no text, or never ends.
+    pub(crate) fn is_for_one_node(&self) -> bool {
+        match self {
+            Self::SupportBundle(_) => true,
+            Self::Drops(drops) => drops.follows(),
+            Self::Flows(flows) => flows.follows(),
+            _ => false,
+        }
+    }
+
     /// The exit code if there is no answer.
     pub(crate) fn unanswered(&self) -> u8 {
         match self {

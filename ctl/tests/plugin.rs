@@ -112,6 +112,8 @@ fn errors_say_what_was_asked_and_what_to_do() {
         ),
         (&["explain", "pending"], 2, "the pod pending is not scheduled to a node yet"),
         (&["-l", "zone=east", "status"], 1, "no node has the labels zone=east"),
+        (&["--all-nodes", "drops", "-f"], 1, "is of one node: choose one of node-1, node-2 with --node"),
+        (&["--all-nodes", "support-bundle", "--file", "-"], 1, "is of one node"),
     ] {
         let output = cluster.run(args);
         let text = stderr(&output);

@@ -29,7 +29,10 @@ pub(super) fn start(
 ) -> anyhow::Result<()> {
     let (Some(listener), Some(api)) = (config.metrics.clone(), api) else { return Ok(()) };
     let health = health.component("metrics", false, "not listening yet");
-    let (name, client, metrics) = (api.config.node_name.clone(), Arc::clone(&api.client), metrics.clone());
+    // A client of its own: a connection is driven by the thread that has opened it, and the watches must not
+    // wait for this one.
+    let client = Arc::new(Api::new(api.config.kubeconfig.clone()));
+    let (name, metrics) = (api.config.node_name.clone(), metrics.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let serve = move || runtime.block_on(serve(listener, name, client, metrics, health));
     thread::Builder::new().name("scrapes".to_owned()).spawn(serve).context("cannot start a thread")?;

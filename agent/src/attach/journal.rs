@@ -77,7 +77,7 @@ const MAX_STORIES: usize = 2048;
 /// Most failures, of all pods and of one.
 const MAX_FAILURES: usize = 256;
 const MAX_FAILURES_OF_POD: usize = 4;
-/// Bytes of an error's message.
+/// Characters of an error's message.
 const MAX_MESSAGE: usize = 1024;
 
 // === impl Journal ===

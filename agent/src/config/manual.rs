@@ -53,25 +53,16 @@ pub(super) fn reference() -> String {
         "# Settings of the agent\n\n\
          `ferrule-agent config reference` prints this page, and a test compares both. A setting is a flag, an\n\
          environment variable, or a key of the configuration file, by default `/etc/ferrule/agent.toml`. Flags\n\
-         override the environment, which overrides the file. An agent reads them at start; [what changes without a\n\
-         restart](operations.md#configure) is listed elsewhere.\n\n\
-         | key, flag, environment | values | default | |\n|---|---|---|---|\n",
+         override the environment, which overrides the file. An agent reads them at start;\n\
+         [operations.md](operations.md#configure) lists what changes without a restart. The value of a key below\n\
+         is the default, or an example.\n",
     );
     for it in settings() {
-        let values = match (it.values.is_empty(), it.is_switch) {
-            (false, _) => it.values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", "),
-            (true, true) => "`true`, `false`".to_owned(),
-            (true, false) if it.is_list => format!("list of {}", it.placeholder),
-            (true, false) => it.placeholder.clone(),
-        };
-        let default = match it.default.as_str() {
-            "" => "",
-            words if words.contains(' ') => words,
-            value => &format!("`{value}`"),
-        };
         let (key, flag, environment) = (&it.key, &it.flag, &it.environment);
-        let help = it.help.replace('|', "\\|");
-        let _ = writeln!(text, "| `{key}` `--{flag}` `{environment}` | {values} | {default} | {help} |");
+        let _ = writeln!(text, "\n## {key}\n\n`{key} = {}`, `--{flag}`, `{environment}`\n", it.example());
+        for line in wrapped(&it.sentence()) {
+            let _ = writeln!(text, "{line}");
+        }
     }
     text
 }

@@ -151,7 +151,9 @@ impl Agent for AgentService {
             }
         };
         let now = self.log.current();
-        tracing::info!(before = before.as_str(), now = now.as_str(), "the filter of the log was asked for");
+        if before != now {
+            tracing::info!(before = before.as_str(), now = now.as_str(), "changed the filter of the log");
+        }
         let show = |filter: &log::Filter| filter.as_str().to_owned();
         Ok(Response::new(SetLogFilterResponse { before: show(&before), now: show(&now) }))
     }

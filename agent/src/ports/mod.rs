@@ -146,7 +146,7 @@ impl HostPorts {
     /// # Errors
     /// If the kernel refuses; the mappings stay.
     pub fn remove(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
-        self.take_back(attachment).inspect_err(|_| {
+        self.abandon(attachment).inspect_err(|_| {
             let mut taken = self.taken();
             for it in mappings(attachment).unwrap_or_default() {
                 taken.0.entry(it.from).or_insert_with(|| (attachment.key.clone(), it.to));
@@ -160,10 +160,6 @@ impl HostPorts {
     /// # Errors
     /// If the kernel refuses.
     pub fn abandon(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
-        self.take_back(attachment)
-    }
-
-    fn take_back(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
         if !attachment.wishes.has_host_ports() {
             return Ok(());
         }

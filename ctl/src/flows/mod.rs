@@ -171,6 +171,24 @@ fn describe(status: &ServerStatusResponse, verdicts: &[Verdict], before: bool) -
     })
 }
 
+// === impl DropsArgs ===
+
+impl DropsArgs {
+    /// Whether the output ends with an interrupt only.
+    pub(crate) fn follows(&self) -> bool {
+        self.selection.follow
+    }
+}
+
+// === impl FlowsArgs ===
+
+impl FlowsArgs {
+    /// Whether the output ends with an interrupt only.
+    pub(crate) fn follows(&self) -> bool {
+        self.selection.follow
+    }
+}
+
 // === impl Selection ===
 
 impl Selection {

@@ -12,6 +12,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::bail;
 use clap::Parser;
 
 use self::{kubectl::Kubectl, target::Agent};
@@ -85,6 +86,13 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
     let agents = target::choose(plugin, inner.command.pod(), &kubectl)?;
     let is_one = agents.len() == 1;
+    if !is_one && inner.command.is_for_one_node() {
+        let nodes: Vec<_> = agents.iter().map(|it| it.node.as_str()).collect();
+        bail!(
+            "an archive, or output that never ends, is of one node: choose one of {} with --node",
+            nodes.join(", ")
+        );
+    }
     let mut worst = 0;
     for Agent { node, pod } in &agents {
         if !is_one && inner.output.is_for_people() {

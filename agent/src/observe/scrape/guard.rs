@@ -151,7 +151,7 @@ impl Guard {
         }
     }
 
-    fn judged(&self) -> MutexGuard<'_, HashMap<[u8; 32], Judged>> {
+    fn judged(&self) -> MutexGuard<'_, HashMap<Digest, Judged>> {
         self.judged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
