@@ -55,6 +55,7 @@ use crate::{
     counters::Direction,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
+    to_link::Link,
 };
 
 /// clsact ingress of the pod's host interface: packets from the pod.
@@ -160,28 +161,49 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, Drop
             unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
         Err(reason) => {
-            if policy::place(reason).is_some() {
-                refuse(packet, Direction::Ingress, reason);
-            } else {
-                links::drop(ifindex, reason);
-                events::drop(packet, ifindex, direction::LINK, reason);
-            }
+            refuse_at_link(packet, direction::LINK, reason);
             debug!(ctx, "if {}: from the link dropped, {}, {} bytes", ifindex, reason.name(), bytes);
             TC_ACT_SHOT
         }
     }
 }
 
-/// clsact egress of uplinks and the tunnel device: packets of this node, and those that pass through it.
+/// clsact egress of the tunnel device: packets to other nodes, without the packets of the tunnel around them.
+#[classifier]
+pub fn to_tunnel(ctx: TcContext) -> i32 {
+    let packet = Packet::new(&ctx);
+    let verdict = to_link::judge(&packet, Link::Tunnel);
+    // For `to_link` at the uplink, which refuses what the tunnel has not sent.
+    packet.stamp(Stamp::Tunnelled);
+    leave(&packet, verdict)
+}
+
+/// clsact egress of uplinks: packets of this node, and those that pass through it.
 #[classifier]
 pub fn to_link(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
-    match to_link::judge(&packet) {
+    leave(&packet, to_link::judge(&packet, Link::Uplink))
+}
+
+#[inline(always)]
+fn leave(packet: &Packet<'_>, verdict: Result<(), DropReason>) -> i32 {
+    match verdict {
         Ok(()) => TC_ACT_UNSPEC,
         Err(reason) => {
-            refuse(&packet, Direction::Egress, reason);
+            refuse_at_link(packet, direction::EGRESS, reason);
             TC_ACT_SHOT
         }
+    }
+}
+
+/// As [`refuse`], at the tunnel device or an uplink.
+#[inline(always)]
+fn refuse_at_link(packet: &Packet<'_>, direction: u32, reason: DropReason) {
+    if policy::place(reason).is_some() {
+        refuse(packet, Direction::Egress, reason);
+    } else {
+        links::drop(packet.ifindex(), reason);
+        events::drop(packet, packet.ifindex(), direction, reason);
     }
 }
 

@@ -25,10 +25,10 @@ pub struct Packet<'a> {
     ifindex: u32,
 }
 
-/// What `from_pod` tells `to_pod` and `to_link` about a packet that it leaves to the stack.
+/// What a program tells those that see the packet later.
 ///
-/// The stamp is in `skb->tc_index`, which the stack copies to fragments, and which no other kernel code uses
-/// for forwarded packets unless a filter returns `TC_ACT_OK` with a class.
+/// The stamp is in `skb->tc_index`, which the stack copies to fragments and keeps for the packet around this
+/// one, and which no other kernel code uses unless a filter returns `TC_ACT_OK`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stamp {
@@ -38,6 +38,8 @@ pub enum Stamp {
     Direct = 0xfe02,
     /// To an address that the host's stack may translate: policies have not judged yet what the pod sends.
     Service = 0xfe03,
+    /// Sent by the tunnel device: a packet of the tunnel is around this one.
+    Tunnelled = 0xfe04,
 }
 
 /// The outer header of a packet that came through a tunnel device, as far as the device keeps it.

@@ -1,6 +1,6 @@
 //! Packets that leave this node by an uplink or the tunnel: judges what a pod has sent to an address that the
 //! stack has translated since, and notes what the stack has translated for a pod of this node, so that the
-//! replies of a remote pod pass the stack, too.
+//! replies of a remote pod pass the stack, too. At an uplink, drops what others send into the tunnel of a node.
 
 use agent_common::{DropReason, NodeEntry};
 
@@ -10,18 +10,27 @@ use crate::{
     meta::{Meta, Sender},
     nodes,
     packet::{Packet, Stamp},
-    policy,
+    policy, tunnels,
 };
 
-/// The program runs for every packet that the node sends. Only `from_pod` stamps packets: as checked if the
-/// stack may have translated the packet, and as a Service's if policies are to judge it afterwards.
+/// By what a packet leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    Tunnel,
+    Uplink,
+}
+
+/// The program runs for every packet that the node sends. `from_pod` stamps packets: as checked if the stack
+/// may have translated the packet, and as a Service's if policies are to judge it afterwards.
 ///
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+pub fn judge(packet: &Packet<'_>, link: Link) -> Result<(), DropReason> {
     let is_unjudged = packet.has_stamp(Stamp::Service);
-    if !is_unjudged && !packet.has_stamp(Stamp::Checked) {
+    let is_pods = is_unjudged || packet.has_stamp(Stamp::Checked);
+    let may_forge = link == Link::Uplink && tunnels::may_forge(packet);
+    if !is_pods && !may_forge {
         return Ok(());
     }
     let meta = match parse(packet) {
@@ -29,6 +38,12 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
         Err(reason) if is_unjudged => return Err(reason),
         Err(_) => return Ok(()),
     };
+    if may_forge {
+        tunnels::check_uplink(&meta)?;
+    }
+    if !is_pods {
+        return Ok(());
+    }
     let source = endpoints::interface(meta.source);
     if is_unjudged {
         // The kernel does not keep the interface of IPv6 fragments that it makes; without masquerading, the
@@ -38,7 +53,7 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
             from => from,
         };
         policy::translated(packet, &meta, from)?;
-        // The tunnel's packet around this one comes here, too.
+        // An uplink may lie on another one.
         packet.stamp(Stamp::Checked);
     }
     // A masqueraded packet has the node's source, and its replies come to the node.

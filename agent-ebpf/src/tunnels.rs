@@ -1,4 +1,8 @@
 //! Tunnels that end at a node: a packet inside of one would come out as if from another host, unchecked.
+//!
+//! The receiver of a packet of the tunnel believes the node that sends. So nothing on that node but the tunnel
+//! device may send to the tunnel's port: no pod ([`check`]), and no process or Service of the node
+//! ([`check_uplink`]).
 
 use agent_common::{DropReason, NodeEntry};
 use aya_ebpf::{
@@ -7,15 +11,23 @@ use aya_ebpf::{
 };
 
 use crate::{
-    headers::{GRE, IP_IN_IP, IPV6_IN_IP, UDP},
+    headers::{
+        ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, GRE, ICMPV6, IP_IN_IP, IPV6_IN_IP, Ipv4, Ipv6, L3, TCP, UDP,
+    },
     meta::Meta,
-    packet::Packet,
+    nodes,
+    packet::{Packet, Stamp},
     route,
 };
 
 /// The UDP port of the tunnel between nodes; the agent sets it for another port.
 #[unsafe(no_mangle)]
 static TUNNEL_PORT: Global<u16> = Global::new(agent_common::TUNNEL_PORT);
+
+/// Whether that port is the tunnel's; the agent clears it if the node's settings have no tunnel. Then other
+/// programs of the node may use the port.
+#[unsafe(no_mangle)]
+static HAS_TUNNEL: Global<u8> = Global::new(1);
 
 /// `node` has the packet's destination.
 ///
@@ -29,6 +41,33 @@ pub fn check(packet: &Packet<'_>, meta: &Meta, node: Option<&NodeEntry>) -> Resu
         carries_ip(meta) && ends_here(packet, meta)
     };
     if ends_at_node { Err(DropReason::Tunnel) } else { Ok(()) }
+}
+
+/// Whether [`check_uplink`] wants to see a packet that leaves by an uplink: datagrams, but not the tunnel's,
+/// and what may hide one behind IPv6 extension headers.
+#[inline(always)]
+pub fn may_forge(packet: &Packet<'_>) -> bool {
+    if HAS_TUNNEL.load() == 0 || packet.has_stamp(Stamp::Tunnelled) {
+        return false;
+    }
+    let Ok(ethernet) = packet.header::<Ethernet>(0) else { return false };
+    match u16::from_be_bytes(ethernet.ethertype) {
+        ETHERTYPE_IPV4 => packet.header::<Ipv4>(L3).is_ok_and(|ip| ip.protocol == UDP),
+        ETHERTYPE_IPV6 => {
+            packet.header::<Ipv6>(L3).is_ok_and(|ip| ip.next_header != TCP && ip.next_header != ICMPV6)
+        }
+        _ => false,
+    }
+}
+
+/// # Errors
+/// `Tunnel`, if a datagram that is not the tunnel's goes to the tunnel's port of a node.
+#[inline(always)]
+pub fn check_uplink(meta: &Meta) -> Result<(), DropReason> {
+    if is_to_tunnel_port(meta) && nodes::find(meta.destination).is_some_and(NodeEntry::is_address) {
+        return Err(DropReason::Tunnel);
+    }
+    Ok(())
 }
 
 /// Whether the packet carries a packet by a protocol that the kernel may unpack.

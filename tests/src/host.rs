@@ -17,7 +17,7 @@ pub struct Footprint {
     maps: BTreeSet<u32>,
 }
 
-const OUR_PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
+const OUR_PROGRAMS: [&str; 6] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link"];
 const OUR_MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",

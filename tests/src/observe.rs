@@ -165,7 +165,7 @@ impl Observed {
                 {
                     continue;
                 }
-                ("from_tunnel", "clsact/ingress") | ("to_link", "clsact/egress")
+                ("from_tunnel", "clsact/ingress") | ("to_tunnel", "clsact/egress")
                     if text(filter, "devname")? == TUNNEL =>
                 {
                     continue;

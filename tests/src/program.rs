@@ -45,6 +45,7 @@ pub enum Program {
     ToPod,
     FromTunnel,
     FromUplink,
+    ToTunnel,
     ToLink,
 }
 
@@ -144,7 +145,8 @@ pub fn with_programs<T: Send>(
 // === impl Program ===
 
 impl Program {
-    pub const ALL: [Self; 5] = [Self::FromPod, Self::ToPod, Self::FromTunnel, Self::FromUplink, Self::ToLink];
+    pub const ALL: [Self; 6] =
+        [Self::FromPod, Self::ToPod, Self::FromTunnel, Self::FromUplink, Self::ToTunnel, Self::ToLink];
 
     /// The program's name in the object.
     pub fn name(self) -> &'static str {
@@ -153,6 +155,7 @@ impl Program {
             Self::ToPod => "to_pod",
             Self::FromTunnel => "from_tunnel",
             Self::FromUplink => "from_uplink",
+            Self::ToTunnel => "to_tunnel",
             Self::ToLink => "to_link",
         }
     }
@@ -305,7 +308,7 @@ impl Programs {
         }
         let direction = match program {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
-            Program::ToPod | Program::ToLink => TcAttachType::Egress,
+            Program::ToPod | Program::ToTunnel | Program::ToLink => TcAttachType::Egress,
         };
         classifier(&mut self.ebpf, program)?.attach(interface, direction)?;
         Ok(())

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
-const PROGRAMS: [&str; 5] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_link"];
+const PROGRAMS: [&str; 6] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link"];
 const MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",

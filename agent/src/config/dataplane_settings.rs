@@ -52,8 +52,9 @@ impl Settings {
         let (log, dhcp_servers) =
             (self.ebpf_log.unwrap_or_default(), self.allow_dhcp_servers.unwrap_or_default());
         let flows = self.flows.unwrap_or_default();
-        let tunnel_port = self.tunnel_port.unwrap_or(agent_common::TUNNEL_PORT);
-        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows, tunnel_port })
+        let nodes = self.nodes()?;
+        let (tunnel_port, has_tunnel) = (nodes.port, nodes.tunnel_port().is_some());
+        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows, tunnel_port, has_tunnel })
     }
 }
 

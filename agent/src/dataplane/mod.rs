@@ -48,7 +48,7 @@ use crate::{
     crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
-    plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK},
+    plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK, TO_TUNNEL},
     registry::Attachment,
 };
 use counted_flows::CountedFlows;
@@ -67,6 +67,7 @@ pub struct Dataplane {
     to_pod: Loaded,
     from_tunnel: Loaded,
     from_uplink: Loaded,
+    to_tunnel: Loaded,
     to_link: Loaded,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
@@ -88,6 +89,8 @@ pub struct Settings {
     pub flows: Flows,
     /// The UDP port of the tunnel between nodes.
     pub tunnel_port: u16,
+    /// Whether this node may have that tunnel.
+    pub has_tunnel: bool,
 }
 
 /// A program in the kernel.
@@ -134,6 +137,7 @@ impl Default for Settings {
             dhcp_servers: false,
             flows: Flows::default(),
             tunnel_port: agent_common::TUNNEL_PORT,
+            has_tunnel: true,
         }
     }
 }
@@ -172,6 +176,8 @@ impl Dataplane {
         let dhcp_servers = u8::from(settings.dhcp_servers);
         loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
         loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
+        let has_tunnel = u8::from(settings.has_tunnel);
+        loader.override_global("HAS_TUNNEL", &has_tunnel, true);
         let flow_stats = u8::from(settings.flows != Flows::Never);
         loader.override_global("FLOW_STATS_ON", &flow_stats, true);
         if settings.flows == Flows::Never {
@@ -191,6 +197,7 @@ impl Dataplane {
         let to_pod = load_program(&mut ebpf, "to_pod")?;
         let from_tunnel = load_program(&mut ebpf, FROM_TUNNEL)?;
         let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
+        let to_tunnel = load_program(&mut ebpf, TO_TUNNEL)?;
         let to_link = load_program(&mut ebpf, TO_LINK)?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(&mut ebpf)?);
@@ -214,6 +221,7 @@ impl Dataplane {
             to_pod,
             from_tunnel,
             from_uplink,
+            to_tunnel,
             to_link,
             writer,
             reader,
@@ -283,7 +291,7 @@ impl Dataplane {
 
     /// The filters of the tunnel device.
     pub fn tunnel_filters(&self) -> LinkFilters<'_> {
-        LinkFilters { ingress: self.from_tunnel.named(FROM_TUNNEL), egress: self.to_link.named(TO_LINK) }
+        LinkFilters { ingress: self.from_tunnel.named(FROM_TUNNEL), egress: self.to_tunnel.named(TO_TUNNEL) }
     }
 
     /// The filters of an uplink.

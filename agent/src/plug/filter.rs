@@ -79,6 +79,7 @@ const PRIORITY: u16 = 1;
 /// The filters of links that are no pods'.
 pub const FROM_TUNNEL: &str = "from_tunnel";
 pub const FROM_UPLINK: &str = "from_uplink";
+pub const TO_TUNNEL: &str = "to_tunnel";
 pub const TO_LINK: &str = "to_link";
 /// Of these filters. Others have filters on such links, and use the first priorities.
 const LINK_PRIORITY: u16 = 70;
@@ -127,7 +128,9 @@ impl Attached {
         let program = program_id(filter);
         let has_our_place = match priority {
             PRIORITY => true,
-            LINK_PRIORITY => matches!(name.as_deref(), Some(FROM_TUNNEL | FROM_UPLINK | TO_LINK)),
+            LINK_PRIORITY => {
+                matches!(name.as_deref(), Some(FROM_TUNNEL | FROM_UPLINK | TO_TUNNEL | TO_LINK))
+            }
             _ => false,
         };
         let is_ours = has_our_place && filter.header.handle == HANDLE && chain == 0;

@@ -208,6 +208,51 @@ fn pods_send_nothing_to_the_tunnels_of_nodes_not_even_in_fragments() {
     .unwrap();
 }
 
+/// A process of the node's own, as one in a pod of the host's network: its datagrams have the node's address.
+#[test]
+fn processes_of_a_node_send_nothing_into_the_tunnel_of_another_node() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        let [one, two, three] = &fabric.nodes;
+        for (node, pod) in [(two, b), (three, c)] {
+            let at_pod = Wire::open(pod.path(), "eth0")?;
+            for (outer, inner) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let (own, to) = (of(&one.addresses, outer)?, of(&node.addresses, outer)?);
+                // The same datagram to the port beside arrives.
+                let beside = SocketAddr::new(to, TUNNEL_PORT - 1);
+                let listener = sys::bind_in(node.path(), beside, UdpSocket::bind)?;
+                listener.set_read_timeout(Some(TIMEOUT))?;
+                // In one datagram, and in fragments, of which the first one has the port.
+                for extra in [0, 4000] {
+                    let packet = datagram(of(&a.addresses, inner)?, of(&pod.addresses, inner)?, 9999, MARK)?;
+                    let forged = [vxlan(VNI, &packet), vec![0; extra]].concat();
+                    let about = format!("{} bytes from {own} to {to}, inner {inner}", forged.len());
+                    let send = |to: SocketAddr| {
+                        let socket = sys::bind_in(one.path(), SocketAddr::new(own, 0), UdpSocket::bind)?;
+                        Ok::<_, anyhow::Error>(socket.send_to(&forged, to)?)
+                    };
+                    send(beside)?;
+                    let (len, _) = listener.recv_from(&mut [0; 6000]).with_context(|| about.clone())?;
+                    ensure!(len == forged.len(), "{about}: {len} bytes arrive");
+                    let count = || Ok::<_, anyhow::Error>(drops(one)?.get("tunnel").copied().unwrap_or(0));
+                    let before = count()?;
+                    send(SocketAddr::new(to, TUNNEL_PORT))?;
+                    ensure!(!arrives(&at_pod, PATIENCE)?, "{about} gets into the tunnel");
+                    ensure!(count()? == before + 1, "{about}: {before} drops, then {}", count()?);
+                }
+            }
+        }
+        // The tunnel itself carries what the node and its pods send, in fragments, too.
+        for to in &c.addresses {
+            for payload in [56, 4000] {
+                one.run(&format!("ping -n -c 1 -W 5 -s {payload} {to}"))?;
+                a.run(&format!("ping -n -c 1 -W 5 -s {payload} {to}"))?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// How a node translates packets of Services.
 #[derive(Debug, Clone, Copy)]
 enum Translator {

@@ -18,7 +18,7 @@ fn left() -> anyhow::Result<BTreeMap<&'static str, Vec<String>>> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         entries.map(|entry| entry.path().display().to_string()).collect()
     };
-    let ours = |line: &str| line.contains("ferrule") || line.contains("from_") || line.contains("to_link");
+    let ours = |line: &str| line.contains("ferrule") || line.contains("from_") || line.contains("to_");
     let mut left = BTreeMap::from([
         ("interfaces of pods", lines("ip -o link", |line| line.contains(": fr") && !line.contains("vxlan"))?),
         ("tunnel", lines("ip -o link", |line| line.contains("ferrule-vxlan"))?),

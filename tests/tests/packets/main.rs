@@ -23,6 +23,7 @@ mod stack;
 mod stack_flows;
 mod table;
 mod to_pod;
+mod to_uplink;
 mod tx_ring;
 mod uplink;
 mod wire;

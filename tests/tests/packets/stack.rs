@@ -11,8 +11,14 @@ use object::{
 };
 
 /// Bytes of the deepest call chain: the current numbers, so that a regression is seen.
-const BUDGET: [(&str, u64); 5] =
-    [("from_pod", 480), ("to_pod", 416), ("from_tunnel", 448), ("from_uplink", 480), ("to_link", 352)];
+const BUDGET: [(&str, u64); 6] = [
+    ("from_pod", 480),
+    ("to_pod", 416),
+    ("from_tunnel", 448),
+    ("from_uplink", 480),
+    ("to_tunnel", 352),
+    ("to_link", 352),
+];
 /// `MAX_BPF_STACK` in the kernel's `linux/filter.h`.
 const KERNEL_LIMIT: u64 = 512;
 /// The kernel rounds each frame up to as many bytes.

@@ -339,9 +339,11 @@ impl Counted {
             Self::Drop(reason) => {
                 let traffic = match program {
                     Program::FromPod => &mut counters.egress,
-                    Program::ToPod | Program::FromTunnel | Program::FromUplink | Program::ToLink => {
-                        &mut counters.ingress
-                    }
+                    Program::ToPod
+                    | Program::FromTunnel
+                    | Program::FromUplink
+                    | Program::ToTunnel
+                    | Program::ToLink => &mut counters.ingress,
                 };
                 *drop_counter(&mut traffic.drops, reason) += 1;
             }

@@ -55,8 +55,9 @@ pub fn renew(
 ) -> Result<(), NetlinkError> {
     let mut done = Ok(());
     let links = HostInventory::links(host)?.links;
-    for (&ifindex, _) in links.iter().filter(|(_, link)| link.stamp.is_none()) {
-        for filters in [uplink, tunnel] {
+    // The tunnel's first: the filter of an uplink drops packets of the tunnel that have no stamp.
+    for filters in [tunnel, uplink] {
+        for (&ifindex, _) in links.iter().filter(|(_, link)| link.stamp.is_none()) {
             let renewed = match filter::is_on_link(host, ifindex, filters) {
                 Ok(true) => filter::keep_on_link(host, ifindex, filters).map(drop),
                 result => result.map(drop),
