@@ -75,6 +75,47 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, last: Option<&K>) -> io::Res
     }
 }
 
+/// Up to so many rows of a trie whose keys and values have these types, behind one of its keys, or from the
+/// first on. The end is reached if there are fewer.
+///
+/// # Errors
+/// The error of the system call: older kernels have none for tries.
+pub(super) fn look_up_batch<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    behind: Option<&K>,
+    most: usize,
+) -> io::Result<Vec<(K, V)>> {
+    let (mut keys, mut values) = (Vec::<K>::with_capacity(most), Vec::<V>::with_capacity(most));
+    let mut next = MaybeUninit::<K>::uninit();
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.batch = bpf_attr__bindgen_ty_3 {
+        in_batch: behind.map_or(0, |behind| ptr::from_ref(behind) as u64),
+        out_batch: next.as_mut_ptr() as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: u32::try_from(most).map_err(io::Error::other)?,
+        map_fd: map.as_raw_fd().cast_unsigned(),
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: the kernel reads a key of the map from `behind`, writes one to `next`, and at most `most` keys and
+    // values, for which there is room; a place in a trie is a key.
+    match unsafe { call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+        Ok(_) => {}
+        // The last rows.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the kernel has set the member to the number of rows that it has written, at most `most`.
+    unsafe {
+        let found = (attr.batch.count as usize).min(most);
+        keys.set_len(found);
+        values.set_len(found);
+    }
+    Ok(keys.into_iter().zip(values).collect())
+}
+
 /// Sets rows of a map whose keys and values have these types. After an error, some of them may be set.
 ///
 /// # Errors

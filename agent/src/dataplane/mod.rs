@@ -307,12 +307,15 @@ impl Dataplane {
         self.reader.nodes()
     }
 
-    /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the number of changes.
-    /// Removes even if a row cannot be written: a full map has room then.
+    /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the rows before. Removes
+    /// even if a row cannot be written: a full map has room then.
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.
-    pub fn set_nodes(&self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+    pub fn set_nodes(
+        &self,
+        wanted: &BTreeMap<NodeKey, NodeEntry>,
+    ) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         self.writer().set_nodes(wanted)
     }
 

@@ -11,13 +11,15 @@
 //! unchanged node changes nothing. The comparison includes the objects of an earlier agent.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use agent_common::{NodeEntry, NodeKey};
 use ipnet::IpNet;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
@@ -34,6 +36,7 @@ use crate::{
     plug::{
         host,
         netlink::{NetlinkError, Socket},
+        nft::conntrack,
         nodes::{
             areas::Areas,
             foreign::{self, Foreign, Sources},
@@ -296,7 +299,7 @@ impl Keeper {
         let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
         let counted = self.count_links(host, plan);
-        let rows = self.dataplane.set_nodes(&plan.rows(index, bare));
+        let rows = self.keep_rows(plan, &plan.rows(index, bare));
         let wanted = plan.routes(index);
         let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
@@ -305,7 +308,7 @@ impl Keeper {
         }
         let routed = route::apply(host, &changes).map_err(|error| judge(host, &wanted, error));
         let rules = rule::keep(host, &plan.sources);
-        if !changes.is_empty() || matches!(rows, Ok(1..)) || matches!(rules, Ok(true)) {
+        if !changes.is_empty() || matches!(rows, Ok(true)) || matches!(rules, Ok(true)) {
             tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
         // Failures that cut this node off come first.
@@ -316,6 +319,17 @@ impl Keeper {
         loosened?;
         routed?;
         counted
+    }
+
+    /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's sight:
+    /// it forgets them.
+    fn keep_rows(&self, plan: &Plan, rows: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
+        let before = self.dataplane.set_nodes(rows)?;
+        let faster = plan.faster(&before, rows);
+        if !faster.is_empty() {
+            forget_connections(plan, &faster);
+        }
+        Ok(before != *rows)
     }
 
     /// The tunnel device counts while there is one, also one that is not as it should be.
@@ -428,6 +442,27 @@ fn judge(host: &mut Socket, wanted: &Routes, error: NetlinkError) -> KeepError {
 /// The links that are counted.
 fn links(plan: &Plan, tunnel: Option<u32>) -> BTreeSet<u32> {
     plan.uplinks.iter().copied().chain(tunnel).collect()
+}
+
+/// Makes conntrack forget the connections between this node's pods and these ranges.
+fn forget_connections(plan: &Plan, faster: &BTreeSet<IpNet>) {
+    let is_far = |address: IpAddr| {
+        // The ranges have no address in common.
+        faster.range(..=IpNet::from(address)).next_back().is_some_and(|it| it.contains(&address))
+    };
+    let is_near = |address: IpAddr| plan.own_ranges().iter().any(|it| it.contains(&address));
+    let are_pods = |one, other| is_near(one) && is_far(other) || is_far(one) && is_near(other);
+    match conntrack::forget_connections(are_pods) {
+        Ok(connections) => {
+            let ranges = faster.len();
+            tracing::info!(ranges, connections, "packets to other nodes' pods pass the stack by again");
+        }
+        Err(error) => tracing::warn!(
+            %error,
+            "cannot make conntrack forget the connections that now pass the stack by: their packets may be \
+             invalid to conntrack if they come back"
+        ),
+    }
 }
 
 /// Logs the ways that are new or have changed.

@@ -157,6 +157,24 @@ impl Plan {
         rows
     }
 
+    /// The ranges of this node.
+    pub fn own_ranges(&self) -> &[IpNet] {
+        self.nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default()
+    }
+
+    /// The ranges whose packets passed the stack by the rows `before`, and pass it by now.
+    pub fn faster(
+        &self,
+        before: &BTreeMap<NodeKey, NodeEntry>,
+        now: &BTreeMap<NodeKey, NodeEntry>,
+    ) -> BTreeSet<IpNet> {
+        let is_faster = |range: &IpNet| {
+            let fast = [before, now].map(|rows| rows.get(&key(*range)).map(NodeEntry::is_fast));
+            fast == [Some(false), Some(true)]
+        };
+        self.ranges().map(|it| it.range.trunc()).filter(is_faster).collect()
+    }
+
     /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
     pub fn slow_because(&self, range: IpNet, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
         if self.only_stack.is_some() {

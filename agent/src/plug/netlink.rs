@@ -4,7 +4,8 @@
 //! fastest way: a future per request would cost a wake-up each.
 
 use std::{
-    io, iter,
+    io::{self, IoSliceMut},
+    iter,
     os::fd::{AsRawFd, BorrowedFd},
     sync::Once,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use std::{
 
 use ferrule_proto::names::IfName;
 use nix::sys::{
-    socket::{setsockopt, sockopt::ReceiveTimeout},
+    socket::{MsgFlags, MultiHeaders, recvmmsg, setsockopt, sockopt::ReceiveTimeout},
     time::{TimeVal, TimeValLike},
 };
 use rtnetlink::{
@@ -88,6 +89,8 @@ const DUMPS: usize = 10;
 const LOOK_UPS: usize = 32;
 /// Bytes: larger than any answer of the kernel.
 const RECEIVE_BUFFER: usize = 64 * 1024;
+/// Bytes of one object, the answer to a look-up: the kernel allocates a page for it.
+const ONE_OBJECT: usize = 8 * 1024;
 /// `NLM_F_ACK_TLVS` and `NLMSGERR_ATTR_MSG` in `linux/netlink.h`.
 const ACK_HAS_ATTRIBUTES: u16 = 0x200;
 const ATTRIBUTE_MESSAGE: u16 = 1;
@@ -225,7 +228,8 @@ impl Socket {
         Ok(found)
     }
 
-    /// Sends a batch, and passes each answer and each refusal to `each`, with its request's index.
+    /// Sends a batch, and passes each answer and each refusal to `each`, with its request's index. Look-ups
+    /// have an answer each, and all of them are ready.
     fn exchange(
         &mut self,
         requests: Vec<Request>,
@@ -237,7 +241,8 @@ impl Socket {
         let mut answers = 0;
         let mut is_complete = pending.is_empty();
         while !is_complete {
-            let received = self.receive().map_err(|source| NetlinkError::new(all(), source))?;
+            let received = if last == 0 || changes { self.receive() } else { self.receive_many(last + 1) };
+            let received = received.map_err(|source| NetlinkError::new(all(), source))?;
             if answers > self.limit {
                 let source = io::Error::other(format!("there are more than {}", self.limit));
                 return Err(NetlinkError::new(all(), source));
@@ -416,13 +421,36 @@ impl Socket {
         Ok(messages)
     }
 
+    /// As [`Self::receive`], by one system call for several datagrams of an object each.
+    fn receive_many(&mut self, most: usize) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+        let mut buffer = vec![0; most * ONE_OBJECT];
+        let mut slices: Vec<_> = buffer.chunks_mut(ONE_OBJECT).map(|it| [IoSliceMut::new(it)]).collect();
+        let mut headers = MultiHeaders::<()>::preallocate(most, None);
+        let flags = MsgFlags::MSG_WAITFORONE;
+        let received = recvmmsg(self.raw.as_raw_fd(), &mut headers, slices.iter_mut(), flags, None);
+        let received = received.map_err(|errno| without_answer(errno.into()))?;
+        let lengths: Vec<_> =
+            received.map(|it| (!it.flags.contains(MsgFlags::MSG_TRUNC)).then_some(it.bytes)).collect();
+        let mut messages = Vec::new();
+        for (length, datagram) in lengths.into_iter().zip(buffer.chunks(ONE_OBJECT)) {
+            let datagram = length.and_then(|length| datagram.get(..length)).ok_or_else(cut_off)?;
+            messages.extend(decode(datagram)?);
+        }
+        self.received += messages.len() as u64;
+        Ok(messages)
+    }
+
     fn receive_into(&self, datagram: &mut Vec<u8>) -> io::Result<()> {
-        self.raw.recv(datagram, 0).map(drop).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => {
-                io::Error::new(io::ErrorKind::TimedOut, "no answer from the kernel before the deadline")
-            }
-            _ => error,
-        })
+        self.raw.recv(datagram, 0).map(drop).map_err(without_answer)
+    }
+}
+
+fn without_answer(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "no answer from the kernel before the deadline")
+        }
+        _ => error,
     }
 }
 

@@ -1,12 +1,14 @@
 //! Packets between pods of two nodes pass the host's stack by, in both directions or in none.
 
 use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{fabric::Member, pod::Pod, sys, traffic};
 
 use crate::fixture::{TIMEOUT, wait_until_connected, with_pods};
@@ -122,6 +124,65 @@ fn policies_of_ipsec_hold_for_packets_between_pods_as_long_as_there_are_any() {
         one.run(&format!("ip xfrm policy add src {} dst {} dir in", two.ranges[0], one.ranges[0]))?;
         exchange(a, b)?;
         wait_for_links(one, "  on", 2)
+    })
+    .unwrap();
+}
+
+/// Sends a few megabytes in each direction of a connection: more than conntrack's window.
+fn both_send(ends: &[TcpStream; 2]) -> anyhow::Result<()> {
+    let [client, server] = ends;
+    for (mut from, mut to) in [(client, server), (server, client)] {
+        let block = vec![7; 4 << 20];
+        let sent = thread::scope(|scope| {
+            let sent = scope.spawn(|| from.write_all(&block));
+            to.read_exact(&mut vec![0; block.len()])?;
+            sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        sent.with_context(|| format!("from {:?}", from.local_addr()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_connection_lives_while_its_way_becomes_fast_and_slow_again() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        let [one, ..] = &fabric.nodes;
+        let policy = format!("src {} dst 203.0.113.0/24 dir out", one.ranges[0]);
+        // The fast path of node 1 is off while the host has a policy of IPsec, whatever its addresses.
+        let set_slow = |is_slow: bool| {
+            let verb = if is_slow { "add" } else { "delete" };
+            one.run(&format!("ip xfrm policy {verb} {policy}"))?;
+            wait_for_links(one, if is_slow { "off: the host has xfrm policies" } else { "  on" }, 2)
+        };
+        set_slow(true)?;
+        count_forwarded(one)?;
+        let mut connections = Vec::new();
+        for (client, server) in [(a, b), (a, c), (b, a), (c, a)] {
+            for address in &server.addresses {
+                let to = SocketAddr::new(*address, 8080);
+                let listener = sys::bind_in(server.path(), to, TcpListener::bind)?;
+                let ends =
+                    [sys::in_netns(client.path(), || traffic::connect(to))?, traffic::accept(&listener)?];
+                for end in &ends {
+                    end.set_read_timeout(Some(TIMEOUT))?;
+                    end.set_write_timeout(Some(TIMEOUT))?;
+                }
+                connections.push(ends);
+            }
+        }
+        let all_send = |when: &'static str| connections.iter().try_for_each(both_send).context(when);
+        all_send("while the way is slow")?;
+        let slow = forwarded(one)?;
+        set_slow(false)?;
+        all_send("while the way is fast")?;
+        let fast = forwarded(one)?;
+        ensure!(fast[0] < slow[0] + 100, "the stack forwards in the fast time: {slow:?}, then {fast:?}");
+        set_slow(true)?;
+        all_send("while the way is slow again")?;
+        let last = forwarded(one)?;
+        ensure!(last[0] > fast[0] + 100 && last[1] > fast[1] + 100, "{slow:?}, {fast:?}, {last:?}");
+        ensure!(last[2] == 0, "conntrack calls {} packets invalid", last[2]);
+        Ok(())
     })
     .unwrap();
 }

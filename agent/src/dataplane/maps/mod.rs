@@ -216,8 +216,11 @@ impl Maps {
         self.nodes.rows()
     }
 
-    /// Makes the rows of `NODES` these; returns the number of changes.
-    pub(super) fn set_nodes(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+    /// Makes the rows of `NODES` these; returns the rows before.
+    pub(super) fn set_nodes(
+        &mut self,
+        wanted: &BTreeMap<NodeKey, NodeEntry>,
+    ) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         self.nodes.set(wanted)
     }
 

@@ -5,9 +5,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use agent_common::{NodeEntry, NodeKey};
-use aya::maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key};
+use aya::maps::{IterableMap as _, LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 
-use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, walk_limit};
+use super::table::{
+    BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, rows_of_trie, set_all, walk_limit,
+};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
@@ -20,6 +22,9 @@ pub struct Nodes {
 }
 
 type Trie = LpmTrie<MapData, [u8; 16], NodeEntry>;
+
+/// Rows of one system call.
+const BATCH: usize = 256;
 
 pub const SPEC: MapSpec = MapSpec {
     name: "NODES",
@@ -44,18 +49,24 @@ impl Nodes {
         Ok(rows)
     }
 
-    /// Writes the rows that are missing or wrong, then removes all others; returns the number of changes. The
-    /// rows are removed even if one cannot be written: a full map has room then.
-    pub fn set(&mut self, wanted: &BTreeMap<NodeKey, NodeEntry>) -> Result<usize, MapFailure> {
+    /// Writes the rows that are missing or wrong, then removes all others; returns the rows before. The rows
+    /// are removed even if one cannot be written: a full map has room then.
+    pub fn set(
+        &mut self,
+        wanted: &BTreeMap<NodeKey, NodeEntry>,
+    ) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         let actual = self.rows()?;
-        let mut wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
-        let written = wrong.try_fold(0, |written, (key, row)| self.write(*key, *row).map(|()| written + 1));
-        let mut stray = actual.keys().filter(|key| !wanted.contains_key(key));
-        let removed = stray.try_fold(0, |removed, key| {
-            let result = self.map.remove(&trie_key(*key));
-            self.pressure.removed(result).map(|()| removed + 1)
-        });
-        Ok(written? + removed?)
+        let wrong = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
+        let wrong: Vec<_> = wrong.map(|(key, row)| (*key, Some(*row))).collect();
+        let stray = actual.keys().filter(|key| !wanted.contains_key(key));
+        let stray: Vec<_> = stray.map(|key| (*key, None)).collect();
+        let change =
+            |this: &mut Self, rows: &[_]| rows.chunks(BATCH).try_for_each(|rows| this.set_batch(rows));
+        let written = change(self, &wrong);
+        change(self, &stray)?;
+        written?;
+        self.pressure.observe(wanted.len());
+        Ok(actual)
     }
 
     /// Adds the rows of another map of this layout that are missing here.
@@ -64,6 +75,19 @@ impl Nodes {
         let limit = walk_limit(max_entries(&from).map_err(SPEC.failure("read"))?);
         let from: Trie = from.try_into().map_err(SPEC.failure("read"))?;
         read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))
+    }
+
+    /// Sets rows, or removes them all, by one system call. Otherwise row by row: a full map takes some of them,
+    /// and older kernels have no such call for tries.
+    fn set_batch(&mut self, rows: &[(NodeKey, Option<NodeEntry>)]) -> Result<(), MapFailure> {
+        let (keys, values): (Vec<_>, Vec<_>) = rows.iter().map(|(key, row)| (trie_key(*key), *row)).unzip();
+        if set_all(self.map.map(), &keys, values) {
+            return Ok(());
+        }
+        rows.iter().try_for_each(|(key, row)| match row {
+            Some(row) => self.write(*key, *row),
+            None => self.pressure.removed(self.map.remove(&trie_key(*key))),
+        })
     }
 
     fn write(&mut self, key: NodeKey, row: NodeEntry) -> Result<(), MapFailure> {
@@ -84,11 +108,13 @@ impl Nodes {
 }
 
 fn read(map: &Trie, limit: usize) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
-    let rows = map.iter().take(limit).map(|row| {
-        let (key, entry) = row?;
-        Ok((NodeKey { prefix_len: key.prefix_len(), address: key.data() }, entry))
-    });
-    rows.collect::<Result<_, MapError>>().map_err(SPEC.failure("read"))
+    let rows = match rows_of_trie(map.map(), limit) {
+        Some(rows) => rows,
+        None => map.iter().take(limit).collect::<Result<_, _>>().map_err(SPEC.failure("read"))?,
+    };
+    let row =
+        |(key, row): (Key<[u8; 16]>, _)| (NodeKey { prefix_len: key.prefix_len(), address: key.data() }, row);
+    Ok(rows.into_iter().map(row).collect())
 }
 
 fn count_entries(map: Map) -> Result<usize, MapError> {

@@ -100,6 +100,8 @@ pub const BPF_NOEXIST: u64 = 1;
 /// (`kernel/bpf/memalloc.c`): ENOMEM can mean "not yet".
 const REFILL: Duration = Duration::from_millis(1);
 const RETRIES: usize = 50;
+/// Rows that are read by one system call.
+const READ: usize = 512;
 
 /// Repeats an insertion for which the kernel has no memory yet.
 pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), MapError> {
@@ -112,6 +114,22 @@ pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), Ma
         inserted = insert();
     }
     inserted
+}
+
+/// The rows of a trie, many by one system call; `None` if the kernel has no such call. The walk has at most so
+/// many steps.
+pub fn rows_of_trie<K: Pod, V: Pod>(map: &MapData, limit: usize) -> Option<Vec<(K, V)>> {
+    let mut rows: Vec<(K, V)> = Vec::new();
+    while rows.len() < limit {
+        let behind = rows.last().map(|(key, _)| key);
+        let found = bpf::look_up_batch(map.fd().as_fd(), behind, READ).ok()?;
+        let is_end = found.len() < READ;
+        rows.extend(found);
+        if is_end {
+            break;
+        }
+    }
+    Some(rows)
 }
 
 /// Sets rows or removes them, all by one system call. Returns whether the kernel did; otherwise, it may have

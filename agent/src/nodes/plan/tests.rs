@@ -89,6 +89,23 @@ fn auto_routes_to_neighbours_directly_and_tunnels_to_others_also_what_pods_send_
 }
 
 #[test]
+fn a_range_is_faster_if_its_row_was_there_and_slow() {
+    let fast = plan(Mode::Auto);
+    let slow = Plan { only_stack: Some("a policy".to_owned()), ..fast.clone() };
+    let rows = |plan: &Plan| plan.rows(Some(9), &Bare::default());
+    let all: BTreeSet<_> = fast.ranges().map(|it| it.range).collect();
+    assert_eq!(fast.faster(&rows(&slow), &rows(&fast)), all);
+    for (before, now) in [
+        (rows(&fast), rows(&fast)),
+        (rows(&fast), rows(&slow)),
+        (rows(&slow), rows(&slow)),
+        (BTreeMap::new(), rows(&fast)),
+    ] {
+        assert_eq!(fast.faster(&before, &now), BTreeSet::new());
+    }
+}
+
+#[test]
 fn without_the_tunnel_device_only_direct_routes_remain() {
     assert_eq!(places(&plan(Mode::Auto).routes(None)), ["Main 10.2.0.0/24", "Main fd00:2::/64"]);
 }

@@ -1,13 +1,19 @@
-//! Flows that conntrack remembers, and that a change of the node's ports makes wrong.
+//! Flows that conntrack remembers, and that a change of the node's ports, or of the ways to other nodes, makes
+//! wrong.
 //!
 //! Rules translate only the first packet of a flow, and conntrack repeats that for the others. A flow of UDP
 //! has no end: while a client sends, its packets would go where a port has led before.
+//!
+//! A TCP connection that no longer passes the stack goes on without conntrack's notice. If the connection comes
+//! back, conntrack calls its packets invalid, because they are far ahead; one that it does not know, it takes
+//! up as it is (`nf_conntrack_tcp_loose`, which is on by default).
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
 };
 
+use agent_common::TRANSLATED_PORTS;
 use nix::errno::Errno;
 
 use super::{
@@ -19,8 +25,10 @@ use crate::registry::{Mapping, Transport};
 /// A flow, as its first packet was and as its replies are.
 struct Flow {
     protocol: u8,
+    from: SocketAddr,
     to: SocketAddr,
     replies_from: SocketAddr,
+    replies_to: SocketAddr,
     /// The attributes that identify the flow.
     name: Vec<Attribute>,
 }
@@ -50,6 +58,7 @@ const BY_DESTINATION_PORT: u32 = 1 << 5;
 /// Flows that are kept in memory at a time, and how often a dump finds so many more.
 const FLOWS: usize = 1024;
 const ROUNDS: usize = 64;
+const TCP: u8 = 6;
 /// Bounds a dump: some million flows.
 const DATAGRAMS: usize = 64 * 1024;
 
@@ -75,6 +84,36 @@ pub fn forget_before(mappings: &[Mapping], own: &[IpAddr]) -> io::Result<usize> 
 /// If the kernel refuses.
 pub fn forget_after(mappings: &[Mapping]) -> io::Result<usize> {
     forget(mappings, |flow, mapping| flow.replies_from == mapping.to && flow.to != mapping.to)
+}
+
+/// Forgets the TCP connections of these two ends, client and server, that the host does not translate. Those
+/// from a port of translated flows always pass the stack, and stay known.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn forget_connections(are_concerned: impl Fn(IpAddr, IpAddr) -> bool) -> io::Result<usize> {
+    let (first, last) = TRANSLATED_PORTS;
+    let mut forgotten = 0;
+    for _ in 0..ROUNDS {
+        let mut found = Vec::new();
+        for (family, is_ipv4) in [(IPV4, true), (IPV6, false)] {
+            visit((CONNTRACK, GET, family), &filter(TCP, None), DATAGRAMS, |message| {
+                let Some(flow) = Flow::decode(message, is_ipv4) else { return };
+                let passes_by = flow.is_untranslated() && !(first..=last).contains(&flow.from.port());
+                let is_wrong = passes_by && are_concerned(flow.from.ip(), flow.to.ip());
+                if is_wrong && flow.protocol == TCP && found.len() < FLOWS {
+                    found.push((family, flow.name));
+                }
+            })?;
+        }
+        let count = found.len();
+        delete(found)?;
+        forgotten += count;
+        if count < FLOWS {
+            break;
+        }
+    }
+    Ok(forgotten)
 }
 
 /// Returns how many flows there were. TCP is left alone: its connections end by themselves, and those of the
@@ -115,14 +154,20 @@ fn forget_some(mappings: &[Mapping], is_wrong: impl Fn(&Flow, &Mapping) -> bool)
         }
     }
     let count = wrong.len();
-    for (family, name) in wrong {
+    delete(wrong)?;
+    Ok(count)
+}
+
+/// By family and name.
+fn delete(flows: Vec<(u8, Vec<Attribute>)>) -> io::Result<()> {
+    for (family, name) in flows {
         match change((CONNTRACK, DELETE, family), &name) {
             // It has ended by itself.
             Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {}
             result => result?,
         }
     }
-    Ok(count)
+    Ok(())
 }
 
 /// Before Linux 5.8, the kernel ignores it, and shows all flows.
@@ -158,9 +203,15 @@ impl Flow {
         }
         Some(Self {
             protocol: *find(found, &[ORIGINAL, PORTS, PROTOCOL])?.first()?,
+            from: end(ORIGINAL, source, SOURCE_PORT)?,
             to: end(ORIGINAL, destination, DESTINATION_PORT)?,
             replies_from: end(REPLY, source, SOURCE_PORT)?,
+            replies_to: end(REPLY, destination, DESTINATION_PORT)?,
             name,
         })
+    }
+
+    fn is_untranslated(&self) -> bool {
+        (self.from, self.to) == (self.replies_to, self.replies_from)
     }
 }
