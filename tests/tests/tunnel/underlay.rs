@@ -96,6 +96,8 @@ pub fn with_underlay(run: impl FnOnce(&mut Underlay<'_>) -> anyhow::Result<()> +
         let links = [if_nametoindex(TUNNEL)?, if_nametoindex("uplink")?];
         links.into_iter().try_for_each(|link| programs.start_counting_link(link))?;
         programs.attach(Program::FromTunnel, TUNNEL)?;
+        // Or the uplink refuses what the tunnel sends.
+        programs.attach(Program::ToTunnel, TUNNEL)?;
         let server = |address: Option<&IpAddr>| {
             let address = SocketAddr::new(*address.context("no address")?, SERVER);
             let server = sys::bind_in(pod.path(), address, UdpSocket::bind)?;
