@@ -26,7 +26,8 @@ pub struct FlowKey {
 pub struct Flow {
     /// Index of the host interface through which the stack delivered the flow's first packet, for readers.
     pub ifindex: u32,
-    /// Time of the last packet, in jiffies modulo 2^32.
+    /// Time of the last packet, in jiffies modulo 2^32; less [`Flow::CLOSED_BY_LOW`] if the end `low` has
+    /// closed the TCP connection, less twice that if `high` has, less both if both have or one has reset it.
     pub used: u32,
 }
 
@@ -39,6 +40,25 @@ pub struct RingKey {
     pub ifindex: u32,
     /// Below [`flows_per_pod`](crate::flows_per_pod), or [`RingKey::LOCK`].
     pub place: u32,
+}
+
+impl Flow {
+    /// Six days at 1000 jiffies a second. A flow that is unused for half as long looks closed, and is unknown
+    /// to conntrack (`nf_conntrack_tcp_timeout_established` is five days) or nearly so.
+    pub const CLOSED_BY_LOW: u32 = 1 << 29;
+    /// The ends that have closed a connection.
+    pub const LOW: u32 = 1;
+    pub const HIGH: u32 = 2;
+    pub const BOTH: u32 = Self::LOW | Self::HIGH;
+
+    /// Which ends have closed a connection, of [`Flow::used`] and the time in jiffies.
+    #[inline(always)]
+    pub const fn closed(used: u32, now: u32) -> u32 {
+        // Rounded: another CPU may have noted a later time.
+        let closed = now.wrapping_sub(used).wrapping_add(Self::CLOSED_BY_LOW / 2) / Self::CLOSED_BY_LOW;
+        // The largest is `BOTH`, without a branch, which the verifier would walk both ways.
+        (closed | (closed / (Self::BOTH + 1) * Self::BOTH)) & Self::BOTH
+    }
 }
 
 impl RingKey {

@@ -39,6 +39,9 @@ pub fn take(ifindex: u32, hash: u32, key: &FlowKey, now: u32) -> Option<RingKey>
         if age >= oldest {
             (chosen, oldest) = (place, age);
         }
+        if age == u32::MAX {
+            break;
+        }
     }
     // SAFETY: as above.
     if let Some(old) = unsafe { FLOW_PLACES.get(chosen) } {

@@ -13,10 +13,10 @@
 //! reply without a request as invalid, and kube-proxy drops invalid packets. A stale entry is harmless: a
 //! later, untranslated connection with the same ports takes the way through the stack.
 //!
-//! Each client pod has a ring of places, and no more flows than places: a new flow takes the next place, or
-//! that of the longest unused of the next few flows. So one pod cannot evict another's flows in use. Flows
-//! that have ended stay until their places are needed; with many pods, they can fill the maps, which then
-//! evict the longest unused of all.
+//! Each client pod has a ring of places, and no more flows than places: a new flow takes the next place whose
+//! flow has ended, or that of the longest unused of the next few flows. So one pod cannot evict another's
+//! flows in use. Flows that have ended stay until their places are needed, because their last packets must
+//! take the stack, too; with many pods, they can fill the maps, which then evict the longest unused of all.
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{
@@ -27,7 +27,7 @@ use aya_ebpf::{
 use crate::{
     address::Address,
     flow_key::Key,
-    headers::{ACK, Ipv4, Ipv6, SYN, TCP, Transport},
+    headers::{ACK, FIN, Ipv4, Ipv6, RST, SYN, TCP, Transport},
     icmp,
     meta::{Family, Meta},
     packet::Packet,
@@ -44,11 +44,20 @@ static FLOW_RINGS: LruHashMap<RingKey, FlowKey, MAX_FLOWS> = LruHashMap::new();
 #[unsafe(no_mangle)]
 static FLOWS_PER_POD: Global<u32> = Global::new(flows_per_pod(MAX_FLOWS as u32));
 
-/// Flows of which a new one evicts the longest unused.
+/// Flows of which a new one evicts the longest unused, if none of them has ended.
 const TRIES: u32 = 8;
+/// Jiffies without a packet after which an ended flow gives up its place: time for the last packets, and for
+/// the next one of a connection that a forged reset has not ended.
+const GRACE: u32 = 64;
+/// In an age: the flow has ended.
+const ENDED: u32 = 1 << 31;
 /// Each takes about as long as a step of the holder.
 const LOCK_TRIES: u32 = 64;
 const BPF_NOEXIST: u64 = 1;
+
+/// What a TCP segment tells of its connection: which ends have closed it by now, or that it begins.
+#[derive(Clone, Copy)]
+struct Sign(u32);
 
 /// In the place of a host interface's index: a pod of another node.
 pub const REMOTE: u32 = 0;
@@ -60,11 +69,7 @@ pub const REMOTE: u32 = 0;
 /// is the host interface of the other pod, or [`REMOTE`].
 #[inline(always)]
 pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: u32) -> bool {
-    // Volatile: the programs write it on other CPUs.
-    // SAFETY: in bounds, see `VifEntry::peer`.
-    let has_flows =
-        unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(peer)).read_volatile() };
-    if has_flows == 0 {
+    if !vifs::has_peer(vif, peer) {
         return false;
     }
     let Some(transport) = meta.transport() else {
@@ -74,7 +79,8 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
         let (is_v6, quote) = (meta.family as u32, (meta.payload + icmp::ERROR) as u32);
         return ferrule_find_quoted(packet.context(), is_v6, quote) != 0;
     }
-    is_recorded(meta.source, meta.destination, meta.protocol, transport)
+    let key = Key::translatable(meta.source, meta.destination, meta.protocol, transport);
+    key.is_some_and(|key| touch(key.as_flow(), Sign::of(packet, meta, &key)))
 }
 
 /// Whether a plain packet begins a TCP connection from a port of translated flows.
@@ -106,23 +112,24 @@ pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
     let Some(key) = key else { return };
     // With every packet: the agent may have replaced the entries of `VIFS`.
     vifs::mark_peers(pod, other);
-    if !touch(&key) {
-        insert(&key, pod, packet.ifindex());
+    let sign = Sign::of(packet, meta, &key);
+    if !touch(key.as_flow(), sign) {
+        insert(&key, pod, packet.ifindex(), sign);
     }
 }
 
 /// If the insertion fails, the flow's next packet tries again.
 #[inline(never)]
-fn insert(key: &Key, client: u32, server: u32) {
+fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
     if !lock(client) {
         return;
     }
     let key = key.as_flow();
     // Another CPU may have inserted it.
-    if !touch_flow(key)
+    if !touch(key, sign)
         && let Some(place) = free_place(client)
         && FLOW_RINGS.insert(place, key, 0).is_ok()
-        && STACK_FLOWS.insert(key, Flow { ifindex: server, used: now() }, 0).is_err()
+        && STACK_FLOWS.insert(key, Flow { ifindex: server, used: sign.used(0, now()) }, 0).is_err()
     {
         let _ = FLOW_RINGS.remove(place);
     }
@@ -147,48 +154,62 @@ fn locked(ifindex: u32) -> RingKey {
     RingKey { ifindex, place: RingKey::LOCK }
 }
 
-/// A place in the client's ring, whose flow is evicted: the longest unused of a few. `None` without a client.
+/// A place in the client's ring, whose flow is evicted: one that has ended, or the longest unused of a few.
+/// `None` without a client.
 #[inline(always)]
 fn free_place(client: u32) -> Option<RingKey> {
-    let mut place = RingKey { ifindex: client, place: 0 };
-    let (mut oldest, mut age) = (place, 0);
+    let begun = vifs::begun_flows(client)?;
+    let (mut chosen, mut oldest) = (RingKey { ifindex: client, place: 0 }, 0);
     let now = now();
     for _ in 0..TRIES {
-        place.place = vifs::next_flow(client)? % FLOWS_PER_POD.load().max(1);
+        // SAFETY: an aligned field, which the holder of the lock writes.
+        let number = unsafe { begun.read_volatile() };
+        // SAFETY: as above.
+        unsafe { begun.write_volatile(number.wrapping_add(1)) };
+        let place = RingKey { ifindex: client, place: number % FLOWS_PER_POD.load().max(1) };
         // SAFETY: the ring is locked, and the agent removes its entries only after those of `VIFS`.
         let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr_mut(old));
         let Some(flow) = flow else { return Some(place) };
         // SAFETY: an aligned field of an entry, which stays readable until the program returns.
-        let unused = now.wrapping_sub(unsafe { (&raw const (*flow).used).read_volatile() });
-        // Another CPU may have noted a later time.
-        let unused = if unused > u32::MAX / 2 { 0 } else { unused };
-        if unused >= age {
-            (oldest, age) = (place, unused);
+        let age = age(unsafe { (&raw const (*flow).used).read_volatile() }, now);
+        if age >= oldest {
+            (chosen, oldest) = (place, age);
+        }
+        if age & ENDED != 0 {
+            break;
         }
     }
     // SAFETY: as above.
-    if let Some(old) = unsafe { FLOW_RINGS.get(oldest) } {
+    if let Some(old) = unsafe { FLOW_RINGS.get(chosen) } {
         let _ = STACK_FLOWS.remove(old);
     }
-    Some(oldest)
+    Some(chosen)
 }
 
-/// Whether a flow is recorded. Notes the time.
+/// How soon a flow gives up its place: jiffies since its last packet, and [`ENDED`] if no more are expected.
 #[inline(always)]
-fn touch(key: &Key) -> bool {
-    touch_flow(key.as_flow())
+fn age(used: u32, now: u32) -> u32 {
+    let closed = Flow::closed(used, now);
+    let unused = now.wrapping_sub(used).wrapping_sub(closed * Flow::CLOSED_BY_LOW);
+    // None of a negative time: another CPU may have noted a later one. Arithmetic, as for a `Sign`.
+    let unused = unused & !(unused.cast_signed() >> 31).cast_unsigned();
+    if closed == Flow::BOTH && unused >= GRACE { ENDED | unused } else { unused }
 }
 
+/// Whether a flow is recorded. Notes the time, and what a packet tells of the flow.
 #[inline(always)]
-fn touch_flow(key: &FlowKey) -> bool {
+fn touch(key: &FlowKey, sign: Sign) -> bool {
     let Some(flow) = STACK_FLOWS.get_ptr_mut(key) else { return false };
     // SAFETY: an aligned field of an entry, which stays readable until the program returns.
     let used = unsafe { &raw mut (*flow).used };
+    // SAFETY: as above.
+    let before = unsafe { used.read_volatile() };
     let now = now();
-    // SAFETY: as above. A write only where it changes something: the line is shared by all CPUs.
-    if unsafe { used.read_volatile() } != now {
+    let after = sign.used(Flow::closed(before, now), now);
+    // A write only where it changes something: the line is shared by all CPUs.
+    if before != after {
         // SAFETY: as above.
-        unsafe { used.write_volatile(now) };
+        unsafe { used.write_volatile(after) };
     }
     true
 }
@@ -233,5 +254,37 @@ fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> 
 
 #[inline(always)]
 fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
-    Key::translatable(source, destination, protocol, transport).is_some_and(|key| touch(&key))
+    let key = Key::translatable(source, destination, protocol, transport);
+    key.is_some_and(|key| touch(key.as_flow(), Sign::NONE))
+}
+
+// === impl Sign ===
+
+impl Sign {
+    const NONE: Self = Self(0);
+    const OPENS: u32 = 4;
+
+    /// Arithmetic instead of branches: the verifier would walk the rest once for each.
+    #[inline(always)]
+    fn of(packet: &Packet<'_>, meta: &Meta, key: &Key) -> Self {
+        if meta.protocol != TCP {
+            return Self::NONE;
+        }
+        let flags = u32::from(meta.tcp_flags(packet));
+        let ([a, b], [c, d]) = (meta.source.words(), key.low.words());
+        let other = (a ^ c) | (b ^ d);
+        let is_high = core::hint::black_box((other | other.wrapping_neg()) >> 63) as u32;
+        let end = Flow::LOW + is_high * (Flow::HIGH - Flow::LOW);
+        let is_set = |flag: u8| flags >> flag.trailing_zeros() & 1;
+        let opens = is_set(SYN) & !is_set(ACK);
+        Self((is_set(FIN) * end) | (is_set(RST) * Flow::BOTH) | (opens * Self::OPENS))
+    }
+
+    /// `Flow::used` after the packet, of a flow that the ends `closed` have closed before.
+    #[inline(always)]
+    fn used(self, closed: u32, now: u32) -> u32 {
+        let forgotten = self.0 / Self::OPENS * Flow::BOTH;
+        let closed = (closed & !forgotten) | (self.0 & Flow::BOTH);
+        now.wrapping_sub(closed * Flow::CLOSED_BY_LOW)
+    }
 }

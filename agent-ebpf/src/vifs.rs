@@ -36,17 +36,20 @@ pub fn mark_peers(one: u32, other: u32) {
     }
 }
 
-/// Counts a flow that a pod begins; the number of flows before. Not atomic: call with the pod's ring locked.
+/// Whether a pod is noted to have flows with another one that the stack translates.
 #[inline(always)]
-pub fn next_flow(ifindex: u32) -> Option<u32> {
-    let vif = VIFS.get_ptr_mut(VifKey { ifindex })?;
-    // SAFETY: an aligned field of an entry, which stays readable until the program returns.
-    unsafe {
-        let flows = &raw mut (*vif).stack_flows;
-        let before = flows.read_volatile();
-        flows.write_volatile(before.wrapping_add(1));
-        Some(before)
-    }
+pub fn has_peer(vif: &VifEntry, peer: u32) -> bool {
+    // Volatile: the programs write it on other CPUs.
+    // SAFETY: in bounds, see `VifEntry::peer`.
+    unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(peer)).read_volatile() != 0 }
+}
+
+/// The number of flows that a pod has begun, to be counted on with the pod's ring locked. Valid until the
+/// program returns.
+#[inline(always)]
+pub fn begun_flows(ifindex: u32) -> Option<*mut u32> {
+    // SAFETY: a field of an entry, which stays readable and writable until the program returns.
+    VIFS.get_ptr_mut(VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).stack_flows })
 }
 
 /// Whether an address is the pod's, other than link-local.

@@ -14,7 +14,7 @@ use object::{
 const BUDGET: [(&str, u64); 6] = [
     ("from_pod", 480),
     ("to_pod", 416),
-    ("from_tunnel", 448),
+    ("from_tunnel", 480),
     ("from_uplink", 480),
     ("to_tunnel", 352),
     ("to_link", 352),

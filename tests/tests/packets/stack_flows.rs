@@ -415,6 +415,119 @@ fn pod_that_opens_many_flows_evicts_only_its_own_unused_ones() {
     .unwrap();
 }
 
+/// A TCP segment with flags that the stack delivers to `A` from its client `B`, or one that `A` answers.
+fn exchange(programs: &mut Programs, client: u16, is_answer: bool, flags: u8) -> anyhow::Result<()> {
+    let (program, skb, packet) = if is_answer {
+        let segment = segment(SERVER, client, flags);
+        (Program::FromPod, SkBuff::on(A.ifindex), A.sends_v4(&v4(A, B, TCP).with(&segment)))
+    } else {
+        let segment = segment(client, SERVER, flags);
+        let skb = SkBuff::forwarded(B.ifindex, A.ifindex);
+        (Program::ToPod, skb, A.receives(IPV4, &v4(B, A, TCP).with(&segment)))
+    };
+    programs.run(program, skb, &packet)?.expect(TC_ACT_UNSPEC)
+}
+
+/// The key of a connection from `B`, and whether it is recorded.
+fn connection(programs: &Programs, client: u16) -> (FlowKey, bool) {
+    let ends = [(EndpointKey::ipv4(B.v4), client), (EndpointKey::ipv4(A.v4), SERVER)];
+    let key = FlowKey::between(TCP, ends[0], ends[1]);
+    (key, programs.stack_flows.get(&key, 0).is_ok())
+}
+
+/// Lets time pass for the flow, as far as the programs see.
+fn grow_older(programs: &mut Programs, client: u16, jiffies: u32) -> anyhow::Result<()> {
+    let (key, _) = connection(programs, client);
+    let Flow { ifindex, used } = programs.stack_flows.get(&key, 0)?;
+    Ok(programs.stack_flows.insert(key, Flow { ifindex, used: used.wrapping_sub(jiffies) }, 0)?)
+}
+
+#[test]
+fn ended_connections_give_up_their_places_before_those_that_are_open() {
+    const FIN: u8 = 0x11;
+    const RST: u8 = 4;
+    const SYN: u8 = 2;
+    const ACK: u8 = 0x10;
+    const PLACES: u16 = 4096;
+    const LONG: u32 = 10_000;
+    let (client, server) = (false, true);
+    // What the two ends send one after another, and whether the connection has ended then.
+    let endings: [(&[(bool, u8)], bool); 9] = [
+        (&[], false),
+        (&[(client, FIN)], false),
+        (&[(client, FIN), (server, ACK), (client, FIN)], false),
+        (&[(server, FIN), (server, FIN), (client, ACK)], false),
+        (&[(client, FIN), (server, FIN), (client, ACK)], true),
+        (&[(server, FIN), (client, ACK), (client, FIN), (server, ACK)], true),
+        (&[(client, RST)], true),
+        (&[(server, RST), (client, ACK)], true),
+        (&[(client, FIN), (server, FIN), (client, ACK), (client, SYN)], false),
+    ];
+    let port = |number: usize| 40_000 + u16::try_from(number).unwrap_or_default();
+    with_pods(|programs| {
+        for (number, (segments, _)) in endings.iter().enumerate() {
+            for (is_answer, flags) in [(client, SYN)].iter().chain(*segments) {
+                exchange(programs, port(number), *is_answer, *flags)?;
+            }
+            // The last packets of a connection take the stack, too.
+            exchange(programs, port(number), server, ACK)?;
+            grow_older(programs, port(number), LONG)?;
+        }
+        // The other places are of connections that have just been used.
+        for other in 0..PLACES - u16::try_from(endings.len())? {
+            exchange(programs, other, client, SYN)?;
+        }
+        ensure!(programs.stack_flows.keys().count() == usize::from(PLACES));
+        for (number, (segments, has_ended)) in endings.iter().enumerate().filter(|(_, (_, ended))| *ended) {
+            let (_, is_recorded) = connection(programs, port(number));
+            ensure!(is_recorded && *has_ended, "{segments:?} has lost its place before it was needed");
+        }
+        // One new flow looks at eight places, and takes the first of an ended one; those before it are older.
+        exchange(programs, 50_000, client, SYN)?;
+        for (number, (segments, _)) in endings.iter().enumerate() {
+            let (_, is_recorded) = connection(programs, port(number));
+            ensure!(is_recorded == (number != 4), "{segments:?}: recorded: {is_recorded}");
+        }
+        // The next three are of ended flows, too, and a new flow takes one of them at once.
+        for (new, displaced) in [(50_001, 5), (50_002, 6), (50_003, 7)] {
+            exchange(programs, new, client, SYN)?;
+            ensure!(
+                !connection(programs, port(displaced)).1,
+                "{:?} has kept its place",
+                endings[displaced].0
+            );
+        }
+        ensure!(connection(programs, port(8)).1, "a connection from the port of an ended one lost its place");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_connection_that_has_just_ended_keeps_its_place_for_its_last_packets() {
+    const RST: u8 = 4;
+    const SYN: u8 = 2;
+    with_pods(|programs| {
+        // The oldest place, and older ones behind it.
+        for number in 0..8 {
+            exchange(programs, 40_000 + number, false, SYN)?;
+            if number != 0 {
+                grow_older(programs, 40_000 + number, 5000)?;
+            }
+        }
+        for other in 0..4096 - 8 {
+            exchange(programs, other, false, SYN)?;
+        }
+        exchange(programs, 40_000, true, RST)?;
+        // Just now, however slow the machine is.
+        grow_older(programs, 40_000, 0_u32.wrapping_sub(10_000))?;
+        exchange(programs, 50_000, false, SYN)?;
+        ensure!(connection(programs, 40_000).1, "its retransmitted packets would bypass the stack");
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_new_flow_is_recorded_although_ended_flows_of_many_pods_fill_the_maps() {
     /// More than the maps' default capacity.
