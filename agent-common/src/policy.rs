@@ -145,13 +145,14 @@ pub struct Subject {
 }
 
 /// Key of `POLICY_FLOWS` and `POLICY_PENDING`: a flow as one of its pods sees it. Two pods of this node have
-/// two entries for a flow between them, and neither lets anything in at the other.
+/// two entries for a flow between them, and neither lets anything in at the other; or one entry, if policies
+/// judge both, and packets go past the stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C, align(8))]
 pub struct ViewKey {
     /// The other end's address in the packets that the pod's interface sees, as in [`PeerKey`].
     pub peer: [u8; 16],
-    /// Index of the pod's host interface.
+    /// Index of the pod's host interface; of an entry for both ends, the lower one, and [`ViewKey::PAIR`].
     pub ifindex: u32,
     /// The pod's port, in host order; 0 without ports. Of an echo: its identifier if the pod has asked,
     /// otherwise 0.
@@ -171,7 +172,7 @@ pub struct ViewKey {
 pub struct View {
     /// Time of the last packet, in jiffies since boot.
     pub used: u64,
-    /// Of [`Subject::epoch`] when the flow was judged.
+    /// Of [`Subject::epoch`] when the flow was judged; of an entry for both ends, the sum of both.
     pub epoch: u32,
     /// Index of the host interface of the other end's pod if that pod is of this node, otherwise 0. Unlike
     /// the address, source NAT does not change the interface.
@@ -256,6 +257,13 @@ impl Ruleset {
     pub const HAS_NAMES: u32 = 2;
     /// The ports are in `PORTS`, because they are too many for `ranges`.
     pub const HAS_PORTS: u32 = 4;
+}
+
+// === impl ViewKey ===
+
+impl ViewKey {
+    /// Of [`ViewKey::ifindex`]: the entry stands for both ends of a flow between two pods of this node.
+    pub const PAIR: u32 = 1 << 31;
 }
 
 // === impl View ===

@@ -6,10 +6,11 @@ use core::{cell::Cell, mem::offset_of};
 use agent_common::{
     DropReason,
     event::direction,
-    policy::{FragmentKey, PeerKey, Subject, ViewKey},
+    policy::{self, FragmentKey, PeerKey, Subject, ViewKey},
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
+use super::flows::NewView;
 use crate::{
     address::Address,
     flow_key::Padded,
@@ -61,6 +62,12 @@ pub struct Case {
     /// What the rules have found, in the form of [`answer`](super::judge::answer).
     pub answer: Cell<u32>,
     pub verdict: Cell<Verdict>,
+    /// The answer to the sender.
+    pub sent: Cell<u32>,
+    /// One of [`pair`].
+    pub pair: Cell<u32>,
+    /// The entry of the flow that the packet begins.
+    pub begun: Cell<NewView>,
     /// A flow that leaves its place to another one.
     pub displaced: Cell<[u64; 4]>,
 }
@@ -121,6 +128,19 @@ pub struct End {
     /// Not 0 if a later program can judge what goes to an address that the host translates.
     pub may_defer: u32,
     pub reserved: u32,
+}
+
+/// What is known of a flow that has one entry for both ends.
+pub mod pair {
+    /// Each end has an entry by itself.
+    pub const NONE: u32 = 0;
+    pub const NEW: u32 = 1;
+    /// The entry is of an earlier flow.
+    pub const REPLACED: u32 = 2;
+    /// Of other rules; the sender has begun the flow.
+    pub const FORWARD: u32 = 3;
+    /// Of other rules; the receiver has begun the flow.
+    pub const BACK: u32 = 4;
 }
 
 /// Where the other end is.
@@ -239,6 +259,7 @@ impl Case {
     /// Notes a packet.
     #[inline(always)]
     pub fn note(&self, meta: &Meta) {
+        self.pair.set(pair::NONE);
         self.ends.set(Ends::new(meta.source, meta.destination, meta.protocol));
         self.transport.set(meta.first_bytes());
         self.shape.set(Shape {
@@ -330,6 +351,25 @@ impl Case {
         true
     }
 
+    /// The packet goes past the stack from one pod to another, and policies judge both.
+    #[inline(always)]
+    pub fn expect_pair(&self) {
+        let (sends, receives) = (self.sends.get(), self.receives.get());
+        let is_known = (sends.flags | receives.flags) & Self::UNKNOWN_FLAG == 0;
+        if is_known && !sends.is_open() && !receives.is_open() {
+            self.pair.set(pair::NEW);
+        }
+    }
+
+    /// The end that is judged from now on.
+    #[inline(always)]
+    pub fn turn_to(&self, is_receiver: bool) {
+        let (end, subject) =
+            if is_receiver { (&self.receiver, &self.receives) } else { (&self.sender, &self.sends) };
+        self.end.set(end.get());
+        self.subject.set(subject.get());
+    }
+
     /// Whether the end that is judged has no row in `SUBJECTS`.
     #[inline(always)]
     pub fn is_unknown(&self) -> bool {
@@ -399,6 +439,12 @@ impl Case {
     pub fn view_words(&self) -> [u64; 4] {
         // SAFETY: the same size (asserted above), valid whatever the bytes are.
         unsafe { core::mem::transmute::<View, [u64; 4]>(self.view.get()) }
+    }
+
+    #[inline(always)]
+    pub fn begun(&self) -> &policy::View {
+        // SAFETY: the same bytes (asserted in `flows`), valid whatever they are.
+        unsafe { &*self.begun.as_ptr().cast() }
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ use agent_common::{
 use aya_ebpf::{btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map};
 
 use super::{
-    case::{self, Case, End, Peer, Question, Verdict, origin},
+    case::{self, Case, End, Peer, Question, Verdict, origin, pair},
     fragments,
     judge::{self, answer},
 };
@@ -51,12 +51,13 @@ const CLOSED: u64 = 60 * SECOND;
 const FIRST_OF_CLIENTS: u16 = TRANSLATED_PORTS.1 + 1;
 
 /// A `View` whose fields behind the flags are zeros.
+#[derive(Clone, Copy)]
 #[repr(C)]
-struct NewView {
-    used: u64,
-    epoch: u32,
-    peer: u32,
-    flags: Padded<u64>,
+pub struct NewView {
+    pub used: u64,
+    pub epoch: u32,
+    pub peer: u32,
+    pub flags: Padded<u64>,
 }
 
 const _: () = assert!(size_of::<NewView>() == size_of::<View>());
@@ -66,16 +67,18 @@ const _: () = assert!(offset_of!(NewView, flags) == offset_of!(View, flags));
 
 /// A known flow.
 #[derive(Clone, Copy)]
-struct Found {
-    view: *mut View,
-    is_answered: bool,
+pub struct Found {
+    pub view: *mut View,
+    pub is_answered: bool,
 }
 
-/// The first step: the packet's flow. Without one of the present rules, notes the question.
+/// The first step, for the sender or for the receiver: the packet's flow. Without one of the present rules,
+/// notes the question.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub extern "C" fn ferrule_find_policy() -> u32 {
+pub extern "C" fn ferrule_find_policy(is_receiver: u32) -> u32 {
     let Some(case) = case::get() else { return answer::DENY };
+    case.turn_to(is_receiver != 0);
     if case.is_unknown() {
         case.verdict.set(Verdict { reason: DropReason::PolicyUnknown as u32, ruleset: 0, class: 0, bit: 0 });
         return answer::DENY;
@@ -103,7 +106,7 @@ pub extern "C" fn ferrule_settle_policy() -> u32 {
 }
 
 #[inline(always)]
-fn remember_ports(case: &Case) {
+pub fn remember_ports(case: &Case) {
     if case.has(Case::FIRST_FRAGMENT) {
         fragments::remember(case);
     }
@@ -168,7 +171,16 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
         if is_egress { (ends.destination, from, to) } else { (ends.source, to, from) };
     let (ifindex, protocol) = (end.ifindex, ends.protocol.byte());
     case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol: protocol.into() });
-    let Some(found) = find(case) else { return ask_to_begin(case, Question::NEW) };
+    match case.pair.get() {
+        pair::FORWARD | pair::BACK => return ask_pair_again(case, is_egress),
+        // What the end knows would not keep the packet from beginning a pair.
+        pair::NEW | pair::REPLACED if opens(case) => return ask_to_begin(case, Question::NEW),
+        _ => {}
+    }
+    let Some(found) = find(case) else {
+        let may_be_known = case.pair.get() == pair::NONE && !opens(case) || case.has(Case::HAS_QUOTE);
+        return ask_to_begin(case, Question::NEW) | if may_be_known { answer::PAIR } else { 0 };
+    };
     // SAFETY: an entry stays readable until the program returns. Other CPUs write to it, too; the fields are
     // copied at once.
     let view = unsafe { *found.view };
@@ -182,10 +194,20 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
     // No later program judges the packet.
     let is_last = is_deferred && is_forward && end.may_defer == 0;
     if view.epoch != case.subject.get().epoch || is_last {
-        return ask_again(case, &view, is_forward);
+        return ask_again(case, view.flags, view.peer, is_forward);
     }
     let answer = if is_deferred && is_forward { answer::DEFER } else { 0 };
-    answer | note(case, found, is_forward)
+    answer | note(case, found, is_forward, is_egress)
+}
+
+/// Asks the rules of one end about the first packet of a pair.
+#[inline(always)]
+fn ask_pair_again(case: &Case, is_egress: bool) -> u32 {
+    let is_forward = case.pair.get() == pair::FORWARD;
+    let flags = if is_egress == is_forward { 0 } else { View::BEGUN_BY_PEER };
+    let other = if is_egress { case.receiver.get().ifindex } else { case.sender.get().ifindex };
+    let peer = if flags == 0 { 0 } else { other };
+    ask_again(case, flags, peer, is_forward)
 }
 
 /// After the rules have judged.
@@ -217,11 +239,12 @@ fn settle(case: &Case) -> u32 {
         (*view).epoch = case.subject.get().epoch;
     }
     let answer = if is_forward { answer } else { answer & !answer::DEFER };
-    answer | note(case, found, is_forward)
+    answer | note(case, found, is_forward, case.end.get().direction == direction::EGRESS)
 }
 
+/// The entry of the case's view.
 #[inline(always)]
-fn find(case: &Case) -> Option<Found> {
+pub fn find(case: &Case) -> Option<Found> {
     let key = case.view_key();
     if let Some(view) = POLICY_FLOWS.get_ptr_mut(key) {
         return Some(Found { view, is_answered: true });
@@ -231,13 +254,14 @@ fn find(case: &Case) -> Option<Found> {
 
 /// Whether the packet opens a TCP connection.
 #[inline(always)]
-fn opens(case: &Case) -> bool {
+pub fn opens(case: &Case) -> bool {
     case.ends.get().protocol.byte() == TCP && case.tcp_flags.get() as u8 & (SYN | ACK) == SYN
 }
 
 /// Notes time, answer and end of a flow. Writes only where they change something: CPUs share the line.
+/// `by_pod`: the pod of the entry's key sends.
 #[inline(always)]
-fn note(case: &Case, found: Found, is_forward: bool) -> u32 {
+pub fn note(case: &Case, found: Found, is_forward: bool, by_pod: bool) -> u32 {
     let (now, view) = (now(), found.view);
     let ended = case.tcp_flags.get() as u8 & (FIN | RST);
     // SAFETY: as in `settle`.
@@ -252,7 +276,7 @@ fn note(case: &Case, found: Found, is_forward: bool) -> u32 {
             (*view).answered = 1;
         }
         if ended != 0 {
-            if case.end.get().direction == direction::EGRESS {
+            if by_pod {
                 (*view).closed_by_pod |= ended;
             } else {
                 (*view).closed_by_peer |= ended;
@@ -262,18 +286,18 @@ fn note(case: &Case, found: Found, is_forward: bool) -> u32 {
     }
 }
 
-/// Asks the rules about the first packet of a known flow.
+/// Asks the rules about the first packet of a known flow. `flags` and `via`: as in its entry.
 #[inline(always)]
-fn ask_again(case: &Case, view: &View, is_forward: bool) -> u32 {
+pub fn ask_again(case: &Case, flags: u8, via: u32, is_forward: bool) -> u32 {
     let key = case.view.get();
-    let (direction, port) = if view.flags & View::BEGUN_BY_PEER != 0 {
+    let (direction, port) = if flags & View::BEGUN_BY_PEER != 0 {
         (direction::INGRESS, key.own_port)
     } else {
         (direction::EGRESS, key.peer_port)
     };
-    let origin = if view.flags & View::OWN_NODE != 0 {
+    let origin = if flags & View::OWN_NODE != 0 {
         origin::OWN_NODE
-    } else if view.flags & View::HAIRPIN != 0 {
+    } else if flags & View::HAIRPIN != 0 {
         origin::HAIRPIN
     } else {
         origin::OTHER
@@ -281,21 +305,21 @@ fn ask_again(case: &Case, view: &View, is_forward: bool) -> u32 {
     let (known, may_defer) = if is_forward {
         (Question::FORWARD, case.end.get().may_defer)
     } else {
-        (Question::BACK, u32::from(view.flags & View::UNJUDGED))
+        (Question::BACK, u32::from(flags & View::UNJUDGED))
     };
-    ask(case, view.peer, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
+    ask(case, via, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
 }
 
 /// Asks the rules about the first packet of a flow that is not known, or has ended.
 #[inline(always)]
-fn ask_to_begin(case: &Case, known: u8) -> u32 {
+pub fn ask_to_begin(case: &Case, known: u8) -> u32 {
     let (End { direction, origin, may_defer, via, .. }, [_, port]) = (case.end.get(), case.ports.get());
     ask(case, via, Question { direction, origin, may_defer, peer: 0, port, protocol: 0, known })
 }
 
-/// The entry of a flow that the case's packet begins.
+/// Notes the entry of a flow that the case's packet begins.
 #[inline(always)]
-pub fn begun(case: &Case) -> View {
+pub fn begin(case: &Case) {
     let end = case.end.get();
     let of_peer = if end.direction == direction::INGRESS { View::BEGUN_BY_PEER } else { 0 };
     let of_origin = match end.origin {
@@ -304,14 +328,12 @@ pub fn begun(case: &Case) -> View {
         _ => 0,
     };
     let unjudged = if case.answer.get() & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
-    let view = NewView {
+    case.begun.set(NewView {
         used: now(),
         epoch: case.subject.get().epoch,
         peer: case.question.get().peer,
         flags: (of_peer | of_origin | unjudged).into(),
-    };
-    // SAFETY: the same bytes (asserted above), valid whatever they are.
-    unsafe { core::mem::transmute::<NewView, View>(view) }
+    });
 }
 
 /// Whether the packet can be the first of a flow: the answers of one that ends, and of an echo, begin none.
@@ -339,17 +361,9 @@ fn is_of_server(case: &Case) -> bool {
 fn ask(case: &Case, via: u32, question: Question) -> u32 {
     let mut address = case.view.get().peer;
     let mut peer = 0;
-    if via != 0
-        && let Ok(vif) = vifs::find(via)
-    {
+    if via != 0 && vifs::find(via).is_ok() {
         peer = via;
-        if address.is_mapped_ipv4() {
-            if vif.flags & VifEntry::HAS_IPV4 != 0 {
-                address = Address::v4(vif.ipv4);
-            }
-        } else if vif.flags & VifEntry::HAS_IPV6 != 0 {
-            address = Address::v6(vif.ipv6);
-        }
+        address = address_at(via, address).unwrap_or(address);
     }
     let protocol = case.ends.get().protocol.byte();
     case.peer_key.set(Peer { address, table: case.subject.get().table, padding: 0 });
@@ -357,10 +371,36 @@ fn ask(case: &Case, via: u32, question: Question) -> u32 {
     answer::ASK
 }
 
+/// The address of the pod at a host interface, of the family of another address.
+#[inline(always)]
+pub fn address_at(ifindex: u32, of_family: Address) -> Option<Address> {
+    let vif = vifs::find(ifindex).ok()?;
+    if of_family.is_mapped_ipv4() {
+        (vif.flags & VifEntry::HAS_IPV4 != 0).then(|| Address::v4(vif.ipv4))
+    } else {
+        (vif.flags & VifEntry::HAS_IPV6 != 0).then(|| Address::v6(vif.ipv6))
+    }
+}
+
 /// Whether an ICMP error is about a packet of a known flow, from the error's receiver to its sender or
 /// beyond.
 #[inline(always)]
 fn quotes_known_flow(case: &Case, is_egress: bool) -> bool {
+    if !set_quoted_view(case, is_egress) {
+        return false;
+    }
+    let Some(found) = find(case) else { return false };
+    // SAFETY: as in `look_up`.
+    let view = unsafe { *found.view };
+    let protocol = case.quote.get().protocol.byte();
+    // Of other rules: the flow's next packet decides.
+    view.epoch == case.subject.get().epoch && !is_over(&view, protocol, found.is_answered, now())
+}
+
+/// Makes the quoted packet's flow, as the end sees it, the case's view. `false` if the error is not from a
+/// receiver of that flow, or not to its sender.
+#[inline(always)]
+pub fn set_quoted_view(case: &Case, is_egress: bool) -> bool {
     let (ends, quote, end) = (case.ends.get(), case.quote.get(), case.end.get());
     // Otherwise, a pod could send errors about one flow to anyone, and receive those for others.
     if quote.source != ends.destination || is_egress && quote.destination != ends.source {
@@ -371,9 +411,5 @@ fn quotes_known_flow(case: &Case, is_egress: bool) -> bool {
         if is_egress { (quote.source, to, from) } else { (quote.destination, from, to) };
     let (ifindex, protocol) = (end.ifindex, quote.protocol.byte());
     case.view.set(case::View { peer, ifindex, own_port, peer_port, protocol: protocol.into() });
-    let Some(found) = find(case) else { return false };
-    // SAFETY: as in `look_up`.
-    let view = unsafe { *found.view };
-    // Of other rules: the flow's next packet decides.
-    view.epoch == case.subject.get().epoch && !is_over(&view, protocol, found.is_answered, now())
+    true
 }

@@ -31,6 +31,8 @@ pub mod answer {
     pub const KEEP: u32 = 16;
     /// The packet begins a flow.
     pub const BEGIN: u32 = 32;
+    /// With [`ASK`]: the end's views do not know the flow; a pair may.
+    pub const PAIR: u32 = 64;
 }
 
 /// The parts of `BLOCKS`' key, aligned: the verifier refuses misaligned access to the stack.

@@ -7,6 +7,7 @@ mod case;
 mod flows;
 mod fragments;
 mod judge;
+mod pairs;
 mod places;
 mod rows;
 
@@ -14,9 +15,10 @@ use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use self::{
-    case::{Case, End, Verdict, origin},
+    case::{Case, End, Verdict, origin, pair},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
+    pairs::{ferrule_find_pair, ferrule_find_pair_at_end, ferrule_settle_pair},
     places::{ferrule_begin_flow, ferrule_keep_flow},
     rows::SUBJECTS,
 };
@@ -63,6 +65,9 @@ pub fn passes(
     case.note(meta);
     case.set_sender(End { may_defer: may_defer.into(), ..End::sender(from) }, Some(subject));
     case.set_receiver(End::receiver(to, from), receives);
+    if to != 0 && to != from {
+        case.expect_pair();
+    }
     let answer = ferrule_police(packet.context());
     if answer & answer::DENY != 0 { Err(case.reason()) } else { Ok(answer & answer::DEFER != 0) }
 }
@@ -210,15 +215,29 @@ extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
 extern "C" fn ferrule_police(skb: *mut __sk_buff) -> u32 {
     let Some(case) = case::get() else { return answer::DENY };
     ferrule_fill_case(skb);
-    case.end.set(case.sender.get());
-    case.subject.set(case.sends.get());
-    let sent = police_end(skb, case);
-    if sent & answer::DENY != 0 {
-        return sent;
+    if case.pair.get() != pair::NONE {
+        let answer = ferrule_find_pair();
+        if answer & answer::ASK == 0 {
+            keep(answer);
+            return 0;
+        }
     }
-    case.end.set(case.receiver.get());
-    case.subject.set(case.receives.get());
-    sent | police_end(skb, case)
+    case.sent.set(police_end(skb, case, false));
+    if case.sent.get() & answer::DENY != 0 {
+        return case.sent.get();
+    }
+    let received = police_end(skb, case, true);
+    if case.pair.get() != pair::NONE && received & answer::DENY == 0 {
+        keep(ferrule_settle_pair(received));
+    }
+    case.sent.get() | received
+}
+
+#[inline(always)]
+fn keep(answer: u32) {
+    if answer & answer::KEEP != 0 {
+        ferrule_keep_flow();
+    }
 }
 
 /// Reads what is to be known of the case's packet.
@@ -233,23 +252,26 @@ extern "C" fn ferrule_fill_case(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn police_end(skb: *mut __sk_buff, case: &Case) -> u32 {
-    if case.subject.get().is_open() {
+fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
+    let subject = if is_receiver { &case.receives } else { &case.sends };
+    if subject.get().is_open() {
         return 0;
     }
-    let mut answer = ferrule_find_policy();
+    let mut answer = ferrule_find_policy(is_receiver.into());
+    if answer & answer::PAIR != 0 {
+        answer = ferrule_find_pair_at_end();
+    }
     if answer & answer::ASK != 0 {
         if ferrule_classify_policy() & answer::ASK != 0 {
             ferrule_judge_policy();
         }
         answer = ferrule_settle_policy();
     }
-    if answer & answer::BEGIN != 0 {
+    if answer & answer::BEGIN != 0 && case.pair.get() == pair::NONE {
+        flows::begin(case);
         ferrule_begin_flow();
     }
-    if answer & answer::KEEP != 0 {
-        ferrule_keep_flow();
-    }
+    keep(answer);
     if answer & answer::RECORD != 0 {
         let End { ifindex, direction, .. } = case.end.get();
         events::ferrule_record_drop(skb, ifindex, direction, case.verdict.get().reason, 1);

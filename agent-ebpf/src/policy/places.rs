@@ -20,7 +20,7 @@ use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 
 use super::{
     case::{self, Case, Question},
-    flows::{self, POLICY_FLOWS, POLICY_PENDING, is_closed, now},
+    flows::{POLICY_FLOWS, POLICY_PENDING, is_closed, now},
 };
 
 #[btf_map]
@@ -50,42 +50,23 @@ const BPF_NOEXIST: u64 = 1;
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_begin_flow() -> u32 {
     let Some(case) = case::get() else { return 0 };
-    let (key, view) = (case.view_key(), flows::begun(case));
+    let (key, view) = (case.view_key(), case.begun());
     // To remove what is not there would cost a tenth of the rest.
     if case.question.get().known == Question::REPLACES {
         // Of an earlier flow, which would be found first.
         let _ = POLICY_FLOWS.remove(key);
     }
-    let ifindex = payer(key, &view);
+    let ifindex = payer(key, view);
     let is_of_others = view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0;
     let first = if is_of_others { PENDING_OF_OTHERS } else { PENDING };
     let places = pending_flows(POLICY_FLOWS_PER_POD.load());
-    let (place, _) = choose(case, ifindex, first, places, &POLICY_PENDING);
-    if let Some(old) = POLICY_PLACES.get_ptr_mut(place) {
-        // In place: to remove the entry and to add another one would cost several times as much.
-        // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM
-        // makes no loop. The kernel may give the entry to another place meanwhile, and another CPU may write,
-        // too: the key names another flow then, or none. `owned` compares the pod before a flow goes.
-        let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
-        let [a, b, c, d] = old.get();
-        case.displaced.set([a, b, c, d]);
-        let displaced = case.displaced_key();
-        if owned(&POLICY_PENDING, displaced, ifindex).is_some() {
-            let _ = POLICY_PENDING.remove(displaced);
-        }
-        let [a, b, c, d] = case.view_words();
-        old.set([a, b, c, d]);
-    } else {
-        let _ = POLICY_PLACES.insert(place, key, BPF_NOEXIST);
-    }
+    let place = choose(case, ifindex, first, places, &POLICY_PENDING);
+    occupy(case, place, ifindex, &POLICY_PENDING);
     let _ = POLICY_PENDING.insert(key, view, 0);
     0
 }
 
 /// Moves the case's pending flow to the answered ones.
-///
-/// No lock: of two CPUs that want one place, the second one gets none, and the flow's next packet tries
-/// again.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_keep_flow() -> u32 {
@@ -95,14 +76,11 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     // SAFETY: an entry stays readable until the program returns; copied at once.
     let view = unsafe { *pending };
     let places = POLICY_FLOWS_PER_POD.load();
-    let Some(place) = take(case, payer(key, &view), places) else { return 0 };
-    if POLICY_PLACES.insert(place, key, BPF_NOEXIST).is_err() {
-        return 0;
-    }
-    if POLICY_FLOWS.insert(key, view, 0).is_ok() {
+    let ifindex = payer(key, &view);
+    let place = choose(case, ifindex, 0, places, &POLICY_FLOWS);
+    // Otherwise, the flow's next packet tries again.
+    if occupy(case, place, ifindex, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
         let _ = POLICY_PENDING.remove(key);
-    } else {
-        let _ = POLICY_PLACES.remove(place);
     }
     0
 }
@@ -110,33 +88,45 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
 /// The pod in whose places a flow is: that which has begun the flow, if it is of this node.
 #[inline(always)]
 fn payer(key: &ViewKey, view: &View) -> u32 {
-    if view.flags & View::BEGUN_BY_PEER != 0 && view.peer != 0 { view.peer } else { key.ifindex }
+    if view.flags & View::BEGUN_BY_PEER != 0 && view.peer != 0 {
+        view.peer
+    } else {
+        key.ifindex & !ViewKey::PAIR
+    }
 }
 
-/// Empties a place of answered flows. `None` if another CPU does, too.
+/// Gives a place to the case's flow, and removes the flow that had it. `false` if another CPU does so, too.
+/// Of two CPUs that take a place whose flow is gone, within the time of a few look-ups, one gets none, and
+/// its flow counts for no pod.
 #[inline(always)]
-fn take(case: &Case, ifindex: u32, places: u32) -> Option<RingKey> {
-    let (place, is_empty) = choose(case, ifindex, 0, places, &POLICY_FLOWS);
-    if is_empty {
-        return Some(place);
+fn occupy<const N: usize>(
+    case: &Case,
+    place: RingKey,
+    ifindex: u32,
+    flows: &LruHashMap<ViewKey, View, N>,
+) -> bool {
+    let Some(old) = POLICY_PLACES.get_ptr_mut(place) else {
+        return POLICY_PLACES.insert(place, case.view_key(), BPF_NOEXIST).is_ok();
+    };
+    // In place: to remove the entry and to add another one would cost several times as much.
+    // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM makes
+    // no loop. The kernel may give the entry to another place meanwhile, and another CPU may write, too: the
+    // key names another flow then, or none. `owned` compares the pod before a flow goes.
+    let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
+    let [a, b, c, d] = old.get();
+    case.displaced.set([a, b, c, d]);
+    let displaced = case.displaced_key();
+    // Succeeds on one CPU only.
+    if owned(flows, displaced, ifindex).is_some() && flows.remove(displaced).is_err() {
+        return false;
     }
-    // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
-    if let Some(old) = unsafe { POLICY_PLACES.get(place) } {
-        // SAFETY: the same bytes as words.
-        let [a, b, c, d] = unsafe { *(&raw const *old).cast::<[u64; 4]>() };
-        case.displaced.set([a, b, c, d]);
-        // Succeeds on one CPU only.
-        POLICY_PLACES.remove(place).ok()?;
-        let old = case.displaced_key();
-        if owned(&POLICY_FLOWS, old, ifindex).is_some() {
-            let _ = POLICY_FLOWS.remove(old);
-        }
-    }
-    Some(place)
+    let [a, b, c, d] = case.view_words();
+    old.set([a, b, c, d]);
+    true
 }
 
 /// A place of those from `first` on: an empty one, or that of an ended flow, or of the longest unused of a
-/// few. With it, whether the place is empty.
+/// few.
 #[inline(always)]
 fn choose<const N: usize>(
     case: &Case,
@@ -144,22 +134,22 @@ fn choose<const N: usize>(
     first: u32,
     places: u32,
     flows: &LruHashMap<ViewKey, View, N>,
-) -> (RingKey, bool) {
+) -> RingKey {
     let (hash, places, now) = (hash(case), places.max(1), now());
     let (mut chosen, mut oldest) = (RingKey { ifindex, place: first + hash % places }, 0);
     for number in 0..TRIES {
         let place = RingKey { ifindex, place: first + hash.wrapping_add(number) % places };
         // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
-        let Some(old) = (unsafe { POLICY_PLACES.get(place) }) else { return (place, true) };
+        let Some(old) = (unsafe { POLICY_PLACES.get(place) }) else { return place };
         let age = age(flows, old, ifindex, now);
         if age == u64::MAX {
-            return (place, false);
+            return place;
         }
         if age >= oldest {
             (chosen, oldest) = (place, age);
         }
     }
-    (chosen, false)
+    chosen
 }
 
 /// The flow of a place; `None` if the flow is gone, or in a place of another pod.

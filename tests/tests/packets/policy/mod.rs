@@ -6,6 +6,7 @@ mod engine;
 mod flows;
 mod fragments;
 mod icmp;
+mod pairs;
 mod random;
 mod remote;
 mod rules;

@@ -1,0 +1,231 @@
+//! Flows between two judged pods of the node, which have one entry for both ends.
+
+use agent_common::{
+    VifEntry, VifKey,
+    policy::{View, ViewKey},
+};
+use anyhow::{Context as _, ensure};
+use ferrule_tests::packet::{ICMP, Ipv4, TCP, UDP, data, icmp_error, udp};
+use serde_json::json;
+
+use super::{
+    ACK, Policed, SYN,
+    Step::{Receives, Sends},
+    app, policy, segment, v4, with_policies,
+};
+use crate::table::{A, B, NEW, Pod};
+
+/// `A` may call `B`, port 80; neither may do anything else.
+fn only_a_calls_b() -> [ferrule_policy::Change; 2] {
+    let from = json!({"policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [app("a")], "ports": [{"port": 80}, {"protocol": "UDP", "port": 80}]}]});
+    let to = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [app("b")]}]});
+    [policy("b", from), policy("a", to)]
+}
+
+/// Nothing may pass.
+fn none(name: &str) -> ferrule_policy::Change {
+    policy(name, json!({"policyTypes": ["Ingress", "Egress"]}))
+}
+
+fn there(flags: u8) -> Vec<u8> {
+    v4(A.v4, B.v4, TCP, &segment(40000, 80, flags))
+}
+
+fn back(flags: u8) -> Vec<u8> {
+    v4(B.v4, A.v4, TCP, &segment(80, 40000, flags))
+}
+
+/// A packet at its last hop, which goes to the stack.
+fn by_stack(from: Pod, to: Pod, ports: (u16, u16)) -> Vec<u8> {
+    Ipv4 { ttl: 1, ..Ipv4::new(from.v4, to.v4, TCP) }.with(&segment(ports.0, ports.1, ACK))
+}
+
+fn connect(node: &mut Policed<'_>) -> anyhow::Result<()> {
+    node.check(&[
+        ("the request", Sends(A, there(SYN)), true),
+        ("the answer", Sends(B, back(SYN | ACK)), true),
+        ("the confirmation", Sends(A, there(ACK)), true),
+    ])
+}
+
+fn entries(node: &Policed<'_>) -> Vec<(ViewKey, View)> {
+    [&node.policy_flows, &node.policy_pending].into_iter().flat_map(|map| map.iter().flatten()).collect()
+}
+
+fn the_pair(node: &Policed<'_>) -> anyhow::Result<View> {
+    let [(key, view)] = entries(node).try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
+    ensure!(key.ifindex == A.ifindex | ViewKey::PAIR && view.peer == B.ifindex, "{key:?} {view:?}");
+    Ok(view)
+}
+
+#[test]
+fn packets_of_a_pair_that_pass_the_stack_are_known_at_each_end() {
+    with_policies(only_a_calls_b(), |node| {
+        connect(node)?;
+        let (forward, reply) = (by_stack(A, B, (40000, 80)), by_stack(B, A, (80, 40000)));
+        node.check(&[
+            ("the server to the stack", Sends(B, reply.clone()), true),
+            ("the stack to the client", Receives(A, B.ifindex, back(ACK)), true),
+            ("the client to the stack", Sends(A, forward), true),
+            ("the stack to the server", Receives(B, A.ifindex, there(ACK)), true),
+            ("another port of the server", Sends(B, by_stack(B, A, (81, 40000))), false),
+            ("another port to the client", Receives(A, B.ifindex, by_stack(B, A, (81, 40000))), false),
+        ])?;
+        the_pair(node)?;
+        node.apply([none("b")])?;
+        node.check(&[
+            ("the server, after a change", Sends(B, reply), false),
+            ("the stack to the server, after it", Receives(B, A.ifindex, there(ACK)), false),
+            ("the stack to the client, whose rules allow the flow", Receives(A, B.ifindex, back(ACK)), true),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn fragments_of_a_reply_of_a_pair_pass() {
+    with_policies(only_a_calls_b(), |node| {
+        let request = v4(A.v4, B.v4, UDP, &udp(5, 80, b""));
+        let part = |id: u16, at: u16| {
+            let payload = if at == 0 { udp(80, 5, &data(16)) } else { data(24) };
+            let more = if at == 0 { Ipv4::MORE_FRAGMENTS } else { 0 };
+            Ipv4 { id, fragment: more | at, ..Ipv4::new(B.v4, A.v4, UDP) }.with(&payload)
+        };
+        node.check(&[
+            ("the first, before the request", Sends(B, part(1, 0)), false),
+            ("the request", Sends(A, request), true),
+            ("a later one without the first", Sends(B, part(1, 3)), false),
+            ("the first", Sends(B, part(2, 0)), true),
+            ("a later one", Sends(B, part(2, 3)), true),
+            ("the first, delivered", Receives(A, B.ifindex, part(2, 0)), true),
+            ("a later one, delivered", Receives(A, B.ifindex, part(2, 3)), true),
+        ])?;
+        the_pair(node).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_error_about_a_pair_passes_from_its_receiver_to_its_sender() {
+    with_policies(only_a_calls_b(), |node| {
+        let request = |port| v4(A.v4, B.v4, UDP, &udp(port, 80, b""));
+        let unreachable = |about: &[u8]| icmp_error(3, about);
+        let error = |about: &[u8]| v4(B.v4, A.v4, ICMP, &unreachable(about));
+        node.check(&[
+            ("before the request", Sends(B, error(&request(5))), false),
+            ("the request", Sends(A, request(5)), true),
+            ("about the request", Sends(B, error(&request(5))), true),
+            ("about another one", Sends(B, error(&request(6))), false),
+            ("by the stack", Receives(A, B.ifindex, error(&request(5))), true),
+        ])?;
+        node.apply([none("b")])?;
+        node.check(&[("by other rules", Sends(B, error(&request(5))), false)])
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pair_is_judged_again_at_both_ends_whichever_has_changed() {
+    for changed in ["a", "b"] {
+        for first_is_reply in [false, true] {
+            with_policies(only_a_calls_b(), |node| {
+                connect(node)?;
+                node.apply([none(changed)])?;
+                let (forward, reply) = (Sends(A, there(ACK)), Sends(B, back(ACK)));
+                let steps = if first_is_reply { [reply, forward] } else { [forward, reply] };
+                for step in steps {
+                    node.check(&[("after the change", step, false)])?;
+                }
+                // The reply passes before the client has sent anything.
+                node.apply(only_a_calls_b())?;
+                node.check(&[("the server first", Sends(B, back(ACK)), true)])?;
+                the_pair(node).map(drop)
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_pair_outlives_the_policies_of_one_end() {
+    for opened in [A, B] {
+        with_policies(only_a_calls_b(), |node| {
+            connect(node)?;
+            let open = agent_common::policy::Subject::OPEN;
+            node.change(opened, |subject| (subject.ingress, subject.egress) = (open, open))?;
+            node.check(&[
+                ("a reply, with an open end", Sends(B, back(ACK)), true),
+                ("a packet of the client", Sends(A, there(ACK)), true),
+            ])
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_pair_lets_nothing_in_at_the_next_pod_of_the_address() {
+    // Once `B` is gone, another pod gets its address, and nothing may call that pod.
+    with_policies(only_a_calls_b(), |node| {
+        connect(node)?;
+        let next = Pod { ifindex: NEW.ifindex, ..B };
+        let vif: VifEntry = node.vifs.get(&VifKey { ifindex: B.ifindex }, 0)?;
+        node.vifs.insert(VifKey { ifindex: next.ifindex }, vif, 0)?;
+        let key = agent_common::EndpointKey::ipv4(B.v4);
+        let endpoint: agent_common::Endpoint = node.endpoints.get(&key, 0)?;
+        node.endpoints.insert(key, agent_common::Endpoint { ifindex: next.ifindex, ..endpoint }, 0)?;
+        node.apply([none("b")])?;
+        let of_b = node.subjects.get(&VifKey { ifindex: B.ifindex }, 0)?;
+        let epoch = the_pair(node)?.epoch;
+        let of_a = node.subjects.get(&VifKey { ifindex: A.ifindex }, 0)?;
+        // Even with the epoch of `B`.
+        let of_next = agent_common::policy::Subject { epoch: epoch - of_a.epoch, ..of_b };
+        node.subjects.insert(VifKey { ifindex: next.ifindex }, of_next, 0)?;
+        node.check(&[("to the next pod", Sends(A, there(ACK)), false)])?;
+        let reply = Sends(next, back(ACK));
+        node.check(&[("of the next pod", reply, false)])
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_end_that_knows_a_flow_by_itself_goes_on_so() {
+    // At first, no policy judges the client.
+    let [of_b, of_a] = only_a_calls_b();
+    with_policies([of_b], |node| {
+        connect(node)?;
+        let [(key, _)] = entries(node).try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
+        ensure!(key.ifindex == B.ifindex, "{key:?}");
+        node.apply([of_a])?;
+        node.check(&[
+            ("the client, judged now", Sends(A, there(ACK)), true),
+            ("the server", Sends(B, back(ACK)), true),
+            ("the client", Sends(A, there(ACK)), true),
+        ])?;
+        let mut ends: Vec<_> = entries(node).iter().map(|(key, _)| key.ifindex).collect();
+        ends.sort_unstable();
+        ensure!(ends == [A.ifindex, B.ifindex], "{ends:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_denied_request_leaves_no_entry() {
+    with_policies(only_a_calls_b(), |node| {
+        let denied = v4(A.v4, B.v4, UDP, &udp(5, 81, b""));
+        node.check(&[("another port", Sends(A, denied), false)])?;
+        ensure!(entries(node).is_empty(), "{:?}", entries(node));
+        let (request, answer) =
+            (v4(A.v4, B.v4, UDP, &udp(5, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 5, b"")));
+        node.check(&[
+            ("an answer without a request", Sends(B, answer.clone()), false),
+            ("a request", Sends(A, request), true),
+            ("its answer", Sends(B, answer), true),
+        ])?;
+        let view = the_pair(node).context("a pair")?;
+        ensure!(view.answered == 1 && view.flags == 0, "{view:?}");
+        Ok(())
+    })
+    .unwrap();
+}
