@@ -9,5 +9,6 @@ pub mod host_ports_table;
 pub mod masquerade_table;
 mod nfnetlink;
 mod numbers;
+mod own_port;
 mod sets;
 mod table;

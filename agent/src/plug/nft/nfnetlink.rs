@@ -20,6 +20,7 @@ use rtnetlink::{
 use super::{
     super::netlink::{NetlinkError, borrow, hint},
     numbers::{APPEND, CREATE, INET, NEW_RULE},
+    own_port,
 };
 use crate::crash::{self, Step};
 
@@ -247,7 +248,7 @@ fn read_dump(socket: &Raw, datagrams: usize, mut each: impl FnMut(u8, &[u8])) ->
 /// The first change that the kernel refuses.
 pub(super) fn commit(changes: &[Change]) -> Result<(), NetlinkError> {
     let whole = |source| NetlinkError::new("change nftables", source);
-    let socket = open(COMMIT_DEADLINE).map_err(whole)?;
+    let socket = open_with(COMMIT_DEADLINE, own_port::bind).map_err(whole)?;
     setsockopt(&borrow(&socket), SndBufForce, &SEND_BUFFER).map_err(|errno| whole(errno.into()))?;
     socket.send_to(&batch(changes), &SocketAddr::new(0, 0), 0).map_err(whole)?;
     let (mut pending, mut failure) = (changes.len(), None);
@@ -309,8 +310,12 @@ fn message(kind: u16, flags: u16, sequence: u32, family: u8, attributes: &[Attri
 }
 
 fn open(deadline: Duration) -> io::Result<Raw> {
+    open_with(deadline, |socket| socket.bind_auto().map(drop))
+}
+
+fn open_with(deadline: Duration, bind: impl FnOnce(&mut Raw) -> io::Result<()>) -> io::Result<Raw> {
     let mut socket = Raw::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
+    bind(&mut socket)?;
     socket.set_cap_ack(true)?;
     socket.set_ext_ack(true)?;
     let deadline = TimeVal::milliseconds(i64::try_from(deadline.as_millis()).unwrap_or(i64::MAX));
