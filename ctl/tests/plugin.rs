@@ -4,36 +4,21 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::symlink,
     path::Path,
     process::{Command, Output},
 };
 
-/// Notes its arguments, and answers as a cluster of two nodes would.
-const KUBECTL: &str = r#"#!/bin/sh
-printf '%s\n' "$*" >>"$(dirname "$0")/calls"
-case "$*" in
-*"get --request-timeout=20s pods --namespace gone"*) ;;
-*"get --request-timeout=20s pods --namespace"*)
-    printf 'node-1 agent-a Running\nnode-2 agent-b Running\nnode-3 agent-c Pending\n' ;;
-*"get --request-timeout=20s pod web-0 "*) printf 'node-2' ;;
-*"get --request-timeout=20s pod pending "*) ;;
-*"get --request-timeout=20s pod "*) echo 'Error from server (NotFound): pods "x" not found' >&2; exit 1 ;;
-*"get --request-timeout=20s nodes -l zone=west"*) printf 'node-1\nnode-2\n' ;;
-*"get --request-timeout=20s nodes"*) ;;
-*"exec --namespace ferrule-system agent-b"*) echo "from agent-b"; exit 3 ;;
-*exec*) echo "from agent-a" ;;
-esac
-"#;
+/// Not written by a test: a process that another test starts meanwhile would have the file open for writing,
+/// and the kernel would not run it (ETXTBSY).
+const KUBECTL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kubectl");
 
 struct Cluster(tempfile::TempDir);
 
 impl Cluster {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let kubectl = directory.path().join("kubectl");
-        fs::write(&kubectl, KUBECTL).unwrap();
-        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(KUBECTL, directory.path().join("kubectl")).unwrap();
         symlink(env!("CARGO_BIN_EXE_ferrulectl"), directory.path().join("kubectl-ferrule")).unwrap();
         Self(directory)
     }
@@ -92,6 +77,25 @@ fn nodes_are_chosen_by_name_labels_or_all() {
     }
     let output = cluster.run(&["--all-nodes", "status", "-o", "json"]);
     assert_eq!(output.stdout, b"from agent-a\nfrom agent-b\n", "data has no headings");
+}
+
+#[test]
+fn a_failure_of_kubectl_itself_is_no_verdict_of_the_command() {
+    let cluster = Cluster::new();
+    for (pod, code, expected) in [
+        ("forbidden", 2, "is forbidden"),
+        ("lost", 2, "kubectl itself has failed on the node node-2"),
+        ("impaired", 1, "command terminated with exit code 1"),
+    ] {
+        let output = cluster.run(&["--on", "shop/web-0", "explain", pod]);
+        let text = stderr(&output);
+        assert!(
+            output.status.code() == Some(code) && text.contains(expected),
+            "{pod}: {:?} {text}",
+            output.status
+        );
+        assert_eq!(text.contains("kubectl itself has failed"), code == 2, "{text}");
+    }
 }
 
 #[test]

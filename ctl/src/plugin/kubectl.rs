@@ -1,7 +1,7 @@
 //! Calls of kubectl.
 
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind, Read, Write},
     path::Path,
     process::{Command, Stdio},
 };
@@ -15,6 +15,10 @@ pub(super) struct Kubectl {
 
 /// The container of the agent in its pod.
 const CONTAINER: &str = "agent";
+/// What kubectl says of a command that has ended with another code than 0 (`k8s.io/kubectl/pkg/cmd/exec`).
+const TERMINATED: &str = "command terminated with exit code ";
+/// Bytes that are kept of standard error: more than that line.
+const LAST: usize = 1024;
 /// For questions; the command itself may take as long as it likes.
 const TIMEOUT: &str = "--request-timeout=20s";
 
@@ -43,7 +47,8 @@ impl Kubectl {
         Ok(text.lines().map(str::to_owned).filter(|it| !it.is_empty()).collect())
     }
 
-    /// Runs `ferrulectl` in a pod; returns its exit code, `None` after a signal.
+    /// Runs `ferrulectl` in a pod; returns its exit code, `None` if kubectl itself has failed, in its own words
+    /// on standard error.
     ///
     /// # Errors
     /// If kubectl cannot be run.
@@ -59,8 +64,12 @@ impl Kubectl {
         if tty {
             command.args(["--stdin", "--tty"]);
         }
-        let status = command.args(["--", "ferrulectl"]).args(words).status().map_err(unrunnable)?;
-        Ok(status.code().and_then(|code| u8::try_from(code).ok()))
+        command.args(["--", "ferrulectl"]).args(words).stderr(Stdio::piped());
+        let mut running = command.spawn().map_err(unrunnable)?;
+        let ends_with_code = running.stderr.take().is_some_and(|it| pass_on(it, io::stderr()));
+        let status = running.wait().map_err(unrunnable)?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        Ok(code.filter(|code| *code == 0 || ends_with_code))
     }
 
     fn command(&self) -> Command {
@@ -70,11 +79,55 @@ impl Kubectl {
     }
 }
 
+/// Passes standard error on as it comes. Returns whether the last line tells the command's exit code: after a
+/// failure of its own, kubectl also ends with 1, and says something else.
+fn pass_on(mut from: impl Read, mut to: impl Write) -> bool {
+    let (mut part, mut last) = ([0; 4096], Vec::new());
+    loop {
+        let length = match from.read(&mut part) {
+            Ok(0) => break,
+            Ok(length) => length,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        let Some(bytes) = part.get(..length) else { break };
+        // A closed standard error is no reason to end the command.
+        let _ = to.write_all(bytes);
+        last.extend_from_slice(bytes);
+        let excess = last.len().saturating_sub(LAST);
+        last.drain(..excess);
+    }
+    String::from_utf8_lossy(&last).trim_end().lines().next_back().is_some_and(|it| it.starts_with(TERMINATED))
+}
+
 fn unrunnable(error: std::io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::NotFound => {
             anyhow::anyhow!("found no kubectl on the PATH, which the plugin runs: install it")
         }
         _ => anyhow::Error::new(error).context("cannot run kubectl"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_tells_a_failed_command_from_a_failed_kubectl() {
+        for (text, expected) in [
+            ("command terminated with exit code 1\n", true),
+            ("note\ncommand terminated with exit code 3", true),
+            ("", false),
+            ("Error from server (Forbidden): no\n", false),
+            ("command terminated with exit code 1\nerror: lost connection to pod\n", false),
+        ] {
+            let mut passed = Vec::new();
+            assert_eq!(pass_on(text.as_bytes(), &mut passed), expected, "{text}");
+            assert_eq!(passed, text.as_bytes());
+        }
+        let long = format!("{}\ncommand terminated with exit code 2\n", "x".repeat(100_000));
+        let mut passed = Vec::new();
+        assert!(pass_on(long.as_bytes(), &mut passed) && passed.len() == long.len());
     }
 }

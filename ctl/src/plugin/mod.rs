@@ -57,7 +57,6 @@ Examples:
   kubectl ferrule explain web-0 -n shop
   kubectl ferrule --on shop/web-0 drops -f
   kubectl ferrule -l topology.kubernetes.io/zone=west status";
-const FAILED: u8 = 1;
 
 /// Whether the program was called by kubectl.
 pub(crate) fn is_called(program: Option<&OsStr>) -> bool {
@@ -101,7 +100,11 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
         // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
         let tty = is_one && io::stdin().is_terminal() && io::stdout().is_terminal();
         let code = kubectl.exec(&plugin.agent_namespace, pod, tty, &plugin.command)?;
-        worst = worst.max(code.unwrap_or(FAILED));
+        let code = code.unwrap_or_else(|| {
+            complain(&format!("kubectl itself has failed on the node {node}: this is no answer of ferrulectl"));
+            inner.command.unanswered()
+        });
+        worst = worst.max(code);
     }
     Ok(worst)
 }

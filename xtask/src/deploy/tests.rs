@@ -39,8 +39,11 @@ fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
          */version*) {version} ;;\n*jsonpath*) echo '{image}' ;;\n*rollout*) exit {rollout} ;;\nesac\n",
         log = dir.path().join("log").display(),
     );
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    // By a process of its own: one that another test starts meanwhile would have the file open for writing, and
+    // the kernel would not run it (ETXTBSY).
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh").args(["-c", write]).arg(&program).arg(script).status().unwrap();
+    assert!(written.success());
     let cluster = ["--context", "two"].map(Into::into).to_vec();
     let kubectl = Kubectl { program, cluster, context: Some("two".to_owned()), timeout: "9m".to_owned() };
     Cluster { dir, kubectl }
