@@ -41,7 +41,7 @@ use crate::{
     config::{Config, Switch},
     crash::{self, Step},
     dataplane,
-    decide::{LateAnnotations, VifSource},
+    decide::{IgnoredBandwidths, LateAnnotations, VifSource},
     desired::Inspector,
     heal::Healer,
     health::{Health, Reporter},
@@ -132,9 +132,11 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let watched = match api {
         Some(api) => {
             let (registry, pods) = (Arc::clone(&parts.registry), parts.pods.clone());
+            let ignored = IgnoredBandwidths::new(Arc::clone(&registry), pods.clone(), parts.events.clone());
             let late = LateAnnotations::new(config.vif_source, registry, pods, parts.events.clone());
             let on_change = move |PodChange { key, is_end }| {
                 late.look(&key);
+                ignored.look(&key);
                 if is_end {
                     queue.add(key);
                 }

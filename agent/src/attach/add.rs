@@ -19,6 +19,7 @@ use crate::{
     decide::{DecideError, Decision, Request, is_active},
     events::Reason,
     plug::netns::Netns,
+    ports::PortError,
     registry::{Attachment, Key, RegistryError, Wishes},
 };
 
@@ -182,6 +183,9 @@ impl Engine {
             }
             AttachError::Registry(RegistryError::NoAddress(_)) => Reason::NoAddress,
             // The runtime retries, or has deleted the container: nothing failed.
+            AttachError::Ports(PortError::Taken { .. } | PortError::NoAddress(_) | PortError::Tunnel(_)) => {
+                Reason::HostPortRefused
+            }
             AttachError::Overtaken | AttachError::Stopping | AttachError::Busy(_) => return,
             _ => Reason::PlugFailed,
         };

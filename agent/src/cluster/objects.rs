@@ -44,6 +44,11 @@ pub struct Annotations {
     /// UID, a hash of its manifest, here; the API server gives the mirror pod another one.
     #[serde(default, rename = "kubernetes.io/config.mirror", skip_serializing_if = "Option::is_none")]
     pub config_mirror: Option<String>,
+    /// Limits of what the pod receives and sends, which runtimes decode.
+    #[serde(default, rename = "kubernetes.io/ingress-bandwidth", skip_serializing_if = "Option::is_none")]
+    pub ingress_bandwidth: Option<String>,
+    #[serde(default, rename = "kubernetes.io/egress-bandwidth", skip_serializing_if = "Option::is_none")]
+    pub egress_bandwidth: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]

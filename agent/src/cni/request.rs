@@ -129,8 +129,10 @@ fn annotations_of(passed: ferrule_proto::cni::Annotations) -> Annotations {
         ferrule: values.remove(annotations::VIF),
         kuryr: values.remove(annotations::KURYR_VIF),
         config_source: values.remove(annotations::CONFIG_SOURCE),
-        // Only the API has it.
+        // Only the API has these.
         config_mirror: None,
+        ingress_bandwidth: None,
+        egress_bandwidth: None,
     }
 }
 

@@ -6,7 +6,9 @@
 //! watch wakes the ADD.
 
 mod admit;
+mod bandwidth;
 mod late;
+mod quantity;
 mod source;
 
 use std::{sync::Arc, time::Duration};
@@ -16,6 +18,7 @@ use ipnet::IpNet;
 use tokio::time::{Instant, timeout_at};
 
 pub use admit::{Refused, Rules};
+pub use bandwidth::IgnoredBandwidths;
 pub use late::LateAnnotations;
 pub use source::{Decision, VifSource};
 

@@ -41,6 +41,10 @@ pub enum Reason {
     /// The agent's own IPAM has no address for the pod.
     NoAddress,
     PlugFailed,
+    /// A port of the node cannot lead to the pod.
+    HostPortRefused,
+    /// An annotation that limits the pod's traffic cannot be read, or has no effect.
+    BandwidthIgnored,
     /// A range or an address of a Node object is not routed.
     NodeRangeRefused,
     /// A part of a policy is not understood, and denies.
@@ -130,6 +134,8 @@ impl Reason {
             Self::VifIgnored => "CNIVIFIgnored",
             Self::NoAddress => "CNINoAddress",
             Self::PlugFailed => "CNIPlugFailed",
+            Self::HostPortRefused => "CNIHostPortRefused",
+            Self::BandwidthIgnored => "CNIBandwidthIgnored",
             Self::NodeRangeRefused => "NodeRangeRefused",
             Self::PolicyNotUnderstood => "PolicyNotUnderstood",
             Self::PolicyRefused => "PolicyRefused",
@@ -189,6 +195,8 @@ mod tests {
             (Reason::TimedOutWaitingForActiveVifs, "CNITimedOutWaitingForActiveVIFs", true),
             (Reason::VifRefused, "CNIVIFRefused", true),
             (Reason::PlugFailed, "CNIPlugFailed", true),
+            (Reason::HostPortRefused, "CNIHostPortRefused", true),
+            (Reason::BandwidthIgnored, "CNIBandwidthIgnored", true),
             (Reason::NodeRangeRefused, "NodeRangeRefused", true),
             (Reason::PolicyRefused, "PolicyRefused", true),
         ] {

@@ -9,3 +9,4 @@ mod policies;
 mod ranges;
 mod resume;
 mod sources;
+mod wishes;

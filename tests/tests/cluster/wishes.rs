@@ -1,0 +1,74 @@
+//! Events about ports of the node and limits of traffic that a pod asks for and does not get.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use ferrule_tests::{
+    apiserver::Resource,
+    chain::Chain,
+    cluster::{Cluster, with_cluster},
+    pod::Pod,
+    sys::wait_until,
+};
+use serde_json::{Value, json};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
+
+/// The Events of a reason about a pod.
+fn events(cluster: &Cluster, pod: &Pod, reason: &str) -> Vec<Value> {
+    let is_meant = |it: &Value| it["reason"] == reason && it["involvedObject"]["uid"] == pod.uid.as_str();
+    cluster.api.list(Resource::Events).into_iter().filter(is_meant).collect()
+}
+
+fn wait_for(cluster: &Cluster, pod: &Pod, reason: &str, expected: &str) -> anyhow::Result<()> {
+    wait_until("the pod has an Event", TIMEOUT, || {
+        let found = events(cluster, pod, reason);
+        Ok(found.iter().any(|it| it["type"] == "Warning" && it.to_string().contains(expected)))
+    })
+}
+
+fn chain(capability: &str, value: Value) -> Chain {
+    let plugin = json!({ "type": "ferrule", "capabilities": { capability: true } });
+    Chain::new("1.0.0", [plugin]).with(capability, value)
+}
+
+#[test]
+fn a_port_of_the_node_that_is_refused_causes_one_event_however_often_the_runtime_tries() {
+    with_cluster(&[], |node, cluster| {
+        let mapping = json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }]);
+        let first = cluster.pod(node, "first", &[])?;
+        chain("portMappings", mapping.clone()).add(&first)?;
+        let second = cluster.pod(node, "second", &[])?;
+        for _ in 0..3 {
+            ensure!(chain("portMappings", mapping.clone()).add(&second).is_err(), "the port is taken");
+        }
+        wait_for(cluster, &second, "CNIHostPortRefused", "port TCP 0.0.0.0:8080 is taken by cluster/")?;
+        let found = events(cluster, &second, "CNIHostPortRefused");
+        ensure!(found.len() == 1, "{found:#?}");
+        let tunnel = json!([{ "hostPort": 4789, "containerPort": 80, "protocol": "udp" }]);
+        let third = cluster.pod(node, "third", &[])?;
+        let refused = chain("portMappings", tunnel).add(&third);
+        if refused.is_err() {
+            wait_for(cluster, &third, "CNIHostPortRefused", "that of the tunnel")?;
+        }
+        ensure!(events(cluster, &first, "CNIHostPortRefused").is_empty(), "of the pod that has the port");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_annotation_of_bandwidth_that_has_no_effect_causes_an_event() {
+    with_cluster(&[], |node, cluster| {
+        let misspelt = cluster.pod(node, "misspelt", &[(INGRESS, "10Mbit")])?;
+        wait_for(cluster, &misspelt, "CNIBandwidthIgnored", "10Mbit")?;
+        let limited = cluster.pod(node, "limited", &[(INGRESS, "10M")])?;
+        chain("bandwidth", json!({ "ingressRate": 10_000_000 })).add(&limited)?;
+        ensure!(events(cluster, &limited, "CNIBandwidthIgnored").is_empty(), "the limit is the annotation's");
+        cluster.annotate(&limited, INGRESS, "20M")?;
+        wait_for(cluster, &limited, "CNIBandwidthIgnored", "was started with 10000000 bit/s")?;
+        Ok(())
+    })
+    .unwrap();
+}
