@@ -70,7 +70,7 @@ impl Engine {
         let deadline = Instant::now() + self.decider.timeout;
         phases.enter(Phase::WaitForVif);
         let pod = Request { pod: &request.pod, annotations: request.annotations.as_ref(), deadline };
-        let decide = self.decider.decide(&pod);
+        let decide = self.decider.decide(&pod, |missing| phases.lacks(missing));
         let decision = self
             .unless_stopping(in_flight.unless_deleted(decide))
             .await
@@ -89,6 +89,7 @@ impl Engine {
             (Outcome::Plugged(changes), Decision::Fixed(vif)) => {
                 let uncommitted = Uncommitted::new(self, changes);
                 phases.enter(Phase::WaitForVif);
+                phases.lacks("active VIF: its source has not marked the VIF as active");
                 let active = self.decider.until_active(&pod, vif);
                 self.unless_stopping(in_flight.unless_deleted(active)).await?;
                 uncommitted.commit(&request.key, phases).await?
@@ -182,10 +183,10 @@ impl Engine {
                 Reason::VifRefused
             }
             AttachError::Registry(RegistryError::NoAddress(_)) => Reason::NoAddress,
-            // The runtime retries, or has deleted the container: nothing failed.
             AttachError::Ports(PortError::Taken { .. } | PortError::NoAddress(_) | PortError::Tunnel(_)) => {
                 Reason::HostPortRefused
             }
+            // The runtime retries, or has deleted the container: nothing failed.
             AttachError::Overtaken | AttachError::Stopping | AttachError::Busy(_) => return,
             _ => Reason::PlugFailed,
         };

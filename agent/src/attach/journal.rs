@@ -189,6 +189,15 @@ impl InFlightAdd {
     pub fn phase(&self) -> &'static str {
         self.phases.current().map_or("beginning", |phase| phase.as_str())
     }
+
+    /// What the phase lacks, if that is known, and since when the ADD is in it, in milliseconds since the
+    /// Unix epoch.
+    pub fn wait(&self) -> (Option<&'static str>, u64) {
+        match self.phases.wait() {
+            Some((lacks, since)) => (lacks, ms(SystemTime::now() - since)),
+            None => (None, self.began_ms),
+        }
+    }
 }
 
 // === impl Times ===

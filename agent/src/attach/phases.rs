@@ -56,6 +56,8 @@ struct Clock {
     began: Instant,
     /// The current phase and its start.
     now: Option<(Phase, Duration)>,
+    /// What the current phase lacks, if that is known.
+    lacks: Option<&'static str>,
     keep_spells: bool,
     so_far: Timeline,
     is_over: bool,
@@ -106,7 +108,8 @@ impl Phases {
             spells: Vec::new(),
             spent: [None; Phase::ALL.len()],
         };
-        let clock = Clock { began: Instant::now(), now: None, keep_spells, so_far, is_over: false };
+        let (began, lacks) = (Instant::now(), None);
+        let clock = Clock { began, now: None, lacks, keep_spells, so_far, is_over: false };
         Self(Some(Arc::new(Mutex::new(clock))))
     }
 
@@ -123,6 +126,20 @@ impl Phases {
     /// The phase that the call is in; `None` before the first, after the end, and if untracked.
     pub(crate) fn current(&self) -> Option<Phase> {
         self.change(|clock| clock.now.map(|(phase, _)| phase)).flatten()
+    }
+
+    /// Notes what the current phase waits for, until the next phase.
+    pub(crate) fn lacks(&self, what: &'static str) {
+        self.change(|clock| clock.lacks = Some(what));
+    }
+
+    /// What the current phase waits for, and how long the call has been in the phase.
+    pub(crate) fn wait(&self) -> Option<(Option<&'static str>, Duration)> {
+        let wait = |clock: &mut Clock| {
+            let (_, from) = clock.now?;
+            Some((clock.lacks, clock.began.elapsed().saturating_sub(from)))
+        };
+        self.change(wait).flatten()
     }
 
     /// Stops the clock; work that continues after the answer is not recorded. `None` if already stopped or
@@ -150,6 +167,7 @@ impl Clock {
             return;
         }
         let at = self.began.elapsed();
+        self.lacks = None;
         if let Some((phase, from)) = mem::replace(&mut self.now, next.map(|phase| (phase, at))) {
             if let Some(spent) = self.so_far.spent.get_mut(phase as usize) {
                 *spent = Some(spent.unwrap_or_default() + at.saturating_sub(from));
@@ -202,6 +220,24 @@ mod tests {
         assert!(spent[0].1 >= MOMENT && spent[1].1 >= MOMENT * 3 && spent[2].1 >= MOMENT, "{spent:?}");
         let sum: Duration = spent.iter().map(|(_, spent)| *spent).sum();
         assert!(timeline.spells[0].from >= MOMENT && sum + MOMENT <= timeline.total, "{timeline:?}");
+    }
+
+    #[test]
+    fn a_phase_knows_what_it_lacks_and_the_next_one_forgets_that() {
+        let phases = Phases::begin(false);
+        assert_eq!(phases.wait(), None);
+        phases.enter(Phase::WaitForVif);
+        assert_eq!(phases.wait().unwrap().0, None);
+        phases.lacks("annotation");
+        sleep(MOMENT);
+        phases.enter(Phase::WaitForVif);
+        let (lacks, since) = phases.wait().unwrap();
+        assert_eq!(lacks, Some("annotation"));
+        assert!(since >= MOMENT, "{since:?}");
+        phases.enter(Phase::Plug);
+        assert_eq!(phases.wait().unwrap().0, None);
+        phases.end();
+        assert_eq!(phases.wait(), None);
     }
 
     #[test]

@@ -95,11 +95,15 @@ impl Decider {
         Self { source, timeout, vif_cidrs, has_watch, registry, pods, events }
     }
 
-    /// Waits for the decision about a pod's VIF.
+    /// Waits for the decision about a pod's VIF; `tell` gets what is missing, each time that something is.
     ///
     /// # Errors
     /// See [`DecideError`].
-    pub(crate) async fn decide(&self, request: &Request<'_>) -> Result<Decision, DecideError> {
+    pub(crate) async fn decide(
+        &self,
+        request: &Request<'_>,
+        tell: impl Fn(&'static str),
+    ) -> Result<Decision, DecideError> {
         let deadline = request.deadline;
         let start = Instant::now();
         let mut is_reported = false;
@@ -117,6 +121,7 @@ impl Decider {
                 (Outcome::Never(missing), _) => return Err(DecideError::Never(missing)),
                 (Outcome::Missing(missing) | Outcome::MissingRange(missing), _) => missing,
             };
+            tell(missing);
             let wake = if is_reported { deadline } else { deadline.min(start + EVENT_DELAY) };
             let changed = async {
                 tokio::select! {
@@ -247,11 +252,30 @@ mod tests {
         PodRef { namespace: "n".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_tells_what_is_missing_and_a_decision_that_is_there_tells_nothing() {
+        let fixture = fixture(VifSource::Annotation, true);
+        let (pod, told) = (pod(), std::cell::RefCell::new(Vec::new()));
+        let deadline = Instant::now() + Duration::from_secs(3);
+        let request = Request { pod: &pod, annotations: None, deadline };
+        fixture.decider.decide(&request, |missing| told.borrow_mut().push(missing)).await.unwrap_err();
+        assert_eq!(told.borrow().first(), Some(&"annotation vif.ferrule.dev/v1 on the pod"));
+        told.borrow_mut().clear();
+        fixture.registry.set_ranges(ranges(), &[]);
+        let annotations = Annotations {
+            ferrule: Some(r#"{"interfaces":[{"addresses":["10.0.0.7"]}]}"#.to_owned()),
+            ..Annotations::default()
+        };
+        let request = Request { annotations: Some(&annotations), ..request };
+        fixture.decider.decide(&request, |missing| told.borrow_mut().push(missing)).await.unwrap();
+        assert!(told.borrow().is_empty());
+    }
+
     async fn decide(decider: &Decider) -> Result<Decision, DecideError> {
         let pod = pod();
         let deadline = Instant::now() + decider.timeout;
         let request = Request { pod: &pod, annotations: None, deadline };
-        decider.decide(&request).await
+        decider.decide(&request, |_| ()).await
     }
 
     impl Fixture {
@@ -378,7 +402,7 @@ mod tests {
             let deadline = start + Duration::from_secs(seconds);
             Request { pod: &pod, annotations: None, deadline }
         };
-        let error = fixture.decider.decide(&within(10)).await.unwrap_err();
+        let error = fixture.decider.decide(&within(10), |_| ()).await.unwrap_err();
         assert!(matches!(error, DecideError::TimedOut { .. }), "{error}");
         assert_eq!(start.elapsed().as_secs(), 10);
         let vif = ferrule_vif::from_annotation(r#"{"interfaces":[{"addresses":["10.0.0.7"]}]}"#).unwrap();

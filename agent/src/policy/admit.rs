@@ -30,3 +30,19 @@ pub enum AdmitError {
     #[error("the pod would not be judged by all of its policies: {0}")]
     Refused(String),
 }
+
+// === impl AdmitError ===
+
+impl AdmitError {
+    /// What is missing, for an ADD that still waits.
+    pub(super) fn missing(&self) -> String {
+        match self {
+            Self::NotListed(_) => "no complete list of policies, namespaces and pods yet".to_owned(),
+            Self::Incomplete { why, .. } | Self::Refused(why) => why.clone(),
+            Self::UnknownPod { pod, .. } => {
+                format!("the API server has not delivered the pod {pod} or its namespace yet")
+            }
+            Self::NotWritten(_) => "the rows that judge the pod are not written yet".to_owned(),
+        }
+    }
+}

@@ -127,6 +127,11 @@ impl Enforcer {
         is_live && !self.0.inbox().is_outdated_for_all() && self.0.is_placed(pod)
     }
 
+    /// What an ADD of the pod waits for, in words; empty once [`Self::is_known`].
+    pub fn missing(&self, pod: &PodRef) -> String {
+        if self.is_known(pod) { String::new() } else { self.0.missing(pod, Duration::ZERO).missing() }
+    }
+
     /// Returns when the rows that judge a new interface are in the maps. Blocks.
     ///
     /// # Errors

@@ -60,7 +60,11 @@ fn who(told: &ExplainPodResponse) -> String {
 fn adds(told: &ExplainPodResponse, now: u64) -> Option<String> {
     let ago = |ms: u64| format!("{} ago", duration(now.saturating_sub(ms / 1000)));
     let in_flight = told.adds_in_flight.iter().map(|it| {
-        let what = format!("in flight, {}", it.phase);
+        let mut what = format!("in flight, {}", it.phase);
+        if !it.missing.is_empty() {
+            let since = duration(now.saturating_sub(it.phase_since_ms / 1000));
+            what += &format!(" since {since}: {}", plain(&it.missing));
+        }
         vec![format!("  {}", short_id(&it.container_id)), it.ifname.clone(), ago(it.began_ms), what]
     });
     let failed = told.failed_adds.iter().map(|it| {

@@ -1,11 +1,15 @@
 //! VIF sources: who decides a pod's VIF, and how long ADD waits for the decision.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::ensure;
 use ferrule_tests::{
     apiserver::{Resource, objects},
     cluster::with_cluster,
+    dist,
     pod::{NAMESPACE, VIF},
     runtime::Runtime,
     sys,
@@ -19,6 +23,12 @@ fn with_pod_annotations(runtime: Runtime, annotations: serde_json::Value) -> Run
     runtime.with("runtimeConfig", json!({ "io.kubernetes.cri.pod-annotations": annotations }))
 }
 
+/// What `ferrulectl explain` says, with its exit code.
+fn explain(pod: &str) -> anyhow::Result<(Option<i32>, String)> {
+    let output = Command::new(dist::binary("ferrulectl")?).args(["explain", pod]).output()?;
+    Ok((output.status.code(), String::from_utf8(output.stdout)?))
+}
+
 #[test]
 fn waiting_add_completes_on_the_annotation_event() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
@@ -28,6 +38,9 @@ fn waiting_add_completes_on_the_annotation_event() {
             .in_background(&pod, |runtime, pod| runtime.add(pod).map(|result| (result, Instant::now())));
         cluster.wait_until_add_waits(&pod, "annotation vif.ferrule.dev/v1")?;
         ensure!(!adding.is_finished());
+        let (code, story) = explain("a")?;
+        ensure!(code == Some(1) && story.contains("waits for the pod's VIF, since "), "{story}");
+        ensure!(story.contains(": no annotation vif.ferrule.dev/v1 on the pod"), "{story}");
         let annotated = Instant::now();
         cluster.annotate(&pod, VIF, DECIDED)?;
         let (result, answered) = adding.join()?;

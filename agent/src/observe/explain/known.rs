@@ -83,12 +83,21 @@ fn the_one<'a>(pods: impl Iterator<Item = &'a PodRef>) -> Result<Option<PodRef>,
     Ok(pods.first().map(|it| (*it).clone()))
 }
 
-pub(super) fn show_in_flight(it: &InFlightAdd) -> AddInFlight {
+/// `policies`: what the policies lack that judge the pod.
+pub(super) fn show_in_flight(it: &InFlightAdd, policies: impl Fn(&PodRef) -> String) -> AddInFlight {
+    let (phase, (lacks, phase_since_ms)) = (it.phase(), it.wait());
+    let missing = match lacks {
+        Some(lacks) => format!("no {lacks}"),
+        None if phase == "wait_for_policy" => policies(&it.pod),
+        None => String::new(),
+    };
     AddInFlight {
         container_id: it.key.container_id.to_string(),
         ifname: it.key.ifname.to_string(),
         began_ms: it.began_ms,
-        phase: it.phase().to_owned(),
+        phase: phase.to_owned(),
+        missing,
+        phase_since_ms,
     }
 }
 

@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::{
     attach::Journal,
     chain::chain,
-    cluster::Pods,
+    cluster::{PodRef, Pods},
     desired::Inspector,
     health::{Health, State},
     monitor::{self, History},
@@ -59,13 +59,14 @@ impl Explainer {
         let interfaces = interfaces.map_err(|error| Status::unavailable(chain(&error)))?;
         let keys: Vec<_> = attachments.iter().map(|it: &Attachment| it.key.clone()).collect();
         let asked = ExplainPoliciesRequest { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        let lacks = |pod: &PodRef| inspector.enforcer.missing(pod);
         let troubles = status::components(&self.health, |it| it.state != State::Healthy);
         let mut told = ExplainPodResponse {
             verdict: None,
             uid: pod.uid.clone(),
             listed: self.pods.as_ref().map(|pods| pods.uid_at(&pod).is_some()),
             interfaces,
-            adds_in_flight: in_flight.iter().map(known::show_in_flight).collect(),
+            adds_in_flight: in_flight.iter().map(|it| known::show_in_flight(it, &lacks)).collect(),
             failed_adds: failures.into_iter().map(known::show_failure).collect(),
             policies: self.policies.explain(asked).ok(),
             policy_state: Some(self.policies.state()),

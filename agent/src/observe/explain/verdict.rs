@@ -52,6 +52,16 @@ impl Causes {
     fn add_without_attachment(&mut self, told: &ExplainPodResponse, now_ms: u64) {
         if let Some(add) = told.adds_in_flight.first() {
             let (doing, todo) = match add.phase.as_str() {
+                "wait_for_vif" if add.missing.contains("at the API server") => (
+                    "waits for the pod's VIF",
+                    "see `ferrulectl status`, the component pods, and whether `kubectl get pod` shows the pod \
+                     on this node",
+                ),
+                "wait_for_vif" if add.missing.contains("spec.podCIDRs") => (
+                    "waits for the pod's VIF",
+                    "see `kubectl get node -o yaml`: a controller (--allocate-node-cidrs) assigns spec.podCIDRs; or \
+                     set --pod-cidr",
+                ),
                 "wait_for_vif" => (
                     "waits for the pod's VIF",
                     "see what is missing: `kubectl describe pod`, the Event WaitingForVif; or wait, the ADD ends with \
@@ -65,7 +75,11 @@ impl Causes {
                 phase => (phase, "repeat this command in a moment"),
             };
             let since = now_ms.saturating_sub(add.began_ms) / 1000;
-            let what = format!("an ADD runs since {since} s, and {doing}");
+            let mut what = format!("an ADD runs since {since} s, and {doing}");
+            if !add.missing.is_empty() {
+                let since = now_ms.saturating_sub(add.phase_since_ms) / 1000;
+                what += &format!(", since {since} s: {}", add.missing);
+            }
             return self.fatal.push((what, todo.to_owned()));
         }
         if let Some(failed) = told.failed_adds.first() {

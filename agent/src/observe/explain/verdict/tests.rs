@@ -74,6 +74,37 @@ fn a_pod_without_an_attachment_is_explained_by_its_adds() {
 }
 
 #[test]
+fn a_waiting_add_names_what_is_missing_since_when_and_whom_to_ask() {
+    let waits = |phase: &str, missing: &str| {
+        let add = AddInFlight {
+            began_ms: NOW - 12_000,
+            phase: phase.to_owned(),
+            missing: missing.to_owned(),
+            phase_since_ms: NOW - 7000,
+            ..Default::default()
+        };
+        let told = ExplainPodResponse { adds_in_flight: vec![add], ..Default::default() };
+        let (kind, because, todo) = judged(&told);
+        assert_eq!(kind, Kind::NotCarried);
+        (because, todo)
+    };
+    let (because, todo) = waits("wait_for_vif", "no pod of this name and UID at the API server");
+    assert_eq!(
+        because,
+        "an ADD runs since 12 s, and waits for the pod's VIF, since 7 s: no pod of this name and UID at the API server"
+    );
+    assert!(todo.contains("component pods"), "{todo}");
+    assert!(waits("wait_for_vif", "no pod CIDR in the node's spec.podCIDRs").1.contains("--pod-cidr"));
+    let (because, todo) = waits("wait_for_vif", "no annotation vif.ferrule.dev/v1 on the pod");
+    assert!(because.ends_with("no annotation vif.ferrule.dev/v1 on the pod"), "{because}");
+    assert!(todo.contains("kubectl describe pod"), "{todo}");
+    let (because, todo) = waits("wait_for_policy", "no complete list of policies yet");
+    assert!(because.ends_with("since 7 s: no complete list of policies yet"), "{because}");
+    assert!(todo.contains("policy-feed"), "{todo}");
+    assert!(waits("plug", "").0.ends_with("and plug"));
+}
+
+#[test]
 fn what_carries_nothing_comes_before_what_only_impairs() {
     let mut told = told();
     let it = &mut told.interfaces[0];
