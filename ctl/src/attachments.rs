@@ -11,6 +11,7 @@ use crate::{
     paint,
     table::{columns, interface, pod, short_id},
     time::{duration, now},
+    wishes,
 };
 
 pub(crate) async fn run(filter: &Filter, socket: &Path, output: Output) -> anyhow::Result<String> {
@@ -40,6 +41,8 @@ fn render(attachments: &[Attachment], wide: Option<u64>) -> String {
         "AGE",
         "UID",
         "NETNS",
+        "HOST PORTS",
+        "LIMITS",
     ];
     let shown = if wide.is_some() { &header[..] } else { &header[..NARROW] };
     let rows = attachments.iter().map(|attachment| {
@@ -69,6 +72,8 @@ fn render(attachments: &[Attachment], wide: Option<u64>) -> String {
                 duration(now.saturating_sub(attachment.created_at_ms / 1000)),
                 attachment.pod_uid.clone(),
                 attachment.netns.clone(),
+                wishes::ports(attachment),
+                wishes::limits(attachment),
             ]
         });
         narrow.into_iter().chain(more.into_iter().flatten()).collect()
@@ -87,6 +92,8 @@ pub(crate) fn drops(counters: &Counters) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ferrule_proto::agent::{HostPort, RateLimit};
+
     use super::*;
 
     fn attachment() -> Attachment {
@@ -105,6 +112,13 @@ mod tests {
                 ingress_drops: vec![Drop { reason: "not_for_pod".to_owned(), packets: 1 }],
                 ..Default::default()
             }),
+            host_ports: vec![HostPort {
+                protocol: "TCP".to_owned(),
+                port: 8080,
+                pod_port: 80,
+                ..Default::default()
+            }],
+            ingress_limit: Some(RateLimit { bits_per_second: 10_000_000, burst_bytes: 65_536 }),
             ..Default::default()
         }
     }
@@ -116,8 +130,11 @@ POD            CONTAINER     IF    HOST IF    STATE     ADDRESSES         OUT PK
 default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3         0        out:spoofed_mac=2 in:not_for_pod=1";
         assert_eq!(render(&[attachment()], None), expected);
         let wide = render(&[attachment()], Some(192));
-        let header = "DROPS                               OUT BYTES  IN BYTES  MAC  MTU  AGE    UID  NETNS\n";
-        assert!(wide.contains(header) && wide.ends_with("0          0              0    3m12s"), "{wide}");
+        let header = "DROPS                               OUT BYTES  IN BYTES  MAC  MTU  AGE    UID  NETNS  HOST PORTS     LIMITS\n";
+        assert!(
+            wide.contains(header) && wide.ends_with("3m12s              TCP 8080 > 80  in 10 Mbit/s"),
+            "{wide}"
+        );
     }
 
     #[test]
@@ -137,6 +154,8 @@ default/web-0  0123456789ab  eth0  frabc (7)  attached  10.0.0.2 fd00::2  3     
             "pod_name": "web-0", "pod_uid": "", "netns": "", "netns_dev": 0, "netns_ino": 0,
             "host_ifname": "frabc", "host_ifindex": 7, "mac": "", "mtu": 0, "addresses": ["10.0.0.2", "fd00::2"],
             "state": "attached", "created_at_ms": 0, "counters": counters,
+            "host_ports": [{"protocol": "TCP", "host_ip": "", "port": 8080, "pod_port": 80}],
+            "ingress_limit": {"bits_per_second": 10_000_000, "burst_bytes": 65_536}, "egress_limit": null,
         }]);
         assert_eq!(json, expected);
         assert_eq!(serde_json::to_value(Attachment::default()).unwrap()["counters"], serde_json::Value::Null);

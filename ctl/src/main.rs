@@ -27,6 +27,7 @@ mod time;
 mod top;
 mod verify;
 mod vif;
+mod wishes;
 
 use std::{
     env,

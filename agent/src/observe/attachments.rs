@@ -1,17 +1,19 @@
 //! Attachments as `ferrulectl` shows them.
 
 use agent_common::Counters as Counted;
-use ferrule_proto::agent::{Attachment as Shown, Counters, attachment::State as ShownState};
+use ferrule_proto::agent::{
+    Attachment as Shown, Counters, HostPort as ShownPort, RateLimit, attachment::State as ShownState,
+};
 
 use super::drops;
 use crate::{
     dataplane::Dataplane,
-    registry::{Attachment, State},
+    registry::{Attachment, HostPort, Rate, State},
 };
 
 /// With the counters of the dataplane.
 pub(super) fn show(dataplane: &Dataplane, attachment: Attachment) -> Shown {
-    let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, .. } = attachment;
+    let Attachment { key, state, pod, netns, netns_id, vif, host, created_at_ms, wishes, .. } = attachment;
     let counters = host.ifindex().map(|ifindex| dataplane.counters(ifindex));
     let counters = match counters {
         Some(Ok(counters)) => counters.map(show_counters),
@@ -41,7 +43,23 @@ pub(super) fn show(dataplane: &Dataplane, attachment: Attachment) -> Shown {
         state: show_state(state).into(),
         created_at_ms,
         counters,
+        host_ports: wishes.host_ports.iter().map(show_port).collect(),
+        ingress_limit: wishes.ingress.map(show_limit),
+        egress_limit: wishes.egress.map(show_limit),
     }
+}
+
+fn show_port(HostPort { protocol, address, port, pod_port }: &HostPort) -> ShownPort {
+    ShownPort {
+        protocol: protocol.to_string(),
+        host_ip: address.map(|it| it.to_string()).unwrap_or_default(),
+        port: (*port).into(),
+        pod_port: (*pod_port).into(),
+    }
+}
+
+fn show_limit(rate: Rate) -> RateLimit {
+    RateLimit { bits_per_second: rate.bits, burst_bytes: rate.burst_bytes().into() }
 }
 
 fn show_state(state: State) -> ShownState {

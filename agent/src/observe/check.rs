@@ -1,8 +1,8 @@
 //! `ferrulectl check`: CHECK without a runtime, from all that is known of a pod. Pure.
 
 use ferrule_proto::agent::{
-    CheckPodResponse, ExplainPodResponse, ExplainedInterface, HostEnd, PodCheck, PodEnd, attachment::State,
-    pod_check::Outcome,
+    CheckPodResponse, ExplainPodResponse, ExplainedInterface, HostEnd, PodCheck, PodEnd, RateLimit,
+    attachment::State, pod_check::Outcome,
 };
 
 /// A check that is passed unless a deviation of these kinds is found.
@@ -13,7 +13,7 @@ struct OfKinds {
     well: fn(&ExplainedInterface) -> String,
 }
 
-const OF_KINDS: [OfKinds; 6] = [
+const OF_KINDS: [OfKinds; 7] = [
     OfKinds {
         name: "host interface",
         kinds: &[
@@ -27,6 +27,7 @@ const OF_KINDS: [OfKinds; 6] = [
             "link-down",
             "link-forwarding",
             "link-redirects",
+            "link-localnet",
         ],
         well: |it| {
             let host = it.host_end.clone().unwrap_or_default();
@@ -42,6 +43,18 @@ const OF_KINDS: [OfKinds; 6] = [
         },
     },
     OfKinds {
+        name: "limits",
+        kinds: &["link-rate"],
+        well: |it| {
+            let attachment = it.attachment.clone().unwrap_or_default();
+            let of =
+                |what, limit: Option<RateLimit>| Some(format!("{what} {} bit/s", limit?.bits_per_second));
+            let limits = [of("receives", attachment.ingress_limit), of("sends", attachment.egress_limit)];
+            let limits: Vec<_> = limits.into_iter().flatten().collect();
+            if limits.is_empty() { "none".to_owned() } else { limits.join(", ") }
+        },
+    },
+    OfKinds {
         name: "host routes",
         kinds: &["route", "neighbour"],
         well: |it| it.host_end.iter().flat_map(|it| it.routes.clone()).collect::<Vec<_>>().join(", "),
@@ -53,7 +66,7 @@ const OF_KINDS: [OfKinds; 6] = [
     },
     OfKinds {
         name: "pod interface",
-        kinds: &["pod-link", "pod-mac", "pod-mtu"],
+        kinds: &["pod-link", "pod-mac", "pod-mtu", "pod-rate"],
         well: |it| {
             let pod = it.pod_end.clone().unwrap_or_default();
             format!("up, MAC {}, MTU {}", pod.mac, pod.mtu)

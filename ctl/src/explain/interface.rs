@@ -1,11 +1,12 @@
 //! One interface: a line for each fact.
 
-use ferrule_proto::agent::{AddTimes, Attachment, Counters, ExplainedInterface, HostEnd, PodEnd};
+use ferrule_proto::agent::{AddTimes, Attachment, Counters, ExplainedInterface, HostEnd, PodEnd, RateLimit};
 
 use crate::{
     attachments, paint,
     table::{aligned, interface, plain, short_id},
     time::{clock, duration},
+    wishes,
 };
 
 /// `now`: seconds since the Unix epoch.
@@ -26,6 +27,10 @@ pub(super) fn tell(it: &ExplainedInterface, now: u64) -> String {
     fact("VIF", vec![vif(it, &attachment)]);
     fact("source", vec![or(&it.source, "unknown since the agent's restart")]);
     fact("routes", vec![or(&it.routes.join(", "), "none")]);
+    if !attachment.host_ports.is_empty() {
+        fact("ports", vec![wishes::ports(&attachment)]);
+    }
+    fact("limits", limits(&attachment));
     fact("sandbox", vec![netns(it, &attachment)]);
     fact("host end", it.host_end.as_ref().map_or_else(|| vec![paint::bad("none")], host_end));
     let unread = || vec![paint::warn(&format!("not read: {}", plain(&it.no_pod_end_because)))];
@@ -44,6 +49,13 @@ fn vif(it: &ExplainedInterface, attachment: &Attachment) -> String {
         "{}, {addresses}, MAC {}, MTU {}, generation {}",
         it.kind, attachment.mac, attachment.mtu, it.generation
     )
+}
+
+/// None without a limit.
+fn limits(it: &Attachment) -> Vec<String> {
+    let of =
+        |what: &str, limit: &Option<RateLimit>| Some(format!("{what} {}", wishes::limit(limit.as_ref()?)));
+    [of("receives", &it.ingress_limit), of("sends", &it.egress_limit)].into_iter().flatten().collect()
 }
 
 fn netns(it: &ExplainedInterface, attachment: &Attachment) -> String {

@@ -101,7 +101,9 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
         let tty = is_one && io::stdin().is_terminal() && io::stdout().is_terminal();
         let code = kubectl.exec(&plugin.agent_namespace, pod, tty, &plugin.command)?;
         let code = code.unwrap_or_else(|| {
-            complain(&format!("kubectl itself has failed on the node {node}: this is no answer of ferrulectl"));
+            complain(&format!(
+                "kubectl itself has failed on the node {node}: this is no answer of ferrulectl"
+            ));
             inner.command.unanswered()
         });
         worst = worst.max(code);

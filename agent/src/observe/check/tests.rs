@@ -53,6 +53,9 @@ fn a_healthy_pod_passes_every_check() {
 fn each_deviation_fails_the_check_of_its_kind() {
     for (kind, name) in [
         ("link-down", "host interface"),
+        ("link-localnet", "host interface"),
+        ("link-rate", "limits"),
+        ("pod-rate", "pod interface"),
         ("filter", "filters"),
         ("neighbour", "host routes"),
         ("map-entry", "map rows"),
