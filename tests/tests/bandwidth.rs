@@ -146,6 +146,22 @@ fn a_lost_or_changed_limit_is_found_and_restored() {
 }
 
 #[test]
+fn a_limit_that_the_pod_has_removed_is_reported_by_verify_and_check() {
+    with_agent(|node| {
+        let (pod, mut of_pod) = attach(node, "limited", sent())?;
+        of_pod.check(&pod)?;
+        node.ctl(&["verify"])?;
+        pod.run("tc qdisc del dev eth0 root")?;
+        let found = node.ctl(&["verify"]).unwrap_or_else(|error| format!("{error:#}"));
+        ensure!(found.contains("pod-rate") && found.contains("wrong rate none, expected 2500000"), "{found}");
+        let error = of_pod.check(&pod).err().context("CHECK passed")?.downcast::<CniError>()?;
+        ensure!(error.code == 101 && error.msg.contains("wrong rate none"), "{error}");
+        of_pod.del(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
 fn limits_outlive_the_agent_and_a_lost_registry_and_an_interface_that_is_restored() {
     with_agent(|node| {
         let both = json!({ "ingressRate": RATE, "egressRate": RATE / 2 });

@@ -120,6 +120,11 @@ impl Kind {
                 "larger packets of the pod may be lost",
                 "nsenter --net=NETNS ip link show dev IFNAME",
             ),
+            Self::PodRate => (
+                false,
+                "the pod sends more or less than its limit; a container with NET_ADMIN can change that",
+                "nsenter --net=NETNS tc qdisc show dev IFNAME root",
+            ),
             Self::PodAddress(_) => (
                 false,
                 "the pod does not answer to the address, and sends from another one (spoofed_ipv4, spoofed_ipv6)",

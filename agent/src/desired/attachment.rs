@@ -48,6 +48,8 @@ pub struct DesiredPodEnd {
     pub mac: Mac,
     pub mtu: ExpectedMtu,
     pub addresses: Vec<IpAddr>,
+    /// Bytes per second; `None` for no limit of what the pod sends, or any that others have set.
+    pub rate: Option<u64>,
     /// Each gateway also has a neighbour entry with the MAC of the host's end.
     pub routes: Vec<PodRoute>,
 }
@@ -88,6 +90,7 @@ pub fn desired(attachment: &Attachment, programs: [u32; 2]) -> Option<Desired<'_
         ifname: key.ifname.clone(),
         mac: vif.mac,
         mtu: ExpectedMtu::Exactly(vif.mtu),
+        rate: wishes.egress.map(Rate::bytes),
         addresses,
         routes: vif.all_routes(GATEWAY),
     };

@@ -80,6 +80,8 @@ pub enum Kind {
     PodLink,
     PodMac,
     PodMtu,
+    /// The pod's end limits what the pod sends otherwise than asked for.
+    PodRate,
     /// The pod's end lacks an address.
     PodAddress(IpAddr),
     /// The pod lacks a route to a destination.
@@ -157,6 +159,7 @@ impl Kind {
             Self::PodLink => "pod-link",
             Self::PodMac => "pod-mac",
             Self::PodMtu => "pod-mtu",
+            Self::PodRate => "pod-rate",
             Self::PodAddress(_) => "pod-address",
             Self::PodRoute(_) => "pod-route",
             Self::PodNeighbour(_) => "pod-neighbour",
@@ -184,6 +187,7 @@ impl Kind {
             | Self::LinkRedirects
             | Self::LinkLocalnet
             | Self::LinkRate
+            | Self::PodRate
             | Self::Entry(Entry::Counters(_))
             | Self::StrayLink
             | Self::StrayEntry

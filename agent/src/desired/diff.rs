@@ -246,6 +246,9 @@ impl DesiredPodEnd {
         if !self.mtu.permits(pod.mtu) {
             report.wrong(Kind::PodMtu, "MTU", pod.mtu, self.mtu, on);
         }
+        if let Some(expected) = self.rate.filter(|expected| pod.rate != Some(*expected)) {
+            report.wrong(Kind::PodRate, "rate", shown(pod.rate), format_args!("{expected} bytes/s"), on);
+        }
         for &address in self.addresses.iter().filter(|it| !pod.addresses.contains(it)) {
             report.add(
                 Kind::PodAddress(address),

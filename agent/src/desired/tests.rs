@@ -89,6 +89,7 @@ fn good_pod(it: &Attachment) -> PodEndState {
         up: true,
         mac: Some(it.vif.mac),
         mtu: it.vif.mtu,
+        rate: None,
         addresses: it.vif.addresses.iter().collect(),
         neighbours: routes.iter().map(|route| (route.gateway, Mac(GATEWAY_MAC))).collect(),
         routes,
@@ -295,6 +296,11 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             case.pod().mtu = 1600;
             POD
         }
+        Kind::PodRate => {
+            let rate = Rate { bits: 8_000_000, burst_bits: 0 };
+            case.attachment.wishes = Wishes { egress: Some(rate), ..Wishes::default() };
+            POD
+        }
         Kind::PodAddress(address) => {
             case.pod().addresses.remove(&address);
             POD
@@ -380,7 +386,8 @@ fn every_kind() -> Vec<Kind> {
         Kind::Entry(Entry::Counters(_)) => Some(Kind::PodLink),
         Kind::PodLink => Some(Kind::PodMac),
         Kind::PodMac => Some(Kind::PodMtu),
-        Kind::PodMtu => Some(Kind::PodAddress(V4)),
+        Kind::PodMtu => Some(Kind::PodRate),
+        Kind::PodRate => Some(Kind::PodAddress(V4)),
         Kind::PodAddress(_) => Some(Kind::PodRoute(IpNet::V4(ipnet::Ipv4Net::default()))),
         Kind::PodRoute(_) => Some(Kind::PodNeighbour(GATEWAY.0.into())),
         Kind::PodNeighbour(_) => Some(Kind::AddressShared(V4)),

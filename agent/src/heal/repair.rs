@@ -66,6 +66,7 @@ pub(super) fn repair(
             | Kind::PodLink
             | Kind::PodMac
             | Kind::PodMtu
+            | Kind::PodRate
             | Kind::PodAddress(_)
             | Kind::PodRoute(_)
             | Kind::PodNeighbour(_)

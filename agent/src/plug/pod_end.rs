@@ -34,6 +34,8 @@ pub struct PodEndState {
     pub mac: Option<Mac>,
     /// Bytes.
     pub mtu: u32,
+    /// The limit of what the pod sends, in bytes per second.
+    pub rate: Option<u64>,
     pub addresses: HashSet<IpAddr>,
     /// Routes of the main table through a gateway.
     pub routes: Vec<PodRoute>,
@@ -60,6 +62,7 @@ impl PodEndState {
             up: link.header.flags.contains(LinkFlags::Up),
             mac: None,
             mtu: 0,
+            rate: shaping::read(&mut pod, ifindex)?,
             addresses: addresses(&mut pod, ifindex)?,
             routes: routes(&mut pod, ifindex)?.iter().filter_map(parse::route_through_gateway).collect(),
             neighbours: neighbours(&mut pod, ifindex)?,

@@ -53,6 +53,7 @@ fn each_kind_has_its_label_and_says_whether_packets_suffer() {
             "pod-link suffer",
             "pod-mac suffer",
             "pod-mtu suffer",
+            "pod-rate pass",
             "pod-address suffer",
             "pod-route suffer",
             "pod-neighbour suffer",
@@ -98,6 +99,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::PodLink, vec!["pod-link: ", "no interface eth0"]),
         (Kind::PodMac, vec!["pod-mac: ", &gateway, ", expected 02:00:00:00:00:02", "eth0"]),
         (Kind::PodMtu, vec!["pod-mtu: ", "wrong MTU 1600, expected 1500", "eth0"]),
+        (Kind::PodRate, vec!["pod-rate: ", "wrong rate none, expected 1000000 bytes/s", "eth0"]),
         (Kind::PodAddress(V4), vec!["pod-address: ", "eth0", "10.0.0.2"]),
         (
             Kind::PodRoute(IpNet::V4(ipnet::Ipv4Net::default())),
