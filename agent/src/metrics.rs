@@ -8,6 +8,7 @@ mod nodes;
 mod pods;
 mod policy;
 mod process;
+mod programs;
 mod source;
 mod values;
 
@@ -27,6 +28,7 @@ pub use links::{LinkCounters, LinkMetrics};
 pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
 pub use policy::PolicyMetrics;
+pub use programs::{ProgramInfo, ProgramMetrics};
 pub use values::{Time, count, now};
 
 use crate::ipam::{Family as AddressFamily, Usage};
@@ -48,6 +50,7 @@ pub struct Metrics {
     pub ipam: IpamMetrics,
     pub pods: PodMetrics,
     pub links: LinkMetrics,
+    pub programs: ProgramMetrics,
     pub nodes: NodeMetrics,
     pub policy: PolicyMetrics,
     pub health: HealthMetrics,
@@ -88,6 +91,7 @@ pub struct MapMetrics {
 /// Metrics of self-healing.
 #[derive(Debug, Clone, Default)]
 pub struct HealMetrics {
+    passes: Family<PassLabels, Counter>,
     deviations: Family<KindLabels, Counter>,
     repairs: Family<RepairLabels, Counter>,
 }
@@ -189,6 +193,11 @@ struct KindLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PassLabels {
+    over: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RepairLabels {
     kind: &'static str,
     outcome: &'static str,
@@ -231,7 +240,9 @@ impl Default for Metrics {
         let (pods, links) = (PodMetrics::default(), LinkMetrics::default());
         let (health, attachments) = (HealthMetrics::default(), AttachmentMetrics::default());
         registry.register_collector(Box::new(pods.clone()));
+        let programs = ProgramMetrics::default();
         registry.register_collector(Box::new(links.clone()));
+        registry.register_collector(Box::new(programs.clone()));
         registry.register_collector(Box::new(health.clone()));
         registry.register_collector(Box::new(attachments.clone()));
         Self {
@@ -249,6 +260,7 @@ impl Default for Metrics {
             ipam,
             pods,
             links,
+            programs,
             nodes,
             policy,
             health,
@@ -297,6 +309,11 @@ impl HealMetrics {
         self.deviations.get_or_create(&KindLabels { kind }).inc();
     }
 
+    /// Counts a comparison: of `everything`, or of `attachments` that a notification named.
+    pub fn pass(&self, over: &'static str) {
+        self.passes.get_or_create(&PassLabels { over }).inc();
+    }
+
     /// Counts an attempt to repair a deviation.
     pub fn repair(&self, kind: &'static str, outcome: &'static str) {
         self.repairs.get_or_create(&RepairLabels { kind, outcome }).inc();
@@ -307,6 +324,11 @@ impl HealMetrics {
             "deviations",
             "Deviations of kernel and map state found, by kind",
             self.deviations.clone(),
+        );
+        registry.register(
+            "comparisons",
+            "Comparisons of kernel and maps with what they should be, of everything or of some attachments",
+            self.passes.clone(),
         );
         registry.register(
             "repairs",

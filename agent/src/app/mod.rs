@@ -346,6 +346,8 @@ fn monitor(
     metrics.pods.read_from(move || monitor::counters::read(&counted.0, &counted.1));
     let links = Arc::clone(&dataplane);
     metrics.links.read_from(move || monitor::counters::links(&links));
+    let programs = Arc::clone(&dataplane);
+    metrics.programs.read_from(move || programs.programs());
     let denials = Arc::clone(&parts.enforcer);
     let owners = Arc::clone(&parts.registry);
     let recorder = Recorder::new(owners, Arc::clone(&history), denials, metrics.monitor.clone());

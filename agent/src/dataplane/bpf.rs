@@ -11,6 +11,7 @@ use std::{
 use aya::Pod;
 use aya_obj::generated::{
     bpf_attr, bpf_attr__bindgen_ty_3, bpf_attr__bindgen_ty_9, bpf_btf_info, bpf_cmd, bpf_map_info,
+    bpf_prog_info,
 };
 use nix::libc;
 
@@ -23,6 +24,19 @@ pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
     let mut info: bpf_map_info = unsafe { mem::zeroed() };
     // SAFETY: `bpf_map_info` is what the kernel writes for a map, and contains no pointer.
     unsafe { object_info(map, &mut info) }?;
+    Ok(info)
+}
+
+/// The kernel's description of a program.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
+    // SAFETY: a C struct of integers, for which zeros are valid.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    // SAFETY: `bpf_prog_info` is what the kernel writes for a program. Its pointers are null, with lengths of
+    // zero.
+    unsafe { object_info(program, &mut info) }?;
     Ok(info)
 }
 

@@ -15,6 +15,7 @@ mod maps;
 mod memory;
 mod owner;
 mod pins;
+mod programs;
 mod sampling;
 
 use std::{

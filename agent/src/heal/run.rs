@@ -105,6 +105,7 @@ impl Healer {
             } else if due.is_empty() {
                 continue;
             }
+            self.metrics().pass(if is_full { "everything" } else { "attachments" });
             let this = Arc::clone(self);
             let pass = move || if is_full { this.pass_over_all() } else { this.pass_over(&due) };
             spawn_blocking(pass).await?.map_err(|error| anyhow::anyhow!(chain(&error)))?;

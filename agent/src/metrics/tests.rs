@@ -25,6 +25,10 @@ fn exported() -> BTreeSet<String> {
         traffic.drops.add(DropReason::TunnelInner, 1);
         vec![LinkCounters { ifindex: 1, interface: "eth0".to_owned(), traffic }]
     });
+    metrics.programs.read_from(|| {
+        let (name, tag) = ("from_pod", String::new());
+        vec![ProgramInfo { name, id: 1, tag, instructions: 1, memory: 1, runs: 1, run_ns: 1 }]
+    });
     metrics.cni.observe("ADD", "total", 0, Duration::ZERO, None);
     touch(&metrics);
     let text = metrics.encode().unwrap();
@@ -54,6 +58,7 @@ fn touch(metrics: &Metrics) {
     let _ = watch.current.get_or_create(&source);
     metrics.trace.drop_spans("full", 1);
     metrics.heal.deviation("route");
+    metrics.heal.pass("everything");
     metrics.heal.repair("route", "failed");
     metrics.maps.entries("VIFS").set(1);
     metrics.maps.capacity("VIFS").set(1);
