@@ -82,6 +82,30 @@ fn what_a_pod_receives_is_limited_from_pods_of_its_node_and_from_the_node() {
     .unwrap();
 }
 
+/// The host's stack forwards these packets, and the tunnel's: past the programs' fast path.
+#[test]
+fn what_a_pod_receives_is_limited_from_other_hosts() {
+    with_agent(|node| {
+        let outside = Path::new("/run/netns/outside");
+        for line in [
+            "ip -n outside addr add 192.0.2.254/24 dev eth0".to_owned(),
+            "ip -n outside addr add 2001:db8::254/64 dev eth0 nodad".to_owned(),
+            format!("ip -n outside route add {POD_V4} via {NODE_V4}"),
+            format!("ip -n outside route add {POD_V6} via {NODE_V6}"),
+        ] {
+            sys::run(&line)?;
+        }
+        let free = node.attach("free")?;
+        let (pod, _) = attach(node, "limited", received())?;
+        for is_ipv4 in [true, false] {
+            ensure_limited("from outside", rate(outside, pod.path(), of_family(&pod, is_ipv4)?, BYTES)?)?;
+            ensure_free("without a limit", rate(outside, free.path(), of_family(&free, is_ipv4)?, BYTES)?)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn what_a_pod_sends_is_limited_to_pods_of_its_node_and_to_the_node() {
     with_agent(|node| {

@@ -320,7 +320,7 @@ fn reconcile(
 ) -> (Queue, Arc<Collector>) {
     let reconciler = Reconciler::new(
         Arc::clone(&parts.engine),
-        Arc::clone(&parts.registry),
+        (Arc::clone(&parts.registry), Arc::clone(&parts.ports)),
         parts.pods.clone(),
         config.kubernetes.as_ref().map(|_| health.clone()),
         config.reconcile,

@@ -150,7 +150,7 @@ impl Engine {
         // An attachment of another namespace, a half-made one, or one with drift.
         let before = self.registry.group(&request.key);
         let planned = self.plan(request, decision, &netns)?;
-        self.check_ports(request, &before, phases)?;
+        self.check_ports(request, &planned, &before, phases)?;
         let replaced = self.check_replacement(&before, &planned, &netns, phases)?;
         let mut changes = Changes { plugged: Vec::with_capacity(planned.len()), replaced };
         let plugged = self.detach_all(&before, phases).and_then(|()| {

@@ -1,10 +1,13 @@
 //! From a decision to plugged interfaces: plan them, reserve their addresses durably, plug each or roll it
 //! back.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    time::{Duration, Instant},
+};
 
 use ferrule_proto::names::IfName;
-use ferrule_vif::VifKind;
+use ferrule_vif::{Addresses, VifKind};
 
 use super::{
     add::AttachRequest,
@@ -174,16 +177,31 @@ impl Engine {
     pub(super) fn check_ports(
         &self,
         request: &AttachRequest,
+        planned: &[NewAttachment],
         before: &[Attachment],
         phases: &Phases,
     ) -> Result<(), AttachError> {
         let own: Vec<Key> = before.iter().map(|it| it.key.clone()).collect();
-        while let Some((port, by)) = self.ports.conflict(&request.wishes, &own) {
+        let has = planned.first().map(|it| self.families(&it.allocation)).unwrap_or_default();
+        while let Some((port, by)) = self.ports.conflict(&request.wishes, has, &own) {
             if self.registry.get(&by).is_none() || !self.detach_stale(&by, &request.pod, phases)? {
                 return Err(PortError::Taken { port, by }.into());
             }
         }
         Ok(())
+    }
+
+    /// An address of each family that a new attachment will have.
+    fn families(&self, allocation: &Allocation) -> Addresses {
+        let ranges = match allocation {
+            Allocation::Fixed(vif) => return vif.addresses,
+            Allocation::FromIpam { .. } => self.registry.ranges().borrow().nets().to_vec(),
+        };
+        let has = |is_ipv4: bool| ranges.iter().any(|it| it.addr().is_ipv4() == is_ipv4);
+        Addresses {
+            v4: has(true).then_some(Ipv4Addr::UNSPECIFIED),
+            v6: has(false).then_some(Ipv6Addr::UNSPECIFIED),
+        }
     }
 
     /// Takes the ports of a failed ADD back.

@@ -222,25 +222,25 @@ pub fn missing_on_link(
 /// # Errors
 /// If the kernel refuses, or the link does not exist (`ENODEV`).
 pub fn remove_from_link(host: &mut Socket, ifindex: u32) -> Result<bool, NetlinkError> {
-    let (mut removed, mut others) = (false, false);
+    let mut found = Vec::new();
     for (hook, _) in Hook::ALL {
-        for found in on(host, ifindex, hook)? {
-            if !found.is_ours || found.priority != LINK_PRIORITY {
-                others = true;
-                continue;
-            }
-            let mut message = TcMessage::with_index(index(ifindex));
-            place(&mut message, hook, LINK_PRIORITY);
-            let what = format!("remove {}", found.name.unwrap_or_default());
-            host.batch(vec![Request::change(what, RouteNetlinkMessage::DelTrafficFilter(message))])?;
-            removed = true;
-        }
+        found.extend(on(host, ifindex, hook)?);
     }
-    if removed && !others {
+    let (ours, others): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|it| it.is_ours && it.priority == LINK_PRIORITY);
+    if !ours.is_empty() && others.is_empty() {
+        // With its filters: without them, no later attempt would know whose the qdisc is.
         let message = RouteNetlinkMessage::DelQueueDiscipline(clsact(ifindex));
         host.batch(vec![Request::change("delete the clsact qdisc", message)])?;
+        return Ok(true);
     }
-    Ok(removed)
+    for Attached { hook, name, .. } in &ours {
+        let mut message = TcMessage::with_index(index(ifindex));
+        place(&mut message, *hook, LINK_PRIORITY);
+        let what = format!("remove {}", name.as_deref().unwrap_or_default());
+        host.batch(vec![Request::change(what, RouteNetlinkMessage::DelTrafficFilter(message))])?;
+    }
+    Ok(!ours.is_empty())
 }
 
 /// Lists all filters on both hooks of an interface.

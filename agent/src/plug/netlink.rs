@@ -85,8 +85,9 @@ pub struct NetlinkError {
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often an interrupted dump is restarted.
 const DUMPS: usize = 10;
-/// Look-ups in one system call. The socket's buffer takes some 50 answers, each of which counts as a page.
-const LOOK_UPS: usize = 32;
+/// Look-ups in one system call. An answer counts as a page, or as 8 KiB where pages are larger
+/// (`NLMSG_GOODSIZE` in `linux/netlink.h`), so that the socket's 208 KiB take 25 or more.
+const LOOK_UPS: usize = 16;
 /// Bytes: larger than any answer of the kernel.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// Bytes of one object, the answer to a look-up: the kernel allocates a page for it.

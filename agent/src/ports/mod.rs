@@ -21,7 +21,7 @@ use crate::{
         netlink::NetlinkError,
         nft::{conntrack, host_ports_table},
     },
-    registry::{Attachment, HostPort, Key, Mapping, Place, Transport, Wishes},
+    registry::{Attachment, HostPort, Key, LeftAddresses, Mapping, Place, Transport, Wishes},
 };
 use ferrule_vif::Addresses;
 
@@ -61,7 +61,8 @@ impl HostPorts {
     ///
     /// # Errors
     /// If the kernel refuses; the earlier table stays, and healing retries.
-    pub fn take_over(&self, attachments: &[Attachment]) -> Result<(), NetlinkError> {
+    /// The ports that lead to `left` interfaces, which have no record, stay with them.
+    pub fn take_over(&self, attachments: &[Attachment], left: &[LeftAddresses]) -> Result<(), NetlinkError> {
         let mut taken = self.taken();
         for it in attachments {
             for mapping in mappings(it).unwrap_or_default() {
@@ -70,6 +71,9 @@ impl HostPorts {
                     tracing::error!(key = %it.key, %by, port = %mapping.from, "two pods have one port of the node");
                 }
             }
+        }
+        if !left.is_empty() {
+            taken.keep(left, &read());
         }
         if taken.0.is_empty() {
             return host_ports_table::delete().map(drop);
@@ -82,22 +86,19 @@ impl HostPorts {
         }
     }
 
-    /// Which of the ports is taken, and by whom, before the pod's addresses are known: by a pod with
-    /// addresses of both families.
-    pub fn conflict(&self, wishes: &Wishes, own: &[Key]) -> Option<(Place, Key)> {
+    /// Which of the ports is taken, and by whom, before the pod's addresses are known: for a pod with an
+    /// address of each of these families, whichever. A port of another family is no conflict, but refused by
+    /// [`Self::add`].
+    pub fn conflict(&self, wishes: &Wishes, families: Addresses, own: &[Key]) -> Option<(Place, Key)> {
         if !wishes.has_host_ports() {
             return None;
         }
-        let any = Addresses {
-            v4: Some(std::net::Ipv4Addr::UNSPECIFIED),
-            v6: Some(std::net::Ipv6Addr::UNSPECIFIED),
-        };
         let taken = self.taken();
         let conflict = |it: &Mapping| {
             let (by, _) = taken.0.get(&it.from).filter(|(by, _)| !own.contains(by))?;
             Some((it.from, by.clone()))
         };
-        wishes.mappings(any).unwrap_or_default().iter().find_map(conflict)
+        wishes.mappings(families).unwrap_or_default().iter().find_map(conflict)
     }
 
     /// Leads the attachment's ports to its pod. Blocks.
@@ -137,7 +138,7 @@ impl HostPorts {
             tracing::warn!(key = %attachment.key, error, "cannot read the node's addresses; earlier flows go on");
             Vec::new()
         });
-        report(attachment, conntrack::forget_before(&mappings, &own));
+        report(&attachment.key, conntrack::forget_before(&mappings, &own));
         Ok(())
     }
 
@@ -160,11 +161,16 @@ impl HostPorts {
     /// # Errors
     /// If the kernel refuses.
     pub fn abandon(&self, attachment: &Attachment) -> Result<(), NetlinkError> {
-        if !attachment.wishes.has_host_ports() {
-            return Ok(());
-        }
+        if attachment.wishes.has_host_ports() { self.close(&attachment.key) } else { Ok(()) }
+    }
+
+    /// Closes the ports of an interface, if it has any. What the kernel does not remove now, healing does.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn close(&self, key: &Key) -> Result<(), NetlinkError> {
         let mut taken = self.taken();
-        let removed = taken.give_back(&attachment.key);
+        let removed = taken.give_back(key);
         if removed.is_empty() {
             return Ok(());
         }
@@ -174,7 +180,7 @@ impl HostPorts {
             host_ports_table::remove(&removed).or_else(|_| host_ports_table::write(&taken.mappings()))?;
         }
         drop(taken);
-        report(attachment, conntrack::forget_after(&removed));
+        report(key, conntrack::forget_after(&removed));
         Ok(())
     }
 
@@ -217,6 +223,16 @@ impl Taken {
         self.0.iter().map(|(from, (_, to))| Mapping { from: *from, to: *to }).collect()
     }
 
+    /// Keeps what leads to interfaces without a record, unless an attachment has the port.
+    fn keep(&mut self, left: &[LeftAddresses], found: &[Mapping]) {
+        for Mapping { from, to } in found {
+            let has = |it: &&LeftAddresses| it.addresses.iter().any(|address| address == to.ip());
+            if let Some(owner) = left.iter().find(has) {
+                self.0.entry(*from).or_insert_with(|| (owner.key.clone(), *to));
+            }
+        }
+    }
+
     /// Frees the ports of an attachment, and returns their mappings.
     fn give_back(&mut self, key: &Key) -> Vec<Mapping> {
         let of_it = self.0.extract_if(.., |_, (by, _)| by == key);
@@ -228,14 +244,22 @@ fn mappings(it: &Attachment) -> Result<Vec<Mapping>, HostPort> {
     it.wishes.mappings(it.vif.addresses)
 }
 
+/// The kernel's mappings; none if the kernel does not tell.
+fn read() -> Vec<Mapping> {
+    host_ports_table::read().unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot read the nftables table inet {}", host_ports_table::NAME);
+        Vec::new()
+    })
+}
+
 /// A client that goes on sends to where the port has led before: no reason to refuse a pod.
-fn report(it: &Attachment, forgotten: std::io::Result<usize>) {
+fn report(key: &Key, forgotten: std::io::Result<usize>) {
     match forgotten {
         Ok(0) => {}
-        Ok(flows) => tracing::info!(key = %it.key, flows, "conntrack has forgotten flows of the pod's ports"),
+        Ok(flows) => tracing::info!(%key, flows, "conntrack has forgotten flows of the pod's ports"),
         Err(error) => {
             let error = chain(&error);
-            tracing::warn!(key = %it.key, error, "conntrack cannot forget flows of the pod's ports; they go on as before");
+            tracing::warn!(%key, error, "conntrack cannot forget flows of the pod's ports; they go on as before");
         }
     }
 }
@@ -245,11 +269,47 @@ mod tests {
     use super::*;
     use crate::registry::testing;
 
+    fn port(protocol: Transport, port: u16) -> HostPort {
+        HostPort { protocol, address: None, port, pod_port: 80 }
+    }
+
+    #[test]
+    fn a_port_conflicts_in_the_families_that_the_new_pod_will_have_only() {
+        let ports = HostPorts::new(None);
+        let place =
+            |address: &str| Place { address: address.parse().unwrap(), protocol: Transport::Tcp, port: 80 };
+        let by = testing::attachment("eth0", None, 2).key;
+        ports.taken().0.insert(place("::"), (by.clone(), "[fd00::2]:80".parse().unwrap()));
+        let wishes = Wishes { host_ports: vec![port(Transport::Tcp, 80)], ..Wishes::default() };
+        let v4 = Addresses { v4: Some([0; 4].into()), v6: None };
+        let both = Addresses { v6: Some([0; 16].into()), ..v4 };
+        assert_eq!(ports.conflict(&wishes, v4, &[]), None);
+        assert_eq!(ports.conflict(&wishes, both, &[]), Some((place("::"), by.clone())));
+        assert_eq!(ports.conflict(&wishes, both, &[by]), None, "its own");
+    }
+
+    #[test]
+    fn ports_of_interfaces_without_a_record_stay_with_them_until_they_are_closed() {
+        let mut taken = Taken::default();
+        let key = |container: &str| Key::try_from(format!("net/{container}/eth0")).unwrap();
+        let addresses = Addresses { v4: Some([10, 0, 0, 7].into()), v6: None };
+        let left = LeftAddresses { key: key("left"), ifindex: 9, addresses };
+        let mapping = |number: u16, to: &str| Mapping {
+            from: Place { address: [0; 4].into(), protocol: Transport::Tcp, port: number },
+            to: to.parse().unwrap(),
+        };
+        let found = [mapping(80, "10.0.0.7:80"), mapping(81, "10.0.0.8:80"), mapping(82, "10.0.0.7:80")];
+        let other = mapping(82, "10.0.0.9:80");
+        taken.0.insert(other.from, (key("other"), other.to));
+        taken.keep(&[left], &found);
+        assert_eq!(taken.mappings(), [found[0], other], "another pod's, and no pod's");
+        assert_eq!(taken.give_back(&key("left")), [found[0]]);
+    }
+
     #[test]
     fn no_pod_gets_the_tunnels_port() {
         let mut attachment = testing::attachment("eth0", None, 2);
-        let (protocol, port) = (Transport::Udp, 4789);
-        attachment.wishes.host_ports = vec![HostPort { protocol, address: None, port, pod_port: 80 }];
+        attachment.wishes.host_ports = vec![port(Transport::Udp, 4789)];
         let refused = HostPorts::new(Some(4789)).add(&attachment);
         assert!(matches!(refused, Err(PortError::Tunnel(place)) if place.port == 4789), "{refused:?}");
     }

@@ -1,4 +1,4 @@
-//! Frees the addresses of interfaces that the rebuild left alone, once an interface is gone.
+//! Frees the addresses and the ports of interfaces that the rebuild left alone, once an interface is gone.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,12 @@ use crate::{
         stamp::Stamp,
         veth,
     },
+    ports::HostPorts,
     registry::Registry,
 };
 
 /// Frees what belongs to interfaces that are gone, and returns how many interfaces are left. May block.
-pub(super) fn free_gone(registry: &Registry) -> usize {
+pub(super) fn free_gone(registry: &Registry, ports: &HostPorts) -> usize {
     let left = registry.left();
     let interfaces: BTreeSet<_> = left.iter().map(|it| (it.ifindex, &it.key)).collect();
     if interfaces.is_empty() {
@@ -27,6 +28,9 @@ pub(super) fn free_gone(registry: &Registry) -> usize {
         for (ifindex, key) in &interfaces {
             if is_gone(&mut host, *ifindex, key)? {
                 tracing::info!(%key, ifindex, "an interface without a record is gone; freeing its addresses");
+                if let Err(error) = ports.close(key) {
+                    tracing::warn!(%key, error = chain(&error), "cannot close the interface's ports of the node; healing retries");
+                }
                 registry.free_left(*ifindex);
                 gone += 1;
             }

@@ -29,6 +29,7 @@ use crate::{
     cluster::Pods,
     health::Health,
     metrics::{ReconcileMetrics, StoreMetrics, count},
+    ports::HostPorts,
     registry::Registry,
 };
 pub use collect::{Candidate, Collector};
@@ -42,6 +43,7 @@ pub use settings::{PERIOD, Settings};
 pub struct Reconciler {
     collector: Arc<Collector>,
     registry: Arc<Registry>,
+    ports: Arc<HostPorts>,
     queue: Queue,
     settings: Settings,
     metrics: ReconcileMetrics,
@@ -57,7 +59,7 @@ impl Reconciler {
     /// `api` is the health of the watches; without an API server, the kernel has to prove everything.
     pub fn new(
         engine: Arc<Engine>,
-        registry: Arc<Registry>,
+        (registry, ports): (Arc<Registry>, Arc<HostPorts>),
         pods: Pods,
         api: Option<Health>,
         settings: Settings,
@@ -66,7 +68,7 @@ impl Reconciler {
     ) -> Self {
         let (queue, of) = (Queue::new(metrics.clone()), Arc::clone(&registry));
         let collector = Arc::new(Collector::new(engine, of, pods, api, settings, metrics.clone()));
-        Self { collector, registry, queue, settings, metrics, store_metrics }
+        Self { collector, registry, ports, queue, settings, metrics, store_metrics }
     }
 
     /// The queue for pods that changed.
@@ -100,8 +102,8 @@ impl Reconciler {
     }
 
     async fn free_left(&self) {
-        let registry = Arc::clone(&self.registry);
-        match spawn_blocking(move || left::free_gone(&registry)).await {
+        let (registry, ports) = (Arc::clone(&self.registry), Arc::clone(&self.ports));
+        match spawn_blocking(move || left::free_gone(&registry, &ports)).await {
             Ok(left) => drop(self.store_metrics.unknown_interfaces.set(count(left))),
             Err(error) => {
                 tracing::error!(error = chain(&error), "the look for interfaces without a record panicked");

@@ -110,7 +110,7 @@ impl Recovery {
             crash::point(Step::StartStrayRetired);
         }
         self.remove(&dead, deferred);
-        if let Err(error) = self.ports.take_over(&self.registry.list()) {
+        if let Err(error) = self.ports.take_over(&self.registry.list(), &self.registry.left()) {
             self.failed();
             tracing::error!(
                 error = chain(&error),

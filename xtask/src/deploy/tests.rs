@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
     sync::Mutex,
 };
 

@@ -66,7 +66,7 @@ impl Explainer {
             uid: pod.uid.clone(),
             listed: self.pods.as_ref().map(|pods| pods.uid_at(&pod).is_some()),
             interfaces,
-            adds_in_flight: in_flight.iter().map(|it| known::show_in_flight(it, &lacks)).collect(),
+            adds_in_flight: in_flight.iter().map(|it| known::show_in_flight(it, lacks)).collect(),
             failed_adds: failures.into_iter().map(known::show_failure).collect(),
             policies: self.policies.explain(asked).ok(),
             policy_state: Some(self.policies.state()),
