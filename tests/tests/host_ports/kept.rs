@@ -4,7 +4,7 @@ use std::{fs, net::TcpStream};
 
 use anyhow::ensure;
 use ferrule_tests::{
-    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent},
+    node::{NODE_V4, Node, with_agent},
     sys,
 };
 use serde_json::json;
@@ -111,34 +111,6 @@ fn the_table_is_as_documented_and_healed() {
         let found = node.ctl(&["verify"]).unwrap_or_else(|error| format!("{error:#}"));
         ensure!(found.contains("route_localnet is 0, expected 1"), "{found}");
         Ok(())
-    })
-    .unwrap();
-}
-
-#[test]
-fn only_changes_of_others_make_the_agent_compare_everything() {
-    on_node(|node| {
-        let ranges = ["--pod-cidr", POD_V4, "--pod-cidr", POD_V6];
-        node.start_agent_with(&[&["--standalone", "--reconcile-period", "3600"], &ranges[..]].concat())?;
-        let whole = || node.count("ferrule_comparisons_total{over=\"everything\"}");
-        let some = || node.count("ferrule_comparisons_total{over=\"attachments\"}");
-        sys::wait_until("the agent compares at its start", TIMEOUT, || Ok(whole()? == 1.0))?;
-        let ports = |first: u16| json!([{ "hostPort": first, "containerPort": 80 }]);
-        let (first, mut of_first) = attach(node, "first", ports(8080))?;
-        let (second, mut of_second) = attach(node, "second", ports(8081))?;
-        // Once the agent has examined a pod for its own notifications, it has had those of the table too.
-        sys::wait_until("the agent examines new pods", TIMEOUT, || Ok(some()? > 0.0))?;
-        let (third, mut of_third) = attach(node, "third", ports(8082))?;
-        of_third.del(&third)?;
-        let before = some()?;
-        of_second.del(&second)?;
-        attach(node, "fourth", ports(8083))?;
-        sys::wait_until("the agent examines the next one", TIMEOUT, || Ok(some()? > before))?;
-        ensure!(whole()? == 1.0, "own changes: {}", whole()?);
-        sys::run("nft flush map inet ferrule-ports any4")?;
-        sys::wait_until("a foreign change is healed", TIMEOUT * 2, || Ok(listed()?.contains("8080")))?;
-        ensure!(whole()? > 1.0, "{}", whole()?);
-        of_first.del(&first)
     })
     .unwrap();
 }
