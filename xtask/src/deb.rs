@@ -31,6 +31,15 @@ pub(crate) struct Options {
     arch: Option<Arch>,
 }
 
+// === impl Options ===
+
+impl Options {
+    /// A package for an architecture.
+    pub(crate) fn of(arch: Arch) -> Self {
+        Self { arch: Some(arch) }
+    }
+}
+
 const TOOLS: &[Tool] = &[Tool::new("dpkg-deb", "dpkg")];
 /// The sources of what is neither built nor documentation.
 const SOURCES: &str = "deploy/debian";
@@ -38,11 +47,11 @@ const UNIT: &str = "deploy/systemd/ferrule-agent.service";
 const CONFFILE: &str = "etc/ferrule/agent.toml";
 const SCRIPTS: [&str; 3] = ["postinst", "postrm", "prerm"];
 
-/// Builds everything and packs it into `target/dist/`.
+/// Builds everything, packs it into `target/dist/`, and returns the path of the package.
 ///
 /// # Errors
 /// If something does not build, or dpkg-deb refuses the files.
-pub(crate) fn deb(ws: &Workspace, options: &Options) -> Result<()> {
+pub(crate) fn deb(ws: &Workspace, options: &Options) -> Result<PathBuf> {
     let Some(arch) = options.arch.or_else(Arch::native) else {
         return Err(Failure {
             attempted: "building a Debian package".to_owned(),
@@ -68,7 +77,7 @@ pub(crate) fn deb(ws: &Workspace, options: &Options) -> Result<()> {
     let output = ws.dist().join(format!("ferrule_{VERSION}_{}.deb", arch.oci()));
     pack(&ws.root.join("target/deb").join(arch.oci()), &tree, &output, commit.seconds)?;
     println!("{}", ws.show(&output));
-    Ok(())
+    Ok(output)
 }
 
 /// The files of the package, those for dpkg below `DEBIAN`.
@@ -120,6 +129,10 @@ fn pack(folder: &Path, tree: &Tree, output: &Path, seconds: u64) -> Result<()> {
         for (path, node) in tree {
             let path: PathBuf = folder.join(path);
             fs::create_dir_all(path.parent().unwrap_or(folder))?;
+            // The modes of new folders are those that the umask allows.
+            for folder in path.ancestors().skip(1).take_while(|it| it.starts_with(folder)) {
+                fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
+            }
             fs::write(&path, node.content())?;
             let mode = if matches!(node, Node::Executable(_)) { 0o755 } else { 0o644 };
             fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;

@@ -34,7 +34,7 @@ pub(crate) fn deploy(ws: &Workspace, deploy: &Deploy) -> Result<()> {
     }
     // Before anything is asked of the cluster.
     chart::render(ws, &release)?;
-    let kubectl = Kubectl::find(deploy)?;
+    let kubectl = Kubectl::find(ws, deploy)?;
     kubectl.check(KUBERNETES)?;
     if deploy.uninstall {
         uninstall(ws, &kubectl, release, deploy.image.is_some())
@@ -78,15 +78,15 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
     let cleaning = removing(&release, true);
     apply(ws, kubectl, &cleaning, "agent.yaml")?;
     roll_out(kubectl, &cleaning, "waiting until all nodes are clean")?;
-    let path = ws.root.join("target/deploy.yaml");
+    let path = &kubectl.manifests;
     let mut rendered = chart::render(ws, &release)?;
     // Others may use the namespace, whose deletion would delete all that is in it.
     rendered.retain(|(name, _)| *name != NAMESPACE);
-    files::replace_if_changed(&path, chart::join(&rendered).as_bytes())?;
+    files::replace_if_changed(path, chart::join(&rendered).as_bytes())?;
     kubectl
         .step("deleting the manifests", "run the command again; the nodes are clean")
         .args(["delete", "--ignore-not-found", "--filename"])
-        .arg(&path)
+        .arg(path)
         .run()?;
     say(format!("the nodes are clean, and the cluster has nothing of Ferrule but the namespace {namespace}"));
     Ok(())
@@ -96,15 +96,14 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
 fn apply(ws: &Workspace, kubectl: &Kubectl, release: &Release, only: &str) -> Result<()> {
     let mut rendered = chart::render(ws, release)?;
     rendered.retain(|(name, _)| only.is_empty() || *name == only);
-    // A file, so that the applied manifests can be inspected.
-    let path = ws.root.join("target/deploy.yaml");
-    files::replace_if_changed(&path, chart::join(&rendered).as_bytes())?;
+    let path = &kubectl.manifests;
+    files::replace_if_changed(path, chart::join(&rendered).as_bytes())?;
     let remedy = "read the messages above. On a conflict, another writer has changed a field: put the change into a file \
                   for --values, or discard it with `kubectl apply --server-side --force-conflicts -f target/deploy.yaml`";
     kubectl
-        .step(format!("applying {}", ws.show(&path)), remedy)
+        .step(format!("applying {}", ws.show(path)), remedy)
         .args(["apply", "--server-side", "--filename"])
-        .arg(&path)
+        .arg(path)
         .run()
 }
 

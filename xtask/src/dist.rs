@@ -33,8 +33,11 @@ struct Binary {
     profile: &'static str,
 }
 
+/// The package and binary that contains the eBPF programs.
+pub(crate) const AGENT: &str = "ferrule-agent";
+
 const BINARIES: [Binary; 3] = [
-    Binary { package: "ferrule-agent", name: "ferrule-agent", profile: "release" },
+    Binary { package: AGENT, name: AGENT, profile: "release" },
     Binary { package: "ferrulectl", name: "ferrulectl", profile: "release" },
     Binary { package: "ferrule-shim", name: "ferrule", profile: "shim" },
 ];
@@ -133,17 +136,16 @@ pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
 /// # Errors
 /// If it does not build.
 pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
-    let agent = "ferrule-agent";
     ws.cargo_host("build", "building an agent with crash points", "repair what the compiler names")
-        .args(["--package", agent, "--bin", agent, "--features", "crash-points"])
+        .args(["--package", AGENT, "--bin", AGENT, "--features", "crash-points"])
         .run()?;
-    let built = ws.target().join("debug").join(agent);
+    let built = ws.target().join("debug").join(AGENT);
     if !has_crash_points(&built)? {
         let (why, remedy) =
             ("the binary has none", "compare CRASH_POINTS in xtask/src/dist.rs with agent/src/crash.rs");
         return Err(failure(&built, why, remedy).into());
     }
-    files::copy(&built, &ws.dist().join("test").join(agent))
+    files::copy(&built, &ws.dist().join("test").join(AGENT))
 }
 
 /// The packages that the binaries are of.

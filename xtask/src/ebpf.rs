@@ -30,7 +30,8 @@ const LINKER: CargoTool =
 const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
 
 const TARGET: &str = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
-const PACKAGE: &str = "agent-ebpf";
+/// The package of the programs.
+pub(crate) const PACKAGE: &str = "agent-ebpf";
 const BINARY: &str = "ferrule";
 
 /// Builds the eBPF programs into `target/bpf/ferrule.o`.

@@ -21,7 +21,11 @@ use crate::{
 
 /// For the package of helm.
 const TOOLS: &[Tool] = &[Tool::new("python3", "python3"), Tool::new("pip3", "python3-pip")];
-const REMEDY: &str = "install helm 3 or 4 into PATH";
+const REMEDY: &str = "install helm 3.15 or later into PATH";
+/// The oldest helm, its major and minor version: `--quiet` of earlier ones hides what `lint` finds.
+const OLDEST: (u32, u32) = (3, 15);
+/// The package of helm, at a pinned version.
+const PACKAGE: &str = include_str!("../helm.txt");
 
 /// Lints the chart, and compares what helm renders with our own rendering.
 ///
@@ -95,17 +99,34 @@ fn objects(text: &str) -> Result<BTreeMap<String, Value>> {
     Ok(objects.into_iter().filter(|it| !it.is_null()).map(|it| (name(&it), it)).collect())
 }
 
+/// Lets helm read a packed chart.
+///
+/// # Errors
+/// If helm refuses it.
+pub(crate) fn accept(ws: &Workspace, packed: &Path) -> Result<()> {
+    let remedy = format!("compare with what `helm package {}` makes", chart::FOLDER);
+    let render = Step::new(find(ws)?, format!("rendering {} with helm", ws.show(packed)), remedy);
+    render.args(["template", "ferrule"]).arg(packed).ask().map(drop)
+}
+
 /// helm in PATH; else the one in `target/tools`, which is installed first if it is missing.
 fn find(ws: &Workspace) -> Result<PathBuf> {
-    let own = ws.tools().join("bin/helm");
+    let mut why = "helm is not in PATH".to_owned();
     if tools::is_there("helm") {
-        return Ok("helm".into());
+        let ask = Step::new("helm", "asking helm for its version", REMEDY);
+        let printed = ask.args(["version", "--template", "{{.Version}}"]).ask()?;
+        if release_of(&printed) >= Some(OLDEST) {
+            return Ok("helm".into());
+        }
+        why = format!("helm in PATH is {}, and 3.15 is needed", printed.trim());
+        say(&why);
     }
+    let own = own(ws);
     if own.is_file() {
         return Ok(own);
     }
     if std::env::consts::ARCH != "x86_64" {
-        let why = format!("helm is not in PATH, and no package has it for {}", std::env::consts::ARCH);
+        let why = format!("{why}, and no package has it for {}", std::env::consts::ARCH);
         return Err(
             Failure { attempted: "looking for helm".to_owned(), why, remedy: REMEDY.to_owned() }.into()
         );
@@ -113,6 +134,18 @@ fn find(ws: &Workspace) -> Result<PathBuf> {
     tools::need(TOOLS)?;
     install(ws, &own)?;
     Ok(own)
+}
+
+/// Major and minor version of what helm prints, such as `v3.15.4`.
+fn release_of(printed: &str) -> Option<(u32, u32)> {
+    let mut numbers = printed.trim().trim_start_matches('v').split('.').map(|it| it.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Where helm is installed: another version of its package has another path.
+fn own(ws: &Workspace) -> PathBuf {
+    let version = PACKAGE.split_once("==").and_then(|(_, rest)| rest.split_whitespace().next());
+    ws.tools().join(format!("bin/helm-of-{}", version.unwrap_or_default()))
 }
 
 fn install(ws: &Workspace, own: &Path) -> Result<()> {
@@ -143,4 +176,24 @@ fn install(ws: &Workspace, own: &Path) -> Result<()> {
     files::copy(&fresh, own)?;
     // A hundred megabytes that nothing else needs.
     fs::remove_dir_all(&folder).or_fail(failed, REMEDY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_helm_are_compared_as_numbers() {
+        assert_eq!(release_of("v3.15.4\n"), Some(OLDEST));
+        assert!(release_of("v3.9.0") < Some(OLDEST) && release_of("v4.0.1") > Some(OLDEST));
+        assert_eq!(release_of("Client: v2"), None);
+    }
+
+    #[test]
+    fn another_package_of_helm_is_another_file() {
+        let path = own(&Workspace::find().unwrap());
+        let name = path.file_name().unwrap().to_string_lossy();
+        let version = name.strip_prefix("helm-of-").unwrap();
+        assert!(PACKAGE.contains(&format!("=={version} --hash=")), "{name}");
+    }
 }

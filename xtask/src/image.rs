@@ -36,6 +36,15 @@ enum Platforms {
     All,
 }
 
+// === impl Options ===
+
+impl Options {
+    /// One image for all architectures, in this file.
+    pub(crate) fn for_all(output: PathBuf) -> Self {
+        Self { output: Some(output), arch: Some(Platforms::All) }
+    }
+}
+
 /// The release that is being built.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Where images keep the bill of materials.

@@ -24,6 +24,8 @@ mod leftovers;
 mod lint;
 mod mutants;
 mod oci;
+mod previous;
+mod release;
 mod remap;
 mod report;
 mod rooms;
@@ -65,6 +67,10 @@ enum Verb {
     Image(image::Options),
     /// Build, and pack a Debian package for machines without Kubernetes
     Deb(deb::Options),
+    /// Prepare a release, or build everything that users get of it into target/release-VERSION/
+    ///
+    /// First with --prepare; then, after its result is committed, without. docs/releasing.md is the procedure.
+    Release(release::Options),
     /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),
     /// Render the chart into deploy/kustomize/, and check it with helm
@@ -78,7 +84,11 @@ enum Verb {
         args: Vec<String>,
     },
     /// Lint, run every test (as root), and check for leaks
-    Test,
+    Test {
+        /// The commit that tests of upgrades begin with [default: the last release with a tag v*]
+        #[arg(long, value_name = "REF")]
+        previous: Option<String>,
+    },
     /// Build, and run a benchmark (as root)
     Bench {
         #[command(subcommand)]
@@ -159,13 +169,14 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Build => dist::build(&ws)?,
         Verb::Image(options) => image::image(&ws, options)?,
         Verb::Deploy(deploy) => deploy::deploy(&ws, &deploy)?,
-        Verb::Deb(options) => deb::deb(&ws, &options)?,
+        Verb::Deb(options) => drop(deb::deb(&ws, &options)?),
+        Verb::Release(options) => release::release(&ws, &options)?,
         Verb::Chart => {
             kustomize::write(&ws)?;
             helm::check(&ws)?;
         }
         Verb::Demo { args } => return show::demo(&ws, &args),
-        Verb::Test => test::test(&ws)?,
+        Verb::Test { previous } => test::test(&ws, previous.as_deref())?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
         Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),

@@ -200,7 +200,7 @@ pub(crate) fn digest(content: &[u8]) -> String {
 }
 
 /// Packs files and the directories that they need, in the order of their paths.
-fn archive(files: &Tree) -> Result<Vec<u8>> {
+pub(crate) fn archive(files: &Tree) -> Result<Vec<u8>> {
     let mut entries: BTreeMap<String, Option<&Node>> = BTreeMap::new();
     for (path, node) in files {
         entries

@@ -5,9 +5,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::{run::Step, workspace::Workspace};
+use crate::{failure::OrFail as _, files, run::Step, workspace::Workspace};
 
 /// A component or target of the toolchain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +114,31 @@ pub(crate) fn commit(ws: &Workspace) -> Result<String> {
     let printed = ask(ws, "asking for the compiler's commit", &["-vV"])?;
     let commit = printed.lines().find_map(|line| line.strip_prefix("commit-hash: "));
     Ok(commit.unwrap_or("unknown").to_owned())
+}
+
+/// The version of the musl that the toolchain links into static binaries, such as `1.2.5`. It is the same for
+/// all targets.
+///
+/// # Errors
+/// If the library cannot be read, or names no version.
+pub(crate) fn musl_version(ws: &Workspace, arch: Arch) -> Result<String> {
+    need(ws, &[Part::MuslOf(arch)])?;
+    let path = sysroot(ws)?.join(Part::MuslOf(arch).evidence()).join("self-contained/libc.a");
+    let attempted = format!("looking for the version of musl in {}", path.display());
+    let library = files::read(&path, "install the target again with rustup")?;
+    // `__libc_version`, a C string of its own object file (`src/internal/version.c`).
+    let is_version = |text: &&str| {
+        let numbers: Vec<&str> = text.split('.').collect();
+        numbers.len() == 3
+            && numbers.iter().all(|it| it.parse::<u8>().is_ok())
+            && numbers.first() == Some(&"1")
+    };
+    let texts = library.split(|byte| *byte == 0).filter_map(|text| str::from_utf8(text).ok());
+    // The string begins its section, behind bytes of other kinds.
+    let tail =
+        |text: &'_ str| text.rsplit(|c: char| c != '.' && !c.is_ascii_digit()).next().map(ToOwned::to_owned);
+    let found = texts.filter_map(tail).find(|text| is_version(&text.as_str()));
+    found.context("the library contains no version").or_fail(attempted, "correct xtask/src/toolchain.rs")
 }
 
 fn ask(ws: &Workspace, doing: &str, args: &[&str]) -> Result<String> {

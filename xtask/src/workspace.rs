@@ -38,6 +38,12 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
+    /// A workspace elsewhere.
+    #[cfg(test)]
+    pub(crate) fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), target: root.join("target") }
+    }
+
     /// The eBPF object. Not moved by CARGO_TARGET_DIR: the agent's build script looks for it here.
     pub(crate) fn bpf_object(&self) -> PathBuf {
         self.bpf_target().join("ferrule.o")

@@ -33,6 +33,8 @@ fn everything_that_the_package_refers_to_is_in_it() {
 #[test]
 fn dpkg_reads_the_package_and_the_same_files_make_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
+    // New folders inherit the set-group-ID bit, which stands for any mode that the machine would choose.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o2755)).unwrap();
     let [one, two] = ["one.deb", "two.deb"].map(|name| dir.path().join(name));
     for output in [&one, &two] {
         pack(&dir.path().join("tree"), &files(), output, 1_700_000_000).unwrap();
@@ -46,6 +48,8 @@ fn dpkg_reads_the_package_and_the_same_files_make_the_same_bytes() {
         let line = contents.lines().find(|line| line.ends_with(path)).unwrap();
         assert!(line.starts_with(&format!("{mode} root/root")) && line.contains("2023-11-14"), "{line}");
     }
+    let folders: Vec<&str> = contents.lines().filter(|line| line.ends_with('/')).collect();
+    assert!(folders.len() > 5 && folders.iter().all(|it| it.starts_with("drwxr-xr-x")), "{contents}");
 }
 
 #[test]

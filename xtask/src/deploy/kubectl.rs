@@ -10,6 +10,7 @@ use crate::{
     failure::{Failure, OrFail as _},
     run::Step,
     tools,
+    workspace::Workspace,
 };
 
 /// kubectl, with the flags that choose the cluster.
@@ -19,6 +20,8 @@ pub(super) struct Kubectl {
     pub(super) cluster: Vec<OsString>,
     pub(super) context: Option<String>,
     pub(super) timeout: String,
+    /// Where manifests are written before kubectl reads them, so that they can be inspected.
+    pub(super) manifests: PathBuf,
 }
 
 /// How long a question to the cluster may take.
@@ -29,7 +32,7 @@ const PATIENCE: &str = "--request-timeout=15s";
 impl Kubectl {
     /// # Errors
     /// If kubectl or the kubeconfig is missing.
-    pub(super) fn find(deploy: &Deploy) -> Result<Self> {
+    pub(super) fn find(ws: &Workspace, deploy: &Deploy) -> Result<Self> {
         if !tools::is_there("kubectl") {
             let remedy = "install kubectl; or print the manifests here with --dry-run, and apply them where there is one: \
                           `kubectl apply --server-side -f FILE`";
@@ -47,7 +50,8 @@ impl Kubectl {
             cluster.extend(["--context".into(), context.into()]);
         }
         let (context, timeout) = (deploy.context.clone(), deploy.timeout.clone());
-        Ok(Self { program: "kubectl".into(), cluster, context, timeout })
+        let manifests = ws.root.join("target/deploy.yaml");
+        Ok(Self { program: "kubectl".into(), cluster, context, timeout, manifests })
     }
 
     /// Checks that the context exists, the cluster answers, and is not older than 1.`minor`.

@@ -24,9 +24,6 @@ struct Cluster {
     kubectl: Kubectl,
 }
 
-/// The tests of this file write `target/deploy.yaml`.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn parse(flags: &[&str]) -> Deploy {
     Cli::try_parse_from([&["deploy"], flags].concat()).unwrap().deploy
 }
@@ -45,7 +42,13 @@ fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
     let written = Command::new("sh").args(["-c", write]).arg(&program).arg(script).status().unwrap();
     assert!(written.success());
     let cluster = ["--context", "two"].map(Into::into).to_vec();
-    let kubectl = Kubectl { program, cluster, context: Some("two".to_owned()), timeout: "9m".to_owned() };
+    let kubectl = Kubectl {
+        program,
+        cluster,
+        context: Some("two".to_owned()),
+        timeout: "9m".to_owned(),
+        manifests: dir.path().join("deploy.yaml"),
+    };
     Cluster { dir, kubectl }
 }
 
@@ -89,7 +92,7 @@ fn flags_override_files_and_files_the_chart() {
 fn what_is_not_there_is_named() {
     let no_file = parse(&["--kubeconfig", "/no/such/file"]);
     if tools_have_kubectl() {
-        let missing = Kubectl::find(&no_file).unwrap_err().to_string();
+        let missing = Kubectl::find(&Workspace::find().unwrap(), &no_file).unwrap_err().to_string();
         assert!(missing.contains("/no/such/file is not a file"), "{missing}");
     }
     let mut other = cluster(GOOD, "", 0);
@@ -106,10 +109,9 @@ fn what_is_not_there_is_named() {
 
 #[test]
 fn a_deployment_is_applied_and_followed() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let (ws, cluster) = (Workspace::find().unwrap(), cluster(GOOD, "", 0));
     install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()).unwrap();
-    let file = ws.root.join("target/deploy.yaml");
+    let file = &cluster.kubectl.manifests;
     let expected = [
         format!("--context two apply --server-side --filename {}", file.display()),
         "--context two --namespace ferrule-system rollout status daemonset/ferrule-agent --timeout 9m"
@@ -121,7 +123,6 @@ fn a_deployment_is_applied_and_followed() {
 
 #[test]
 fn a_roll_out_that_fails_shows_the_pods_and_says_how_to_see_more() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let (ws, cluster) = (Workspace::find().unwrap(), cluster(GOOD, "", 1));
     let failed = error(install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()));
     assert!(failed.contains("kubectl --context two --namespace ferrule-system logs"), "{failed}");
@@ -130,7 +131,6 @@ fn a_roll_out_that_fails_shows_the_pods_and_says_how_to_see_more() {
 
 #[test]
 fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let ws = Workspace::find().unwrap();
     let release = || parse(&[]).release().unwrap();
     let absent = cluster(GOOD, "", 0);
@@ -140,7 +140,7 @@ fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails()
     let stuck = cluster(GOOD, "a.example/ferrule:7", 1);
     uninstall(&ws, &stuck.kubectl, release(), false).unwrap_err();
     assert!(!stuck.calls().iter().any(|call| call.contains("delete")), "{:?}", stuck.calls());
-    let applied = fs::read_to_string(path_of(&ws)).unwrap();
+    let applied = fs::read_to_string(&stuck.kubectl.manifests).unwrap();
     assert!(applied.contains("image: \"a.example/ferrule:7\"") && applied.contains("--stay"), "{applied}");
 
     let clean = cluster(GOOD, "a.example/ferrule:7", 0);
@@ -154,10 +154,6 @@ fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails()
         })
         .collect();
     assert_eq!(verbs, ["jsonpath", "apply", "rollout", "delete"]);
-}
-
-fn path_of(ws: &Workspace) -> PathBuf {
-    ws.root.join("target/deploy.yaml")
 }
 
 fn tools_have_kubectl() -> bool {
