@@ -2,7 +2,7 @@
 //!
 //! An optional field of a record needs no new layout: the field gets a default (`serde(default)`). A change
 //! that an earlier agent would misread needs a new layout, because an earlier agent refuses to open a newer
-//! layout.
+//! layout. `tests/fields_of_layout_3.txt` lists the fields, with what an earlier agent does without them.
 
 use serde_json::{Map, Value};
 

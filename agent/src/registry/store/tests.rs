@@ -1,5 +1,7 @@
 //! Damaged files, other layouts, other boots and namespaces.
 
+mod fields;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
