@@ -24,7 +24,6 @@ mod leftovers;
 mod lint;
 mod mutants;
 mod oci;
-mod previous;
 mod release;
 mod remap;
 mod report;
@@ -84,11 +83,7 @@ enum Verb {
         args: Vec<String>,
     },
     /// Lint, run every test (as root), and check for leaks
-    Test {
-        /// The commit that tests of upgrades begin with [default: the last release with a tag v*]
-        #[arg(long, value_name = "REF")]
-        previous: Option<String>,
-    },
+    Test,
     /// Build, and run a benchmark (as root)
     Bench {
         #[command(subcommand)]
@@ -176,7 +171,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
             helm::check(&ws)?;
         }
         Verb::Demo { args } => return show::demo(&ws, &args),
-        Verb::Test { previous } => test::test(&ws, previous.as_deref())?,
+        Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
         Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),

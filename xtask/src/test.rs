@@ -4,23 +4,17 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 
-use crate::{
-    dist, helm, leftovers, lint,
-    previous::{self, Previous},
-    run::Step,
-    tools,
-    workspace::Workspace,
-};
+use crate::{dist, helm, leftovers, lint, run::Step, tools, workspace::Workspace};
 
 /// Tests that need root wait more than they compute: for timers of the kernel, for agents that start.
 const PRIVILEGED_THREADS: &str = "--test-threads=4";
 
 /// Lints, checks the chart with helm, runs the unit tests, builds, runs the tests that need root, and checks
-/// that they left nothing behind. `previous` names the commit from which tests upgrade.
+/// that they left nothing behind.
 ///
 /// # Errors
 /// At the first stage that fails.
-pub(crate) fn test(ws: &Workspace, previous: Option<&str>) -> Result<()> {
+pub(crate) fn test(ws: &Workspace) -> Result<()> {
     tools::need_root("running every test")?;
     tools::need(tools::TEST)?;
     tools::need(tools::RUNTIMES)?;
@@ -37,9 +31,7 @@ pub(crate) fn test(ws: &Workspace, previous: Option<&str>) -> Result<()> {
             shipped.join().map_err(|_| anyhow!("building the release binaries: panicked, see above"))?;
         both(unoptimised, shipped)
     })?;
-    // Not beside the other builds, because it puts its binaries where theirs are.
-    let previous = previous::build(ws, previous)?;
-    privileged(ws, previous.as_ref())
+    privileged(ws)
 }
 
 /// Runs the unit tests, and builds what the tests that need root are made of.
@@ -49,10 +41,10 @@ fn without_root(ws: &Workspace) -> Result<()> {
     root_tests(ws, "building the tests that need root").arg("--no-run").run()
 }
 
-fn privileged(ws: &Workspace, previous: Option<&Previous>) -> Result<()> {
+fn privileged(ws: &Workspace) -> Result<()> {
     let before = leftovers::look()?;
     let tests = root_tests(ws, "running the tests that need root").args(["--", PRIVILEGED_THREADS]);
-    let tested = previous::tell(previous, dist::tell(ws, tests)).run();
+    let tested = dist::tell(ws, tests).run();
     let clean = leftovers::check(&before);
     // What is left behind often tells how far a failed test came.
     both(tested, clean)
