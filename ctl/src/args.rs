@@ -168,9 +168,26 @@ impl Command {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::CommandFactory as _;
 
     use super::*;
+    use crate::shown;
+
+    #[test]
+    fn every_command_in_the_documents_is_one_of_ours() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let shown = shown::commands(&root, "ferrulectl").unwrap();
+        assert!(shown.len() > 30, "{shown:?}");
+        for shown::Shown { place, words } in shown {
+            assert!(
+                Args::try_parse_from(&words).is_ok(),
+                "{place}: {}",
+                Args::try_parse_from(&words).unwrap_err()
+            );
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -21,6 +21,9 @@ mod paint;
 mod plugin;
 mod pod_arg;
 mod policy;
+#[cfg(test)]
+#[path = "../../xtask/src/book/shown.rs"]
+mod shown;
 mod status;
 mod table;
 mod time;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::{
+    book,
     cargo_tool::CargoTool,
     ebpf,
     failure::Failure,
@@ -61,6 +62,7 @@ fn house_rules(ws: &Workspace) -> Result<()> {
     say("checking the house rules (xtask/src/tidy.rs) and the rooms of the agent (docs/architecture.md)");
     let mut findings: Vec<String> = tidy::check(&ws.root)?.iter().map(ToString::to_string).collect();
     findings.extend(rooms::check(&ws.root)?.iter().map(ToString::to_string));
+    findings.extend(book::check(&ws.root)?.iter().map(ToString::to_string));
     if findings.is_empty() {
         return Ok(());
     }

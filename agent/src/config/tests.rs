@@ -4,6 +4,9 @@ use std::{fs, path::Path};
 
 use super::*;
 
+#[path = "../../../xtask/src/book/shown.rs"]
+mod shown;
+
 fn config(flags: &[&str], file: Option<&str>) -> Result<Config, ConfigError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent.toml");
@@ -326,4 +329,18 @@ fn a_removal_needs_no_api_server_and_takes_the_same_directories() {
     let places = args.into_places().unwrap();
     assert_eq!(places.bpf_dir, Path::new("/sys/fs/bpf/x"));
     assert_eq!((places.state_dir, places.install), ("/run/ferrule".into(), None));
+}
+
+#[test]
+fn every_command_of_the_agent_in_the_documents_is_accepted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let shown = shown::commands(&root, "ferrule-agent").unwrap();
+    assert!(shown.len() > 3, "{shown:?}");
+    for shown::Shown { place, words } in shown {
+        assert!(
+            Args::try_parse_from(&words).is_ok(),
+            "{place}: {}",
+            Args::try_parse_from(&words).unwrap_err()
+        );
+    }
 }

@@ -142,4 +142,18 @@ mod tests {
         assert!(Args::try_parse_from(["kubectl-ferrule", "--node", "a", "--all-nodes", "status"]).is_err());
         assert!(Args::try_parse_from(["kubectl-ferrule"]).is_err());
     }
+
+    #[test]
+    fn every_command_in_the_documents_is_one_of_ours() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let shown = crate::shown::commands(&root, "kubectl ferrule").unwrap();
+        assert!(shown.len() > 3, "{shown:?}");
+        for crate::shown::Shown { place, words } in shown {
+            let args =
+                Args::try_parse_from(words.get(1..).unwrap()).unwrap_or_else(|it| panic!("{place}: {it}"));
+            let inner = std::iter::once("ferrulectl".to_owned()).chain(args.command);
+            let inner = args::Args::try_parse_from(inner);
+            assert!(inner.is_ok(), "{place}: {}", inner.unwrap_err());
+        }
+    }
 }
