@@ -17,6 +17,9 @@ pub(crate) struct CargoTool {
     pub(crate) ask_version: &'static [&'static str],
 }
 
+/// For tools that compile longer than they run.
+pub(crate) const UNOPTIMISED: &[&str] = &["--debug", "--config", "profile.dev.debug=false"];
+
 // === impl CargoTool ===
 
 impl CargoTool {

@@ -4,6 +4,7 @@
 //! xtask chart` compares the result with helm's own.
 
 mod functions;
+mod schema;
 
 use std::fs;
 
@@ -98,9 +99,11 @@ fn check(ws: &Workspace, values: &Value) -> Result<()> {
     let attempted = "checking the values against values.schema.json";
     let schema: Value =
         serde_json::from_str(&read(ws, "values.schema.json")?).or_fail(attempted, "correct the schema")?;
-    let validator = jsonschema::validator_for(&schema).or_fail(attempted, "correct the schema")?;
-    let wrong: String =
-        validator.iter_errors(values).map(|it| format!("\n    {}: {it}", it.instance_path())).collect();
+    let wrong: String = schema::errors(&schema, values)
+        .or_fail(attempted, "correct the schema")?
+        .iter()
+        .map(|it| format!("\n    {it}"))
+        .collect();
     if wrong.is_empty() {
         return Ok(());
     }

@@ -12,6 +12,7 @@ use crate::{
     chart::{self, Release},
     failure::Failure,
     files,
+    progress::Stages,
     run::say,
     workspace::Workspace,
 };
@@ -44,12 +45,15 @@ pub(crate) fn deploy(ws: &Workspace, deploy: &Deploy) -> Result<()> {
 }
 
 fn install(ws: &Workspace, kubectl: &Kubectl, release: &Release) -> Result<()> {
-    apply(ws, kubectl, release, "")?;
-    roll_out(kubectl, release, "waiting for the agents")?;
-    kubectl
-        .step("listing the agents", "run the command again")
-        .args(["--namespace", &release.namespace, "get", AGENTS])
-        .run()
+    let mut stages = Stages::of(3);
+    stages.run("applying the chart", || apply(ws, kubectl, release, ""))?;
+    let waiting = "waiting for the agents";
+    stages.run(waiting, || roll_out(kubectl, release, waiting))?;
+    let listing = "listing the agents";
+    stages.run(listing, || {
+        let list = kubectl.step(listing, "run the command again");
+        list.args(["--namespace", &release.namespace, "get", AGENTS]).run()
+    })
 }
 
 /// The template of the namespace.
@@ -76,18 +80,20 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
         chart::merge(&mut release.values, &options::image(image.trim()));
     }
     let cleaning = removing(&release, true);
-    apply(ws, kubectl, &cleaning, "agent.yaml")?;
-    roll_out(kubectl, &cleaning, "waiting until all nodes are clean")?;
+    let mut stages = Stages::of(3);
+    stages.run("replacing the agents by those that clean", || apply(ws, kubectl, &cleaning, "agent.yaml"))?;
+    let waiting = "waiting until all nodes are clean";
+    stages.run(waiting, || roll_out(kubectl, &cleaning, waiting))?;
     let path = &kubectl.manifests;
     let mut rendered = chart::render(ws, &release)?;
     // Others may use the namespace, whose deletion would delete all that is in it.
     rendered.retain(|(name, _)| *name != NAMESPACE);
     files::replace_if_changed(path, chart::join(&rendered).as_bytes())?;
-    kubectl
-        .step("deleting the manifests", "run the command again; the nodes are clean")
-        .args(["delete", "--ignore-not-found", "--filename"])
-        .arg(path)
-        .run()?;
+    let deleting = "deleting the manifests";
+    stages.run(deleting, || {
+        let delete = kubectl.step(deleting, "run the command again; the nodes are clean");
+        delete.args(["delete", "--ignore-not-found", "--filename"]).arg(path).run()
+    })?;
     say(format!("the nodes are clean, and the cluster has nothing of Ferrule but the namespace {namespace}"));
     Ok(())
 }

@@ -15,9 +15,11 @@ use object::{
 };
 
 use crate::{
-    ebpf,
+    debug, ebpf,
     failure::{Failure, OrFail as _},
-    files, remap,
+    files,
+    progress::Stages,
+    remap,
     run::{Step, say},
     toolchain::{self, Arch, Part},
     tools,
@@ -68,8 +70,11 @@ pub(crate) fn prepare(ws: &Workspace) -> Result<()> {
 /// # Errors
 /// If a binary does not build, or is not static.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
-    prepare(ws)?;
-    ebpf::build(ws)?;
+    let mut stages = Stages::of(2 + BINARIES.len());
+    stages.run("building the eBPF programs", || {
+        prepare(ws)?;
+        ebpf::build(ws)
+    })?;
     // Only for these calls, which build for a target of their own, so that other builds stay valid. Overrides
     // RUSTFLAGS, and allows spaces in paths.
     let mut flags = remap::flags(ws, ws.target())?;
@@ -77,20 +82,21 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     let flags = flags.join("\u{1f}");
     let target = toolchain::musl_target();
     for binary in BINARIES {
-        ws.cargo_host("build", format!("building {binary}"), "repair what the compiler names")
+        let doing = format!("building {binary}");
+        let step = ws
+            .cargo_host("build", &doing, "repair what the compiler names")
             .args(["--package", binary.package, "--bin", binary.name])
             .args(["--profile", binary.profile, "--target", &target])
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
             // Overrides CC, which may be set for another C library.
             .env(&format!("CC_{}", target.replace('-', "_")), "musl-gcc")
             // mimalloc embeds the time of compilation, which would make builds differ.
-            .env("SOURCE_DATE_EPOCH", "0")
-            .run()?;
+            .env("SOURCE_DATE_EPOCH", "0");
+        stages.run(&doing, || step.run())?;
     }
-    for binary in BINARIES {
-        binary.ship(ws, &target, &ws.dist())?;
-    }
-    Ok(())
+    stages.run("collecting the binaries", || {
+        BINARIES.into_iter().try_for_each(|binary| binary.ship(ws, &target, &ws.dist()))
+    })
 }
 
 /// Where [`build_for`] puts binaries.
@@ -109,26 +115,27 @@ pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
     }
     tools::need(tools::cross(arch))?;
     toolchain::need(ws, &[Part::MuslOf(arch)])?;
-    ebpf::build(ws)?;
+    let mut stages = Stages::of(2 + BINARIES.len());
+    stages.run("building the eBPF programs", || ebpf::build(ws))?;
     let mut flags = remap::flags(ws, ws.target())?;
     flags.extend(CROSS_LINKER.map(ToOwned::to_owned));
     let flags = flags.join("\u{1f}");
     let target = arch.target();
     for binary in BINARIES {
         let doing = format!("building {binary} for {}", arch.oci());
-        ws.cargo_host("build", doing, "repair what the compiler names")
+        let step = ws
+            .cargo_host("build", &doing, "repair what the compiler names")
             .args(["--package", binary.package, "--bin", binary.name])
             .args(["--profile", binary.profile, "--target", &target])
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
             .env(&format!("CC_{}", target.replace('-', "_")), format!("{}-linux-gnu-gcc", arch.rust()))
             .env(&format!("AR_{}", target.replace('-', "_")), format!("{}-linux-gnu-ar", arch.rust()))
-            .env("SOURCE_DATE_EPOCH", "0")
-            .run()?;
+            .env("SOURCE_DATE_EPOCH", "0");
+        stages.run(&doing, || step.run())?;
     }
-    for binary in BINARIES {
-        binary.ship(ws, &target, &folder(ws, arch))?;
-    }
-    Ok(())
+    stages.run("collecting the binaries", || {
+        BINARIES.into_iter().try_for_each(|binary| binary.ship(ws, &target, &folder(ws, arch)))
+    })
 }
 
 /// Builds an agent with crash points into `target/dist/test/`: not static, never shipped.
@@ -136,10 +143,10 @@ pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
 /// # Errors
 /// If it does not build.
 pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
-    ws.cargo_host("build", "building an agent with crash points", "repair what the compiler names")
-        .args(["--package", AGENT, "--bin", AGENT, "--features", "crash-points"])
+    debug::build(ws, "building an agent with crash points", &[AGENT])
+        .args(["--features", "ferrule-agent/crash-points"])
         .run()?;
-    let built = ws.target().join("debug").join(AGENT);
+    let built = debug::folder(ws).join(AGENT);
     if !has_crash_points(&built)? {
         let (why, remedy) =
             ("the binary has none", "compare CRASH_POINTS in xtask/src/dist.rs with agent/src/crash.rs");
@@ -160,7 +167,12 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 
 /// Passes the locations of the results of [`build`] to `step`.
 pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
-    step.env(DIST_VARIABLE, ws.dist()).env(OBJECT_VARIABLE, ws.bpf_object())
+    tell_of(ws, step, &ws.dist())
+}
+
+/// Passes the locations of the binaries and the eBPF object to `step`.
+pub(crate) fn tell_of(ws: &Workspace, step: Step, binaries: &Path) -> Step {
+    step.env(DIST_VARIABLE, binaries).env(OBJECT_VARIABLE, ws.bpf_object())
 }
 
 // === impl Binary ===

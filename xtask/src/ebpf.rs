@@ -14,7 +14,7 @@ use anyhow::Result;
 
 use crate::{
     btf,
-    cargo_tool::CargoTool,
+    cargo_tool::{CargoTool, UNOPTIMISED},
     failure::{Failure, OrFail as _},
     files::{self, Written},
     remap, report,
@@ -24,8 +24,9 @@ use crate::{
 };
 
 /// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer versions ship another LLVM.
+/// Unoptimised, which halves the time of the build: nearly all the work is LLVM's.
 const LINKER: CargoTool =
-    CargoTool { name: "bpf-linker", version: "0.10.4", options: &[], ask_version: &["--version"] };
+    CargoTool { name: "bpf-linker", version: "0.10.4", options: UNOPTIMISED, ask_version: &["--version"] };
 /// The environment variable that overrides the path of bpf-linker.
 const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
 

@@ -11,6 +11,7 @@ use crate::{
     failure::OrFail as _,
     files,
     oci::{CREATED, Image, Node, Tree},
+    progress::Stages,
     run::say,
     sbom,
     toolchain::{self, Arch},
@@ -55,8 +56,10 @@ const SBOM: &str = "usr/share/doc/ferrule/sbom.spdx.json";
 /// # Errors
 /// If something does not build, or the image cannot be written.
 pub(crate) fn image(ws: &Workspace, options: Options) -> Result<()> {
+    let mut stages = Stages::of(3);
     let commit = Commit::of(ws)?;
-    let bill = sbom::generate(ws, VERSION, &commit.revision, &commit.time)?;
+    let listing = "listing what is linked";
+    let bill = stages.run(listing, || sbom::generate(ws, VERSION, &commit.revision, &commit.time))?;
     let native = Arch::native().into_iter().collect();
     let archs: Vec<Arch> = match options.arch {
         None => native,
@@ -65,10 +68,13 @@ pub(crate) fn image(ws: &Workspace, options: Options) -> Result<()> {
         Some(Platforms::All) => Arch::ALL.into(),
     };
     let mut roots = Vec::new();
-    for arch in archs {
-        dist::build_for(ws, arch)?;
-        roots.push((arch, root(ws, arch, &bill)?));
-    }
+    stages.run("building the binaries", || {
+        for arch in archs {
+            dist::build_for(ws, arch)?;
+            roots.push((arch, root(ws, arch, &bill)?));
+        }
+        Ok(())
+    })?;
     let image = Image {
         name: "ferrule".to_owned(),
         version: VERSION.to_owned(),
@@ -76,7 +82,8 @@ pub(crate) fn image(ws: &Workspace, options: Options) -> Result<()> {
         labels: labels(&commit, &toolchain::release(ws)?),
         roots,
     };
-    let packed = image.pack().or_fail("packing the image", "see which path it names")?;
+    let packing = "packing the image";
+    let packed = stages.run(packing, || image.pack().or_fail(packing, "see which path it names"))?;
     let suffix = options.arch.and_then(|it| it.to_possible_value()).map(|it| format!("-{}", it.get_name()));
     let name = format!("ferrule-{VERSION}{}", suffix.unwrap_or_default());
     files::replace_if_changed(&ws.dist().join(format!("ferrule-{VERSION}.spdx.json")), bill.as_bytes())?;

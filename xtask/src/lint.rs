@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::{
     book,
     cargo_tool::CargoTool,
-    ebpf,
+    debug, ebpf,
     failure::Failure,
     rooms,
     run::{Step, say},
@@ -36,7 +36,8 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
     ebpf::build(ws)?;
     ebpf::clippy(ws)?;
     ws.cargo_host("clippy", "clippy on everything else, tests included", "do as clippy says")
-        .args(["--workspace", "--exclude", "agent-ebpf", "--all-targets", "--", "-D", "warnings"])
+        .args(debug::ALL)
+        .args(["--all-targets", "--", "-D", "warnings"])
         .run()
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask`: the only entry point for building, testing, showing and deploying Ferrule.
 //!
-//! Every step prints one line; every failure names the attempt, the reason and the remedy. Steps install
-//! missing programs, or name them: no step is skipped.
+//! Every step prints one line, and how long it took; every failure names the attempt, the reason and the
+//! remedy. Steps install missing programs, or name them: no step is skipped.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod chart;
 mod citations;
 mod commit;
 mod deb;
+mod debug;
 mod deploy;
 mod dist;
 mod ebpf;
@@ -25,6 +26,7 @@ mod leftovers;
 mod lint;
 mod mutants;
 mod oci;
+mod progress;
 mod release;
 mod remap;
 mod report;
@@ -39,12 +41,16 @@ mod tools;
 mod words;
 mod workspace;
 
-use std::process::ExitCode;
+use std::{
+    env,
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitCode},
+};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{deploy::Deploy, mutants::Mutants, workspace::Workspace};
+use crate::{deploy::Deploy, mutants::Mutants, progress::Stages, workspace::Workspace};
 
 /// Build, test, demonstrate and deploy Ferrule.
 #[derive(Debug, Parser)]
@@ -81,9 +87,12 @@ enum Verb {
     ///
     /// Uses the mdbook in PATH if it has the pinned version, or installs one into target/tools by pip.
     Book,
-    /// Build, and run the demo (as root)
+    /// Build without optimisation, which takes a fraction of the time, and run the demo (as root)
     Demo {
-        /// Arguments of the demo
+        /// Show the static release binaries instead
+        #[arg(long)]
+        release: bool,
+        /// Arguments of the demo, after those of xtask
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -160,6 +169,9 @@ fn main() -> ExitCode {
 }
 
 fn run(verb: Verb) -> Result<ExitCode> {
+    if !cfg!(feature = "schema") && verb.needs_schema() {
+        return Err(again());
+    }
     let ws = Workspace::find()?;
     match verb {
         Verb::BuildEbpf => {
@@ -172,11 +184,12 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Deb(options) => drop(deb::deb(&ws, &options)?),
         Verb::Release(options) => release::release(&ws, &options)?,
         Verb::Chart => {
-            kustomize::write(&ws)?;
-            helm::check(&ws)?;
+            let mut stages = Stages::of(2);
+            stages.run("rendering the chart", || kustomize::write(&ws))?;
+            stages.run("comparing with helm", || helm::check(&ws))?;
         }
         Verb::Book => book::build(&ws)?,
-        Verb::Demo { args } => return show::demo(&ws, &args),
+        Verb::Demo { release, args } => return show::demo(&ws, release, &args),
         Verb::Test => test::test(&ws)?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
@@ -189,6 +202,33 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Mutants(options) => return mutants::mutants(&ws, &options),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Becomes an xtask with all features, for the same command; returns only if that fails.
+fn again() -> anyhow::Error {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["run", "--quiet", "--package", env!("CARGO_PKG_NAME"), "--"]).args(env::args_os().skip(1));
+    anyhow::Error::new(command.exec()).context("starting cargo for an xtask with all features")
+}
+
+// === impl Verb ===
+
+impl Verb {
+    /// Whether the command may render the chart, which checks values.
+    const fn needs_schema(&self) -> bool {
+        !matches!(
+            self,
+            Self::BuildEbpf
+                | Self::Build
+                | Self::Image(_)
+                | Self::Deb(_)
+                | Self::Demo { .. }
+                | Self::Bench { .. }
+                | Self::Lint
+                | Self::Mutants(_)
+        )
+    }
 }
 
 #[cfg(test)]
@@ -216,6 +256,8 @@ mod tests {
     #[test]
     fn flags_after_demo_are_passed_to_the_demo() {
         let cli = Cli::try_parse_from(["xtask", "demo", "--nodes", "3", "-v"]).unwrap();
-        assert!(matches!(cli.verb, Verb::Demo { args } if args == ["--nodes", "3", "-v"]));
+        assert!(matches!(cli.verb, Verb::Demo { release: false, args } if args == ["--nodes", "3", "-v"]));
+        let cli = Cli::try_parse_from(["xtask", "demo", "--release", "--standalone"]).unwrap();
+        assert!(matches!(cli.verb, Verb::Demo { release: true, args } if args == ["--standalone"]));
     }
 }

@@ -29,7 +29,7 @@ use self::{
     room::Room,
 };
 use crate::{
-    cargo_tool::CargoTool,
+    cargo_tool::{CargoTool, UNOPTIMISED},
     failure::{Failure, OrFail as _},
     files,
     run::{Step, say},
@@ -40,7 +40,7 @@ use crate::{
 const MUTANTS: CargoTool = CargoTool {
     name: "cargo-mutants",
     version: "27.1.0",
-    options: &["--debug", "--config", "profile.dev.debug=false"],
+    options: UNOPTIMISED,
     ask_version: &["mutants", "--version"],
 };
 

@@ -11,7 +11,8 @@ use std::{
 
 use anyhow::Result;
 
-use crate::failure::Failure;
+pub(crate) use crate::progress::say;
+use crate::{failure::Failure, progress};
 
 /// One program to run, and what to tell people about it.
 #[derive(Debug)]
@@ -19,11 +20,6 @@ pub(crate) struct Step {
     doing: String,
     remedy: String,
     command: Command,
-}
-
-/// Prints the one line that every step prints.
-pub(crate) fn say(doing: impl AsRef<str>) {
-    eprintln!("==> {}", doing.as_ref());
 }
 
 /// Where programs are looked for: PATH, and where Debian keeps those for root, which `su` leaves out of it.
@@ -110,7 +106,8 @@ impl Step {
     }
 
     fn start(&mut self) -> Result<ExitStatus> {
-        let status = self.command.status();
+        let command = &mut self.command;
+        let status = progress::during(&self.doing, || command.status());
         Ok(status.map_err(|error| self.not_started(&error))?)
     }
 

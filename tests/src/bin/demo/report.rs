@@ -1,6 +1,12 @@
 //! The demo's output: chapters of verified facts, and a summary.
 
-use std::time::{Duration, Instant};
+use std::{
+    env,
+    time::{Duration, Instant},
+};
+
+/// Names the build of the shown binaries, which their times depend on.
+const BUILD_VARIABLE: &str = "FERRULE_BUILD";
 
 /// Prints facts and collects them for the summary.
 pub(crate) struct Report {
@@ -65,8 +71,9 @@ impl Report {
         } else {
             "A fact does not hold; see above."
         };
+        let build = env::var(BUILD_VARIABLE).unwrap_or_else(|_| "unknown".to_owned());
         println!(
-            "\n{verdict} {holding} of {} facts hold, in {:.1} s.",
+            "\n{verdict} {holding} of {} facts hold, in {:.1} s. The times are those of {build} binaries.",
             self.facts.len(),
             self.start.elapsed().as_secs_f64()
         );
