@@ -65,6 +65,11 @@ impl Step {
         self
     }
 
+    pub(crate) fn env_remove(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
     pub(crate) fn current_dir(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
         self
@@ -136,7 +141,8 @@ impl Step {
 fn command_line(command: &Command) -> String {
     let mut line = String::new();
     for (name, value) in command.get_envs().filter(|(name, _)| *name != "PATH") {
-        let value = value.unwrap_or_default().to_string_lossy().replace('\u{1f}', "\\x1f");
+        let Some(value) = value else { continue };
+        let value = value.to_string_lossy().replace('\u{1f}', "\\x1f");
         // Writing to a String cannot fail.
         let _ = write!(line, "{}={} ", name.to_string_lossy(), quote(&value));
     }

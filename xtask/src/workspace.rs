@@ -76,7 +76,11 @@ impl Workspace {
 
     /// `cargo <verb>` in the workspace.
     pub(crate) fn cargo(&self, verb: &str, doing: impl Into<String>, remedy: impl Into<String>) -> Step {
-        Step::new(cargo(), doing, remedy).current_dir(&self.root).arg(verb)
+        let step = Step::new(cargo(), doing, remedy).current_dir(&self.root).arg(verb);
+        // Those of xtask itself. A build script that reads them, such as ring's, would run again whenever a
+        // contributor's own cargo follows xtask, and all that depends on its crate would be compiled again.
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        names.filter(|name| is_of_a_package(name)).fold(step, |step, name| step.env_remove(&name))
     }
 
     /// `cargo <verb>` in the workspace, for a verb that builds for the host. The explicit target
@@ -86,7 +90,28 @@ impl Workspace {
     }
 }
 
+/// Whether cargo sets this variable for the programs of a package.
+fn is_of_a_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+}
+
 /// The cargo that started us, else the one in PATH.
 fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_variables_of_a_package_are_kept_from_cargo() {
+        for own in ["CARGO_PKG_NAME", "CARGO_PKG_VERSION_MAJOR", "CARGO_MANIFEST_DIR"] {
+            // Cargo sets them for this test.
+            assert!(is_of_a_package(own) && env::var_os(own).is_some(), "{own}");
+        }
+        for theirs in ["CARGO", "CARGO_HOME", "CARGO_TARGET_DIR", "CARGO_INCREMENTAL", "CARGO_BUILD_JOBS"] {
+            assert!(!is_of_a_package(theirs), "{theirs}");
+        }
+    }
 }

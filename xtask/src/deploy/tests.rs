@@ -1,11 +1,6 @@
 //! What is asked of kubectl, in which order, and the errors for each thing that is not there.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::Mutex,
-};
+use std::{fs, path::Path, process::Command};
 
 use clap::Parser;
 use tempfile::TempDir;
