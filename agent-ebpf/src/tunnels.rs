@@ -1,7 +1,7 @@
 //! Tunnels that end at a node: a packet inside of one would come out as if from another host, unchecked.
 //!
-//! The receiver of a packet of the tunnel believes the node that sends. So nothing on that node but the tunnel
-//! device may send to the tunnel's port: no pod ([`check`]), and no process or Service of the node
+//! The receiver of a packet of the tunnel believes the node that sends. So nothing on that node but the
+//! tunnel device may send to the tunnel's port: no pod ([`check`]), and no process or Service of the node
 //! ([`check_uplink`]).
 
 use agent_common::{DropReason, NodeEntry};

@@ -75,7 +75,8 @@ enum Verb {
     Deb(deb::Options),
     /// Prepare a release, or build everything that users get of it into target/release-VERSION/
     ///
-    /// First with --prepare; then, after its result is committed, without. docs/releasing.md is the procedure.
+    /// First with --prepare; then, after its result is committed, without. docs/releasing.md is the
+    /// procedure.
     Release(release::Options),
     /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),

@@ -1,7 +1,7 @@
 //! The bill of materials: what is linked into the binaries, in SPDX 2.3 as JSON.
 //!
-//! The crates and their licenses are what cargo resolves; the sums are those of Cargo.lock. The agent contains
-//! the eBPF programs. Rust's standard library and musl come with the toolchain.
+//! The crates and their licenses are what cargo resolves; the sums are those of Cargo.lock. The agent
+//! contains the eBPF programs. Rust's standard library and musl come with the toolchain.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -113,8 +113,8 @@ pub(super) fn look_up_batch<K: Pod, V: Pod>(
         elem_flags: 0,
         flags: 0,
     };
-    // SAFETY: the kernel reads a key of the map from `behind`, writes one to `next`, and at most `most` keys and
-    // values, for which there is room; a place in a trie is a key.
+    // SAFETY: the kernel reads a key of the map from `behind`, writes one to `next`, and at most `most` keys
+    // and values, for which there is room; a place in a trie is a key.
     match unsafe { call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
         Ok(_) => {}
         // The last rows.

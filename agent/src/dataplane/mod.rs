@@ -308,8 +308,8 @@ impl Dataplane {
         self.reader.nodes()
     }
 
-    /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the rows before. Removes
-    /// even if a row cannot be written: a full map has room then.
+    /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the rows before.
+    /// Removes even if a row cannot be written: a full map has room then.
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.

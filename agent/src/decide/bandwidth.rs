@@ -75,7 +75,8 @@ impl IgnoredBandwidths {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// The pod's limits, in bits per second: what it receives, and what it sends. `None` before it is attached.
+    /// The pod's limits, in bits per second: what it receives, and what it sends. `None` before it is
+    /// attached.
     fn limits(&self, pod: &PodRef) -> Option<(Option<u64>, Option<u64>)> {
         let is_of_pod = |of: &PodRef| {
             (&of.namespace, &of.name) == (&pod.namespace, &pod.name)

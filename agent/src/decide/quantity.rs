@@ -22,8 +22,8 @@ const SUFFIXES: [(&str, u128, u128); 16] = [
 /// Digits before and behind the point, so that no product overflows.
 const DIGITS: usize = 18;
 
-/// The value, rounded up to a whole number as Kubernetes does. `None` if the text is no quantity, is negative,
-/// or is too large.
+/// The value, rounded up to a whole number as Kubernetes does. `None` if the text is no quantity, is
+/// negative, or is too large.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+')).unwrap_or(text.len());
     let (number, suffix) = text.split_at_checked(end)?;

@@ -321,8 +321,8 @@ impl Keeper {
         counted
     }
 
-    /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's sight:
-    /// it forgets them.
+    /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's
+    /// sight: it forgets them.
     fn keep_rows(&self, plan: &Plan, rows: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
         let before = self.dataplane.set_nodes(rows)?;
         let faster = plan.faster(&before, rows);

@@ -4,6 +4,7 @@
 //! between namespaces, deletes a device or starts a process. One request waits for an RCU grace period, an
 //! expedited one: the first filter on a new qdisc (`mini_qdisc_pair_swap` in the kernel).
 
+mod carrier;
 pub mod connected;
 pub mod default_route;
 pub mod filter;

@@ -26,6 +26,7 @@ use rtnetlink::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::carrier;
 use crate::{
     chain::chain,
     crash::{self, Step},
@@ -404,7 +405,7 @@ impl Socket {
     /// # Errors
     /// If the socket's namespace has no interface of that name.
     pub fn sync_carrier(&self, ifname: &IfName) -> Result<(), NetlinkError> {
-        sync_carrier(&borrow(&self.raw), ifname)
+        carrier::sync(borrow(&self.raw), ifname)
             .map_err(|errno| NetlinkError::new(format!("activate the queue of {ifname}"), errno.into()))
     }
 
@@ -534,34 +535,6 @@ pub(super) fn hint(flags: u16, header: &[u8]) -> Option<String> {
         NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
     let text = String::from_utf8_lossy(attribute.value());
     Some(text.trim_end_matches('\0').to_owned())
-}
-
-#[expect(unsafe_code, reason = "nix has no wrapper for the ioctls of interfaces")]
-fn sync_carrier(socket: &BorrowedFd<'_>, ifname: &IfName) -> nix::Result<()> {
-    /// `struct ethtool_value` in `linux/ethtool.h`.
-    #[repr(C)]
-    struct Value {
-        command: u32,
-        data: u32,
-    }
-    /// `struct ifreq` in `linux/if.h`, which ends in a union of 24 bytes.
-    #[repr(C)]
-    struct Named {
-        name: [u8; 16],
-        value: *mut Value,
-        rest: [u8; 16],
-    }
-    const ETHTOOL_GLINK: u32 = 0x0a;
-    // `SIOCETHTOOL` in `linux/sockios.h`.
-    nix::ioctl_readwrite_bad!(ethtool, 0x8946, Named);
-
-    let mut value = Value { command: ETHTOOL_GLINK, data: 0 };
-    let mut named = Named { name: [0; 16], value: &mut value, rest: [0; 16] };
-    // The terminating zero stays: a name has at most 15 bytes.
-    named.name.iter_mut().zip(ifname.as_str().bytes()).for_each(|(to, from)| *to = from);
-    // SAFETY: the kernel reads the name and the command, and writes to these two structures only; both
-    // outlive the call.
-    unsafe { ethtool(socket.as_raw_fd(), &mut named) }.map(drop)
 }
 
 #[expect(unsafe_code, reason = "netlink-sys exposes only the number of its descriptor")]

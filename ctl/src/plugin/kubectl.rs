@@ -47,8 +47,8 @@ impl Kubectl {
         Ok(text.lines().map(str::to_owned).filter(|it| !it.is_empty()).collect())
     }
 
-    /// Runs `ferrulectl` in a pod; returns its exit code, `None` if kubectl itself has failed, in its own words
-    /// on standard error.
+    /// Runs `ferrulectl` in a pod; returns its exit code, `None` if kubectl itself has failed, in its own
+    /// words on standard error.
     ///
     /// # Errors
     /// If kubectl cannot be run.

@@ -1,5 +1,5 @@
-//! `to_link` at an uplink: what is not the tunnel's does not get to the tunnel's port of a node. Packets that a
-//! test gives to a program have no stamp, as those of the node's processes.
+//! `to_link` at an uplink: what is not the tunnel's does not get to the tunnel's port of a node. Packets that
+//! a test gives to a program have no stamp, as those of the node's processes.
 
 use agent_common::{DropReason, TUNNEL_PORT};
 use anyhow::ensure;

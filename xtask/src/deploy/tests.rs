@@ -31,8 +31,8 @@ fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
          */version*) {version} ;;\n*jsonpath*) echo '{image}' ;;\n*rollout*) exit {rollout} ;;\nesac\n",
         log = dir.path().join("log").display(),
     );
-    // By a process of its own: one that another test starts meanwhile would have the file open for writing, and
-    // the kernel would not run it (ETXTBSY).
+    // By a process of its own: one that another test starts meanwhile would have the file open for writing,
+    // and the kernel would not run it (ETXTBSY).
     let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     let written = Command::new("sh").args(["-c", write]).arg(&program).arg(script).status().unwrap();
     assert!(written.success());

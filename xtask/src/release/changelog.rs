@@ -1,5 +1,5 @@
-//! The changelog, in the form of Keep a Changelog: `## [1.2.3] - 2026-01-31`, newest first, and `###` for each
-//! kind of change.
+//! The changelog, in the form of Keep a Changelog: `## [1.2.3] - 2026-01-31`, newest first, and `###` for
+//! each kind of change.
 
 use anyhow::{Context as _, Result, bail, ensure};
 

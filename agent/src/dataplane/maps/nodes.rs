@@ -77,8 +77,8 @@ impl Nodes {
         read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))
     }
 
-    /// Sets rows, or removes them all, by one system call. Otherwise row by row: a full map takes some of them,
-    /// and older kernels have no such call for tries.
+    /// Sets rows, or removes them all, by one system call. Otherwise row by row: a full map takes some of
+    /// them, and older kernels have no such call for tries.
     fn set_batch(&mut self, rows: &[(NodeKey, Option<NodeEntry>)]) -> Result<(), MapFailure> {
         let (keys, values): (Vec<_>, Vec<_>) = rows.iter().map(|(key, row)| (trie_key(*key), *row)).unzip();
         if set_all(self.map.map(), &keys, values) {

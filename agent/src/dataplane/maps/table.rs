@@ -116,8 +116,8 @@ pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), Ma
     inserted
 }
 
-/// The rows of a trie, many by one system call; `None` if the kernel has no such call. The walk has at most so
-/// many steps.
+/// The rows of a trie, many by one system call; `None` if the kernel has no such call. The walk has at most
+/// so many steps.
 pub fn rows_of_trie<K: Pod, V: Pod>(map: &MapData, limit: usize) -> Option<Vec<(K, V)>> {
     let mut rows: Vec<(K, V)> = Vec::new();
     while rows.len() < limit {

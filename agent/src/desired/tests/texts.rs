@@ -227,3 +227,18 @@ fn the_expected_mtu_is_shown_with_its_bound() {
     assert_eq!(ExpectedMtu::Exactly(1500).to_string(), "1500");
     assert_eq!(ExpectedMtu::AtMost(1500).to_string(), "at most 1500");
 }
+
+#[test]
+fn deviations_name_found_and_expected() {
+    let mut case = Case::new();
+    case.pod().mac = Some(Mac(GATEWAY_MAC));
+    let desired = desired(&case.attachment, PROGRAMS).unwrap();
+    let pod = PodEnd::Present(case.pod.as_ref().unwrap());
+    let Inventory { host, entries, .. } = &case.actual;
+    let found = desired.diff(&Actual { host, entries, netns_exists: true, pod });
+    let expected =
+        format!("pod-mac: wrong MAC {}, expected {MAC}, on the pod's interface eth0", Mac(GATEWAY_MAC));
+    assert_eq!(summary(&found), expected);
+    let many: Vec<_> = found.iter().cycle().take(5).cloned().collect();
+    assert!(summary(&many).ends_with("; and 2 more"), "{}", summary(&many));
+}

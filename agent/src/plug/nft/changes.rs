@@ -44,8 +44,8 @@ impl Changes {
         Ok(Self { socket, message: Vec::with_capacity(DATAGRAM) })
     }
 
-    /// Waits for the next change of a table by another program, or until the kernel has dropped notifications.
-    /// Cancel safe.
+    /// Waits for the next change of a table by another program, or until the kernel has dropped
+    /// notifications. Cancel safe.
     ///
     /// # Errors
     /// If the socket fails.

@@ -1,12 +1,12 @@
-//! Flows that conntrack remembers, and that a change of the node's ports, or of the ways to other nodes, makes
-//! wrong.
+//! Flows that conntrack remembers, and that a change of the node's ports, or of the ways to other nodes,
+//! makes wrong.
 //!
 //! Rules translate only the first packet of a flow, and conntrack repeats that for the others. A flow of UDP
 //! has no end: while a client sends, its packets would go where a port has led before.
 //!
-//! A TCP connection that no longer passes the stack goes on without conntrack's notice. If the connection comes
-//! back, conntrack calls its packets invalid, because they are far ahead; one that it does not know, it takes
-//! up as it is (`nf_conntrack_tcp_loose`, which is on by default).
+//! A TCP connection that no longer passes the stack goes on without conntrack's notice. If the connection
+//! comes back, conntrack calls its packets invalid, because they are far ahead; one that it does not know, it
+//! takes up as it is (`nf_conntrack_tcp_loose`, which is on by default).
 
 use std::{
     io,

@@ -33,7 +33,8 @@ fn list() -> Vec<Line<'static>> {
         .collect()
 }
 
-/// A record in which every field is set. No field is left to a default, so that a new one has to be named here.
+/// A record in which every field is set. No field is left to a default, so that a new one has to be named
+/// here.
 fn fullest() -> Kept {
     let Attachment { key, state, pod, netns, netns_id, host, created_at_ms, created_since_boot_ns, .. } =
         attachment(2);
