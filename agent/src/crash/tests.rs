@@ -53,7 +53,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("registry/directory.rs", "File::options()", "the file is only a lock"),
     ("registry/directory.rs", "lock.set_len(0)", "the PID in the file is for operators"),
     ("reconcile/deferred.rs", "File::options()", "the file is only a lock"),
-    ("plug/netlink.rs", "unsafe { ethtool(", "the kernel does the same a little later"),
+    ("plug/carrier.rs", "unsafe { ethtool(", "the kernel does the same a little later"),
     ("dataplane/mod.rs", "program.load()", "a program on no interface dies with the agent"),
     ("dataplane/counted_flows.rs", "self.map.remove(", "the map dies with the agent"),
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
