@@ -257,7 +257,7 @@ impl Size {
     /// The bounds of growth prove nothing if the measurements are of nothing.
     fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
         ensure!(self.pins.len() == PINS_OF_ALL_MAPS, "{self:?}");
-        ensure!(self.programs == 5 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
+        ensure!(self.programs == 6 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
         ensure!(self.anonymous_kib > 1024 && self.store_bytes > 0, "{self:?}");
         // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.
         ensure!(self.kernel.len() >= 9, "{self:?}");
