@@ -114,6 +114,24 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "nodes-leave", prepare: joined, act: leave, retry: leave_again, ..WITH_NODES },
     Scenario { name: "nodes-start", prepare: damaged_nodes, act: start, retry: leave_again, ..WITH_NODES },
     Scenario {
+        name: "add-port",
+        is_crash_point: |step| step.starts_with("add."),
+        prepare: new_pod_with_port,
+        act: add,
+        meanwhile: sometimes_del,
+        retry: publish_again,
+        ..DEFAULT
+    },
+    Scenario {
+        name: "del-port",
+        is_crash_point: |step| step.starts_with("del."),
+        prepare: attached_pod_with_port,
+        act: del,
+        meanwhile: sometimes_del,
+        retry: publish_again,
+        ..DEFAULT
+    },
+    Scenario {
         name: "policy",
         has_cluster: true,
         is_crash_point: |step| step.starts_with("policy.") || step.starts_with("kernel.map_"),
@@ -171,6 +189,8 @@ const WITH_NODES: Scenario = Scenario {
 
 const STATE: &str = "/run/ferrule";
 const TRY_AGAIN: u64 = 11;
+/// Of the node, and leads to a pod.
+const PORT: u16 = 8080;
 /// The link group of a tunnel device without an alias.
 const MARK: u32 = 0x6665_7274;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -261,6 +281,50 @@ fn add_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
     fixture.check()?;
     fixture.del(&pod)?;
     fixture.pods.push(pod);
+    Ok(())
+}
+
+// === Ports of the node ===
+
+fn new_pod_with_port(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    let call = json!({
+        "io.kubernetes.cri.pod-annotations": {},
+        "portMappings": [{ "hostPort": PORT, "containerPort": 80, "protocol": "tcp" }],
+    });
+    fixture.runtime = fixture.runtime.clone().with("runtimeConfig", call);
+    new_pod(fixture)
+}
+
+fn attached_pod_with_port(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    new_pod_with_port(fixture)?;
+    let mut pod = the_pod(fixture)?;
+    fixture.add(&mut pod)?;
+    ensure_published(true)
+}
+
+/// The port leads to the pod for as long as the pod is attached, and a new sandbox can have the port.
+fn publish_again(fixture: &mut Fixture<'_>, number: usize) -> anyhow::Result<()> {
+    let mut pod = fixture.pods.pop().context("no pod")?;
+    ensure_published(fixture.attached.contains(&pod.container_id)).context("after the start")?;
+    if number % 2 == 1 {
+        fixture.del(&pod)?;
+        ensure_published(false).context("after a DEL")?;
+        pod = fixture.next_sandbox(pod)?;
+    }
+    fixture.add(&mut pod)?;
+    ensure_published(true).context("after an ADD")?;
+    fixture.del(&pod)?;
+    ensure_published(false).context("after the last DEL")?;
+    fixture.pods.push(pod);
+    Ok(())
+}
+
+/// No pod of the scenario has another port, so that there is no table without this one.
+fn ensure_published(is_expected: bool) -> anyhow::Result<()> {
+    let rules = sys::run("nft -nn list ruleset")?;
+    let port = format!("6 . {PORT} : ");
+    ensure!(rules.contains(&port) == is_expected, "port {PORT} published: {}: {rules}", !is_expected);
+    ensure!(rules.contains("table inet ferrule-ports") == is_expected, "a table is left: {rules}");
     Ok(())
 }
 

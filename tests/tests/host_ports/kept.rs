@@ -4,7 +4,7 @@ use std::{fs, net::TcpStream};
 
 use anyhow::ensure;
 use ferrule_tests::{
-    node::{NODE_V4, Node, with_agent},
+    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent},
     sys,
 };
 use serde_json::json;
@@ -166,6 +166,27 @@ fn a_del_without_an_agent_closes_the_ports_at_the_next_start() {
         node.start_again()?;
         let table = listed()?;
         ensure!(!table.contains("8080") && table.contains("9090"), "{table}");
+        let (pod, _) = attach(node, "c", mappings())?;
+        tcp_client(&pod, Some(other.path()), at(NODE_V4)?).map(drop)
+    })
+    .unwrap();
+}
+
+/// Nothing calls DEL for such a pod.
+#[test]
+fn ports_of_a_pod_that_went_while_no_agent_ran_are_closed_after_the_start() {
+    on_node(|node| {
+        let ranges = ["--pod-cidr", POD_V4, "--pod-cidr", POD_V6];
+        node.start_agent_with(&[&["--standalone", "--reconcile-period", "1"], &ranges[..]].concat())?;
+        let (pod, _) = attach(node, "a", mappings())?;
+        let (other, _) = attach(node, "b", json!([{ "hostPort": 9090, "containerPort": 80 }]))?;
+        node.kill_agent()?;
+        pod.remove()?;
+        let table = listed()?;
+        ensure!(table.contains("8080") && table.contains("9090"), "{table}");
+        node.start_again()?;
+        sys::wait_until("the port is closed", TIMEOUT * 2, || Ok(!listed()?.contains("8080")))?;
+        ensure!(listed()?.contains("9090"), "the port of another pod is closed: {}", listed()?);
         let (pod, _) = attach(node, "c", mappings())?;
         tcp_client(&pod, Some(other.path()), at(NODE_V4)?).map(drop)
     })

@@ -6,6 +6,7 @@ mod fixture;
 mod forgers;
 mod healing;
 mod hosts;
+mod limits;
 mod many;
 mod other_routes;
 mod paths;
