@@ -33,6 +33,7 @@ mod report;
 mod rooms;
 mod run;
 mod sbom;
+mod second_try;
 mod show;
 mod test;
 mod tidy;

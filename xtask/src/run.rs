@@ -4,15 +4,23 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt::Write as _,
-    io,
+    io::{self, BufRead as _, BufReader, Write as _},
     path::Path,
-    process::{Command, ExitStatus, Output, Stdio},
+    process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
 };
 
 use anyhow::Result;
 
 pub(crate) use crate::progress::say;
 use crate::{failure::Failure, progress};
+
+/// How long a program that has ended may leave its output open: a process that it started may hold it.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Lines of a program's output that wait to be shown.
+const LINES: usize = 1024;
 
 /// One program to run, and what to tell people about it.
 #[derive(Debug)]
@@ -96,6 +104,20 @@ impl Step {
         self.start()
     }
 
+    /// Runs the step, shows its output, and gives each line of its standard output to `read`.
+    ///
+    /// # Errors
+    /// If the program does not start or fails.
+    pub(crate) fn run_reading(mut self, mut read: impl FnMut(&str)) -> Result<()> {
+        say(&self.doing);
+        let command = self.command.stdout(Stdio::piped());
+        let status = progress::during(&self.doing, || show(command.spawn()?, &mut read));
+        match status.map_err(|error| self.not_started(&error))? {
+            status if status.success() => Ok(()),
+            status => Err(self.failure(format!("{status}; its messages are above")).into()),
+        }
+    }
+
     /// Runs the step without showing its output, and returns the output.
     ///
     /// # Errors
@@ -135,6 +157,40 @@ impl Step {
     fn attempted(&self) -> String {
         format!("{} (`{}`)", self.doing, command_line(&self.command))
     }
+}
+
+/// Shows a program's standard output, line by line, until the program ends.
+fn show(mut child: Child, read: &mut impl FnMut(&str)) -> io::Result<ExitStatus> {
+    let Some(output) = child.stdout.take() else { return child.wait() };
+    let lines = lines(output)?;
+    loop {
+        match lines.recv_timeout(SILENCE) {
+            Ok(line) => {
+                io::stdout().write_all(&line)?;
+                read(String::from_utf8_lossy(&line).trim_end());
+            }
+            Err(RecvTimeoutError::Disconnected) => return child.wait(),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(status);
+                }
+            }
+        }
+    }
+}
+
+fn lines(output: ChildStdout) -> io::Result<Receiver<Vec<u8>>> {
+    let (send, lines) = mpsc::sync_channel(LINES);
+    let mut output = BufReader::new(output);
+    thread::Builder::new().name("output".to_owned()).spawn(move || {
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            if send.send(std::mem::take(&mut line)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(lines)
 }
 
 /// The command line for a shell: changed environment variables except PATH, program and arguments.
@@ -187,6 +243,17 @@ mod tests {
         let text = Step::new("no-such-program", "asking it", "give up").ask().unwrap_err().to_string();
         assert!(text.starts_with("asking it (`no-such-program`): failed"), "{text}");
         assert!(text.contains("install no-such-program"), "{text}");
+    }
+
+    #[test]
+    fn lines_are_read_until_the_program_ends_although_its_child_lives() {
+        let mut lines = Vec::new();
+        let script = "echo one; echo two; sleep 30 & exit 3";
+        let step = Step::new("sh", "counting", "").args(["-c", script]);
+        let start = std::time::Instant::now();
+        let text = step.run_reading(|line| lines.push(line.to_owned())).unwrap_err().to_string();
+        assert!(text.contains("exit status: 3") && start.elapsed() < Duration::from_secs(25), "{text}");
+        assert_eq!(lines, ["one", "two"]);
     }
 
     #[test]

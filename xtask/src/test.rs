@@ -6,7 +6,7 @@ use crate::{
     debug, dist, helm, leftovers, lint,
     progress::{Stages, beside, both},
     run::Step,
-    tools,
+    second_try, tools,
     workspace::Workspace,
 };
 
@@ -39,7 +39,8 @@ pub(crate) fn test(ws: &Workspace) -> Result<()> {
 /// Runs the unit tests, and builds what the system tests are made of.
 fn units(ws: &Workspace) -> Result<()> {
     let remedy = "see which test failed, above";
-    debug::test(ws, "running the unit tests", remedy).args(["--lib", "--bins"]).run()?;
+    let tests = |doing: &str| debug::test(ws, doing, remedy).args(["--no-fail-fast", "--lib", "--bins"]);
+    second_try::run("running the unit tests", tests, &[])?;
     debug::test(ws, "running the examples in documentation", remedy).arg("--doc").run()?;
     dist::build_crashing(ws)?;
     system_tests(ws, "building the system tests").arg("--no-run").run()
@@ -47,8 +48,8 @@ fn units(ws: &Workspace) -> Result<()> {
 
 fn system(ws: &Workspace) -> Result<()> {
     let before = leftovers::look()?;
-    let tests = system_tests(ws, "running the system tests").args(["--", PRIVILEGED_THREADS]);
-    let tested = dist::tell(ws, tests).run();
+    let tests = |doing: &str| dist::tell(ws, system_tests(ws, doing));
+    let tested = second_try::run("running the system tests", tests, &[PRIVILEGED_THREADS]);
     let clean = leftovers::check(&before);
     // What is left behind often tells how far a failed test came.
     both(tested, clean)

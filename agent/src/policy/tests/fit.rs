@@ -82,6 +82,9 @@ fn addresses_that_do_not_fit_at_start_isolate_the_pods_of_their_policy_only() {
     let from: Vec<_> = (1..=100).map(block).collect();
     let spec = json!({"podSelector": {"matchLabels": {"app": "a"}}, "ingress": [{"from": from}]});
     let state = [namespace(), pod("a"), pod("b"), policy_of("web", "large", &spec), policy("p", "b")];
+    for (id, name) in [(7, "a"), (8, "b")] {
+        it.enforcer.add(interface(id, name));
+    }
     it.enforcer.replace(state.to_vec());
     it.admit(7, "a", SOON).unwrap();
     it.admit(8, "b", SOON).unwrap();
