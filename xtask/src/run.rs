@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt::Write as _,
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader},
     path::Path,
     process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
@@ -166,8 +166,9 @@ fn show(mut child: Child, read: &mut impl FnMut(&str)) -> io::Result<ExitStatus>
     loop {
         match lines.recv_timeout(SILENCE) {
             Ok(line) => {
-                io::stdout().write_all(&line)?;
-                read(String::from_utf8_lossy(&line).trim_end());
+                let line = String::from_utf8_lossy(&line);
+                print!("{line}");
+                read(line.trim_end());
             }
             Err(RecvTimeoutError::Disconnected) => return child.wait(),
             Err(RecvTimeoutError::Timeout) => {
