@@ -26,7 +26,10 @@ pub(crate) fn run(doing: &str, tests: impl Fn(&str) -> Step, args: &[&str]) -> R
     let (Err(_), Some(names)) = (&first, failures.few()) else { return first };
     let listed = names.join(", ");
     say(format!("failed beside others, run once more, alone: {listed}"));
-    tests("running failed tests alone").args(["--", "--exact", "--test-threads=1"]).args(names).run()?;
+    tests("running failed tests alone")
+        .args(["--", "--exact", "--test-threads=1"])
+        .args(names)
+        .run_reading(|_| ())?;
     say(format!("FLAKY: failed beside others and passed alone, to be repaired: {listed}"));
     Ok(())
 }
