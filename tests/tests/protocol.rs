@@ -32,6 +32,9 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
+/// The longest that a component may take to become healthy.
+const HEALTHY: Duration = Duration::from_secs(20);
+
 fn with_channel<T, F: Future<Output = anyhow::Result<T>>>(
     talk: impl FnOnce(Channel) -> F,
 ) -> anyhow::Result<T> {
@@ -197,8 +200,15 @@ fn health_and_reflection_are_served() {
             // The name by which Hubble's clients ask.
             for service in ours.into_iter().chain(["hubble.server.Observer"]) {
                 let request = HealthCheckRequest { service: service.to_owned() };
-                let health = HealthClient::new(channel.clone()).check(request).await?.into_inner();
-                ensure!(health.status() == ServingStatus::Serving, "{service}");
+                let mut health = HealthClient::new(channel.clone()).watch(request).await?.into_inner();
+                // Components that ADD needs may become healthy only after the socket is there.
+                let serving = async {
+                    while health.message().await?.context("the watch ended")?.status()
+                        != ServingStatus::Serving
+                    {}
+                    anyhow::Ok(())
+                };
+                tokio::time::timeout(HEALTHY, serving).await.with_context(|| format!("{service:?}"))??;
             }
             let list = ServerReflectionRequest {
                 message_request: Some(MessageRequest::ListServices(String::new())),

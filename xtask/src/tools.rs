@@ -52,6 +52,8 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "tc", package: "iproute2" },
     Tool { program: "ping", package: "iputils-ping" },
     Tool { program: "nft", package: "nftables" },
+    Tool { program: "conntrack", package: "conntrack" },
+    Tool { program: "sysctl", package: "procps" },
     // The plugin chained after `ferrule`, and its dependency.
     Tool { program: "/usr/lib/cni/portmap", package: "containernetworking-plugins" },
     Tool { program: "iptables", package: "iptables" },
