@@ -7,7 +7,8 @@ use clap_complete::Shell;
 use ferrule_proto::DEFAULT_SOCKET;
 
 use crate::{
-    bundle, filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, top, vif,
+    bench, bundle, filter::Filter, flows, gc, log_level, nodes, output::Output, pod_arg::PodArg, policy, top,
+    vif,
 };
 
 /// Show the state of the Ferrule agent of this node
@@ -39,7 +40,8 @@ pub(crate) enum Command {
     Explain(PodArg),
     /// Check a pod as the runtime's CHECK does, without a runtime, and the pod's inside too
     ///
-    /// Exit code 0: no check failed. 1: a check failed. 2: there is no answer.
+    /// The node sends the pod the first packet of a TCP connection, which the pod refuses: the verdict of all
+    /// firewalls in between. Exit code 0: no check failed. 1: a check failed. 2: there is no answer.
     Check(PodArg),
     /// Show the node's ranges, and which address is used, by whom, or rests until when
     ///
@@ -75,6 +77,9 @@ pub(crate) enum Command {
     ///
     /// Without a terminal, with --once and with `-o json` or `-o yaml`: one table after one interval.
     Top(top::Args),
+    /// Measure this node: what ADDs took, how long pods take to answer, and what the programs cost
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),

@@ -4,6 +4,7 @@
 
 mod args;
 mod attachments;
+mod bench;
 mod bundle;
 mod check;
 mod client;
@@ -104,6 +105,7 @@ fn run(args: &Args) -> anyhow::Result<Report> {
             Command::Flows(flows) => flows::flows(flows, socket, output).await,
             Command::Explain(pod) => explain::run(pod, socket, output).await,
             Command::Check(pod) => check::run(pod, socket, output).await,
+            Command::Bench(command) => bench::run(command, socket, output).await,
             Command::Ipam(filter) => ipam::run(filter, socket, output).await,
             Command::Completion { shell } => Ok(generate::completion(*shell)?.into()),
             Command::Man { directory } => Ok(generate::man(directory)?.into()),

@@ -32,6 +32,7 @@ pub fn explain(compiler: &Compiler, namespace: &str, name: &str) -> Option<agent
         ingress: Some(judges(&explanation.ingress, Direction::Ingress)),
         egress: Some(judges(&explanation.egress, Direction::Egress)),
         audited: explanation.is_audited,
+        state: None,
     })
 }
 

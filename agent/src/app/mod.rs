@@ -185,6 +185,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         facts: Facts { config: format!("{config:#?}\n"), metrics: metrics.clone() },
         node_name,
         log: log.clone(),
+        benches: tokio::sync::Semaphore::new(1),
     };
     let _installed = install::install(&config, &health, &metrics.install, &mut tasks).await?;
     let tracer = tracer(&config, &health, &metrics, &mut tasks);

@@ -134,6 +134,11 @@ impl Journal {
         self.pages().stories.get(key).cloned()
     }
 
+    /// Where the time of each answered ADD went whose attachment exists.
+    pub fn times(&self) -> Vec<Times> {
+        self.pages().stories.values().filter_map(|it| it.times.clone()).collect()
+    }
+
     /// The failures that match, the newest first.
     pub fn failures(&self, matches: impl Fn(&Key, &PodRef) -> bool) -> Vec<Failure> {
         self.pages().failures.iter().rev().filter(|it| matches(&it.key, &it.pod)).cloned().collect()
@@ -279,6 +284,7 @@ mod tests {
         );
         assert_eq!(story.times.clone().unwrap().phases[0].0, "plug");
         assert_eq!(journal.in_flight(|_, _| true).len(), 0);
+        assert_eq!(journal.times(), story.times.clone().into_iter().collect::<Vec<_>>());
         let number = journal.begin(key("a"), pod("web"), Phases::untracked());
         journal.end(number, &Phases::begin(false).end().unwrap(), None);
         assert_eq!(journal.story(&key("a")).unwrap(), story, "a repeated ADD found everything in place");

@@ -27,5 +27,5 @@ mod worker;
 pub use add::AttachRequest;
 pub use engine::Engine;
 pub use error::AttachError;
-pub use journal::{Failure, InFlightAdd, Journal, Story};
+pub use journal::{Failure, InFlightAdd, Journal, Story, Times};
 pub(crate) use phases::{Phases, Spell, Timeline};

@@ -2,8 +2,10 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
+
+use aya::sys::{Stats, SyscallError, enable_stats};
 
 use super::{Dataplane, Loaded, bpf};
 use crate::{
@@ -28,6 +30,14 @@ impl Dataplane {
             read.inspect_err(|error| tracing::warn!(name, %error, "cannot read about an eBPF program")).ok()
         };
         all.into_iter().filter_map(read).collect()
+    }
+
+    /// Lets the kernel count the runs of all programs, and their time, while the result is open (Linux 5.8).
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn count_runs(&self) -> Result<OwnedFd, SyscallError> {
+        enable_stats(Stats::RunTime)
     }
 }
 

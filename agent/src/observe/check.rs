@@ -1,9 +1,13 @@
 //! `ferrulectl check`: CHECK without a runtime, from all that is known of a pod. Pure.
+//!
+//! The pod's answers to the node were asked for before.
 
 use ferrule_proto::agent::{
     CheckPodResponse, ExplainPodResponse, ExplainedInterface, HostEnd, PodCheck, PodEnd, RateLimit,
     attachment::State, pod_check::Outcome,
 };
+
+use super::probe::Answer;
 
 /// A check that is passed unless a deviation of these kinds is found.
 struct OfKinds {
@@ -79,12 +83,16 @@ const OF_KINDS: [OfKinds; 7] = [
     },
 ];
 
-/// Checks the newest sandbox.
-pub(super) fn check(told: &ExplainPodResponse) -> CheckPodResponse {
+/// The interfaces of the newest sandbox.
+pub(super) fn current(told: &ExplainPodResponse) -> impl Iterator<Item = &ExplainedInterface> {
     let container = |it: &ExplainedInterface| it.attachment.as_ref().map(|it| it.container_id.clone());
     let newest = told.interfaces.first().and_then(container);
-    let current = told.interfaces.iter().filter(|it| container(it) == newest);
-    let mut checks: Vec<_> = current.flat_map(|it| of_interface(it, told.self_heal)).collect();
+    told.interfaces.iter().filter(move |it| container(it) == newest)
+}
+
+/// Checks the newest sandbox, whose addresses gave these answers.
+pub(super) fn check(told: &ExplainPodResponse, answers: &[Answer]) -> CheckPodResponse {
+    let mut checks: Vec<_> = current(told).flat_map(|it| of_interface(it, answers, told.self_heal)).collect();
     if checks.is_empty() {
         let verdict = told.verdict.clone().unwrap_or_default();
         checks.push(failed("attachment", verdict.because.join("; "), verdict.todo.join("; ")));
@@ -93,7 +101,7 @@ pub(super) fn check(told: &ExplainPodResponse) -> CheckPodResponse {
     CheckPodResponse { namespace: told.namespace.clone(), name: told.name.clone(), checks }
 }
 
-fn of_interface(it: &ExplainedInterface, self_heal: bool) -> Vec<PodCheck> {
+fn of_interface(it: &ExplainedInterface, answers: &[Answer], self_heal: bool) -> Vec<PodCheck> {
     let Some(attachment) = &it.attachment else { return Vec::new() };
     let name = "attachment";
     let is_whole = attachment.state() == State::Attached && it.netns_exists;
@@ -111,6 +119,7 @@ fn of_interface(it: &ExplainedInterface, self_heal: bool) -> Vec<PodCheck> {
         checks.push(subject(it));
         checks.push(routes(it));
         checks.push(neighbours(it));
+        checks.extend(probe(answers.iter().filter(|answer| answer.ifname == attachment.ifname)));
     }
     checks.into_iter().map(|check| PodCheck { ifname: attachment.ifname.clone(), ..check }).collect()
 }
@@ -192,6 +201,24 @@ fn neighbours(it: &ExplainedInterface) -> PodCheck {
         ),
         None => passed(name, gateways.cloned().collect::<Vec<_>>().join(", ")),
     }
+}
+
+/// What the pod's addresses answered; `None` if none was asked.
+fn probe<'a>(answers: impl Iterator<Item = &'a Answer>) -> Option<PodCheck> {
+    let name = "probe";
+    let (mut heard, mut unheard) = (Vec::new(), Vec::new());
+    for Answer { address, after, .. } in answers {
+        match after {
+            Ok(after) => heard.push(format!("{address} answers after {:.3} ms", after.as_secs_f64() * 1e3)),
+            Err(why) => unheard.push(format!("{address}: {why}")),
+        }
+    }
+    if unheard.is_empty() {
+        return (!heard.is_empty()).then(|| passed(name, heard.join(", ")));
+    }
+    let todo = "see ferrulectl drops for packets that the programs drop; then the rules of the node and of the pod: \
+                nft list ruleset, nsenter --net=NETNS nft list ruleset";
+    Some(failed(name, format!("no answer to the node: {}", unheard.join(", ")), todo.to_owned()))
 }
 
 /// Policies cut nothing off by mistake: what they deny is their purpose, so that this only tells.

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod attachments;
+mod bench;
 mod check;
 mod drops;
 mod explain;
@@ -11,6 +12,7 @@ pub mod http;
 pub mod liveness;
 mod nodes;
 mod policies;
+mod probe;
 pub mod scrape;
 mod status;
 pub mod store_health;
@@ -19,14 +21,15 @@ mod verify;
 use std::sync::Arc;
 
 use ferrule_proto::agent::{
-    CheckPodRequest, CheckPodResponse, ExplainGcRequest, ExplainGcResponse, ExplainPodRequest,
-    ExplainPodResponse, ExplainPoliciesRequest, ExplainPoliciesResponse, GetFactsRequest, GetFactsResponse,
-    GetStatusRequest, GetStatusResponse, ListAddressesRequest, ListAddressesResponse, ListAttachmentsRequest,
-    ListAttachmentsResponse, ListNodesRequest, ListNodesResponse, ListPoliciesRequest, ListPoliciesResponse,
-    SetFlowSamplingRequest, SetFlowSamplingResponse, SetLogFilterRequest, SetLogFilterResponse,
-    TracePoliciesRequest, TracePoliciesResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
+    BenchSelfRequest, BenchSelfResponse, CheckPodRequest, CheckPodResponse, ExplainGcRequest,
+    ExplainGcResponse, ExplainPodRequest, ExplainPodResponse, ExplainPoliciesRequest,
+    ExplainPoliciesResponse, GetFactsRequest, GetFactsResponse, GetStatusRequest, GetStatusResponse,
+    ListAddressesRequest, ListAddressesResponse, ListAttachmentsRequest, ListAttachmentsResponse,
+    ListNodesRequest, ListNodesResponse, ListPoliciesRequest, ListPoliciesResponse, SetFlowSamplingRequest,
+    SetFlowSamplingResponse, SetLogFilterRequest, SetLogFilterResponse, TracePoliciesRequest,
+    TracePoliciesResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
 };
-use tokio::task::spawn_blocking;
+use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -43,6 +46,7 @@ use crate::{
     registry::Registry,
 };
 
+use bench::Bench;
 use explain::Explainer;
 use facts::Facts;
 use policies::Policies;
@@ -69,6 +73,8 @@ pub struct AgentService {
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
     pub log: log::Control,
+    /// One permit: measurements would disturb each other.
+    pub benches: Semaphore,
 }
 
 #[tonic::async_trait]
@@ -172,7 +178,8 @@ impl Agent for AgentService {
         let CheckPodRequest { namespace, name } = request.into_inner();
         let asked = ExplainPodRequest { namespace, name };
         let explained = self.explainer().explain(asked, &self.verifier).await?;
-        Ok(Response::new(check::check(&explained)))
+        let answers = probe::ask_all(check::current(&explained)).await;
+        Ok(Response::new(check::check(&explained, &answers)))
     }
 
     async fn list_addresses(
@@ -187,6 +194,21 @@ impl Agent for AgentService {
         let dataplane = Arc::clone(&self.dataplane);
         let collected = spawn_blocking(move || facts.collect(&journal, &dataplane)).await;
         collected.map_err(|error| Status::internal(chain(&error))).map(Response::new)
+    }
+
+    async fn bench_self(
+        &self,
+        request: Request<BenchSelfRequest>,
+    ) -> Result<Response<BenchSelfResponse>, Status> {
+        let _alone = self.benches.try_acquire().map_err(|_| {
+            Status::resource_exhausted("another measurement is under way: repeat this one in 10 s")
+        })?;
+        let bench = Bench {
+            registry: Arc::clone(&self.registry),
+            dataplane: Arc::clone(&self.dataplane),
+            journal: Arc::clone(&self.journal),
+        };
+        bench.run(request.into_inner().seconds).await.map(Response::new)
     }
 }
 

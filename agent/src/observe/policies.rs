@@ -8,7 +8,7 @@ use ferrule_policy::{Compiler, Counted, Packet, Party, PolicyId, Trace, TraceErr
 use ferrule_proto::{
     agent::{
         ExplainPoliciesRequest, ExplainPoliciesResponse, ListPoliciesResponse, PolicyEnd, PolicyState,
-        PolicySummary, TracePoliciesRequest, TracePoliciesResponse,
+        PolicySummary, TracePoliciesRequest, TracePoliciesResponse, policy_state::Kind,
     },
     quoted::Quoted,
 };
@@ -48,14 +48,19 @@ impl Policies {
         ListPoliciesResponse { state: Some(self.enforcer.state()), policies }
     }
 
+    /// Without policies the agent follows no pods of other nodes, so that the answer is the state alone.
     pub(super) fn explain(
         &self,
         ExplainPoliciesRequest { namespace, name }: ExplainPoliciesRequest,
     ) -> Result<ExplainPoliciesResponse, Status> {
-        self.enforcer.read(|compiler| {
+        let state = self.enforcer.state();
+        let explained = self.enforcer.read(|compiler| {
             let explained = shown::explain(compiler, &namespace, &name);
+            let is_open = state.kind() == Kind::Open;
+            let explained = explained.or_else(|| is_open.then(ExplainPoliciesResponse::default));
             explained.ok_or_else(|| unknown(compiler, &TraceError::UnknownPod { namespace, name }))
-        })
+        });
+        Ok(ExplainPoliciesResponse { state: Some(state), ..explained? })
     }
 
     pub(super) fn trace(&self, request: TracePoliciesRequest) -> Result<TracePoliciesResponse, Status> {

@@ -80,7 +80,7 @@ fn policies(told: &ExplainPodResponse) -> String {
     let state = told.policy_state.clone().unwrap_or_default();
     let why = if state.reason.is_empty() { String::new() } else { format!(" ({})", plain(&state.reason)) };
     let state = format!("policies: {}{why}", state.kind().name());
-    let Some(ExplainPoliciesResponse { ingress, egress, audited }) = &told.policies else { return state };
+    let Some(ExplainPoliciesResponse { ingress, egress, audited, .. }) = &told.policies else { return state };
     let audited = if *audited { "; audited: what is denied passes" } else { "" };
     let of = |direction: &Option<JudgedDirection>| direction.as_ref().map(judged).unwrap_or_default();
     format!("{state}{audited}\n  ingress  {}\n  egress   {}", of(ingress), of(egress))

@@ -38,6 +38,9 @@ pub(super) fn explanation(pod: &PodName, explained: &ExplainPoliciesResponse) ->
     let directions = [("receives", &explained.ingress), ("sends", &explained.egress)];
     let shown = directions.into_iter().filter_map(|(does, it)| Some(direction(pod, does, it.as_ref()?)));
     let mut text = shown.collect::<Vec<_>>().join("\n\n");
+    if let (true, Some(known)) = (text.is_empty(), &explained.state) {
+        text.push_str(&state(known));
+    }
     if explained.audited {
         text.push_str("\n\nthe namespace is audited: what is denied is recorded, and passes");
     }

@@ -3,6 +3,7 @@
 mod addresses;
 mod broken;
 mod bundle;
+mod measured;
 mod story;
 
 use std::process::Command;

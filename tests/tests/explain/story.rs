@@ -97,6 +97,8 @@ fn nothing_is_known_of_a_pod_that_is_gone() {
         node.runtime()?.del(&pod)?;
         let (code, _) = ctl(&["explain", "a"])?;
         ensure!(code == Some(2), "its attachment is removed");
+        let (code, text) = ctl(&["policy", "explain", "shop/stranger"])?;
+        ensure!(code == Some(0) && text.starts_with("open: no policy is known"), "{text}");
         Ok(())
     })
     .unwrap();

@@ -1,5 +1,7 @@
 //! Which check fails for what.
 
+use std::time::Duration;
+
 use ferrule_proto::agent::{Attachment, Deviation, MapRow, PodVerdict};
 
 use super::*;
@@ -29,7 +31,7 @@ fn interface() -> ExplainedInterface {
 
 fn outcomes(it: ExplainedInterface) -> Vec<(String, Outcome)> {
     let told = ExplainPodResponse { interfaces: vec![it], self_heal: true, ..Default::default() };
-    let checks = check(&told).checks;
+    let checks = check(&told, &[]).checks;
     for it in &checks {
         assert_eq!(it.outcome() == Outcome::Failed, !it.todo.is_empty(), "{it:?}");
     }
@@ -99,6 +101,26 @@ fn what_cannot_be_read_is_unknown_and_a_lost_namespace_fails() {
     let verdict =
         PodVerdict { because: vec!["why".to_owned()], todo: vec!["what".to_owned()], ..Default::default() };
     let none = ExplainPodResponse { verdict: Some(verdict), ..Default::default() };
-    let first = &check(&none).checks[0];
+    let first = &check(&none, &[]).checks[0];
     assert_eq!((first.outcome(), first.what.as_str(), first.todo.as_str()), (Outcome::Failed, "why", "what"));
+}
+
+#[test]
+fn an_address_without_an_answer_fails_the_probe_of_its_interface() {
+    let told = ExplainPodResponse { interfaces: vec![interface()], ..Default::default() };
+    let answer = |ifname: &str, address: &str, after: Result<u64, &str>| Answer {
+        ifname: ifname.to_owned(),
+        address: address.to_owned(),
+        after: after.map(Duration::from_micros).map_err(str::to_owned),
+    };
+    let probe = |answers: &[Answer]| {
+        let checks = check(&told, answers).checks.into_iter();
+        checks.filter(|it| it.name == "probe").map(|it| (it.outcome(), it.what)).collect::<Vec<_>>()
+    };
+    assert_eq!(probe(&[]), [], "no address was asked");
+    let heard = answer("eth0", "10.0.0.2", Ok(41));
+    let expected = (Outcome::Passed, "10.0.0.2 answers after 0.041 ms".to_owned());
+    assert_eq!(probe(&[heard.clone(), answer("net1", "10.9.0.2", Err("why"))]), [expected]);
+    let expected = (Outcome::Failed, "no answer to the node: fd00::2: none within 1s".to_owned());
+    assert_eq!(probe(&[heard, answer("eth0", "fd00::2", Err("none within 1s"))]), [expected]);
 }

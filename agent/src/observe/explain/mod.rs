@@ -68,7 +68,7 @@ impl Explainer {
             interfaces,
             adds_in_flight: in_flight.iter().map(|it| known::show_in_flight(it, lacks)).collect(),
             failed_adds: failures.into_iter().map(known::show_failure).collect(),
-            policies: self.policies.explain(asked).ok(),
+            policies: self.policies.explain(asked).ok().filter(|it| it.ingress.is_some()),
             policy_state: Some(self.policies.state()),
             drops: monitor::drops(&self.history, &keys, DROPS),
             troubles,
