@@ -1,4 +1,4 @@
-//! Whether a pod answers the node: a TCP connection to a port on which nothing listens, which the pod refuses.
+//! Whether a pod answers the node: a TCP connection to a port without a listener, which the pod refuses.
 //!
 //! The packets go through the node's firewall, both programs, and the pod's own firewall, as those of a
 //! kubelet's probes. A connection needs no capability, other than an echo request.
@@ -22,7 +22,7 @@ pub(super) struct Answer {
     pub(super) after: Result<Duration, String>,
 }
 
-/// tcpmux (RFC 1078), which nobody uses. A connection that a pod accepts is closed at once.
+/// tcpmux (RFC 1078), which is no longer in use. A connection that a pod accepts is closed at once.
 const PORT: u16 = 1;
 /// The kernel sends the first packet again after a second.
 const LIMIT: Duration = Duration::from_millis(900);
