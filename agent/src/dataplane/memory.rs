@@ -43,9 +43,9 @@ pub fn release_when_idle() {
     }
 }
 
-/// Returns free memory to the kernel.
+/// Returns free memory of this thread to the kernel.
 #[expect(unsafe_code, reason = "the allocator's own function, for which there is no wrapper")]
-pub(super) fn release() {
+pub fn release() {
     // SAFETY: takes no pointer, may be called at any time from any thread, and changes no memory in use.
     unsafe { libmimalloc_sys::mi_collect(true) };
 }

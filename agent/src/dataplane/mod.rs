@@ -39,7 +39,7 @@ pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
 pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, ShownRow, shown_subject};
-pub use memory::{release_after_start, release_when_idle};
+pub use memory::{release, release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     backoff::{Backoff, Policy},
     crash::{self, Step},
-    dataplane::{MapFailure, release_when_idle},
+    dataplane::{MapFailure, release},
 };
 
 pub(super) struct Worker {
@@ -41,6 +41,8 @@ pub(super) struct Worker {
     /// Held changes are offered again then.
     held_at: Option<Instant>,
     held_pause: Duration,
+    /// The allocator may keep what this thread has freed.
+    has_freed: bool,
 }
 
 const BACKOFF: Policy = Policy::new(Duration::from_millis(200), Duration::from_secs(30))
@@ -54,6 +56,8 @@ const MAX_HELD_PAUSE: Duration = Duration::from_secs(30);
 const HELD_SHARE: u32 = 20;
 /// Between two looks for the UIDs of static pods.
 const LOOK: Duration = Duration::from_millis(500);
+/// Without a change for so long, free memory goes back to the kernel: changes seldom come alone.
+const QUIET: Duration = Duration::from_secs(1);
 /// Without anything to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -73,6 +77,7 @@ impl Worker {
             retry_at: None,
             held_at: None,
             held_pause: HELD_PAUSE,
+            has_freed: false,
         }
     }
 
@@ -83,10 +88,10 @@ impl Worker {
         }
     }
 
-    fn wait(&self) -> Taken {
-        let shared = &self.shared;
-        let mut inbox = shared.inbox();
+    fn wait(&mut self) -> Taken {
+        let shared = Arc::clone(&self.shared);
         loop {
+            let mut inbox = shared.inbox();
             let is_missing = inbox.look_for_uids(&shared.pods);
             let now = Instant::now();
             let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(now));
@@ -100,8 +105,14 @@ impl Worker {
             if inbox.state.is_some() || has_news || due.is_some_and(|due| due.is_zero()) {
                 return inbox.take();
             }
-            let wait = due.into_iter().chain(looks).min().unwrap_or(IDLE);
-            inbox = shared.arrived.wait_timeout(inbox, wait).unwrap_or_else(PoisonError::into_inner).0;
+            let rest = self.has_freed.then_some(QUIET);
+            let wait = due.into_iter().chain(looks).chain(rest).min().unwrap_or(IDLE);
+            let waited = shared.arrived.wait_timeout(inbox, wait).unwrap_or_else(PoisonError::into_inner);
+            let is_quiet = waited.1.timed_out() && wait >= QUIET;
+            drop(waited);
+            if is_quiet && mem::take(&mut self.has_freed) {
+                release();
+            }
         }
     }
 
@@ -114,7 +125,6 @@ impl Worker {
             pending.extend(state);
             (self.pending, self.held, self.held_at) = (Some(pending), Held::default(), None);
         }
-        let is_complete = self.pending.is_some();
         match self.pending.take() {
             Some(mut pending) => {
                 // All interfaces are added below.
@@ -128,10 +138,7 @@ impl Worker {
         shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
         self.answer();
         self.report.usage(&shared.compiler());
-        if is_complete {
-            // The lists, and what was compiled before, are gone.
-            release_when_idle();
-        }
+        self.has_freed = true;
     }
 
     /// Compiles a complete state, and replaces all rows.
