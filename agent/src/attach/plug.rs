@@ -184,8 +184,10 @@ impl Engine {
         let own: Vec<Key> = before.iter().map(|it| it.key.clone()).collect();
         let has = planned.first().map(|it| self.families(&it.allocation)).unwrap_or_default();
         while let Some((port, by)) = self.ports.conflict(&request.wishes, has, &own) {
-            if self.registry.get(&by).is_none() || !self.detach_stale(&by, &request.pod, phases)? {
-                return Err(PortError::Taken { port, by }.into());
+            let pod = self.registry.get(&by).map(|it| it.pod);
+            if pod.is_none() || !self.detach_stale(&by, &request.pod, phases)? {
+                let pod = pod.filter(|it| !it.name.is_empty()).map(|it| format!("the pod {it}"));
+                return Err(PortError::Taken { port, by: pod.unwrap_or_else(|| by.to_string()) }.into());
             }
         }
         Ok(())

@@ -29,7 +29,11 @@ use ferrule_vif::Addresses;
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     #[error("the node's port {port} is taken by {by}")]
-    Taken { port: Place, by: Key },
+    Taken {
+        port: Place,
+        /// The pod, or the key of an interface whose pod is not known.
+        by: String,
+    },
     #[error("the pod lacks an address of the family of the node's port {0}")]
     NoAddress(HostPort),
     #[error("the node's port {0} is that of the tunnel between nodes")]
@@ -121,7 +125,7 @@ impl HostPorts {
             Some((it.from, by.clone()))
         };
         if let Some((port, by)) = mappings.iter().find_map(other) {
-            return Err(PortError::Taken { port, by });
+            return Err(PortError::Taken { port, by: by.to_string() });
         }
         for it in &mappings {
             taken.0.insert(it.from, (attachment.key.clone(), it.to));

@@ -46,7 +46,12 @@ fn a_port_of_the_node_that_is_refused_causes_one_event_however_often_the_runtime
         for _ in 0..3 {
             ensure!(chain("portMappings", mapping.clone()).add(&second).is_err(), "the port is taken");
         }
-        wait_for(cluster, &second, "CNIHostPortRefused", "port TCP 0.0.0.0:8080 is taken by cluster/")?;
+        wait_for(
+            cluster,
+            &second,
+            "CNIHostPortRefused",
+            "port TCP 0.0.0.0:8080 is taken by the pod default/first",
+        )?;
         let found = events(cluster, &second, "CNIHostPortRefused");
         ensure!(found.len() == 1, "{found:#?}");
         ensure!(events(cluster, &first, "CNIHostPortRefused").is_empty(), "of the pod that has the port");

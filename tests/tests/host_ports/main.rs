@@ -205,8 +205,16 @@ fn a_port_that_cannot_be_had_is_refused_and_changes_nothing() {
         let (before, table) = (node.kernel_state()?, sys::run("nft list table inet ferrule-ports")?);
         let pod = node.pod("second")?;
         for (mappings, code, expected) in [
-            (json!([mapping("tcp", "")]), 11, "the node's port TCP 0.0.0.0:8080 is taken by cluster/"),
-            (json!([mapping("tcp", "::")]), 11, "the node's port TCP [::]:8080 is taken by cluster/"),
+            (
+                json!([mapping("tcp", "")]),
+                11,
+                "the node's port TCP 0.0.0.0:8080 is taken by the pod default/first",
+            ),
+            (
+                json!([mapping("tcp", "::")]),
+                11,
+                "the node's port TCP [::]:8080 is taken by the pod default/first",
+            ),
             (json!([{ "hostPort": 70_000, "containerPort": 80 }]), 7, "hostPort 70000 is no port"),
             (json!([mapping("icmp", "")]), 7, "unknown protocol"),
             (json!([mapping("tcp", "localhost")]), 7, "is no IP address"),
