@@ -72,7 +72,8 @@ impl Bench {
     async fn ask(&self, end: Instant) -> Asked {
         let attached = self.registry.find(|it| it.state == State::Attached && it.vif.is_default);
         let pods: Vec<_> = attached.into_iter().take(MAX_PODS).collect();
-        let addresses: Vec<IpAddr> = pods.iter().flat_map(|it| it.vif.addresses.iter()).collect();
+        let addresses = pods.iter().flat_map(|it| it.vif.addresses.iter());
+        let addresses: Vec<IpAddr> = addresses.filter(|it| probe::can_ask(*it)).collect();
         let mut asked = Asked { pods: u32::try_from(pods.len()).unwrap_or(u32::MAX), ..Asked::default() };
         let mut turns = addresses.iter().cycle();
         while Instant::now() < end {

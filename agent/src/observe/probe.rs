@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -41,13 +41,31 @@ pub(super) async fn ask(address: IpAddr) -> io::Result<Duration> {
     }
 }
 
+/// Whether the node has an address to ask from: one without IPv6 would ask from a link-local one, to which no
+/// pod answers.
+pub(super) fn can_ask(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Sends nothing: the kernel chooses a route, and the source.
+    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, PORT))?;
+        socket.local_addr()
+    });
+    source.is_ok_and(|source| match source.ip() {
+        IpAddr::V4(source) => !source.is_unspecified(),
+        IpAddr::V6(source) => !source.is_unspecified() && !source.is_unicast_link_local(),
+    })
+}
+
 /// Asks all addresses at once of interfaces by which pods answer.
 pub(super) async fn ask_all(interfaces: impl Iterator<Item = &ExplainedInterface>) -> Vec<Answer> {
     // Without a default route a pod may answer by another interface, or not at all.
     let answering = interfaces.filter(|it| it.netns_exists && it.routes.iter().any(|it| is_default(it)));
     let addresses = answering.filter_map(|it| it.attachment.as_ref()).flat_map(|it| {
         let parsed = it.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok());
-        parsed.map(|address| (it.ifname.clone(), address))
+        parsed.filter(|it| can_ask(*it)).map(|address| (it.ifname.clone(), address))
     });
     join_all(addresses.map(async |(ifname, address)| Answer {
         ifname,
@@ -74,5 +92,11 @@ mod tests {
     #[tokio::test]
     async fn an_address_without_a_way_has_no_answer() {
         assert!(ask(IpAddr::from([255, 255, 255, 255])).await.is_err());
+    }
+
+    #[test]
+    fn a_question_needs_an_address_of_the_node() {
+        assert!(can_ask(IpAddr::from([127, 0, 0, 1])));
+        assert!(!can_ask("fe80::1".parse().unwrap()), "no interface is named");
     }
 }

@@ -1,7 +1,10 @@
 //! Packets that `ferrulectl check` and `ferrulectl bench self` send.
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{node::with_agent, sys};
+use ferrule_tests::{
+    node::{NODE_V6, with_agent},
+    sys,
+};
 use serde_json::Value;
 
 use super::{ctl, data, verdict};
@@ -32,6 +35,11 @@ fn a_firewall_that_hides_a_pod_from_its_node_fails_the_probe() {
             ensure!(verdict("hidden")?.0 == Some(0), "what other software does is no drift");
             sys::run("nft delete table inet hiding")?;
         }
+        // As on a node without IPv6, whose pods have it.
+        sys::run(&format!("ip addr del {NODE_V6}/64 dev uplink"))?;
+        let (code, text) = ctl(&["check", "hidden"])?;
+        let line = probe(&text).context("no probe")?;
+        ensure!(code == Some(0) && line.contains(&v4) && !line.contains(&v6), "{text}");
         Ok(())
     })
     .unwrap();
