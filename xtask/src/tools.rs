@@ -54,6 +54,7 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "nft", package: "nftables" },
     Tool { program: "conntrack", package: "conntrack" },
     Tool { program: "sysctl", package: "procps" },
+    Tool { program: "curl", package: "curl" },
     // The plugin chained after `ferrule`, and its dependency.
     Tool { program: "/usr/lib/cni/portmap", package: "containernetworking-plugins" },
     Tool { program: "iptables", package: "iptables" },
