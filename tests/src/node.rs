@@ -53,7 +53,7 @@ const START: Duration = Duration::from_secs(20);
 const STOP: Duration = Duration::from_secs(20);
 
 /// Lists every metric.
-const GUIDE: &str = include_str!("../../docs/operations.md");
+const GUIDE: &str = include_str!("../../docs/monitor.md");
 
 /// Runs `run` on a new node without an agent. The node is removed afterwards, also on failure.
 ///
@@ -410,14 +410,14 @@ impl Node {
     /// The value of a counter with labels, whose series appear with the first count: 0 before.
     ///
     /// # Errors
-    /// If the agent does not answer, or the operations guide has no such counter with these labels.
+    /// If the agent does not answer, or `docs/monitor.md` has no such counter with these labels.
     pub fn count(&self, name: &str) -> anyhow::Result<f64> {
         let (family, labels) = name.split_once('{').with_context(|| format!("{name} has no labels"))?;
         let keys: Vec<_> = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0)).collect();
         // A histogram's.
         let family = family.trim_end_matches("_count");
         let documented = format!("`{family}{{{}}}`", keys.join(","));
-        ensure!(GUIDE.contains(&documented), "docs/operations.md has no counter {documented}");
+        ensure!(GUIDE.contains(&documented), "docs/monitor.md has no counter {documented}");
         Ok(self.series(name)?.unwrap_or_default())
     }
 

@@ -105,7 +105,10 @@ fn tree<'a>(
         ("lib/systemd/system/ferrule-agent.service", unit.into_bytes()),
         ("usr/share/doc/ferrule/copyright", source("copyright")?),
         ("usr/share/doc/ferrule/CHANGELOG.md", read("CHANGELOG.md")?),
-        ("usr/share/doc/ferrule/operations.md", read("docs/operations.md")?),
+        ("usr/share/doc/ferrule/install.md", read("docs/install.md")?),
+        ("usr/share/doc/ferrule/configure.md", read("docs/configure.md")?),
+        ("usr/share/doc/ferrule/monitor.md", read("docs/monitor.md")?),
+        ("usr/share/doc/ferrule/healing.md", read("docs/healing.md")?),
         ("usr/share/doc/ferrule/settings.md", read("docs/settings.md")?),
         ("usr/share/doc/ferrule/examples/05-ferrule.conflist", source("05-ferrule.conflist")?),
     ] {

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::health::{Component, Health, State};
 
-/// `details`, documented in `docs/operations.md`. Keys are stable; more may be added.
+/// `details`, documented in `docs/monitor.md`. Keys are stable; more may be added.
 #[derive(Serialize)]
 struct Details<'a> {
     components: Vec<Shown<'a>>,

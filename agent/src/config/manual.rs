@@ -54,7 +54,7 @@ pub(super) fn reference() -> String {
          `ferrule-agent config reference` prints this page, and a test compares both. A setting is a flag, an\n\
          environment variable, or a key of the configuration file, by default `/etc/ferrule/agent.toml`. Flags\n\
          override the environment, which overrides the file. An agent reads them at start;\n\
-         [operations.md](operations.md#configure) lists what changes without a restart. The value of a key below\n\
+         [configure.md](configure.md) lists what changes without a restart. The value of a key below\n\
          is the default, or an example.\n",
     );
     for it in settings() {

@@ -304,7 +304,7 @@ fn the_chart_has_every_setting() {
     let schema: serde_json::Value =
         serde_json::from_str(include_str!("../../../deploy/chart/values.schema.json")).unwrap();
     let in_schema = schema["properties"]["agent"]["properties"].as_object().unwrap();
-    let missing = "name it in deploy/chart/values.yaml, values.schema.json and docs/operations.md";
+    let missing = "name it in deploy/chart/values.yaml, values.schema.json and docs/configure.md";
     assert_eq!(in_schema.keys().cloned().collect::<BTreeSet<_>>(), expected, "{missing}");
     assert_eq!(chart_examples().keys().cloned().collect::<BTreeSet<_>>(), expected, "{missing}");
 }

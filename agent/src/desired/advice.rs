@@ -1,5 +1,5 @@
 //! What each kind of deviation means for the pod, whether the agent repairs it, and the command that shows or
-//! repairs it: for `ferrulectl verify` and for the operations guide, which a test compares with this table.
+//! repairs it: for `ferrulectl verify` and for `docs/healing.md`, which a test compares with this table.
 
 use super::deviation::{Deviation, Kind, Subject};
 use crate::{

@@ -112,7 +112,7 @@ fn each_alert_has_its_section_of_the_runbooks_and_each_section_its_alert() {
 
 #[test]
 fn every_metric_is_documented() {
-    let page = file("docs/operations.md").replace(
+    let page = file("docs/monitor.md").replace(
         "_{sent,failed,lost}_total",
         "_sent_total ferrule_pod_events_failed_total ferrule_pod_events_lost_total",
     );
@@ -125,5 +125,5 @@ fn every_metric_is_documented() {
         .filter(|it| !it.starts_with("process_"))
         .filter(|it| !documented.contains(it) && !base(it).is_some_and(|it| documented.contains(&it)))
         .collect();
-    assert!(missing.is_empty(), "not in docs/operations.md: {missing:?}");
+    assert!(missing.is_empty(), "not in docs/monitor.md: {missing:?}");
 }

@@ -39,7 +39,7 @@ fn a_pods_end_that_is_down_is_a_deviation_although_packets_are_counted() {
         let command = found.pointer("/deviations/0/command").and_then(Value::as_str).context("no command")?;
         ensure!(text.contains(command) && sys::run(command)?.contains("state DOWN"), "{text}");
         ensure!(!node.log().contains("pod-link"), "healing reports the pod's end");
-        // As the operations guide says.
+        // As `docs/healing.md` says.
         sys::run(&format!("ip link del dev {}", node.host_ifname(&pod)?))?;
         wait_until_healed(node, &pod, &peer)
     })

@@ -3,7 +3,7 @@
 //!
 //! `FERRULE_MODEL_OPS=10000` sets the number of operations, `FERRULE_MODEL_SEED` the seed.
 //! `FERRULE_MODEL_REPLAY` is a list of operations as printed by a failure, or a file with one: see
-//! `docs/operations.md`.
+//! `docs/architecture.md`.
 
 #![expect(clippy::panic, reason = "a failed test and an invalid setting panic")]
 

@@ -13,7 +13,7 @@ fn clone() -> (TempDir, Workspace) {
     let ws = Workspace::at(dir.path());
     let from = Workspace::find().unwrap().root;
     git(&ws, &["init", "--quiet", "--initial-branch", "main"]);
-    for file in ["Cargo.toml", "Cargo.lock", changelog::FILE, "docs/operations.md"] {
+    for file in ["Cargo.toml", "Cargo.lock", changelog::FILE, "docs/install.md"] {
         copy(&from.join(file), &ws.root.join(file));
     }
     for folder in ["chart", "chart/templates", "kustomize/base", "kustomize/uninstall"] {
@@ -69,8 +69,7 @@ fn a_release_is_prepared_committed_and_then_only_what_was_prepared_is_built() {
 
     step(&ws, "90.0.0", true, false).unwrap();
     let changed = git(&ws, &["status", "--porcelain"]);
-    for file in ["CHANGELOG.md", "Cargo.lock", "Cargo.toml", "deploy/chart/Chart.yaml", "docs/operations.md"]
-    {
+    for file in ["CHANGELOG.md", "Cargo.lock", "Cargo.toml", "deploy/chart/Chart.yaml", "docs/install.md"] {
         assert!(changed.contains(file), "{file} in {changed}");
     }
     assert!(refused(&ws, "90.0.0", false).contains("changes without a commit"));

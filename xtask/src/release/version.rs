@@ -30,7 +30,7 @@ const PLACES: [Place; 5] = [
     Place { file: "deploy/kustomize/base/ferrule.yaml", patterns: &["\"ferrule:{}\""] },
     Place { file: "deploy/kustomize/uninstall/agent.yaml", patterns: &["\"ferrule:{}\""] },
     // The names of files and images in the examples.
-    Place { file: "docs/operations.md", patterns: &["ferrule:{}", "ferrule-{}", "ferrule_{}_"] },
+    Place { file: "docs/install.md", patterns: &["ferrule:{}", "ferrule-{}", "ferrule_{}_"] },
 ];
 
 /// Checks that all places have a version.

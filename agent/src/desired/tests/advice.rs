@@ -1,4 +1,4 @@
-//! What `ferrulectl verify` and the operations guide say of each kind.
+//! What `ferrulectl verify` and `docs/healing.md` say of each kind.
 
 use super::*;
 
@@ -25,8 +25,8 @@ fn advice_names_interface_stamp_namespace_and_map() {
 }
 
 #[test]
-fn the_operations_guide_has_the_advice_of_every_kind() {
-    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+fn the_page_about_healing_has_the_advice_of_every_kind() {
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/healing.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let items: Vec<String> =
         guide.split("\n* ").map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
