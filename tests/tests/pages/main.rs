@@ -1,7 +1,8 @@
 //! The commands that pages of `docs/` show, and what they print: run, and compared with the page.
 //!
-//! No test here needs root or an agent.
+//! Only the tests in `node.rs` need root, and an agent.
 
+mod node;
 mod page;
 
 use std::fs;

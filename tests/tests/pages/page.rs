@@ -147,7 +147,8 @@ fn normal(step: &Step) -> Vec<Vec<String>> {
 }
 
 fn word(word: &str) -> String {
-    let is_time = word.len() > 20 && word.get(4..5) == Some("-") && word.get(10..11) == Some("T");
+    let word = word.trim_matches(['(', ')']);
+    let is_time = word.len() >= 20 && word.get(4..5) == Some("-") && word.get(10..11) == Some("T");
     let seconds = word.strip_suffix("ms").or_else(|| word.strip_suffix('s'));
     if is_time || seconds.is_some_and(|it| it.parse::<f64>().is_ok()) {
         return "TIME".to_owned();
