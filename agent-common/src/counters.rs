@@ -1,9 +1,8 @@
-//! The values of `VIF_COUNTERS` and `LINK_COUNTERS`, and the reasons for which a packet is dropped.
+//! The values of `VIF_TRAFFIC`, `VIF_COUNTERS` and `LINK_COUNTERS`, and the reasons for which a packet is
+//! dropped.
 
-/// Value of `VIF_COUNTERS`, one for each CPU: a pod's forwarded and dropped packets. Directions are the
-/// pod's.
+/// A pod's packets. Directions are the pod's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
 pub struct Counters {
     /// From the pod.
     pub egress: Traffic,
@@ -11,7 +10,38 @@ pub struct Counters {
     pub ingress: Traffic,
 }
 
-/// One direction of a pod's packets. Also the value of `LINK_COUNTERS`, one for each CPU: packets from other
+/// Value of `VIF_TRAFFIC`, one for each CPU: a pod's packets that pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Passed {
+    /// From the pod: left to the host's stack, or sent past it.
+    pub egress: Volume,
+    /// Delivered to the pod.
+    pub ingress: Volume,
+}
+
+/// Packets, and their bytes.
+///
+/// A packet that is segmented later (GSO) counts once, with all its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Volume {
+    pub packets: u64,
+    /// Including Ethernet headers.
+    pub bytes: u64,
+}
+
+/// Value of `VIF_COUNTERS`, one for each CPU: a pod's dropped packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Dropped {
+    /// From the pod.
+    pub egress: Drops,
+    /// To the pod.
+    pub ingress: Drops,
+}
+
+/// One direction of a pod's packets; and the value of `LINK_COUNTERS`, one for each CPU: packets from other
 /// hosts, by the tunnel or by an uplink.
 ///
 /// A packet that is segmented later (GSO) counts once, with all its bytes.
@@ -138,13 +168,36 @@ drop_reasons! {
 
 const _: () = assert!(size_of::<Drops>() == 8 * DropReason::ALL.len());
 const _: () = assert!(size_of::<Traffic>() == 16 + size_of::<Drops>());
-const _: () = assert!(size_of::<Counters>() == 2 * size_of::<Traffic>());
+const _: () = assert!(size_of::<Passed>() == 2 * size_of::<Volume>());
+const _: () = assert!(size_of::<Dropped>() == 2 * size_of::<Drops>());
 
-impl core::ops::AddAssign<&Counters> for Counters {
-    /// Adds the counts of another CPU.
-    fn add_assign(&mut self, other: &Counters) {
-        self.egress += other.egress;
-        self.ingress += other.ingress;
+impl core::ops::AddAssign for Counters {
+    fn add_assign(&mut self, Self { egress, ingress }: Self) {
+        self.egress += egress;
+        self.ingress += ingress;
+    }
+}
+
+impl core::ops::AddAssign<&Passed> for Counters {
+    /// Adds the counts of a CPU.
+    fn add_assign(&mut self, Passed { egress, ingress }: &Passed) {
+        self.egress.pass(egress);
+        self.ingress.pass(ingress);
+    }
+}
+
+impl core::ops::AddAssign<&Dropped> for Counters {
+    /// Adds the counts of a CPU.
+    fn add_assign(&mut self, Dropped { egress, ingress }: &Dropped) {
+        self.egress.drops += *egress;
+        self.ingress.drops += *ingress;
+    }
+}
+
+impl Traffic {
+    fn pass(&mut self, Volume { packets, bytes }: &Volume) {
+        self.packets = self.packets.wrapping_add(*packets);
+        self.bytes = self.bytes.wrapping_add(*bytes);
     }
 }
 
@@ -160,7 +213,9 @@ impl core::ops::AddAssign for Traffic {
 #[expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 mod user {
     // SAFETY: `repr(C)` of `u64` only, so there is no padding, and every bit pattern is valid.
-    unsafe impl aya::Pod for super::Counters {}
-    // SAFETY: as for `Counters`.
+    unsafe impl aya::Pod for super::Passed {}
+    // SAFETY: as for `Passed`.
+    unsafe impl aya::Pod for super::Dropped {}
+    // SAFETY: as for `Passed`.
     unsafe impl aya::Pod for super::Traffic {}
 }

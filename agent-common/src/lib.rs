@@ -17,16 +17,28 @@ mod node;
 pub mod policy;
 mod vif;
 
-pub use counters::{Counters, DropReason, Drops, Traffic};
+pub use counters::{Counters, DropReason, Dropped, Drops, Passed, Traffic, Volume};
 pub use flow::{Flow, FlowKey, RingKey};
 pub use node::{NodeEntry, NodeKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Default capacity of `VIFS`: pod interfaces of a node.
 pub const MAX_VIFS: usize = 4096;
+
+/// The capacity of `RULESETS`, of that of `RULES`: a 32nd. Two tables share it, and the numbers of each are
+/// below [`policy::Subject::LAST_RULESET`].
+pub const fn rulesets(rules: u32) -> u32 {
+    const MOST: u32 = policy::Subject::LAST_RULESET / 2;
+    if rules / 32 < MOST { rules / 32 } else { MOST }
+}
+
+/// The capacity of `VIF_TRAFFIC`, of that of `VIFS`: one more, for the slot 0, which counts nothing.
+pub const fn traffic_slots(vifs: u32) -> u32 {
+    vifs.saturating_add(1)
+}
 
 /// Default capacity of `ENDPOINTS`: addresses that a node delivers.
 pub const MAX_ENDPOINTS: usize = 16384;

@@ -1,6 +1,6 @@
-//! Keys and values of the maps of policy: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED`, `PORTS` and
-//! `SUBJECTS`, which the agent writes, and `POLICY_FLOWS`, `POLICY_PENDING`, `POLICY_PLACES` and `FRAGMENTS`,
-//! which the programs write.
+//! Keys and values of the maps of policy: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED` and `PORTS`, which
+//! the agent writes, and `POLICY_FLOWS`, `POLICY_PENDING`, `POLICY_PLACES` and `FRAGMENTS`, which the
+//! programs write; and what `VIFS` says of policies.
 //!
 //! The crate `policy/` compiles policies into these rows, and documents what classes and rulesets are.
 
@@ -127,21 +127,47 @@ pub struct PortKey {
     pub port: [u8; 2],
 }
 
-/// Value of `SUBJECTS`, whose key is the pod's host interface: what judges the pod's packets. One update
-/// switches both directions.
+/// What judges a pod's packets: in `VIFS` as a [`PackedSubject`]. One store switches both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Subject {
-    /// Judges what the pod receives; [`Subject::OPEN`] if no policy does.
+    /// Judges what the pod receives: a key of `RULESETS`, or [`Subject::OPEN`] if no policy does.
     pub ingress: u32,
     /// Judges what the pod sends.
     pub egress: u32,
     /// Which rows of `PEERS` and `BLOCKS` to read: 0 or 1.
     pub table: u32,
-    /// Another one whenever a live flow may be judged otherwise.
+    /// Another one whenever a live flow may be judged otherwise; at most [`Subject::LAST_EPOCH`].
     pub epoch: u32,
     /// A set of the flags below.
     pub flags: u32,
+}
+
+/// A [`Subject`] as it is in `VIFS`: one word, so that every packet is judged by the subject before a change
+/// or by the one after. All zeros: nothing is known of the pod, and nothing passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub struct PackedSubject {
+    /// [`Subject::ingress`]: the number in its table, or [`PackedSubject::OPEN`], and the table in the highest
+    /// bit.
+    pub ingress: u16,
+    /// [`Subject::egress`], in the same way.
+    pub egress: u16,
+    /// [`Subject::epoch`], and [`Subject::AUDIT`] in the highest bit.
+    pub epoch: u32,
+}
+
+/// The argument of the program `set_subject`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SubjectChange {
+    /// Zeros, in the place of an Ethernet header: the kernel refuses a short packet of a protocol that it knows.
+    pub header: [u8; 16],
+    /// The pod's host interface.
+    pub ifindex: u32,
+    /// Zero.
+    pub reserved: u32,
+    pub subject: PackedSubject,
 }
 
 /// Key of `POLICY_FLOWS` and `POLICY_PENDING`: a flow as one of its pods sees it. Two pods of this node have
@@ -229,6 +255,8 @@ const _: () = assert!(size_of::<RuleKey>() == 8);
 const _: () = assert!(size_of::<NamedKey>() == 12);
 const _: () = assert!(size_of::<PortKey>() == 12);
 const _: () = assert!(size_of::<Subject>() == 20);
+const _: () = assert!(size_of::<PackedSubject>() == 8);
+const _: () = assert!(size_of::<SubjectChange>() == 32);
 
 // === impl Peer ===
 
@@ -286,11 +314,73 @@ impl Subject {
     pub const OPEN: u32 = u32::MAX;
     /// What is denied is recorded, and passes.
     pub const AUDIT: u32 = 1;
+    /// The largest number of a ruleset in its table, and the largest epoch.
+    pub const LAST_RULESET: u32 = PackedSubject::OPEN as u32 - 1;
+    pub const LAST_EPOCH: u32 = PackedSubject::AUDIT - 1;
 
     /// Whether no policy judges the pod's packets, in either direction.
     #[inline(always)]
     pub const fn is_open(&self) -> bool {
         self.ingress == Self::OPEN && self.egress == Self::OPEN
+    }
+
+    /// The same as one word. Numbers above [`Subject::LAST_RULESET`] and epochs above
+    /// [`Subject::LAST_EPOCH`] lose their highest bits.
+    pub const fn pack(&self) -> PackedSubject {
+        let table = (self.table as u16 & 1) << 15;
+        let audit = if self.flags & Self::AUDIT == 0 { 0 } else { PackedSubject::AUDIT };
+        PackedSubject {
+            ingress: PackedSubject::half(self.ingress) | table,
+            egress: PackedSubject::half(self.egress) | table,
+            epoch: self.epoch & Self::LAST_EPOCH | audit,
+        }
+    }
+}
+
+// === impl PackedSubject ===
+
+impl PackedSubject {
+    /// In the place of a number: no policy judges.
+    pub const OPEN: u16 = 0x7fff;
+    const TABLE: u16 = 1 << 15;
+    const AUDIT: u32 = 1 << 31;
+
+    /// Whether no policy judges the pod's packets, in either direction.
+    #[inline(always)]
+    pub const fn is_open(self) -> bool {
+        self.ingress & self.egress | Self::TABLE == u16::MAX
+    }
+
+    /// Whether it is known what judges the pod.
+    #[inline(always)]
+    pub const fn is_known(self) -> bool {
+        (self.ingress | self.egress) as u32 | self.epoch != 0
+    }
+
+    /// The subject that was packed.
+    #[inline(always)]
+    pub const fn unpack(self) -> Subject {
+        let table = self.ingress >> 15;
+        Subject {
+            ingress: Self::ruleset(self.ingress, table),
+            egress: Self::ruleset(self.egress, table),
+            table: table as u32,
+            epoch: self.epoch & Subject::LAST_EPOCH,
+            flags: self.epoch >> 31,
+        }
+    }
+
+    const fn half(ruleset: u32) -> u16 {
+        ruleset as u16 & Self::OPEN
+    }
+
+    /// Arithmetic instead of a branch: the verifier would walk the rest once for each outcome.
+    #[inline(always)]
+    const fn ruleset(half: u16, table: u16) -> u32 {
+        let number = (half & Self::OPEN) as u32;
+        // 1 of `OPEN`, otherwise 0.
+        let is_open = (number + 1) >> 15;
+        number | (table as u32) << 31 | is_open.wrapping_neg()
     }
 }
 
@@ -310,6 +400,8 @@ mod user {
     unsafe impl aya::Pod for super::NamedKey {}
     // SAFETY: as for `PeerKey`.
     unsafe impl aya::Pod for super::Subject {}
+    // SAFETY: as for `PeerKey`.
+    unsafe impl aya::Pod for super::SubjectChange {}
     // SAFETY: as for `PeerKey`.
     unsafe impl aya::Pod for super::ViewKey {}
     // SAFETY: as for `PeerKey`.

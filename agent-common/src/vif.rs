@@ -1,5 +1,7 @@
 //! Keys and values of `VIFS` and `ENDPOINTS`.
 
+use crate::policy::PackedSubject;
+
 /// Key of `VIFS`, `VIF_COUNTERS` and `LINK_COUNTERS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
@@ -22,11 +24,17 @@ pub struct VifEntry {
     pub mac: [u8; 6],
     /// Of the interface in the pod, in bytes without the Ethernet header.
     pub mtu: u16,
+    /// What judges the pod's packets. Changed in place, by one store of the program `set_subject`.
+    pub subject: PackedSubject,
+    /// The pod's place in `VIF_TRAFFIC`; 0: its packets are not counted.
+    pub slot: u32,
+    /// Written by the programs: flows in `STACK_FLOWS` that this pod has begun so far.
+    pub stack_flows: u32,
     /// Written by the programs: not 0 at the host interface's index, modulo 32, of each pod with which this
     /// one has had a flow in `STACK_FLOWS`.
     pub stack_peers: [u8; 32],
-    /// Written by the programs: flows in `STACK_FLOWS` that this pod has begun so far.
-    pub stack_flows: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Tells attachments apart that have the same index, one after another: the time of the attachment's
     /// creation since boot, in 2^20 ns (about a millisecond), modulo 2^32.
     pub generation: u32,
@@ -60,7 +68,7 @@ pub struct Endpoint {
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<VifKey>() == 4);
-const _: () = assert!(size_of::<VifEntry>() == 256);
+const _: () = assert!(size_of::<VifEntry>() == 272);
 const _: () = assert!(size_of::<EndpointKey>() == 16);
 const _: () = assert!(size_of::<Endpoint>() == 12);
 

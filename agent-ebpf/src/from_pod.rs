@@ -1,11 +1,11 @@
 //! Packets from a pod: dropped unless they are the pod's own, then delivered to a pod of this node, sent to
 //! one of another node, or left to the host's stack.
 
-use agent_common::{DropReason, GATEWAY_MAC, VifEntry, policy::Subject};
+use agent_common::{DropReason, GATEWAY_MAC, VifEntry};
 
 use crate::{
     arp,
-    counters::Direction,
+    counters::{self, Direction},
     delivery, endpoints, flow_stats, flows,
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
     icmp,
@@ -13,7 +13,8 @@ use crate::{
     nd, nodes,
     outcome::Outcome,
     packet::{Packet, Stamp},
-    policy, remote, services, size, spoofing,
+    policy::{self, Judge},
+    remote, services, size, spoofing,
     target::Target,
     tunnels, vifs,
 };
@@ -23,7 +24,14 @@ use crate::{
 #[inline(always)]
 pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
     let vif = vifs::find(packet.ifindex())?;
-    let subject = policy::subject(packet.ifindex(), Direction::Egress)?;
+    let outcome = judge_of(packet, vif)?;
+    counters::egress(vif, packet.len());
+    Ok(outcome)
+}
+
+#[inline(always)]
+fn judge_of(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
+    let subject = policy::judge(vif, packet.ifindex(), Direction::Egress)?;
     let Ethernet { destination, source, ethertype } = *packet.header::<Ethernet>(0)?;
     if source != vif.mac {
         return Err(DropReason::SpoofedMac);
@@ -56,18 +64,21 @@ fn forward(
     packet: &mut Packet<'_>,
     meta: &Meta,
     vif: &VifEntry,
-    subject: &Subject,
+    subject: Judge,
 ) -> Result<Outcome, DropReason> {
     let target = past_stack(packet, meta, vif)?;
     // Of a remote pod: none of this node.
     let to = target.map_or(flows::REMOTE, |target| target.peer);
-    if policy::passes(packet, meta, subject, to, target.is_none())? {
+    let receives =
+        if to == flows::REMOTE { Judge::OPEN } else { target.map_or(Judge::OPEN, |it| it.judge()) };
+    if policy::passes(packet, meta, subject, to, receives, target.is_none())? {
         packet.stamp(Stamp::Service);
     }
     let Some(target) = target else { return Ok(Outcome::Stack) };
     if target.peer != flows::REMOTE {
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;
+        counters::ingress(target.place, packet.len());
         return Ok(Outcome::Local { ifindex: target.peer });
     }
     match remote::way(packet, &target) {

@@ -65,33 +65,27 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match from_pod::judge(&mut packet) {
         Ok(Outcome::Stack) => {
-            counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC
         }
         Ok(Outcome::Local { ifindex: to }) => {
-            counters::egress(ifindex, bytes);
-            counters::ingress(to, bytes);
             trace!(&ctx, "if {}: egress to if {}, {} bytes", ifindex, to, bytes);
             // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, whose check the lookup of
             // the destination in `ENDPOINTS` replaces.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
         Ok(Outcome::Tunnel { ifindex: to }) => {
-            counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to tunnel {}, {} bytes", ifindex, to, bytes);
             packet.stamp(Stamp::Direct);
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(to, 0) as i32 }
         }
         Ok(Outcome::Neighbour { ifindex: to, next }) => {
-            counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress to uplink {}, {} bytes", ifindex, to, bytes);
             packet.stamp(Stamp::Direct);
             route::send(to, next) as i32
         }
         Ok(Outcome::Answered) => {
-            counters::egress(ifindex, bytes);
             trace!(&ctx, "if {}: egress answered, {} bytes", ifindex, bytes);
             // SAFETY: a helper call without pointers. Like an answer of the host's stack, this one passes
             // `to_pod`.
@@ -112,7 +106,6 @@ pub fn to_pod(ctx: TcContext) -> i32 {
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match to_pod::judge(&packet) {
         Ok(()) => {
-            counters::ingress(ifindex, bytes);
             trace!(&ctx, "if {}: ingress, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC
         }
@@ -155,7 +148,6 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, Drop
                 trace!(ctx, "if {}: from the link, {} bytes", ifindex, bytes);
                 return TC_ACT_UNSPEC;
             }
-            counters::ingress(to, bytes);
             trace!(ctx, "if {}: from the link to if {}, {} bytes", ifindex, to, bytes);
             // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, as in `from_pod`.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
@@ -183,6 +175,13 @@ pub fn to_tunnel(ctx: TcContext) -> i32 {
 pub fn to_link(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     leave(&packet, to_link::judge(&packet, Link::Uplink))
+}
+
+/// Run by the agent, and never attached: changes what judges a pod, by one store. The data is a
+/// [`SubjectChange`](agent_common::policy::SubjectChange). Returns 0 if the pod's interface has no entry.
+#[classifier]
+pub fn set_subject(ctx: TcContext) -> i32 {
+    policy::set_subject(&ctx).into()
 }
 
 #[inline(always)]

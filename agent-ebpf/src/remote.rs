@@ -10,19 +10,20 @@ use agent_common::{DropReason, NodeEntry};
 
 use crate::{
     address::Address,
-    counters::Direction,
+    counters::{self, Direction},
     delivery, endpoints, flow_stats, flows,
     meta::Meta,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
-    policy, size,
+    policy::{self, Judge},
+    size,
     target::Target,
 };
 
 /// How a pod's packet leaves this node for a remote pod; `None` by the stack.
 #[inline(always)]
 pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
-    let Target { ifindex, address: next, .. } = *target;
+    let Target { place: ifindex, address: next, .. } = *target;
     if target.flags & NodeEntry::VXLAN != 0 {
         packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex })
     } else {
@@ -50,8 +51,9 @@ pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result
     if !is_plain || !node.is_fast() {
         return Ok(Inbound::STACK);
     }
-    policy::reaches(packet, meta, endpoint.ifindex)?;
+    policy::reaches(packet, meta, endpoint.ifindex, Judge::of(receiver))?;
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
+    counters::ingress(receiver.slot, packet.len());
     delivery::rewrite(packet, meta, &endpoint.mac)?;
     Ok(Inbound::to_pod(endpoint.ifindex))
 }

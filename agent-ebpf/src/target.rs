@@ -2,7 +2,7 @@
 
 use agent_common::{Endpoint, NodeEntry, VifEntry};
 
-use crate::{address::Address, flows};
+use crate::{address::Address, flows, policy::Judge};
 
 /// A pod of this node or of another one, in one form: what follows is the same for both.
 #[derive(Clone, Copy)]
@@ -13,9 +13,9 @@ pub struct Target {
     pub mtu: u32,
     /// Of `NodeEntry`; 0 for a pod of this node.
     pub flags: u32,
-    /// The interface by which packets to a remote pod leave.
-    pub ifindex: u32,
-    /// The MAC of a pod of this node, and zeros; or where packets to a remote pod go.
+    /// The slot of a pod of this node; or the interface by which packets to a remote pod leave.
+    pub place: u32,
+    /// The MAC of a pod of this node, and what judges the pod; or where packets to a remote pod go.
     pub address: Address,
 }
 
@@ -29,9 +29,19 @@ impl Target {
             peer: endpoint.ifindex,
             mtu: if receiver.is_shaped() { 0 } else { u32::from(receiver.mtu) },
             flags: 0,
-            ifindex: 0,
-            address: Address::from_words([u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]), 0]),
+            place: receiver.slot,
+            address: Address::from_words([
+                u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]),
+                Judge::of(receiver).word(),
+            ]),
         }
+    }
+
+    /// What judges a pod of this node.
+    #[inline(always)]
+    pub fn judge(&self) -> Judge {
+        let [_, word] = self.address.words();
+        Judge::from_word(word)
     }
 
     #[inline(always)]
@@ -40,7 +50,7 @@ impl Target {
             peer: flows::REMOTE,
             mtu: node.mtu & 0xffff,
             flags: node.flags,
-            ifindex: node.ifindex,
+            place: node.ifindex,
             address: Address::v6(node.address),
         }
     }

@@ -6,7 +6,7 @@ use agent_common::{DropReason, NodeEntry, VifEntry};
 
 use crate::{
     address::Address,
-    counters::Direction,
+    counters::{self, Direction},
     endpoints, flow_stats, flows,
     headers::{Arp, ETHERTYPE_ARP, Ethernet, L3},
     meta::{Family, Meta, Scope, Sender},
@@ -20,7 +20,14 @@ use crate::{
 #[inline(always)]
 pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
     let vif = vifs::find(packet.ifindex())?;
-    let subject = policy::subject(packet.ifindex(), Direction::Ingress)?;
+    judge_of(packet, vif)?;
+    counters::ingress(vif.slot, packet.len());
+    Ok(())
+}
+
+#[inline(always)]
+fn judge_of(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
+    let subject = policy::judge(vif, packet.ifindex(), Direction::Ingress)?;
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     if packet.has_vlan_tag(ethertype) {
         return Err(DropReason::Vlan);

@@ -1,6 +1,6 @@
 //! `VIFS`: the pods' interfaces, and the addresses that each may use.
 
-use agent_common::{DropReason, MAX_VIFS, VifEntry, VifKey};
+use agent_common::{DropReason, MAX_VIFS, VifEntry, VifKey, policy::PackedSubject};
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 
 use crate::{address::Address, meta::Family};
@@ -34,6 +34,13 @@ pub fn mark_peers(one: u32, other: u32) {
             }
         }
     }
+}
+
+/// What judges the pod behind a host interface, to be changed. Valid until the program returns.
+#[inline(always)]
+pub fn subject(ifindex: u32) -> Option<*mut PackedSubject> {
+    // SAFETY: a field of an entry, which stays readable and writable until the program returns.
+    VIFS.get_ptr_mut(VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).subject })
 }
 
 /// Whether a pod is noted to have flows with another one that the stack translates.

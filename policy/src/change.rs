@@ -83,7 +83,7 @@ pub struct Capacities {
     pub named: usize,
     /// Of `PORTS`.
     pub ports: usize,
-    /// Of `SUBJECTS`.
+    /// Of the subjects in `VIFS`.
     pub endpoints: usize,
 }
 
@@ -102,7 +102,7 @@ pub enum Resource {
     Named,
     /// The map `PORTS`.
     Ports,
-    /// The map `SUBJECTS`.
+    /// The rows of `VIFS` that say what judges a pod.
     Subjects,
     /// The bits of a ruleset: sets of ports that differ, in the rules for one pod and direction.
     Bits,
@@ -148,7 +148,7 @@ impl fmt::Display for Resource {
             Self::Rules => "the map RULES",
             Self::Named => "the map NAMED",
             Self::Ports => "the map PORTS",
-            Self::Subjects => "the map SUBJECTS",
+            Self::Subjects => "the map VIFS",
             Self::Bits => "a ruleset",
         })
     }

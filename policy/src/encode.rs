@@ -122,7 +122,7 @@ impl From<EndpointRow> for Subject {
 // === impl Rows ===
 
 impl Rows {
-    /// Whether `SUBJECTS` should have a row of the interface.
+    /// Whether `VIFS` should have a subject of the interface.
     pub fn has_subject(&self, ifindex: u32) -> bool {
         self.endpoints.contains(&EndpointId(ifindex))
     }

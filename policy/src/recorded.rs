@@ -14,7 +14,7 @@ pub trait Maps {
     /// Why a map cannot be read.
     type Error;
 
-    /// A row of `SUBJECTS`.
+    /// The subject in a row of `VIFS`.
     fn subject(&self, endpoint: EndpointId) -> Result<Option<Subject>, Self::Error>;
     /// A row of `RULESETS`.
     fn ruleset(&self, ruleset: u32) -> Result<Option<Ruleset>, Self::Error>;

@@ -122,7 +122,7 @@ pub struct PortRange {
     pub protocol: u8,
 }
 
-/// Value of `SUBJECTS`: what judges an endpoint. One update switches both directions.
+/// The subject of an endpoint: what judges it. One store switches both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointRow {
     /// Judges what the pod receives.
@@ -152,7 +152,7 @@ pub enum Op {
     Named(NamedKey, Option<Mask>),
     /// Of `PORTS`.
     Port(PortKey, Option<Mask>),
-    /// Of `SUBJECTS`.
+    /// A subject in `VIFS`.
     Endpoint(EndpointId, Option<EndpointRow>),
 }
 

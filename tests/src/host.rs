@@ -17,10 +17,12 @@ pub struct Footprint {
     maps: BTreeSet<u32>,
 }
 
-const OUR_PROGRAMS: [&str; 6] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link"];
+const OUR_PROGRAMS: [&str; 7] =
+    ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
 const OUR_MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",
+    "VIF_TRAFFIC",
     "VIF_COUNTERS",
     "STACK_FLOWS",
     "FLOW_RINGS",
@@ -33,7 +35,6 @@ const OUR_MAPS: [&str; 27] = [
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",
-    "SUBJECTS",
     "PEERS",
     "BLOCKS",
     "RULESETS",

@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 
+use agent_common::{VifEntry, VifKey, policy::PackedSubject};
 use anyhow::{Context as _, bail, ensure};
+use aya::maps::{HashMap, Map, MapData};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -37,7 +39,7 @@ pub struct Node {
 }
 
 pub const SOCKET: &str = "/run/ferrule/agent.sock";
-pub const PINS: &str = "/sys/fs/bpf/ferrule/v5";
+pub const PINS: &str = "/sys/fs/bpf/ferrule/v6";
 /// The node's addresses on the uplink.
 pub const NODE_V4: &str = "192.0.2.1";
 pub const NODE_V6: &str = "2001:db8::1";
@@ -436,8 +438,7 @@ impl Node {
         let dump: Value = serde_json::from_str(&dump)?;
         let of_cpus = dump.pointer("/formatted/values").and_then(Value::as_array).context("no values")?;
         let drops = |it: &Value| {
-            let of =
-                |direction| it.pointer(&format!("/value/{direction}/drops/no_vif")).and_then(Value::as_u64);
+            let of = |direction| it.pointer(&format!("/value/{direction}/no_vif")).and_then(Value::as_u64);
             Some(of("egress")? + of("ingress")?)
         };
         of_cpus.iter().map(|it| drops(it).with_context(|| format!("no drops in {it}"))).sum()
@@ -530,6 +531,29 @@ impl Drop for Node {
             eprintln!("the agent's log:\n{}", log_text());
         }
     }
+}
+
+/// What judges a pod, as the pinned maps say.
+///
+/// # Errors
+/// If the interface has no row in `VIFS`.
+pub fn subject(ifindex: u32) -> anyhow::Result<PackedSubject> {
+    let vif: VifEntry = vifs()?.get(&VifKey { ifindex }, 0)?;
+    Ok(vif.subject)
+}
+
+/// Changes what judges a pod, behind the agent's back.
+///
+/// # Errors
+/// As for [`subject`].
+pub fn set_subject(ifindex: u32, subject: PackedSubject) -> anyhow::Result<()> {
+    let (key, mut vifs) = (VifKey { ifindex }, vifs()?);
+    let vif: VifEntry = vifs.get(&key, 0)?;
+    Ok(vifs.insert(key, VifEntry { subject, ..vif }, 0)?)
+}
+
+fn vifs() -> anyhow::Result<HashMap<MapData, VifKey, VifEntry>> {
+    Ok(Map::HashMap(MapData::from_pin(format!("{PINS}/VIFS"))?).try_into()?)
 }
 
 /// The bpftool command that deletes a map entry.

@@ -11,17 +11,19 @@ use std::{
 };
 
 use agent_common::{
-    Counters, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey,
+    Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, Traffic,
+    VifEntry, VifKey,
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
-    policy::{Subject, View, ViewKey},
+    policy::{Subject, SubjectChange, View, ViewKey},
     policy_places,
 };
 use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{
-        Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, lpm_trie::Key,
+        Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
+        lpm_trie::Key,
     },
     programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
 };
@@ -85,7 +87,6 @@ pub struct Programs {
     pub stack_flows: HashMap<MapData, FlowKey, Flow>,
     pub flow_rings: HashMap<MapData, RingKey, FlowKey>,
     pub flow_stats: HashMap<MapData, FlowKey, FlowStats>,
-    pub subjects: HashMap<MapData, VifKey, Subject>,
     /// Answered flows of pods that policies judge, and pending ones.
     pub policy_flows: HashMap<MapData, ViewKey, View>,
     pub policy_pending: HashMap<MapData, ViewKey, View>,
@@ -94,7 +95,8 @@ pub struct Programs {
     events: RingBuf<MapData>,
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
     links: PerCpuHashMap<MapData, VifKey, Traffic>,
-    counters: PerCpuHashMap<MapData, VifKey, Counters>,
+    traffic: PerCpuArray<MapData, Passed>,
+    drops: PerCpuHashMap<MapData, VifKey, Dropped>,
     /// Interfaces with a clsact qdisc.
     qdiscs: BTreeSet<String>,
 }
@@ -111,6 +113,9 @@ const SK_BUFF_GSO_SIZE: usize = 176;
 /// Answered flows that policies allow.
 const POLICY_FLOWS: u32 = 16384;
 pub const POLICY_FLOWS_PER_POD: u32 = flows_per_pod(POLICY_FLOWS);
+
+/// The program that changes what judges a pod.
+const SET_SUBJECT: &str = "set_subject";
 
 /// A page: room for 24 drops.
 const EVENT_BYTES: u32 = 4096;
@@ -232,9 +237,9 @@ impl Programs {
         // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(&dist::ebpf_object()?)?;
-        for program in Program::ALL {
-            let loaded = classifier(&mut ebpf, program).and_then(|program| Ok(program.load()?));
-            loaded.with_context(|| format!("cannot load {}", program.name()))?;
+        for name in Program::ALL.map(Program::name).into_iter().chain([SET_SUBJECT]) {
+            let loaded = classifier(&mut ebpf, name).and_then(|program| Ok(program.load()?));
+            loaded.with_context(|| format!("cannot load {name}"))?;
         }
         Ok(Self {
             vifs: take_map(&mut ebpf, "VIFS")?,
@@ -242,7 +247,6 @@ impl Programs {
             stack_flows: take_map(&mut ebpf, "STACK_FLOWS")?,
             flow_rings: take_map(&mut ebpf, "FLOW_RINGS")?,
             flow_stats: take_map(&mut ebpf, "FLOW_STATS")?,
-            subjects: take_map(&mut ebpf, "SUBJECTS")?,
             policy_flows: take_map(&mut ebpf, "POLICY_FLOWS")?,
             policy_pending: take_map(&mut ebpf, "POLICY_PENDING")?,
             rules: Rules::take(&mut ebpf)?,
@@ -250,7 +254,8 @@ impl Programs {
             events: take_map(&mut ebpf, "EVENTS")?,
             nodes: take_map(&mut ebpf, "NODES")?,
             links: take_map(&mut ebpf, "LINK_COUNTERS")?,
-            counters: take_map(&mut ebpf, "VIF_COUNTERS")?,
+            traffic: take_map(&mut ebpf, "VIF_TRAFFIC")?,
+            drops: take_map(&mut ebpf, "VIF_COUNTERS")?,
             qdiscs: BTreeSet::new(),
             ebpf,
         })
@@ -261,7 +266,7 @@ impl Programs {
     /// # Errors
     /// If the kernel does not report it.
     pub fn verified_instructions(&mut self, program: Program) -> anyhow::Result<u32> {
-        let info = classifier(&mut self.ebpf, program)?.info()?;
+        let info = classifier(&mut self.ebpf, program.name())?.info()?;
         info.verified_instruction_count().context("the kernel does not report verified instructions")
     }
 
@@ -286,7 +291,7 @@ impl Programs {
     ) -> anyhow::Result<Ran> {
         let mut out = vec![0; MAX_PACKET];
         let context = skb.bytes();
-        let result = classifier(&mut self.ebpf, program)?.test_run(TestRunOptions {
+        let result = classifier(&mut self.ebpf, program.name())?.test_run(TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
             ctx_in: Some(&context),
@@ -310,16 +315,38 @@ impl Programs {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
             Program::ToPod | Program::ToTunnel | Program::ToLink => TcAttachType::Egress,
         };
-        classifier(&mut self.ebpf, program)?.attach(interface, direction)?;
+        classifier(&mut self.ebpf, program.name())?.attach(interface, direction)?;
         Ok(())
     }
 
-    /// Inserts zero counters for an interface. Without an entry, the programs do not count.
+    /// Inserts zero counters of drops for an interface. Without an entry, the programs do not count.
     ///
     /// # Errors
     /// If the map cannot be written.
     pub fn start_counting(&mut self, ifindex: u32) -> anyhow::Result<()> {
-        Ok(self.counters.insert(VifKey { ifindex }, zero()?, 0)?)
+        Ok(self.drops.insert(VifKey { ifindex }, zero()?, 0)?)
+    }
+
+    /// What judges a pod; `None` if that is not known.
+    ///
+    /// # Errors
+    /// If the interface has no entry in `VIFS`.
+    pub fn subject(&self, ifindex: u32) -> anyhow::Result<Option<Subject>> {
+        let VifEntry { subject, .. } = self.vifs.get(&VifKey { ifindex }, 0)?;
+        Ok(subject.is_known().then(|| subject.unpack()))
+    }
+
+    /// Changes what judges a pod, by the program that does so for the agent.
+    ///
+    /// # Errors
+    /// If the interface has no entry in `VIFS`.
+    pub fn set_subject(&mut self, ifindex: u32, subject: Option<Subject>) -> anyhow::Result<()> {
+        let subject = subject.map(|it| it.pack()).unwrap_or_default();
+        let change = SubjectChange { ifindex, subject, ..SubjectChange::default() };
+        let ran = classifier(&mut self.ebpf, SET_SUBJECT)?
+            .test_run(TestRunOptions { data_in: Some(&bytes(change)), ..TestRunOptions::default() })?;
+        ensure!(ran.return_value == 1, "the interface {ifindex} has no entry");
+        Ok(())
     }
 
     /// Adds an entry to `NODES`.
@@ -376,10 +403,13 @@ impl Programs {
     /// If the map cannot be read.
     pub fn counters(&self) -> anyhow::Result<AllCounters> {
         let mut all = AllCounters::new();
-        for entry in self.counters.iter() {
-            let (VifKey { ifindex }, per_cpu) = entry?;
-            let sum = all.entry(ifindex).or_default();
+        for entry in self.drops.iter() {
+            let (key, per_cpu) = entry?;
+            let sum = all.entry(key.ifindex).or_default();
             per_cpu.iter().for_each(|one| *sum += one);
+            if let Ok(VifEntry { slot, .. }) = self.vifs.get(&key, 0) {
+                self.traffic.get(&slot, 0)?.iter().for_each(|one| *sum += one);
+            }
         }
         Ok(all)
     }
@@ -398,9 +428,15 @@ fn zero<T: Pod + Default>() -> anyhow::Result<PerCpuValues<T>> {
     Ok(PerCpuValues::try_from(vec![T::default(); cpus])?)
 }
 
-fn classifier(ebpf: &mut Ebpf, program: Program) -> anyhow::Result<&mut SchedClassifier> {
-    let found = ebpf.program_mut(program.name());
-    Ok(found.with_context(|| format!("the object has no program {}", program.name()))?.try_into()?)
+fn classifier<'a>(ebpf: &'a mut Ebpf, program: &str) -> anyhow::Result<&'a mut SchedClassifier> {
+    let found = ebpf.program_mut(program);
+    Ok(found.with_context(|| format!("the object has no program {program}"))?.try_into()?)
+}
+
+fn bytes(SubjectChange { header, ifindex, reserved, subject }: SubjectChange) -> Vec<u8> {
+    let words = [ifindex, reserved].map(u32::to_ne_bytes);
+    let halves = [subject.ingress, subject.egress].map(u16::to_ne_bytes);
+    [&header[..], words.as_flattened(), halves.as_flattened(), &subject.epoch.to_ne_bytes()].concat()
 }
 
 pub(crate) fn take_map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<M> {

@@ -9,7 +9,7 @@ use ferrule_policy::{Addr, Op, PortKey, Prefix, Table};
 
 use crate::program::take_map;
 
-/// All maps of rules, but for `SUBJECTS`.
+/// All maps of rules.
 pub struct Rules {
     pub peers: HashMap<MapData, PeerKey, Peer>,
     pub rulesets: HashMap<MapData, u32, Ruleset>,
@@ -33,7 +33,7 @@ impl Rules {
         })
     }
 
-    /// Sets or removes a row that the compiler has made, other than one of `SUBJECTS`.
+    /// Sets or removes a row that the compiler has made, other than a subject.
     ///
     /// # Errors
     /// If the kernel refuses the change.

@@ -162,7 +162,7 @@ fn no_packet_is_lost_across_an_upgrade() {
 fn no_packet_or_state_is_lost_across_an_abi_migration() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let other = PINS.replace("/v5", "/v7");
+        let other = PINS.replace("/v6", "/v7");
         traffic.while_streaming(|| {
             for by_crash in [false, true] {
                 for (build, environment, pins, gone) in [
@@ -293,6 +293,12 @@ fn flows_and_counts_of_the_second_version_are_taken_over() {
 fn flows_and_counts_of_the_third_version_are_taken_over() {
     let third = Earlier { pins: "/sys/fs/bpf/ferrule/v3", vif: 256, flow: &[9, 0, 0, 0], drops: 2 * 16 };
     check_taken_over(&third, |client, flow| add_ring(&third, client, flow)).unwrap();
+}
+
+#[test]
+fn flows_and_counts_of_the_fifth_version_are_taken_over() {
+    let fifth = Earlier { pins: "/sys/fs/bpf/ferrule/v5", vif: 256, flow: &[9, 0, 0, 0], drops: 2 * 24 };
+    check_taken_over(&fifth, |client, flow| add_ring(&fifth, client, flow)).unwrap();
 }
 
 fn add_ring(earlier: &Earlier, client: u32, flow: &str) -> anyhow::Result<()> {

@@ -149,7 +149,7 @@ fn node_churn_leaks_nothing() {
 const POLICIES: u16 = 150;
 const FIRST_POLICIES: u16 = 3;
 const POLICY_WAVES: u16 = 40;
-const POLICY_ROWS: [&str; 7] = ["SUBJECTS", "PEERS", "BLOCKS", "RULESETS", "RULES", "NAMED", "PORTS"];
+const POLICY_ROWS: [&str; 6] = ["PEERS", "BLOCKS", "RULESETS", "RULES", "NAMED", "PORTS"];
 
 fn policy(wave: u16, number: u16) -> Value {
     let [high, low] = number.to_be_bytes();

@@ -20,10 +20,12 @@ use crate::{
 pub(crate) struct Things(BTreeSet<String>);
 
 /// The names of Ferrule's programs and maps in the kernel.
-const PROGRAMS: [&str; 6] = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link"];
+const PROGRAMS: [&str; 7] =
+    ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
 const MAPS: [&str; 27] = [
     "VIFS",
     "ENDPOINTS",
+    "VIF_TRAFFIC",
     "VIF_COUNTERS",
     "STACK_FLOWS",
     "FLOW_RINGS",
@@ -36,7 +38,6 @@ const MAPS: [&str; 27] = [
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",
-    "SUBJECTS",
     "PEERS",
     "BLOCKS",
     "RULESETS",

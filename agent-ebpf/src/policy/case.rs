@@ -10,7 +10,7 @@ use agent_common::{
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
-use super::flows::NewView;
+use super::{flows::NewView, subject::Judge};
 use crate::{
     address::Address,
     flow_key::Padded,
@@ -214,11 +214,12 @@ pub fn get() -> Option<&'static Case> {
     POLICY_CASE.get_ptr(0).map(|case| unsafe { &*case })
 }
 
-/// Field by field: LLVM would copy the whole in a loop.
+/// Arithmetic instead of a branch: the verifier would walk the rest once for each outcome.
 #[inline(always)]
-fn copy(subject: Option<&Subject>) -> Subject {
-    let Subject { ingress, egress, table, epoch, flags } = *subject.unwrap_or(&Case::UNKNOWN);
-    Subject { ingress, egress, table, epoch, flags }
+fn subject(judge: Judge) -> Subject {
+    let unknown = u32::from(!judge.is_known()) * Case::UNKNOWN_FLAG;
+    let subject = judge.unpack();
+    Subject { flags: subject.flags | unknown, ..subject }
 }
 
 /// The other fields count for nothing then: they stay as they are.
@@ -252,8 +253,7 @@ impl Case {
     pub const FIRST_FRAGMENT: u32 = 4;
     pub const LATER_FRAGMENT: u32 = 8;
 
-    /// Of an end without a row in `SUBJECTS`: the flag is in no row.
-    const UNKNOWN: Subject = Subject { ingress: 0, egress: 0, table: 0, epoch: 0, flags: Self::UNKNOWN_FLAG };
+    /// In the flags of an end of which it is not known what judges it; in no row.
     const UNKNOWN_FLAG: u32 = 1 << 31;
 
     /// Notes a packet.
@@ -298,15 +298,15 @@ impl Case {
     }
 
     #[inline(always)]
-    pub fn set_sender(&self, end: End, subject: Option<&Subject>) {
+    pub fn set_sender(&self, end: End, sends: Judge) {
         self.sender.set(end);
-        self.sends.set(copy(subject));
+        self.sends.set(subject(sends));
     }
 
     #[inline(always)]
-    pub fn set_receiver(&self, end: End, subject: Option<&Subject>) {
+    pub fn set_receiver(&self, end: End, receives: Judge) {
         self.receiver.set(end);
-        self.receives.set(copy(subject));
+        self.receives.set(subject(receives));
     }
 
     /// No policy judges the sender.
@@ -370,7 +370,7 @@ impl Case {
         self.subject.set(subject.get());
     }
 
-    /// Whether the end that is judged has no row in `SUBJECTS`.
+    /// Whether it is not known what judges the end that is judged.
     #[inline(always)]
     pub fn is_unknown(&self) -> bool {
         self.subject.get().flags & Self::UNKNOWN_FLAG != 0

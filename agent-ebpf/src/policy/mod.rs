@@ -1,7 +1,7 @@
 //! Policies: whether a pod may send or receive a packet.
 //!
-//! Each pod of this node has a row in `SUBJECTS`; one without passes nothing. A pod that no policy judges is
-//! *untracked*: the row says so, and nothing else is looked up.
+//! The row in `VIFS` says what judges a pod; without that, the pod passes nothing. A pod that no policy judges
+//! is *untracked*: the row says so, and nothing else is looked up.
 
 mod case;
 mod flows;
@@ -10,9 +10,12 @@ mod judge;
 mod pairs;
 mod places;
 mod rows;
+mod subject;
 
-use agent_common::{DropReason, VifKey, event::direction, policy::Subject};
+use agent_common::{DropReason, VifEntry, event::direction};
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+
+pub use self::subject::{Judge, set as set_subject};
 
 use self::{
     case::{Case, End, Verdict, origin, pair},
@@ -20,7 +23,6 @@ use self::{
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     pairs::{ferrule_find_pair, ferrule_find_pair_at_end, ferrule_settle_pair},
     places::{ferrule_begin_flow, ferrule_keep_flow},
-    rows::SUBJECTS,
 };
 use crate::{
     counters::Direction,
@@ -29,17 +31,18 @@ use crate::{
     packet::{Packet, Stamp},
 };
 
-/// What judges the pod at a host interface.
+/// What judges the pod behind a host interface.
 ///
 /// # Errors
-/// `PolicyUnknown`, without a row.
+/// `PolicyUnknown`, if that is not known.
 #[inline(always)]
-pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, DropReason> {
-    let subject = find(ifindex);
-    if subject.is_none() {
-        note_unknown(ifindex, direction as u32);
+pub fn judge(vif: &VifEntry, ifindex: u32, direction: Direction) -> Result<Judge, DropReason> {
+    let judge = Judge::of(vif);
+    if judge.is_known() {
+        return Ok(judge);
     }
-    subject.ok_or(DropReason::PolicyUnknown)
+    note_unknown(ifindex, direction as u32);
+    Err(DropReason::PolicyUnknown)
 }
 
 /// Judges what a pod sends, and what the pod at the host interface `to` receives of that past the stack; 0:
@@ -52,18 +55,18 @@ pub fn subject(ifindex: u32, direction: Direction) -> Result<&'static Subject, D
 pub fn passes(
     packet: &Packet<'_>,
     meta: &Meta,
-    subject: &Subject,
+    sends: Judge,
     to: u32,
+    receives: Judge,
     may_defer: bool,
 ) -> Result<bool, DropReason> {
-    let receives = if to == 0 { Some(&OPEN) } else { find(to) };
-    if receives.is_some_and(|receives| subject.is_open() && receives.is_open() || is_link_local(meta)) {
+    if sends.is_open() && receives.is_open() || receives.is_known() && is_link_local(meta) {
         return Ok(false);
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
     let from = packet.ifindex();
     case.note(meta);
-    case.set_sender(End { may_defer: may_defer.into(), ..End::sender(from) }, Some(subject));
+    case.set_sender(End { may_defer: may_defer.into(), ..End::sender(from) }, sends);
     case.set_receiver(End::receiver(to, from), receives);
     if to != 0 && to != from {
         case.expect_pair();
@@ -77,9 +80,8 @@ pub fn passes(
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), DropReason> {
-    let receives = find(ifindex);
-    if receives.is_some_and(|receives| receives.is_open() || is_link_local(meta)) {
+pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, receives: Judge) -> Result<(), DropReason> {
+    if receives.is_open() || receives.is_known() && is_link_local(meta) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
@@ -95,13 +97,13 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32) -> Result<(), Dro
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32) -> Result<(), DropReason> {
-    if (subject.is_open() && !packet.has_stamp(Stamp::Service)) || is_link_local(meta) {
+pub fn arrives(packet: &Packet<'_>, meta: &Meta, receives: Judge, sibling: u32) -> Result<(), DropReason> {
+    if (receives.is_open() && !packet.has_stamp(Stamp::Service)) || is_link_local(meta) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
     case.note(meta);
-    case.set_receiver(End::receiver(packet.ifindex(), sibling), Some(subject));
+    case.set_receiver(End::receiver(packet.ifindex(), sibling), receives);
     ferrule_arrive(packet.context());
     verdict_of(case, ferrule_police(packet.context()))
 }
@@ -113,8 +115,8 @@ pub fn arrives(packet: &Packet<'_>, meta: &Meta, subject: &Subject, sibling: u32
 /// Why the packet is denied.
 #[inline(always)]
 pub fn translated(packet: &Packet<'_>, meta: &Meta, from: u32) -> Result<(), DropReason> {
-    let sends = find(from);
-    if sends.is_some_and(|sends| sends.is_open() || is_link_local(meta)) {
+    let sends = Judge::at(from);
+    if sends.is_open() || sends.is_known() && is_link_local(meta) {
         return Ok(());
     }
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
@@ -154,17 +156,6 @@ fn is_of_policy(reason: u32) -> bool {
     OF_POLICY.iter().any(|it| *it as u32 == reason)
 }
 
-/// No policy judges.
-static OPEN: Subject =
-    Subject { ingress: Subject::OPEN, egress: Subject::OPEN, table: 0, epoch: 0, flags: 0 };
-
-#[inline(always)]
-fn find(ifindex: u32) -> Option<&'static Subject> {
-    // SAFETY: the entry stays readable until the program returns. The agent replaces the whole entry: this
-    // packet is judged by the old one or by the new one.
-    unsafe { SUBJECTS.get(VifKey { ifindex }) }
-}
-
 /// The link has no other pod, and routers do not forward from or to such an address.
 #[inline(always)]
 fn is_link_local(meta: &Meta) -> bool {
@@ -202,7 +193,7 @@ extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
     case.receiver.set(End { origin, ..End::receiver(ifindex, via) });
     if packet.has_stamp(Stamp::Service) {
         let origin = if via == ifindex { origin::HAIRPIN } else { origin::OTHER };
-        case.set_sender(End { origin, ..End::sender(via) }, find(via));
+        case.set_sender(End { origin, ..End::sender(via) }, Judge::at(via));
     } else {
         case.without_sender();
     }
@@ -279,7 +270,7 @@ fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
     answer
 }
 
-/// Notes where to count a packet of an interface without a row.
+/// Notes where to count a packet of a pod of which it is not known what judges it.
 #[inline(never)]
 fn note_unknown(ifindex: u32, direction: u32) {
     let Some(case) = case::get() else { return };

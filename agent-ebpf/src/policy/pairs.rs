@@ -7,7 +7,6 @@
 //! again. A packet that takes the way through the stack finds the pair at each end by itself.
 
 use agent_common::{
-    VifKey,
     event::direction,
     policy::{View, ViewKey},
 };
@@ -17,7 +16,7 @@ use super::{
     flows::{self, Found, NewView, is_over, now},
     judge::answer,
     places::ferrule_begin_flow,
-    rows::SUBJECTS,
+    subject::Judge,
 };
 use crate::{endpoints, flow_key::Padded};
 
@@ -205,7 +204,6 @@ fn find(case: &Case) -> Option<(Found, u32)> {
 /// Whether both ends' present rules have allowed the flow: those of the judged end, and of the other one.
 #[inline(always)]
 fn is_current(case: &Case, view: &View, other: u32) -> bool {
-    // SAFETY: the row is read at once.
-    let subject = unsafe { SUBJECTS.get(VifKey { ifindex: other }) };
-    subject.is_some_and(|it| it.epoch.wrapping_add(case.subject.get().epoch) == view.epoch)
+    let other = Judge::at(other);
+    other.is_known() && other.unpack().epoch.wrapping_add(case.subject.get().epoch) == view.epoch
 }

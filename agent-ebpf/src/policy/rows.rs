@@ -1,8 +1,9 @@
-//! The rows that the agent writes: what judges a pod, and what is known of the other ends.
+//! The rows that the agent writes: the rules, and what is known of the other ends.
 
 use agent_common::{
-    MAX_POLICY_PEERS, MAX_POLICY_RULES, MAX_VIFS, VifKey,
-    policy::{Bits, NamedKey, Peer, PeerKey, RuleKey, Ruleset, Subject},
+    MAX_POLICY_PEERS, MAX_POLICY_RULES,
+    policy::{Bits, NamedKey, Peer, PeerKey, RuleKey, Ruleset},
+    rulesets,
 };
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -13,9 +14,6 @@ use aya_ebpf::{
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
-pub static SUBJECTS: HashMap<VifKey, Subject, MAX_VIFS, NO_PREALLOC> = HashMap::new();
-
-#[btf_map]
 pub static PEERS: HashMap<PeerKey, Peer, MAX_POLICY_PEERS, NO_PREALLOC> = HashMap::new();
 
 /// By table, family and address.
@@ -23,7 +21,8 @@ pub static PEERS: HashMap<PeerKey, Peer, MAX_POLICY_PEERS, NO_PREALLOC> = HashMa
 pub static BLOCKS: LpmTrie<[u8; 20], u32, { MAX_POLICY_RULES / 4 }> = LpmTrie::new();
 
 #[btf_map]
-pub static RULESETS: HashMap<u32, Ruleset, { MAX_POLICY_RULES / 32 }, NO_PREALLOC> = HashMap::new();
+pub static RULESETS: HashMap<u32, Ruleset, { rulesets(MAX_POLICY_RULES as u32) as usize }, NO_PREALLOC> =
+    HashMap::new();
 
 #[btf_map]
 pub static RULES: HashMap<RuleKey, Bits, MAX_POLICY_RULES, NO_PREALLOC> = HashMap::new();

@@ -148,6 +148,24 @@ pub(super) fn delete_batch<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> io::Resul
     unsafe { batch::<K, K>(bpf_cmd::BPF_MAP_DELETE_BATCH, map, keys, None) }
 }
 
+/// Runs a tc program once, on data that it reads as a packet. Returns its verdict.
+///
+/// # Errors
+/// The error of the system call.
+pub(super) fn run<T: Pod>(program: BorrowedFd<'_>, data: &T) -> io::Result<u32> {
+    // SAFETY: a C union of integers, for which zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    // SAFETY: a member of the union, whose integers were zeroed as a whole.
+    let test = unsafe { &mut attr.test };
+    test.prog_fd = program.as_raw_fd().cast_unsigned();
+    test.data_in = ptr::from_ref(data) as u64;
+    test.data_size_in = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads the data, of the given length, and writes to the union's member only.
+    unsafe { call(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }?;
+    // SAFETY: the kernel has written this member.
+    Ok(unsafe { attr.test.retval })
+}
+
 /// # Safety
 /// The command reads keys and, if any, values; their types have the sizes of the map's.
 unsafe fn batch<K: Pod, V: Pod>(

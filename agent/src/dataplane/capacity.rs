@@ -4,13 +4,13 @@ use std::ops::RangeInclusive;
 
 use agent_common::{
     MAX_ENDPOINTS, MAX_FLOWS, MAX_NODE_ENTRIES, MAX_POLICY_FLOWS, MAX_POLICY_PEERS, MAX_POLICY_RULES,
-    MAX_VIFS,
+    MAX_VIFS, rulesets,
 };
 
 /// The most entries that each map can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacities {
-    /// Of `VIFS`, `VIF_COUNTERS` and `SUBJECTS`.
+    /// Of `VIFS`, `VIF_TRAFFIC` and `VIF_COUNTERS`.
     pub vifs: u32,
     pub endpoints: u32,
     pub stack_flows: u32,
@@ -43,7 +43,7 @@ impl Capacities {
         ferrule_policy::Capacities {
             peers: half(self.policy_peers),
             blocks: half(self.policy_rules / 4),
-            rulesets: half(self.policy_rules / 32),
+            rulesets: half(rulesets(self.policy_rules)),
             rules: half(self.policy_rules),
             named: half(self.policy_rules / 2),
             ports: half(self.policy_rules / 8),

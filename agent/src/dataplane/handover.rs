@@ -6,7 +6,7 @@
 //! directory is renamed to `v<ABI_VERSION>-old-<n>`, which the start then treats like one of another version:
 //!
 //! 1. create and pin new maps; copy `VIFS`, `ENDPOINTS`, `NODES`, `LINK_COUNTERS` and the policy maps, if the
-//!    directory is of this version;
+//!    directory is of this version; of an earlier one with the same policy maps, these, and what judges pods;
 //! 2. write the rows of all attachments; let those of a version without policies pass everything;
 //!    copy counters and flows from each map with the same layout;
 //! 3. replace the filters, which until then use the old maps;
@@ -22,7 +22,7 @@ use std::{
 use super::{
     capacity::Capacities,
     layout::{self, LayoutError, Layouts},
-    maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps, policy_flows},
+    maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps, Subjects, old_subjects, policy_flows},
     pins::{self, PinDirectoryError},
 };
 use crate::{
@@ -104,7 +104,7 @@ impl Predecessors {
     /// this version and another capacity, the policy maps of another version with the same layout, and the
     /// counts of links of earlier versions. Only rows that are missing are added: present rows may be newer,
     /// after an interrupted start.
-    pub(super) fn copy_rows(&self, to: &mut Maps, policy: &mut PolicyMaps) {
+    pub(super) fn copy_rows(&self, to: &mut Maps, policy: &mut PolicyMaps, subjects: &Subjects) {
         let own = self.pins.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let prefix = format!("{own}{SET_ASIDE}");
         let is_of_this_version = |directory: &Path| {
@@ -122,6 +122,17 @@ impl Predecessors {
         for map in maps::POLICY.iter().rev() {
             self.copy(map, |from| self.has_policy_rows(from), |from| policy.copy(map, from));
         }
+        let has_subjects = |from: &Path| matches!(self.layouts.check(&maps::VIFS, from), Ok(Some(_)));
+        self.copy(
+            &maps::VIFS,
+            |from| self.has_policy_rows(from) && has_subjects(from),
+            |from| subjects.adopt(from),
+        );
+        self.copy(
+            &old_subjects::SPEC,
+            |from| self.has_policy_rows(from) && old_subjects::SPEC.path(from).exists(),
+            |from| old_subjects::copy(from, subjects),
+        );
     }
 
     /// Whether a directory has all maps of policies, in the layout of this version: a part of them would be
@@ -133,7 +144,7 @@ impl Predecessors {
     /// Whether an agent without policies has attached pods.
     pub(super) fn judge_nothing(&self) -> bool {
         let has_none =
-            |directory: &PathBuf| is_earlier_version(directory) && !maps::SUBJECTS.path(directory).exists();
+            |directory: &PathBuf| is_earlier_version(directory) && !maps::RULESETS.path(directory).exists();
         self.directories.iter().any(has_none)
     }
 

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use agent_common::{
-    VifKey,
-    policy::{Bits, BlockKey, NamedKey, Peer, PeerKey, PortKey, RuleKey, Ruleset, Subject},
+    VifEntry, VifKey,
+    policy::{Bits, BlockKey, NamedKey, PackedSubject, Peer, PeerKey, PortKey, RuleKey, Ruleset, Subject},
 };
 use aya::{
     Pod,
@@ -70,7 +70,8 @@ impl Maps for Pinned<'_> {
     type Error = MapFailure;
 
     fn subject(&self, EndpointId(ifindex): EndpointId) -> Result<Option<Subject>, MapFailure> {
-        self.hash("SUBJECTS", &VifKey { ifindex })
+        let vif: Option<VifEntry> = self.hash("VIFS", &VifKey { ifindex })?;
+        Ok(vif.map(|it| it.subject).filter(|it| it.is_known()).map(PackedSubject::unpack))
     }
 
     fn ruleset(&self, ruleset: u32) -> Result<Option<Ruleset>, MapFailure> {

@@ -23,7 +23,7 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     os::fd::AsFd as _,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject};
@@ -38,7 +38,7 @@ pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use log::LogLevel;
-pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, ShownRow, shown_subject};
+pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, SUBJECT, ShownRow, shown_subject};
 pub use memory::{release, release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
@@ -57,7 +57,7 @@ use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
-use maps::{Maps, PINNED, PolicyMaps, runs};
+use maps::{Maps, PINNED, PolicyMaps, Subjects, runs};
 use pins::{PinLock, Pins};
 use sampling::Sampling;
 
@@ -200,11 +200,14 @@ impl Dataplane {
         let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
         let to_tunnel = load_program(&mut ebpf, TO_TUNNEL)?;
         let to_link = load_program(&mut ebpf, TO_LINK)?;
+        let set_subject = load_program(&mut ebpf, "set_subject")?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(&mut ebpf)?);
         drop((ebpf, loader));
         memory::release();
-        let mut writer = Maps::open(&pins, metrics)?;
+        let subjects = Arc::new(Subjects::open(&pins, set_subject.fd)?);
+        let open = || Maps::open(&pins, subjects.clone(), metrics);
+        let mut writer = open()?;
         if let Err(error) = writer.count_unknown() {
             // Strays may fill the map; the start removes them, and healing retries.
             tracing::error!(
@@ -212,9 +215,9 @@ impl Dataplane {
                 "cannot count the packets of interfaces without an attachment"
             );
         }
-        let mut policy = PolicyMaps::open(&pins, metrics)?;
-        predecessors.copy_rows(&mut writer, &mut policy);
-        let (reader, pinned) = (Maps::open(&pins, metrics)?, Pins::open(&pins, lock)?);
+        let mut policy = PolicyMaps::open(&pins, subjects.clone(), metrics)?;
+        predecessors.copy_rows(&mut writer, &mut policy, &subjects);
+        let (reader, pinned) = (open()?, Pins::open(&pins, lock)?);
         let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
         Ok(Self {
             kernel,
@@ -494,8 +497,8 @@ impl Dataplane {
         self.policy().subject(ifindex)
     }
 
-    /// Writes the row of `SUBJECTS` of an interface that has none: for an interface that replaces another one
-    /// of the same pod, that one's row.
+    /// Sets what judges an interface, if nothing does: for an interface that replaces another one of the same
+    /// pod, what judged that one.
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.
@@ -504,10 +507,7 @@ impl Dataplane {
     }
 
     /// What judges each interface.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
+    pub fn subjects(&self) -> BTreeMap<EndpointId, Subject> {
         self.policy().subjects()
     }
 

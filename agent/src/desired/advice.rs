@@ -176,7 +176,7 @@ impl Kind {
             Self::PolicyRows => (
                 true,
                 "packets of pods may be dropped, or pass, against the cluster's policies",
-                "bpftool map dump name SUBJECTS; ferrulectl policy list",
+                "bpftool map dump name VIFS; ferrulectl policy list",
             ),
             Self::Pin => (
                 true,

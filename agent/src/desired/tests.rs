@@ -350,7 +350,7 @@ fn apply(kind: Kind, case: &mut Case) -> &'static [User] {
             NODE
         }
         Kind::PolicyRows => {
-            case.actual.policy_rows.push("the map SUBJECTS has 1 rows too few".to_owned());
+            case.actual.policy_rows.push("the map VIFS.subject has 1 rows too few".to_owned());
             NODE
         }
         Kind::Pin => {

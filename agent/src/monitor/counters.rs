@@ -49,7 +49,7 @@ fn sum(interfaces: impl Iterator<Item = (PodLabels, Counters)>) -> Vec<PodCounte
     let others = PodLabels { pod: OTHERS.to_owned(), ..PodLabels::default() };
     for (labels, counters) in interfaces {
         let is_full = sums.len() > MAX_PODS && !sums.contains_key(&labels);
-        *sums.entry(if is_full { others.clone() } else { labels }).or_default() += &counters;
+        *sums.entry(if is_full { others.clone() } else { labels }).or_default() += counters;
     }
     sums.into_iter().map(|(labels, counters)| PodCounters { labels, counters }).collect()
 }

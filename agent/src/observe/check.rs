@@ -8,6 +8,7 @@ use ferrule_proto::agent::{
 };
 
 use super::probe::Answer;
+use crate::dataplane::SUBJECT;
 
 /// A check that is passed unless a deviation of these kinds is found.
 struct OfKinds {
@@ -146,14 +147,14 @@ fn of_kinds(OfKinds { name, kinds, well }: &OfKinds, it: &ExplainedInterface, se
 /// What judges the pod's packets.
 fn subject(it: &ExplainedInterface) -> PodCheck {
     let name = "judge";
-    match it.rows.iter().find(|row| row.map == "SUBJECTS") {
+    match it.rows.iter().find(|row| row.map == SUBJECT) {
         Some(row) if !row.value.is_empty() => passed(name, row.value.clone()),
         Some(_) => failed(
             name,
-            "the map SUBJECTS has no row, so that nothing passes".to_owned(),
+            "the row in VIFS does not say what judges the pod, so that nothing passes".to_owned(),
             "see ferrulectl status, the components policy and policy-feed".to_owned(),
         ),
-        None => unknown(name, "the map SUBJECTS cannot be read".to_owned()),
+        None => unknown(name, "the map VIFS cannot be read".to_owned()),
     }
 }
 

@@ -10,10 +10,7 @@ use crate::dataplane::{Audit, Dataplane, MapFailure};
 /// The policy maps; another type in tests.
 pub trait Maps: Send + Sync + 'static {
     /// What judges each interface.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure>;
+    fn subjects(&self) -> BTreeMap<EndpointId, Subject>;
 
     /// Makes changes one after the other, up to the first that fails.
     ///
@@ -38,7 +35,7 @@ pub trait Maps: Send + Sync + 'static {
 }
 
 impl Maps for Dataplane {
-    fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
+    fn subjects(&self) -> BTreeMap<EndpointId, Subject> {
         self.subjects()
     }
 

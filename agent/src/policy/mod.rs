@@ -6,7 +6,7 @@
 //!  DEL, rollback ─▶ forget ────┘                        └▶ read: explanations
 //! ```
 //!
-//! A pod's interface without a row in `SUBJECTS` passes nothing, so that whatever fails here fails closed.
+//! A pod's interface without a subject in `VIFS` passes nothing, so that whatever fails here fails closed.
 
 mod admit;
 mod batch;

@@ -144,13 +144,7 @@ impl Worker {
     /// Compiles a complete state, and replaces all rows.
     fn replace(&mut self, pending: Queue, endpoints: Vec<Change>) {
         let shared = Arc::clone(&self.shared);
-        let subjects = match shared.maps.subjects() {
-            Ok(subjects) => subjects,
-            Err(error) => {
-                self.pending = Some(pending);
-                return self.not_written(&error);
-            }
-        };
+        let subjects = shared.maps.subjects();
         let began = Instant::now();
         let (current, epoch) = {
             let compiler = shared.compiler();
@@ -225,10 +219,7 @@ impl Worker {
     /// Compiles all that is known once more, after a failed write.
     fn renew(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let subjects = match shared.maps.subjects() {
-            Ok(subjects) => subjects,
-            Err(error) => return self.not_written(&error),
-        };
+        let subjects = shared.maps.subjects();
         let renewed: Result<(Vec<Op>, Table), _> = {
             let mut compiler = shared.compiler();
             let table = free_table(&subjects, compiler.table());

@@ -61,7 +61,7 @@ fn interface() -> ExplainedInterface {
         }),
         rows: vec![
             MapRow { map: text("VIFS"), key: text("7"), value: text("eth0 of shop/web-0") },
-            MapRow { map: text("SUBJECTS"), key: text("7"), value: String::new() },
+            MapRow { map: text("VIFS.subject"), key: text("7"), value: String::new() },
         ],
         add: Some(AddTimes {
             began_ms: (TIME - 192) * 1000,
@@ -109,7 +109,7 @@ eth0 of sandbox 0123456789ab, attached since 3m12s
             routes default via 169.254.1.1
             neighbours none
   map rows  VIFS 7: eth0 of shop/web-0
-            SUBJECTS 7: missing
+            VIFS.subject 7: missing
   counters  out 3 packets, 126 bytes; in 0 packets, 0 bytes; drops 0
   ADD       12.3 ms at 2026-01-02T03:00:53.000Z: plug 9.1 ms
   drift     none

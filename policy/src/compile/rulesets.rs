@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use agent_common::policy::Subject;
+
 use super::{
     bits::Bits,
     classes::{ClassKey, Classes},
@@ -83,15 +85,17 @@ impl Rulesets {
         self.rulesets.iter().map(|(id, _)| *id)
     }
 
+    /// A free number. Without any, the rulesets are more than the map `RULESETS` takes: the change is refused,
+    /// whatever number it gets.
     pub(crate) fn fresh(&mut self, table: Table) -> RulesetId {
-        loop {
-            // The last number is `RulesetId::OPEN`.
-            self.next = (self.next + 1) % (u32::MAX / 2);
-            let id = RulesetId::new(self.next, table);
-            if !self.rulesets.contains(&id) {
-                break id;
+        for _ in 0..Subject::LAST_RULESET {
+            // From 1 on: a subject of zeros means that nothing is known.
+            self.next = self.next % Subject::LAST_RULESET + 1;
+            if !self.rulesets.contains(&RulesetId::new(self.next, table)) {
+                break;
             }
         }
+        RulesetId::new(self.next, table)
     }
 
     /// Adds a ruleset; its predicates are asked already, and classes exist.

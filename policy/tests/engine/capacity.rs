@@ -81,7 +81,7 @@ fn a_pod_or_an_endpoint_too_many_is_refused() {
     assert_eq!(compiler.rows().all().count(), 0);
     let mut compiler = Compiler::new(Table::A, Capacities { endpoints: 5, ..Capacities::default() });
     let refused = compiler.apply(world.changes()).unwrap_err();
-    assert_eq!(refused.to_string(), "the map SUBJECTS has room for 5 rows, and 6 are needed");
+    assert_eq!(refused.to_string(), "the map VIFS has room for 5 rows, and 6 are needed");
 }
 
 #[test]

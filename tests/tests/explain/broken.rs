@@ -1,8 +1,9 @@
 //! `ferrulectl explain` and `check` of broken pods: each cause is named.
 
+use agent_common::policy::PackedSubject;
 use anyhow::ensure;
 use ferrule_tests::{
-    node::{Node, map_delete, with_agent_without_healing},
+    node::{Node, map_delete, set_subject, with_agent_without_healing},
     pod::Pod,
     sys,
 };
@@ -50,9 +51,7 @@ fn a_lost_row_of_the_dataplane_is_named() {
 
 #[test]
 fn a_pod_without_a_judge_is_named() {
-    let breaks = |node: &Node, pod: &Pod| {
-        sys::run(&map_delete("SUBJECTS", &node.host_ifindex(pod)?.to_ne_bytes())).map(drop)
-    };
+    let breaks = |node: &Node, pod: &Pod| set_subject(node.host_ifindex(pod)?, PackedSubject::default());
     expect("judge", breaks, ("not carried", "nothing judges eth0", "judge")).unwrap();
 }
 

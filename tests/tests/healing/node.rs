@@ -185,7 +185,7 @@ fn status_shows_lost_pins_at_once() {
         ensure!(
             !is_healthy
                 && why.contains(
-                    "VIFS, ENDPOINTS, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS, EVENTS"
+                    "VIFS, ENDPOINTS, VIF_TRAFFIC, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS"
                 ),
             "{why}"
         );

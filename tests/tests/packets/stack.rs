@@ -13,7 +13,7 @@ use object::{
 /// Bytes of the deepest call chain: the current numbers, so that a regression is seen.
 const BUDGET: [(&str, u64); 6] = [
     ("from_pod", 480),
-    ("to_pod", 416),
+    ("to_pod", 448),
     ("from_tunnel", 480),
     ("from_uplink", 480),
     ("to_tunnel", 352),

@@ -4,7 +4,8 @@ use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
     Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry,
-    VifKey, policy::Subject,
+    VifKey,
+    policy::{PackedSubject, Subject},
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -82,7 +83,7 @@ pub const FAR_V6: Ipv6Address = v6([0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 9]);
 /// A MAC that no interface has.
 pub const OTHER_MAC: Mac = [2, 0, 0, 0, 0, 0x99];
 
-/// A pod that the agent does not know policies of yet: without a row in `SUBJECTS`.
+/// A pod that the agent does not know policies of yet: without a subject in `VIFS`.
 pub const NEW: Pod = pod(106, 9, VifEntry::HAS_IPV4 | VifEntry::HAS_IPV6);
 
 pub const PODS: [Pod; 5] = [A, B, ONLY_V4, ONLY_V6, NEW];
@@ -138,17 +139,18 @@ impl Pod {
             ipv6: v6,
             mac,
             mtu: MTU,
-            stack_peers: [0; 32],
+            subject: if ifindex == NEW.ifindex { PackedSubject::default() } else { OPEN.pack() },
+            // The numbers of the pods are small.
+            slot: ifindex,
             stack_flows: 0,
+            stack_peers: [0; 32],
+            reserved: 0,
             generation: GENERATION,
             pod: VifEntry::text("default/pod"),
             pod_uid: VifEntry::text(""),
             ifname: VifEntry::text("eth0"),
         };
         programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
-        if ifindex != NEW.ifindex {
-            programs.subjects.insert(VifKey { ifindex }, OPEN, 0)?;
-        }
         let endpoint = Endpoint { ifindex, mac, reserved: [0; 2] };
         if has & VifEntry::HAS_IPV4 != 0 {
             programs.endpoints.insert(EndpointKey::ipv4(v4), endpoint, 0)?;

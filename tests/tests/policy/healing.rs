@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
+use agent_common::policy::PackedSubject;
 use anyhow::ensure;
 use ferrule_tests::{
     cluster::with_cluster,
     dist,
-    node::{PINS, map_delete},
+    node::{PINS, map_delete, set_subject, subject},
     sys,
 };
 use serde_json::json;
@@ -40,9 +41,10 @@ fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is
         isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
         wait_until_reaches(&c, &a, false)?;
         wait_until_reaches(&b, &a, true)?;
-        let ifindex = node.host_ifindex(&a)?.to_ne_bytes();
-        sys::run(&map_delete("SUBJECTS", &ifindex))?;
-        ensure!(!reaches(&b, &a)? || node.metric(HEALED)? > 0.0, "a pod without a row passes nothing");
+        let index = node.host_ifindex(&a)?;
+        let judged = subject(index)?;
+        set_subject(index, PackedSubject::default())?;
+        ensure!(!reaches(&b, &a)? || node.metric(HEALED)? > 0.0, "a pod without a subject passes nothing");
         wait_until_reaches(&b, &a, true)?;
         ensure!(node.metric(HEALED)? > 0.0);
         for map in ["PEERS", "RULESETS", "RULES"] {
@@ -55,11 +57,15 @@ fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is
             wait_until_reaches(&b, &a, true)?;
             expect_isolated(&c, &a)?;
         }
-        // OPEN is u32::MAX.
-        let key: Vec<_> = ifindex.iter().map(ToString::to_string).collect();
-        let open = ["255 255 255 255", "255 255 255 255", "0 0 0 0", "1 0 0 0", "0 0 0 0"].join(" ");
-        sys::run(&format!("bpftool map update pinned {PINS}/SUBJECTS key {} value {open}", key.join(" ")))?;
+        set_subject(
+            index,
+            PackedSubject { ingress: PackedSubject::OPEN, egress: PackedSubject::OPEN, ..judged },
+        )?;
         wait_until_reaches(&c, &a, false)?;
+        // A row that is gone comes back with what judges the pod.
+        sys::run(&map_delete("VIFS", &index.to_ne_bytes()))?;
+        wait_until_reaches(&b, &a, true)?;
+        expect_isolated(&c, &a)?;
         sys::wait_until("nothing deviates", TIMEOUT, || Ok(!verify()?.contains("policy-rows")))
     })
     .unwrap();
@@ -75,10 +81,12 @@ fn verify_reports_rows_of_policies_that_deviate() {
         isolate(cluster, "p", &json!([]))?;
         wait_until_reaches(&b, &a, false)?;
         ensure!(!verify()?.contains("policy-rows"), "{}", verify()?);
-        let ifindex = node.host_ifindex(&a)?.to_ne_bytes();
-        sys::run(&map_delete("SUBJECTS", &ifindex))?;
+        set_subject(node.host_ifindex(&a)?, PackedSubject::default())?;
         let found = verify()?;
-        ensure!(found.contains("policy-rows") && found.contains("SUBJECTS has 1 rows too few"), "{found}");
+        ensure!(
+            found.contains("policy-rows") && found.contains("VIFS.subject has 1 rows too few"),
+            "{found}"
+        );
         ensure!(!reaches(&a, &b)?, "a pod without a row passes nothing");
         Ok(())
     })

@@ -2,11 +2,12 @@
 
 use std::{fs, path::Path};
 
+use agent_common::policy::Subject;
 use anyhow::ensure;
 use ferrule_tests::{
     apiserver::{History, Resource, Switch},
     cluster::{Cluster, with_cluster},
-    node::{Node, PINS},
+    node::{Node, PINS, subject},
     pod::NAMESPACE,
     sys,
 };
@@ -27,14 +28,9 @@ fn start(node: &mut Node, settings: &[(&str, &str)]) -> anyhow::Result<()> {
     node.start_again()
 }
 
-/// The epoch in the row of an interface.
-fn epoch(ifindex: u32) -> anyhow::Result<u64> {
-    let shown = sys::run(&format!("bpftool -j map dump pinned {PINS}/SUBJECTS"))?;
-    let rows: serde_json::Value = serde_json::from_str(&shown)?;
-    let rows = rows.as_array().into_iter().flatten();
-    let rows: Vec<_> = rows.map(|it| &it["formatted"]).collect();
-    let row = rows.iter().find(|it| it.pointer("/key/ifindex").is_some_and(|it| *it == ifindex));
-    Ok(row.and_then(|it| it.pointer("/value/epoch")?.as_u64()).unwrap_or_default())
+/// The epoch of what judges the pod behind an interface.
+fn epoch(ifindex: u32) -> anyhow::Result<u32> {
+    Ok(subject(ifindex)?.epoch)
 }
 
 #[test]
@@ -111,6 +107,53 @@ fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
 }
 
 #[test]
+fn an_upgrade_from_a_version_with_a_map_of_subjects_keeps_pods_isolated_without_the_api_server() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        node.stop_agent()?;
+        let pods = [&a, &b, &c].map(|pod| node.host_ifindex(pod));
+        let pods = pods.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let subjects = pods.iter().map(|it| subject(*it)).collect::<Result<Vec<_>, _>>()?;
+        // What an agent of version 5 leaves.
+        let earlier = Path::new(PINS).with_file_name("v5");
+        fs::rename(PINS, &earlier)?;
+        for (map, kind, size) in
+            [("VIFS", "hash", 256), ("VIF_COUNTERS", "percpu_hash", 416), ("SUBJECTS", "hash", 20)]
+        {
+            let path = earlier.join(map);
+            if path.exists() {
+                fs::remove_file(&path)?;
+            }
+            let definition = format!("type {kind} key 4 value {size} entries 4096 name {map}");
+            sys::run(&format!("bpftool map create {} {definition}", path.display()))?;
+        }
+        fs::remove_file(earlier.join("VIF_TRAFFIC"))?;
+        for (ifindex, packed) in pods.iter().zip(subjects) {
+            let Subject { ingress, egress, table, epoch, flags } = packed.unpack();
+            let bytes = |numbers: &[u32]| -> String {
+                let all = numbers.iter().flat_map(|it| it.to_ne_bytes());
+                all.map(|byte| byte.to_string()).collect::<Vec<_>>().join(" ")
+            };
+            let (key, value) = (bytes(&[*ifindex]), bytes(&[ingress, egress, table, epoch, flags]));
+            let map = earlier.join("SUBJECTS");
+            sys::run(&format!("bpftool map update pinned {} key {key} value {value}", map.display()))?;
+        }
+        take_away(cluster);
+        start(node, &[])?;
+        ensure!(!earlier.exists(), "the old maps are still pinned");
+        expect_isolated(&c, &a)?;
+        ensure!(reaches(&b, &a)? && reaches(&a, &c)?, "by the subjects of the earlier version");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces() {
     with_cluster(&[], |node, cluster| {
         let a = attach(node, cluster, "a", &[LABEL])?;
@@ -121,7 +164,6 @@ fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces(
         let earlier = Path::new(PINS).with_file_name("v4");
         fs::rename(PINS, &earlier)?;
         for map in [
-            "SUBJECTS",
             "PEERS",
             "BLOCKS",
             "RULESETS",

@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
+use agent_common::policy::PackedSubject;
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{Options, Resource, objects},
     dist,
-    node::{Node, PINS},
+    node::{Node, set_subject},
     pod::Pod,
     sys::{self, wait_until},
 };
@@ -159,13 +160,11 @@ fn rows_that_were_changed_behind_the_agents_back_are_reported() {
         let ((server, _server), (other, _o)) = (scene.pod("web", "server")?, scene.pod("web", "other")?);
         scene.set_policy("web", "front", allow_front())?;
         wait_until_reached(&other, &server, WEB, false)?;
-        let index = scene.node.host_ifindex(&server)?.to_le_bytes().map(|it| it.to_string()).join(" ");
-        let open = [255_u32; 8].map(|it| it.to_string()).join(" ");
-        let rest = [0_u32; 12].map(|it| it.to_string()).join(" ");
+        let index = scene.node.host_ifindex(&server)?;
         let args = ["policy", "trace", "--from", "web/other", "--to", "web/server", "--port", "80"];
         ensure!(ctl(&args)?.0 == Some(1));
-        let write = format!("bpftool map update pinned {PINS}/SUBJECTS key {index} value {open} {rest}");
-        sys::run(&write)?;
+        let open = PackedSubject { ingress: PackedSubject::OPEN, egress: PackedSubject::OPEN, epoch: 0 };
+        set_subject(index, open)?;
         let (code, traced, errors) = ctl(&args)?;
         ensure!(code == Some(3), "{code:?} {traced}{errors}");
         ensure!(

@@ -8,8 +8,8 @@ use std::{
 use agent_common::{MAX_LINKS, Traffic, VifKey};
 use aya::maps::{MapData, MapError, PerCpuHashMap, PerCpuValues};
 
+use super::old_counters::traffic;
 use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_per_cpu_entries, insist, zero};
-use super::vif_counters::traffic;
 use crate::metrics::MapMetrics;
 
 /// The open map. The programs write the values; the agent adds and removes keys.

@@ -5,35 +5,45 @@ mod entries;
 mod events;
 mod link_counters;
 mod nodes;
+mod old_counters;
 mod policy;
 mod shown;
 mod stack_flows;
+mod subjects;
 mod table;
 mod vif_counters;
+mod vif_traffic;
 mod vifs;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     path::Path,
+    sync::Arc,
 };
 
-use agent_common::{Counters, EndpointKey, NodeEntry, NodeKey, RingKey, Traffic, VifEntry, VifKey};
+use agent_common::{
+    Counters, Dropped, EndpointKey, NodeEntry, NodeKey, Passed, RingKey, Traffic, VifEntry, VifKey,
+};
+use aya::maps::{MapError, PerCpuValues};
 use ferrule_vif::Addresses;
 
 pub use entries::Entries;
 pub use policy::Audit;
-pub(super) use policy::{ALL as POLICY, PolicyMaps, SUBJECTS, flows as policy_flows, runs};
-pub use shown::{ShownRow, shown_subject};
+pub(super) use policy::{ALL as POLICY, PolicyMaps, RULESETS, flows as policy_flows, old_subjects, runs};
+pub use shown::{SUBJECT, ShownRow, shown_subject};
+pub(super) use subjects::Subjects;
 pub use table::{Entry, MapFailure, MapSpec};
 
 use crate::{metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;
 use link_counters::LinkCounters;
 use nodes::Nodes;
+use old_counters::OldCounters;
 use stack_flows::{OldFlow, StackFlows};
 use table::{HashTable, Table as _};
 use vif_counters::{UNKNOWN, VifCounters};
+use vif_traffic::VifTraffic;
 use vifs::Vifs;
 
 pub(super) const EVENTS: MapSpec = events::SPEC;
@@ -48,16 +58,16 @@ pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 pub(super) const PINNED: [MapSpec; 19] = [
     VIFS,
     ENDPOINTS,
+    vif_traffic::SPEC,
     VIF_COUNTERS,
     STACK_FLOWS,
     FLOW_RINGS,
     NODES,
     LINK_COUNTERS,
     EVENTS,
-    SUBJECTS,
     policy::PEERS,
     policy::BLOCKS,
-    policy::RULESETS,
+    RULESETS,
     policy::RULES,
     policy::NAMED,
     policy::PORTS,
@@ -70,7 +80,9 @@ pub(super) const PINNED: [MapSpec; 19] = [
 /// The open maps.
 pub(super) struct Maps {
     vifs: HashTable<Vifs>,
+    subjects: Arc<Subjects>,
     endpoints: HashTable<Endpoints>,
+    traffic: VifTraffic,
     counters: VifCounters,
     flows: StackFlows,
     nodes: Nodes,
@@ -89,12 +101,20 @@ pub struct Recorded {
 
 impl Maps {
     /// Opens the pinned maps.
-    pub(super) fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
+    pub(super) fn open(
+        pins: &Path,
+        subjects: Arc<Subjects>,
+        metrics: &MapMetrics,
+    ) -> Result<Self, MapFailure> {
         let flows = StackFlows::open(pins)?;
         metrics.capacity(STACK_FLOWS.name).set(flows.capacity.into());
+        let vifs: HashTable<Vifs> = HashTable::open(pins, metrics)?;
+        let traffic = VifTraffic::open(pins, vifs.rows().into_values().map(|row| row.slot))?;
         Ok(Self {
             flows,
-            vifs: HashTable::open(pins, metrics)?,
+            vifs,
+            subjects,
+            traffic,
             endpoints: HashTable::open(pins, metrics)?,
             counters: VifCounters::open(pins, metrics)?,
             nodes: Nodes::open(pins, metrics)?,
@@ -111,8 +131,26 @@ impl Maps {
     /// in.
     pub(super) fn ensure(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
         self.counters.start(VifKey { ifindex })?;
-        self.vifs.ensure(ifindex, attachment)?;
+        self.ensure_vif(ifindex, attachment)?;
         self.endpoints.ensure(ifindex, attachment)
+    }
+
+    /// Writes the row of `VIFS`, if it is missing or wrong, with a slot and with what judges the pod.
+    fn ensure_vif(&mut self, ifindex: u32, attachment: &Attachment) -> Result<(), MapFailure> {
+        let known = self.subjects.known();
+        for (key, row) in Vifs::desired(ifindex, attachment) {
+            let actual = self.vifs.get(key).ok().flatten();
+            let mut row = actual.as_ref().map_or(row, |actual| Vifs::keeping(row, actual));
+            if actual == Some(row) && row.slot != 0 {
+                continue;
+            }
+            if row.slot == 0 {
+                row.slot = self.traffic.take()?;
+            }
+            row.subject = known.get(&ifindex).copied().unwrap_or_default();
+            self.vifs.write(key, row)?;
+        }
+        Ok(())
     }
 
     /// Removes all rows of an attachment; those that let packets in go first.
@@ -124,8 +162,9 @@ impl Maps {
             }
         }
         let key = VifKey { ifindex };
-        let begun = self.vifs.get(key).ok().flatten().map_or(0, |vif| vif.stack_flows);
+        let (begun, slot) = self.vifs.get(key).ok().flatten().map_or((0, 0), |it| (it.stack_flows, it.slot));
         self.vifs.remove(key)?;
+        self.traffic.give_back(slot);
         // Without the entry above, the programs record none.
         self.flows.remove(ifindex, begun);
         self.counters.remove(key)
@@ -133,7 +172,14 @@ impl Maps {
 
     /// The sum over all CPUs; `None` if the interface has no entry.
     pub(super) fn counters(&self, ifindex: u32) -> Result<Option<Counters>, MapFailure> {
-        self.counters.get(VifKey { ifindex })
+        let key = VifKey { ifindex };
+        let Some(dropped) = self.counters.get(key)? else { return Ok(None) };
+        let passed = self.traffic.get(self.slot(key))?;
+        Ok(Some(sum(&passed, &dropped)))
+    }
+
+    fn slot(&self, key: VifKey) -> u32 {
+        self.vifs.get(key).ok().flatten().map_or(0, |vif| vif.slot)
     }
 
     /// The rows of an interface; `None` if `VIFS` has none.
@@ -166,6 +212,9 @@ impl Maps {
     pub(super) fn retain(&mut self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
         let addresses: HashSet<_> = live.values().flat_map(|addresses| endpoints::keys(*addresses)).collect();
         self.endpoints.retain(|key| addresses.contains(key))?;
+        let rows = self.vifs.rows();
+        let gone = rows.iter().filter(|(key, _)| !live.contains_key(&key.ifindex));
+        gone.for_each(|(_, row)| self.traffic.give_back(row.slot));
         self.vifs.retain(|key| live.contains_key(&key.ifindex))?;
         self.flows.retain(|ifindex| live.contains_key(&ifindex));
         self.counters.retain(|key| *key == UNKNOWN || live.contains_key(&key.ifindex))
@@ -176,8 +225,10 @@ impl Maps {
         match entry {
             Entry::Vif(ifindex) => {
                 let key = VifKey { ifindex };
-                if self.vifs.get(key).ok().flatten().as_ref() == snapshot.vifs.get(&key) {
+                let row = self.vifs.get(key).ok().flatten();
+                if row.as_ref() == snapshot.vifs.get(&key) {
                     self.vifs.remove(key)?;
+                    self.traffic.give_back(row.map_or(0, |row| row.slot));
                 }
             }
             Entry::Endpoint(address) => {
@@ -193,7 +244,16 @@ impl Maps {
 
     /// Adds the rows of `VIFS` that are pinned in another directory and missing here.
     pub(super) fn copy_vifs(&mut self, from: &Path) -> Result<(), MapFailure> {
-        self.vifs.copy_from(from)
+        let known = self.subjects.known();
+        for (key, row) in self.vifs.rows_of(from)? {
+            if self.vifs.get(key)?.is_none() {
+                let slot = self.traffic.take()?;
+                self.vifs.write(key, VifEntry { slot, ..row })?;
+            }
+        }
+        drop(known);
+        self.subjects.learn();
+        Ok(())
     }
 
     /// Adds the rows of `ENDPOINTS` that are pinned in another directory and missing here.
@@ -252,6 +312,7 @@ impl Maps {
     /// Notes that a pod has had a translated flow with another one.
     fn mark(&mut self, ifindex: u32, peer: u32) -> Result<(), MapFailure> {
         let key = VifKey { ifindex };
+        let _known = self.subjects.known();
         let Some(mut vif) = self.vifs.get(key)? else { return Ok(()) };
         let Some(mark) = vif.stack_peers.get_mut(VifEntry::peer(peer)).filter(|mark| **mark == 0) else {
             return Ok(());
@@ -262,8 +323,34 @@ impl Maps {
         self.vifs.write(key, vif)
     }
 
-    /// Copies counts into the entries that are still zero.
+    /// Copies the counts in another directory into the entries that are still zero. Entries with counts were
+    /// copied before, by an agent that did not complete its start.
     pub(super) fn copy_counters(&mut self, from: &Path) -> Result<(), MapFailure> {
-        self.counters.copy_from(from)
+        let from = OldCounters::open(from)?;
+        for key in self.counters.rows().into_keys() {
+            let Some(old) = from.get(key)? else { continue };
+            let Some(dropped) = self.counters.get(key)? else { continue };
+            let slot = self.slot(key);
+            if sum(&self.traffic.get(slot)?, &dropped) != Counters::default() {
+                continue;
+            }
+            let (passed, dropped): (Vec<Passed>, Vec<Dropped>) = old.into_iter().unzip();
+            if slot != 0 {
+                self.traffic.set(slot, per_cpu(passed)?)?;
+            }
+            self.counters.set(key, per_cpu(dropped)?)?;
+        }
+        Ok(())
     }
+}
+
+fn sum(passed: &PerCpuValues<Passed>, dropped: &PerCpuValues<Dropped>) -> Counters {
+    let mut sum = Counters::default();
+    passed.iter().for_each(|cpu| sum += cpu);
+    dropped.iter().for_each(|cpu| sum += cpu);
+    sum
+}
+
+fn per_cpu<T: aya::Pod>(values: Vec<T>) -> Result<PerCpuValues<T>, MapFailure> {
+    PerCpuValues::try_from(values).map_err(MapError::from).map_err(VIF_COUNTERS.failure("write to"))
 }

@@ -3,7 +3,7 @@
 use agent_common::{Endpoint, VifEntry, VifKey, policy::Subject};
 use ferrule_vif::{Addresses, Mac};
 
-use super::{Endpoints, SUBJECTS, VifCounters, Vifs, endpoints, entries::Entries, table::Table, vifs};
+use super::{Endpoints, VifCounters, Vifs, endpoints, entries::Entries, table::Table, vifs};
 
 /// A row that an attachment should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +13,9 @@ pub struct ShownRow {
     /// `None`: the row is missing.
     pub value: Option<String>,
 }
+
+/// The field of `VIFS` that says what judges a pod, where the names of maps stand.
+pub const SUBJECT: &str = "VIFS.subject";
 
 // === impl Entries ===
 
@@ -33,7 +36,7 @@ impl Entries {
     }
 }
 
-/// The row of `SUBJECTS` of an interface.
+/// What judges the pod behind an interface.
 pub fn shown_subject(ifindex: u32, subject: Option<Subject>) -> ShownRow {
     let ruleset = |number| match number {
         Subject::OPEN => "open".to_owned(),
@@ -44,7 +47,7 @@ pub fn shown_subject(ifindex: u32, subject: Option<Subject>) -> ShownRow {
         let (ingress, egress) = (ruleset(ingress), ruleset(egress));
         format!("ingress {ingress}, egress {egress}, table {table}, epoch {epoch}{audit}")
     });
-    ShownRow { map: SUBJECTS.name, key: ifindex.to_string(), value }
+    ShownRow { map: SUBJECT, key: ifindex.to_string(), value }
 }
 
 fn vif(row: &VifEntry) -> String {

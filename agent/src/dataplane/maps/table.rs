@@ -320,11 +320,16 @@ impl<T: Table<Row: Pod>> HashTable<T> {
 
     /// Copies the rows of another map of this layout, without replacing any.
     pub fn copy_from(&mut self, directory: &Path) -> Result<(), MapFailure> {
+        self.rows_of(directory)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))
+    }
+
+    /// The rows of another map of this layout.
+    pub fn rows_of(&self, directory: &Path) -> Result<Rows<T>, MapFailure> {
         let from = T::SPEC.open_pin(directory)?;
         let failure = || T::SPEC.failure("read");
         let limit = walk_limit(max_entries(&from).map_err(failure())?);
         let from: BpfHashMap<_, T::Key, T::Row> = from.try_into().map_err(failure())?;
-        from.iter().take(limit).flatten().try_for_each(|(key, row)| self.add(key, row).map(drop))
+        Ok(from.iter().take(limit).flatten().collect())
     }
 
     pub fn write(&mut self, key: T::Key, row: T::Row) -> Result<(), MapFailure> {
@@ -346,7 +351,11 @@ impl<T: Table<Row: Pod>> HashTable<T> {
 /// The capacity of an open map.
 pub fn max_entries(map: &Map) -> Result<u32, MapError> {
     let data = match map {
-        Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuHashMap(data) | Map::LpmTrie(data) => data,
+        Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::LpmTrie(data) => data,
         _ => return Err(MapError::InvalidMapType { map_type: 0 }),
     };
     Ok(data.info()?.max_entries())

@@ -1,7 +1,7 @@
 //! `VIFS`: the addresses and the MAC that each pod interface may use. An interface without an entry passes
 //! nothing.
 
-use agent_common::{VifEntry, VifKey};
+use agent_common::{VifEntry, VifKey, policy::PackedSubject};
 use ferrule_vif::Addresses;
 
 use super::table::{Entry, MapSpec, Table, count_entries};
@@ -30,7 +30,8 @@ impl Table for Vifs {
     }
 
     fn keeping(desired: VifEntry, actual: &VifEntry) -> VifEntry {
-        VifEntry { stack_peers: actual.stack_peers, stack_flows: actual.stack_flows, ..desired }
+        let VifEntry { subject, slot, stack_peers, stack_flows, .. } = *actual;
+        VifEntry { subject, slot, stack_peers, stack_flows, ..desired }
     }
 }
 
@@ -56,8 +57,11 @@ fn row(attachment: &Attachment) -> VifEntry {
         ipv6: v6.map(|address| address.octets()).unwrap_or_default(),
         mac: vif.mac.0,
         mtu: u16::try_from(vif.mtu).unwrap_or(u16::MAX),
-        stack_peers: [0; 32],
+        subject: PackedSubject::default(),
+        slot: 0,
         stack_flows: 0,
+        stack_peers: [0; 32],
+        reserved: 0,
         generation: attachment.generation(),
         pod: VifEntry::text(&owner),
         pod_uid: VifEntry::text(&pod.uid),

@@ -115,7 +115,7 @@ fn a_line_has_the_object_and_what_was_found_and_expected() {
         (Kind::Masquerade, vec!["masquerade-table: ", "table inet ferrule is missing"]),
         (Kind::HostPorts, vec!["host-ports-table: ", "table inet ferrule-ports is missing"]),
         (Kind::NodeRoutes, vec!["node-routes: ", "10.1.0.0/24"]),
-        (Kind::PolicyRows, vec!["policy-rows: ", "SUBJECTS"]),
+        (Kind::PolicyRows, vec!["policy-rows: ", "VIFS.subject"]),
         (Kind::Pin, vec!["pin: ", "VIFS"]),
     ] {
         let line = line(kind);

@@ -24,7 +24,7 @@ fn interface() -> ExplainedInterface {
             ..PodEnd::default()
         }),
         routes,
-        rows: vec![MapRow { map: "SUBJECTS".to_owned(), key: "7".to_owned(), value: "open".to_owned() }],
+        rows: vec![MapRow { map: "VIFS.subject".to_owned(), key: "7".to_owned(), value: "open".to_owned() }],
         ..ExplainedInterface::default()
     }
 }

@@ -5,6 +5,8 @@ use ferrule_proto::agent::{
     pod_verdict::Kind, policy_state,
 };
 
+use crate::dataplane::SUBJECT;
+
 /// Collects causes, each with what to do.
 #[derive(Default)]
 struct Causes {
@@ -121,9 +123,10 @@ impl Causes {
         for deviation in &it.deviations {
             self.add_deviation(deviation, self_heal);
         }
-        let has_subject = it.rows.iter().all(|it| it.map != "SUBJECTS" || !it.value.is_empty());
+        let has_subject = it.rows.iter().all(|it| it.map != SUBJECT || !it.value.is_empty());
         if !has_subject {
-            let what = format!("nothing judges {of}: the map SUBJECTS has no row, so that nothing passes");
+            let what =
+                format!("nothing judges {of}: its row in VIFS does not say what, so that nothing passes");
             let todo = "see `ferrulectl status`, the components policy and policy-feed; `ferrulectl verify`";
             self.fatal.push((what, todo.to_owned()));
         }

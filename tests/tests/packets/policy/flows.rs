@@ -1,6 +1,6 @@
 //! Known flows: replies, the end of flows, and changes of policies.
 
-use agent_common::policy::{Subject, View};
+use agent_common::policy::View;
 use anyhow::{Context as _, ensure};
 use ferrule_tests::packet::{TCP, UDP, udp};
 use serde_json::json;
@@ -179,8 +179,7 @@ fn a_change_that_allows_the_flow_still_leaves_it() {
             ("the client", Sends(A, there(ACK)), true),
         ])?;
         let [view] = all(node).try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
-        let current = |pod: Pod| node.subjects.get(&agent_common::VifKey { ifindex: pod.ifindex }, 0);
-        let (a, b): (Subject, Subject) = (current(A)?, current(B)?);
+        let (a, b) = (node.judging(A)?, node.judging(B)?);
         ensure!(view.epoch == a.epoch + b.epoch, "{view:?}");
         Ok(())
     })

@@ -17,7 +17,7 @@ mod upstream;
 use std::ops::{Deref, DerefMut};
 
 use agent_common::{
-    DropReason, VifKey,
+    DropReason,
     event::{DropRecord, Event},
     policy::Subject,
 };
@@ -152,11 +152,8 @@ impl Policed<'_> {
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> anyhow::Result<()> {
         for op in self.compiler.apply(changes)?.ops {
             match op {
-                Op::Endpoint(EndpointId(ifindex), Some(row)) => {
-                    self.programs.subjects.insert(VifKey { ifindex }, Subject::from(row), 0)?;
-                }
-                Op::Endpoint(EndpointId(ifindex), None) => {
-                    self.programs.subjects.remove(&VifKey { ifindex })?
+                Op::Endpoint(EndpointId(ifindex), row) => {
+                    self.programs.set_subject(ifindex, row.map(Subject::from))?;
                 }
                 op => self.programs.rules.apply(Table::A, &op)?,
             }
@@ -164,12 +161,16 @@ impl Policed<'_> {
         Ok(())
     }
 
-    /// Changes a pod's row in `SUBJECTS`.
+    /// Changes what judges a pod.
     pub fn change(&mut self, pod: Pod, change: impl FnOnce(&mut Subject)) -> anyhow::Result<()> {
-        let key = VifKey { ifindex: pod.ifindex };
-        let mut subject = self.subjects.get(&key, 0)?;
+        let mut subject = self.judging(pod)?;
         change(&mut subject);
-        Ok(self.subjects.insert(key, subject, 0)?)
+        self.set_subject(pod.ifindex, Some(subject))
+    }
+
+    /// What judges a pod.
+    pub fn judging(&self, pod: Pod) -> anyhow::Result<Subject> {
+        self.subject(pod.ifindex)?.context("nothing judges the pod")
     }
 
     /// Whether `from_pod` passes an IP packet of a pod.

@@ -175,12 +175,12 @@ fn a_pair_lets_nothing_in_at_the_next_pod_of_the_address() {
         let endpoint: agent_common::Endpoint = node.endpoints.get(&key, 0)?;
         node.endpoints.insert(key, agent_common::Endpoint { ifindex: next.ifindex, ..endpoint }, 0)?;
         node.apply([none("b")])?;
-        let of_b = node.subjects.get(&VifKey { ifindex: B.ifindex }, 0)?;
+        let of_b = node.judging(B)?;
         let epoch = the_pair(node)?.epoch;
-        let of_a = node.subjects.get(&VifKey { ifindex: A.ifindex }, 0)?;
+        let of_a = node.judging(A)?;
         // Even with the epoch of `B`.
         let of_next = agent_common::policy::Subject { epoch: epoch - of_a.epoch, ..of_b };
-        node.subjects.insert(VifKey { ifindex: next.ifindex }, of_next, 0)?;
+        node.set_subject(next.ifindex, Some(of_next))?;
         node.check(&[("to the next pod", Sends(A, there(ACK)), false)])?;
         let reply = Sends(next, back(ACK));
         node.check(&[("of the next pod", reply, false)])

@@ -6,7 +6,8 @@
 use std::{collections::BTreeMap, env, net::IpAddr};
 
 use agent_common::{
-    DropReason, Endpoint, EndpointKey, GATEWAY_MAC, NodeEntry, NodeKey, VifEntry, VifKey, policy::Subject,
+    DropReason, Endpoint, EndpointKey, GATEWAY_MAC, NodeEntry, NodeKey, VifEntry, VifKey,
+    policy::{PackedSubject, Subject},
 };
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
@@ -45,15 +46,35 @@ pub fn apply(programs: &mut Programs, ops: impl IntoIterator<Item = Op>) -> anyh
         match op {
             Op::Endpoint(EndpointId(id), row) => {
                 let key = VifKey { ifindex: FIRST + id };
-                match row {
-                    Some(row) => programs.subjects.insert(key, Subject::from(row), 0)?,
-                    None => programs.subjects.remove(&key)?,
+                if programs.vifs.get(&key, 0).is_err() {
+                    programs.vifs.insert(key, vif("", PackedSubject::default()), 0)?;
                 }
+                programs.set_subject(key.ifindex, row.map(Subject::from))?;
             }
             op => programs.rules.apply(Table::A, &op)?,
         }
     }
     Ok(())
+}
+
+/// A row without addresses.
+fn vif(uid: &str, subject: PackedSubject) -> VifEntry {
+    VifEntry {
+        ipv4: [0; 4],
+        flags: 0,
+        ipv6: [0; 16],
+        mac: MAC,
+        mtu: 1500,
+        subject,
+        slot: 0,
+        stack_flows: 0,
+        stack_peers: [0; 32],
+        reserved: 0,
+        generation: 1,
+        pod: VifEntry::text(uid),
+        pod_uid: VifEntry::text(uid),
+        ifname: VifEntry::text("eth0"),
+    }
 }
 
 /// `VIFS` and `ENDPOINTS` of the pods of this node.
@@ -64,19 +85,8 @@ pub fn plug(programs: &mut Programs, world: &World) -> anyhow::Result<()> {
     }
     for (id, uid) in &world.endpoints {
         let ifindex = FIRST + id;
-        let mut vif = VifEntry {
-            ipv4: [0; 4],
-            flags: 0,
-            ipv6: [0; 16],
-            mac: MAC,
-            mtu: 1500,
-            stack_peers: [0; 32],
-            stack_flows: 0,
-            generation: 1,
-            pod: VifEntry::text(uid),
-            pod_uid: VifEntry::text(uid),
-            ifname: VifEntry::text("eth0"),
-        };
+        let subject = programs.subject(ifindex).ok().flatten().map(|it| it.pack());
+        let mut vif = vif(uid, subject.unwrap_or_default());
         let endpoint = Endpoint { ifindex, mac: MAC, reserved: [0; 2] };
         for address in &world.pods.get(uid).context("no pod")?.addresses {
             let key = match address {

@@ -1,15 +1,12 @@
 //! All rows of the policy maps, compared with those that are wanted: in short steps, between which both may
 //! change.
 
-use agent_common::{
-    VifKey,
-    policy::{NamedKey, Peer, PeerKey, RuleKey, Ruleset, Subject},
-};
+use agent_common::policy::{NamedKey, Peer, PeerKey, RuleKey, Ruleset, Subject};
 use ferrule_policy::{EndpointId, Op, Rows, Table};
 
 use super::{
-    BLOCKS, MapFailure, NAMED, PEERS, PORTS, PolicyMaps, RULES, RULESETS, SUBJECTS, block, block_key, port,
-    port_key,
+    super::shown::SUBJECT,
+    BLOCKS, MapFailure, NAMED, PEERS, PORTS, PolicyMaps, RULES, RULESETS, block, block_key, port, port_key,
     trie::TrieKey,
     walk::{Counts, STEP, Walk},
 };
@@ -29,7 +26,9 @@ pub struct Audit {
     ports: Walk<TrieKey<8>>,
     blocks: Walk<TrieKey<20>>,
     peers: Walk<PeerKey>,
-    subjects: Walk<VifKey>,
+    subjects: Counts,
+    /// Whether the interfaces were compared that should have no subject.
+    has_subjects: bool,
 }
 
 /// How a row in the kernel relates to the wanted one.
@@ -55,7 +54,7 @@ impl Audit {
     /// How the rows differ from the wanted ones: one line for each map.
     pub fn differences(&self) -> Vec<String> {
         let maps = [
-            (SUBJECTS.name, self.subjects.counts),
+            (SUBJECT, self.subjects),
             (PEERS.name, self.peers.counts),
             (BLOCKS.name, self.blocks.counts),
             (RULESETS.name, self.rulesets.counts),
@@ -78,7 +77,7 @@ impl Audit {
             Op::Rule(..) => &mut self.rules.counts,
             Op::Named(..) => &mut self.named.counts,
             Op::Port(..) => &mut self.ports.counts,
-            Op::Endpoint(..) => &mut self.subjects.counts,
+            Op::Endpoint(..) => &mut self.subjects,
         }
     }
 }
@@ -115,6 +114,15 @@ impl PolicyMaps {
     /// Looks for rows that are not wanted.
     fn walk(&mut self, audit: &mut Audit, wanted: &Rows, table: Table) -> Result<bool, MapFailure> {
         let repairs = audit.repairs;
+        if !audit.has_subjects {
+            audit.has_subjects = true;
+            let strays = self.subjects.strays(|ifindex| wanted.has_subject(ifindex));
+            audit.subjects.stray += strays.len();
+            strays
+                .into_iter()
+                .filter(|_| repairs)
+                .try_for_each(|ifindex| self.subjects.set(ifindex, None))?;
+        }
         let more = self.rulesets.walk(&mut audit.rulesets, |id| wanted.has_ruleset(*id), repairs)?
             || self.rules.walk(&mut audit.rules, |key| wanted.has_rule(key), repairs)?
             || self.named.walk(&mut audit.named, |key| wanted.has_named(key), repairs)?
@@ -124,8 +132,7 @@ impl PolicyMaps {
                 |key| wanted.has_block(&block_key(*key), table),
                 repairs,
             )?
-            || self.peers.walk(&mut audit.peers, |key| wanted.has_peer(key, table), repairs)?
-            || self.subjects.walk(&mut audit.subjects, |key| wanted.has_subject(key.ifindex), repairs)?;
+            || self.peers.walk(&mut audit.peers, |key| wanted.has_peer(key, table), repairs)?;
         Ok(more)
     }
 
@@ -146,7 +153,7 @@ impl PolicyMaps {
             Op::Named(key, bits) => of(self.named.get(&(*key).into())?, bits.map(|it| it.0)),
             Op::Port(key, bits) => of(self.ports.get(port((*key).into()))?, bits.map(|it| it.0)),
             Op::Endpoint(EndpointId(ifindex), row) => {
-                of(self.subjects.get(&VifKey { ifindex: *ifindex })?, row.map(Subject::from))
+                of(self.subjects.get(*ifindex)?, row.map(Subject::from))
             }
         })
     }

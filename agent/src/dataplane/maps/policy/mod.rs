@@ -1,6 +1,6 @@
-//! The maps by which the programs judge pods' packets: `SUBJECTS`, `PEERS`, `BLOCKS`, `RULESETS`, `RULES`,
-//! `NAMED` and `PORTS`. Their rows follow from the cluster's policies: [`crate::policy`] knows all that are
-//! wanted.
+//! The maps by which the programs judge pods' packets: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED` and
+//! `PORTS`, and the subjects in `VIFS`. Their rows follow from the cluster's policies: [`crate::policy`] knows
+//! all that are wanted.
 //!
 //! Two tables of rows exist at a time, so that a restarted agent can write all of its own before a pod is
 //! judged by them. The key of `PEERS` and of `BLOCKS` names the table, and so does the highest bit of a
@@ -9,31 +9,32 @@
 mod audit;
 pub(in crate::dataplane) mod flows;
 mod hash;
+pub(in crate::dataplane) mod old_subjects;
 mod run;
 mod specs;
 mod trie;
 mod walk;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use agent_common::{
-    VifKey,
-    policy::{Bits, BlockKey, NamedKey, Peer, PeerKey, PortKey, RuleKey, Ruleset, Subject},
-};
+use agent_common::policy::{Bits, BlockKey, NamedKey, Peer, PeerKey, PortKey, RuleKey, Ruleset, Subject};
 use ferrule_policy::{EndpointId, Op, RulesetId, Table};
 
-use super::table::{MapFailure, MapSpec};
+use super::{
+    subjects::Subjects,
+    table::{MapFailure, MapSpec},
+};
 use crate::metrics::MapMetrics;
 use hash::Hash;
 use trie::{Prefix, Trie};
 
 pub use audit::Audit;
 pub(in crate::dataplane) use run::runs;
-pub(in crate::dataplane) use specs::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS, SUBJECTS};
+pub(in crate::dataplane) use specs::{BLOCKS, NAMED, PEERS, PORTS, RULES, RULESETS};
 
 /// The open maps.
 pub(in crate::dataplane) struct PolicyMaps {
-    subjects: Hash<VifKey, Subject>,
+    subjects: Arc<Subjects>,
     peers: Hash<PeerKey, Peer>,
     blocks: Trie<20, u32>,
     rulesets: Hash<u32, Ruleset>,
@@ -43,15 +44,19 @@ pub(in crate::dataplane) struct PolicyMaps {
 }
 
 /// The maps of this module.
-pub(in crate::dataplane) const ALL: [MapSpec; 7] = [SUBJECTS, PEERS, BLOCKS, RULESETS, RULES, NAMED, PORTS];
+pub(in crate::dataplane) const ALL: [MapSpec; 6] = [PEERS, BLOCKS, RULESETS, RULES, NAMED, PORTS];
 
 // === impl PolicyMaps ===
 
 impl PolicyMaps {
     /// Opens the pinned maps, and counts their rows.
-    pub(in crate::dataplane) fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
+    pub(in crate::dataplane) fn open(
+        pins: &Path,
+        subjects: Arc<Subjects>,
+        metrics: &MapMetrics,
+    ) -> Result<Self, MapFailure> {
         let maps = Self {
-            subjects: Hash::open(SUBJECTS, pins, metrics)?,
+            subjects,
             peers: Hash::open(PEERS, pins, metrics)?,
             blocks: Trie::open(BLOCKS, pins, metrics)?,
             rulesets: Hash::open(RULESETS, pins, metrics)?,
@@ -71,15 +76,13 @@ impl PolicyMaps {
             Op::Rule(key, bits) => self.rules.set((*key).into(), bits.map(|it| it.0)),
             Op::Named(key, bits) => self.named.set((*key).into(), bits.map(|it| it.0)),
             Op::Port(key, bits) => self.ports.set(port((*key).into()), bits.map(|it| it.0)),
-            Op::Endpoint(EndpointId(ifindex), row) => {
-                self.subjects.set(VifKey { ifindex: *ifindex }, row.map(Subject::from))
-            }
+            Op::Endpoint(EndpointId(ifindex), row) => self.subjects.set(*ifindex, row.map(Subject::from)),
         }
     }
 
     /// What judges each interface.
-    pub(in crate::dataplane) fn subjects(&self) -> Result<BTreeMap<EndpointId, Subject>, MapFailure> {
-        Ok(self.subjects.rows()?.into_iter().map(|(key, row)| (EndpointId(key.ifindex), row)).collect())
+    pub(in crate::dataplane) fn subjects(&self) -> BTreeMap<EndpointId, Subject> {
+        self.subjects.all()
     }
 
     /// Lets an interface pass everything, unless something judges it already.
@@ -90,22 +93,22 @@ impl PolicyMaps {
 
     /// What judges an interface.
     pub(in crate::dataplane) fn subject(&self, ifindex: u32) -> Result<Option<Subject>, MapFailure> {
-        self.subjects.get(&VifKey { ifindex })
+        self.subjects.get(ifindex)
     }
 
     /// Writes what judges an interface, unless something does already.
     pub(in crate::dataplane) fn judge(&mut self, ifindex: u32, subject: Subject) -> Result<(), MapFailure> {
-        self.subjects.add(VifKey { ifindex }, subject).map(drop)
+        self.subjects.add(ifindex, subject)
     }
 
     /// Lets an interface pass nothing.
     pub(in crate::dataplane) fn close(&mut self, ifindex: u32) -> Result<(), MapFailure> {
-        self.subjects.set(VifKey { ifindex }, None)
+        self.subjects.set(ifindex, None)
     }
 
     /// Removes what judges interfaces that are not live.
     pub(in crate::dataplane) fn retain(&mut self, is_live: impl Fn(u32) -> bool) -> Result<(), MapFailure> {
-        self.subjects.retain(|key, _| is_live(key.ifindex))
+        self.subjects.retain(is_live)
     }
 
     /// Removes all rows of a table. No subject may read it any more.
@@ -123,7 +126,6 @@ impl PolicyMaps {
     /// Adds the rows of one of the maps that are pinned in another directory and missing here.
     pub(in crate::dataplane) fn copy(&mut self, map: &MapSpec, from: &Path) -> Result<(), MapFailure> {
         match map.name {
-            name if name == SUBJECTS.name => self.subjects.copy_from(from),
             name if name == PEERS.name => self.peers.copy_from(from),
             name if name == BLOCKS.name => self.blocks.copy_from(from),
             name if name == RULESETS.name => self.rulesets.copy_from(from),

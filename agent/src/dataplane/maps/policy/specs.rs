@@ -1,8 +1,8 @@
 //! Names, capacities and settings of the maps.
 
 use agent_common::{
-    VifKey,
-    policy::{Bits, NamedKey, Peer, PeerKey, RuleKey, Ruleset, Subject},
+    policy::{Bits, NamedKey, Peer, PeerKey, RuleKey, Ruleset},
+    rulesets,
 };
 
 use super::{
@@ -12,12 +12,6 @@ use super::{
 
 const RULES_SETTING: &str = "--max-policy-rules";
 
-pub(in crate::dataplane) const SUBJECTS: MapSpec = MapSpec {
-    name: "SUBJECTS",
-    setting: "--max-vifs",
-    capacity: |capacities| capacities.vifs,
-    count: count_entries::<VifKey, Subject>,
-};
 pub(in crate::dataplane) const PEERS: MapSpec = MapSpec {
     name: "PEERS",
     setting: "--max-policy-peers",
@@ -33,7 +27,7 @@ pub(in crate::dataplane) const BLOCKS: MapSpec = MapSpec {
 pub(in crate::dataplane) const RULESETS: MapSpec = MapSpec {
     name: "RULESETS",
     setting: RULES_SETTING,
-    capacity: |capacities| capacities.policy_rules / 32,
+    capacity: |capacities| rulesets(capacities.policy_rules),
     count: count_entries::<u32, Ruleset>,
 };
 pub(in crate::dataplane) const RULES: MapSpec = MapSpec {

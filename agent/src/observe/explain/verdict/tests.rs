@@ -14,7 +14,7 @@ fn interface(container: &str) -> ExplainedInterface {
         state: State::Attached.into(),
         ..Attachment::default()
     };
-    let row = MapRow { map: "SUBJECTS".to_owned(), key: "7".to_owned(), value: "open".to_owned() };
+    let row = MapRow { map: "VIFS.subject".to_owned(), key: "7".to_owned(), value: "open".to_owned() };
     ExplainedInterface {
         attachment: Some(attachment),
         netns_exists: true,
@@ -128,7 +128,7 @@ fn what_carries_nothing_comes_before_what_only_impairs() {
 fn a_lost_namespace_an_end_and_a_missing_judge_carry_nothing() {
     let mut told = told();
     told.interfaces[0].rows[0].value.clear();
-    assert!(judged(&told).1.contains("SUBJECTS has no row"));
+    assert!(judged(&told).1.contains("VIFS does not say what"));
     told.interfaces[0].netns_exists = false;
     assert!(judged(&told).1.contains("/run/netns/web of the sandbox is gone"));
     for state in [State::Unplugging, State::Reserved] {
