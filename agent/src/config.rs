@@ -2,6 +2,7 @@
 
 mod command;
 mod dataplane_settings;
+mod deprecated;
 mod error;
 mod file;
 mod manual;
@@ -30,6 +31,7 @@ use crate::{
     log, masquerade, nodes, policy, reconcile, watch,
 };
 
+pub use deprecated::Deprecated;
 pub use error::ConfigError;
 
 /// The validated configuration.
@@ -74,6 +76,8 @@ pub struct Config {
     /// Where to install the CNI plugin and its configuration; `None`: do not install them.
     pub install: Option<InstallDirs>,
     pub log: LogSettings,
+    /// The settings in use that a later release drops.
+    pub deprecated: Vec<Deprecated>,
 }
 
 /// The server of metrics beyond the node, which needs Kubernetes.
@@ -128,6 +132,8 @@ pub struct Args {
     config: PathBuf,
     #[command(flatten)]
     settings: Settings,
+    #[arg(skip = deprecated::DEPRECATED)]
+    deprecated: &'static [deprecated::Entry],
 }
 
 /// Where an agent leaves files.
@@ -325,7 +331,7 @@ impl Args {
         let file = Settings::read(&self.config)?;
         // The condition under which kube uses a service account.
         let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-        self.settings.over(file).validate(is_in_pod)
+        self.settings.over(file).validate(is_in_pod, self.deprecated)
     }
 }
 
@@ -391,7 +397,8 @@ impl Settings {
     }
 
     /// `is_in_pod`: the API server is known without a kubeconfig.
-    fn validate(self, is_in_pod: bool) -> Result<Config, ConfigError> {
+    fn validate(self, is_in_pod: bool, deprecated: &[deprecated::Entry]) -> Result<Config, ConfigError> {
+        let deprecated = deprecated::used(deprecated, &self);
         let kubernetes = self.kubernetes(is_in_pod)?;
         let dataplane = self.dataplane()?;
         let masquerade = self.masquerade()?;
@@ -437,6 +444,7 @@ impl Settings {
             otlp_endpoint: self.otlp_endpoint.as_deref().map(collector).transpose()?,
             install,
             log,
+            deprecated,
         })
     }
 

@@ -10,7 +10,7 @@ use std::{process::ExitCode, time::Duration};
 use clap::Parser as _;
 use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
-    config::Args,
+    config::{Args, Deprecated},
     dataplane::release_when_idle,
     log,
 };
@@ -76,6 +76,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    for Deprecated { key, successor, since } in &config.deprecated {
+        tracing::warn!(key, successor, since, "a setting is deprecated, and a later release refuses it");
+    }
     if let Err(error) = raise_file_limit() {
         tracing::warn!(%error, "cannot raise the limit on open files; fewer calls can be served at once");
     }

@@ -12,6 +12,8 @@ use crate::{dist, pod::Pod, runtime::Runtime};
 pub struct Chain {
     version: String,
     plugins: Vec<Value>,
+    /// The shim, below `target/dist`.
+    shim: String,
     /// By capability; a plugin receives those that it declares.
     capabilities: Map<String, Value>,
     /// The last ADD's result, passed to CHECK and DEL of every plugin.
@@ -19,6 +21,7 @@ pub struct Chain {
 }
 
 const NAME: &str = "cluster";
+const SHIM: &str = "ferrule";
 /// Debian's directory of the reference plugins.
 const REFERENCE: &str = "/usr/lib/cni";
 
@@ -30,6 +33,7 @@ impl Chain {
         Self {
             version: version.to_owned(),
             plugins: plugins.into_iter().collect(),
+            shim: SHIM.to_owned(),
             capabilities: Map::new(),
             result: None,
         }
@@ -39,6 +43,11 @@ impl Chain {
     pub fn with(mut self, capability: &str, value: Value) -> Self {
         self.capabilities.insert(capability.to_owned(), value);
         self
+    }
+
+    /// Selects another shim of `target/dist` for the plugin `ferrule`, from the next call on.
+    pub fn use_shim(&mut self, shim: &str) {
+        self.shim = shim.to_owned();
     }
 
     /// Calls ADD on one plugin after the other, each with the previous plugin's result.
@@ -92,7 +101,7 @@ impl Chain {
     fn runtime(&self, plugin: &Value, result: Option<&Value>) -> anyhow::Result<Runtime> {
         let kind = plugin.get("type").and_then(Value::as_str).context("the plugin has no type")?;
         let path: PathBuf = match kind {
-            "ferrule" => dist::binary(kind)?,
+            SHIM => dist::binary(&self.shim)?,
             _ => Path::new(REFERENCE).join(kind),
         };
         let declares =

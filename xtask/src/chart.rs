@@ -30,10 +30,17 @@ pub(crate) struct Release {
 /// The folder of the chart.
 pub(crate) const FOLDER: &str = "deploy/chart";
 /// The templates, in the order of application: the agents last.
-const TEMPLATES: [&str; 6] =
-    ["namespace.yaml", "rbac.yaml", "kuryr.yaml", "admission.yaml", "config.yaml", "agent.yaml"];
+const TEMPLATES: [&str; 7] = [
+    "namespace.yaml",
+    "rbac.yaml",
+    "kuryr.yaml",
+    "admission.yaml",
+    "config.yaml",
+    "monitoring.yaml",
+    "agent.yaml",
+];
 /// Only definitions that the templates include.
-const HELPERS: &str = "_helpers.tpl";
+const HELPERS: [&str; 2] = ["_helpers.tpl", "_rules.tpl"];
 
 /// Renders the chart: the manifests of each template, without those that are empty.
 ///
@@ -48,7 +55,8 @@ pub(crate) fn render(ws: &Workspace, release: &Release) -> Result<Vec<(&'static 
         "Release": { "Name": "ferrule", "Namespace": release.namespace },
         "Chart": { "Name": "ferrule", "AppVersion": VERSION },
     });
-    let helpers = read(ws, &format!("templates/{HELPERS}"))?;
+    let helpers = HELPERS.map(|name| read(ws, &format!("templates/{name}")));
+    let helpers = helpers.into_iter().collect::<Result<String>>()?;
     let mut rendered = Vec::new();
     for name in TEMPLATES {
         let text = render_one(name, &read(ws, &format!("templates/{name}"))?, &helpers, &data)

@@ -110,6 +110,9 @@ fn tree<'a>(
         ("usr/share/doc/ferrule/monitor.md", read("docs/monitor.md")?),
         ("usr/share/doc/ferrule/healing.md", read("docs/healing.md")?),
         ("usr/share/doc/ferrule/settings.md", read("docs/settings.md")?),
+        ("usr/share/doc/ferrule/runbooks.md", read("docs/runbooks.md")?),
+        ("usr/share/doc/ferrule/examples/rules.yaml", read("deploy/monitoring/rules.yaml")?),
+        ("usr/share/doc/ferrule/examples/dashboard.json", read("deploy/monitoring/dashboard.json")?),
         ("usr/share/doc/ferrule/examples/05-ferrule.conflist", source("05-ferrule.conflist")?),
     ] {
         tree.insert(path.to_owned(), Node::File(content));

@@ -2,12 +2,13 @@
 
 mod kubectl;
 mod options;
+mod pulls;
 
 use anyhow::Result;
 use serde_json::json;
 
-use self::kubectl::Kubectl;
 pub(crate) use self::options::Deploy;
+use self::{kubectl::Kubectl, pulls::Pulls};
 use crate::{
     chart::{self, Release},
     failure::Failure,
@@ -113,17 +114,19 @@ fn apply(ws: &Workspace, kubectl: &Kubectl, release: &Release, only: &str) -> Re
         .run()
 }
 
-/// Shows the progress of the roll-out; if it fails, shows the agents that are not ready.
+/// Shows the progress of the roll-out; if it fails, shows the agents that are not ready. Ends early if a node
+/// cannot pull the image.
 fn roll_out(kubectl: &Kubectl, release: &Release, doing: &str) -> Result<()> {
     let namespace = &release.namespace;
     let show = kubectl.shown();
     let remedy = format!(
         "see why: `{show} --namespace {namespace} describe pods`, and `{show} --namespace {namespace} logs {AGENTS}`"
     );
+    let mut pulls = Pulls::default();
     let outcome = kubectl
         .step(doing, remedy)
         .args(["--namespace", namespace, "rollout", "status", AGENTS, "--timeout", kubectl.timeout()])
-        .run();
+        .run_while(kubectl.every, || pulls.check(kubectl, namespace));
     if outcome.is_err() {
         // The error of the roll-out is the one to report.
         let _ = kubectl

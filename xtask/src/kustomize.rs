@@ -1,4 +1,5 @@
-//! The Kustomize bases in `deploy/kustomize`, which are the chart rendered with its defaults.
+//! What is rendered from the chart for those who do not use it: the Kustomize bases, which are the chart with its
+//! defaults, and a PodMonitor and alerts for Prometheus.
 
 use std::path::PathBuf;
 
@@ -13,10 +14,13 @@ use crate::{
 };
 
 const FOLDER: &str = "deploy/kustomize";
+/// The files for Prometheus, beside those that the chart does not have.
+pub(crate) const MONITORING: &str = "deploy/monitoring";
+const MONITORS: &str = "monitoring.yaml";
 const NAMESPACE: &str = "ferrule-system";
 const HEAD: &str = "# Rendered from deploy/chart by `cargo xtask chart`: change the chart instead.\n";
 
-/// Writes the bases.
+/// Writes all files.
 ///
 /// # Errors
 /// If the chart cannot be rendered, or a file not be written.
@@ -39,11 +43,22 @@ fn files(ws: &Workspace) -> Result<Vec<(PathBuf, String)>> {
     };
     let namespace = json!({ "namespace": { "create": true } });
     let file = |name: &str| PathBuf::from(FOLDER).join(name);
+    let monitoring = |name: &str| PathBuf::from(MONITORING).join(name);
+    let scraped = json!({ "metrics": { "host": "0.0.0.0", "podMonitor": true } });
+    let rules = only(MONITORS, json!({ "metrics": { "rules": true } }))?;
     Ok(vec![
         (file("base/ferrule.yaml"), only("", namespace)?),
         (file("kuryr/kuryr.yaml"), only("kuryr.yaml", json!({ "kuryr": true }))?),
         (file("uninstall/agent.yaml"), only("agent.yaml", json!({ "uninstall": true }))?),
+        (monitoring("podmonitor.yaml"), only(MONITORS, scraped)?),
+        (monitoring("rules.yaml"), format!("{HEAD}{}", spec(&rules))),
     ])
+}
+
+/// The lines below `spec` of an object, for programs that read no objects of Kubernetes.
+fn spec(object: &str) -> String {
+    let (_, spec) = object.split_once("\nspec:\n").unwrap_or_default();
+    spec.lines().map(|line| format!("{}\n", line.strip_prefix("  ").unwrap_or(line))).collect()
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ mod leftovers;
 mod lint;
 mod mutants;
 mod oci;
+mod previous;
 mod progress;
 mod release;
 mod remap;
@@ -99,7 +100,11 @@ enum Verb {
         args: Vec<String>,
     },
     /// Lint, run every test (as root), and check for leaks
-    Test,
+    Test {
+        /// Also build this commit, and test upgrades from it and rollbacks to it [without REF: the last tag v*]
+        #[arg(long, value_name = "REF", num_args = 0..=1)]
+        previous: Option<Option<String>>,
+    },
     /// Build, and run a benchmark (as root)
     Bench {
         #[command(subcommand)]
@@ -192,7 +197,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         }
         Verb::Book => book::build(&ws)?,
         Verb::Demo { release, args } => return show::demo(&ws, release, &args),
-        Verb::Test => test::test(&ws)?,
+        Verb::Test { previous } => test::test(&ws, previous.as_ref().map(Option::as_deref))?,
         Verb::Bench { what: Bench::All { args } } => return show::bench(&ws, "all", &args),
         Verb::Bench { what: Bench::Add { args } } => return show::bench(&ws, "add", &args),
         Verb::Bench { what: Bench::Dataplane { args } } => return show::bench(&ws, "dataplane", &args),
@@ -253,6 +258,18 @@ mod tests {
             let parsed = Cli::try_parse_from(words.get(1..).unwrap());
             assert!(parsed.is_ok(), "{place}: {}", parsed.unwrap_err());
         }
+    }
+
+    #[test]
+    fn the_previous_release_may_be_left_to_the_tags() {
+        let previous =
+            |args: &[&str]| match Cli::try_parse_from([&["xtask", "test"], args].concat()).unwrap().verb {
+                Verb::Test { previous } => previous,
+                other => panic!("{other:?}"),
+            };
+        assert_eq!(previous(&[]), None);
+        assert_eq!(previous(&["--previous"]), Some(None));
+        assert_eq!(previous(&["--previous", "v0.1.0"]), Some(Some("v0.1.0".to_owned())));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
     process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -19,6 +19,8 @@ use crate::{failure::Failure, progress};
 
 /// How long a program that has ended may leave its output open: a process that it started may hold it.
 const SILENCE: Duration = Duration::from_secs(1);
+/// How often a program is asked whether it has ended.
+const LOOK: Duration = Duration::from_millis(50);
 /// Lines of a program's output that wait to be shown.
 const LINES: usize = 1024;
 
@@ -95,6 +97,33 @@ impl Step {
         }
     }
 
+    /// Runs the step and shows its output, and ends the step early once `check` fails, which is called `every`
+    /// so often.
+    ///
+    /// # Errors
+    /// That of `check`, or if the program does not start or fails.
+    pub(crate) fn run_while(mut self, every: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        say(&self.doing);
+        let mut child = self.command.spawn().map_err(|error| self.not_started(&error))?;
+        let status = progress::during(&self.doing, || -> Result<ExitStatus> {
+            let mut last = Instant::now();
+            loop {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(status);
+                }
+                if last.elapsed() >= every {
+                    check().inspect_err(|_| end(&mut child))?;
+                    last = Instant::now();
+                }
+                thread::sleep(LOOK);
+            }
+        })?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(self.failure(format!("{status}; its messages are above")).into())
+    }
+
     /// Runs the step, shows its output, and returns its exit status.
     ///
     /// # Errors
@@ -157,6 +186,12 @@ impl Step {
     fn attempted(&self) -> String {
         format!("{} (`{}`)", self.doing, command_line(&self.command))
     }
+}
+
+/// The error that ends the program is the one to report.
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 /// Shows a program's standard output, line by line, until the program ends.
@@ -255,6 +290,21 @@ mod tests {
         let text = step.run_reading(|line| lines.push(line.to_owned())).unwrap_err().to_string();
         assert!(text.contains("exit status: 3") && start.elapsed() < Duration::from_secs(25), "{text}");
         assert_eq!(lines, ["one", "two"]);
+    }
+
+    #[test]
+    fn a_program_runs_while_a_check_succeeds() {
+        let every = Duration::from_millis(10);
+        let long = || Step::new("sh", "waiting", "").args(["-c", "exec sleep 30"]);
+        let (start, mut checks) = (Instant::now(), 0);
+        let failed = long().run_while(every, || {
+            checks += 1;
+            if checks < 3 { Ok(()) } else { Err(anyhow::anyhow!("third check")) }
+        });
+        assert_eq!((failed.unwrap_err().to_string().as_str(), checks), ("third check", 3));
+        assert!(start.elapsed() < Duration::from_secs(25), "the program was waited for");
+        let step = Step::new("sh", "ending", "").args(["-c", "exit 3"]);
+        assert!(step.run_while(every, || Ok(())).unwrap_err().to_string().contains("exit status: 3"));
     }
 
     #[test]

@@ -38,6 +38,11 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
+    /// Another checkout that builds into the target directory of this one.
+    pub(crate) fn elsewhere(&self, root: &Path) -> Self {
+        Self { root: root.to_owned(), target: self.target.clone() }
+    }
+
     /// A workspace elsewhere.
     #[cfg(test)]
     pub(crate) fn at(root: &Path) -> Self {

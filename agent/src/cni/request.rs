@@ -99,7 +99,7 @@ fn wishes(port_mappings: Vec<PortMapping>, limits: Option<Bandwidth>) -> Result<
     let Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst } = limits.unwrap_or_default();
     let rate = |bits, burst_bits| (bits != 0).then_some(Rate { bits, burst_bits });
     let (ingress, egress) = (rate(ingress_rate, ingress_burst), rate(egress_rate, egress_burst));
-    Ok(Wishes { host_ports, ingress, egress })
+    Ok(Wishes { host_ports, ingress, egress, ..Wishes::default() })
 }
 
 fn host_port(mapping: PortMapping) -> Result<HostPort, CallError> {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::{ArgAction, CommandFactory as _};
 
-use super::Args;
+use super::{Args, deprecated::Entry};
 
 /// A setting, as the command line declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub(super) fn settings() -> Vec<Setting> {
 }
 
 /// A configuration file that sets nothing: each setting as a comment, with its default.
-pub(super) fn default_file() -> String {
+pub(super) fn default_file(deprecated: &[Entry]) -> String {
     let mut text = String::from(
         "# The configuration of ferrule-agent. Keys are its long flags, with `_` instead of `-`. Flags override\n\
          # environment variables, which override this file. `ferrule-agent config check FILE` checks a file.\n",
     );
     for setting in settings() {
         text.push('\n');
-        for line in wrapped(&setting.sentence()) {
+        for line in wrapped(&setting.sentence(deprecated)) {
             let _ = writeln!(text, "# {line}");
         }
         let _ = writeln!(text, "# {} = {}", setting.key, setting.example());
@@ -48,7 +48,7 @@ pub(super) fn default_file() -> String {
 }
 
 /// The reference of all settings, in Markdown.
-pub(super) fn reference() -> String {
+pub(super) fn reference(deprecated: &[Entry]) -> String {
     let mut text = String::from(
         "# Settings of the agent\n\n\
          `ferrule-agent config reference` prints this page, and a test compares both. A setting is a flag, an\n\
@@ -60,7 +60,7 @@ pub(super) fn reference() -> String {
     for it in settings() {
         let (key, flag, environment) = (&it.key, &it.flag, &it.environment);
         let _ = writeln!(text, "\n## {key}\n\n`{key} = {}`, `--{flag}`, `{environment}`\n", it.example());
-        for line in wrapped(&it.sentence()) {
+        for line in wrapped(&it.sentence(deprecated)) {
             let _ = writeln!(text, "{line}");
         }
     }
@@ -102,7 +102,7 @@ impl Setting {
         })
     }
 
-    fn sentence(&self) -> String {
+    fn sentence(&self, deprecated: &[Entry]) -> String {
         let mut text = format!("{}.", self.help);
         if self.placeholder == "SECONDS" {
             text.push_str(" In seconds.");
@@ -112,6 +112,9 @@ impl Setting {
         }
         if !self.default.is_empty() {
             let _ = write!(text, " Default: {}.", self.default);
+        }
+        for (it, _) in deprecated.iter().filter(|(it, _)| it.key == self.key) {
+            let _ = write!(text, " Deprecated since {}: use {}.", it.since, it.successor);
         }
         text
     }
@@ -161,11 +164,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::Settings;
+    use crate::config::{Settings, deprecated::DEPRECATED};
 
     #[test]
     fn the_default_file_sets_nothing_and_each_of_its_lines_is_a_valid_key() {
-        let file = default_file();
+        let file = default_file(DEPRECATED);
         assert!(toml::from_str::<Settings>(&file).is_ok());
         assert!(file.parse::<toml::Table>().unwrap().is_empty());
         for setting in settings() {
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn defaults_and_allowed_values_are_those_of_the_command_line() {
-        let file = default_file();
+        let file = default_file(DEPRECATED);
         for expected in [
             "# vif_timeout = 60\n",
             "# self_heal = \"on\"\n",
@@ -198,7 +201,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/settings.md");
         let page = std::fs::read_to_string(path).unwrap();
         assert!(
-            page == reference(),
+            page == reference(DEPRECATED),
             "docs/settings.md is stale: ferrule-agent config reference > docs/settings.md"
         );
     }

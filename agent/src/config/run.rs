@@ -19,8 +19,8 @@ impl Args {
         let Command::Config { action } = self.command.take()? else { return None };
         Some(match action {
             ConfigAction::Check { file } => self.check(file),
-            ConfigAction::Default => Ok(manual::default_file()),
-            ConfigAction::Reference => Ok(manual::reference()),
+            ConfigAction::Default => Ok(manual::default_file(self.deprecated)),
+            ConfigAction::Reference => Ok(manual::reference(self.deprecated)),
         })
     }
 
@@ -29,8 +29,10 @@ impl Args {
         let keys = file::keys(&path)?;
         let settings = std::mem::take(&mut self.settings);
         // A file for agents in pods is checked wherever its author is.
-        settings.over(Settings::read(&path)?).validate(true)?;
+        let config = settings.over(Settings::read(&path)?).validate(true, self.deprecated)?;
         let sets = if keys.is_empty() { "no setting".to_owned() } else { keys.join(", ") };
-        Ok(format!("{}: valid; sets {sets}\n", path.display()))
+        let mut text = format!("{}: valid; sets {sets}\n", path.display());
+        text.extend(config.deprecated.iter().map(|it| format!("{it}\n")));
+        Ok(text)
     }
 }

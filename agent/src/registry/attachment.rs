@@ -4,6 +4,7 @@ use std::{fmt, path::PathBuf};
 
 use ferrule_vif::Vif;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::{host_side::HostSide, key::Key, wishes::Wishes};
 use crate::cluster::PodRef;
@@ -70,6 +71,9 @@ pub struct Attachment {
     /// creation.
     #[serde(default)]
     pub created_since_boot_ns: u64,
+    /// Fields that a later release has written: kept for the way back to it.
+    #[serde(flatten)]
+    pub later: Map<String, Value>,
 }
 
 // === impl Attachment ===

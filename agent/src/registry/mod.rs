@@ -353,6 +353,7 @@ impl Registry {
             host: HostSide::Unplugged,
             created_at_ms: now_ms(),
             created_since_boot_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+            later: serde_json::Map::new(),
         };
         let key = attachment.key.clone();
         let recorded = self.update(attachment);

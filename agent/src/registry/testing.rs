@@ -36,5 +36,6 @@ pub(crate) fn attachment(ifname: &str, with: Option<&str>, number: u8) -> Attach
         host: HostSide::Link(HostLink { ifname: format!("fr{number}"), ifindex: number.into() }),
         created_at_ms: 0,
         created_since_boot_ns: 0,
+        later: serde_json::Map::new(),
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use ferrule_vif::Addresses;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// The requests of one ADD.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub struct Wishes {
     /// Of what the pod sends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Rate>,
+    /// Wishes that only a later release knows: kept for the way back to it.
+    #[serde(flatten)]
+    pub later: Map<String, Value>,
 }
 
 /// A limit of traffic.

@@ -8,6 +8,7 @@ mod healing;
 mod hosts;
 mod limits;
 mod many;
+mod migrate;
 mod other_routes;
 mod paths;
 mod proxy;

@@ -19,6 +19,7 @@ pub(super) fn all(helpers: &str) -> FuncMap {
         ("include", Arc::new(include) as ValueFunc),
         ("default", Arc::new(default)),
         ("nindent", Arc::new(nindent)),
+        ("replace", Arc::new(replace)),
         ("sha256sum", Arc::new(sha256sum)),
         ("toJson", Arc::new(to_json)),
     ]
@@ -37,6 +38,11 @@ fn nindent(args: &[Value]) -> gotmpl::Result<Value> {
     let by = by.as_int().and_then(|by| usize::try_from(by).ok()).ok_or_else(|| wrong("nindent", by))?;
     let pad = format!("\n{}", " ".repeat(by));
     Ok(text(string(lines)?.split('\n').map(|line| format!("{pad}{line}")).collect::<String>()))
+}
+
+fn replace(args: &[Value]) -> gotmpl::Result<Value> {
+    let [old, new, within] = exactly(args)?;
+    Ok(text(string(within)?.replace(string(old)?, string(new)?)))
 }
 
 fn sha256sum(args: &[Value]) -> gotmpl::Result<Value> {

@@ -44,7 +44,10 @@ fn every_template_is_rendered() {
     let there = fs::read_dir(folder).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
     let manifests: BTreeSet<String> = there.filter(|it| it.ends_with(".yaml")).collect();
     assert_eq!(manifests, TEMPLATES.map(ToOwned::to_owned).into());
-    for object in objects(everything()) {
+    let metrics = json!({ "host": "0.0.0.0", "podMonitor": true, "rules": true });
+    let mut values = everything();
+    merge(&mut values, &json!({ "metrics": metrics }));
+    for object in objects(values) {
         assert!(object["apiVersion"].is_string() && object["metadata"]["name"].is_string(), "{object}");
         if let Some(namespace) = object["metadata"]["namespace"].as_str() {
             assert_eq!(namespace, "net");
@@ -95,6 +98,8 @@ fn unknown_keys_wrong_types_and_texts_that_end_a_text_are_refused() {
         (json!({ "image": { "repository": "a b" } }), "/image/repository"),
         (json!({ "node": { "stateDir": "run" } }), "/node/stateDir"),
         (json!({ "maxUnavailable": "many" }), "/maxUnavailable"),
+        (json!({ "metrics": { "podMonitor": true } }), "/metrics/host"),
+        (json!({ "metrics": { "runbookUrl": "wiki: x" } }), "/metrics/runbookUrl"),
     ] {
         let why = refused(values);
         assert!(why.contains(at) && why.contains("values.yaml"), "{at}: {why}");
@@ -193,6 +198,31 @@ fn metrics_beyond_the_node_need_permission_to_ask_about_clients_and_have_a_named
     assert!(roles.iter().any(|it| it.to_string().contains("tokenreviews")), "{roles:?}");
     let default = of_kind("ClusterRole", json!({}));
     assert!(!default.iter().any(|it| it.to_string().contains("reviews")), "{default:?}");
+}
+
+#[test]
+fn prometheus_gets_a_monitor_and_alerts_with_links_only_if_they_are_asked_for() {
+    let url = "https://wiki.example/runbooks.html";
+    let rules = |values: Value| of_kind("PrometheusRule", json!({ "metrics": values })).remove(0);
+    let alerts = |rules: &Value| list(&list(&rules["spec"], "groups")[0], "rules").to_vec();
+    let linked = alerts(&rules(json!({ "rules": true, "runbookUrl": url })));
+    assert!(linked.len() > 10, "{linked:?}");
+    for alert in &linked {
+        let name = alert["alert"].as_str().unwrap().to_lowercase();
+        assert_eq!(alert["annotations"]["runbook_url"], format!("{url}#{name}"));
+        assert_eq!(alert["annotations"]["runbook"], Value::Null);
+    }
+    let without = alerts(&rules(json!({ "rules": true })));
+    assert!(without.iter().all(|it| it["annotations"]["runbook_url"].is_null()), "{without:?}");
+    assert!(without[0]["annotations"]["summary"].as_str().unwrap().contains("{{ $labels.instance }}"));
+    let scraped = json!({ "metrics": { "host": "0.0.0.0", "podMonitor": true } });
+    let monitor = of_kind("PodMonitor", scraped.clone()).remove(0);
+    let pods = &agents(scraped)["spec"]["template"]["metadata"]["labels"];
+    for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(&pods[label], value, "{label} selects no agent");
+    }
+    let default = rendered(json!({}));
+    assert!(!default.contains("monitoring.coreos.com") && !default.contains("service-account-token"));
 }
 
 #[test]

@@ -26,6 +26,9 @@ fn everything_that_the_package_refers_to_is_in_it() {
     }
     let control = text(&tree, "DEBIAN/control");
     assert!(control.contains("Architecture: arm64\n") && !control.contains("${"), "{control}");
+    // The alerts name sections of a page.
+    assert!(text(&tree, "usr/share/doc/ferrule/examples/rules.yaml").contains("runbook: docs/runbooks.md#"));
+    assert!(tree.contains_key("usr/share/doc/ferrule/runbooks.md"));
     let settings: toml::Table = text(&tree, CONFFILE).parse().unwrap();
     assert!(settings.is_empty(), "a range that suits every machine does not exist");
 }

@@ -1,6 +1,6 @@
 //! kubectl, the cluster that it talks to, and whether both are there.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use serde_json::Value;
@@ -20,12 +20,15 @@ pub(super) struct Kubectl {
     pub(super) cluster: Vec<OsString>,
     pub(super) context: Option<String>,
     pub(super) timeout: String,
+    /// How often the pods of a roll-out are looked at.
+    pub(super) every: Duration,
     /// Where manifests are written before kubectl reads them, so that they can be inspected.
     pub(super) manifests: PathBuf,
 }
 
 /// How long a question to the cluster may take.
-const PATIENCE: &str = "--request-timeout=15s";
+pub(super) const PATIENCE: &str = "--request-timeout=15s";
+const EVERY: Duration = Duration::from_secs(5);
 
 // === impl Kubectl ===
 
@@ -51,7 +54,7 @@ impl Kubectl {
         }
         let (context, timeout) = (deploy.context.clone(), deploy.timeout.clone());
         let manifests = ws.root.join("target/deploy.yaml");
-        Ok(Self { program: "kubectl".into(), cluster, context, timeout, manifests })
+        Ok(Self { program: "kubectl".into(), cluster, context, timeout, every: EVERY, manifests })
     }
 
     /// Checks that the context exists, the cluster answers, and is not older than 1.`minor`.

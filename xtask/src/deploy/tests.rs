@@ -1,8 +1,14 @@
 //! What is asked of kubectl, in which order, and the errors for each thing that is not there.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use clap::Parser;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::*;
@@ -24,11 +30,17 @@ fn parse(flags: &[&str]) -> Deploy {
 }
 
 fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
+    cluster_with(version, image, &format!("exit {rollout}"), "")
+}
+
+/// `rollout` and `pods` are commands of the shell: the roll-out, and the list of pods in JSON.
+fn cluster_with(version: &str, image: &str, rollout: &str, pods: &str) -> Cluster {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("kubectl");
     let script = format!(
         "#!/bin/sh\necho \"$*\" >> {log}\ncase \"$*\" in\n*get-contexts*) echo one; echo two ;;\n\
-         */version*) {version} ;;\n*jsonpath*) echo '{image}' ;;\n*rollout*) exit {rollout} ;;\nesac\n",
+         */version*) {version} ;;\n*jsonpath*) echo '{image}' ;;\n*rollout*) {rollout} ;;\n\
+         *pods*json*) {pods} ;;\nesac\n",
         log = dir.path().join("log").display(),
     );
     // By a process of its own: one that another test starts meanwhile would have the file open for writing,
@@ -42,6 +54,7 @@ fn cluster(version: &str, image: &str, rollout: u8) -> Cluster {
         cluster,
         context: Some("two".to_owned()),
         timeout: "9m".to_owned(),
+        every: Duration::from_mins(1),
         manifests: dir.path().join("deploy.yaml"),
     };
     Cluster { dir, kubectl }
@@ -122,6 +135,55 @@ fn a_roll_out_that_fails_shows_the_pods_and_says_how_to_see_more() {
     let failed = error(install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()));
     assert!(failed.contains("kubectl --context two --namespace ferrule-system logs"), "{failed}");
     assert!(cluster.calls().last().unwrap().contains("get pods --selector app.kubernetes.io/name"));
+}
+
+/// Pods as the API server shows them: one runs, and one waits for its image.
+fn pods(reason: &str, message: &str) -> Value {
+    let waiting = json!({ "waiting": { "reason": reason, "message": message } });
+    let pod = |name: &str, state: Value| {
+        let status = json!({ "image": "a.example/ferrule:9", "state": state });
+        json!({ "metadata": { "name": name }, "spec": { "nodeName": format!("{name}-node") },
+                "status": { "containerStatuses": [status] } })
+    };
+    json!({ "items": [pod("one", json!({ "running": {} })), pod("two", waiting), { "metadata": { "name": "new" } }] })
+}
+
+#[test]
+fn an_image_that_a_node_cannot_pull_ends_the_roll_out_with_the_kubelets_reason() {
+    let ws = Workspace::find().unwrap();
+    let back_off = pods("ImagePullBackOff", "Back-off pulling image: not found");
+    let mut cluster = cluster_with(GOOD, "", "exec sleep 60", &format!("echo '{back_off}'"));
+    cluster.kubectl.every = Duration::from_millis(50);
+    let start = Instant::now();
+    let failed = error(install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()));
+    assert!(start.elapsed() < Duration::from_secs(50), "the roll-out was waited for");
+    for named in
+        ["two-node", "a.example/ferrule:9", "Back-off pulling image: not found", "--image", "pullSecrets"]
+    {
+        assert!(failed.contains(named), "{named}: {failed}");
+    }
+    assert!(cluster.calls().last().unwrap().contains("get pods"), "{:?}", cluster.calls());
+}
+
+#[test]
+fn a_first_failure_to_pull_is_waited_for_and_its_reason_remembered() {
+    let mut pulls = Pulls::default();
+    pulls.judge(&pods("ContainerCreating", "")).unwrap();
+    pulls.judge(&pods("ErrImagePull", "no route to a.example")).unwrap();
+    // Kubelets before 1.32 name no reason here.
+    let failed = error(pulls.judge(&pods("ImagePullBackOff", "Back-off pulling image")));
+    assert!(failed.contains("no route to a.example"), "{failed}");
+    for hopeless in ["InvalidImageName", "ErrImageNeverPull"] {
+        assert!(error(Pulls::default().judge(&pods(hopeless, "why"))).contains("why"), "{hopeless}");
+    }
+}
+
+#[test]
+fn a_cluster_that_does_not_list_its_pods_does_not_end_the_roll_out() {
+    for answer in ["exit 1", "echo nonsense"] {
+        let cluster = cluster_with(GOOD, "", "exit 0", answer);
+        Pulls::default().check(&cluster.kubectl, "ferrule-system").unwrap();
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::version::Version;
 use crate::{
     chart, deb, dist,
     failure::{Failure, OrFail as _},
-    files, helm, image,
+    files, helm, image, kustomize,
     oci::{self, Node, Tree},
     run::say,
     toolchain::Arch,
@@ -24,10 +24,13 @@ const MANIFESTS: [(&str, &str); 3] = [
     ("deploy/kustomize/uninstall/agent.yaml", "-uninstall"),
 ];
 
+/// What a monitoring system reads.
+const MONITORING: [&str; 3] = ["rules.yaml", "podmonitor.yaml", "dashboard.json"];
+
 /// The names of all files, sorted.
 pub(super) fn names(version: Version) -> Vec<String> {
     let mut names = vec![image_name(version), chart_name(version), bill_name(version), notes_name(version)];
-    names.push(SUMS.to_owned());
+    names.extend([SUMS.to_owned(), monitoring_name(version)]);
     names.extend(Arch::ALL.map(|arch| binaries_name(version, arch)));
     names.extend(Arch::ALL.map(|arch| deb_name(version, arch)));
     names.extend(MANIFESTS.map(|(_, suffix)| manifest_name(version, suffix)));
@@ -50,6 +53,14 @@ fn bill_name(version: Version) -> String {
 
 fn notes_name(version: Version) -> String {
     format!("ferrule-{version}-notes.md")
+}
+
+fn monitoring_name(version: Version) -> String {
+    format!("{}.tar.gz", monitoring_root(version))
+}
+
+fn monitoring_root(version: Version) -> String {
+    format!("ferrule-{version}-monitoring")
 }
 
 fn binaries_name(version: Version, arch: Arch) -> String {
@@ -89,6 +100,7 @@ pub(super) fn build(ws: &Workspace, folder: &Path, notes: &str, version: Version
         let content = files::read(&ws.root.join(manifest), "run `cargo xtask chart`")?;
         write(manifest_name(version, suffix), &content)?;
     }
+    write(monitoring_name(version), &pack(&monitoring(ws, version)?)?)?;
     write(notes_name(version), notes.as_bytes())?;
     let sums = sums(folder)?;
     write(SUMS.to_owned(), sums.as_bytes())?;
@@ -108,6 +120,17 @@ fn binaries(ws: &Workspace, version: Version, arch: Arch) -> Result<Vec<u8>> {
         tree.insert(format!("{root}/{name}"), Node::File(content));
     }
     pack(&tree)
+}
+
+/// Alerts, a PodMonitor and a dashboard, for those who do not use the chart's.
+fn monitoring(ws: &Workspace, version: Version) -> Result<Tree> {
+    let folder = ws.root.join(kustomize::MONITORING);
+    let mut tree = Tree::new();
+    for name in MONITORING {
+        let content = files::read(&folder.join(name), "restore it from the repository")?;
+        tree.insert(format!("{}/{name}", monitoring_root(version)), Node::File(content));
+    }
+    Ok(tree)
 }
 
 /// The files of the chart, below its name, as helm packs them.
@@ -198,6 +221,18 @@ mod tests {
         }
         let differ = Step::new("diff", "comparing", "").arg("-r").arg(dir.path().join("ferrule"));
         assert_eq!(differ.arg(ws.root.join(chart::FOLDER)).ask().unwrap(), "");
+    }
+
+    #[test]
+    fn users_get_every_file_for_monitoring_but_the_tests_of_it() {
+        let ws = Workspace::find().unwrap();
+        let packed: Vec<String> = monitoring(&ws, version()).unwrap().into_keys().collect();
+        let there = listed(&ws.root.join(kustomize::MONITORING)).unwrap();
+        let expected = there.iter().filter(|it| *it != "rules-test.yaml");
+        let expected: Vec<String> =
+            expected.map(|it| format!("ferrule-{}-monitoring/{it}", version())).collect();
+        assert_eq!(packed, expected);
+        assert!(names(version()).contains(&format!("ferrule-{}-monitoring.tar.gz", version())));
     }
 
     #[test]

@@ -90,6 +90,7 @@ fn record(
         host,
         created_at_ms: now_ms(),
         created_since_boot_ns,
+        later: serde_json::Map::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The layouts of a record, and the steps between them.
 //!
-//! An optional field of a record needs no new layout: the field gets a default (`serde(default)`). A change
+//! An optional field of a record needs no new layout: the field gets a default (`serde(default)`), and an
+//! earlier agent keeps those of attachments and wishes without knowing them (`Attachment::later`). A change
 //! that an earlier agent would misread needs a new layout, because an earlier agent refuses to open a newer
 //! layout. `tests/fields_of_layout_3.txt` lists the fields, with what an earlier agent does without them.
 

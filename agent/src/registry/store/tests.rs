@@ -48,6 +48,7 @@ fn attachment(number: u8) -> Attachment {
         host: HostSide::Link(HostLink { ifname: "frabc".to_owned(), ifindex: number.into() }),
         created_at_ms: 1_700_000_000_000,
         created_since_boot_ns: 7,
+        later: serde_json::Map::new(),
     }
 }
 

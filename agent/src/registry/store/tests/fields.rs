@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use ferrule_vif::Route;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{record::Record, *};
+use crate::durable::{seal, unseal};
 use crate::registry::{HostPort, Rate, Transport};
 
 /// A line of the list: a field, and what an agent does that has no such field.
@@ -59,7 +60,7 @@ fn fullest() -> Kept {
     let address = Some([192, 0, 2, 1].into());
     let port = HostPort { protocol: Transport::Tcp, address, port: 8080, pod_port: 80 };
     let rate = Some(Rate { bits: 1_000_000, burst_bits: 8_000 });
-    let wishes = Wishes { host_ports: vec![port], ingress: rate, egress: rate };
+    let wishes = Wishes { host_ports: vec![port], ingress: rate, egress: rate, later: Map::new() };
     let with = Some(attachment(3).key);
     let attachment = Attachment {
         key,
@@ -73,6 +74,7 @@ fn fullest() -> Kept {
         host,
         created_at_ms,
         created_since_boot_ns,
+        later: Map::new(),
     };
     let cooldown = vec![Released { address: [10, 0, 0, 9].into(), since_boot_ms: 9000 }];
     Kept { attachment: Some(attachment), cooldown }
@@ -128,4 +130,31 @@ fn a_field_that_is_new_since_the_first_release_says_what_an_older_agent_does() {
         assert!(["always", "if-set"].contains(&presence), "{path}");
         assert!(since == FIRST || without.split(' ').count() > 2, "{path} since {since}: {without:?}");
     }
+}
+
+#[test]
+fn fields_of_a_later_release_are_kept_and_written_back() {
+    let own = Identity { boot: "boot".to_owned(), netns: "4:1".to_owned() };
+    let key = attachment(2).key;
+    let body = |bytes: &[u8]| -> Value {
+        let unsealed = unseal("ferrule-attachment", bytes).unwrap();
+        serde_json::from_slice(unsealed.body).unwrap()
+    };
+    let mut later = body(&Record::new(&own, &key, &fullest()).encode().unwrap());
+    later["attachment"]["priority"] = json!({ "class": "gold", "weights": [1, 2] });
+    later["attachment"]["wishes"]["mirror"] = json!("uplink");
+    let file = seal("ferrule-attachment", 3, format!("{later}\n").as_bytes());
+    let (record, _) = Record::decode(&file, &key, &[]).unwrap();
+    let mut kept = record.kept();
+    assert_eq!(body(&Record::new(&own, &key, &kept).encode().unwrap()), later);
+    // What this agent changes, it changes beside them.
+    kept.attachment.as_mut().unwrap().state = State::Unplugging;
+    let changed = body(&Record::new(&own, &key, &kept).encode().unwrap());
+    assert_eq!(changed["attachment"]["priority"], later["attachment"]["priority"]);
+    assert_ne!(changed, later);
+    // An attachment that asks for nothing but what a later release knows has a wish.
+    later["attachment"]["wishes"] = json!({ "mirror": "uplink" });
+    let file = seal("ferrule-attachment", 3, format!("{later}\n").as_bytes());
+    let kept = Record::decode(&file, &key, &[]).unwrap().0.kept();
+    assert_eq!(body(&Record::new(&own, &key, &kept).encode().unwrap()), later);
 }

@@ -1,0 +1,92 @@
+//! The release before this one, built from git for the tests that upgrade from it and roll back to it.
+
+use std::{fs, path::Path};
+
+use anyhow::Result;
+
+use crate::{
+    debug, dist,
+    failure::OrFail as _,
+    files,
+    run::{Step, say},
+    workspace::Workspace,
+};
+
+/// The previous release while no commit has the tag of one: a record holds all that it does in 0.1.0, the maps
+/// are of version 5, and every system test passed.
+const BEFORE_THE_FIRST_TAG: &str = "f9d5709f0dcc89fd76f9c014c2ccd96ed5440cdf";
+
+/// Builds a commit into `target/dist/previous/`: the one that is named, or that of the newest tag `v*` before
+/// this commit. Not optimised: the tests judge what the release does, not how fast.
+///
+/// # Errors
+/// If git does not know the commit, or the commit does not build.
+pub(crate) fn build(ws: &Workspace, named: Option<&str>) -> Result<()> {
+    let name = named.map_or_else(|| last_release(ws), ToOwned::to_owned);
+    let remedy =
+        "name a commit that this checkout has; a shallow clone has few: `git fetch --unshallow --tags`";
+    let verify = ["rev-parse", "--verify", "--end-of-options", &format!("{name}^{{commit}}")];
+    let commit = git(ws, &format!("looking for the previous release {name}"), remedy, &verify)?;
+    let commit = commit.trim_end();
+    let to = ws.dist().join("previous");
+    let mark = to.join("commit");
+    if fs::read_to_string(&mark).is_ok_and(|built| built == commit) {
+        say(format!("{}: has the binaries of {name}", ws.show(&to)));
+        return Ok(());
+    }
+    let sources = ws.root.join("target/previous");
+    check_out(ws, commit, &sources)?;
+    compile(ws, &sources, &name)?;
+    for binary in dist::names() {
+        files::copy(&debug::folder(ws).join(binary), &to.join(binary))?;
+    }
+    remove(&sources)?;
+    files::replace_if_changed(&mark, commit.as_bytes()).map(drop)
+}
+
+/// The newest tag of a release before this commit: the commit itself may have one.
+fn last_release(ws: &Workspace) -> String {
+    let args = ["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"];
+    let tag = git(ws, "asking git for the last release", "", &args);
+    tag.map_or_else(|_| BEFORE_THE_FIRST_TAG.to_owned(), |tag| tag.trim_end().to_owned())
+}
+
+/// Unpacks the files of a commit, without a work tree that git would have to forget.
+fn check_out(ws: &Workspace, commit: &str, to: &Path) -> Result<()> {
+    remove(to)?;
+    fs::create_dir_all(to).or_fail(format!("creating {}", to.display()), "see the reason")?;
+    let archive = to.with_extension("tar");
+    let (from, remedy) = (archive.to_string_lossy(), "see the reason");
+    git(ws, &format!("reading the files of {commit}"), remedy, &["archive", "--output", &from, commit])?;
+    let doing = format!("unpacking the files of {commit}");
+    Step::new("tar", doing, remedy).args(["--extract", "--file", &from]).current_dir(to).run()?;
+    fs::remove_file(&archive).or_fail(format!("removing {from}"), "remove the file by hand")
+}
+
+/// Builds as that commit does it, with this checkout's directory for crates that both use.
+fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
+    let remedy = "build that commit in a checkout of its own, and see what it needs";
+    let previous = ws.elsewhere(sources);
+    let mut programs =
+        previous.cargo("xtask", format!("building the eBPF programs of {name}"), remedy).arg("build-ebpf");
+    // Another toolchain needs another linker.
+    let (toolchain, linker) = ("rust-toolchain.toml", ws.tools().join("bin/bpf-linker"));
+    if linker.is_file() && fs::read(sources.join(toolchain)).ok() == fs::read(ws.root.join(toolchain)).ok() {
+        programs = programs.env("FERRULE_BPF_LINKER", linker);
+    }
+    programs.env("CARGO_TARGET_DIR", ws.target()).run()?;
+    let binaries: Vec<&str> = dist::names().collect();
+    debug::build(&previous, &format!("building the binaries of {name}"), &binaries).arg("--locked").run()
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .or_fail(format!("removing {}", folder.display()), "remove the folder by hand")?;
+    }
+    Ok(())
+}
+
+fn git(ws: &Workspace, doing: &str, remedy: &str, args: &[&str]) -> Result<String> {
+    Step::new("git", doing, remedy).current_dir(&ws.root).args(args).ask()
+}
