@@ -71,8 +71,7 @@ fn kernel(dataplane: &Dataplane) -> String {
     if !lost.is_empty() {
         let _ = writeln!(text, "maps without a pin: {}", lost.join(", "));
     }
-    let chains = firewall::forward_drops().unwrap_or_else(|error| vec![format!("nftables: {error}")]);
-    for of_nftables in chains {
+    for of_nftables in firewall::forward_drops() {
         let _ = writeln!(text, "firewall: {of_nftables}");
     }
     for file in KERNEL {
