@@ -14,7 +14,7 @@ use crate::{
 pub(crate) enum Command {
     /// Measure for some seconds, while the node works as ever
     ///
-    /// ADD: those since the agent's start, of pods that exist. Answers: from the first packet of a TCP
+    /// ADDs so far: those since the agent's start, of pods that still exist; none is made. Answers: from the first packet of a TCP
     /// connection of the node to the refusal by the pod, of up to 16 pods in turn, 200 times a second at the
     /// most. Programs: what the kernel counts for all packets in this time; its readings of the clock are
     /// part of each run. Exit code 1: the agent cannot be reached, or measures already.
@@ -39,9 +39,12 @@ pub(crate) async fn run(command: &Command, socket: &Path, output: Output) -> any
 }
 
 fn render(measured: &BenchSelfResponse) -> String {
-    let figures = [("ADD", &measured.adds), ("pod answers node", &measured.answers)];
+    let figures = [("ADDs so far", &measured.adds), ("pod answers node", &measured.answers)];
     let figures = figures.map(|(name, it)| figure(name, it.as_ref()));
     let mut text = table(["FIGURE", "COUNT", "P50", "P90", "P99", "MAX"], figures.into_iter());
+    if measured.adds.is_none() {
+        text += "\n\nno figures of ADD: no pod that still exists was attached since the agent's start";
+    }
     if !measured.add_phases.is_empty() {
         let phase = |it: &ferrule_proto::agent::PhaseTime| {
             format!("{} {}", it.phase, time(it.took_us.saturating_mul(1000)))
@@ -101,7 +104,7 @@ mod tests {
         };
         let expected = "\
 FIGURE            COUNT  P50      P90      P99      MAX
-ADD               2      9.8 ms   9.8 ms   9.8 ms   9.8 ms
+ADDs so far       2      9.8 ms   9.8 ms   9.8 ms   9.8 ms
 pod answers node  2      41.2 µs  41.2 µs  41.2 µs  41.2 µs
 
 median of the phases of ADD: plug 3.0 ms
@@ -114,8 +117,10 @@ to_link   7   0     0       -";
             BenchSelfResponse { no_programs_because: "why".to_owned(), ..BenchSelfResponse::default() };
         let expected = "\
 FIGURE            COUNT  P50  P90  P99  MAX
-ADD               0      -    -    -    -
+ADDs so far       0      -    -    -    -
 pod answers node  0      -    -    -    -
+
+no figures of ADD: no pod that still exists was attached since the agent's start
 
 no figures of the programs: why";
         assert_eq!(render(&measured), expected);

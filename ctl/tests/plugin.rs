@@ -75,8 +75,48 @@ fn nodes_are_chosen_by_name_labels_or_all() {
         let expected = b"node node-1\nfrom agent-a\nnode node-2\nfrom agent-b\n".to_vec();
         assert_eq!((output.status.code(), output.stdout), (Some(3), expected), "the worst exit code counts");
     }
-    let output = cluster.run(&["--all-nodes", "status", "-o", "json"]);
-    assert_eq!(output.stdout, b"from agent-a\nfrom agent-b\n", "data has no headings");
+}
+
+#[test]
+fn a_node_without_a_running_agent_is_named_and_the_others_are_asked() {
+    let cluster = Cluster::new();
+    for (args, code, expected) in [
+        (&["-l", "zone=north", "status"][..], 1, "node node-1\nfrom agent-a\n"),
+        (&["-l", "zone=north", "verify"], 2, "node node-1\nfrom agent-a\n"),
+        (&["--node", "node-3", "--node", "node-1", "status"], 1, "node node-1\nfrom agent-a\n"),
+        (&["--all-nodes", "status"], 3, "node node-1\nfrom agent-a\nnode node-2\nfrom agent-b\n"),
+    ] {
+        let output = cluster.run(args);
+        let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+        assert_eq!((output.status.code(), stdout.as_str()), (Some(code), expected), "{args:?}");
+        assert!(stderr(&output).contains("no agent runs on the node node-3: see: kubectl"), "{args:?}");
+    }
+    let output = cluster.run(&["--agent-namespace", "rolling", "--all-nodes", "status"]);
+    let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!((output.status.code(), stdout.matches("node node-").count()), (Some(1), 2), "{stdout}");
+    let errors = stderr(&output);
+    assert!(errors.contains("the agent agent-e is on no node yet") && !errors.contains("node-2"), "{errors}");
+}
+
+#[test]
+fn data_of_several_nodes_names_the_node_of_each_document() {
+    let cluster = Cluster::new();
+    let output = cluster.run(&["-l", "zone=west", "status", "-o", "json"]);
+    let documents = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
+    let documents: Vec<_> = documents.map(Result::unwrap).collect();
+    let expected = [
+        serde_json::json!({"node": "node-1", "answer": {"from": "agent-a"}}),
+        serde_json::json!({"node": "node-2", "answer": {"from": "agent-b"}}),
+        serde_json::json!({"node": "node-2", "answer": [2]}),
+    ];
+    assert_eq!((output.status.code(), documents.as_slice()), (Some(3), &expected[..]));
+    let output = cluster.run(&["-l", "zone=north", "status", "-o", "yaml"]);
+    assert_eq!(output.stdout, b"---\nnode: \"node-1\"\nanswer:\n  from: agent-a\n");
+    let output = cluster.run(&["--node", "node-1", "status", "-o", "yaml"]);
+    assert_eq!(output.stdout, b"from: agent-a\n", "of one node");
+    let output = cluster.run(&["-l", "zone=west", "ipam", "-o", "json"]);
+    assert!(stderr(&output).contains("the answer of the node node-2 is no JSON"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]
@@ -102,7 +142,7 @@ fn a_failure_of_kubectl_itself_is_no_verdict_of_the_command() {
 fn errors_say_what_was_asked_and_what_to_do() {
     let cluster = Cluster::new();
     for (args, code, expected) in [
-        (&["status"][..], 1, "2 nodes have an agent (node-1, node-2): choose with --node NODE"),
+        (&["status"][..], 1, "3 nodes have an agent (node-1, node-2, node-3): choose with --node NODE"),
         (
             &["--node", "node-3", "status"],
             1,

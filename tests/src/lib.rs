@@ -11,6 +11,7 @@ pub mod capture;
 pub mod chain;
 pub mod churn;
 pub mod cluster;
+pub mod collector;
 pub mod containerd;
 pub mod cri;
 pub mod dist;

@@ -182,7 +182,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         history: Arc::clone(&history),
         pods: config.kubernetes.is_some().then(|| parts.pods.clone()),
         // No setting is a secret: kubeconfigs are named, and the collector's URL has no credentials.
-        facts: Facts { config: format!("{config:#?}\n"), metrics: metrics.clone() },
+        facts: Facts { config: format!("{config:#?}\n"), metrics: metrics.clone(), log: log.clone() },
         node_name,
         log: log.clone(),
         benches: tokio::sync::Semaphore::new(1),

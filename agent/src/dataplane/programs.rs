@@ -10,7 +10,7 @@ use aya::sys::{Stats, SyscallError, enable_stats};
 use super::{Dataplane, Loaded, bpf};
 use crate::{
     metrics::ProgramInfo,
-    plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK},
+    plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
 };
 
 // === impl Dataplane ===
@@ -23,6 +23,7 @@ impl Dataplane {
             ("to_pod", &self.to_pod),
             (FROM_TUNNEL, &self.from_tunnel),
             (FROM_UPLINK, &self.from_uplink),
+            (TO_TUNNEL, &self.to_tunnel),
             (TO_LINK, &self.to_link),
         ];
         let read = |(name, program): (&'static str, &Loaded)| {

@@ -88,12 +88,11 @@ impl Inspector {
             let tcx = device.map(|device| self.dataplane.tcx(&device.ifname)).unwrap_or_default();
             findings.foreign.extend(foreign(it, &actual, &tcx));
         }
-        let chains = firewall::forward_drops()
-            .unwrap_or_else(|error| vec![format!("the chains of nftables cannot be read: {error}")]);
+        let chains = firewall::forward_drops().into_iter().map(|it| it.to_string());
         let skipped = actual.skipped_ranges.iter().map(|Skipped { range, why }| {
             format!("the range {range} has no unreachable route, because {why}: see: ip route show {range}")
         });
-        findings.foreign.extend(chains.into_iter().chain(skipped).map(|what| Foreign { of: None, what }));
+        findings.foreign.extend(chains.chain(skipped).map(|what| Foreign { of: None, what }));
         findings.attachments = attachments;
         Ok(findings)
     }

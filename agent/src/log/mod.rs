@@ -2,6 +2,7 @@
 
 mod bounded;
 mod filter;
+mod recent;
 mod repeats;
 
 use std::{
@@ -12,13 +13,14 @@ use std::{
 use tracing::Subscriber;
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
-    fmt::{self, MakeWriter, format},
+    fmt::{self, MakeWriter, format, writer::MakeWriterExt as _},
     layer::SubscriberExt as _,
     registry::LookupSpan,
     reload,
 };
 
 use bounded::Bounded;
+use recent::Recent;
 
 /// The form of the lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
@@ -35,7 +37,7 @@ pub enum Format {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
-/// Changes the filter of a running agent. Clones share it.
+/// Changes the filter of a running agent, and has the last lines. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Control(Arc<Inner>);
 
@@ -44,6 +46,7 @@ struct Inner {
     handle: reload::Handle<EnvFilter, Registry>,
     configured: Filter,
     current: Mutex<Filter>,
+    recent: Recent,
 }
 
 /// Why a filter is refused.
@@ -77,8 +80,14 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let (reloadable, handle) = reload::Layer::new(filter.parsed());
-    let inner = Inner { handle, configured: filter.clone(), current: Mutex::new(filter) };
-    let log = Registry::default().with(reloadable).with(lines(is_json, has_colours, writer));
+    let recent = Recent::default();
+    let kept = recent.clone();
+    let log = Registry::default().with(reloadable).with(lines(
+        is_json,
+        has_colours,
+        writer.and(move || kept.clone()),
+    ));
+    let inner = Inner { handle, configured: filter.clone(), current: Mutex::new(filter), recent };
     (log, Control(Arc::new(inner)))
 }
 
@@ -144,6 +153,11 @@ impl Control {
         let before = std::mem::replace(&mut *current, filter);
         drop(current);
         before
+    }
+
+    /// The last lines, as far as memory is kept for them.
+    pub fn recent(&self) -> String {
+        self.0.recent.text()
     }
 
     pub fn current(&self) -> Filter {

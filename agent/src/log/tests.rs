@@ -72,6 +72,16 @@ fn the_filter_changes_while_the_log_runs_and_goes_back_to_the_configured_one() {
 }
 
 #[test]
+fn the_lines_that_were_logged_are_kept() {
+    let lines = logged(true, "info", |control| {
+        tracing::warn!(code = 11, "kept");
+        tracing::debug!("not logged");
+        assert!(control.recent().contains("\"kept\"") && control.recent().lines().count() == 1);
+    });
+    assert_eq!(lines.len(), 1);
+}
+
+#[test]
 fn a_second_toggle_undoes_the_first() {
     let lines = logged(false, "warn", |control| {
         control.toggle();

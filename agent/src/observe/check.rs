@@ -3,11 +3,14 @@
 //! The pod's answers to the node were asked for before.
 
 use ferrule_proto::agent::{
-    CheckPodResponse, ExplainPodResponse, ExplainedInterface, HostEnd, PodCheck, PodEnd, RateLimit,
-    attachment::State, pod_check::Outcome,
+    CheckPodResponse, ExplainPodResponse, ExplainedInterface, PodCheck, RateLimit, attachment::State,
+    pod_check::Outcome,
 };
 
-use super::probe::Answer;
+use super::{
+    inside::{self, Gateways},
+    probe::Answer,
+};
 use crate::dataplane::SUBJECT;
 
 /// A check that is passed unless a deviation of these kinds is found.
@@ -98,6 +101,7 @@ pub(super) fn check(told: &ExplainPodResponse, answers: &[Answer]) -> CheckPodRe
         let verdict = told.verdict.clone().unwrap_or_default();
         checks.push(failed("attachment", verdict.because.join("; "), verdict.todo.join("; ")));
     }
+    checks.push(firewall(told));
     checks.push(policy(told));
     CheckPodResponse { namespace: told.namespace.clone(), name: told.name.clone(), checks }
 }
@@ -160,47 +164,40 @@ fn subject(it: &ExplainedInterface) -> PodCheck {
 
 fn routes(it: &ExplainedInterface) -> PodCheck {
     let name = "pod routes";
-    let Some(PodEnd { routes, .. }) = &it.pod_end else {
-        return unknown(name, it.no_pod_end_because.clone());
-    };
-    let lacks: Vec<_> =
-        it.routes.iter().filter(|wanted| !routes.iter().any(|it| serves(it, wanted))).collect();
-    if lacks.is_empty() {
-        return passed(name, it.routes.join(", "));
+    match inside::lost_routes(it) {
+        None => unknown(name, it.no_pod_end_because.clone()),
+        Some(lost) if lost.is_empty() => passed(name, it.routes.join(", ")),
+        Some(lost) => failed(name, format!("the pod lacks {}", lost.join(", ")), inside::routes_remedy(it)),
     }
-    let lacks: Vec<_> = lacks.into_iter().cloned().collect();
-    let todo = "see what the pod, or a later plugin of the chain, has changed: nsenter --net=NETNS ip route";
-    failed(name, format!("the pod lacks {}", lacks.join(", ")), todo.to_owned())
-}
-
-/// The route with the metrics that are wanted, and any others.
-fn serves(found: &str, wanted: &str) -> bool {
-    found == wanted || found.strip_prefix(wanted).is_some_and(|rest| rest.starts_with(' '))
 }
 
 /// The gateways must have the host end's MAC, or none yet.
 fn neighbours(it: &ExplainedInterface) -> PodCheck {
     let name = "pod neighbours";
-    let (Some(pod), Some(HostEnd { mac, .. })) = (&it.pod_end, &it.host_end) else {
-        return unknown(name, it.no_pod_end_because.clone());
-    };
-    let is_gateway = |address: &str| {
-        it.routes
-            .iter()
-            .any(|route| route.split(" via ").nth(1).is_some_and(|it| it.split(' ').next() == Some(address)))
-    };
-    let mut gateways =
-        pod.neighbours.iter().filter(|it| it.split(' ').next().is_some_and(is_gateway)).peekable();
-    if gateways.peek().is_none() {
-        return passed(name, "the pod resolves its gateways itself".to_owned());
-    }
-    match gateways.clone().find(|it| it.split(' ').nth(1) != Some(mac)) {
-        Some(wrong) => failed(
+    match inside::gateways(it) {
+        None => unknown(name, it.no_pod_end_because.clone()),
+        Some(Gateways::Unresolved) => passed(name, "the pod resolves its gateways itself".to_owned()),
+        Some(Gateways::Right(entries)) => passed(name, entries.join(", ")),
+        Some(Gateways::Wrong(entry, mac)) => failed(
             name,
-            format!("the pod's entry {wrong} has another MAC than its gateway, {mac}"),
-            "nsenter --net=NETNS ip neighbour flush dev IFNAME".to_owned(),
+            format!("the pod's entry {entry} has another MAC than its gateway, {mac}"),
+            inside::gateways_remedy(it),
         ),
-        None => passed(name, gateways.cloned().collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// What the host's firewall drops of what it forwards. The probe does not find it: the node's own packets are
+/// not forwarded.
+fn firewall(told: &ExplainPodResponse) -> PodCheck {
+    let name = "firewall";
+    let all: Vec<_> = told.firewall.iter().map(|it| it.what.clone()).collect();
+    let all = all.join("; ");
+    match told.firewall.iter().find(|it| it.total) {
+        Some(total) => failed(name, all, firewall_remedy(&total.see)),
+        None if all.is_empty() => {
+            passed(name, "no chain of nftables drops what the host forwards".to_owned())
+        }
+        None => unknown(name, all),
     }
 }
 
@@ -235,6 +232,10 @@ fn policy(told: &ExplainPodResponse) -> PodCheck {
             passed(name, format!("{}: ingress {ingress}, egress {egress}", state.kind().name()))
         }
     }
+}
+
+pub(super) fn firewall_remedy(see: &str) -> String {
+    format!("accept what pods send and receive there, see: {see}")
 }
 
 fn passed(name: &str, what: String) -> PodCheck {

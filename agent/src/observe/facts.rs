@@ -8,8 +8,14 @@ use crate::{
     attach::Journal,
     chain::chain,
     dataplane::Dataplane,
-    metrics::Metrics,
-    plug::{host_inventory::HostInventory, netlink::Socket, nft::firewall},
+    log,
+    metrics::{Metrics, ProgramInfo},
+    plug::{
+        host_inventory::HostInventory,
+        netlink::Socket,
+        nft::{firewall, listing},
+        routing,
+    },
 };
 
 /// What the agent keeps for a bug report.
@@ -18,6 +24,7 @@ pub struct Facts {
     /// The settings, of which none is a secret.
     pub config: String,
     pub metrics: Metrics,
+    pub log: log::Control,
 }
 
 /// Bytes of a fact.
@@ -53,6 +60,9 @@ impl Facts {
             ("kernel.txt", kernel(dataplane)),
             ("links.txt", links()),
             ("adds.txt", adds(journal)),
+            ("log.txt", self.log.recent()),
+            ("routes.txt", routing::listing().unwrap_or_else(|error| format!("{}\n", chain(&error)))),
+            ("nft.txt", listing::listing()),
         ];
         let fact = |(name, text): (&str, String)| Fact { name: name.to_owned(), text: bounded(text) };
         GetFactsResponse { facts: facts.into_iter().map(fact).collect() }
@@ -61,18 +71,14 @@ impl Facts {
 
 fn kernel(dataplane: &Dataplane) -> String {
     let mut text = format!("{}\npins: {}\n", dataplane.kernel(), dataplane.pins().display());
-    for (name, (id, tag)) in ["from_pod", "to_pod"]
-        .into_iter()
-        .zip(dataplane.program_ids().into_iter().zip(dataplane.program_tags()))
-    {
+    for ProgramInfo { name, id, tag, .. } in dataplane.programs() {
         let _ = writeln!(text, "program {name}: id {id}, tag {tag}");
     }
     let lost = dataplane.lost_pins();
     if !lost.is_empty() {
         let _ = writeln!(text, "maps without a pin: {}", lost.join(", "));
     }
-    let chains = firewall::forward_drops().unwrap_or_else(|error| vec![format!("nftables: {error}")]);
-    for of_nftables in chains {
+    for of_nftables in firewall::forward_drops() {
         let _ = writeln!(text, "firewall: {of_nftables}");
     }
     for file in KERNEL {

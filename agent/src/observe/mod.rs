@@ -9,6 +9,7 @@ mod explain;
 pub mod facts;
 mod gc;
 pub mod http;
+mod inside;
 pub mod liveness;
 mod nodes;
 mod policies;

@@ -13,6 +13,8 @@ use ferrule_proto::agent::ExplainedInterface;
 use futures_util::future::join_all;
 use tokio::{net::TcpStream, time::timeout};
 
+use super::inside::is_default;
+
 /// What an address of a pod answered.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
@@ -73,10 +75,6 @@ pub(super) async fn ask_all(interfaces: impl Iterator<Item = &ExplainedInterface
         after: ask(address).await.map_err(|error| error.to_string()),
     }))
     .await
-}
-
-fn is_default(route: &str) -> bool {
-    route.starts_with("default ")
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod reaper;
 pub mod repair;
 mod requests;
 mod route_scan;
+pub mod routing;
 pub mod shaping;
 pub mod stamp;
 pub mod sysctl;

@@ -98,8 +98,8 @@ fn about(socket: &Path) -> String {
     let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
     format!(
         "ferrulectl {}\nmade {}\nsocket {}\nkernel {}\n\n{system}\nIn this archive: the agent's answers, its \
-         configuration, metrics and failed ADDs, the last dropped packets and flows (addresses, ports, names of pods), \
-         and facts about the kernel. No packets' contents, no credentials, no environment.\n",
+         configuration, metrics, log and failed ADDs, the last dropped packets and flows (addresses, ports, names of \
+         pods), the host's interfaces and routes, the agent's nftables tables, and facts about the kernel. No packets' contents, no credentials, no environment.\n",
         env!("CARGO_PKG_VERSION"),
         time::clock(time::now() * 1000),
         socket.display(),

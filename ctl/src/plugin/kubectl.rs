@@ -3,7 +3,8 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     path::Path,
-    process::{Command, Stdio},
+    process::{ChildStdout, Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context as _, bail};
@@ -11,6 +12,15 @@ use anyhow::{Context as _, bail};
 /// Finds and runs with the user's own access.
 pub(super) struct Kubectl {
     common: Vec<String>,
+}
+
+/// Where the output of a command in a pod goes.
+pub(super) enum Out<'a> {
+    /// To the own output.
+    Own,
+    /// To the own terminal, and the command has its input.
+    Terminal,
+    To(&'a mut dyn FnMut(ChildStdout) -> anyhow::Result<()>),
 }
 
 /// The container of the agent in its pod.
@@ -51,23 +61,33 @@ impl Kubectl {
     /// words on standard error.
     ///
     /// # Errors
-    /// If kubectl cannot be run.
+    /// If kubectl cannot be run, or the receiver of the output fails.
     pub(super) fn exec(
         &self,
         namespace: &str,
         pod: &str,
-        tty: bool,
+        out: Out<'_>,
         words: &[String],
     ) -> anyhow::Result<Option<u8>> {
         let mut command = self.command();
         command.args(["exec", "--namespace", namespace, pod, "--container", CONTAINER]);
-        if tty {
+        if matches!(out, Out::Terminal) {
             command.args(["--stdin", "--tty"]);
         }
         command.args(["--", "ferrulectl"]).args(words).stderr(Stdio::piped());
+        if matches!(out, Out::To(_)) {
+            command.stdout(Stdio::piped());
+        }
         let mut running = command.spawn().map_err(unrunnable)?;
-        let ends_with_code = running.stderr.take().is_some_and(|it| pass_on(it, io::stderr()));
+        let errors = running.stderr.take();
+        let errors = thread::spawn(move || errors.is_some_and(|it| pass_on(it, io::stderr())));
+        let received = match (out, running.stdout.take()) {
+            (Out::To(receive), Some(stdout)) => receive(stdout),
+            _ => Ok(()),
+        };
+        let ends_with_code = errors.join().unwrap_or_default();
         let status = running.wait().map_err(unrunnable)?;
+        received?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(code.filter(|code| *code == 0 || ends_with_code))
     }

@@ -4,19 +4,23 @@
 
 mod kubectl;
 mod target;
+mod wrap;
 
 use std::{
     ffi::OsStr,
-    io::{self, IsTerminal as _},
+    io::{self, BufReader, IsTerminal as _},
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{ChildStdout, ExitCode},
 };
 
 use anyhow::bail;
 use clap::Parser;
 
-use self::{kubectl::Kubectl, target::Agent};
-use crate::{args, complain, print};
+use self::{
+    kubectl::{Kubectl, Out},
+    target::{Agent, Chosen},
+};
+use crate::{args, complain, output::Output, print};
 
 /// Run ferrulectl on a node of the cluster
 ///
@@ -80,11 +84,12 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Returns the exit code of the command; of several nodes, the largest.
+/// Returns the exit code of the command; of several nodes, the largest. A node that cannot be asked is named, and
+/// the others are asked.
 fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
-    let agents = target::choose(plugin, inner.command.pod(), &kubectl)?;
-    let is_one = agents.len() == 1;
+    let Chosen { agents, absent } = target::choose(plugin, inner.command.pod(), &kubectl)?;
+    let is_one = agents.len() + absent.len() == 1;
     if !is_one && inner.command.is_for_one_node() {
         let nodes: Vec<_> = agents.iter().map(|it| it.node.as_str()).collect();
         bail!(
@@ -92,14 +97,31 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
             nodes.join(", ")
         );
     }
-    let mut worst = 0;
+    absent.iter().for_each(|why| complain(why));
+    let mut worst = if absent.is_empty() { 0 } else { inner.command.unanswered() };
     for Agent { node, pod } in &agents {
-        if !is_one && inner.output.is_for_people() {
+        if plugin.may_be_several() && inner.output.is_for_people() {
             print(&format!("node {node}"))?;
         }
+        let mut wrap = |from: ChildStdout| match inner.output {
+            Output::Yaml => wrap::yaml(node, BufReader::new(from), io::stdout().lock()),
+            Output::Json | Output::Table | Output::Wide => {
+                wrap::json(node, BufReader::new(from), io::stdout().lock())
+            }
+        };
         // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
-        let tty = is_one && io::stdin().is_terminal() && io::stdout().is_terminal();
-        let code = kubectl.exec(&plugin.agent_namespace, pod, tty, &plugin.command)?;
+        let has_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+        let out = if plugin.may_be_several() && !inner.output.is_for_people() {
+            Out::To(&mut wrap)
+        } else if is_one && has_terminal {
+            Out::Terminal
+        } else {
+            Out::Own
+        };
+        let code = kubectl.exec(&plugin.agent_namespace, pod, out, &plugin.command).unwrap_or_else(|error| {
+            complain(&format!("{error:#}"));
+            Some(inner.command.unanswered())
+        });
         let code = code.unwrap_or_else(|| {
             complain(&format!(
                 "kubectl itself has failed on the node {node}: this is no answer of ferrulectl"
@@ -109,6 +131,15 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
         worst = worst.max(code);
     }
     Ok(worst)
+}
+
+// === impl Args ===
+
+impl Args {
+    /// Whether the nodes are chosen so that there may be several: then each answer names its own.
+    fn may_be_several(&self) -> bool {
+        self.all_nodes || self.selector.is_some() || self.nodes.len() > 1
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which agents are meant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{bail, ensure};
 
@@ -14,6 +14,24 @@ pub(super) struct Agent {
     pub(super) pod: String,
 }
 
+/// The agents on the chosen nodes.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    pub(super) agents: Vec<Agent>,
+    /// Why chosen nodes have none, one line each.
+    pub(super) absent: Vec<String>,
+}
+
+/// The pods of agents.
+#[derive(Debug, Default)]
+struct Agents {
+    /// By node: the one that runs.
+    running: BTreeMap<String, String>,
+    nodes: BTreeSet<String>,
+    /// Those that no node has yet.
+    unscheduled: Vec<String>,
+}
+
 const AGENTS: &str = "app.kubernetes.io/name=ferrule-agent";
 /// Nodes that a message names.
 const NAMED: usize = 5;
@@ -21,12 +39,19 @@ const NAMED: usize = 5;
 /// The agents on the chosen nodes; without a choice, on the node of the pod that the command is about.
 ///
 /// # Errors
-/// If kubectl fails, no agent runs on a node, or nothing chooses among several.
-pub(super) fn choose(args: &Args, pod: Option<&PodArg>, kubectl: &Kubectl) -> anyhow::Result<Vec<Agent>> {
+/// If kubectl fails, no node has an agent, or nothing chooses among several.
+pub(super) fn choose(args: &Args, pod: Option<&PodArg>, kubectl: &Kubectl) -> anyhow::Result<Chosen> {
     let agents = agents(&args.agent_namespace, kubectl)?;
+    let mut chosen = Chosen::default();
     let on = args.on.as_ref().map(|pod| PodArg { pod: pod.clone(), namespace: None });
     let nodes = if args.all_nodes {
-        agents.keys().cloned().collect()
+        chosen.absent.extend(agents.unscheduled.iter().map(|pod| {
+            format!(
+                "the agent {pod} is on no node yet: see: kubectl -n {} describe pod {pod}",
+                args.agent_namespace
+            )
+        }));
+        agents.nodes.iter().cloned().collect()
     } else if !args.nodes.is_empty() {
         args.nodes.clone()
     } else if let Some(selector) = &args.selector {
@@ -37,22 +62,39 @@ pub(super) fn choose(args: &Args, pod: Option<&PodArg>, kubectl: &Kubectl) -> an
     } else if let Some(pod) = on.as_ref().or(pod) {
         vec![node_of(pod, kubectl)?]
     } else {
-        vec![only(&agents)?]
+        vec![only(&agents.nodes)?]
     };
-    nodes.into_iter().map(|node| agent_on(&agents, node, args)).collect()
+    for node in nodes {
+        match agents.running.get(&node) {
+            Some(pod) => chosen.agents.push(Agent { pod: pod.clone(), node }),
+            None => chosen.absent.push(format!(
+                "no agent runs on the node {node}: see: kubectl -n {} get pods -o wide --field-selector \
+                 spec.nodeName={node}",
+                args.agent_namespace
+            )),
+        }
+    }
+    Ok(chosen)
 }
 
-/// The agents that run, by node.
-fn agents(namespace: &str, kubectl: &Kubectl) -> anyhow::Result<BTreeMap<String, String>> {
+fn agents(namespace: &str, kubectl: &Kubectl) -> anyhow::Result<Agents> {
     let fields = "jsonpath={range .items[*]}{.spec.nodeName}{\" \"}{.metadata.name}{\" \"}{.status.phase}{\"\\n\"}{end}";
     let lines = kubectl.get(&["pods", "--namespace", namespace, "-l", AGENTS, "-o", fields])?;
-    let agent = |line: &String| match line.split(' ').collect::<Vec<_>>().as_slice() {
-        [node, pod, "Running"] => Some(((*node).to_owned(), (*pod).to_owned())),
-        _ => None,
-    };
-    let agents: BTreeMap<_, _> = lines.iter().filter_map(agent).collect();
+    let mut agents = Agents::default();
+    for line in &lines {
+        match line.split(' ').collect::<Vec<_>>().as_slice() {
+            ["", pod, _] => agents.unscheduled.push((*pod).to_owned()),
+            [node, pod, phase] => {
+                agents.nodes.insert((*node).to_owned());
+                if *phase == "Running" {
+                    agents.running.insert((*node).to_owned(), (*pod).to_owned());
+                }
+            }
+            _ => bail!("kubectl printed {line:?}, and not the node, name and phase of a pod"),
+        }
+    }
     ensure!(
-        !agents.is_empty(),
+        !lines.is_empty(),
         "no agent runs in the namespace {namespace}: name theirs with --agent-namespace, or see: kubectl get pods -A \
          -l {AGENTS}"
     );
@@ -71,27 +113,17 @@ fn node_of(pod: &PodArg, kubectl: &Kubectl) -> anyhow::Result<String> {
     }
 }
 
-fn only(agents: &BTreeMap<String, String>) -> anyhow::Result<String> {
-    let mut nodes = agents.keys();
+fn only(all: &BTreeSet<String>) -> anyhow::Result<String> {
+    let mut nodes = all.iter();
     if let (Some(node), None) = (nodes.next(), nodes.next()) {
         return Ok(node.clone());
     }
-    let named: Vec<_> = agents.keys().take(NAMED).cloned().collect();
-    let more = if agents.len() > NAMED { ", …" } else { "" };
+    let named: Vec<_> = all.iter().take(NAMED).cloned().collect();
+    let more = if all.len() > NAMED { ", …" } else { "" };
     bail!(
         "{} nodes have an agent ({}{more}): choose with --node NODE, --on POD, -l LABELS or --all-nodes, before the \
          command",
-        agents.len(),
+        all.len(),
         named.join(", ")
     )
-}
-
-fn agent_on(agents: &BTreeMap<String, String>, node: String, args: &Args) -> anyhow::Result<Agent> {
-    match agents.get(&node) {
-        Some(pod) => Ok(Agent { pod: pod.clone(), node }),
-        None => bail!(
-            "no agent runs on the node {node}: see: kubectl -n {} get pods -o wide --field-selector spec.nodeName={node}",
-            args.agent_namespace
-        ),
-    }
 }

@@ -25,6 +25,7 @@ use super::{
     object::Key,
     params::Params,
     resource::{Endpoint, Resource},
+    reviews,
     selector::Selector,
     status::{About, Status},
     watch,
@@ -116,6 +117,15 @@ fn answer(
         && let Some(about) = discovery::answer(path, is_served)
     {
         return Ok(Answer::json(StatusCode::OK, &about));
+    }
+    if parts.method == Method::POST
+        && let Some(review) = reviews::answer(
+            path,
+            &serde_json::from_slice(body).unwrap_or_default(),
+            settings.tokens.as_deref(),
+        )
+    {
+        return Ok(Answer::json(StatusCode::CREATED, &review));
     }
     let Some(target) = target.filter(|target| is_served(target.endpoint)) else {
         return Ok(Answer::Text(StatusCode::NOT_FOUND, "404 page not found\n"));

@@ -31,6 +31,7 @@ mod object;
 pub mod objects;
 mod params;
 mod resource;
+mod reviews;
 mod selector;
 mod server;
 mod status;

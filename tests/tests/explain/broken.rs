@@ -84,12 +84,41 @@ fn a_network_namespace_that_is_gone_is_named() {
 }
 
 #[test]
-fn a_route_that_the_pod_has_lost_fails_its_check() {
+fn a_pod_without_its_default_route_is_cut_off() {
+    let breaks = |_: &Node, pod: &Pod| pod.run("ip route del default").map(drop);
+    let cause = "the pod has lost the route default via 169.254.1.1";
+    expect("route", breaks, ("not carried", cause, "pod routes")).unwrap();
+}
+
+#[test]
+fn a_wrong_neighbour_entry_of_the_gateway_is_named() {
+    let breaks = |_: &Node, pod: &Pod| {
+        pod.run("ip neigh replace 169.254.1.1 lladdr 02:00:00:00:00:99 dev eth0 nud permanent").map(drop)
+    };
+    let cause = "the pod's entry 169.254.1.1 02:00:00:00:00:99 has another MAC than its gateway, ";
+    expect("gateway", breaks, ("impaired", cause, "pod neighbours")).unwrap();
+}
+
+#[test]
+fn a_firewall_that_drops_what_the_host_forwards_is_named() {
     with_agent_without_healing(|node| {
-        let pod = node.attach("route")?;
-        pod.run("ip route del default")?;
-        let (code, text) = ctl(&["check", "route"])?;
-        ensure!(code == Some(1) && text.contains("failed  the pod lacks default via 169.254.1.1"), "{text}");
+        node.attach("walled")?;
+        sys::run("nft add table inet guard")?;
+        sys::run("nft add chain inet guard policed { type filter hook forward priority 0 ; policy drop ; }")?;
+        let (code, line) = verdict("walled")?;
+        let cause = "default/walled: impaired: the nftables chain inet guard policed at the hook forward has the policy drop";
+        ensure!(code == Some(1) && line.starts_with(cause), "{line}");
+        let (code, text) = ctl(&["check", "walled"])?;
+        let failed = text.lines().any(|it| it.starts_with("-     firewall ") && it.contains(" failed "));
+        ensure!(code == Some(1) && failed, "{text}");
+        ensure!(text.lines().any(|it| it.contains(" probe ") && it.contains(" passed ")), "{text}");
+
+        sys::run("nft add rule inet guard policed ip saddr 10.244.0.0/24 accept")?;
+        let (code, line) = verdict("walled")?;
+        ensure!(code == Some(0), "the rules decide, which the agent does not judge: {line}");
+        let (code, text) = ctl(&["check", "walled"])?;
+        let unknown = text.lines().any(|it| it.starts_with("-     firewall ") && it.contains(" unknown "));
+        ensure!(code == Some(0) && unknown, "{text}");
         Ok(())
     })
     .unwrap();

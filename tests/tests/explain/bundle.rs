@@ -49,7 +49,7 @@ fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
         ];
         node.use_agent("ferrule-agent", &environment);
         node.start_agent(&[POD_V4])?;
-        node.attach("a")?;
+        let pod = node.attach("a")?;
         let (code, archive, errors) = bundle()?;
         ensure!(code == Some(0) && errors.is_empty(), "{errors}");
         ensure!(archive.len() < 1 << 20, "{} bytes for one pod", archive.len());
@@ -65,9 +65,12 @@ fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
             "ipam.json",
             "kernel.txt",
             "links.txt",
+            "log.txt",
             "metrics.txt",
+            "nft.txt",
             "nodes.json",
             "policies.json",
+            "routes.txt",
             "status.json",
             "verify.json",
         ];
@@ -81,6 +84,13 @@ fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
             ("config.txt", POD_V4),
             ("metrics.txt", "ferrule_"),
             ("kernel.txt", "program from_pod: id "),
+            ("kernel.txt", "program to_tunnel: id "),
+            ("log.txt", "pod=default/a addresses=10.244.0.2"),
+            ("routes.txt", &format!("{}/32 dev ", pod.addresses[0])),
+            ("routes.txt", "# IPv6 rules"),
+            ("nft.txt", "table inet ferrule\n"),
+            ("nft.txt", "  set pods4: before 0.0.0.0, 10.244.0.0, before 10.244.1.0"),
+            ("nft.txt", "  chain postrouting hook 4 priority 110 policy 1\n    meta "),
             ("kernel.txt", "/proc/sys/net/ipv4/ip_forward: 1"),
             ("links.txt", "stamp ferrule:"),
         ] {

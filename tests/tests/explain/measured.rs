@@ -1,4 +1,6 @@
-//! Packets that `ferrulectl check` and `ferrulectl bench self` send.
+//! Packets that `ferrulectl check` and `ferrulectl bench self` send, and the programs that these pass.
+
+use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -79,6 +81,25 @@ fn a_node_measures_itself() {
         }
         let (code, text) = ctl(&["bench", "self", "--seconds", "1"])?;
         ensure!(code == Some(0) && text.contains("pod answers node"), "{text}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn every_program_that_the_agent_has_loaded_is_measured() {
+    with_agent(|node| {
+        let agent = node.agent_pid().context("no agent")?;
+        let mut loaded = BTreeSet::new();
+        for file in fs::read_dir(format!("/proc/{agent}/fdinfo"))?.flatten() {
+            let facts = fs::read_to_string(file.path()).unwrap_or_default();
+            let id = facts.lines().find_map(|it| it.strip_prefix("prog_id:"));
+            loaded.extend(id.map(|it| it.trim().parse::<u64>()).transpose()?);
+        }
+        let measured = data(&["bench", "self", "--seconds", "1"])?;
+        let programs = measured["programs"].as_array().into_iter().flatten();
+        let listed: BTreeSet<_> = programs.filter_map(|it| it["id"].as_u64()).collect();
+        ensure!(!loaded.is_empty() && listed == loaded, "loaded {loaded:?}, listed {listed:?}");
         Ok(())
     })
     .unwrap();

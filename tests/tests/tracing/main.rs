@@ -1,7 +1,5 @@
 //! Tracing and duration metrics, as a collector and a monitoring system see them.
 
-mod collector;
-
 use std::{
     collections::BTreeMap,
     net::TcpListener,
@@ -12,13 +10,12 @@ use std::{
 use anyhow::ensure;
 use ferrule_tests::{
     cluster::{NODE, with_cluster},
+    collector::{ADDRESS, Collector, FLAGS, hex, texts},
     node::{Node, POD_V4, POD_V6, on_node, with_agent},
     pod::Pod,
     runtime::Answer,
     sys::wait_until,
 };
-
-use crate::collector::{ADDRESS, Collector, FLAGS, hex, texts};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferrule_proto::agent::{Attachment, Deviation, MapRow, PodVerdict};
+use ferrule_proto::agent::{Attachment, Deviation, ForwardDrop, HostEnd, MapRow, PodEnd, PodVerdict};
 
 use super::*;
 
@@ -103,6 +103,21 @@ fn what_cannot_be_read_is_unknown_and_a_lost_namespace_fails() {
     let none = ExplainPodResponse { verdict: Some(verdict), ..Default::default() };
     let first = &check(&none, &[]).checks[0];
     assert_eq!((first.outcome(), first.what.as_str(), first.todo.as_str()), (Outcome::Failed, "why", "what"));
+}
+
+#[test]
+fn a_firewall_that_drops_all_that_is_forwarded_fails_and_one_that_may_drop_is_told() {
+    let with = |firewall| {
+        let told = ExplainPodResponse { interfaces: vec![interface()], firewall, ..Default::default() };
+        let found = check(&told, &[]).checks.into_iter().find(|it| it.name == "firewall").unwrap();
+        (found.outcome(), found.what, found.todo)
+    };
+    let chain = |what: &str, total| ForwardDrop { what: what.to_owned(), see: "nft list".to_owned(), total };
+    assert_eq!(with(vec![]).0, Outcome::Passed);
+    let may = chain("may", false);
+    assert_eq!(with(vec![may.clone()]), (Outcome::Unknown, "may".to_owned(), String::new()));
+    let todo = "accept what pods send and receive there, see: nft list".to_owned();
+    assert_eq!(with(vec![may, chain("all", true)]), (Outcome::Failed, "may; all".to_owned(), todo));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod verdict;
 
 use std::sync::Arc;
 
-use ferrule_proto::agent::{ExplainPodRequest, ExplainPodResponse, ExplainPoliciesRequest};
+use ferrule_proto::agent::{ExplainPodRequest, ExplainPodResponse, ExplainPoliciesRequest, ForwardDrop};
 use tonic::Status;
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     health::{Health, State},
     monitor::{self, History},
     observe::{policies::Policies, status, verify::Verifier},
+    plug::nft::firewall,
     registry::{Attachment, now_ms},
 };
 use known::Known;
@@ -72,6 +73,7 @@ impl Explainer {
             policy_state: Some(self.policies.state()),
             drops: monitor::drops(&self.history, &keys, DROPS),
             troubles,
+            firewall: firewall::forward_drops().into_iter().map(show_firewall).collect(),
             node: self.node_name.clone(),
             self_heal: self.self_heal,
             namespace: pod.namespace,
@@ -87,6 +89,10 @@ impl Explainer {
         let uid = self.pods.as_ref()?.uid_at(&pod)?;
         Some(Known::listed(pod, uid))
     }
+}
+
+fn show_firewall(firewall::ForwardDrop { what, see, is_total }: firewall::ForwardDrop) -> ForwardDrop {
+    ForwardDrop { what, see, total: is_total }
 }
 
 fn unknown(ExplainPodRequest { namespace, name }: &ExplainPodRequest, node: &str) -> Status {

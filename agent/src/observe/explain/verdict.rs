@@ -1,11 +1,17 @@
 //! Whether a pod's packets are carried, why not, and what to do. Pure.
 
 use ferrule_proto::agent::{
-    Deviation, DroppedPacket, ExplainPodResponse, ExplainedInterface, PodVerdict, attachment::State,
-    pod_verdict::Kind, policy_state,
+    Deviation, DroppedPacket, ExplainPodResponse, ExplainedInterface, ForwardDrop, PodVerdict,
+    attachment::State, pod_verdict::Kind, policy_state,
 };
 
-use crate::dataplane::SUBJECT;
+use crate::{
+    dataplane::SUBJECT,
+    observe::{
+        check::firewall_remedy,
+        inside::{self, Gateways},
+    },
+};
 
 /// Collects causes, each with what to do.
 #[derive(Default)]
@@ -19,13 +25,12 @@ struct Causes {
 /// Dropped packets that are so old tell nothing about now, in milliseconds.
 const RECENT: u64 = 60_000;
 /// Deviations without which no packet is carried. Those of counters are excepted.
-const FATAL: [&str; 9] = [
+const FATAL: [&str; 8] = [
     "link-gone",
     "link-down",
     "pod-link",
     "pod-mac",
     "pod-address",
-    "pod-route",
     "map-entry",
     "address-shared",
     "link-stamp",
@@ -42,6 +47,7 @@ pub(super) fn judge(told: &ExplainPodResponse, now_ms: u64) -> PodVerdict {
                 |it: &&ExplainedInterface| it.attachment.as_ref().map(|it| &it.container_id) == container;
             told.interfaces.iter().filter(is_current).for_each(|it| causes.add_interface(it, told.self_heal));
             causes.add_node(told);
+            causes.add_firewall(&told.firewall);
             causes.add_drops(&told.drops, now_ms);
         }
     }
@@ -123,6 +129,7 @@ impl Causes {
         for deviation in &it.deviations {
             self.add_deviation(deviation, self_heal);
         }
+        self.add_inside(it);
         let has_subject = it.rows.iter().all(|it| it.map != SUBJECT || !it.value.is_empty());
         if !has_subject {
             let what =
@@ -144,6 +151,25 @@ impl Causes {
         let is_of_counters = it.what.contains("VIF_COUNTERS");
         let is_fatal = FATAL.contains(&it.kind.as_str()) && !is_of_counters;
         if is_fatal { &mut self.fatal } else { &mut self.partial }.push((cause, todo));
+    }
+
+    fn add_inside(&mut self, it: &ExplainedInterface) {
+        let lost = inside::lost_routes(it).unwrap_or_default();
+        for route in lost {
+            let cause = (format!("the pod has lost the route {route}"), inside::routes_remedy(it));
+            let causes = if inside::is_default(route) { &mut self.fatal } else { &mut self.partial };
+            causes.push(cause);
+        }
+        if let Some(Gateways::Wrong(entry, mac)) = inside::gateways(it) {
+            let what = format!("the pod's entry {entry} has another MAC than its gateway, {mac}");
+            self.partial.push((what, inside::gateways_remedy(it)));
+        }
+    }
+
+    fn add_firewall(&mut self, firewall: &[ForwardDrop]) {
+        for ForwardDrop { what, see, .. } in firewall.iter().filter(|it| it.total) {
+            self.partial.push((what.clone(), firewall_remedy(see)));
+        }
     }
 
     fn add_node(&mut self, told: &ExplainPodResponse) {

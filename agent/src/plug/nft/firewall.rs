@@ -5,14 +5,14 @@
 //! drop, or which drop by a rule of their own. Not found are rules in chains that those jump to, flow tables,
 //! other hooks, and the rules of `iptables-legacy`, of which only the existence of its table is visible.
 
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use rtnetlink::packet_core::NlasIterator;
 
 use super::{
     nfnetlink::{Attribute, dump, find, number, text},
     numbers::{
-        AT_FORWARD, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, DATA_VERDICT, DROP, EXPRESSION_DATA,
+        ACCEPT, AT_FORWARD, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, DATA_VERDICT, DROP, EXPRESSION_DATA,
         EXPRESSION_NAME, GET_CHAIN, GET_RULE, HOOK_NUMBER, IMMEDIATE_DATA, INET, IPV4, IPV6, OF_TABLE,
         RULE_CHAIN, RULE_EXPRESSIONS, VERDICT_CODE,
     },
@@ -22,10 +22,23 @@ use super::{
 const VERDICT: [u16; 3] = [IMMEDIATE_DATA, DATA_VERDICT, VERDICT_CODE];
 /// The families, and the names of their tables.
 const FAMILIES: [(u8, &str); 3] = [(INET, "inet"), (IPV4, "ip"), (IPV6, "ip6")];
+/// `NFTA_MATCH_NAME` in `linux/netfilter/nf_tables_compat.h`.
+const MATCH_NAME: u16 = 1;
 const LEGACY: [(&str, &str); 2] = [
     ("/proc/thread-self/net/ip_tables_names", "iptables"),
     ("/proc/thread-self/net/ip6_tables_names", "ip6tables"),
 ];
+
+/// A chain or a table that may drop what pods exchange with other nodes and the world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardDrop {
+    pub what: String,
+    /// The command that shows it.
+    pub see: String,
+    /// Whether the chain drops the first packet of each connection, so far as its own rules tell: chains that
+    /// these jump to may accept it.
+    pub is_total: bool,
+}
 
 /// A base chain at the hook `forward`.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,38 +49,60 @@ struct Chain {
     drops_by_default: bool,
 }
 
-/// One line for each chain of the calling thread's network namespace that may drop pods' packets.
-///
-/// # Errors
-/// If the kernel refuses a dump. A kernel without nftables has no chains.
-pub fn forward_drops() -> io::Result<Vec<String>> {
+/// What a rule does.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Rule {
+    /// Drops or rejects, possibly under conditions.
+    drops: bool,
+    /// Under none.
+    drops_all: bool,
+    /// Accepts more than packets of a known connection.
+    accepts: bool,
+}
+
+/// Each chain of the calling thread's network namespace that may drop pods' packets, or why they cannot be
+/// read. A kernel without nftables has no chains.
+pub fn forward_drops() -> Vec<ForwardDrop> {
+    read().unwrap_or_else(|error| {
+        let what = format!("the chains of nftables cannot be read: {error}");
+        vec![ForwardDrop { what, see: "nft list ruleset".to_owned(), is_total: false }]
+    })
+}
+
+fn read() -> io::Result<Vec<ForwardDrop>> {
     let mut found = Vec::new();
     for (family, attributes) in dump(GET_CHAIN, 0, &[])? {
         let Some(chain) = Chain::parse(family, &attributes) else { continue };
         let Some((_, family)) = FAMILIES.iter().find(|(family, _)| *family == chain.family) else { continue };
         let Chain { table, name, .. } = &chain;
         let of = [Attribute::text(OF_TABLE, table), Attribute::text(RULE_CHAIN, name)];
-        let rules = dump(GET_RULE, chain.family, &of)?.iter().filter(|(_, rule)| drops(rule)).count();
-        let how = match (chain.drops_by_default, rules) {
-            (true, _) => {
-                "has the policy drop: it drops what pods exchange with other nodes, unless a rule accepts it"
-            }
-            (false, 0) => continue,
-            (false, _) => "has rules that drop: they may concern what pods exchange with other nodes",
-        };
-        let show = format!("nft -a list chain {family} {table} {name}");
-        found.push(format!(
-            "the nftables chain {family} {table} {name} at the hook forward {how}; see: {show}"
-        ));
+        let rules = dump(GET_RULE, chain.family, &of)?;
+        let rules: Vec<_> = rules.iter().map(|(_, rule)| Rule::parse(rule)).collect();
+        let Some((how, is_total)) = chain.effect(&rules) else { continue };
+        found.push(ForwardDrop {
+            what: format!("the nftables chain {family} {table} {name} at the hook forward {how}"),
+            see: format!("nft -a list chain {family} {table} {name}"),
+            is_total,
+        });
     }
     for (path, command) in LEGACY {
         if fs::read_to_string(path).is_ok_and(|tables| tables.lines().any(|table| table == "filter")) {
-            found.push(format!(
-                "{command}-legacy has a table filter, which the agent cannot read; see: {command}-legacy -S FORWARD"
-            ));
+            found.push(ForwardDrop {
+                what: format!("{command}-legacy has a table filter, which the agent cannot read"),
+                see: format!("{command}-legacy -S FORWARD"),
+                is_total: false,
+            });
         }
     }
     Ok(found)
+}
+
+// === impl ForwardDrop ===
+
+impl fmt::Display for ForwardDrop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; see: {}", self.what, self.see)
+    }
 }
 
 // === impl Chain ===
@@ -84,20 +119,52 @@ impl Chain {
             drops_by_default: find(attributes, &[CHAIN_POLICY]).and_then(|it| number(&it)) == Some(DROP),
         })
     }
+
+    /// How the chain drops, and whether that concerns all new connections; `None` if the chain does not drop.
+    fn effect(&self, rules: &[Rule]) -> Option<(&'static str, bool)> {
+        let accepts = rules.iter().any(|it| it.accepts);
+        if self.drops_by_default {
+            let how =
+                "has the policy drop: it drops what pods exchange with other nodes, unless a rule accepts it";
+            return Some((how, !accepts));
+        }
+        if rules.iter().any(|it| it.drops_all) && !accepts {
+            return Some(("has a rule that drops everything which no earlier rule accepts", true));
+        }
+        let how = "has rules that drop: they may concern what pods exchange with other nodes";
+        rules.iter().any(|it| it.drops).then_some((how, false))
+    }
 }
 
-/// Whether a rule's verdict is drop, or the rule rejects; possibly under conditions.
-fn drops(rule: &[u8]) -> bool {
-    let Some(expressions) = find(rule, &[RULE_EXPRESSIONS]) else { return false };
-    NlasIterator::new(&expressions[..]).flatten().any(|expression| {
-        let name = find(expression.value(), &[EXPRESSION_NAME]).map(|it| text(&it));
-        let data = find(expression.value(), &[EXPRESSION_DATA]);
-        match name.as_deref() {
-            Some("reject") => true,
-            Some("immediate") => data.and_then(|it| number(&find(&it, &VERDICT)?)) == Some(DROP),
-            _ => false,
+// === impl Rule ===
+
+impl Rule {
+    fn parse(rule: &[u8]) -> Self {
+        let Some(expressions) = find(rule, &[RULE_EXPRESSIONS]) else { return Self::default() };
+        let (mut verdict, mut has_condition, mut is_of_connections) = (None, false, false);
+        for expression in NlasIterator::new(&expressions[..]).flatten() {
+            let name = find(expression.value(), &[EXPRESSION_NAME]).map(|it| text(&it)).unwrap_or_default();
+            let data = find(expression.value(), &[EXPRESSION_DATA]).unwrap_or_default();
+            match name.as_str() {
+                "reject" => verdict = Some(DROP),
+                "immediate" => verdict = find(&data, &VERDICT).and_then(|it| number(&it)).or(verdict),
+                "counter" | "log" => {}
+                _ => has_condition = true,
+            }
+            is_of_connections |= name == "ct" || (name == "match" && is_of_conntrack(&data));
         }
-    })
+        let drops = verdict == Some(DROP);
+        Self {
+            drops,
+            drops_all: drops && !has_condition,
+            accepts: verdict == Some(ACCEPT) && !is_of_connections,
+        }
+    }
+}
+
+/// Whether an extension of `iptables` asks for the state of the connection.
+fn is_of_conntrack(data: &[u8]) -> bool {
+    find(data, &[MATCH_NAME]).is_some_and(|it| matches!(text(&it).as_str(), "conntrack" | "state"))
 }
 
 #[cfg(test)]
@@ -132,16 +199,50 @@ mod tests {
         }
     }
 
+    /// A rule with a counter, these conditions, and a verdict.
+    fn rule(conditions: &[(&str, &str)], name: &str, code: u32) -> Rule {
+        let expression = |name: &str, data: &[u8]| {
+            let name = attribute(1, format!("{name}\0").as_bytes());
+            attribute(1, &[name, attribute(2, data)].concat())
+        };
+        let mut all = expression("counter", &[]);
+        for (name, of) in conditions {
+            all.extend(expression(name, &attribute(1, format!("{of}\0").as_bytes())));
+        }
+        all.extend(expression(name, &attribute(2, &attribute(2, &attribute(1, &code.to_be_bytes())))));
+        Rule::parse(&attribute(4, &all))
+    }
+
     #[test]
     fn rules_that_drop_or_reject_are_recognized() {
-        let rule = |name: &[u8], code: u32| {
-            let verdict = attribute(2, &attribute(2, &attribute(1, &code.to_be_bytes())));
-            let expression = [attribute(1, name), attribute(2, &verdict)].concat();
-            let counter = attribute(1, &attribute(1, b"counter\0"));
-            attribute(4, &[counter, attribute(1, &expression)].concat())
+        let all = Rule { drops: true, drops_all: true, accepts: false };
+        assert_eq!([rule(&[], "immediate", 0), rule(&[], "reject", 1)], [all; 2]);
+        assert_eq!(rule(&[("cmp", "")], "immediate", 0), Rule { drops_all: false, ..all });
+        let accepts = Rule { accepts: true, ..Rule::default() };
+        assert_eq!([rule(&[], "immediate", 1), rule(&[("cmp", "")], "immediate", 1)], [accepts; 2]);
+        for condition in [("ct", ""), ("match", "conntrack")] {
+            assert_eq!(rule(&[condition], "immediate", 1), Rule::default(), "known connections only");
+        }
+        assert_eq!(rule(&[("match", "comment")], "immediate", 1), accepts);
+        let jump = -3_i32 as u32;
+        assert_eq!([rule(&[], "immediate", jump), Rule::parse(&[])], [Rule::default(); 2]);
+    }
+
+    #[test]
+    fn a_chain_that_accepts_no_new_connection_drops_all_of_them() {
+        let chain = |drops_by_default| Chain {
+            family: 1,
+            table: "filter".to_owned(),
+            name: "forward".to_owned(),
+            drops_by_default,
         };
-        assert!(drops(&rule(b"immediate\0", 0)) && drops(&rule(b"reject\0", 1)));
-        assert!(!drops(&rule(b"immediate\0", 1)), "accepts");
-        assert!(!drops(&rule(b"cmp\0", 0)) && !drops(&[]));
+        let is_total = |policy, rules: &[Rule]| chain(policy).effect(rules).map(|it| it.1);
+        let (accepts, drops) = (rule(&[("cmp", "")], "immediate", 1), rule(&[], "immediate", 0));
+        let (established, may) = (rule(&[("ct", "")], "immediate", 1), rule(&[("cmp", "")], "reject", 0));
+        assert_eq!([is_total(true, &[]), is_total(true, &[established, may])], [Some(true); 2]);
+        assert_eq!(is_total(true, &[accepts]), Some(false));
+        assert_eq!([is_total(false, &[]), is_total(false, &[accepts, established])], [None; 2]);
+        assert_eq!([is_total(false, &[may]), is_total(false, &[accepts, drops])], [Some(false); 2]);
+        assert_eq!(is_total(false, &[established, drops]), Some(true));
     }
 }

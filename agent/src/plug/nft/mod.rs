@@ -6,6 +6,7 @@ pub mod conntrack;
 mod expression;
 pub mod firewall;
 pub mod host_ports_table;
+pub mod listing;
 pub mod masquerade_table;
 mod nfnetlink;
 mod numbers;

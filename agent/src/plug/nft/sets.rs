@@ -28,7 +28,7 @@ pub(super) struct Set {
 /// nft's number of a type, by which nft shows values, and the length in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kind {
-    number: u32,
+    pub number: u32,
     length: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Element {
     /// Of a map.
     pub data: Option<Vec<u8>>,
     /// Whether the key ends an interval.
-    is_end: bool,
+    pub is_end: bool,
 }
 
 /// Elements of one message: the length of an attribute has 16 bits, and an element at most 76 bytes.

@@ -1,6 +1,8 @@
 //! Which facts make which verdict.
 
-use ferrule_proto::agent::{AddInFlight, Attachment, Component, FailedAdd, MapRow, PolicyState, component};
+use ferrule_proto::agent::{
+    AddInFlight, Attachment, Component, FailedAdd, HostEnd, MapRow, PodEnd, PolicyState, component,
+};
 
 use super::*;
 
@@ -135,6 +137,43 @@ fn a_lost_namespace_an_end_and_a_missing_judge_carry_nothing() {
         told.interfaces[0].attachment.as_mut().unwrap().state = state.into();
         assert_eq!(judged(&told).0, Kind::NotCarried, "{state:?}");
     }
+}
+
+#[test]
+fn a_pod_without_its_default_route_is_cut_off_and_one_without_another_route_impaired() {
+    let routes = ["default via 169.254.1.1", "10.9.0.0/16 via 169.254.1.1"].map(str::to_owned);
+    let with = |routes: Vec<String>, neighbour: &str| {
+        let mut told = told();
+        let it = &mut told.interfaces[0];
+        it.routes = ["default via 169.254.1.1", "10.9.0.0/16 via 169.254.1.1"].map(str::to_owned).to_vec();
+        it.host_end = Some(HostEnd { mac: "02:00:00:00:00:01".to_owned(), ..HostEnd::default() });
+        let neighbours = vec![format!("169.254.1.1 {neighbour}")];
+        it.pod_end = Some(PodEnd { routes, neighbours, ..PodEnd::default() });
+        judged(&told)
+    };
+    let right = "02:00:00:00:00:01";
+    assert_eq!(with(routes.to_vec(), right).0, Kind::Carried);
+    let (kind, because, todo) = with(routes[1..].to_vec(), right);
+    assert_eq!(
+        (kind, because.as_str()),
+        (Kind::NotCarried, "the pod has lost the route default via 169.254.1.1")
+    );
+    assert!(todo.contains("nsenter --net=/run/netns/web ip route show dev eth0"), "{todo}");
+    assert_eq!(with(routes[..1].to_vec(), right).0, Kind::Impaired);
+    let (kind, because, todo) = with(routes.to_vec(), "02:00:00:00:00:99");
+    assert_eq!(kind, Kind::Impaired);
+    assert!(because.contains("169.254.1.1 02:00:00:00:00:99 has another MAC"), "{because}");
+    assert!(todo.contains("ip neighbour flush dev eth0"), "{todo}");
+}
+
+#[test]
+fn a_firewall_that_drops_all_that_is_forwarded_impairs() {
+    let chain = |total| ForwardDrop { what: "a chain".to_owned(), see: "nft list".to_owned(), total };
+    let with = |total| judged(&ExplainPodResponse { firewall: vec![chain(total)], ..told() });
+    assert_eq!(with(false).0, Kind::Carried, "its rules may concern others");
+    let (kind, because, todo) = with(true);
+    assert_eq!((kind, because.as_str()), (Kind::Impaired, "a chain"));
+    assert!(todo.ends_with("see: nft list"), "{todo}");
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::sys;
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
         ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -20,6 +19,8 @@ use opentelemetry_proto::tonic::{
 use tokio::runtime::{Builder, Runtime};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
+
+use crate::sys;
 
 /// A running collector; dropping it stops it.
 pub struct Collector {
