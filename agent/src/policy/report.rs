@@ -139,8 +139,8 @@ pub(super) fn refused(why: &Refused) -> String {
     let (setting, share) = match resource {
         Resource::Bits => {
             return format!(
-                "{policy}the rules for one pod and direction have {needed} different sets of ports, and {capacity} fit; \
-                 use fewer ports and ranges"
+                "{policy}the rules for one pod and direction have {needed} sets of ports that differ, also \
+                 after those of equal peers are joined, and {capacity} fit; use fewer ports and ranges"
             );
         }
         Resource::Subjects => ("--max-vifs", 1),

@@ -91,8 +91,10 @@ fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
         wait_until_reaches(&b, &a, false)?;
-        let rule =
-            |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+        let rule = |n: u32| {
+            let cidr = format!("10.0.{}.{}/32", n / 256, n % 256);
+            json!({"ports": [{"port": n}], "from": [{"ipBlock": {"cidr": cidr}}]})
+        };
         isolate(cluster, "large", &(1..400).map(rule).collect())?;
         sys::wait_until("the refusal is reported", TIMEOUT, || {
             let text = node.http("/readyz?verbose")?.1;
