@@ -4,6 +4,7 @@
 //! there is one. Enforcement begins when all of that is listed: rows that follow from a part of it would be
 //! open.
 
+mod discovery;
 mod follow;
 mod problems;
 mod state;
@@ -40,7 +41,16 @@ pub struct Feed {
 struct Inner {
     state: State,
     /// What the health reports.
-    shown: Option<(Phase, usize, Vec<&'static str>)>,
+    shown: Option<Shown>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Shown {
+    phase: Phase,
+    policies: usize,
+    missing: Vec<&'static str>,
+    /// See [`State::unread`].
+    unread: Vec<String>,
 }
 
 /// Passes on what one watch brings. `read` returns nothing for an object that says nothing.
@@ -89,18 +99,28 @@ impl Feed {
             }
         }
         let state = &inner.state;
-        let shown = (state.phase(), state.policies(), state.missing());
+        let shown = Shown {
+            phase: state.phase(),
+            policies: state.policies(),
+            missing: state.missing(),
+            unread: state.unread().to_vec(),
+        };
         let wanted = state.wanted();
         if inner.shown.as_ref() != Some(&shown) {
+            let warned = inner.shown.as_ref().map_or(&[][..], |it| &it.unread);
+            if !shown.unread.is_empty() && warned != shown.unread {
+                tracing::error!("{}", unread(&shown.unread));
+            }
             self.show(&shown);
             inner.shown = Some(shown);
         }
         self.wanted.send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
     }
 
-    fn show(&self, (phase, policies, missing): &(Phase, usize, Vec<&'static str>)) {
+    fn show(&self, Shown { phase, policies, missing, unread: versions }: &Shown) {
         let missing = missing.join(", ");
         match phase {
+            _ if !versions.is_empty() => self.health.unhealthy(unread(versions)),
             Phase::Unlisted => self.health.starting(format!("waiting for the list of {missing}")),
             Phase::Open => self.health.healthy("open: the cluster has no policy"),
             // No failure before it takes long: see `Feed::gathering_takes_long`.
@@ -145,6 +165,16 @@ impl Feed {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the cluster means to deny would pass, and nothing else would say so.
+fn unread(versions: &[String]) -> String {
+    format!(
+        "ClusterNetworkPolicies are not enforced: the cluster serves them as {} of policy.networking.k8s.io, and \
+         this agent reads {version}; upgrade the agent, or let the definition of the type serve {version}, too",
+        versions.join(", "),
+        version = discovery::VERSION,
+    )
 }
 
 fn gathering(policies: usize, missing: &str) -> String {

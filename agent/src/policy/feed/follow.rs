@@ -6,15 +6,18 @@ use ferrule_policy::{
     Change,
     object::{Namespace, PolicyObject, Service, cluster_network_policy, network_policy},
 };
-use serde::Deserialize;
 use tokio::{
     join,
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Channel, Feed, Kind, Wanted};
+use super::{
+    Channel, Feed, Kind, Wanted,
+    discovery::{self, CLUSTER_POLICIES},
+    state::Served,
+};
 use crate::{
-    api::{Api, ApiError},
+    api::Api,
     backoff::{Backoff, Policy as Growth},
     policy::objects::AnyPod,
     watch::{Scope, Watches},
@@ -23,22 +26,9 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The discovery document of the API of ClusterNetworkPolicies.
-#[derive(Deserialize)]
-struct Resources {
-    resources: Vec<Resource>,
-}
-
-#[derive(Deserialize)]
-struct Resource {
-    name: String,
-}
-
 const NAMESPACES: &str = "namespaces";
 const ALL_PODS: &str = "all-pods";
 const SERVICES: &str = "services";
-const CLUSTER_POLICIES: &str = "clusternetworkpolicies";
-const CLUSTER_GROUP: &str = "/apis/policy.networking.k8s.io/v1alpha2";
 /// Pods that are no peers; a pod that ends is reported as deleted. Servers have these fields since 1.28.
 const PEERS: &str = "status.phase!=Succeeded,status.phase!=Failed,spec.hostNetwork=false";
 
@@ -78,11 +68,10 @@ impl Feed {
         };
         let mut retries = Backoff::new(RETRY);
         loop {
-            let answer = api.get("discover ClusterNetworkPolicies", CLUSTER_GROUP).await;
-            let wait = match has_cluster_policies(answer) {
-                Ok(true) => break,
-                Ok(false) => {
-                    self.update(|state| state.discovered(false));
+            let wait = match discovery::ask(api).await {
+                Ok(Served::Known) => break,
+                Ok(served) => {
+                    self.discovered(served);
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
                 Err(error) if error.is_unreachable() => {
@@ -91,7 +80,7 @@ impl Feed {
                     }
                     tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
                     if was_followed {
-                        self.update(|state| state.discovered(false));
+                        self.discovered(Served::Nothing);
                     }
                     retries.next_requested(None, Instant::now())
                 }
@@ -105,7 +94,7 @@ impl Feed {
             };
             sleep(wait).await;
         }
-        self.update(|state| state.discovered(true));
+        self.discovered(Served::Known);
         let feed = Arc::clone(self);
         let read = move |object: &PolicyObject| match cluster_network_policy(object) {
             Ok(policy) => Some(feed.policy(policy)),
@@ -115,6 +104,10 @@ impl Feed {
             }
         };
         watches.add(scope, self.channel(Kind::ClusterNetworkPolicy, None, read));
+    }
+
+    fn discovered(&self, served: Served) {
+        self.update(|state| state.discovered(served));
     }
 
     /// Follows what policies ask about, while there are policies.
@@ -187,19 +180,4 @@ impl Wanted {
             Self::Gather(generation) | Self::Follow(generation) | Self::Idle(generation) => Some(generation),
         }
     }
-}
-
-/// Reads the answer to a discovery.
-fn has_cluster_policies(answer: Result<Vec<u8>, ApiError>) -> Result<bool, ApiError> {
-    let document = match answer {
-        Ok(document) => document,
-        Err(error) if error.is_not_found() => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    let invalid = |error: serde_json::Error| ApiError::Invalid {
-        what: "discover ClusterNetworkPolicies".to_owned(),
-        why: error.to_string(),
-    };
-    let Resources { resources } = serde_json::from_slice(&document).map_err(invalid)?;
-    Ok(resources.iter().any(|it| it.name == CLUSTER_POLICIES))
 }

@@ -59,6 +59,15 @@ pub(super) enum Wanted {
     Idle(u64),
 }
 
+/// Which version of ClusterNetworkPolicies the cluster serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Served {
+    Nothing,
+    Known,
+    /// Only versions that this agent does not read.
+    Others(Vec<String>),
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     phase: Phase,
@@ -71,6 +80,8 @@ pub(super) struct State {
     has_nodes: bool,
     /// The addresses of this node.
     own: Option<Vec<IpAddr>>,
+    /// The versions of ClusterNetworkPolicies that the cluster serves and this agent does not read.
+    unread: Vec<String>,
     /// What the enforcer was last told to be missing.
     expected: Vec<&'static str>,
     /// The cluster had no policy before.
@@ -115,6 +126,7 @@ impl State {
             nodes: HashMap::new(),
             has_nodes: false,
             own: None,
+            unread: Vec::new(),
             expected: Vec::new(),
             is_first: false,
         }
@@ -161,10 +173,12 @@ impl State {
     }
 
     /// Whether the cluster can have ClusterNetworkPolicies. Until that is known, their list is not complete.
-    pub(super) fn discovered(&mut self, is_there: bool) -> Vec<Order> {
+    /// Those in a version that this agent does not read are not there for it.
+    pub(super) fn discovered(&mut self, served: Served) -> Vec<Order> {
         if let Some(list) = self.lists.get_mut(&Kind::ClusterNetworkPolicy) {
-            list.is_listed = !is_there;
+            list.is_listed = served != Served::Known;
         }
+        self.unread = if let Served::Others(versions) = served { versions } else { Vec::new() };
         self.step(Vec::new())
     }
 
@@ -215,6 +229,11 @@ impl State {
 
     pub(super) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// The versions of ClusterNetworkPolicies that are served and not read, if no other is.
+    pub(super) fn unread(&self) -> &[String] {
+        &self.unread
     }
 
     /// The number of policies.

@@ -74,7 +74,7 @@ async fn wait_of(is_first: bool) -> Duration {
         async move { feed.follow_peers(&watches).await }
     });
     let apply = |news| feed.update(|state| state.apply(Kind::NetworkPolicy, None, news));
-    feed.update(|state| state.discovered(false));
+    feed.discovered(Served::Nothing);
     let news = if is_first { [News::Listed, policy()] } else { [policy(), News::Listed] };
     for news in news {
         apply(news);

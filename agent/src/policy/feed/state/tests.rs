@@ -120,7 +120,8 @@ impl Test {
     }
 
     fn discovered(&mut self, is_there: bool) {
-        let orders = self.state.discovered(is_there);
+        let served = if is_there { Served::Known } else { Served::Nothing };
+        let orders = self.state.discovered(served);
         self.note(orders);
     }
 
