@@ -8,6 +8,7 @@ mod discovery;
 mod follow;
 mod problems;
 mod state;
+mod unlisted;
 
 use std::{
     net::IpAddr,
@@ -122,6 +123,9 @@ impl Feed {
         match phase {
             _ if !versions.is_empty() => self.health.unhealthy(unread(versions)),
             Phase::Unlisted => self.health.starting(format!("waiting for the list of {missing}")),
+            Phase::Assumed => self.health.healthy(format!(
+                "open, with --policy-unlisted=open: policies have never been listed; waiting for the list of {missing}"
+            )),
             Phase::Open => self.health.healthy("open: the cluster has no policy"),
             // No failure before it takes long: see `Feed::gathering_takes_long`.
             Phase::Gathering if self.health.state() == Some(crate::health::State::Healthy) => {

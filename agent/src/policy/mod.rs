@@ -35,5 +35,5 @@ pub use enforcer::Enforcer;
 pub use feed::Feed;
 pub use inbox::Interface;
 pub use maps::Maps;
-pub use mode::Mode;
+pub use mode::{Mode, Unlisted};
 pub use report::Report;

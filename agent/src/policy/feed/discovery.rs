@@ -27,7 +27,8 @@ struct Resource {
     name: String,
 }
 
-pub(super) const CLUSTER_POLICIES: &str = "clusternetworkpolicies";
+/// The name of the type in paths.
+pub(super) const TYPE: &str = "clusternetworkpolicies";
 const GROUP: &str = "/apis/policy.networking.k8s.io";
 /// The version that this agent reads.
 pub(super) const VERSION: &str = "v1alpha2";
@@ -54,7 +55,7 @@ pub(super) async fn ask(api: &Api) -> Result<Served, ApiError> {
 
 async fn has_type(api: &Api, version: &str) -> Result<bool, ApiError> {
     let found: Option<Resources> = document(api.get(WHAT, &format!("{GROUP}/{version}")).await)?;
-    Ok(found.is_some_and(|it| it.resources.iter().any(|it| it.name == CLUSTER_POLICIES)))
+    Ok(found.is_some_and(|it| it.resources.iter().any(|it| it.name == TYPE)))
 }
 
 /// Reads the answer to a discovery; `None` if there is no such document.
@@ -89,7 +90,7 @@ mod tests {
         ask(&Api::with_client(kube::Client::new(server, "default"))).await
     }
 
-    const TYPE: &str = r#"{"resources": [{"name": "other"}, {"name": "clusternetworkpolicies"}]}"#;
+    const HAS_TYPE: &str = r#"{"resources": [{"name": "other"}, {"name": "clusternetworkpolicies"}]}"#;
     const NO_TYPE: &str = r#"{"resources": [{"name": "adminnetworkpolicies"}]}"#;
     const KNOWN: &str = "/apis/policy.networking.k8s.io/v1alpha2";
     const OLD: &str = "/apis/policy.networking.k8s.io/v1alpha1";
@@ -100,11 +101,11 @@ mod tests {
     #[tokio::test]
     async fn the_version_that_the_agent_reads_is_enough_and_another_one_counts_if_it_has_the_type() {
         assert_eq!(found(&[]).await.unwrap(), Served::Nothing);
-        assert_eq!(found(&[(KNOWN, TYPE)]).await.unwrap(), Served::Known);
-        assert_eq!(found(&[(GROUP, ALL), (KNOWN, TYPE), (NEW, TYPE)]).await.unwrap(), Served::Known);
+        assert_eq!(found(&[(KNOWN, HAS_TYPE)]).await.unwrap(), Served::Known);
+        assert_eq!(found(&[(GROUP, ALL), (KNOWN, HAS_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), Served::Known);
         let others = Served::Others(vec!["v1beta1".to_owned()]);
-        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), (NEW, TYPE)]).await.unwrap(), others);
-        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), (NEW, TYPE)]).await.unwrap(), others);
+        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), others);
+        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), others);
         assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE)]).await.unwrap(), Served::Nothing);
     }
 

@@ -11,11 +11,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{
-    Channel, Feed, Kind, Wanted,
-    discovery::{self, CLUSTER_POLICIES},
-    state::Served,
-};
+use super::{Channel, Feed, Kind, Wanted, discovery, state::Served};
 use crate::{
     api::Api,
     backoff::{Backoff, Policy as Growth},
@@ -26,6 +22,13 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
+pub(super) const NETWORK_POLICIES: Scope =
+    Scope { name: "networkpolicies", path: "/apis/networking.k8s.io/v1/networkpolicies", selector: None };
+pub(super) const CLUSTER_POLICIES: Scope = Scope {
+    name: discovery::TYPE,
+    path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
+    selector: None,
+};
 const NAMESPACES: &str = "namespaces";
 const ALL_PODS: &str = "all-pods";
 const SERVICES: &str = "services";
@@ -44,28 +47,23 @@ const RETRY: Growth = Growth::new(Duration::from_millis(800), Duration::from_sec
 // === impl Feed ===
 
 impl Feed {
-    /// Follows the cluster until the task is dropped.
-    pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>) {
-        let scope = Scope {
-            name: "networkpolicies",
-            path: "/apis/networking.k8s.io/v1/networkpolicies",
-            selector: None,
-        };
+    /// Follows the cluster until the task is dropped. `open_after`: how long new pods wait for the first list
+    /// of policies, before they are open; none: as long as it takes.
+    pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>, open_after: Option<Duration>) {
         let feed = Arc::clone(&self);
         let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
-        let was_followed = watches.has_checkpoint(&scope).await;
-        watches.add(scope, self.channel(Kind::NetworkPolicy, None, read));
-        join!(self.discover(&watches, &api, was_followed), self.follow_peers(&watches));
+        let was_followed = watches.has_checkpoint(&NETWORK_POLICIES).await;
+        watches.add(NETWORK_POLICIES, self.channel(Kind::NetworkPolicy, None, read));
+        join!(
+            self.discover(&watches, &api, was_followed),
+            self.follow_peers(&watches),
+            self.open_unlisted(open_after, &watches, &api),
+        );
     }
 
     /// Follows ClusterNetworkPolicies once the cluster can have them. `was_followed`: an earlier agent has
     /// followed policies, and so has a checkpoint of ClusterNetworkPolicies if the cluster had the type.
     async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
-        let scope = Scope {
-            name: CLUSTER_POLICIES,
-            path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
-            selector: None,
-        };
         let mut retries = Backoff::new(RETRY);
         loop {
             let wait = match discovery::ask(api).await {
@@ -75,7 +73,7 @@ impl Feed {
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
                 Err(error) if error.is_unreachable() => {
-                    if watches.has_checkpoint(&scope).await {
+                    if watches.has_checkpoint(&CLUSTER_POLICIES).await {
                         break;
                     }
                     tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
@@ -103,7 +101,7 @@ impl Feed {
                 None
             }
         };
-        watches.add(scope, self.channel(Kind::ClusterNetworkPolicy, None, read));
+        watches.add(CLUSTER_POLICIES, self.channel(Kind::ClusterNetworkPolicy, None, read));
     }
 
     fn discovered(&self, served: Served) {

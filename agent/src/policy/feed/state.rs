@@ -9,6 +9,8 @@
 //!     └───────────────▶ Gathering ───────────────▶ Enforcing
 //!                                  all is listed
 //! ```
+//!
+//! Instead of Unlisted, the phase is Assumed after a while, if the operator wants new pods to be open then.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -93,6 +95,8 @@ pub(super) struct State {
 pub(super) enum Phase {
     /// Whether the cluster has policies is unknown.
     Unlisted,
+    /// The same, and pods are open until it is known.
+    Assumed,
     Open,
     Gathering,
     Enforcing,
@@ -213,6 +217,15 @@ impl State {
         self.step((self.phase == Phase::Enforcing).then(change).into_iter().collect())
     }
 
+    /// Takes the cluster for one without policies, until they are listed.
+    pub(super) fn assume_open(&mut self) -> Vec<Order> {
+        if self.phase != Phase::Unlisted {
+            return Vec::new();
+        }
+        self.phase = Phase::Assumed;
+        vec![Order::Replace(Vec::new())]
+    }
+
     /// Stops enforcing, if no policy has come for a while.
     pub(super) fn idle_no_longer(&mut self, generation: u64) -> Vec<Order> {
         if self.wanted() == Wanted::Idle(generation) { self.open() } else { Vec::new() }
@@ -220,7 +233,7 @@ impl State {
 
     pub(super) fn wanted(&self) -> Wanted {
         match self.phase {
-            Phase::Unlisted | Phase::Open => Wanted::Nothing,
+            Phase::Unlisted | Phase::Assumed | Phase::Open => Wanted::Nothing,
             Phase::Gathering => Wanted::Gather(self.generation),
             Phase::Enforcing if self.policies.is_empty() => Wanted::Idle(self.generation),
             Phase::Enforcing => Wanted::Follow(self.generation),
@@ -244,7 +257,7 @@ impl State {
     /// What has to be listed first.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         let (policies, peers): (&[_], &[_]) = match self.phase {
-            Phase::Unlisted => (&POLICIES, &[]),
+            Phase::Unlisted | Phase::Assumed => (&POLICIES, &[]),
             Phase::Gathering => (&POLICIES, &PEERS),
             Phase::Open | Phase::Enforcing => return Vec::new(),
         };
@@ -271,15 +284,17 @@ impl State {
     fn step(&mut self, mut orders: Vec<Order>) -> Vec<Order> {
         let lacks_policies = self.policies.is_empty() && self.has(&POLICIES);
         match self.phase {
-            Phase::Unlisted | Phase::Gathering if lacks_policies => orders.extend(self.open()),
-            Phase::Unlisted | Phase::Open if !self.policies.is_empty() => {
-                self.is_first = self.phase == Phase::Open;
+            Phase::Unlisted | Phase::Assumed | Phase::Gathering if lacks_policies => {
+                orders.extend(self.open());
+            }
+            Phase::Unlisted | Phase::Assumed | Phase::Open if !self.policies.is_empty() => {
+                self.is_first = self.phase != Phase::Unlisted;
                 self.phase = Phase::Gathering;
                 self.generation += 1;
                 orders.extend(self.gather());
             }
             Phase::Gathering => orders.extend(self.gather()),
-            Phase::Unlisted | Phase::Open | Phase::Enforcing => {}
+            Phase::Unlisted | Phase::Assumed | Phase::Open | Phase::Enforcing => {}
         }
         orders
     }
