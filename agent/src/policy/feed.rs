@@ -22,7 +22,7 @@ use self::{
     problems::Problems,
     state::{Kind, News, Order, Phase, State, Wanted},
 };
-use super::Enforcer;
+use super::{Enforcer, Reporters};
 use crate::{
     cluster::Node,
     events::Events,
@@ -36,6 +36,7 @@ pub struct Feed {
     inner: Mutex<Inner>,
     wanted: watch::Sender<Wanted>,
     problems: Problems,
+    reporters: Arc<Reporters>,
     health: Reporter,
 }
 
@@ -65,14 +66,19 @@ struct Channel<F> {
 // === impl Feed ===
 
 impl Feed {
-    /// `own` is the name of this node.
-    pub fn new(enforcer: Arc<Enforcer>, events: Events, own: &str, health: Reporter) -> Arc<Self> {
+    pub fn new(
+        enforcer: Arc<Enforcer>,
+        events: Events,
+        reporters: Arc<Reporters>,
+        health: Reporter,
+    ) -> Arc<Self> {
         let inner = Inner { state: State::new(), shown: None };
         let feed = Self {
             enforcer,
             inner: Mutex::new(inner),
             wanted: watch::Sender::new(Wanted::Nothing),
-            problems: Problems::new(own, events),
+            problems: Problems::new(events, Arc::clone(&reporters)),
+            reporters,
             health,
         };
         feed.update(|_| Vec::new());
@@ -81,6 +87,11 @@ impl Feed {
 
     /// Takes over a change of a Node. Never waits.
     pub fn apply_node(&self, change: &watches::Change<Node>) {
+        match change {
+            watches::Change::Applied(node) => self.reporters.add(node.name()),
+            watches::Change::Gone { key, .. } => self.reporters.remove(key.name()),
+            watches::Change::Synced => {}
+        }
         self.update(|state| state.apply_node(change));
     }
 
@@ -154,16 +165,14 @@ impl Feed {
     fn policy(&self, policy: Policy) -> Change {
         self.enforcer.clear_undecodable(&policy.id, None);
         if !policy.problems.is_empty() {
-            let reports = self.problems.is_reporter(&policy.uid, self.inner().state.node_names());
-            self.problems.report(&policy, reports);
+            self.problems.report(&policy);
         }
         Change::Policy(policy)
     }
 
     fn undecodable(&self, error: &DecodeError, uid: &str) {
         self.enforcer.set_undecodable(error, uid);
-        let reports = self.problems.is_reporter(uid, self.inner().state.node_names());
-        self.problems.report_undecodable(error, uid, reports);
+        self.problems.report_undecodable(error, uid);
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

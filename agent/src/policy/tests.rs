@@ -15,7 +15,7 @@ use ferrule_policy::{
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, denial::tests::record};
+use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, Reporters, denial::tests::record};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{Audit, MapFailure},
@@ -159,11 +159,15 @@ impl Setup {
     }
 
     fn with(fake: Fake, capacities: Capacities) -> Self {
+        let events = Events::disabled(EventMetrics::default());
+        Self::with_events(fake, capacities, (events, Arc::default()))
+    }
+
+    fn with_events(fake: Fake, capacities: Capacities, events: (Events, Arc<Reporters>)) -> Self {
         let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
         let maps = Arc::clone(&fake) as Arc<dyn Maps>;
         let pods = Pods::default();
         let enforcer = Enforcer::new(maps, capacities, pods.clone());
-        let events = Events::disabled(EventMetrics::default());
         drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
         Self { fake, pods, enforcer, health, metrics }
     }

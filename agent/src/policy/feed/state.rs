@@ -277,10 +277,6 @@ impl State {
         if self.is_first { FOR_NODE.saturating_mul(nodes).min(MAX_SPREAD) } else { Duration::ZERO }
     }
 
-    pub(super) fn node_names(&self) -> impl Iterator<Item = &str> {
-        self.nodes.values().map(|node| node.name())
-    }
-
     fn step(&mut self, mut orders: Vec<Order>) -> Vec<Order> {
         let lacks_policies = self.policies.is_empty() && self.has(&POLICIES);
         match self.phase {

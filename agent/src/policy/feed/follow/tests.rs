@@ -18,7 +18,7 @@ use crate::{
     health::Health,
     metrics::{EventMetrics, Metrics},
     policy::{
-        Enforcer, Maps,
+        Enforcer, Maps, Reporters,
         feed::{News, state::Phase},
         tests::Fake,
     },
@@ -70,7 +70,12 @@ async fn wait_of(is_first: bool) -> Duration {
     let watches = Arc::new(Watches::new(api, Arc::new(Checkpoints(&[])), SETTINGS, metrics, health.clone()));
     let enforcer = Enforcer::new(Arc::new(Fake::default()), Capacities::default(), Pods::default());
     let events = Events::disabled(EventMetrics::default());
-    let feed = Feed::new(Arc::new(enforcer), events, "node-0", health.component("policy-feed", false, ""));
+    let feed = Feed::new(
+        Arc::new(enforcer),
+        events,
+        Arc::new(Reporters::new("node-0")),
+        health.component("policy-feed", false, ""),
+    );
     for number in 0..500 {
         let node = format!(r#"{{"metadata":{{"name":"node-{number}","uid":"{number}"}}}}"#);
         feed.apply_node(&Watched::Applied(Arc::new(serde_json::from_str(&node).unwrap())));
@@ -118,7 +123,12 @@ async fn phase_without_an_answer(has: &'static [&'static str], maps: Fake, opens
     let watches = Arc::new(watches);
     let enforcer = Enforcer::new(Arc::new(maps), Capacities::default(), Pods::default());
     let events = Events::disabled(EventMetrics::default());
-    let feed = Feed::new(Arc::new(enforcer), events, "node-0", health.component("policy-feed", false, ""));
+    let feed = Feed::new(
+        Arc::new(enforcer),
+        events,
+        Arc::new(Reporters::new("node-0")),
+        health.component("policy-feed", false, ""),
+    );
     let open_after = opens.then_some(Duration::from_secs(10));
     let task = tokio::spawn(Arc::clone(&feed).run(Arc::clone(&watches), api, open_after));
     sleep(Duration::from_secs(9)).await;
