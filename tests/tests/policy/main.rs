@@ -1,6 +1,7 @@
 //! Policies are enforced, by a cluster's API server, agent and programs together.
 
 mod changes;
+mod first;
 mod fixture;
 mod healing;
 mod nodes;
