@@ -1,6 +1,7 @@
 //! Policies are enforced, by a cluster's API server, agent and programs together.
 
 mod changes;
+mod engine;
 mod first;
 mod fixture;
 mod healing;
@@ -8,5 +9,6 @@ mod nodes;
 mod restart;
 mod scene;
 mod seen;
+mod sockets;
 mod traffic;
 mod waiting;
