@@ -58,6 +58,8 @@ pub struct Config {
     pub nodes: nodes::Settings,
     /// Whether the cluster's policies are enforced.
     pub policy: policy::Mode,
+    /// What becomes of new pods while the cluster's policies have never been listed.
+    pub policy_unlisted: policy::Unlisted,
     /// The ranges of Services, which no node's range may overlap.
     pub service_cidrs: Vec<IpNet>,
     pub socket: PathBuf,
@@ -287,6 +289,11 @@ struct Settings {
     /// everything [default: enforce].
     #[arg(long, env = "FERRULE_POLICY", value_enum, value_name = "MODE")]
     policy: Option<policy::Mode>,
+    /// What becomes of new pods while the cluster's policies have never been listed: they `wait`, and their ADD
+    /// fails at the VIF timeout; or they are `open` once that has passed since the agent's start, until the
+    /// first list. Pods that policies judge go on to be judged [default: wait].
+    #[arg(long, env = "FERRULE_POLICY_UNLISTED", value_enum, value_name = "HOW")]
+    policy_unlisted: Option<policy::Unlisted>,
     /// Capacity of the eBPF map PEERS: addresses that policies know; two for each address of the cluster's
     /// pods and nodes, because a restart writes all rows once more [default: 262144].
     #[arg(long, env = "FERRULE_MAX_POLICY_PEERS", value_name = "ENTRIES")]
@@ -317,6 +324,11 @@ impl Config {
     /// Whether policies come from an API server. Otherwise there are none.
     pub fn watches_policies(&self) -> bool {
         self.kubernetes.is_some() && self.policy == policy::Mode::Enforce
+    }
+
+    /// How long new pods wait for the first list of policies, before they are open.
+    pub fn opens_unlisted_after(&self) -> Option<Duration> {
+        (self.policy_unlisted == policy::Unlisted::Open).then_some(self.vif_timeout)
     }
 }
 
@@ -390,6 +402,7 @@ impl Settings {
             max_stack_flows: self.max_stack_flows.or(file.max_stack_flows),
             max_node_entries: self.max_node_entries.or(file.max_node_entries),
             policy: self.policy.or(file.policy),
+            policy_unlisted: self.policy_unlisted.or(file.policy_unlisted),
             max_policy_peers: self.max_policy_peers.or(file.max_policy_peers),
             max_policy_rules: self.max_policy_rules.or(file.max_policy_rules),
             max_policy_flows: self.max_policy_flows.or(file.max_policy_flows),
@@ -434,6 +447,7 @@ impl Settings {
             masquerade,
             nodes,
             policy: self.policy.unwrap_or_default(),
+            policy_unlisted: self.policy_unlisted.unwrap_or_default(),
             service_cidrs: cidrs("--service-cidr", &self.service_cidrs)?,
             socket,
             state_dir,

@@ -139,18 +139,40 @@ impl Default for Capacities {
 
 // === impl Resource ===
 
+impl Resource {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Peers,
+        Self::Blocks,
+        Self::Rulesets,
+        Self::Rules,
+        Self::Named,
+        Self::Ports,
+        Self::Subjects,
+        Self::Bits,
+    ];
+
+    /// The name of the map; of what is none in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peers => "PEERS",
+            Self::Blocks => "BLOCKS",
+            Self::Rulesets => "RULESETS",
+            Self::Rules => "RULES",
+            Self::Named => "NAMED",
+            Self::Ports => "PORTS",
+            Self::Subjects => "VIFS",
+            Self::Bits => "bits",
+        }
+    }
+}
+
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Peers => "the map PEERS",
-            Self::Blocks => "the map BLOCKS",
-            Self::Rulesets => "the map RULESETS",
-            Self::Rules => "the map RULES",
-            Self::Named => "the map NAMED",
-            Self::Ports => "the map PORTS",
-            Self::Subjects => "the map VIFS",
-            Self::Bits => "a ruleset",
-        })
+        match self {
+            Self::Bits => f.write_str("a ruleset"),
+            map => write!(f, "the map {}", map.name()),
+        }
     }
 }
 

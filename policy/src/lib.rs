@@ -88,7 +88,7 @@ mod trace;
 
 pub use address::{Addr, Prefix};
 pub use change::{Capacities, Change, Endpoint, Refused, Resource};
-pub use compile::{Compiler, RuleId, Usage};
+pub use compile::{Compiler, Decided, RuleId, Usage};
 pub use explain::{Counted, Explanation, Judges};
 pub use lookup::{Origin, Packet, Reason, Verdict, lookup};
 pub use mask::Mask;

@@ -3,8 +3,8 @@
 use ferrule_proto::agent;
 
 use crate::{
-    Action, Because, Compiler, Counted, Direction, Judges, Policy, PolicyId, Reason, RuleId, RulesetId, Step,
-    Trace, TracedEnd, Verdict,
+    Action, Because, Compiler, Counted, Decided, Direction, Judges, Policy, PolicyId, Reason, RuleId,
+    RulesetId, Step, Trace, TracedEnd, Verdict,
 };
 
 /// All policies, with the number of pods that each selects.
@@ -49,14 +49,22 @@ pub fn trace(compiler: &Compiler, trace: &Trace) -> agent::TracePoliciesResponse
     }
 }
 
-/// A verdict of rows, in words.
-pub fn because(compiler: &Compiler, verdict: &Verdict, direction: Direction) -> String {
+/// A verdict of rows, in words. `traffic` is the protocol in the IP header and the destination port, if known.
+pub fn because(
+    compiler: &Compiler,
+    verdict: &Verdict,
+    direction: Direction,
+    traffic: Option<(u8, u16)>,
+) -> String {
     match verdict.reason {
         Reason::OwnAddress => own_address(),
         Reason::OwnNode => own_node(),
         Reason::Hairpin => "NetworkPolicies allow a pod to reach itself through a Service".to_owned(),
-        Reason::Bit { ruleset, bit, .. } => match compiler.rule_of(verdict) {
-            Some(id) => rule(compiler, &id, direction, action(compiler, &id, direction)),
+        Reason::Bit { ruleset, bit, .. } => match compiler.rule_of(verdict, traffic) {
+            Some(Decided { rule: id, of }) => {
+                let first = rule(compiler, &id, direction, action(compiler, &id, direction));
+                if of == 1 { first } else { format!("one of {of} rules, by the port; the first: {first}") }
+            }
             None => format!("bit {bit} of the ruleset {}, which no policy has any more", ruleset.0),
         },
         Reason::NotAllowed => "no policy allows".to_owned(),

@@ -115,11 +115,11 @@ struct End {
 }
 
 /// The traffic in question.
-struct Traffic<'a> {
-    protocol: u8,
-    port: u16,
+pub(crate) struct Traffic<'a> {
+    pub(crate) protocol: u8,
+    pub(crate) port: u16,
     /// Of the destination.
-    named: &'a [NamedPort],
+    pub(crate) named: &'a [NamedPort],
 }
 
 // === impl Compiler ===
@@ -246,7 +246,8 @@ impl Compiler {
     }
 }
 
-fn is_port(ports: &PortSet, traffic: &Traffic<'_>) -> bool {
+/// Whether a rule is about the traffic.
+pub(crate) fn is_port(ports: &PortSet, traffic: &Traffic<'_>) -> bool {
     let Some(protocol) = Protocol::of_ip(traffic.protocol) else { return ports.any };
     let in_range = |first: u16, last: u16| (first..=last).contains(&traffic.port);
     let by_number = ports.ranges.iter().any(|it| it.protocol == protocol && in_range(it.first, it.last));

@@ -100,7 +100,9 @@ impl<'a> ApiServer<'a> {
         let services = service_ranges(config);
         let nodes = follow_nodes((&watches, own, events, feed.cloned()), (name, services), health, tasks);
         if let Some(feed) = feed {
-            tasks.spawn("policy-feed", Arc::clone(feed).run(Arc::clone(&watches), Arc::clone(&client)));
+            let (watches, client) = (Arc::clone(&watches), Arc::clone(&client));
+            let open_after = config.opens_unlisted_after();
+            tasks.spawn("policy-feed", Arc::clone(feed).run(watches, client, open_after));
         }
         let announcer = Announcer {
             api: client,

@@ -122,9 +122,9 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
     tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
-    let feed = config.kubernetes.as_ref().filter(|_| config.watches_policies()).map(|kubernetes| {
+    let feed = config.watches_policies().then(|| {
         let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");
-        Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), &kubernetes.node_name, health)
+        Feed::new(Arc::clone(&parts.enforcer), parts.events.clone(), Arc::clone(&parts.reporters), health)
     });
     follow_uplink(&parts, feed.clone(), &health, &mut tasks);
     report_addresses(&config, &parts, &health, &metrics, &mut tasks);

@@ -18,7 +18,7 @@ use crate::{
     masquerade::Masquerade,
     metrics::Metrics,
     plug::{reaper::Reaper, uplink::Uplink},
-    policy::{Enforcer, Maps, Report},
+    policy::{Enforcer, Maps, Report, Reporters},
     ports::HostPorts,
     reconcile::{DeferredDels, Recovery},
     registry::Registry,
@@ -34,6 +34,8 @@ pub(super) struct Parts {
     pub uplink: Uplink,
     pub reaper: Reaper,
     pub events: Events,
+    /// Who writes Events about policies.
+    pub reporters: Arc<Reporters>,
     pub enforcer: Arc<Enforcer>,
     pub ports: Arc<HostPorts>,
     /// Applied, and still locked: shims cannot defer DELs until [`DeferredDels::end`].
@@ -79,7 +81,10 @@ impl Parts {
         let maps = Arc::clone(&dataplane) as Arc<dyn Maps>;
         let enforcer = Enforcer::new(maps, config.dataplane.capacities.of_policy(), pods.clone());
         let enforcer = Arc::new(enforcer);
-        let report = Report::new(health, metrics.policy.clone(), events.clone());
+        let own = config.kubernetes.as_ref().map_or("", |it| &it.node_name);
+        let reporters = Arc::new(Reporters::new(own));
+        let events_of_policies = (events.clone(), Arc::clone(&reporters));
+        let report = Report::new(health, metrics.policy.clone(), events_of_policies);
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
         // A node alone has no tunnel.
         let tunnel = config.kubernetes.as_ref().and_then(|_| config.nodes.tunnel_port());
@@ -114,6 +119,7 @@ impl Parts {
             uplink,
             reaper,
             events,
+            reporters,
             deferred,
         })
     }

@@ -46,13 +46,13 @@ fn every_setting_of_the_file_counts_and_flags_override_it() {
         cni_bin_dir = \"/b\"\ncni_conf_dir = \"/c\"\nsocket = \"/s\"\nstate_dir = \"/t\"\nbpf_dir = \"/p\"\n\
         ebpf_log = \"trace\"\nmax_vifs = 12\nmax_endpoints = 13\nmax_stack_flows = 5000\nmax_node_entries = 600\n\
         node_routes = \"vxlan\"\nnode_fast_path = \"off\"\ntunnel_port = 8472\nservice_cidr = [\"10.96.0.0/12\"]\nallow_dhcp_servers = true\nflows = \"on\"\n\
-        policy = \"off\"\nmax_policy_peers = 2000\nmax_policy_rules = 5001\nmax_policy_flows = 5002\n";
+        policy = \"off\"\npolicy_unlisted = \"open\"\nmax_policy_peers = 2000\nmax_policy_rules = 5001\nmax_policy_flows = 5002\n";
     let shown = |flags: &[&str]| {
         let it = config(flags, Some(file)).unwrap();
         let kubernetes = it.kubernetes.unwrap();
         let install = it.install.unwrap();
         format!(
-            "{} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {:?} {:?} {} {:?}",
+            "{} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {:?} {:?} {} {:?} {:?}",
             kubernetes.node_name,
             kubernetes.kubeconfig.unwrap(),
             it.vif_source,
@@ -74,6 +74,7 @@ fn every_setting_of_the_file_counts_and_flags_override_it() {
             it.service_cidrs,
             it.dataplane.tunnel_port,
             it.policy,
+            it.policy_unlisted,
         )
     };
     assert_eq!(
@@ -81,21 +82,21 @@ fn every_setting_of_the_file_counts_and_flags_override_it() {
         "f \"/k\" Kuryr 7s [10.1.0.0/16] 17s 10s 11s Off 127.0.0.1:1 http://a:1/ (\"/b\", \"/c\") \
          (\"/s\", \"/t\", \"/p\") Trace Capacities { vifs: 12, endpoints: 13, stack_flows: 5000, \
          node_entries: 600, policy_peers: 2000, policy_rules: 5001, policy_flows: 5002 } true On \
-         Settings { mode: Vxlan, port: 8472, fast_path: false } [10.96.0.0/12] 8472 Off"
+         Settings { mode: Vxlan, port: 8472, fast_path: false } [10.96.0.0/12] 8472 Off Open"
     );
     let flags = "--kubeconfig /K --node-name g --vif-source ipam --vif-timeout 17 --vif-cidr 10.2.0.0/16 \
         --watch-retry-timeout 18 --watch-read-timeout 19 --watch-max-backoff 20 --reconcile-period 21 --self-heal on \
         --http 127.0.0.1:2 --otlp-endpoint http://a:2 --cni-bin-dir /B --cni-conf-dir /C --socket /S --state-dir /T \
         --bpf-dir /P --ebpf-log debug --max-vifs 22 --max-endpoints 23 --max-stack-flows 6000 --max-node-entries 700 \
         --allow-dhcp-servers false --flows never --node-routes direct --node-fast-path on --tunnel-port 8473 \
-        --service-cidr 10.97.0.0/16 --policy enforce --max-policy-peers 3000 --max-policy-rules 6001 \
+        --service-cidr 10.97.0.0/16 --policy enforce --policy-unlisted wait --max-policy-peers 3000 --max-policy-rules 6001 \
         --max-policy-flows 6002";
     assert_eq!(
         shown(&flags.split_whitespace().collect::<Vec<_>>()),
         "g \"/K\" Ipam 17s [10.2.0.0/16] 37s 20s 21s On 127.0.0.1:2 http://a:2/ (\"/B\", \"/C\") \
          (\"/S\", \"/T\", \"/P\") Debug Capacities { vifs: 22, endpoints: 23, stack_flows: 6000, \
          node_entries: 700, policy_peers: 3000, policy_rules: 6001, policy_flows: 6002 } false Never \
-         Settings { mode: Direct, port: 8473, fast_path: true } [10.97.0.0/16] 8473 Enforce"
+         Settings { mode: Direct, port: 8473, fast_path: true } [10.97.0.0/16] 8473 Enforce Wait"
     );
 }
 

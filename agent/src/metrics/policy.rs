@@ -1,7 +1,9 @@
 //! Policies: what is compiled and written, and how long that takes.
 
+use ferrule_policy::Resource;
 use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
@@ -12,37 +14,72 @@ pub struct PolicyMetrics {
     pub rulesets: Gauge,
     pub classes: Gauge,
     /// Changes that do not fit, and wait.
-    pub held: Gauge,
+    held: Family<MapLabels, Gauge>,
     pub changes: Counter,
-    pub refused: Counter,
+    refused: Family<MapLabels, Counter>,
     /// Seconds.
     pub compile: Histogram,
     /// Seconds.
     pub write: Histogram,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MapLabels {
+    map: &'static str,
+}
+
 /// Seconds: from one row to all rows of a large cluster.
 const BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+// === impl MapLabels ===
+
+impl MapLabels {
+    fn of(map: Resource) -> Self {
+        Self { map: map.name() }
+    }
+}
 
 // === impl PolicyMetrics ===
 
 impl Default for PolicyMetrics {
     fn default() -> Self {
-        Self {
+        let metrics = Self {
             policies: Gauge::default(),
             rulesets: Gauge::default(),
             classes: Gauge::default(),
-            held: Gauge::default(),
+            held: Family::default(),
             changes: Counter::default(),
-            refused: Counter::default(),
+            refused: Family::default(),
             compile: Histogram::new(BUCKETS),
             write: Histogram::new(BUCKETS),
+        };
+        for map in Resource::ALL {
+            metrics.set_held(map, 0);
+            drop(metrics.refused.get_or_create(&MapLabels::of(map)));
         }
+        metrics
     }
 }
 
 impl PolicyMetrics {
+    /// Replaces the number of changes that wait for room in a map.
+    pub fn set_held(&self, map: Resource, number: i64) {
+        self.held.get_or_create(&MapLabels::of(map)).set(number);
+    }
+
+    /// Counts a change that does not fit into a map.
+    pub fn count_refused(&self, map: Resource) {
+        self.refused.get_or_create(&MapLabels::of(map)).inc();
+    }
+
+    /// Changes that wait for room in a map, and how many were refused.
+    #[cfg(test)]
+    pub fn refused_of(&self, map: Resource) -> (i64, u64) {
+        let labels = MapLabels::of(map);
+        (self.held.get_or_create(&labels).get(), self.refused.get_or_create(&labels).get())
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("policies", "Policies that are known", self.policies.clone());
         registry.register(
@@ -57,7 +94,7 @@ impl PolicyMetrics {
         );
         registry.register(
             "held",
-            "Changes of policies, peers and pods that do not fit, and wait",
+            "Changes of policies, peers and pods that do not fit into a map, and wait",
             self.held.clone(),
         );
         registry.register(

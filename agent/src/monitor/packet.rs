@@ -102,6 +102,14 @@ impl Packet {
     pub fn transport(&self) -> Option<Transport> {
         self.ip()?.transport
     }
+
+    /// What rules of policies ask about: protocol and destination port. `None` if the ports are not known.
+    pub fn traffic(&self) -> Option<(u8, u16)> {
+        let Ip { protocol, transport, .. } = self.ip()?;
+        let has_ports = matches!(*protocol, protocol::TCP | protocol::UDP | protocol::SCTP);
+        let port = transport.and_then(|it| it.ports()).map(|it| it.destination);
+        Some((*protocol, if has_ports { port? } else { 0 }))
+    }
 }
 
 // === impl Transport ===
@@ -131,5 +139,27 @@ impl TcpFlags {
     /// The names of the flags, lowest bit first.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         (0..).zip(Self::NAMES).filter(move |(bit, _)| self.0 >> bit & 1 == 1).map(|(_, name)| name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_traffic_of_a_packet_is_its_protocol_and_destination_port_as_far_as_both_are_there() {
+        let packet = |protocol, transport| {
+            let [source, destination] = ["10.0.0.1", "10.0.0.2"].map(|it| it.parse().unwrap());
+            let ip = Ip { source, destination, protocol, is_fragment: false, transport };
+            Packet { macs: None, vlan: None, network: Network::Ip(ip) }.traffic()
+        };
+        let ports = Ports { source: 1, destination: 53 };
+        assert_eq!(packet(protocol::UDP, Some(Transport::Udp(ports))), Some((17, 53)));
+        assert_eq!(packet(protocol::TCP, Some(Transport::Tcp(ports, None))), Some((6, 53)));
+        assert_eq!(packet(protocol::TCP, None), None, "a later fragment");
+        let echo = Transport::Icmpv4(Icmp { kind: 8, code: 0 });
+        assert_eq!(packet(protocol::ICMPV4, Some(echo)), Some((1, 0)));
+        assert_eq!(packet(47, None), Some((47, 0)));
+        assert_eq!(Packet { macs: None, vlan: None, network: Network::Unknown }.traffic(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::{future::pending, sync::Arc};
 
 use agent_common::event::Event;
 
-use super::{clock::WallClock, history::History, seen::Seen};
+use super::{clock::WallClock, history::History, packet::Packet, seen::Seen};
 use crate::{
     chain::chain,
     dataplane::{EventReader, MapFailure},
@@ -55,15 +55,15 @@ impl Recorder {
             return;
         };
         self.metrics.record(&event);
-        let denial = self.denial(&event);
-        let seen = Seen { denial, ..Seen::new(&event, &*self.registry, &mut self.clock) };
-        self.history.push(seen);
+        let seen = Seen::new(&event, &*self.registry, &mut self.clock);
+        let denial = self.denial(&event, &seen.packet);
+        self.history.push(Seen { denial, ..seen });
     }
 
     /// Which policies denied the packet.
-    fn denial(&self, event: &Event) -> Option<Box<Denial>> {
+    fn denial(&self, event: &Event, packet: &Packet) -> Option<Box<Denial>> {
         match event {
-            Event::Drop(record) => self.denials.of(record).map(Box::new),
+            Event::Drop(record) => self.denials.of(record, packet.traffic()).map(Box::new),
             Event::Flow(_) => None,
         }
     }

@@ -21,8 +21,9 @@ pub struct Denial {
 
 /// Knows which policies have denied a packet.
 pub trait Denials: Send + Sync {
-    /// `None` if no policy has. Never waits: while policies are being compiled, none is named.
-    fn of(&self, record: &DropRecord) -> Option<Denial>;
+    /// `None` if no policy has. Never waits: while policies are being compiled, none is named. `traffic` is
+    /// the packet's protocol and destination port, as far as the record has them.
+    fn of(&self, record: &DropRecord, traffic: Option<(u8, u16)>) -> Option<Denial>;
 }
 
 const UNKNOWN_PEER: &str =
@@ -32,12 +33,12 @@ const COMPILING: &str = "a policy, which is not named here because a change of p
 // === impl Denials ===
 
 impl Denials for Enforcer {
-    fn of(&self, record: &DropRecord) -> Option<Denial> {
-        let (direction, peer_is_known) = judged(record)?;
-        let explained = self.try_read(|compiler| explain(compiler, record, direction, peer_is_known));
+    fn of(&self, record: &DropRecord, traffic: Option<(u8, u16)>) -> Option<Denial> {
+        let judged @ (_, peer_is_known) = judged(record)?;
+        let explained = self.try_read(|compiler| explain(compiler, record, judged, traffic));
         Some(explained.unwrap_or_else(|| {
             let words = if peer_is_known { COMPILING } else { UNKNOWN_PEER };
-            Denial { direction, policies: Vec::new(), words: words.to_owned() }
+            Denial { direction: judged.0, policies: Vec::new(), words: words.to_owned() }
         }))
     }
 }
@@ -54,7 +55,12 @@ fn judged(record: &DropRecord) -> Option<(Direction, bool)> {
     }
 }
 
-fn explain(compiler: &Compiler, record: &DropRecord, direction: Direction, peer_is_known: bool) -> Denial {
+fn explain(
+    compiler: &Compiler,
+    record: &DropRecord,
+    (direction, peer_is_known): (Direction, bool),
+    traffic: Option<(u8, u16)>,
+) -> Denial {
     let ruleset = RulesetId(record.ruleset);
     let bit = record.bit.checked_sub(1).and_then(|bit| u16::try_from(bit).ok());
     let of_bit = |bit| Verdict {
@@ -66,8 +72,9 @@ fn explain(compiler: &Compiler, record: &DropRecord, direction: Direction, peer_
         _ if !peer_is_known => denial(Vec::new(), UNKNOWN_PEER.to_owned()),
         Some(bit) => {
             let verdict = of_bit(bit);
-            let policies = compiler.rule_of(&verdict).map(|it| it.policy).into_iter().collect();
-            denial(policies, shown::because(compiler, &verdict, direction))
+            let decided = compiler.rule_of(&verdict, traffic);
+            let policies = decided.map(|it| it.rule.policy).into_iter().collect();
+            denial(policies, shown::because(compiler, &verdict, direction, traffic))
         }
         None => {
             let isolating = compiler.isolating(ruleset).unwrap_or_default().to_vec();
@@ -150,8 +157,7 @@ pub(super) mod tests {
             _ => (0, 0),
         };
         let record = DropRecord { ruleset: ruleset.0, bit, class, ..record(reason) };
-        let (direction, is_known) = judged(&record).unwrap();
-        explain(compiler, &record, direction, is_known)
+        explain(compiler, &record, judged(&record).unwrap(), Some((6, 80)))
     }
 
     #[test]
@@ -174,9 +180,10 @@ pub(super) mod tests {
     #[test]
     fn a_ruleset_that_is_gone_is_said_to_be() {
         let record = DropRecord { ruleset: 4711, ..record(DropReason::PolicyIngress) };
-        let gone = explain(&compiler(), &record, Direction::Ingress, true);
+        let explain = |record| explain(&compiler(), record, (Direction::Ingress, true), None);
+        let gone = explain(&record);
         assert_eq!((gone.policies.len(), gone.words.contains("have changed since")), (0, true), "{gone:?}");
-        let gone = explain(&compiler(), &DropRecord { bit: 3, ..record }, Direction::Ingress, true);
+        let gone = explain(&DropRecord { bit: 3, ..record });
         assert_eq!(
             (gone.policies.len(), gone.words.contains("no policy has any more")),
             (0, true),

@@ -180,6 +180,11 @@ impl Enforcer {
         self.0.arrived.notify_one();
     }
 
+    /// Whether rows of the maps judge a pod, also those of an earlier agent. Yes if they cannot be read.
+    pub(super) fn judges_pods(&self) -> bool {
+        self.0.maps.subjects().map_or(true, |subjects| subjects.values().any(|it| !it.is_open()))
+    }
+
     /// Asks the compiler.
     pub fn read<T>(&self, ask: impl FnOnce(&Compiler) -> T) -> T {
         ask(&self.0.compiler())

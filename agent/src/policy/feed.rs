@@ -4,9 +4,11 @@
 //! there is one. Enforcement begins when all of that is listed: rows that follow from a part of it would be
 //! open.
 
+mod discovery;
 mod follow;
 mod problems;
 mod state;
+mod unlisted;
 
 use std::{
     net::IpAddr,
@@ -20,7 +22,7 @@ use self::{
     problems::Problems,
     state::{Kind, News, Order, Phase, State, Wanted},
 };
-use super::Enforcer;
+use super::{Enforcer, Reporters};
 use crate::{
     cluster::Node,
     events::Events,
@@ -34,13 +36,23 @@ pub struct Feed {
     inner: Mutex<Inner>,
     wanted: watch::Sender<Wanted>,
     problems: Problems,
+    reporters: Arc<Reporters>,
     health: Reporter,
 }
 
 struct Inner {
     state: State,
     /// What the health reports.
-    shown: Option<(Phase, usize, Vec<&'static str>)>,
+    shown: Option<Shown>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Shown {
+    phase: Phase,
+    policies: usize,
+    missing: Vec<&'static str>,
+    /// See [`State::unread`].
+    unread: Vec<String>,
 }
 
 /// Passes on what one watch brings. `read` returns nothing for an object that says nothing.
@@ -54,14 +66,19 @@ struct Channel<F> {
 // === impl Feed ===
 
 impl Feed {
-    /// `own` is the name of this node.
-    pub fn new(enforcer: Arc<Enforcer>, events: Events, own: &str, health: Reporter) -> Arc<Self> {
+    pub fn new(
+        enforcer: Arc<Enforcer>,
+        events: Events,
+        reporters: Arc<Reporters>,
+        health: Reporter,
+    ) -> Arc<Self> {
         let inner = Inner { state: State::new(), shown: None };
         let feed = Self {
             enforcer,
             inner: Mutex::new(inner),
             wanted: watch::Sender::new(Wanted::Nothing),
-            problems: Problems::new(own, events),
+            problems: Problems::new(events, Arc::clone(&reporters)),
+            reporters,
             health,
         };
         feed.update(|_| Vec::new());
@@ -70,6 +87,11 @@ impl Feed {
 
     /// Takes over a change of a Node. Never waits.
     pub fn apply_node(&self, change: &watches::Change<Node>) {
+        match change {
+            watches::Change::Applied(node) => self.reporters.add(node.name()),
+            watches::Change::Gone { key, .. } => self.reporters.remove(key.name()),
+            watches::Change::Synced => {}
+        }
         self.update(|state| state.apply_node(change));
     }
 
@@ -89,19 +111,32 @@ impl Feed {
             }
         }
         let state = &inner.state;
-        let shown = (state.phase(), state.policies(), state.missing());
+        let shown = Shown {
+            phase: state.phase(),
+            policies: state.policies(),
+            missing: state.missing(),
+            unread: state.unread().to_vec(),
+        };
         let wanted = state.wanted();
         if inner.shown.as_ref() != Some(&shown) {
+            let warned = inner.shown.as_ref().map_or(&[][..], |it| &it.unread);
+            if !shown.unread.is_empty() && warned != shown.unread {
+                tracing::error!("{}", unread(&shown.unread));
+            }
             self.show(&shown);
             inner.shown = Some(shown);
         }
         self.wanted.send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
     }
 
-    fn show(&self, (phase, policies, missing): &(Phase, usize, Vec<&'static str>)) {
+    fn show(&self, Shown { phase, policies, missing, unread: versions }: &Shown) {
         let missing = missing.join(", ");
         match phase {
+            _ if !versions.is_empty() => self.health.unhealthy(unread(versions)),
             Phase::Unlisted => self.health.starting(format!("waiting for the list of {missing}")),
+            Phase::Assumed => self.health.healthy(format!(
+                "open, with --policy-unlisted=open: policies have never been listed; waiting for the list of {missing}"
+            )),
             Phase::Open => self.health.healthy("open: the cluster has no policy"),
             // No failure before it takes long: see `Feed::gathering_takes_long`.
             Phase::Gathering if self.health.state() == Some(crate::health::State::Healthy) => {
@@ -130,21 +165,29 @@ impl Feed {
     fn policy(&self, policy: Policy) -> Change {
         self.enforcer.clear_undecodable(&policy.id, None);
         if !policy.problems.is_empty() {
-            let reports = self.problems.is_reporter(&policy.uid, self.inner().state.node_names());
-            self.problems.report(&policy, reports);
+            self.problems.report(&policy);
         }
         Change::Policy(policy)
     }
 
     fn undecodable(&self, error: &DecodeError, uid: &str) {
         self.enforcer.set_undecodable(error, uid);
-        let reports = self.problems.is_reporter(uid, self.inner().state.node_names());
-        self.problems.report_undecodable(error, uid, reports);
+        self.problems.report_undecodable(error, uid);
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the cluster means to deny would pass, and nothing else would say so.
+fn unread(versions: &[String]) -> String {
+    format!(
+        "ClusterNetworkPolicies are not enforced: the cluster serves them as {} of policy.networking.k8s.io, and \
+         this agent reads {version}; upgrade the agent, or let the definition of the type serve {version}, too",
+        versions.join(", "),
+        version = discovery::VERSION,
+    )
 }
 
 fn gathering(policies: usize, missing: &str) -> String {

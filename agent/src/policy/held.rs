@@ -44,10 +44,6 @@ impl Held {
         self.changes.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.changes.len()
-    }
-
     pub(super) fn hold(&mut self, change: Change, why: Refused) {
         self.why.insert(change.object(), why);
         self.changes.push(change);

@@ -1,4 +1,4 @@
-//! The setting `--policy`.
+//! The settings `--policy` and `--policy-unlisted`.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -11,4 +11,14 @@ pub enum Mode {
     Enforce,
     /// Pods may send and receive everything.
     Off,
+}
+
+/// What becomes of new pods while the cluster's policies have never been listed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unlisted {
+    #[default]
+    Wait,
+    /// They may send and receive everything until the first list.
+    Open,
 }

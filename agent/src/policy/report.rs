@@ -1,10 +1,13 @@
 //! What the thread tells: health, metrics, logs, and Events about policies that do not fit.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource};
 
-use super::held::{Entry, Held};
+use super::{
+    held::{Entry, Held},
+    reporters::Reporters,
+};
 use crate::{
     chain::chain,
     dataplane::MapFailure,
@@ -19,6 +22,7 @@ pub struct Report {
     policy: Reporter,
     metrics: PolicyMetrics,
     events: Events,
+    reporters: Arc<Reporters>,
     /// What Events have told about policies that do not fit.
     told: BTreeMap<Option<PolicyId>, String>,
 }
@@ -29,9 +33,14 @@ const ISOLATED: &str = "the pods that the policy selects are isolated until it f
 // === impl Report ===
 
 impl Report {
-    pub fn new(health: &Health, metrics: PolicyMetrics, events: Events) -> Self {
+    pub fn new(
+        health: &Health,
+        metrics: PolicyMetrics,
+        (events, reporters): (Events, Arc<Reporters>),
+    ) -> Self {
         let why = "the policies of the cluster are not known yet";
-        Self { policy: health.component("policy", false, why), metrics, events, told: BTreeMap::new() }
+        let policy = health.component("policy", false, why);
+        Self { policy, metrics, events, reporters, told: BTreeMap::new() }
     }
 
     pub(super) fn compiled(&self, changes: usize, took: Duration) {
@@ -79,7 +88,8 @@ impl Report {
 
     /// Changes do not fit, and wait.
     pub(super) fn held(&mut self, all: &Held) {
-        self.metrics.held.set(count(all.len()));
+        let waiting = |map| all.refused().filter(|it| it.why.resource == map).count();
+        Resource::ALL.iter().for_each(|map| self.metrics.set_held(*map, count(waiting(*map))));
         if !all.is_empty() {
             self.refused(all.refused().map(|it| (held(it), it.why, Some(it.change))).collect());
         }
@@ -96,11 +106,12 @@ impl Report {
         for (text, why, change) in all {
             let policy = why.policy.clone().or_else(|| policy_of(change?).map(|(id, _)| id.clone()));
             if self.told.get(&policy) != Some(&text) && !told.contains_key(&policy) {
-                self.metrics.refused.inc();
+                self.metrics.count_refused(why.resource);
                 tracing::error!(why = text, "a change does not fit");
-                if let Some(policy) = &policy {
-                    let uid = change.and_then(policy_of).filter(|(id, _)| *id == policy).map(|(_, uid)| uid);
-                    let uid = uid.unwrap_or_default();
+                let uid = change.and_then(policy_of).filter(|(id, _)| Some(*id) == policy.as_ref());
+                let uid = uid.map(|(_, uid)| uid).unwrap_or_default();
+                // The maps of all nodes are full at once, where they have equal pods.
+                if let Some(policy) = policy.as_ref().filter(|_| self.reporters.have_own(uid)) {
                     let (about, namespace) = match &policy.namespace {
                         Some(namespace) => (About::NetworkPolicy, namespace.as_str()),
                         None => (About::ClusterNetworkPolicy, ""),
@@ -139,8 +150,8 @@ pub(super) fn refused(why: &Refused) -> String {
     let (setting, share) = match resource {
         Resource::Bits => {
             return format!(
-                "{policy}the rules for one pod and direction have {needed} different sets of ports, and {capacity} fit; \
-                 use fewer ports and ranges"
+                "{policy}the rules for one pod and direction have {needed} sets of ports that differ, also \
+                 after those of equal peers are joined, and {capacity} fit; use fewer ports and ranges"
             );
         }
         Resource::Subjects => ("--max-vifs", 1),

@@ -15,7 +15,7 @@ use ferrule_policy::{
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, denial::tests::record};
+use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, Reporters, denial::tests::record};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{Audit, MapFailure},
@@ -159,11 +159,15 @@ impl Setup {
     }
 
     fn with(fake: Fake, capacities: Capacities) -> Self {
+        let events = Events::disabled(EventMetrics::default());
+        Self::with_events(fake, capacities, (events, Arc::default()))
+    }
+
+    fn with_events(fake: Fake, capacities: Capacities, events: (Events, Arc<Reporters>)) -> Self {
         let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
         let maps = Arc::clone(&fake) as Arc<dyn Maps>;
         let pods = Pods::default();
         let enforcer = Enforcer::new(maps, capacities, pods.clone());
-        let events = Events::disabled(EventMetrics::default());
         drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
         Self { fake, pods, enforcer, health, metrics }
     }
@@ -230,9 +234,12 @@ fn gone(name: &str) -> Change {
     Change::PolicyGone { id: PolicyId::namespaced("web", name), uid: name.to_owned() }
 }
 
-/// More rules, of different ports, than a ruleset has bits.
+/// More rules, of different ports and peers, than a ruleset has bits.
 fn oversized(name: &str, app: &str) -> Change {
-    let rule = |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+    let rule = |n: u32| {
+        let cidr = format!("10.0.{}.{}/32", n / 256, n % 256);
+        json!({"ports": [{"port": n}], "from": [{"ipBlock": {"cidr": cidr}}]})
+    };
     let rules: Vec<_> = (1..400).map(rule).collect();
     let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "ingress": rules});
     policy_of("web", name, &spec)
@@ -472,10 +479,10 @@ fn a_denied_packet_names_no_policy_while_the_compiler_works() {
     it.admit(7, "a", SOON).unwrap();
     let ruleset = it.fake.subject(7).unwrap().ingress;
     let record = DropRecord { ruleset, ..record(DropReason::PolicyIngress) };
-    assert_eq!(it.enforcer.of(&record).unwrap().policies, [PolicyId::namespaced("web", "p")]);
+    assert_eq!(it.enforcer.of(&record, None).unwrap().policies, [PolicyId::namespaced("web", "p")]);
     it.enforcer.read(|_| {
         std::thread::scope(|scope| {
-            let denial = scope.spawn(|| it.enforcer.of(&record)).join().unwrap().unwrap();
+            let denial = scope.spawn(|| it.enforcer.of(&record, None)).join().unwrap().unwrap();
             assert!(denial.policies.is_empty() && denial.words.contains("being compiled"), "{denial:?}");
         });
     });

@@ -2,11 +2,11 @@
 //!
 //! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other
 //! are a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules
-//! of NetworkPolicies with equal ports do.
+//! of NetworkPolicies with equal ports do. Where that leaves too many, rules with equal peers are joined first.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem::discriminant,
+    mem::{Discriminant, discriminant},
     sync::Arc,
 };
 
@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// A set of rules that are judged as one.
-#[derive(Default)]
 pub(crate) struct Bit {
+    run: Run,
     pub(crate) any: bool,
     pub(crate) any_pod: bool,
     pub(crate) predicates: BTreeSet<Arc<Predicate>>,
@@ -27,6 +27,9 @@ pub(crate) struct Bit {
     /// The rules, by policy and number.
     pub(crate) rules: Vec<(usize, usize)>,
 }
+
+/// Rules that follow each other and have this in common are a union.
+type Run = (Discriminant<Tier>, Action);
 
 /// The bits of a ruleset, and what follows from them alone.
 pub(crate) struct Bits {
@@ -46,43 +49,20 @@ impl Bits {
         direction: Direction,
         ports: &[NamedPort],
     ) -> Result<Self, Refused> {
-        let mut bits: Vec<Bit> = Vec::new();
         let mut header = Header::empty();
-        let mut shared: BTreeMap<PortSet, usize> = BTreeMap::new();
-        let mut run = None;
-        for (p, policy) in policies.iter().enumerate() {
-            let tier = policy.policy.tier;
-            header.isolates |= tier == Tier::Namespaced;
-            for (r, rule) in policy.rules(direction).unwrap_or_default().iter().enumerate() {
-                let ports = match direction {
-                    Direction::Ingress => rule.ports.resolved(ports),
-                    Direction::Egress => rule.ports.clone(),
-                };
-                if ports.is_empty() || !(rule.any || rule.any_pod || !rule.predicates.is_empty()) {
-                    continue;
-                }
-                let this = Some((discriminant(&tier), rule.action));
-                if run != this {
-                    run = this;
-                    shared.clear();
-                }
-                let index = *shared.entry(ports.clone()).or_insert(bits.len());
-                if index == bits.len() {
-                    header.act(u16::try_from(index).unwrap_or(u16::MAX), rule.action);
-                    bits.push(Bit { ports, ..Bit::default() });
-                }
-                let Some(bit) = bits.get_mut(index) else { continue };
-                bit.any |= rule.any;
-                bit.any_pod |= rule.any_pod;
-                bit.predicates.extend(rule.predicates.iter().cloned());
-                bit.rules.push((p, r));
-            }
+        header.isolates = policies.iter().any(|it| it.policy.tier == Tier::Namespaced);
+        let mut bits: Vec<Bit> =
+            runs(policies, direction, ports).into_iter().flat_map(|run| joined(run, Bit::ports)).collect();
+        if bits.len() > usize::from(Mask::BITS) {
+            bits = runs(policies, direction, ports).into_iter().flat_map(fewest).collect();
         }
         if bits.len() > usize::from(Mask::BITS) {
             return Err(too_many(policies, &bits));
         }
         header.ends(&bits, policies);
         for (n, bit) in (0..).zip(&bits) {
+            let (_, action) = bit.run;
+            header.act(n, action);
             header.describe(n, bit);
         }
         let ranges = disjoint(&bits);
@@ -94,6 +74,29 @@ impl Bits {
             _ => header.has_ports = true,
         }
         Ok(Self { bits, header, ranges })
+    }
+}
+
+// === impl Bit ===
+
+impl Bit {
+    fn ports(&self) -> PortSet {
+        self.ports.clone()
+    }
+
+    fn peers(&self) -> (bool, bool, BTreeSet<Arc<Predicate>>) {
+        (self.any, self.any_pod, self.predicates.clone())
+    }
+
+    /// Adds rules that have the same ports or the same peers.
+    fn join(&mut self, mut other: Self) {
+        self.any |= other.any;
+        self.any_pod |= other.any_pod;
+        self.predicates.append(&mut other.predicates);
+        self.rules.append(&mut other.rules);
+        if self.ports != other.ports {
+            self.ports.append(other.ports);
+        }
     }
 }
 
@@ -153,6 +156,58 @@ impl Header {
         }
         self.has_names |= !bit.ports.names.is_empty();
     }
+}
+
+/// A bit for each rule that can match, by the runs of rules that are a union.
+fn runs(policies: &[Arc<CompiledPolicy>], direction: Direction, ports: &[NamedPort]) -> Vec<Vec<Bit>> {
+    let mut runs: Vec<Vec<Bit>> = Vec::new();
+    for (p, policy) in policies.iter().enumerate() {
+        for (r, rule) in policy.rules(direction).unwrap_or_default().iter().enumerate() {
+            let ports = match direction {
+                Direction::Ingress => rule.ports.resolved(ports),
+                Direction::Egress => rule.ports.clone(),
+            };
+            if ports.is_empty() || !(rule.any || rule.any_pod || !rule.predicates.is_empty()) {
+                continue;
+            }
+            let bit = Bit {
+                run: (discriminant(&policy.policy.tier), rule.action),
+                any: rule.any,
+                any_pod: rule.any_pod,
+                predicates: rule.predicates.iter().cloned().collect(),
+                ports,
+                rules: vec![(p, r)],
+            };
+            match runs.last_mut().filter(|run| run.first().is_some_and(|it| it.run == bit.run)) {
+                Some(run) => run.push(bit),
+                None => runs.push(vec![bit]),
+            }
+        }
+    }
+    runs
+}
+
+/// Joins the bits of a run that have the same key, which is their ports or their peers.
+fn joined<K: Ord>(run: impl IntoIterator<Item = Bit>, key: impl Fn(&Bit) -> K) -> Vec<Bit> {
+    let mut places: BTreeMap<K, usize> = BTreeMap::new();
+    let mut bits: Vec<Bit> = Vec::new();
+    for bit in run {
+        let place = *places.entry(key(&bit)).or_insert(bits.len());
+        match bits.get_mut(place) {
+            Some(same) => same.join(bit),
+            None => bits.push(bit),
+        }
+    }
+    bits.iter_mut().for_each(|bit| bit.ports.normalise());
+    bits
+}
+
+/// Joins by ports alone, or by peers first: whichever leaves fewer bits.
+fn fewest(run: Vec<Bit>) -> Vec<Bit> {
+    let by_ports = run.iter().map(Bit::ports).collect::<BTreeSet<_>>().len();
+    let by_peers = run.iter().map(Bit::peers).collect::<BTreeSet<_>>().len();
+    let run = if by_peers < by_ports { joined(run, Bit::peers) } else { run };
+    joined(run, Bit::ports)
 }
 
 /// The ranges of all bits, cut into parts that do not overlap.

@@ -34,11 +34,12 @@ use self::{
     select::Switch,
 };
 use crate::{
-    Capacities, Change, ClassId, Delta, EndpointId, PolicyId, Refused, Resource, Rows, RulesetId, Table,
-    Verdict,
+    Capacities, Change, ClassId, Delta, Direction, EndpointId, PolicyId, Refused, Resource, Rows, RulesetId,
+    Table, Verdict,
     lookup::Reason,
     rows::{EndpointRow, Op, RuleKey},
     store::{Facet, Store, Uid, Work},
+    trace::{Traffic, is_port},
 };
 
 /// Compiles policies into rows.
@@ -66,6 +67,15 @@ pub struct Usage {
     pub rulesets: usize,
     /// Policies, also those that select no pod of this node.
     pub policies: usize,
+}
+
+/// What is known of the rule that decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    /// The first rule that may have decided.
+    pub rule: RuleId,
+    /// How many rules may have: more than one only for a packet whose ports are not known.
+    pub of: usize,
 }
 
 /// A rule that decided.
@@ -170,18 +180,36 @@ impl Compiler {
         endpoints.filter(|id| self.out.rows.endpoint(*id).is_none())
     }
 
-    /// The rule that decided, of those that share the bit the first whose peers contain the class.
-    pub fn rule_of(&self, verdict: &Verdict) -> Option<RuleId> {
+    /// The rule that decided: of those that share the bit the first whose peers contain the class, and whose
+    /// ports the packet's. `traffic` is the protocol in the IP header and the destination port, if known.
+    pub fn rule_of(&self, verdict: &Verdict, traffic: Option<(u8, u16)>) -> Option<Decided> {
         let Reason::Bit { ruleset, bit, class } = verdict.reason else { return None };
         let ruleset = self.rulesets.get(ruleset)?;
         let rules = ruleset.rules.get(usize::from(bit))?;
-        let is_peer = |(policy, rule): &&(PolicyId, usize)| {
-            let policy = self.store.policies.get(policy);
-            let rules = policy.and_then(|it| it.rules(ruleset.key.direction));
-            rules.and_then(|rules| rules.get(*rule)).is_some_and(|rule| self.is_peer(rule, class))
+        let direction = ruleset.key.direction;
+        let named = match direction {
+            Direction::Ingress => ruleset.key.ports.as_slice(),
+            Direction::Egress => self.classes.key(class).map_or(&[][..], |it| &it.ports),
         };
-        let (policy, rule) = rules.iter().find(is_peer).or(rules.first())?;
-        Some(RuleId { policy: policy.clone(), rule: *rule })
+        let peers = rules.iter().filter_map(|id @ (policy, rule)| {
+            let rule = self.store.policies.get(policy)?.rules(direction)?.get(*rule)?;
+            self.is_peer(rule, class).then_some((id, rule))
+        });
+        let mut candidates: Vec<_> = match traffic {
+            Some((protocol, port)) => {
+                let traffic = Traffic { protocol, port, named };
+                peers.filter(|(_, rule)| is_port(&rule.ports, &traffic)).collect()
+            }
+            None => peers.collect(),
+        };
+        let first = candidates.first().map(|(_, rule)| &rule.ports);
+        // Rules of equal ports are a union: the first one decides.
+        if traffic.is_some() || candidates.iter().all(|(_, rule)| Some(&rule.ports) == first) {
+            candidates.truncate(1);
+        }
+        let (policy, rule) = candidates.first().map(|(id, _)| *id).or(rules.first())?;
+        let rule = RuleId { policy: policy.clone(), rule: *rule };
+        Some(Decided { rule, of: candidates.len().max(1) })
     }
 
     /// The NetworkPolicies that isolate the subjects of a ruleset; `None` if the ruleset is gone.

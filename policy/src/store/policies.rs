@@ -187,7 +187,18 @@ impl PortSet {
         !self.any && self.ranges.is_empty() && self.names.is_empty()
     }
 
-    fn normalise(&mut self) {
+    /// Adds ports, without [`Self::normalise`].
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.any |= other.any;
+        self.ranges.append(&mut other.ranges);
+        self.names.append(&mut other.names);
+    }
+
+    pub(crate) fn normalise(&mut self) {
+        if self.any {
+            self.ranges.clear();
+            self.names.clear();
+        }
         self.names.sort();
         self.names.dedup();
         self.ranges.sort_unstable();

@@ -2,10 +2,16 @@
 
 use std::{collections::HashSet, mem};
 
-use ferrule_policy::{Capacities, Change, Compiler, Op, PolicyId, Resource, Table, lookup};
+use ferrule_policy::{
+    Action, Because, Capacities, Change, Compiler, Decided, Direction, Op, PolicyId, Resource, RuleId, Table,
+    lookup, shown,
+};
 use serde_json::json;
 
-use super::world::{TCP, World, network_policy, packet};
+use super::{
+    oracle::{self, Way},
+    world::{End, TCP, Traffic, UDP, World, network_policy, packet},
+};
 
 fn world() -> World {
     let mut world = World::default();
@@ -88,8 +94,11 @@ fn a_pod_or_an_endpoint_too_many_is_refused() {
 fn more_sets_of_ports_than_bits_are_refused_and_the_old_policy_stays() {
     let world = world();
     let rules = |n: u16| {
-        let rules: Vec<_> = (1..=n).map(|port| json!({"ports": [{"port": port}]})).collect();
-        network_policy("web", "ports", &json!({ "ingress": rules }))
+        let rule = |port| {
+            json!({"from": [{"ipBlock": {"cidr": format!("10.0.{}.{}/32", port / 256, port % 256)}}],
+            "ports": [{"port": port}]})
+        };
+        network_policy("web", "ports", &json!({"ingress": (1..=n).map(rule).collect::<Vec<_>>()}))
     };
     let mut compiler = Compiler::default();
     compiler.apply(world.changes()).unwrap();
@@ -97,10 +106,115 @@ fn more_sets_of_ports_than_bits_are_refused_and_the_old_policy_stays() {
     let refused = compiler.apply([rules(256)]).unwrap_err();
     let expected = "a ruleset has room for 256 rows, and 257 are needed, by NetworkPolicy web/ports";
     assert_eq!(refused.to_string(), expected);
-    let (from, to) = (world.end("web/pod3"), world.end("web/pod1"));
-    let ask = |port| packet(&world, ferrule_policy::Direction::Ingress, to, from, (TCP, port)).unwrap();
-    assert!(lookup(compiler.rows(), &ask(255)).is_allowed);
-    assert!(!lookup(compiler.rows(), &ask(256)).is_allowed);
+    let ask = |from: &str, port| {
+        let from = End::Outside(from.parse().unwrap());
+        packet(&world, Direction::Ingress, world.end("web/pod1"), from, (TCP, port)).unwrap()
+    };
+    assert!(lookup(compiler.rows(), &ask("10.0.0.255", 255)).is_allowed);
+    assert!(!lookup(compiler.rows(), &ask("10.0.1.0", 256)).is_allowed);
+}
+
+/// Rules by the hundred, each with ports of its own, of a few peers: what a controller makes that writes a
+/// rule for each port.
+fn many_sets_of_ports() -> World {
+    let mut world = world();
+    for (i, pod) in (0..).zip(world.pods.values_mut()) {
+        pod.ports = vec![("http".to_owned(), "TCP", 3000 + i), ("dns".to_owned(), "UDP", 53)];
+    }
+    let peers = |i: u16| match i % 4 {
+        0 => json!([]),
+        1 => json!([{"podSelector": {"matchLabels": {"app": "app3"}}}]),
+        2 => json!([{"podSelector": {"matchLabels": {"app": "app4"}}}, {"ipBlock": {"cidr": "10.0.0.5/32"}}]),
+        _ => json!([{"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.7/32"]}}]),
+    };
+    let ports = |i: u16| match i % 7 {
+        0 => json!([{"port": i, "endPort": i + 9}]),
+        1 => json!([{"port": i}, {"port": "http"}]),
+        2 => json!([{"protocol": "UDP", "port": i}, {"port": i}]),
+        _ => json!([{"port": i}]),
+    };
+    let ingress: Vec<_> = (1..=300).map(|i| json!({"from": peers(i), "ports": ports(i)})).collect();
+    let egress: Vec<_> = (1..=300).map(|i| json!({"to": peers(i), "ports": ports(i)})).collect();
+    let spec = json!({"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress});
+    world.policies.insert(("web".to_owned(), "old".to_owned()), spec);
+    // Actions in turn are no union: what one joins must not reach over another.
+    for i in 0..12_u16 {
+        let action = ["Deny", "Accept"][usize::from(i) / 6];
+        let rules: Vec<_> = (1..=25)
+            .map(|n| {
+                json!({"action": action, "to": [{"networks": ["10.0.0.6/32"]}],
+                "protocols": [{"tcp": {"destinationPort": {"number": 25 * i + n}}}]})
+            })
+            .collect();
+        let spec = json!({"tier": "Admin", "priority": i, "subject": {"namespaces": {}}, "egress": rules});
+        world.cluster_policies.insert(format!("c{i}"), spec);
+    }
+    world
+}
+
+#[test]
+fn rules_of_equal_peers_with_hundreds_of_sets_of_ports_mean_what_the_oracle_says_and_name_the_rule() {
+    let world = many_sets_of_ports();
+    let engine = world.engine();
+    let outside = ["192.0.2.1", "192.0.2.7", "10.0.0.9"].map(|it| End::Outside(it.parse().unwrap()));
+    let ends: Vec<_> = (1..=6).map(|i| format!("web/pod{i}")).collect();
+    let ends: Vec<_> = ends.iter().map(|it| world.end(it)).chain(outside).collect();
+    let me = world.end("web/pod1");
+    let (mut ruled, mut denied) = (0, 0);
+    for port in (0..=320).step_by(11).chain([3000, 3002, 3005]) {
+        for (other, protocol) in ends.iter().flat_map(|it| [(*it, TCP), (*it, UDP)]) {
+            let traffic = (protocol, port);
+            for (way, direction) in [(Way::In, Direction::Ingress), (Way::Out, Direction::Egress)] {
+                let verdict = engine.verdict(&world, direction, me, other, traffic).unwrap();
+                let expected = oracle::one_way(&world, way, me, other, traffic);
+                assert_eq!(verdict.is_allowed, expected, "{direction:?} {other:?} {traffic:?} {verdict:?}");
+                let (from, to) = if way == Way::In { (other, me) } else { (me, other) };
+                let trace = engine.trace(&world, from, to, traffic);
+                let step = if way == Way::In { trace.ingress } else { trace.egress };
+                let decided = engine.compiler.rule_of(&verdict, Some(traffic));
+                let Because::Rule(traced, action) = step.because else {
+                    assert_eq!(decided, None, "{verdict:?}");
+                    continue;
+                };
+                (ruled, denied) = (ruled + 1, denied + usize::from(action == Action::Deny));
+                let Some(Decided { rule, of: 1 }) = decided else { panic!("{decided:?}") };
+                // Of rules that are a union, either may be named.
+                if rule != traced {
+                    assert!(allows_alone(&world, &rule, way, (me, other), traffic), "{rule:?} {traffic:?}");
+                }
+            }
+        }
+    }
+    assert!(ruled > 200 && denied > 5, "{ruled} {denied}");
+}
+
+/// Whether a rule of `web/old` lets a packet through without the others, and without the cluster's policies.
+fn allows_alone(
+    world: &World,
+    rule: &RuleId,
+    way: Way,
+    (me, other): (End<'_>, End<'_>),
+    traffic: Traffic,
+) -> bool {
+    let (list, direction) = if way == Way::In { ("ingress", "Ingress") } else { ("egress", "Egress") };
+    let mut spec = json!({"policyTypes": [direction]});
+    let key = ("web".to_owned(), "old".to_owned());
+    spec[list] = json!([world.policies[&key][list][rule.rule]]);
+    let (namespaces, pods) = (world.namespaces.clone(), world.pods.clone());
+    let alone = World { namespaces, pods, policies: [(key, spec)].into(), ..World::default() };
+    rule.policy == PolicyId::namespaced("web", "old") && oracle::one_way(&alone, way, me, other, traffic)
+}
+
+#[test]
+fn a_rule_among_joined_ones_is_one_of_many_where_the_port_is_not_known() {
+    let world = many_sets_of_ports();
+    let engine = world.engine();
+    let (me, other) = (world.end("web/pod1"), world.end("web/pod3"));
+    let verdict = engine.verdict(&world, Direction::Ingress, me, other, (TCP, 17)).unwrap();
+    let words = |traffic| shown::because(&engine.compiler, &verdict, Direction::Ingress, traffic);
+    assert_eq!(words(Some((TCP, 17))), "NetworkPolicy web/old ingress[16] accepts");
+    let unknown = "one of 75 rules, by the port; the first: NetworkPolicy web/old ingress[0] accepts";
+    assert_eq!(words(None), unknown);
 }
 
 #[test]
@@ -114,15 +228,9 @@ fn ten_thousand_peers_with_one_set_of_ports_are_one_bit() {
     let spec = json!({"ingress": [{"from": peers, "ports": [{"port": 80}]}]});
     compiler.apply([network_policy("web", "many", &spec)]).unwrap();
     assert_eq!(compiler.usage_of(Resource::Blocks).0, 10_000);
-    let outside = |address: &str| super::world::End::Outside(address.parse().unwrap());
+    let outside = |address: &str| End::Outside(address.parse().unwrap());
     let ask = |from| {
-        let packet = packet(
-            &world,
-            ferrule_policy::Direction::Ingress,
-            world.end("web/pod1"),
-            outside(from),
-            (TCP, 80),
-        );
+        let packet = packet(&world, Direction::Ingress, world.end("web/pod1"), outside(from), (TCP, 80));
         lookup(compiler.rows(), &packet.unwrap()).is_allowed
     };
     assert!(ask("172.16.0.1") && ask("172.55.15.1") && !ask("172.55.16.1"));

@@ -23,7 +23,8 @@ fn decided(world: &World) -> (bool, Option<String>) {
     let engine = world.engine();
     let (from, to) = (world.end("web/client"), world.end("web/server"));
     let verdict = engine.verdict(world, ferrule_policy::Direction::Ingress, to, from, (TCP, 80)).unwrap();
-    let rule = engine.compiler.rule_of(&verdict).map(|it| format!("{} {}", it.policy.name, it.rule));
+    let rule = engine.compiler.rule_of(&verdict, Some((TCP, 80))).map(|it| it.rule);
+    let rule = rule.map(|it| format!("{} {}", it.policy.name, it.rule));
     (verdict.is_allowed, rule)
 }
 

@@ -9,7 +9,7 @@ use ferrule_policy::{Change, Compiler, Direction, Op, Packet, Rows, Verdict, loo
 use super::{
     oracle::{self, Way},
     random::{self, TRAFFIC},
-    world::{End, Engine, World, packet},
+    world::{End, Engine, Traffic, World, packet},
 };
 
 /// Clusters by default; `FERRULE_POLICY_CLUSTERS` has another number, for hours.
@@ -81,9 +81,9 @@ fn check(seed: u64, world: &World, engine: &Engine) {
                     context()
                 );
                 let verdict = engine.verdict(world, Direction::Egress, from, to, traffic);
-                same_rule(engine, verdict, &traced.egress, &context);
+                same_rule(engine, verdict, traffic, &traced.egress, &context);
                 let verdict = engine.verdict(world, Direction::Ingress, to, from, traffic);
-                same_rule(engine, verdict, &traced.ingress, &context);
+                same_rule(engine, verdict, traffic, &traced.ingress, &context);
             }
         }
     }
@@ -108,16 +108,22 @@ fn check_marks(seed: u64, world: &World, engine: &Engine) {
 fn same_rule(
     engine: &Engine,
     verdict: Option<Verdict>,
+    traffic: Traffic,
     step: &ferrule_policy::Step,
     context: &dyn Fn() -> String,
 ) {
     let Some(verdict) = verdict else { return };
     let ferrule_policy::Because::Rule(traced, action) = &step.because else {
-        assert_eq!(engine.compiler.rule_of(&verdict), None, "{verdict:?} {step:?} {}", context());
+        assert_eq!(
+            engine.compiler.rule_of(&verdict, Some(traffic)),
+            None,
+            "{verdict:?} {step:?} {}",
+            context()
+        );
         return;
     };
-    let decided = engine.compiler.rule_of(&verdict);
-    let decided = decided.unwrap_or_else(|| panic!("{verdict:?} {step:?} {}", context()));
+    let decided = engine.compiler.rule_of(&verdict, Some(traffic));
+    let decided = decided.unwrap_or_else(|| panic!("{verdict:?} {step:?} {}", context())).rule;
     let tier =
         |id| engine.compiler.policies().find(|it| it.id == id).map(|it| std::mem::discriminant(&it.tier));
     assert_eq!(tier(decided.policy), tier(traced.policy.clone()), "{verdict:?} {step:?} {}", context());

@@ -92,5 +92,5 @@ fn rows_name_the_same_rule_as_a_trace() {
     let Because::Rule(traced, _) = engine.trace(&world, from, to, (TCP, 80)).ingress.because else {
         panic!()
     };
-    assert_eq!(engine.compiler.rule_of(&verdict), Some(traced));
+    assert_eq!(engine.compiler.rule_of(&verdict, None).map(|it| it.rule), Some(traced));
 }

@@ -88,7 +88,7 @@ fn the_same_words_come_from_a_verdict_of_rows() {
     let (server, client) = (world.end("web/server"), world.end("web/client"));
     let direction = ferrule_policy::Direction::Ingress;
     let verdict = engine.verdict(&world, direction, server, client, (TCP, 80)).unwrap();
-    let words = shown::because(&engine.compiler, &verdict, direction);
+    let words = shown::because(&engine.compiler, &verdict, direction, None);
     assert_eq!(words, "NetworkPolicy web/allow ingress[0] accepts");
     let ruleset = engine.rows.endpoint(ferrule_policy::EndpointId(1)).unwrap().ingress;
     let words = shown::not_allowed(&engine.compiler, ruleset);

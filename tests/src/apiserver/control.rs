@@ -53,6 +53,7 @@ pub(super) fn throw(core: &Core, switch: Switch) -> Option<Restart> {
         Switch::DenyNothing {} => settings().denied.clear(),
         Switch::InstallKuryr { installed } => settings().kuryr = installed,
         Switch::InstallClusterPolicies { installed } => settings().cluster_policies = installed,
+        Switch::RenameClusterPolicies { version } => settings().cluster_policies_as = version,
         Switch::WatchList { enabled } => settings().watch_list = enabled,
         Switch::GoneAtOpening { enabled } => settings().gone_at_opening = enabled,
         Switch::BookmarkInterval { every_ms } => {

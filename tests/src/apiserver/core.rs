@@ -39,6 +39,8 @@ pub(super) struct Settings {
     pub denied: Vec<(Resource, Option<String>)>,
     pub kuryr: bool,
     pub cluster_policies: bool,
+    /// The version of ClusterNetworkPolicies, if it is another one.
+    pub cluster_policies_as: Option<String>,
     pub watch_list: bool,
     pub gone_at_opening: bool,
     pub bookmark_interval: Duration,
@@ -54,6 +56,7 @@ impl Core {
             denied: Vec::new(),
             kuryr: options.kuryr,
             cluster_policies: options.cluster_policies,
+            cluster_policies_as: None,
             watch_list: options.watch_list,
             gone_at_opening: false,
             bookmark_interval: options.bookmark_interval,

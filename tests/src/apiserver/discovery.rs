@@ -2,10 +2,17 @@
 
 use serde_json::{Value, json};
 
-use super::resource::{ENDPOINTS, Endpoint, GROUPS, version_of};
+use super::resource::{CLUSTER_POLICIES, ENDPOINTS, Endpoint, GROUPS, version_of};
 
-/// The discovery document at a path, if there is one.
-pub(super) fn answer(path: &str, is_served: impl Fn(Endpoint) -> bool) -> Option<Value> {
+/// The discovery document at a path, if there is one. `renamed` is another version of ClusterNetworkPolicies.
+pub(super) fn answer(
+    path: &str,
+    renamed: Option<&str>,
+    is_served: impl Fn(Endpoint) -> bool,
+) -> Option<Value> {
+    let version_of =
+        |group: &str| renamed.filter(|_| group == CLUSTER_POLICIES).unwrap_or_else(|| version_of(group));
+    let group = |name: &str| group(name, version_of(name));
     let groups: Vec<&str> = GROUPS
         .into_iter()
         .filter(|group| ENDPOINTS.into_iter().any(|endpoint| endpoint.group == *group && is_served(endpoint)))
@@ -31,8 +38,7 @@ pub(super) fn answer(path: &str, is_served: impl Fn(Endpoint) -> bool) -> Option
     }
 }
 
-fn group(name: &str) -> Value {
-    let version = version_of(name);
+fn group(name: &str, version: &str) -> Value {
     let version = json!({ "groupVersion": format!("{name}/{version}"), "version": version });
     json!({
         "kind": "APIGroup", "apiVersion": "v1", "name": name, "versions": [version], "preferredVersion": version,

@@ -77,6 +77,9 @@ pub enum Switch {
     InstallKuryr { installed: bool },
     /// Installs or removes the ClusterNetworkPolicy resource.
     InstallClusterPolicies { installed: bool },
+    /// Serves ClusterNetworkPolicies, once they are installed, in this version instead of their own: in
+    /// discovery only, and no objects.
+    RenameClusterPolicies { version: Option<String> },
     /// Enables or disables `sendInitialEvents`.
     WatchList { enabled: bool },
     /// Whether a watch from an expired version gets HTTP 410 instead of an ERROR event.

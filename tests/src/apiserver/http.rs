@@ -113,8 +113,9 @@ fn answer(
         Resource::ClusterNetworkPolicies => settings.cluster_policies,
         _ => true,
     };
+    let renamed = settings.cluster_policies_as.as_deref();
     if parts.method == Method::GET
-        && let Some(about) = discovery::answer(path, is_served)
+        && let Some(about) = discovery::answer(path, renamed, is_served)
     {
         return Ok(Answer::json(StatusCode::OK, &about));
     }
@@ -127,7 +128,10 @@ fn answer(
     {
         return Ok(Answer::json(StatusCode::CREATED, &review));
     }
-    let Some(target) = target.filter(|target| is_served(target.endpoint)) else {
+    let is_renamed = |target: &&Target<'_>| {
+        renamed.is_some() && target.endpoint.resource == Resource::ClusterNetworkPolicies
+    };
+    let Some(target) = target.filter(|target| is_served(target.endpoint) && !is_renamed(target)) else {
         return Ok(Answer::Text(StatusCode::NOT_FOUND, "404 page not found\n"));
     };
     let is_denied = |(resource, whose): &(Resource, Option<String>)| {

@@ -45,7 +45,7 @@ pub(super) const ENDPOINTS: [Endpoint; 9] = [
 /// All groups but the one without a name.
 pub(super) const GROUPS: [&str; 4] = ["events.k8s.io", "openstack.org", NETWORKING, CLUSTER_POLICIES];
 const NETWORKING: &str = "networking.k8s.io";
-const CLUSTER_POLICIES: &str = "policy.networking.k8s.io";
+pub(super) const CLUSTER_POLICIES: &str = "policy.networking.k8s.io";
 
 /// An event's field names in core/v1 and in events.k8s.io/v1.
 const EVENT_FIELDS: [(&str, &str); 7] = [

@@ -173,6 +173,13 @@ fn policies_are_served_in_their_own_versions() {
     server.switch(Switch::InstallClusterPolicies { installed: true });
     assert_eq!(names(cluster), ["clusternetworkpolicies"]);
     assert_eq!(get(&server, "/apis/policy.networking.k8s.io/v1").status, 404);
+    server.switch(Switch::RenameClusterPolicies { version: Some("v1".to_owned()) });
+    assert_eq!(names("/apis/policy.networking.k8s.io/v1"), ["clusternetworkpolicies"]);
+    let group = get(&server, "/apis/policy.networking.k8s.io").json();
+    assert_eq!(group["versions"][0]["version"], "v1");
+    assert_eq!(get(&server, cluster).status, 404);
+    assert_eq!(get(&server, &format!("{cluster}/clusternetworkpolicies")).status, 404);
+    server.switch(Switch::RenameClusterPolicies { version: None });
     let policy = objects::cluster_network_policy("deny", json!({ "tier": "Admin" }));
     let target = format!("{cluster}/clusternetworkpolicies");
     assert_eq!(request(&server, "POST", &target, &policy).json()["kind"], "ClusterNetworkPolicy");

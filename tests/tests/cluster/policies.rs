@@ -109,6 +109,31 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
 }
 
 #[test]
+fn cluster_policies_of_a_version_that_the_agent_does_not_read_make_the_node_not_ready_and_are_logged() {
+    with_cluster(&[], |node, cluster| {
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", TIMEOUT)?;
+        node.stop_agent()?;
+        cluster.api.switch(Switch::InstallClusterPolicies { installed: true });
+        cluster.api.switch(Switch::RenameClusterPolicies { version: Some("v1beta1".to_owned()) });
+        isolate(cluster, "first")?;
+        node.start_again()?;
+        wait_for_feed(node, "(unhealthy: ClusterNetworkPolicies are not enforced", TIMEOUT)?;
+        let says = feed(node)?;
+        ensure!(says.contains("as v1beta1 of") && says.contains("reads v1alpha2"), "{says}");
+        ensure!(node.http("/readyz")?.0 != 200, "new pods would be open to what is denied");
+        ensure!(node.log().contains("ClusterNetworkPolicies are not enforced"), "it is logged");
+        wait_until("NetworkPolicies are enforced", TIMEOUT, || {
+            Ok(node.metric("ferrule_policy_policies")? == 1.0)
+        })?;
+        node.stop_agent()?;
+        cluster.api.switch(Switch::RenameClusterPolicies { version: None });
+        node.start_again()?;
+        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_agent_that_enforces_no_policies_reads_none() {
     with_cluster(&["--policy", "off"], |node, cluster| {
         cluster.attach(node, "a")?;

@@ -27,6 +27,7 @@ use crate::{
     nodes::{NODES, NodeEvent},
     observe::{Link, Observed},
     operations::{Damage, Event, Op},
+    policies::NO_APP,
 };
 
 /// A node, a cluster, and the model of their state.
@@ -96,16 +97,24 @@ impl<'a> Fixture<'a> {
                     self.expect_nodes()?;
                 }
             }
-            Op::Calls { calls, events, end } => return self.calls(calls, events, *end),
+            Op::Policy(event) => self.change_policies(*event)?,
+            Op::Calls { calls, events, end } => {
+                self.calls(calls, events, *end)?;
+                return if self.model.agent_runs { self.expect_policies() } else { Ok(()) };
+            }
             Op::EndNetns { pick } => self.end_netns(*pick, false)?,
             Op::ReplaceNetns { pick } => self.end_netns(*pick, true)?,
             Op::Damage { pick, how } => self.damage(*pick, *how)?,
             Op::Ping { from, to } => self.ping(*from, *to)?,
             Op::AgentDown { kill, meanwhile, at_start } if self.model.agent_runs => {
                 self.agent_down(*kill, meanwhile, at_start)?;
+                self.expect_policies()?;
                 return self.expect_nodes();
             }
             Op::AgentDown { .. } => {}
+        }
+        if self.model.agent_runs {
+            self.expect_policies()?;
         }
         self.verify(self.batch())
     }
@@ -149,7 +158,7 @@ impl<'a> Fixture<'a> {
                 let text = vif_text(vif);
                 let annotations: Vec<_> = text.iter().map(|text| (VIF, text.as_str())).collect();
                 self.cluster.schedule(&pod, &annotations)?;
-                self.model.api.pods.insert(name.clone(), ApiPod { uid: pod.uid.clone(), vif });
+                self.model.api.pods.insert(name.clone(), ApiPod { uid: pod.uid.clone(), vif, app: NO_APP });
             }
         }
         self.log(format!("pod {name} ({}) with VIF {vif} gets sandbox #{}", pod.uid, self.pods.len()));
@@ -263,8 +272,14 @@ impl<'a> Fixture<'a> {
         let (own, others) = addresses(from).zip(addresses(to)).context("not attached")?;
         let others =
             others.iter().filter(|other| from != to && own.iter().any(|it| it.is_ipv4() == other.is_ipv4()));
-        for to in others.map(IpAddr::to_string).chain([NODE_V4.to_owned()]) {
-            pod.ping(&to).with_context(|| self.diagnose_ping(pod, &to))?;
+        for to in others.copied().chain([NODE_V4.parse()?]) {
+            let Some(expected) = self.shall_reach(from, to) else { continue };
+            let (to, pinged) = (to.to_string(), pod.ping(&to.to_string()));
+            if expected {
+                pinged.with_context(|| self.diagnose_ping(pod, &to))?;
+            } else {
+                ensure!(pinged.is_err(), "#{from} reaches {to}, which policies deny");
+            }
         }
         Ok(())
     }
@@ -359,6 +374,7 @@ impl<'a> Fixture<'a> {
         for slot in 0..crate::operations::SLOTS {
             self.apply_event(Event::Delete { slot })?;
         }
+        self.delete_policies()?;
         for node in 0..NODES {
             self.change_nodes(NodeEvent::Leave { node })?;
         }

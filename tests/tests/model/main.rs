@@ -15,6 +15,7 @@ mod linearize;
 mod model;
 mod nodes;
 mod operations;
+mod policies;
 mod run;
 mod time;
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::{
     nodes::OtherNodes,
     operations::{Damage, NO_VIF, OUT_OF_RANGE, UNREADABLE},
+    policies::Policies,
 };
 
 /// A sandbox's index in [`Model::sandboxes`]; container IDs are never reused.
@@ -35,6 +36,7 @@ pub struct Model {
 #[derive(Debug, Clone, Default)]
 pub struct Api {
     pub pods: BTreeMap<String, ApiPod>,
+    pub policies: Policies,
     /// UIDs of deleted pods, and whether the running agent must know of the deletion.
     pub gone: BTreeMap<String, bool>,
 }
@@ -44,6 +46,8 @@ pub struct ApiPod {
     pub uid: String,
     /// See [`vif_text`].
     pub vif: u8,
+    /// The value of the label that policies ask about, or `NO_APP`.
+    pub app: u8,
 }
 
 /// A container of the runtime.
@@ -276,6 +280,10 @@ impl Api {
                 allowed.errors.insert(UNKNOWN_CONTAINER);
             }
             _ => {}
+        }
+        if self.lacks_what_policies_ask(name, &add.uid) {
+            allowed.errors.insert(TRY_AGAIN_LATER);
+            return;
         }
         let annotated = add.annotated.filter(|vif| *vif != NO_VIF);
         let vif = match (annotated, pod) {

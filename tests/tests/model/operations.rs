@@ -5,7 +5,7 @@
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::nodes::NodeEvent;
+use crate::{nodes::NodeEvent, policies::PolicyEvent};
 
 /// One operation; a no-op if it does not apply to the current state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,7 @@ pub enum Op {
     },
     Event(Event),
     Node(NodeEvent),
+    Policy(PolicyEvent),
     /// Concurrent calls and API events; optionally, the agent ends meanwhile and is restarted afterwards.
     Calls {
         calls: Vec<Call>,
@@ -136,7 +137,10 @@ pub fn make(seed: u64, mode: Mode, count: usize) -> Vec<Op> {
 
 fn op(rng: &mut Rng, mode: Mode) -> Op {
     let pick = rng.u16(..);
-    match rng.u8(..100) {
+    // With concurrent calls, an ADD could come before or after a policy is in force.
+    let kinds = if mode == Mode::Sequential { 120 } else { 100 };
+    match rng.u8(..kinds) {
+        100.. => Op::Policy(PolicyEvent::random(rng)),
         0..12 => Op::MakePod { slot: rng.u8(..SLOTS), vif: vif(rng) },
         12..16 => Op::Recreate { slot: rng.u8(..SLOTS), vif: vif(rng) },
         16..19 => Op::Event(event(rng)),
@@ -146,7 +150,7 @@ fn op(rng: &mut Rng, mode: Mode) -> Op {
         28..32 => Op::Damage { pick, how: damage(rng) },
         32..37 => Op::Ping { from: pick, to: rng.u16(..) },
         37..39 => {
-            let meanwhile = (0..rng.usize(..5)).map(|_| without_agent(rng));
+            let meanwhile = (0..rng.usize(..5)).map(|_| without_agent(rng, mode));
             let meanwhile = meanwhile.collect();
             let calls = if mode == Mode::Sequential { 0 } else { rng.u16(..4) };
             let at_start = (0..calls).map(|number| call(rng, pick.wrapping_add(number % 2)));
@@ -160,9 +164,11 @@ fn op(rng: &mut Rng, mode: Mode) -> Op {
     }
 }
 
-fn without_agent(rng: &mut Rng) -> Op {
+fn without_agent(rng: &mut Rng, mode: Mode) -> Op {
     let pick = rng.u16(..);
-    match rng.u8(..10) {
+    let kinds = if mode == Mode::Sequential { 11 } else { 10 };
+    match rng.u8(..kinds) {
+        10.. => Op::Policy(PolicyEvent::random(rng)),
         0 => Op::MakePod { slot: rng.u8(..SLOTS), vif: vif(rng) },
         1 => Op::Event(event(rng)),
         2 => Op::Node(NodeEvent::random(rng)),

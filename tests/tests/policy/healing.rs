@@ -5,9 +5,11 @@ use std::process::Command;
 use agent_common::policy::PackedSubject;
 use anyhow::ensure;
 use ferrule_tests::{
+    apiserver::{Resource, Switch, objects},
     cluster::with_cluster,
     dist,
     node::{PINS, map_delete, set_subject, subject},
+    pod::NAMESPACE,
     sys,
 };
 use serde_json::json;
@@ -67,6 +69,88 @@ fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is
         wait_until_reaches(&b, &a, true)?;
         expect_isolated(&c, &a)?;
         sys::wait_until("nothing deviates", TIMEOUT, || Ok(!verify()?.contains("policy-rows")))
+    })
+    .unwrap();
+}
+
+/// Deletes all rows of a map, and waits until they are back.
+fn lose(map: &str) -> anyhow::Result<()> {
+    let before = keys(map)?;
+    ensure!(!before.is_empty(), "{map} is empty");
+    for key in &before {
+        sys::run(&map_delete(map, key))?;
+    }
+    ensure!(keys(map)?.len() < before.len(), "the rows of {map} are still there");
+    sys::wait_until(&format!("the rows of {map} are back"), TIMEOUT, || Ok(keys(map)?.len() == before.len()))
+}
+
+#[test]
+fn removed_rows_of_blocks_and_ports_are_restored() {
+    with_cluster(&["--reconcile-period", "3"], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[])?;
+        let named = json!({"spec": {"containers": [{"name": "main",
+            "ports": [{"name": "http", "containerPort": 80}]}]}});
+        cluster.api.patch(Resource::Pods, NAMESPACE, "b", named)?;
+        // More ranges than a ruleset has room for, a name of the destination, and a block around no pod.
+        let ports: Vec<_> = (1..=40).map(|it| json!({"port": 1000 + 2 * it})).collect();
+        let (key, value) = LABEL;
+        let block = json!({"cidr": "198.51.100.0/24", "except": ["198.51.100.8/29"]});
+        let spec = json!({"podSelector": {"matchLabels": {key: value}}, "policyTypes": ["Egress"], "egress": [
+            {"to": [{"podSelector": {}}], "ports": [{"port": "http"}]},
+            {"to": [{"ipBlock": block}], "ports": ports}]});
+        cluster.api.create(Resource::NetworkPolicies, objects::network_policy(NAMESPACE, "p", spec))?;
+        let verdicts = || -> anyhow::Result<Vec<bool>> {
+            let trace = |to: &str, port: &str| {
+                let from = format!("{NAMESPACE}/a");
+                let args = ["policy", "trace", "--from", &from, "--to", to, "--port", port];
+                let output = Command::new(dist::binary("ferrulectl")?).args(args).output()?;
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                ensure!(text.contains("same"), "policies and rows disagree: {text}");
+                Ok(output.status.success())
+            };
+            let b = format!("{NAMESPACE}/b");
+            let (inside, except) = ("198.51.100.1", "198.51.100.9");
+            let all = [(&*b, "80"), (&*b, "81"), (inside, "1002"), (except, "1002"), (inside, "1003")];
+            all.into_iter().map(|(to, port)| trace(to, port)).collect()
+        };
+        let expected = [true, false, true, false, false];
+        let agree = || sys::wait_until("policies and rows agree", TIMEOUT, || Ok(verdicts()? == expected));
+        wait_until_reaches(&a, &b, false)?;
+        agree()?;
+        for map in ["BLOCKS", "NAMED", "PORTS"] {
+            lose(map)?;
+            agree()?;
+            expect_isolated(&a, &b)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_removed_row_by_which_a_rule_denies_is_restored() {
+    with_cluster(&["--reconcile-period", "3"], |node, cluster| {
+        node.stop_agent()?;
+        cluster.api.switch(Switch::InstallClusterPolicies { installed: true });
+        node.start_again()?;
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "enemy")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        let enemies =
+            json!([{"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"role": "enemy"}}}}]);
+        let spec = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
+            "ingress": [{"action": "Deny", "from": enemies}]});
+        cluster
+            .api
+            .create(Resource::ClusterNetworkPolicies, objects::cluster_network_policy("deny", spec))?;
+        wait_until_reaches(&b, &a, false)?;
+        ensure!(reaches(&c, &a)?, "only the rule's peers are denied");
+        lose("RULES")?;
+        wait_until_reaches(&b, &a, false)?;
+        expect_isolated(&b, &a)?;
+        ensure!(node.metric(HEALED)? > 0.0 && reaches(&c, &a)?);
+        Ok(())
     })
     .unwrap();
 }

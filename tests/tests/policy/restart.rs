@@ -1,11 +1,17 @@
 //! Pods go on to be judged while agents come and go.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    time::Duration,
+};
 
 use agent_common::policy::Subject;
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    apiserver::{History, Resource, Switch},
+    apiserver::{History, Resource, Switch, objects},
     cluster::{Cluster, with_cluster},
     node::{Node, PINS, subject},
     pod::NAMESPACE,
@@ -13,9 +19,11 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{LABEL, attach, expect_isolated, isolate, reaches, wait_until_reaches};
+use super::fixture::{LABEL, attach, expect_isolated, first, isolate, reaches, wait_until_reaches};
 
 const AGENT: &str = "ferrule-agent";
+/// For an answer, with retransmissions.
+const WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the API server away for longer than a test.
 fn take_away(cluster: &Cluster) {
@@ -148,6 +156,45 @@ fn an_upgrade_from_a_version_with_a_map_of_subjects_keeps_pods_isolated_without_
         ensure!(!earlier.exists(), "the old maps are still pinned");
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)? && reaches(&a, &c)?, "by the subjects of the earlier version");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn another_capacity_keeps_a_judged_flow_in_which_the_server_speaks_first() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        // The server may begin nothing: without the flow, what it sends is denied.
+        let (key, value) = LABEL;
+        let friend = json!([{"podSelector": {"matchLabels": {"role": "friend"}}}]);
+        let spec = json!({"podSelector": {"matchLabels": {key: value}},
+            "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": friend}]});
+        let policy = objects::network_policy(NAMESPACE, "p", spec);
+        cluster.api.create(Resource::NetworkPolicies, policy)?;
+        wait_until_reaches(&a, &b, false)?;
+        let to = SocketAddr::new(first(&a)?.parse()?, 80);
+        let listener = sys::bind_in(a.path(), to, TcpListener::bind)?;
+        let mut client = sys::in_netns(b.path(), || Ok(TcpStream::connect_timeout(&to, WAIT)?))?;
+        let (mut server, _) = listener.accept()?;
+        [&client, &server].into_iter().try_for_each(|it| it.set_read_timeout(Some(WAIT)))?;
+        for _ in 0..3 {
+            client.write_all(b"echo")?;
+            server.read_exact(&mut [0; 4])?;
+            server.write_all(b"echo")?;
+            client.read_exact(&mut [0; 4])?;
+        }
+        node.stop_agent()?;
+        take_away(cluster);
+        start(node, &[("FERRULE_MAX_POLICY_FLOWS", "8192"), ("FERRULE_MAX_POLICY_RULES", "8192")])?;
+        let shown = sys::run(&format!("bpftool -j map show pinned {PINS}/POLICY_FLOWS"))?;
+        ensure!(shown.contains("\"max_entries\":8192"), "{shown}");
+        server.write_all(b"news")?;
+        client.read_exact(&mut [0; 4]).context("the flow was cut")?;
+        client.write_all(b"echo")?;
+        server.read_exact(&mut [0; 4])?;
+        ensure!(!reaches(&a, &b)?, "the pod begins a flow");
         Ok(())
     })
     .unwrap();

@@ -1,9 +1,12 @@
 //! A pod has no network before it is judged.
 
+use std::{thread, time::Duration};
+
 use anyhow::ensure;
 use ferrule_tests::{
-    apiserver::{Resource, Switch},
-    cluster::with_cluster,
+    apiserver::{Options, Resource, Switch, objects},
+    cluster::{Cluster, NODE, with_cluster},
+    node::{POD_V4, POD_V6, on_node},
     pod::NAMESPACE,
     sys,
 };
@@ -60,6 +63,32 @@ fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
 }
 
 #[test]
+fn pods_are_open_where_policies_were_never_listed_if_the_operator_wants_that_and_judged_with_the_list() {
+    let flags = ["--policy-unlisted", "open", "--vif-timeout", "3"];
+    on_node(|node| {
+        let cluster = &Cluster::start(Options::default())?;
+        cluster.api.create(Resource::Nodes, objects::node(NODE, &[POD_V4, POD_V6]))?;
+        isolate(cluster, "p", &json!([]))?;
+        cluster.api.switch(Switch::Deny { resource: Resource::NetworkPolicies, token: None });
+        cluster.start_agent(node, &flags)?;
+        sys::wait_until("new pods are open", TIMEOUT, || {
+            Ok(node.http("/readyz?verbose")?.1.contains("open, with --policy-unlisted=open"))
+        })?;
+        let (a, b) = (attach(node, cluster, "a", &[LABEL])?, attach(node, cluster, "b", &[])?);
+        ensure!(reaches(&b, &a)?, "no policy was ever listed");
+        cluster.api.switch(Switch::DenyNothing {});
+        wait_until_reaches(&b, &a, false)?;
+        // Another start, again without an answer: rows and a checkpoint are there.
+        node.stop_agent()?;
+        cluster.api.switch(Switch::Deny { resource: Resource::NetworkPolicies, token: None });
+        node.start_again()?;
+        thread::sleep(Duration::from_secs(4));
+        expect_isolated(&b, &a)
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_add_of_a_pod_that_the_api_does_not_know_fails_once_there_is_a_policy() {
     with_cluster(&["--vif-timeout", "2", "--vif-source", "ipam"], |node, cluster| {
         let free = node.attach("before")?;
@@ -91,8 +120,10 @@ fn a_policy_too_large_for_the_maps_is_reported_and_leaves_what_is_in_force() {
         let b = attach(node, cluster, "b", &[])?;
         isolate(cluster, "p", &json!([]))?;
         wait_until_reaches(&b, &a, false)?;
-        let rule =
-            |port: u32| json!({"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+        let rule = |n: u32| {
+            let cidr = format!("10.0.{}.{}/32", n / 256, n % 256);
+            json!({"ports": [{"port": n}], "from": [{"ipBlock": {"cidr": cidr}}]})
+        };
         isolate(cluster, "large", &(1..400).map(rule).collect())?;
         sys::wait_until("the refusal is reported", TIMEOUT, || {
             let text = node.http("/readyz?verbose")?.1;

@@ -20,6 +20,8 @@ pub(super) enum Side {
     NoAnswer(String),
     Judged {
         verdict: Verdict,
+        /// Protocol and destination port.
+        traffic: (u8, u16),
         ruleset: Option<RulesetId>,
         is_audited: bool,
     },
@@ -47,8 +49,9 @@ pub(super) fn show(sides: &[Side; 2], compiler: &Compiler, shown: &mut TracePoli
         match side {
             Side::NotJudged => {}
             Side::NoAnswer(why) => policies.no_rows_because = why.clone(),
-            Side::Judged { verdict, ruleset, is_audited } => {
-                let rows = show_verdict(compiler, verdict, *ruleset, direction, *is_audited);
+            Side::Judged { verdict, traffic, ruleset, is_audited } => {
+                let because = because(compiler, (verdict, *ruleset), direction, *traffic);
+                let rows = RowsVerdict { allowed: verdict.is_allowed, because, audited: *is_audited };
                 let differs = rows.allowed != policies.allowed;
                 // Policies cannot know which addresses are in ranges of pods.
                 if differs && verdict.reason == Reason::PeerUnknown {
@@ -103,23 +106,22 @@ fn side(
         ));
     }
     let Recorded { ruleset, is_audited, .. } = recorded;
-    Side::Judged { verdict: lookup(&recorded.rows, &packet), ruleset, is_audited }
+    let verdict = lookup(&recorded.rows, &packet);
+    Side::Judged { verdict, traffic: (protocol, port), ruleset, is_audited }
 }
 
 fn is_in_pod_range(nodes: &Nodes, address: IpAddr) -> bool {
     nodes.own.iter().chain(&nodes.others).flat_map(|it| &it.ranges).any(|range| range.contains(&address))
 }
 
-fn show_verdict(
+fn because(
     compiler: &Compiler,
-    verdict: &Verdict,
-    ruleset: Option<RulesetId>,
+    (verdict, ruleset): (&Verdict, Option<RulesetId>),
     direction: Direction,
-    audited: bool,
-) -> RowsVerdict {
-    let because = match (verdict.reason, ruleset) {
+    traffic: (u8, u16),
+) -> String {
+    match (verdict.reason, ruleset) {
         (Reason::NotAllowed, Some(ruleset)) => shown::not_allowed(compiler, ruleset),
-        _ => shown::because(compiler, verdict, direction),
-    };
-    RowsVerdict { allowed: verdict.is_allowed, because, audited }
+        _ => shown::because(compiler, verdict, direction, Some(traffic)),
+    }
 }

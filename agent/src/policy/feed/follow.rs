@@ -6,15 +6,14 @@ use ferrule_policy::{
     Change,
     object::{Namespace, PolicyObject, Service, cluster_network_policy, network_policy},
 };
-use serde::Deserialize;
 use tokio::{
     join,
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Channel, Feed, Kind, Wanted};
+use super::{Channel, Feed, Kind, Wanted, discovery, state::Served};
 use crate::{
-    api::{Api, ApiError},
+    api::Api,
     backoff::{Backoff, Policy as Growth},
     policy::objects::AnyPod,
     watch::{Scope, Watches},
@@ -23,22 +22,16 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The discovery document of the API of ClusterNetworkPolicies.
-#[derive(Deserialize)]
-struct Resources {
-    resources: Vec<Resource>,
-}
-
-#[derive(Deserialize)]
-struct Resource {
-    name: String,
-}
-
+pub(super) const NETWORK_POLICIES: Scope =
+    Scope { name: "networkpolicies", path: "/apis/networking.k8s.io/v1/networkpolicies", selector: None };
+pub(super) const CLUSTER_POLICIES: Scope = Scope {
+    name: discovery::TYPE,
+    path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
+    selector: None,
+};
 const NAMESPACES: &str = "namespaces";
 const ALL_PODS: &str = "all-pods";
 const SERVICES: &str = "services";
-const CLUSTER_POLICIES: &str = "clusternetworkpolicies";
-const CLUSTER_GROUP: &str = "/apis/policy.networking.k8s.io/v1alpha2";
 /// Pods that are no peers; a pod that ends is reported as deleted. Servers have these fields since 1.28.
 const PEERS: &str = "status.phase!=Succeeded,status.phase!=Failed,spec.hostNetwork=false";
 
@@ -54,44 +47,38 @@ const RETRY: Growth = Growth::new(Duration::from_millis(800), Duration::from_sec
 // === impl Feed ===
 
 impl Feed {
-    /// Follows the cluster until the task is dropped.
-    pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>) {
-        let scope = Scope {
-            name: "networkpolicies",
-            path: "/apis/networking.k8s.io/v1/networkpolicies",
-            selector: None,
-        };
+    /// Follows the cluster until the task is dropped. `open_after`: how long new pods wait for the first list
+    /// of policies, before they are open; none: as long as it takes.
+    pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>, open_after: Option<Duration>) {
         let feed = Arc::clone(&self);
         let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
-        let was_followed = watches.has_checkpoint(&scope).await;
-        watches.add(scope, self.channel(Kind::NetworkPolicy, None, read));
-        join!(self.discover(&watches, &api, was_followed), self.follow_peers(&watches));
+        let was_followed = watches.has_checkpoint(&NETWORK_POLICIES).await;
+        watches.add(NETWORK_POLICIES, self.channel(Kind::NetworkPolicy, None, read));
+        join!(
+            self.discover(&watches, &api, was_followed),
+            self.follow_peers(&watches),
+            self.open_unlisted(open_after, &watches, &api),
+        );
     }
 
     /// Follows ClusterNetworkPolicies once the cluster can have them. `was_followed`: an earlier agent has
     /// followed policies, and so has a checkpoint of ClusterNetworkPolicies if the cluster had the type.
     async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
-        let scope = Scope {
-            name: CLUSTER_POLICIES,
-            path: "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
-            selector: None,
-        };
         let mut retries = Backoff::new(RETRY);
         loop {
-            let answer = api.get("discover ClusterNetworkPolicies", CLUSTER_GROUP).await;
-            let wait = match has_cluster_policies(answer) {
-                Ok(true) => break,
-                Ok(false) => {
-                    self.update(|state| state.discovered(false));
+            let wait = match discovery::ask(api).await {
+                Ok(Served::Known) => break,
+                Ok(served) => {
+                    self.discovered(served);
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
                 Err(error) if error.is_unreachable() => {
-                    if watches.has_checkpoint(&scope).await {
+                    if watches.has_checkpoint(&CLUSTER_POLICIES).await {
                         break;
                     }
                     tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
                     if was_followed {
-                        self.update(|state| state.discovered(false));
+                        self.discovered(Served::Nothing);
                     }
                     retries.next_requested(None, Instant::now())
                 }
@@ -105,7 +92,7 @@ impl Feed {
             };
             sleep(wait).await;
         }
-        self.update(|state| state.discovered(true));
+        self.discovered(Served::Known);
         let feed = Arc::clone(self);
         let read = move |object: &PolicyObject| match cluster_network_policy(object) {
             Ok(policy) => Some(feed.policy(policy)),
@@ -114,7 +101,11 @@ impl Feed {
                 None
             }
         };
-        watches.add(scope, self.channel(Kind::ClusterNetworkPolicy, None, read));
+        watches.add(CLUSTER_POLICIES, self.channel(Kind::ClusterNetworkPolicy, None, read));
+    }
+
+    fn discovered(&self, served: Served) {
+        self.update(|state| state.discovered(served));
     }
 
     /// Follows what policies ask about, while there are policies.
@@ -187,19 +178,4 @@ impl Wanted {
             Self::Gather(generation) | Self::Follow(generation) | Self::Idle(generation) => Some(generation),
         }
     }
-}
-
-/// Reads the answer to a discovery.
-fn has_cluster_policies(answer: Result<Vec<u8>, ApiError>) -> Result<bool, ApiError> {
-    let document = match answer {
-        Ok(document) => document,
-        Err(error) if error.is_not_found() => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    let invalid = |error: serde_json::Error| ApiError::Invalid {
-        what: "discover ClusterNetworkPolicies".to_owned(),
-        why: error.to_string(),
-    };
-    let Resources { resources } = serde_json::from_slice(&document).map_err(invalid)?;
-    Ok(resources.iter().any(|it| it.name == CLUSTER_POLICIES))
 }

@@ -9,6 +9,8 @@
 //!     └───────────────▶ Gathering ───────────────▶ Enforcing
 //!                                  all is listed
 //! ```
+//!
+//! Instead of Unlisted, the phase is Assumed after a while, if the operator wants new pods to be open then.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -59,6 +61,15 @@ pub(super) enum Wanted {
     Idle(u64),
 }
 
+/// Which version of ClusterNetworkPolicies the cluster serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Served {
+    Nothing,
+    Known,
+    /// Only versions that this agent does not read.
+    Others(Vec<String>),
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     phase: Phase,
@@ -71,6 +82,8 @@ pub(super) struct State {
     has_nodes: bool,
     /// The addresses of this node.
     own: Option<Vec<IpAddr>>,
+    /// The versions of ClusterNetworkPolicies that the cluster serves and this agent does not read.
+    unread: Vec<String>,
     /// What the enforcer was last told to be missing.
     expected: Vec<&'static str>,
     /// The cluster had no policy before.
@@ -82,6 +95,8 @@ pub(super) struct State {
 pub(super) enum Phase {
     /// Whether the cluster has policies is unknown.
     Unlisted,
+    /// The same, and pods are open until it is known.
+    Assumed,
     Open,
     Gathering,
     Enforcing,
@@ -115,6 +130,7 @@ impl State {
             nodes: HashMap::new(),
             has_nodes: false,
             own: None,
+            unread: Vec::new(),
             expected: Vec::new(),
             is_first: false,
         }
@@ -161,10 +177,12 @@ impl State {
     }
 
     /// Whether the cluster can have ClusterNetworkPolicies. Until that is known, their list is not complete.
-    pub(super) fn discovered(&mut self, is_there: bool) -> Vec<Order> {
+    /// Those in a version that this agent does not read are not there for it.
+    pub(super) fn discovered(&mut self, served: Served) -> Vec<Order> {
         if let Some(list) = self.lists.get_mut(&Kind::ClusterNetworkPolicy) {
-            list.is_listed = !is_there;
+            list.is_listed = served != Served::Known;
         }
+        self.unread = if let Served::Others(versions) = served { versions } else { Vec::new() };
         self.step(Vec::new())
     }
 
@@ -199,6 +217,15 @@ impl State {
         self.step((self.phase == Phase::Enforcing).then(change).into_iter().collect())
     }
 
+    /// Takes the cluster for one without policies, until they are listed.
+    pub(super) fn assume_open(&mut self) -> Vec<Order> {
+        if self.phase != Phase::Unlisted {
+            return Vec::new();
+        }
+        self.phase = Phase::Assumed;
+        vec![Order::Replace(Vec::new())]
+    }
+
     /// Stops enforcing, if no policy has come for a while.
     pub(super) fn idle_no_longer(&mut self, generation: u64) -> Vec<Order> {
         if self.wanted() == Wanted::Idle(generation) { self.open() } else { Vec::new() }
@@ -206,7 +233,7 @@ impl State {
 
     pub(super) fn wanted(&self) -> Wanted {
         match self.phase {
-            Phase::Unlisted | Phase::Open => Wanted::Nothing,
+            Phase::Unlisted | Phase::Assumed | Phase::Open => Wanted::Nothing,
             Phase::Gathering => Wanted::Gather(self.generation),
             Phase::Enforcing if self.policies.is_empty() => Wanted::Idle(self.generation),
             Phase::Enforcing => Wanted::Follow(self.generation),
@@ -217,6 +244,11 @@ impl State {
         self.phase
     }
 
+    /// The versions of ClusterNetworkPolicies that are served and not read, if no other is.
+    pub(super) fn unread(&self) -> &[String] {
+        &self.unread
+    }
+
     /// The number of policies.
     pub(super) fn policies(&self) -> usize {
         self.policies.len()
@@ -225,7 +257,7 @@ impl State {
     /// What has to be listed first.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         let (policies, peers): (&[_], &[_]) = match self.phase {
-            Phase::Unlisted => (&POLICIES, &[]),
+            Phase::Unlisted | Phase::Assumed => (&POLICIES, &[]),
             Phase::Gathering => (&POLICIES, &PEERS),
             Phase::Open | Phase::Enforcing => return Vec::new(),
         };
@@ -245,22 +277,20 @@ impl State {
         if self.is_first { FOR_NODE.saturating_mul(nodes).min(MAX_SPREAD) } else { Duration::ZERO }
     }
 
-    pub(super) fn node_names(&self) -> impl Iterator<Item = &str> {
-        self.nodes.values().map(|node| node.name())
-    }
-
     fn step(&mut self, mut orders: Vec<Order>) -> Vec<Order> {
         let lacks_policies = self.policies.is_empty() && self.has(&POLICIES);
         match self.phase {
-            Phase::Unlisted | Phase::Gathering if lacks_policies => orders.extend(self.open()),
-            Phase::Unlisted | Phase::Open if !self.policies.is_empty() => {
-                self.is_first = self.phase == Phase::Open;
+            Phase::Unlisted | Phase::Assumed | Phase::Gathering if lacks_policies => {
+                orders.extend(self.open());
+            }
+            Phase::Unlisted | Phase::Assumed | Phase::Open if !self.policies.is_empty() => {
+                self.is_first = self.phase != Phase::Unlisted;
                 self.phase = Phase::Gathering;
                 self.generation += 1;
                 orders.extend(self.gather());
             }
             Phase::Gathering => orders.extend(self.gather()),
-            Phase::Unlisted | Phase::Open | Phase::Enforcing => {}
+            Phase::Unlisted | Phase::Assumed | Phase::Open | Phase::Enforcing => {}
         }
         orders
     }

@@ -1,5 +1,7 @@
 //! Policies that do not fit.
 
+use ferrule_policy::Resource;
+
 use super::*;
 
 #[test]
@@ -15,14 +17,14 @@ fn a_policy_that_does_not_fit_holds_up_no_other_and_is_reported_until_it_goes() 
     let why = it.wait_until_healthy(false);
     assert!(why.contains("web/large") && why.contains("256 fit") && why.contains("stays"), "{why}");
     assert_eq!(it.fake.subject(7).map(|it| it.ingress), Some(before.ingress));
-    assert_eq!((it.metrics.refused.get(), it.metrics.held.get()), (1, 1));
+    assert_eq!(it.metrics.refused_of(Resource::Bits), (1, 1));
     let refused = it.admit(9, "a", SOON).unwrap_err();
     assert!(refused.to_string().contains("web/large"), "{refused}");
     it.enforcer.forget(9);
     it.enforcer.submit(gone("large"));
     it.wait_until_healthy(true);
     it.admit(9, "a", SOON).unwrap();
-    assert_eq!(it.metrics.held.get(), 0);
+    assert_eq!(it.metrics.refused_of(Resource::Bits).0, 0);
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn of_a_state_with_a_policy_that_does_not_fit_the_rest_is_enforced_and_its_pods_
     let why = it.wait_until_healthy(false);
     assert!(why.contains("web/large") && why.contains("256 fit") && why.contains("isolated"), "{why}");
     assert_eq!(it.enforcer.state().reason, why);
-    assert_eq!((it.metrics.refused.get(), it.metrics.held.get()), (1, 1));
+    assert_eq!(it.metrics.refused_of(Resource::Bits), (1, 1));
     assert!(!is_allowed(&it, 7) && !is_allowed(&it, 8) && is_allowed(&it, 9));
     it.enforcer.submit(policy("q", "c"));
     it.fake.wait_for(9, "a later policy is in force", is_judged);
@@ -72,7 +74,7 @@ fn of_a_state_with_a_policy_that_does_not_fit_the_rest_is_enforced_and_its_pods_
     it.fake.wait_for(7, "a version that fits", is_open);
     it.wait_until_healthy(true);
     assert!(!is_allowed(&it, 8));
-    assert_eq!(it.metrics.held.get(), 0);
+    assert_eq!(it.metrics.refused_of(Resource::Bits).0, 0);
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn of_many_policies_that_do_not_fit_each_is_held_and_as_many_others_fit_as_there
     it.enforcer.replace(pods.chain(names.iter().map(wide)).chain([namespace()]).collect());
     it.enforcer.settle(Instant::now() + SOON).unwrap();
     it.wait_until_healthy(false);
-    assert_eq!(it.metrics.held.get(), 34, "six times 50 rows fit");
+    assert_eq!(it.metrics.refused_of(Resource::Ports).0, 34, "six times 50 rows fit");
     let has_rules = |id| it.enforcer.read(|compiler| compiler.rows().endpoint(EndpointId(id)).copied());
     assert!((1..=40).all(|id| has_rules(id).is_some_and(|row| row.ingress != RulesetId::OPEN)));
 }
@@ -172,10 +174,29 @@ fn a_policy_that_is_replaced_by_one_of_its_name_stays_in_force_if_the_other_does
     it.enforcer.submit(Change::Policy(successor.clone()));
     it.fake.stop(false);
     it.wait_until_healthy(false);
-    assert_eq!((it.metrics.held.get(), it.metrics.refused.get()), (2, 1));
+    assert_eq!(it.metrics.refused_of(Resource::Bits), (2, 1));
     assert_eq!(it.fake.subject(7), before);
     std::thread::sleep(MOMENT);
     it.enforcer.submit(Change::PolicyGone { id: successor.id, uid: successor.uid });
     it.fake.wait_for(7, "both are gone", is_open);
     it.wait_until_healthy(true);
+}
+
+#[test]
+fn of_many_nodes_whose_maps_are_full_three_write_an_event_about_the_policy() {
+    let names: Vec<_> = (0..12).map(|number| format!("node-{number}")).collect();
+    let writes = |own: &String| {
+        let reporters = Arc::new(Reporters::new(own));
+        names.iter().for_each(|name| reporters.add(name));
+        let (events, mut queue) = Events::channel(EventMetrics::default(), Pods::default());
+        let it = Setup::with_events(Fake::default(), Capacities::default(), (events, reporters));
+        it.enforcer.replace(vec![namespace(), pod("a"), policy("p", "a")]);
+        it.admit(7, "a", SOON).unwrap();
+        it.enforcer.submit(oversized("large", "a"));
+        it.wait_until_healthy(false);
+        let event = queue.try_recv().ok();
+        assert!(event.as_ref().is_none_or(|it| it.reason == "PolicyRefused" && it.name == "large"));
+        event.is_some()
+    };
+    assert_eq!(names.iter().filter(|own| writes(own)).count(), 3);
 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ferrule_policy::Capacities;
+use ferrule_policy::{Capacities, EndpointId, EndpointRow, Op, RulesetId, Table};
 use http::{Request, Response};
 use kube::client::Body;
 
@@ -17,15 +17,21 @@ use crate::{
     events::Events,
     health::Health,
     metrics::{EventMetrics, Metrics},
-    policy::{Enforcer, feed::News, tests::Fake},
+    policy::{
+        Enforcer, Maps, Reporters,
+        feed::{News, state::Phase},
+        tests::Fake,
+    },
     watch::{Change as Watched, Checkpoint, CheckpointStore, ObjectKey, Settings, Update},
 };
 
-struct NoCheckpoints;
+/// The names of watches that have a checkpoint, without objects.
+struct Checkpoints(&'static [&'static str]);
 
-impl CheckpointStore for NoCheckpoints {
-    fn load(&self, _: &str, _: &str) -> Option<Checkpoint> {
-        None
+impl CheckpointStore for Checkpoints {
+    fn load(&self, name: &str, _: &str) -> Option<Checkpoint> {
+        let checkpoint = || Checkpoint { position: "1".to_owned(), objects: Vec::new() };
+        self.0.contains(&name).then(checkpoint)
     }
 
     fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -61,10 +67,15 @@ async fn wait_of(is_first: bool) -> Duration {
     let api = Arc::new(Api::with_client(kube::Client::new(server, "default")));
     let health = Health::default();
     let metrics = Metrics::default().watch.clone();
-    let watches = Arc::new(Watches::new(api, Arc::new(NoCheckpoints), SETTINGS, metrics, health.clone()));
+    let watches = Arc::new(Watches::new(api, Arc::new(Checkpoints(&[])), SETTINGS, metrics, health.clone()));
     let enforcer = Enforcer::new(Arc::new(Fake::default()), Capacities::default(), Pods::default());
     let events = Events::disabled(EventMetrics::default());
-    let feed = Feed::new(Arc::new(enforcer), events, "node-0", health.component("policy-feed", false, ""));
+    let feed = Feed::new(
+        Arc::new(enforcer),
+        events,
+        Arc::new(Reporters::new("node-0")),
+        health.component("policy-feed", false, ""),
+    );
     for number in 0..500 {
         let node = format!(r#"{{"metadata":{{"name":"node-{number}","uid":"{number}"}}}}"#);
         feed.apply_node(&Watched::Applied(Arc::new(serde_json::from_str(&node).unwrap())));
@@ -74,7 +85,7 @@ async fn wait_of(is_first: bool) -> Duration {
         async move { feed.follow_peers(&watches).await }
     });
     let apply = |news| feed.update(|state| state.apply(Kind::NetworkPolicy, None, news));
-    feed.update(|state| state.discovered(false));
+    feed.discovered(Served::Nothing);
     let news = if is_first { [News::Listed, policy()] } else { [policy(), News::Listed] };
     for news in news {
         apply(news);
@@ -100,4 +111,52 @@ async fn nodes_list_at_random_times_after_the_first_policy_and_at_once_after_a_s
     assert!(most <= Duration::from_secs(1), "500 nodes list in a second: {most:?}");
     assert!(least < Duration::from_millis(300) && most > Duration::from_millis(700), "{least:?} to {most:?}");
     assert_eq!(wait_of(false).await, Duration::ZERO);
+}
+
+/// The phase of an agent a minute after its start, if its API server never answers. New pods wait for 10 s.
+async fn phase_without_an_answer(has: &'static [&'static str], maps: Fake, opens: bool) -> Phase {
+    let server = tower::service_fn(|_: Request<Body>| pending::<io::Result<Response<Body>>>());
+    let api = Arc::new(Api::with_client(kube::Client::new(server, "default")));
+    let (health, metrics) = (Health::default(), Metrics::default().watch.clone());
+    let checkpoints = Arc::new(Checkpoints(has));
+    let watches = Watches::new(Arc::clone(&api), checkpoints, SETTINGS, metrics, health.clone());
+    let watches = Arc::new(watches);
+    let enforcer = Enforcer::new(Arc::new(maps), Capacities::default(), Pods::default());
+    let events = Events::disabled(EventMetrics::default());
+    let feed = Feed::new(
+        Arc::new(enforcer),
+        events,
+        Arc::new(Reporters::new("node-0")),
+        health.component("policy-feed", false, ""),
+    );
+    let open_after = opens.then_some(Duration::from_secs(10));
+    let task = tokio::spawn(Arc::clone(&feed).run(Arc::clone(&watches), api, open_after));
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!(feed.inner().state.phase(), Phase::Unlisted, "too early");
+    sleep(Duration::from_secs(51)).await;
+    task.abort();
+    watches.stop().await;
+    feed.inner().state.phase()
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_pods_are_open_where_policies_were_never_listed_only_if_the_operator_wants_that() {
+    assert_eq!(phase_without_an_answer(&[], Fake::default(), true).await, Phase::Assumed);
+    assert_eq!(phase_without_an_answer(&[], Fake::default(), false).await, Phase::Unlisted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_pods_wait_where_an_earlier_agent_has_left_rows_that_judge_or_a_checkpoint_of_policies() {
+    let with = |ingress| {
+        let maps = Fake::default();
+        let (egress, table) = (RulesetId::OPEN, Table::A);
+        let row = EndpointRow { ingress, egress, table, epoch: 1, audit: false };
+        maps.apply(&[Op::Endpoint(EndpointId(7), Some(row))], table).unwrap();
+        maps
+    };
+    assert_eq!(phase_without_an_answer(&[], with(RulesetId(3)), true).await, Phase::Unlisted);
+    assert_eq!(phase_without_an_answer(&[], with(RulesetId::OPEN), true).await, Phase::Assumed);
+    for has in [&["networkpolicies"], &["clusternetworkpolicies"]] {
+        assert_eq!(phase_without_an_answer(has, Fake::default(), true).await, Phase::Unlisted, "{has:?}");
+    }
 }

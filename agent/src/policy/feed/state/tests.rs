@@ -120,7 +120,13 @@ impl Test {
     }
 
     fn discovered(&mut self, is_there: bool) {
-        let orders = self.state.discovered(is_there);
+        let served = if is_there { Served::Known } else { Served::Nothing };
+        let orders = self.state.discovered(served);
+        self.note(orders);
+    }
+
+    fn assume_open(&mut self) {
+        let orders = self.state.assume_open();
         self.note(orders);
     }
 
@@ -363,4 +369,59 @@ fn the_first_policy_of_a_cluster_spreads_the_lists_of_its_nodes_and_a_start_wait
     assert_eq!(first.state.spread(), Duration::from_millis(200));
     join(&mut first, 100..5000);
     assert_eq!(first.state.spread(), Duration::from_secs(2));
+}
+
+#[test]
+fn what_is_assumed_to_be_open_is_judged_as_soon_as_a_policy_is_known() {
+    let mut test = Test::new();
+    test.assume_open();
+    assert_eq!(test.taken(), ["replace []"]);
+    assert_eq!((test.state.phase(), test.state.wanted()), (Phase::Assumed, Wanted::Nothing));
+    assert_eq!(test.state.missing(), ["NetworkPolicies", "ClusterNetworkPolicies"]);
+    test.set(Kind::NetworkPolicy, "n/p", "1");
+    assert_eq!(test.state.phase(), Phase::Gathering, "before the list is complete");
+    assert!(test.taken()[0].starts_with("expect NetworkPolicies"));
+    test.discovered(false);
+    test.listed(Kind::NetworkPolicy);
+    PEERS.iter().for_each(|kind| test.listed(*kind));
+    test.listed_nodes();
+    test.own(1);
+    assert!(test.taken().last().unwrap().starts_with("replace [+NetworkPolicy n/p@1"));
+    assert_eq!(test.state.phase(), Phase::Enforcing);
+}
+
+#[test]
+fn a_cluster_that_turns_out_to_have_no_policy_stays_open() {
+    let mut test = Test::new();
+    test.assume_open();
+    test.listed(Kind::NetworkPolicy);
+    assert_eq!(test.state.phase(), Phase::Assumed);
+    test.discovered(false);
+    assert_eq!(test.state.phase(), Phase::Open);
+}
+
+#[test]
+fn only_what_was_never_listed_is_assumed_to_be_open() {
+    for mut test in [Test::open(), Test::enforcing()] {
+        test.taken();
+        let before = test.state.phase();
+        test.assume_open();
+        assert_eq!((test.state.phase(), test.taken().len()), (before, 0));
+    }
+    let mut test = Test::new();
+    test.set(Kind::NetworkPolicy, "n/p", "1");
+    test.taken();
+    test.assume_open();
+    assert_eq!((test.state.phase(), test.taken().len()), (Phase::Gathering, 0));
+}
+
+#[test]
+fn versions_of_cluster_policies_that_are_not_read_are_remembered_until_another_answer() {
+    let mut test = Test::new();
+    test.listed(Kind::NetworkPolicy);
+    let orders = test.state.discovered(Served::Others(vec!["v1".to_owned()]));
+    test.note(orders);
+    assert_eq!((test.state.phase(), test.state.unread()), (Phase::Open, &["v1".to_owned()][..]));
+    test.discovered(true);
+    assert!(test.state.unread().is_empty());
 }
