@@ -47,8 +47,14 @@ pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result
     if flows::belongs_to_stack(packet, meta, receiver, flows::REMOTE) {
         return Ok(Inbound::STACK);
     }
+    let is_fast = is_plain && node.is_fast();
+    // This node's conntrack must know a connection from such a port: a port of this node may lead the same
+    // client to the same pod. Without the stamp, `to_pod` records the flow.
+    if is_fast && flows::begins_at_translated_port(packet, meta) {
+        return Ok(Inbound::STACK);
+    }
     packet.stamp(Stamp::Direct);
-    if !is_plain || !node.is_fast() {
+    if !is_fast {
         return Ok(Inbound::STACK);
     }
     policy::reaches(packet, meta, endpoint.ifindex, Judge::of(receiver))?;

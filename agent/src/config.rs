@@ -217,7 +217,8 @@ struct Settings {
     /// UDP port of the tunnels between nodes, the same on every node [default: 4789].
     #[arg(long, env = "FERRULE_TUNNEL_PORT", value_name = "PORT")]
     tunnel_port: Option<u16>,
-    /// Range of Services' addresses, which no node's pod CIDR may overlap; repeatable.
+    /// Range of Services' addresses, which no node's pod CIDR may overlap, beside the cluster's ServiceCIDRs;
+    /// repeatable.
     #[arg(long = "service-cidr", env = "FERRULE_SERVICE_CIDR", value_delimiter = ',', value_name = "CIDR")]
     #[serde(rename = "service_cidr")]
     service_cidrs: Vec<String>,

@@ -3,6 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -10,8 +11,15 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use nix::sys::{
+    socket::{
+        self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt,
+        sockopt::{ReuseAddr, SendTimeout},
+    },
+    time::TimeVal,
+};
 
-use crate::sys;
+use crate::{pod::Pod, sys};
 
 /// Size and duration of a finished stream.
 #[derive(Debug, Clone, Copy)]
@@ -162,6 +170,26 @@ pub fn datagrams_to(
 /// If the connection is not established.
 pub fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
     TcpStream::connect_timeout(&to, TIMEOUT).with_context(|| format!("cannot connect to {to}"))
+}
+
+/// A pod's connected socket, whose port other sockets may share.
+///
+/// # Errors
+/// If the pod has no address of the family, or the connection is not established in time.
+pub fn connected(client: &Pod, port: u16, to: SocketAddr, kind: SockType) -> anyhow::Result<OwnedFd> {
+    let ip = client.addresses.iter().find(|it| it.is_ipv4() == to.is_ipv4()).context("no address")?;
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    sys::in_netns(client.path(), || {
+        let socket = socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+        setsockopt(&socket, ReuseAddr, &true)?;
+        // Bounds the connect, too.
+        setsockopt(&socket, SendTimeout, &TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0))?;
+        socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(*ip, port)))
+            .with_context(|| format!("cannot bind to port {port}"))?;
+        socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
+            .with_context(|| format!("cannot connect to {to} from port {port}"))?;
+        Ok(socket)
+    })
 }
 
 fn send(to: SocketAddr, bytes: u64) -> anyhow::Result<()> {

@@ -1,15 +1,14 @@
 //! The API server: its client, and the watches of the objects that the node needs.
 
-use std::{env, net::IpAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use ipnet::IpNet;
 use tokio::{
     sync::watch::{Receiver, channel},
     time::sleep,
 };
 
-use super::{local_network::LocalNetwork, ranges::follow_ranges, single_node, tasks::Tasks};
+use super::{local_network::LocalNetwork, ranges::follow_ranges, service_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
     cluster::{self, InitialSync, KURYR_PORTS, OwnNode, PodChange, Pods},
@@ -97,8 +96,13 @@ impl<'a> ApiServer<'a> {
                 changes
             }
         };
-        let services = service_ranges(config);
-        let nodes = follow_nodes((&watches, own, events, feed.cloned()), (name, services), health, tasks);
+        let services = service_ranges::known(config);
+        let (table, nodes) = Table::new(name, services.clone());
+        tasks.spawn(
+            "service-ranges",
+            service_ranges::follow(Arc::clone(&client), services, Arc::clone(&table)),
+        );
+        follow_nodes((&watches, own, events, feed.cloned()), table, health, tasks);
         if let Some(feed) = feed {
             let (watches, client) = (Arc::clone(&watches), Arc::clone(&client));
             let open_after = config.opens_unlisted_after();
@@ -123,11 +127,10 @@ impl<'a> ApiServer<'a> {
 /// Watches the nodes of the cluster.
 fn follow_nodes(
     (watches, own, events, feed): (&Watches, OwnNode, Events, Option<Arc<Feed>>),
-    (name, services): (&str, Vec<IpNet>),
+    table: Arc<Table>,
     health: &Health,
     tasks: &mut Tasks,
-) -> Receiver<Arc<Nodes>> {
-    let (table, nodes) = Table::new(name, services);
+) {
     let noted = Arc::clone(&table);
     cluster::watch_nodes(watches, own, move |change| {
         if let Some(feed) = &feed {
@@ -137,13 +140,6 @@ fn follow_nodes(
     });
     let refusals = Refusals::new(health.component("cluster", false, "the nodes are not listed yet"), events);
     tasks.spawn("nodes", table.run(refusals));
-    nodes
-}
-
-/// The configured ranges of Services, and the address of the API server's own Service.
-fn service_ranges(config: &Config) -> Vec<IpNet> {
-    let api = env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|it| it.parse::<IpAddr>().ok());
-    config.service_cidrs.iter().copied().chain(api.map(IpNet::from)).collect()
 }
 
 /// Waits until a watch ends unexpectedly.

@@ -223,6 +223,7 @@ fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
     Table {
         sources: local().filter(is_source).collect(),
         kept: local().chain(configured).chain(constant).collect(),
+        elsewhere: pods.elsewhere.clone(),
         ports: settings.ports.edges(),
         translated_ports: translated_ports(settings.tunnel_port),
         tunnel,
@@ -316,7 +317,8 @@ mod tests {
     fn the_clusters_nodes_and_pods_see_the_pods_address_and_other_private_networks_do_not() {
         let nodes = ["192.0.2.2", "2001:db8::2"].map(|it| it.parse().unwrap()).to_vec();
         let pods = Pods { nodes, elsewhere: nets(&["10.244.2.0/24"]), ..pods() };
-        let Table { kept, .. } = table(&settings(Mode::Auto), &FileSettings::default(), &pods);
+        let Table { kept, elsewhere, .. } = table(&settings(Mode::Auto), &FileSettings::default(), &pods);
+        assert_eq!(elsewhere, nets(&["10.244.2.0/24"]));
         let cluster = nets(&["10.244.2.0/24", "192.0.2.2/32", "2001:db8::2/128"]);
         assert!(cluster.iter().all(|it| kept.contains(it)));
         let private = nets(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);

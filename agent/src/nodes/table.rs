@@ -27,8 +27,6 @@ use crate::{
 /// The Node objects of the cluster, by UID.
 pub struct Table {
     own: String,
-    /// Ranges of Services, which no node's range may overlap.
-    services: Vec<IpNet>,
     known: Mutex<Known>,
     changed: Notify,
     nodes: Sender<Arc<Nodes>>,
@@ -38,6 +36,8 @@ pub struct Table {
 struct Known {
     /// The name tells objects apart that have no UID.
     nodes: BTreeMap<(Arc<str>, ObjectKey), Arc<cluster::Node>>,
+    /// Ranges of Services, which no node's range may overlap.
+    services: Arc<[IpNet]>,
     is_listed: bool,
     /// A list that lacks this node may be another cluster's: nothing is concluded from it.
     had_own: bool,
@@ -52,8 +52,18 @@ impl Table {
     /// The receiver gets the nodes each time they change.
     pub fn new(own: &str, services: Vec<IpNet>) -> (Arc<Self>, Receiver<Arc<Nodes>>) {
         let (nodes, receiver) = channel(Arc::default());
-        let (known, changed) = (Mutex::default(), Notify::new());
-        (Arc::new(Self { own: own.to_owned(), services, known, changed, nodes }), receiver)
+        let known = Mutex::new(Known { services: services.into(), ..Known::default() });
+        (Arc::new(Self { own: own.to_owned(), known, changed: Notify::new(), nodes }), receiver)
+    }
+
+    /// Replaces the ranges of Services.
+    pub fn set_services(&self, services: Vec<IpNet>) {
+        let mut known = self.known();
+        if *known.services != *services {
+            known.services = services.into();
+            drop(known);
+            self.changed.notify_one();
+        }
     }
 
     /// Notes a change. Never waits.
@@ -92,8 +102,9 @@ impl Table {
             return None;
         }
         let nodes: Vec<_> = known.nodes.values().cloned().collect();
+        let services = Arc::clone(&known.services);
         drop(known);
-        Some(resolve(&nodes, &self.own, &self.services))
+        Some(resolve(&nodes, &self.own, &services))
     }
 
     fn publish(&self, nodes: Nodes) {

@@ -100,6 +100,14 @@ impl Monitor {
         Ok(Self { socket, message: Vec::with_capacity(PEEK) })
     }
 
+    /// Subscribes to a group above 31, which the mask of groups cannot name.
+    ///
+    /// # Errors
+    /// If the kernel does not have the group.
+    pub(super) fn join(&self, group: u32) -> io::Result<()> {
+        self.socket.add_membership(group)
+    }
+
     /// Waits until the kernel has delivered a notification, and leaves it to [`Self::read`]. Cancel safe.
     ///
     /// The runtime polls the socket during this wait only. A polled socket wakes a thread for each

@@ -74,6 +74,17 @@ pub fn cluster_network_policy(name: &str, spec: Value) -> Value {
     })
 }
 
+/// A range of Services' addresses.
+#[must_use]
+pub fn service_cidr(name: &str, ranges: &[&str]) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": { "name": name },
+        "spec": { "cidrs": ranges },
+    })
+}
+
 /// A Service with addresses of the cluster.
 #[must_use]
 pub fn service(namespace: &str, name: &str, addresses: &[IpAddr]) -> Value {

@@ -19,6 +19,8 @@ pub enum Resource {
     Services,
     /// networking.k8s.io/v1.
     NetworkPolicies,
+    /// networking.k8s.io/v1.
+    ServiceCidrs,
     /// policy.networking.k8s.io/v1alpha2, optional in a cluster.
     ClusterNetworkPolicies,
 }
@@ -30,7 +32,7 @@ pub(super) struct Endpoint {
     pub group: &'static str,
 }
 
-pub(super) const ENDPOINTS: [Endpoint; 9] = [
+pub(super) const ENDPOINTS: [Endpoint; 10] = [
     Endpoint { resource: Resource::Pods, group: "" },
     Endpoint { resource: Resource::Nodes, group: "" },
     Endpoint { resource: Resource::Namespaces, group: "" },
@@ -39,6 +41,7 @@ pub(super) const ENDPOINTS: [Endpoint; 9] = [
     Endpoint { resource: Resource::KuryrPorts, group: "openstack.org" },
     Endpoint { resource: Resource::Services, group: "" },
     Endpoint { resource: Resource::NetworkPolicies, group: NETWORKING },
+    Endpoint { resource: Resource::ServiceCidrs, group: NETWORKING },
     Endpoint { resource: Resource::ClusterNetworkPolicies, group: CLUSTER_POLICIES },
 ];
 
@@ -72,6 +75,7 @@ impl Resource {
             Self::KuryrPorts => "kuryrports",
             Self::Services => "services",
             Self::NetworkPolicies => "networkpolicies",
+            Self::ServiceCidrs => "servicecidrs",
             Self::ClusterNetworkPolicies => "clusternetworkpolicies",
         }
     }
@@ -86,20 +90,21 @@ impl Resource {
             Self::KuryrPorts => "KuryrPort",
             Self::Services => "Service",
             Self::NetworkPolicies => "NetworkPolicy",
+            Self::ServiceCidrs => "ServiceCIDR",
             Self::ClusterNetworkPolicies => "ClusterNetworkPolicy",
         }
     }
 
     #[must_use]
     pub const fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Nodes | Self::Namespaces | Self::ClusterNetworkPolicies)
+        !matches!(self, Self::Nodes | Self::Namespaces | Self::ServiceCidrs | Self::ClusterNetworkPolicies)
     }
 
     /// The endpoint whose form the store uses.
     pub(super) const fn stored(self) -> Endpoint {
         let group = match self {
             Self::KuryrPorts => "openstack.org",
-            Self::NetworkPolicies => NETWORKING,
+            Self::NetworkPolicies | Self::ServiceCidrs => NETWORKING,
             Self::ClusterNetworkPolicies => CLUSTER_POLICIES,
             _ => "",
         };
@@ -135,7 +140,11 @@ impl Resource {
                 ("type", "/type"),
             ],
             Self::Services => &[("spec.clusterIP", "/spec/clusterIP"), ("spec.type", "/spec/type")],
-            Self::Nodes | Self::KuryrPorts | Self::NetworkPolicies | Self::ClusterNetworkPolicies => &[],
+            Self::Nodes
+            | Self::KuryrPorts
+            | Self::NetworkPolicies
+            | Self::ServiceCidrs
+            | Self::ClusterNetworkPolicies => &[],
         }
     }
 }

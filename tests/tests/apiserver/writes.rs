@@ -163,7 +163,7 @@ fn policies_are_served_in_their_own_versions() {
         let found = get(&server, path).json()["resources"].as_array().unwrap().clone();
         found.into_iter().map(|it| it["name"].clone()).collect()
     };
-    assert_eq!(names(group), ["networkpolicies"]);
+    assert_eq!(names(group), ["networkpolicies", "servicecidrs"]);
     let policy = objects::network_policy("shop", "deny", json!({ "podSelector": {} }));
     let target = format!("{group}/namespaces/shop/networkpolicies");
     assert_eq!(request(&server, "POST", &target, &policy).json()["apiVersion"], "networking.k8s.io/v1");

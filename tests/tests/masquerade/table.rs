@@ -46,6 +46,16 @@ table inet ferrule {
 			     ff00::/8 }
 	}
 
+	set elsewhere4 {
+		type ipv4_addr
+		flags interval
+	}
+
+	set elsewhere6 {
+		type ipv6_addr
+		flags interval
+	}
+
 	chain to_world {
 		meta l4proto 6 masquerade to :32768-65535
 		meta l4proto 17 masquerade to :32768-65535 fully-random
@@ -62,13 +72,19 @@ table inet ferrule {
 		sctp sport >= 1024 snat ip6 to ip6 saddr:4790-32767 fully-random
 	}
 
+	chain of_pod {
+		ct status 0x20 goto to_backend
+		tcp sport 1024-32767 goto to_backend
+	}
+
 	chain postrouting {
 		type nat hook postrouting priority 110; policy accept;
 		meta mark & 0x0000e000 != 0x00000000 return
 		ip saddr @pods4 ip daddr != @kept4 goto to_world
 		ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
-		iifname \"fr*\" ct status 0x20 goto to_backend
-		iifname \"fr*\" tcp sport 1024-32767 goto to_backend
+		iifname \"fr*\" goto of_pod
+		oifname \"fr*\" ip saddr @elsewhere4 goto of_pod
+		oifname \"fr*\" ip6 saddr @elsewhere6 goto of_pod
 	}
 }
 ";
@@ -184,6 +200,7 @@ fn with_healing_off_verify_names_every_kind_of_change() {
             ("flush chain inet ferrule postrouting", "the chain postrouting"),
             ("add rule inet ferrule to_world accept", "the chain to_world"),
             ("flush chain inet ferrule to_backend", "the chain to_backend"),
+            ("flush chain inet ferrule of_pod", "the chain of_pod"),
             ("add chain inet ferrule more", "foreign chain"),
             ("add chain inet ferrule postrouting { policy drop ; }", "chain postrouting"),
         ] {

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    apiserver::Resource,
-    fabric::{Member, destination},
+    apiserver::{Resource, objects},
+    fabric::{Member, destination, on_fabric},
     pod::Pod,
     probe::Probe,
     sys,
@@ -40,6 +40,25 @@ fn ranges(node: &Member) -> [&str; 2] {
 
 fn reached(from: &Pod, to: &Pod) -> anyhow::Result<()> {
     to.addresses.iter().try_for_each(|address| wait_until_reached(from, *address))
+}
+
+#[test]
+fn a_range_inside_of_a_service_cidr_of_the_api_is_refused_by_name() {
+    on_fabric(|fabric| {
+        let [one, two, three] = &fabric.nodes;
+        let [v4, v6] = ranges(two);
+        fabric.api.create(Resource::ServiceCidrs, objects::service_cidr("kubernetes", &[v4]))?;
+        fabric.nodes.iter().try_for_each(Member::register)?;
+        one.begin_agent(&[])?;
+        one.wait_until_ready()?;
+        sys::wait_until("the status names the range", TIMEOUT, || {
+            let status = one.status()?;
+            ensure!(status.contains(&format!("overlaps the range {v4} of Services")), "{status}");
+            Ok(true)
+        })?;
+        wait_until_exact(one, &[(two, &[v6]), (three, &ranges(three))])
+    })
+    .unwrap();
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::Resource,
+    dist,
     fabric::{Fabric, Member, destination, on_fabric},
     node::UPLINK_MTU,
     others::{self, TUNNEL},
@@ -21,25 +22,50 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
         let [one, ..] = &fabric.nodes;
         let before = one.on(|_| others::tunnel())?;
         for damage in [
-            "link del NAME",
-            "link set NAME down",
-            "link set NAME mtu 1000",
-            "link set NAME arp on",
-            "link set NAME alias another",
-            "link set NAME alias ",
-            "link set NAME group 0",
-            "link set NAME address 02:00:00:00:00:99",
-            "addr flush dev NAME",
-            "addr add 192.0.2.77/32 dev NAME",
+            "ip link del NAME",
+            "ip link set NAME down",
+            "ip link set NAME mtu 1000",
+            "ip link set NAME arp on",
+            "ip link set NAME alias another",
+            "ip link set NAME alias ",
+            "ip link set NAME group 0",
+            "ip link set NAME address 02:00:00:00:00:99",
+            "ip link set NAME type vxlan learning",
+            "ip addr flush dev NAME",
+            "ip addr add 192.0.2.77/32 dev NAME",
+            "bridge vni delete dev NAME vni 70",
         ] {
             let damage = damage.replace("NAME", TUNNEL);
-            one.on(|_| sys::output(Command::new("ip").args(damage.split(' '))).map(drop))?;
+            // Not by whitespace: an alias may be empty.
+            let (program, args) = damage.split_once(' ').context("no arguments")?;
+            one.on(|_| sys::output(Command::new(program).args(args.split(' '))).map(drop))?;
             sys::wait_until(&format!("the tunnel device is as before: {damage}"), TIMEOUT, || {
                 let found = one.on(|_| others::tunnel())?;
                 ensure!(found.is_some() && found == before, "{found:?}, expected {before:?}");
                 Ok(true)
             })?;
             wait_until_connected(pods).context(damage)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn verify_names_what_does_not_fit_at_the_tunnel_device() {
+    with_pods(&["--self-heal", "off"], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        // The first difference is named: in the reverse order of the comparison.
+        for (damage, said) in [
+            (format!("bridge vni delete dev {TUNNEL} vni 70"), "does not receive the network 70"),
+            (format!("sysctl -qw net.ipv4.conf.{TUNNEL}.rp_filter=0"), "another net.ipv4.conf."),
+            (format!("ip link set {TUNNEL} type vxlan learning"), "learns where packets come from"),
+        ] {
+            one.run(&damage)?;
+            let verify = || Ok(Command::new(dist::binary("ferrulectl")?).arg("verify").output()?);
+            let output = one.on(|_| verify())?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            ensure!(!output.status.success() && text.contains(said), "after {damage}: {text}");
         }
         Ok(())
     })

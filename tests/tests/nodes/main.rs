@@ -13,6 +13,7 @@ mod other_routes;
 mod paths;
 mod proxy;
 mod services;
+mod shared_ports;
 mod shown;
 mod uninstall;
 mod untracked;

@@ -179,7 +179,7 @@ fn connect(
 }
 
 /// The server sends first: no packet of the client shows again to whom the flow belongs.
-fn both_send([client, server]: &[TcpStream; 2]) -> anyhow::Result<()> {
+pub(crate) fn both_send([client, server]: &[TcpStream; 2]) -> anyhow::Result<()> {
     for (mut from, mut to) in [(server, client), (client, server)] {
         from.write_all(&[7; 100])?;
         to.read_exact(&mut [0; 100]).with_context(|| format!("from {:?}", from.local_addr()))?;

@@ -1,41 +1,15 @@
 //! A pod reaches a backend by its own address and by a Service, from the same port at once.
 
-use std::{
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::{AsRawFd as _, OwnedFd},
-};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use anyhow::{Context as _, ensure};
-use ferrule_tests::{pod::Pod, sys};
-use nix::sys::{
-    socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
-        sockopt::{ReuseAddr, SendTimeout},
-    },
-    time::TimeVal,
-};
+use ferrule_tests::{sys, traffic::connected};
+use nix::sys::socket::SockType;
 
 use super::{Connection, Service, TIMEOUT, accepted, udp, with_services};
 
 /// One that a kernel gives to a client, and one of those that the host gives to translated flows.
 const PORTS: [u16; 2] = [40_000, 20_000];
-
-/// A connected socket whose port other sockets may share.
-fn connected(client: &Pod, port: u16, to: SocketAddr, kind: SockType) -> anyhow::Result<OwnedFd> {
-    let ip = client.addresses.iter().find(|it| it.is_ipv4() == to.is_ipv4()).context("no address")?;
-    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    sys::in_netns(client.path(), || {
-        let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
-        setsockopt(&socket, ReuseAddr, &true)?;
-        // Bounds the connect, too.
-        setsockopt(&socket, SendTimeout, &TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0))?;
-        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(*ip, port)))
-            .with_context(|| format!("cannot bind to port {port}"))?;
-        connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
-            .with_context(|| format!("cannot connect to {to} from port {port}"))?;
-        Ok(socket)
-    })
-}
 
 /// Both directions of both connections, and the server first, as no packet of the client then helps.
 fn all_live(connections: &mut [Connection]) -> anyhow::Result<()> {

@@ -145,6 +145,26 @@ fn node() -> impl Strategy<Value = Short> {
     })
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_range_is_refused_while_it_lies_in_one_of_services() {
+    let (table, mut nodes, health) = running();
+    table.apply(Change::Applied(short("own", 1, &[], &[]).object()));
+    table.apply(Change::Applied(short("b", 2, &["10.96.1.0/24"], &[]).object()));
+    table.apply(Change::Synced);
+    let mut ranges = async || {
+        nodes.changed().await.unwrap();
+        let now = nodes.borrow_and_update().clone();
+        now.others.iter().map(|it| it.ranges.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(ranges().await, [1]);
+    table.set_services(vec!["10.96.0.0/12".parse().unwrap()]);
+    assert_eq!(ranges().await, [0]);
+    let why = health.components()["cluster"].why.clone();
+    assert!(why.contains("10.96.1.0/24") && why.contains("the range 10.96.0.0/12 of Services"), "{why}");
+    table.set_services(vec!["10.112.0.0/12".parse().unwrap()]);
+    assert_eq!(ranges().await, [1]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -6,6 +6,7 @@
 //! table inet ferrule {
 //!     set pods4 { type ipv4_addr; flags interval; … }         what is masqueraded, and to where not;
 //!     set kept4 { type ipv4_addr; flags interval; … }         pods6 and kept6 likewise
+//!     set elsewhere4 { type ipv4_addr; flags interval; … }    the other nodes' pods; elsewhere6 likewise
 //!     chain to_world {
 //!         meta l4proto tcp masquerade to :32768-65535
 //!         meta l4proto udp masquerade to :32768-65535 fully-random        sctp likewise
@@ -15,13 +16,17 @@
 //!         tcp sport >= 1024 snat ip to ip saddr:1024-32767                    by the client's port
 //!         udp sport >= 1024 snat ip to ip saddr:4790-32767 fully-random       sctp likewise, and IPv6
 //!     }
+//!     chain of_pod {
+//!         ct status dnat goto to_backend
+//!         tcp sport 1024-32767 goto to_backend
+//!     }
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat + 10; policy accept;
 //!         meta mark & 0x0000e000 != 0x00000000 return
 //!         ip saddr @pods4 ip daddr != @kept4 goto to_world
 //!         ip6 saddr @pods6 ip6 daddr != @kept6 goto to_world
-//!         iifname "fr*" ct status dnat goto to_backend
-//!         iifname "fr*" tcp sport 1024-32767 goto to_backend
+//!         iifname "fr*" goto of_pod
+//!         oifname "fr*" ip saddr @elsewhere4 goto of_pod                      ip6 and elsewhere6 likewise
 //!     }
 //!     set nodes4 { type ipv4_addr; … }        with a tunnel: where it ends; nodes6 likewise
 //!     chain tunnel_in {
@@ -55,6 +60,9 @@
 //! A connection from such a port keeps the port while it is free, also one that the host does not translate:
 //! conntrack would give that another one of all ports, among them those of flows past the stack.
 //!
+//! The same holds for a pod of another node that calls a pod of this one: by a port of this node, or by the
+//! pod's own address. What this node leads to a third one has no rule: its replies do not come back this way.
+//!
 //! A change replaces the whole table in one transaction: packets see the old rules or the new ones, and
 //! established flows keep their translation, which conntrack holds.
 
@@ -67,8 +75,8 @@ use super::{
     super::{netlink::NetlinkError, veth},
     expression::{
         AT_LEAST, AT_MOST, Choice, EQUAL, FAMILY, PROTOCOL, Verdict, came_by, compare, destination_port,
-        header, is_destination_translated, is_in, is_not_in, is_tracked, masquerade, masquerade_to_ports,
-        meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
+        header, is_destination_translated, is_in, is_not_in, is_tracked, leaves_by, masquerade,
+        masquerade_to_ports, meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
     },
     nfnetlink::Attribute,
     numbers::{AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, IPV4, IPV6},
@@ -83,6 +91,8 @@ pub struct Table {
     pub sources: Vec<IpNet>,
     /// Destinations that see the pods' own addresses.
     pub kept: Vec<IpNet>,
+    /// The other nodes' ranges.
+    pub elsewhere: Vec<IpNet>,
     /// The first and the last port of the node's address, for protocols with ports.
     pub ports: (u16, u16),
     /// The first and the last client port of UDP and SCTP flows that the host translates for pods; those of
@@ -101,11 +111,13 @@ pub struct Tunnel {
     pub nodes: Vec<IpAddr>,
 }
 
-/// What rules about the tunnel need of a family.
+/// What rules need of a family.
 struct Family {
     number: u8,
     /// The set of the nodes' addresses.
     nodes: &'static str,
+    /// The set of the other nodes' ranges.
+    elsewhere: &'static str,
     /// Offsets of source and destination in the header, and their length.
     source: u32,
     destination: u32,
@@ -116,6 +128,7 @@ pub const NAME: &str = "ferrule";
 const POSTROUTING: &str = "postrouting";
 const TO_WORLD: &str = "to_world";
 const TO_BACKEND: &str = "to_backend";
+const OF_POD: &str = "of_pod";
 const TUNNEL_IN: &str = "tunnel_in";
 const TUNNEL_OUT: &str = "tunnel_out";
 const NOT_TUNNEL: &str = "not_tunnel";
@@ -128,8 +141,8 @@ const RAW: i32 = -300;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FAMILIES: [Family; 2] = [
-    Family { number: IPV4, nodes: "nodes4", source: 12, destination: 16, length: 4 },
-    Family { number: IPV6, nodes: "nodes6", source: 8, destination: 24, length: 16 },
+    Family { number: IPV4, nodes: "nodes4", elsewhere: "elsewhere4", source: 12, destination: 16, length: 4 },
+    Family { number: IPV6, nodes: "nodes6", elsewhere: "elsewhere6", source: 8, destination: 24, length: 16 },
 ];
 /// Protocols with ports: TCP, UDP, SCTP.
 const WITH_PORTS: [u8; 3] = [TCP, UDP, 132];
@@ -163,6 +176,8 @@ impl Table {
             Set::of_networks("kept4", true, &self.kept),
             Set::of_networks("pods6", false, &self.sources),
             Set::of_networks("kept6", false, &self.kept),
+            Set::of_networks("elsewhere4", true, &self.elsewhere),
+            Set::of_networks("elsewhere6", false, &self.elsewhere),
         ];
         if let Some(Tunnel { nodes, .. }) = &self.tunnel {
             sets.push(Set::of_addresses("nodes4", true, nodes));
@@ -175,6 +190,7 @@ impl Table {
         let mut chains = vec![
             named(NAME, TO_WORLD),
             named(NAME, TO_BACKEND),
+            named(NAME, OF_POD),
             hooked(NAME, POSTROUTING, "nat", (AT_POSTROUTING, PRIORITY)),
         ];
         if self.tunnel.is_some() {
@@ -202,28 +218,33 @@ impl Table {
         // Offsets of source and destination in the header, and their length.
         let v4 = of_family(IPV4, ("pods4", 12), ("kept4", 16), 4);
         let v6 = of_family(IPV6, ("pods6", 8), ("kept6", 24), 16);
-        let translated = came_by(veth::PREFIX).into_iter().chain(is_destination_translated());
-        let translated = translated.chain([verdict(Verdict::Goto(TO_BACKEND))]).collect();
+        let translated = is_destination_translated().into_iter().chain([verdict(Verdict::Goto(TO_BACKEND))]);
         let (first, last) = TRANSLATED_PORTS;
-        let by_stack = came_by(veth::PREFIX).into_iter().chain([
+        let by_stack = vec![
             meta(PROTOCOL),
             compare(EQUAL, &[TCP]),
             source_port(),
             compare(AT_LEAST, &first.to_be_bytes()),
             compare(AT_MOST, &last.to_be_bytes()),
             verdict(Verdict::Goto(TO_BACKEND)),
-        ]);
+        ];
+        let of_own = [&came_by(veth::PREFIX)[..], &[verdict(Verdict::Goto(OF_POD))]].concat();
+        let [of_remote_v4, of_remote_v6] = FAMILIES.map(|it| {
+            let leaves = leaves_by(veth::PREFIX);
+            [&leaves[..], &it.is(), &it.is_from(it.elsewhere), &[verdict(Verdict::Goto(OF_POD))]].concat()
+        });
         let to_backend = [(IPV4, 12, 4), (IPV6, 8, 16)].into_iter().flat_map(|family| {
             WITH_PORTS.map(|protocol| with_other_port(protocol, family, self.translated_ports))
         });
         let mut rules = vec![
             (TO_WORLD, to_world),
             (TO_BACKEND, to_backend.collect()),
-            (POSTROUTING, vec![marked, v4, v6, translated, by_stack.collect()]),
+            (OF_POD, vec![translated.collect(), by_stack]),
+            (POSTROUTING, vec![marked, v4, v6, of_own, of_remote_v4, of_remote_v6]),
         ];
         if let Some(Tunnel { port, .. }) = self.tunnel {
             let untracked =
-                || FAMILIES.map(|it| [it.is_to_tunnel(port), it.is_from_node(), vec![notrack()]].concat());
+                || FAMILIES.map(|it| [it.is_to_tunnel(port), it.is_from(it.nodes), vec![notrack()]].concat());
             let untracked = || untracked().to_vec();
             let tracked = || [is_tracked().to_vec(), vec![verdict(Verdict::Drop)]].concat();
             let dropped = FAMILIES.map(|it| [it.is_to_tunnel(port), tracked()].concat()).to_vec();
@@ -246,20 +267,20 @@ pub fn remove() -> Result<bool, NetlinkError> {
 impl Family {
     /// A datagram to a node's tunnel port.
     fn is_to_tunnel(&self, port: u16) -> Rule {
-        vec![
-            meta(PROTOCOL),
-            compare(EQUAL, &[UDP]),
-            destination_port(),
-            compare(EQUAL, &port.to_be_bytes()),
-            meta(FAMILY),
-            compare(EQUAL, &[self.number]),
-            header(self.destination, self.length),
-            is_in(self.nodes),
-        ]
+        vec![meta(PROTOCOL), compare(EQUAL, &[UDP]), destination_port(), compare(EQUAL, &port.to_be_bytes())]
+            .into_iter()
+            .chain(self.is())
+            .chain([header(self.destination, self.length), is_in(self.nodes)])
+            .collect()
     }
 
-    fn is_from_node(&self) -> Rule {
-        vec![header(self.source, self.length), is_in(self.nodes)]
+    fn is(&self) -> Rule {
+        vec![meta(FAMILY), compare(EQUAL, &[self.number])]
+    }
+
+    /// The source is in a set.
+    fn is_from(&self, set: &str) -> Rule {
+        vec![header(self.source, self.length), is_in(set)]
     }
 }
 

@@ -1,5 +1,5 @@
 //! Notifications about what decides the way to other nodes: addresses, routes of others, rules, the
-//! interfaces that lead to nodes, and IPsec's policies.
+//! interfaces that lead to nodes, the tunnel's filter of networks, and IPsec's policies.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -20,7 +20,7 @@ use super::{
         route_scan::{RT_TABLE_LOCAL, RT_TABLE_MAIN, destination},
     },
     areas::Areas,
-    xfrm,
+    vni, xfrm,
 };
 
 /// A subscription in the network namespace of the thread that opened it.
@@ -74,7 +74,12 @@ impl Changes {
             tracing::warn!(%error, "cannot follow the host's policies of IPsec; each pass asks for them");
             None
         });
-        Ok(Self { routes: Monitor::open(GROUPS)?, policies })
+        let routes = Monitor::open(GROUPS)?;
+        // A kernel without the group has no such filter.
+        if let Err(error) = routes.join(vni::GROUP) {
+            tracing::debug!(%error, "cannot follow the filter of the tunnel device");
+        }
+        Ok(Self { routes, policies })
     }
 
     /// Waits for the next notification, of any kind, and leaves it to [`Self::read`]. Cancel safe.
@@ -121,7 +126,7 @@ impl Scope {
         let (header, body) = message.split_first_chunk::<16>()?;
         // `struct nlmsghdr`: length, type, …
         let [_, _, _, _, a, b, ..] = *header;
-        // `struct ifinfomsg` and `struct tcmsg` have the interface's index at the same offset.
+        // `struct ifinfomsg`, `tcmsg` and `tunnel_msg` have the interface's index at the same offset.
         let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
         let if_of =
             |index, concern| if self.interfaces.contains(&index) { concern } else { Concern::Nothing };
@@ -129,7 +134,9 @@ impl Scope {
             // IPv4 routes go with their interface, and with an address, without a notification.
             RTM_NEWLINK | RTM_DELLINK => if_of(index()?, Concern::OtherRoutes),
             RTM_DELADDR => Concern::OtherRoutes,
-            RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => if_of(index()?, Concern::Ways),
+            RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER | vni::NEW_TUNNEL | vni::DELETE_TUNNEL => {
+                if_of(index()?, Concern::Ways)
+            }
             RTM_NEWADDR | RTM_NEWRULE | RTM_DELRULE => Concern::Ways,
             RTM_NEWROUTE | RTM_DELROUTE => self.concern_of_route(body)?,
             RTM_NEWNETCONF => {
@@ -182,6 +189,7 @@ mod tests {
         let of = |index: u32| [&[0; 4][..], &index.to_ne_bytes(), &[0; 8]].concat();
         assert_eq!(concern(RTM_NEWLINK, &of(7)), Some(Concern::OtherRoutes));
         assert_eq!(concern(RTM_DELTFILTER, &of(7)), Some(Concern::Ways));
+        assert_eq!(concern(vni::DELETE_TUNNEL, &of(7)), Some(Concern::Ways));
         assert_eq!(concern(RTM_NEWLINK, &of(8)), Some(Concern::Nothing), "a pod's");
         assert_eq!(concern(RTM_NEWLINK, &[]), None);
     }

@@ -10,6 +10,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+use agent_common::TUNNEL_VNI;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::{
@@ -76,6 +77,8 @@ pub const OVERHEAD_IPV6: u32 = 40 + 8 + 8 + 14;
 const ALIAS: &str = "ferrule:tunnel";
 /// Marks a device whose alias is not set yet.
 const GROUP: u32 = UNSTAMPED + 1;
+/// Of `rp_filter`: drops sources without any route.
+const LOOSE: &str = "2";
 
 /// What the kernel has.
 struct Found {
@@ -83,9 +86,11 @@ struct Found {
     is_ours: bool,
     /// Whether the device has its alias, and resolves no neighbours.
     is_marked: bool,
-    /// Neither can be changed.
+    /// Of these three, only the last can be changed.
     port: Option<u16>,
     is_external: bool,
+    /// Whether the device remembers where packets come from.
+    learns: bool,
     mtu: u32,
     is_up: bool,
 }
@@ -111,7 +116,7 @@ pub fn keep(
     let mut changed = Vec::new();
     let present = match find(host)? {
         Some(found) if !found.is_ours => return Err(TunnelError::Foreign),
-        Some(found) if found.port == Some(tunnel.port) && found.is_external => Some(found),
+        Some(found) if found.port == Some(tunnel.port) && found.is_external && !found.learns => Some(found),
         Some(found) => {
             delete(host, found.ifindex)?;
             None
@@ -136,10 +141,9 @@ pub fn keep(
         changed.push("the address");
     }
     // Loose: packets from other nodes' own addresses come by the tunnel, and `from_tunnel` checks sources.
-    let rp_filter = format!("ipv4/conf/{NAME}/rp_filter");
-    if sysctl::get(&rp_filter).as_deref() != Some("2") {
+    if !is_loose() {
         changed.push("rp_filter");
-        sysctl::set(&rp_filter, "2")?;
+        sysctl::set(&rp_filter(), LOOSE)?;
     }
     if present.as_ref().is_none_or(|found| found.mtu != tunnel.mtu) {
         changed.push("the MTU");
@@ -188,6 +192,8 @@ pub fn difference(
         Some("is not the agent's".to_owned())
     } else if found.port != Some(tunnel.port) || !found.is_external {
         Some(format!("is no external VXLAN device at port {}", tunnel.port))
+    } else if found.learns {
+        Some("learns where packets come from".to_owned())
     } else if !found.is_marked {
         Some(format!("lacks the alias {ALIAS}, or resolves neighbours"))
     } else if !found.is_up {
@@ -196,10 +202,22 @@ pub fn difference(
         Some(format!("has an MTU of {}, expected {}", found.mtu, tunnel.mtu))
     } else if addresses != wanted {
         Some(format!("has the addresses {addresses:?}, expected {wanted:?}"))
+    } else if !is_loose() {
+        Some(format!("has another net.ipv4.conf.{NAME}.rp_filter than {LOOSE}"))
+    } else if !vni::is_permitted(found.ifindex)? {
+        Some(format!("does not receive the network {TUNNEL_VNI}"))
     } else {
         let missing = filter::missing_on_link(host, found.ifindex, filters)?;
         (!missing.is_empty()).then(|| format!("lacks {}, or runs another program", missing.join(" and ")))
     })
+}
+
+fn rp_filter() -> String {
+    format!("ipv4/conf/{NAME}/rp_filter")
+}
+
+fn is_loose() -> bool {
+    sysctl::get(&rp_filter()).as_deref() == Some(LOOSE)
 }
 
 fn create(host: &mut Socket, tunnel: &Tunnel) -> Result<u32, TunnelError> {
@@ -320,6 +338,7 @@ fn find(host: &mut Socket) -> Result<Option<Found>, NetlinkError> {
         is_marked: link::alias(&link) == Some(ALIAS) && link.header.flags.contains(LinkFlags::Noarp),
         port: None,
         is_external: false,
+        learns: false,
         mtu: 0,
         is_up: link.header.flags.contains(LinkFlags::Up),
     };
@@ -334,6 +353,7 @@ fn find(host: &mut Socket) -> Result<Option<Found>, NetlinkError> {
         match value {
             InfoVxlan::Port(port) => found.port = Some(*port),
             InfoVxlan::CollectMetadata(on) => found.is_external = *on,
+            InfoVxlan::Learning(on) => found.learns = *on,
             _ => {}
         }
     }
