@@ -182,7 +182,7 @@ impl Enforcer {
 
     /// Whether rows of the maps judge a pod, also those of an earlier agent. Yes if they cannot be read.
     pub(super) fn judges_pods(&self) -> bool {
-        self.0.maps.subjects().map_or(true, |subjects| subjects.values().any(|it| !it.is_open()))
+        self.0.maps.subjects().values().any(|it| !it.is_open())
     }
 
     /// Asks the compiler.

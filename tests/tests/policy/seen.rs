@@ -9,7 +9,7 @@ use ferrule_tests::{
     dist,
     node::{Node, set_subject},
     pod::Pod,
-    sys::{self, wait_until},
+    sys::wait_until,
 };
 use serde_json::{Value, json};
 
