@@ -81,8 +81,8 @@ fn own_address() -> Option<Ipv4Addr> {
     addresses.filter_map(|it| it.as_sockaddr_in().map(|it| it.ip())).next()
 }
 
-/// Sends frames to an address from the moment on that a pod has an interface, whatever its state. Counts those
-/// that the kernel takes.
+/// Sends frames to an address from the moment on that a pod has an interface, whatever its state. Counts
+/// those that the kernel takes.
 fn send_from_the_first_moment(
     at: &Path,
     to: Ipv4Addr,
