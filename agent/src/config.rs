@@ -290,9 +290,9 @@ struct Settings {
     /// everything [default: enforce].
     #[arg(long, env = "FERRULE_POLICY", value_enum, value_name = "MODE")]
     policy: Option<policy::Mode>,
-    /// What becomes of new pods while the cluster's policies have never been listed: they `wait`, and their ADD
-    /// fails at the VIF timeout; or they are `open` once that has passed since the agent's start, until the
-    /// first list. Pods that policies judge go on to be judged [default: wait].
+    /// What becomes of new pods while the cluster's policies have never been listed: they `wait`, and their
+    /// ADD fails at the VIF timeout; or they are `open` once that has passed since the agent's start, until
+    /// the first list. Pods that policies judge go on to be judged [default: wait].
     #[arg(long, env = "FERRULE_POLICY_UNLISTED", value_enum, value_name = "HOW")]
     policy_unlisted: Option<policy::Unlisted>,
     /// Capacity of the eBPF map PEERS: addresses that policies know; two for each address of the cluster's

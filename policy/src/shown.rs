@@ -49,7 +49,8 @@ pub fn trace(compiler: &Compiler, trace: &Trace) -> agent::TracePoliciesResponse
     }
 }
 
-/// A verdict of rows, in words. `traffic` is the protocol in the IP header and the destination port, if known.
+/// A verdict of rows, in words. `traffic` is the protocol in the IP header and the destination port, if they
+/// are known.
 pub fn because(
     compiler: &Compiler,
     verdict: &Verdict,

@@ -2,7 +2,8 @@
 //!
 //! The bits of a ruleset are in the order of judgement. Rules of one tier and action that follow each other
 //! are a union, in which the order is of no matter: there, rules with equal ports share a bit. So all rules
-//! of NetworkPolicies with equal ports do. Where that leaves too many, rules with equal peers are joined first.
+//! of NetworkPolicies with equal ports do. Where that leaves too many, rules with equal peers are joined
+//! first.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

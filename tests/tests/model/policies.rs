@@ -85,8 +85,8 @@ impl Says {
 // === impl Model ===
 
 impl Model {
-    /// Whether a pod reaches another one by ICMP; `None` unless both are attached once, undamaged, and known by
-    /// the API, so that policies can know them.
+    /// Whether a pod reaches another one by ICMP; `None` unless both are attached once, undamaged, and known
+    /// by the API, so that policies can know them.
     pub fn reaches(&self, from: Id, to: Id) -> Option<bool> {
         let (from, to) = (self.app(from)?, self.app(to)?);
         let lets = |is_egress, own, other| {
@@ -109,7 +109,7 @@ impl Model {
 // === impl Api ===
 
 impl Api {
-    /// Whether an ADD waits for what policies ask about a pod, in vain.
+    /// Whether an ADD fails because the API does not deliver what policies ask about a pod.
     pub fn lacks_what_policies_ask(&self, name: &str, uid: &str) -> bool {
         !self.policies.is_empty() && self.pods.get(name).is_none_or(|pod| pod.uid != uid)
     }
@@ -161,8 +161,8 @@ impl Fixture<'_> {
         })
     }
 
-    /// Waits until all policies are in force: pairs of pods are judged, by the agent's policies and by its rows,
-    /// as the model says; and no row deviates.
+    /// Waits until all policies are in force: pairs of pods are judged, by the agent's policies and by its
+    /// rows, as the model says; and no row deviates.
     ///
     /// # Errors
     /// If that does not happen.

@@ -4,7 +4,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -19,14 +19,15 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use crate::scene::{By, Scene, WEB, expect, wait_until_reached, with_scene};
+use crate::scene::{By, Scene, TIMEOUT, WEB, expect, wait_until_reached, with_scene};
 
 /// Of the servers of a scene.
 const PORT: u16 = 80;
 /// Of the socket that counts what arrives.
 const COUNTED: u16 = 4000;
-/// Starts of pods that send at once; fewer if they take longer than `LIMIT`.
-const STARTS: usize = 300;
+/// Starts of pods that send at once; fewer if they take longer than `LIMIT`. The node's range has few more
+/// addresses, and one that was released is not given away for a while.
+const STARTS: usize = 240;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// SYNs that this network namespace has sent more than once.
@@ -80,11 +81,15 @@ fn own_address() -> Option<Ipv4Addr> {
     addresses.filter_map(|it| it.as_sockaddr_in().map(|it| it.ip())).next()
 }
 
-/// Sends frames to an address from the moment on that a pod has an interface, whatever its state. Returns how
-/// many the kernel took.
-fn send_from_the_first_moment(at: &Path, to: Ipv4Addr, stop: &AtomicBool) -> anyhow::Result<usize> {
+/// Sends frames to an address from the moment on that a pod has an interface, whatever its state. Counts
+/// those that the kernel takes.
+fn send_from_the_first_moment(
+    at: &Path,
+    to: Ipv4Addr,
+    stop: &AtomicBool,
+    sent: &AtomicUsize,
+) -> anyhow::Result<()> {
     sys::in_netns(at, || {
-        let mut sent = 0;
         let mut begun = None;
         while !stop.load(Ordering::Relaxed) {
             if begun.is_none() {
@@ -95,28 +100,34 @@ fn send_from_the_first_moment(at: &Path, to: Ipv4Addr, stop: &AtomicBool) -> any
             let Some((own, mac, wire)) = &begun else { continue };
             let ip = Ipv4::new(own.octets(), to.octets(), packet::UDP).with(&udp(5000, COUNTED, b"first"));
             // Refused while the interface is down.
-            sent += usize::from(wire.send(&packet::frame(GATEWAY_MAC, *mac, packet::IPV4, &ip)).is_ok());
+            if wire.send(&packet::frame(GATEWAY_MAC, *mac, packet::IPV4, &ip)).is_ok() {
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
         }
-        Ok(sent)
+        Ok(())
     })
 }
 
-/// Starts a pod that sends at once, until a while after ADD's answer, and removes it.
+/// Starts a pod that sends at once, until a while after ADD's answer, and removes it. Returns the number of
+/// frames.
 fn start_sender(scene: &Scene<'_>, name: &str, to: Ipv4Addr) -> anyhow::Result<usize> {
     let pod = scene.unattached("web", name)?;
-    let stop = AtomicBool::new(false);
-    let sent = thread::scope(|scope| {
-        let sender = scope.spawn(|| send_from_the_first_moment(pod.path(), to, &stop));
-        let added = scene.node.runtime()?.add(&pod);
-        thread::sleep(Duration::from_millis(3));
+    let (stop, sent) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope_of_threads| {
+        let sender = scope_of_threads.spawn(|| send_from_the_first_moment(pod.path(), to, &stop, &sent));
+        let added = scene.node.runtime().and_then(|it| it.add(&pod));
+        let sends = added.and_then(|_| {
+            let some = || Ok(sent.load(Ordering::Relaxed) > 10);
+            sys::wait_until("the pod sends", TIMEOUT, some)
+        });
         stop.store(true, Ordering::Relaxed);
-        added?;
-        sender.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?
+        sender.join().map_err(|_| anyhow::anyhow!("the sender panicked"))??;
+        sends
     })?;
     scene.node.runtime()?.del(&pod)?;
     scene.cluster.delete(&pod)?;
     pod.remove()?;
-    Ok(sent)
+    Ok(sent.into_inner())
 }
 
 #[test]
@@ -145,7 +156,7 @@ fn pods_that_send_frames_from_their_first_moment_reach_no_one_whom_a_policy_deni
             ensure!(arrived == 0, "{arrived} frames of the start {starts} have arrived");
         }
         println!("{starts} starts, {total} frames");
-        ensure!(starts >= 50 && total > starts, "{starts} starts");
+        ensure!(starts >= 20, "only {starts} starts in {LIMIT:?}");
         Ok(())
     })
     .unwrap();
