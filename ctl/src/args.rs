@@ -55,7 +55,8 @@ pub(crate) enum Command {
     Status,
     /// Show the nodes of the cluster, the way to each of their ranges, and what is refused
     ///
-    /// Exit code 1: the agent does not know the nodes yet, or none of that name, or cannot be reached.
+    /// Exit code 1: the agent does not know the nodes yet, or none of that name, or cannot be reached; with
+    /// --ask, a range has not answered.
     Nodes(nodes::Args),
     /// Compare the kernel and the eBPF maps with the desired state, and list every deviation
     ///

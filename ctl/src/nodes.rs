@@ -9,24 +9,37 @@ use crate::{
     client,
     output::{Output, Report},
     paint,
-    table::{columns, table},
+    table::{columns, plain, table},
 };
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only the node of this name
     node: Option<String>,
+    /// Ask each range of other nodes to answer a packet that goes the way of pods' packets
+    #[arg(long)]
+    ask: bool,
 }
 
 /// Nodes that are not known are a failure. A range without a way is none: `status` judges.
 pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::Result<Report> {
-    let response = client::connect(socket).await?.list_nodes(ListNodesRequest {}).await;
+    let request = ListNodesRequest { ask: args.ask, node: args.node.clone().unwrap_or_default() };
+    let response = client::connect(socket).await?.list_nodes(request).await;
     let mut nodes = response.context("cannot get the nodes from the agent")?.into_inner();
     if let Some(name) = &args.node {
         retain(&mut nodes, name);
     }
-    let text = output.show(&nodes, |it| render(it, output.is_wide()))?;
-    Ok(Report::new(text, failure(&nodes, args.node.as_deref())))
+    let text = output.show(&nodes, |it| render(it, args.ask, output.is_wide()))?;
+    let failures = failure(&nodes, args.node.as_deref()).into_iter().chain(silence(&nodes)).collect();
+    Ok(Report { text, failures, ..Report::default() })
+}
+
+/// Ranges that were asked and have not answered.
+fn silence(nodes: &ListNodesResponse) -> Option<String> {
+    let all = || nodes.nodes.iter().flat_map(|it| &it.ranges);
+    let silent = all().filter(|it| !it.no_answer_because.is_empty()).count();
+    let asked = silent + all().filter(|it| it.answered_us.is_some()).count();
+    (silent > 0).then(|| format!("{silent} of {asked} ranges of other nodes have not answered"))
 }
 
 /// Leaves what concerns one node.
@@ -47,18 +60,20 @@ fn failure(nodes: &ListNodesResponse, name: Option<&str>) -> Option<String> {
     Some(format!("the agent knows no node {name:?}; `ferrulectl nodes` lists all"))
 }
 
-/// `is_wide`: with the nodes' addresses and UIDs.
-fn render(nodes: &ListNodesResponse, is_wide: bool) -> String {
-    let header = ["NODE", "ZONE", "RANGE", "WAY", "MTU", "FAST PATH", "ADDRESSES", "UID"];
-    let shown = if is_wide { &header[..] } else { &header[..6] };
+/// `asked`: with the answers. `is_wide`: with the nodes' addresses and UIDs.
+fn render(nodes: &ListNodesResponse, asked: bool, is_wide: bool) -> String {
+    let mut shown = vec!["NODE", "ZONE", "RANGE", "WAY", "MTU", "FAST PATH"];
+    shown.extend(is_wide.then_some(["ADDRESSES", "UID"]).into_iter().flatten());
+    shown.extend(asked.then_some("ANSWER"));
     let wide = |node: &Node| [or_dash(&node.internal_ips.join(" ")), or_dash(&node.uid)];
     let rows = nodes.nodes.iter().flat_map(|node| {
-        rows(node).into_iter().map(move |row| {
-            let more = if is_wide { Vec::from(wide(node)) } else { Vec::new() };
-            row.into_iter().chain(more).collect()
+        rows(node).into_iter().enumerate().map(move |(number, row)| {
+            let more = is_wide.then(|| wide(node)).into_iter().flatten();
+            let answer = asked.then(|| node.ranges.get(number).map_or_else(|| or_dash(""), answer));
+            row.into_iter().chain(more).chain(answer).collect()
         })
     });
-    let mut text = columns(shown, rows);
+    let mut text = columns(&shown, rows);
     if !nodes.refused.is_empty() {
         let refused = nodes
             .refused
@@ -97,6 +112,14 @@ fn cells(range: &NodeRange) -> [String; 4] {
         (Way::Own | Way::None | Way::Unspecified, _) => (or_dash(""), or_dash("")),
     };
     [range.range.clone(), way, mtu, fast_path]
+}
+
+fn answer(range: &NodeRange) -> String {
+    match range.answered_us {
+        Some(after) => format!("after {:.3} ms", after as f64 / 1e3),
+        None if range.no_answer_because.is_empty() => or_dash(""),
+        None => paint::bad(&plain(&range.no_answer_because)),
+    }
 }
 
 fn or_dash(text: &str) -> String {
@@ -161,10 +184,25 @@ node-5  -     -              -                              -     -
 
 NODE    REFUSED                  WHY
 node-5  the range 10.244.2.0/25  it overlaps a range of the node node-2";
-        assert_eq!(render(&nodes(), false), expected);
-        let wide = render(&nodes(), true);
+        assert_eq!(render(&nodes(), false, false), expected);
+        let wide = render(&nodes(), false, true);
         assert!(wide.starts_with("NODE    ZONE  RANGE          WAY                            MTU   FAST PATH                    ADDRESSES  UID\n"), "{wide}");
         assert!(wide.contains("  yes                          192.0.2.2  uid-node-2\n"), "{wide}");
+    }
+
+    #[test]
+    fn what_was_asked_has_an_answer_or_says_why_not_and_silence_is_a_failure() {
+        let mut nodes = nodes();
+        assert_eq!(silence(&nodes), None);
+        nodes.nodes.truncate(3);
+        nodes.refused.clear();
+        nodes.nodes[1].ranges[0].answered_us = Some(117);
+        nodes.nodes[2].ranges[0].no_answer_because = "none within 900ms: why".to_owned();
+        let table = render(&nodes, true, false);
+        let ends = ["ANSWER", "-", "after 0.117 ms", "none within 900ms: why"];
+        assert_eq!(table.lines().count(), 4);
+        assert!(table.lines().zip(ends).all(|(line, end)| line.ends_with(&format!("  {end}"))), "{table}");
+        assert_eq!(silence(&nodes).unwrap(), "1 of 2 ranges of other nodes have not answered");
     }
 
     #[test]
@@ -199,6 +237,7 @@ node-5  the range 10.244.2.0/25  it overlaps a range of the node node-2";
                 "ranges": [{
                     "range": "10.244.2.0/24", "way": "direct", "to": "192.0.2.2", "interface": "eth0",
                     "mtu": 1500, "fast_path": true, "slow_because": "", "no_way_because": "",
+                    "answered_us": null, "no_answer_because": "",
                 }],
             }],
             "refused": [{

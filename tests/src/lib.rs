@@ -29,6 +29,7 @@ pub mod pod;
 pub mod podman;
 pub mod probe;
 pub mod program;
+pub mod progress;
 pub mod rules;
 pub mod runtime;
 pub mod sys;

@@ -14,6 +14,7 @@ use ferrule_tests::{
     node::{Node, PINS, on_node},
     others,
     pod::{NAMESPACE, Pod},
+    progress::Progress,
     sys,
 };
 use serde_json::{Value, json};
@@ -126,8 +127,14 @@ fn node_churn_leaks_nothing() {
     with_cluster(&["--max-node-entries", ROWS], |node, cluster| {
         let _stays = cluster.attach(node, "stays")?;
         let alone = others::state()?;
+        let progress = Progress::of(u32::from(FIRST_WAVES + WAVES), "waves of nodes");
         let waves = |numbers: std::ops::Range<u16>| -> anyhow::Result<Vec<u64>> {
-            numbers.map(|wave| wave_of_nodes(node, cluster, wave)).collect()
+            let waves = numbers.map(|wave| {
+                let used = wave_of_nodes(node, cluster, wave);
+                progress.step();
+                used
+            });
+            waves.collect()
         };
         waves(0..FIRST_WAVES)?;
         let before = Size::of(node, THREADS_OF_CLUSTER)?;
@@ -198,8 +205,14 @@ fn policy_rows() -> anyhow::Result<Vec<usize>> {
 fn policy_churn_leaks_nothing() {
     with_cluster(&[], |node, cluster| {
         let stays = cluster.attach(node, "stays")?;
+        let progress = Progress::of(u32::from(FIRST_POLICIES + POLICY_WAVES), "waves of policies");
         let waves = |numbers: std::ops::Range<u16>| -> anyhow::Result<Vec<u64>> {
-            numbers.map(|wave| wave_of_policies(node, cluster, &stays, wave)).collect()
+            let waves = numbers.map(|wave| {
+                let used = wave_of_policies(node, cluster, &stays, wave);
+                progress.step();
+                used
+            });
+            waves.collect()
         };
         waves(0..FIRST_POLICIES)?;
         let rows = policy_rows()?;
@@ -217,12 +230,12 @@ fn policy_churn_leaks_nothing() {
 }
 
 fn come_and_go(node: &Node, cycles: u32) -> anyhow::Result<()> {
-    let left = AtomicU32::new(cycles);
+    let (left, progress) = (AtomicU32::new(cycles), Progress::of(cycles, "pods"));
     let next = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
     thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| {
-                let next = &next;
+                let (next, progress) = (&next, &progress);
                 let pod = node.pod(&format!("worker-{worker}"))?;
                 let runtime = node.runtime()?;
                 Ok(scope.spawn(move || -> anyhow::Result<()> {
@@ -233,6 +246,7 @@ fn come_and_go(node: &Node, cycles: u32) -> anyhow::Result<()> {
                         let pod = Pod { uid, container_id, ..pod.clone() };
                         runtime.add(&pod)?;
                         runtime.del(&pod)?;
+                        progress.step();
                     }
                     Pod::remove(pod)
                 }))

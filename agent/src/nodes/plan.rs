@@ -186,7 +186,9 @@ impl Plan {
             return Some(format!("another program has the routing rule {priority}"));
         }
         if let Some(to) = self.foreign.routes.get(&range) {
-            return Some(format!("another program has a route to {to}"));
+            return Some(format!(
+                "another program has a route to {to}, which packets follow: ip route show {to}"
+            ));
         }
         match way {
             Way::Direct { ifindex, .. } => bare.get(&ifindex).cloned(),

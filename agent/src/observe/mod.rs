@@ -14,6 +14,7 @@ pub mod liveness;
 mod nodes;
 mod policies;
 mod probe;
+mod reach;
 pub mod scrape;
 mod status;
 pub mod store_health;
@@ -100,8 +101,11 @@ impl Agent for AgentService {
         Ok(Response::new(status::show(&self.health, &self.node_name, links)))
     }
 
-    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<ListNodesResponse>, Status> {
-        nodes::list(self.keeper.decided()).await
+    async fn list_nodes(
+        &self,
+        request: Request<ListNodesRequest>,
+    ) -> Result<Response<ListNodesResponse>, Status> {
+        nodes::list(self.keeper.decided(), request.into_inner()).await
     }
 
     async fn explain_gc(&self, _: Request<ExplainGcRequest>) -> Result<Response<ExplainGcResponse>, Status> {

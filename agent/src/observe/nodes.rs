@@ -3,22 +3,30 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use ferrule_proto::agent::{
-    ListNodesResponse, Node as Shown, NodeRange, Refused as ShownRefused, node_range,
+    ListNodesRequest, ListNodesResponse, Node as Shown, NodeRange, Refused as ShownRefused, node_range,
 };
 use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
 use tokio::task::spawn_blocking;
 use tonic::{Response, Status};
 
+use super::reach;
 use crate::{
     chain::chain,
     nodes::{Node, Reached, Refused, Report, Taken, Way},
 };
 
-pub(super) async fn list(decided: Arc<Report>) -> Result<Response<ListNodesResponse>, Status> {
+pub(super) async fn list(
+    decided: Arc<Report>,
+    request: ListNodesRequest,
+) -> Result<Response<ListNodesResponse>, Status> {
     let shown = spawn_blocking(move || {
         let mut names = Names::default();
-        show(&decided, |ifindex| names.of(ifindex))
+        let mut shown = show(&decided, |ifindex| names.of(ifindex));
+        if request.ask {
+            reach::ask(&mut shown, &request.node);
+        }
+        shown
     });
     shown.await.map(Response::new).map_err(|error| Status::internal(chain(&error)))
 }
@@ -91,7 +99,7 @@ fn show_range(range: IpNet, way: Result<Taken, String>, name: &mut impl FnMut(u3
         mtu: way.mtu(),
         fast_path: slow.is_none(),
         slow_because: slow.unwrap_or_default(),
-        no_way_because: String::new(),
+        ..NodeRange::default()
     }
 }
 

@@ -464,7 +464,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 return flow;
             }
             let seconds = self.settings.retry_timeout.as_secs();
-            self.health.unhealthy(format!("the API server has not been followed for {seconds} s: {why}"));
+            self.health.unhealthy(format!(
+                "the API server has not been followed for {seconds} s: {why}; running pods keep their network: check \
+                 the API server, and this node's way to it"
+            ));
         }
         self.waiting(first(stop, over)).await
     }

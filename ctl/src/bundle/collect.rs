@@ -57,7 +57,7 @@ async fn from_agent(
     part!("status.json", get_status, GetStatusRequest {});
     part!("attachments.json", list_attachments, ListAttachmentsRequest {});
     part!("ipam.json", list_addresses, ListAddressesRequest {});
-    part!("nodes.json", list_nodes, ListNodesRequest {});
+    part!("nodes.json", list_nodes, ListNodesRequest::default());
     part!("policies.json", list_policies, ListPoliciesRequest {});
     part!("verify.json", verify, VerifyRequest {});
     part!("gc.json", explain_gc, ExplainGcRequest {});

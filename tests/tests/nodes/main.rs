@@ -1,5 +1,6 @@
 //! Pods of several nodes reach each other, whatever happens to nodes, agents and the network between them.
 
+mod broken;
 mod changes;
 mod fast_path;
 mod fixture;

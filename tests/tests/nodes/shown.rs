@@ -69,6 +69,7 @@ fn ferrulectl_names_the_ways_that_packets_take() {
                 let expected = json!({
                     "range": node.ranges[family], "way": way, "to": by.to_string(), "interface": "uplink",
                     "mtu": mtu, "fast_path": true, "slow_because": "", "no_way_because": "",
+                    "answered_us": null, "no_answer_because": "",
                 });
                 ensure!(range == expected, "{range}, expected {expected}");
                 let frames = captured(one, || a.ping(&to.to_string()).map(drop))?;
