@@ -134,8 +134,8 @@ pub struct Args {
     config: PathBuf,
     #[command(flatten)]
     settings: Settings,
-    #[arg(skip = deprecated::DEPRECATED)]
-    deprecated: &'static [deprecated::Entry],
+    #[arg(skip = DEPRECATED)]
+    deprecated: &'static [deprecated::Entry<Settings>],
 }
 
 /// Where an agent leaves files.
@@ -316,6 +316,8 @@ struct Settings {
     flows: Option<Flows>,
 }
 
+/// The changelog lists each of these under *Deprecated*.
+const DEPRECATED: &[deprecated::Entry<Settings>] = &[];
 const DEFAULT_FILE: &str = "/etc/ferrule/agent.toml";
 const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9469);
 
@@ -411,7 +413,11 @@ impl Settings {
     }
 
     /// `is_in_pod`: the API server is known without a kubeconfig.
-    fn validate(self, is_in_pod: bool, deprecated: &[deprecated::Entry]) -> Result<Config, ConfigError> {
+    fn validate(
+        self,
+        is_in_pod: bool,
+        deprecated: &[deprecated::Entry<Settings>],
+    ) -> Result<Config, ConfigError> {
         let deprecated = deprecated::used(deprecated, &self);
         let kubernetes = self.kubernetes(is_in_pod)?;
         let dataplane = self.dataplane()?;

@@ -1,5 +1,5 @@
-//! What is rendered from the chart for those who do not use it: the Kustomize bases, which are the chart with its
-//! defaults, and a PodMonitor and alerts for Prometheus.
+//! What is rendered from the chart for those who do not use it: the Kustomize bases, which are the chart with
+//! its defaults, and a PodMonitor and alerts for Prometheus.
 
 use std::path::PathBuf;
 

@@ -101,7 +101,7 @@ enum Verb {
     },
     /// Lint, run every test (as root), and check for leaks
     Test {
-        /// Also build this commit, and test upgrades from it and rollbacks to it [without REF: the last tag v*]
+        /// Also build this commit, and test upgrades from it and back [without REF: the last tag v*]
         #[arg(long, value_name = "REF", num_args = 0..=1)]
         previous: Option<Option<String>>,
     },

@@ -12,8 +12,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The previous release while no commit has the tag of one: a record holds all that it does in 0.1.0, the maps
-/// are of version 5, and every system test passed.
+/// The previous release while no commit has a tag `v*`: a record holds all that it does in 0.1.0, and the
+/// maps are of version 5.
 const BEFORE_THE_FIRST_TAG: &str = "f9d5709f0dcc89fd76f9c014c2ccd96ed5440cdf";
 
 /// Builds a commit into `target/dist/previous/`: the one that is named, or that of the newest tag `v*` before

@@ -97,8 +97,8 @@ impl Step {
         }
     }
 
-    /// Runs the step and shows its output, and ends the step early once `check` fails, which is called `every`
-    /// so often.
+    /// Runs the step and shows its output. Calls `check` once in each period `every`, and ends the step early
+    /// if it fails.
     ///
     /// # Errors
     /// That of `check`, or if the program does not start or fails.

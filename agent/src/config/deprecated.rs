@@ -3,8 +3,6 @@
 
 use std::fmt;
 
-use super::Settings;
-
 /// A setting that is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deprecated {
@@ -16,14 +14,11 @@ pub struct Deprecated {
     pub since: &'static str,
 }
 
-/// A deprecated setting, and whether a flag, the environment or the file sets it.
-pub(super) type Entry = (Deprecated, fn(&Settings) -> bool);
-
-/// The changelog lists each of these under *Deprecated*.
-pub(super) const DEPRECATED: &[Entry] = &[];
+/// A deprecated setting, and whether settings of the type `S` have it.
+pub(super) type Entry<S> = (Deprecated, fn(&S) -> bool);
 
 /// The deprecated settings that are set.
-pub(super) fn used(table: &[Entry], settings: &Settings) -> Vec<Deprecated> {
+pub(super) fn used<S>(table: &[Entry<S>], settings: &S) -> Vec<Deprecated> {
     table.iter().filter(|(_, is_set)| is_set(settings)).map(|(deprecated, _)| *deprecated).collect()
 }
 
@@ -43,13 +38,14 @@ mod tests {
     use clap::Parser as _;
 
     use super::{
-        super::{Args, manual},
+        super::{Args, DEPRECATED, Settings, manual},
         *,
     };
 
-    const ENTRY: Entry = (Deprecated { key: "vif_timeout", successor: "patience", since: "0.9.0" }, |it| {
-        it.vif_timeout.is_some()
-    });
+    const ENTRY: Entry<Settings> =
+        (Deprecated { key: "vif_timeout", successor: "patience", since: "0.9.0" }, |it| {
+            it.vif_timeout.is_some()
+        });
     const SENTENCE: &str =
         "vif_timeout is deprecated since 0.9.0, and a later release refuses it: use patience";
 

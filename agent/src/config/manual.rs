@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::{ArgAction, CommandFactory as _};
 
-use super::{Args, deprecated::Entry};
+use super::{Args, Settings, deprecated::Entry};
 
 /// A setting, as the command line declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(super) fn settings() -> Vec<Setting> {
 }
 
 /// A configuration file that sets nothing: each setting as a comment, with its default.
-pub(super) fn default_file(deprecated: &[Entry]) -> String {
+pub(super) fn default_file(deprecated: &[Entry<Settings>]) -> String {
     let mut text = String::from(
         "# The configuration of ferrule-agent. Keys are its long flags, with `_` instead of `-`. Flags override\n\
          # environment variables, which override this file. `ferrule-agent config check FILE` checks a file.\n",
@@ -48,7 +48,7 @@ pub(super) fn default_file(deprecated: &[Entry]) -> String {
 }
 
 /// The reference of all settings, in Markdown.
-pub(super) fn reference(deprecated: &[Entry]) -> String {
+pub(super) fn reference(deprecated: &[Entry<Settings>]) -> String {
     let mut text = String::from(
         "# Settings of the agent\n\n\
          `ferrule-agent config reference` prints this page, and a test compares both. A setting is a flag, an\n\
@@ -102,7 +102,7 @@ impl Setting {
         })
     }
 
-    fn sentence(&self, deprecated: &[Entry]) -> String {
+    fn sentence(&self, deprecated: &[Entry<Settings>]) -> String {
         let mut text = format!("{}.", self.help);
         if self.placeholder == "SECONDS" {
             text.push_str(" In seconds.");
@@ -164,7 +164,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::{Settings, deprecated::DEPRECATED};
+    use crate::config::DEPRECATED;
 
     #[test]
     fn the_default_file_sets_nothing_and_each_of_its_lines_is_a_valid_key() {

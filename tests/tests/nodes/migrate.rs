@@ -26,7 +26,7 @@ fn mac(node: &Member) -> String {
     node.name.replace("node-", "02:00:00:00:fb:0")
 }
 
-/// What flannel's daemon keeps on a node: its device, and a route, a neighbour and a peer for each other node.
+/// What flannel's daemon keeps on a node: a device, and a route, a neighbour and a peer for each other node.
 fn flannel(node: &Member, others: &[&Member]) -> anyhow::Result<()> {
     let (own, local) = (network(node), node.addresses[0]);
     node.run("sysctl -qw net.ipv4.ip_forward=1")?;

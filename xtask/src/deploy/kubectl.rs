@@ -20,7 +20,7 @@ pub(super) struct Kubectl {
     pub(super) cluster: Vec<OsString>,
     pub(super) context: Option<String>,
     pub(super) timeout: String,
-    /// How often the pods of a roll-out are looked at.
+    /// How often the pods of a roll-out are inspected.
     pub(super) every: Duration,
     /// Where manifests are written before kubectl reads them, so that they can be inspected.
     pub(super) manifests: PathBuf,
