@@ -93,7 +93,7 @@ fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
 }
 
 /// Waits until the links of `ferrulectl status` with this text are as many.
-fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
+pub(crate) fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
     sys::wait_until(&format!("{count} links are {text}"), TIMEOUT, || {
         let status = node.status()?;
         let found = status.lines().skip_while(|it| !it.starts_with("LINK ")).filter(|it| it.contains(text));

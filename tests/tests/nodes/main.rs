@@ -16,4 +16,5 @@ mod shared_ports;
 mod shown;
 mod uninstall;
 mod untracked;
+mod uplinks;
 mod ways;
