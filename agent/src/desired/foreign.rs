@@ -2,11 +2,11 @@
 
 use super::inventory::Inventory;
 use crate::{
-    plug::filter::Hook,
+    plug::{filter::Hook, sysctl},
     registry::{Attachment, HostLink, Key},
 };
 
-/// A foreign filter or program on an attachment's host interface, or a chain that concerns all pods.
+/// A foreign filter or program on an attachment's host interface, or what concerns all pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
     pub of: Option<(Key, HostLink)>,
@@ -35,6 +35,16 @@ pub fn foreign(it: &Attachment, actual: &Inventory, tcx: &[Vec<u32>; 2]) -> Vec<
     });
     let all = filters.chain(xdp).chain(tcx);
     all.map(|what| Foreign { of: Some((it.key.clone(), host.clone())), what }).collect()
+}
+
+/// A setting by which conntrack refuses TCP connections whose begin it has not seen.
+pub(super) fn strict_conntrack(has_fast: bool) -> Option<String> {
+    let is_strict = has_fast && sysctl::get("netfilter/nf_conntrack_tcp_loose").as_deref() == Some("0");
+    is_strict.then(|| {
+        "net.netfilter.nf_conntrack_tcp_loose is 0: a connection between pods of two nodes is invalid to \
+         conntrack once it leaves the fast path, and kube-proxy's rules drop it; set 1, the default"
+            .to_owned()
+    })
 }
 
 /// The direction of the pod's packets.

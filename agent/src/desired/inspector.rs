@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     deviation::{Deviation, Kind},
-    foreign::{Foreign, foreign},
+    foreign::{Foreign, foreign, strict_conntrack},
     inventory::Inventory,
     orphans::shared_addresses,
     verify::verify_pod_end,
@@ -92,7 +92,9 @@ impl Inspector {
         let skipped = actual.skipped_ranges.iter().map(|Skipped { range, why }| {
             format!("the range {range} has no unreachable route, because {why}: see: ip route show {range}")
         });
-        findings.foreign.extend(chains.chain(skipped).map(|what| Foreign { of: None, what }));
+        let strict = strict_conntrack(self.nodes.decided().has_fast());
+        let of_node = chains.into_iter().chain(skipped).chain(strict);
+        findings.foreign.extend(of_node.map(|what| Foreign { of: None, what }));
         findings.attachments = attachments;
         Ok(findings)
     }

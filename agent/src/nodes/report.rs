@@ -105,6 +105,12 @@ impl Report {
         })
     }
 
+    /// Whether packets between pods pass the stack by on any way.
+    pub fn has_fast(&self) -> bool {
+        let mut taken = self.ranges().filter_map(|range| self.taken(Some(range)).ok());
+        taken.any(|it| it.slow.is_none())
+    }
+
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for (_, way) in self.others().flat_map(|it| it.ranges) {

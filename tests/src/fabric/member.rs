@@ -56,11 +56,7 @@ impl Member {
     ) -> anyhow::Result<Self> {
         let home = Home::make(&underlay::path(name))?;
         let network = if is_far { FAR } else { SEGMENT };
-        if is_far {
-            underlay::add_behind_router(name, host)?
-        } else {
-            underlay::add_to_segment(name, host)?
-        }
+        plug(name, network, host)?;
         let node = home.enter(|| {
             sys::mount_around("tmpfs", "/run", "/run/netns")?;
             api.kubeconfig(Path::new(KUBECONFIG), None)?;
@@ -249,7 +245,23 @@ impl Member {
     /// # Errors
     /// If the kernel refuses.
     pub fn configure_uplink(&self) -> anyhow::Result<()> {
-        self.network.join(self.name, "uplink", self.host)
+        self.configure("uplink")
+    }
+
+    /// Gives another interface what the uplink has at the start.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn configure(&self, interface: &str) -> anyhow::Result<()> {
+        self.network.join(self.name, interface, self.host)
+    }
+
+    /// Makes the uplink and its cable again, which were deleted.
+    ///
+    /// # Errors
+    /// If the uplink exists.
+    pub fn plug_again(&self) -> anyhow::Result<()> {
+        plug(self.name, self.network, self.host)
     }
 
     /// Stops the agent. Adds its log to an error.
@@ -258,6 +270,15 @@ impl Member {
             Some(node) => self.home.enter(|| node.end(result)),
             None => result,
         }
+    }
+}
+
+/// Connects a node to its network.
+fn plug(name: &str, network: Network, host: u8) -> anyhow::Result<()> {
+    if network.name == SEGMENT.name {
+        underlay::add_to_segment(name, host)
+    } else {
+        underlay::add_behind_router(name, host)
     }
 }
 

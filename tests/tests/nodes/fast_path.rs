@@ -92,8 +92,26 @@ fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
     .unwrap();
 }
 
+#[test]
+fn verify_warns_of_a_strict_conntrack_while_packets_pass_the_stack_by() {
+    for (flags, is_fast) in [(&[][..], true), (&["--node-fast-path", "off"], false)] {
+        with_pods(flags, |fabric, _| {
+            let [one, ..] = &fabric.nodes;
+            let setting = "net.netfilter.nf_conntrack_tcp_loose";
+            for (value, is_named) in [(0, is_fast), (1, false)] {
+                one.run(&format!("sysctl -qw {setting}={value}"))?;
+                // No deviation, and so no failure.
+                let text = one.on(|node| node.ctl(&["verify"]))?;
+                ensure!(text.contains(setting) == is_named, "with {value}: {text}");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// Waits until the links of `ferrulectl status` with this text are as many.
-fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
+pub(crate) fn wait_for_links(node: &Member, text: &str, count: usize) -> anyhow::Result<()> {
     sys::wait_until(&format!("{count} links are {text}"), TIMEOUT, || {
         let status = node.status()?;
         let found = status.lines().skip_while(|it| !it.starts_with("LINK ")).filter(|it| it.contains(text));

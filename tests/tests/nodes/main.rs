@@ -18,4 +18,5 @@ mod shared_ports;
 mod shown;
 mod uninstall;
 mod untracked;
+mod uplinks;
 mod ways;
