@@ -84,8 +84,8 @@ pub(crate) enum Command {
     /// Explain garbage collection: which attachments may be orphaned, the proofs for and against, and the
     /// agent's verdict
     Gc(gc::Args),
-    /// Collect what a bug report needs in one archive: the agent's answers, its configuration, metrics and last
-    /// log lines, failed ADDs, the last records, interfaces, routes, facts about the kernel
+    /// Collect what a bug report needs in one archive: the agent's answers, its configuration, metrics and
+    /// last log lines, failed ADDs, the last records, interfaces, routes, facts about the kernel
     ///
     /// Bounded, and without secrets: passwords and tokens in URLs are removed, kubeconfigs and the
     /// environment are not read. The names and addresses of pods, nodes and policies are in it. Parts that

@@ -14,10 +14,11 @@ use crate::{
 pub(crate) enum Command {
     /// Measure for some seconds, while the node works as ever
     ///
-    /// ADDs so far: those since the agent's start, of pods that still exist; none is made. Answers: from the first packet of a TCP
-    /// connection of the node to the refusal by the pod, of up to 16 pods in turn, 200 times a second at the
-    /// most. Programs: what the kernel counts for all packets in this time; its readings of the clock are
-    /// part of each run. Exit code 1: the agent cannot be reached, or measures already.
+    /// ADDs so far: those since the agent's start, of pods that still exist; none is made. Answers: from the
+    /// first packet of a TCP connection of the node to the refusal by the pod, of up to 16 pods in turn, 200
+    /// times a second at the most. Programs: what the kernel counts for all packets in this time; its
+    /// readings of the clock are part of each run. Exit code 1: the agent cannot be reached, or measures
+    /// already.
     #[command(name = "self")]
     Node {
         /// Seconds of the measurement

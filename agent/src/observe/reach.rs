@@ -1,8 +1,8 @@
 //! Whether other nodes answer packets to their ranges.
 //!
-//! A datagram goes the way of pods' packets, by the tunnel or directly, to the first address of a range, which no
-//! pod has. The other node answers with ICMP "unreachable", because its range has an unreachable route; the answer
-//! comes past the tunnel. So an answer proves this direction of the way, and nothing of a pod is asked.
+//! A datagram goes the way of pods' packets, by the tunnel or directly, to the first address of a range. No
+//! pod has that address. The other node answers with ICMP "unreachable", because its range has an unreachable
+//! route. The answer comes past the tunnel, so that it proves this direction of the way.
 
 use std::{
     io::{self, IoSliceMut},
@@ -28,7 +28,7 @@ struct Asked {
 /// Ranges that are asked at once, and in all.
 const AT_ONCE: usize = 256;
 const MOST: usize = 768;
-/// The longest wait, and when who has not answered is asked again: a kernel answers an address five times at once
+/// The longest wait, and when silent nodes are asked again: a kernel answers an address a few times at once,
 /// and then every other second (`ip_error` and `icmp_ratelimit`).
 const LIMIT: Duration = Duration::from_millis(2500);
 const AGAIN: Duration = Duration::from_millis(2100);

@@ -84,8 +84,8 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Returns the exit code of the command; of several nodes, the largest. A node that cannot be asked is named, and
-/// the others are asked.
+/// Returns the exit code of the command; of several nodes, the largest. A node that cannot be asked is named,
+/// and the others are asked.
 fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
     let Chosen { agents, absent } = target::choose(plugin, inner.command.pod(), &kubectl)?;

@@ -12,7 +12,7 @@ pub(super) fn answer(path: &str, review: &Value, tokens: Option<&[String]>) -> O
         TOKEN => {
             let token = review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default();
             let is_known = tokens.is_none_or(|known| known.iter().any(|it| it == token));
-            json!({ "authenticated": is_known, "user": { "username": if is_known { "somebody" } else { "" } } })
+            json!({ "authenticated": is_known, "user": { "username": if is_known { "scraper" } else { "" } } })
         }
         ACCESS => json!({ "allowed": true }),
         _ => return None,

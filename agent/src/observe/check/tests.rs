@@ -106,7 +106,7 @@ fn what_cannot_be_read_is_unknown_and_a_lost_namespace_fails() {
 }
 
 #[test]
-fn a_firewall_that_drops_all_that_is_forwarded_fails_and_one_that_may_drop_is_told() {
+fn a_firewall_that_drops_all_that_is_forwarded_fails_and_one_that_may_drop_is_unknown() {
     let with = |firewall| {
         let told = ExplainPodResponse { interfaces: vec![interface()], firewall, ..Default::default() };
         let found = check(&told, &[]).checks.into_iter().find(|it| it.name == "firewall").unwrap();

@@ -19,8 +19,8 @@ use super::{
     table,
 };
 
-/// Sets with their elements, chains with their rules. A rule's expressions have their attributes by number, as
-/// in `linux/netfilter/nf_tables.h`, in hexadecimal.
+/// Sets with their elements, chains with their rules. A rule's expressions have their attributes by number,
+/// as in `linux/netfilter/nf_tables.h`, in hexadecimal.
 pub fn listing() -> String {
     let mut all = String::new();
     for name in [masquerade_table::NAME, host_ports_table::NAME] {
