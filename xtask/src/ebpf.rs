@@ -113,6 +113,8 @@ fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> 
         .arg("--target-dir")
         .arg(ws.bpf_target())
         .env("RUSTC_BOOTSTRAP", "1")
+        // Incremental builds optimise less across functions, and the verifier refuses what comes of it.
+        .env("CARGO_INCREMENTAL", "0")
         // Not RUSTFLAGS: this one wins over it, and paths may have spaces.
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}")))
 }

@@ -74,7 +74,8 @@ fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
     if linker.is_file() && fs::read(sources.join(toolchain)).ok() == fs::read(ws.root.join(toolchain)).ok() {
         programs = programs.env("FERRULE_BPF_LINKER", linker);
     }
-    programs.env("CARGO_TARGET_DIR", ws.target()).run()?;
+    // The verifier refuses programs of incremental builds.
+    programs.env("CARGO_TARGET_DIR", ws.target()).env("CARGO_INCREMENTAL", "0").run()?;
     let binaries: Vec<&str> = dist::names().collect();
     debug::build(&previous, &format!("building the binaries of {name}"), &binaries).arg("--locked").run()
 }
