@@ -82,7 +82,7 @@ fn list(ifindex: u32) -> io::Result<bool> {
     let socket = Raw::new(NETLINK_ROUTE)?;
     let deadline = TimeVal::milliseconds(i64::try_from(DEADLINE.as_millis()).unwrap_or(i64::MAX));
     setsockopt(&borrow(&socket), ReceiveTimeout, &deadline)?;
-    socket.send_to(&message(GET_TUNNEL, NLM_F_DUMP, ifindex, &[]), &SocketAddr::new(0, 0), 0)?;
+    socket.send(&message(GET_TUNNEL, NLM_F_DUMP, ifindex, &[]), 0)?;
     let mut datagram = Vec::with_capacity(RECEIVE_BUFFER);
     for _ in 0..DATAGRAMS {
         datagram.clear();
