@@ -148,8 +148,8 @@ pub struct Subject {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub struct PackedSubject {
-    /// [`Subject::ingress`]: the number in its table, or [`PackedSubject::OPEN`], and the table in the highest
-    /// bit.
+    /// [`Subject::ingress`]: the number in its table, or [`PackedSubject::OPEN`], and the table in the
+    /// highest bit.
     pub ingress: u16,
     /// [`Subject::egress`], in the same way.
     pub egress: u16,
@@ -161,7 +161,8 @@ pub struct PackedSubject {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SubjectChange {
-    /// Zeros, in the place of an Ethernet header: the kernel refuses a short packet of a protocol that it knows.
+    /// Zeros, in the place of an Ethernet header: the kernel refuses a short packet of a protocol that it
+    /// knows.
     pub header: [u8; 16],
     /// The pod's host interface.
     pub ifindex: u32,

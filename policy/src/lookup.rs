@@ -1,7 +1,7 @@
 //! The verdict on a packet, from rows alone: exactly what the BPF program does.
 //!
-//! Three look-ups by hash behind that of the subject in `VIFS`: `PEERS` (a miss: the trie `BLOCKS`), `RULESETS`, `RULES`. `NAMED` and
-//! `PORTS` are read only if the header says so.
+//! Three look-ups by hash behind that of the subject in `VIFS`: `PEERS` (a miss: the trie `BLOCKS`),
+//! `RULESETS`, `RULES`. `NAMED` and `PORTS` are read only if the header says so.
 
 use std::net::IpAddr;
 

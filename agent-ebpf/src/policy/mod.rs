@@ -1,7 +1,7 @@
 //! Policies: whether a pod may send or receive a packet.
 //!
-//! The row in `VIFS` says what judges a pod; without that, the pod passes nothing. A pod that no policy judges
-//! is *untracked*: the row says so, and nothing else is looked up.
+//! The row in `VIFS` says what judges a pod; without that, the pod passes nothing. A pod that no policy
+//! judges is *untracked*: the row says so, and nothing else is looked up.
 
 mod case;
 mod flows;

@@ -85,8 +85,8 @@ impl Rulesets {
         self.rulesets.iter().map(|(id, _)| *id)
     }
 
-    /// A free number. Without any, the rulesets are more than the map `RULESETS` takes: the change is refused,
-    /// whatever number it gets.
+    /// A free number. Without any, the rulesets are more than the map `RULESETS` takes: the change is
+    /// refused, whatever number it gets.
     pub(crate) fn fresh(&mut self, table: Table) -> RulesetId {
         for _ in 0..Subject::LAST_RULESET {
             // From 1 on: a subject of zeros means that nothing is known.

@@ -26,7 +26,8 @@ pub enum OldCounters {
     V5(PerCpuHashMap<MapData, VifKey, V5>),
 }
 
-/// Both directions' packets and bytes, then the drops of both directions by reason, of which there were fewer.
+/// Both directions' packets and bytes, then the drops of both directions by reason, of which there were
+/// fewer.
 type V1 = [u64; 4 + 13];
 type V2 = [u64; 4 + 16];
 /// For each direction packets, bytes and drops, by more reasons in each version.

@@ -1,7 +1,7 @@
 //! What judges each pod: the field `subject` of the rows of `VIFS`.
 //!
 //! A program changes the field in its row: the kernel replaces a row that user space writes, and reuses the
-//! old one's memory while programs on other CPUs may still read it. Whoever writes a whole row holds
+//! old one's memory while programs on other CPUs may still read it. Writers of a whole row hold
 //! [`Subjects::known`], so that no change between is lost.
 
 use std::{

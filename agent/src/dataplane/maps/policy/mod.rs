@@ -1,6 +1,6 @@
 //! The maps by which the programs judge pods' packets: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED` and
-//! `PORTS`, and the subjects in `VIFS`. Their rows follow from the cluster's policies: [`crate::policy`] knows
-//! all that are wanted.
+//! `PORTS`, and the subjects in `VIFS`. Their rows follow from the cluster's policies: [`crate::policy`]
+//! knows all that are wanted.
 //!
 //! Two tables of rows exist at a time, so that a restarted agent can write all of its own before a pod is
 //! judged by them. The key of `PEERS` and of `BLOCKS` names the table, and so does the highest bit of a
