@@ -14,16 +14,19 @@ use super::{
 
 /// The open maps.
 pub enum OldCounters {
-    Same {
-        vifs: BpfHashMap<MapData, VifKey, VifEntry>,
-        traffic: VifTraffic,
-        drops: PerCpuHashMap<MapData, VifKey, Dropped>,
-    },
+    Same(Box<Same>),
     V1(PerCpuHashMap<MapData, VifKey, V1>),
     V2(PerCpuHashMap<MapData, VifKey, V2>),
     V3(PerCpuHashMap<MapData, VifKey, V3>),
     V4(PerCpuHashMap<MapData, VifKey, V4>),
     V5(PerCpuHashMap<MapData, VifKey, V5>),
+}
+
+/// Maps of this version.
+pub struct Same {
+    vifs: BpfHashMap<MapData, VifKey, VifEntry>,
+    traffic: VifTraffic,
+    drops: PerCpuHashMap<MapData, VifKey, Dropped>,
 }
 
 /// Both directions' packets and bytes, then the drops of both directions by reason, of which there were
@@ -59,20 +62,20 @@ impl OldCounters {
         if let Ok(fifth) = open()?.try_into() {
             return Ok(Self::V5(fifth));
         }
-        Ok(Self::Same {
+        Ok(Self::Same(Box::new(Same {
             vifs: Vifs::SPEC.open_pin(directory)?.try_into().map_err(Vifs::SPEC.failure("open"))?,
             traffic: VifTraffic::open(directory, [].into_iter())?,
             drops: open()?.try_into().map_err(VifCounters::SPEC.failure("open"))?,
-        })
+        })))
     }
 
     /// The counts of each CPU; `None` if the interface has none.
     pub fn get(&self, key: VifKey) -> Result<Option<Vec<OfCpu>>, MapFailure> {
         let read = match self {
-            Self::Same { vifs, traffic, drops } => {
-                let slot = found(vifs.get(&key, 0))?.map_or(0, |row| row.slot);
-                let passed = traffic.get(slot)?;
-                let dropped = found(drops.get(&key, 0))?;
+            Self::Same(same) => {
+                let slot = found(same.vifs.get(&key, 0))?.map_or(0, |row| row.slot);
+                let passed = same.traffic.get(slot)?;
+                let dropped = found(same.drops.get(&key, 0))?;
                 return Ok(dropped.map(|it| passed.iter().copied().zip(it.iter().copied()).collect()));
             }
             Self::V1(map) => map.get(&key, 0).map(|all| all.iter().map(|one| split(one)).collect()),
