@@ -162,7 +162,7 @@ drop_reasons! {
     PolicyIngress = 21 => policy_ingress,
     /// Denied by policies, because the other end may be a pod whose labels the agent does not know yet.
     PeerUnknown = 22 => peer_unknown,
-    /// The pod has no entry in `SUBJECTS`: the agent does not know yet which policies judge the pod.
+    /// The pod has no subject in `VIFS`: the agent does not know yet which policies judge the pod.
     PolicyUnknown = 23 => policy_unknown,
 }
 

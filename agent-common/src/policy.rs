@@ -343,14 +343,7 @@ impl Subject {
 impl PackedSubject {
     /// In the place of a number: no policy judges.
     pub const OPEN: u16 = 0x7fff;
-    const TABLE: u16 = 1 << 15;
     const AUDIT: u32 = 1 << 31;
-
-    /// Whether no policy judges the pod's packets, in either direction.
-    #[inline(always)]
-    pub const fn is_open(self) -> bool {
-        self.ingress & self.egress | Self::TABLE == u16::MAX
-    }
 
     /// Whether it is known what judges the pod.
     #[inline(always)]
@@ -411,4 +404,42 @@ mod user {
     unsafe impl aya::Pod for super::FragmentKey {}
     // SAFETY: as for `PeerKey`.
     unsafe impl aya::Pod for super::FragmentPorts {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_subject_is_unpacked_as_it_was() {
+        let last = Subject::LAST_RULESET;
+        for table in [0, 1] {
+            let number = |it: u32| it | table << 31;
+            let rulesets = [number(1), number(last), Subject::OPEN];
+            for ingress in rulesets {
+                for egress in rulesets {
+                    for epoch in [0, 1, Subject::LAST_EPOCH] {
+                        for flags in [0, Subject::AUDIT] {
+                            let subject = Subject { ingress, egress, table, epoch, flags };
+                            assert_eq!(subject.pack().unpack(), subject);
+                            assert!(subject.pack().is_known(), "{subject:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_too_large_do_not_come_back() {
+        let subject = Subject { ingress: 1, egress: 1, table: 0, epoch: 1, flags: 0 };
+        for changed in [
+            Subject { ingress: Subject::LAST_RULESET + 2, ..subject },
+            Subject { egress: 1 << 16, ..subject },
+            Subject { epoch: Subject::LAST_EPOCH + 1, ..subject },
+        ] {
+            assert_ne!(changed.pack().unpack(), changed);
+        }
+        assert!(!PackedSubject::default().is_known());
+    }
 }

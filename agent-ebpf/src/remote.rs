@@ -59,7 +59,7 @@ pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result
     }
     policy::reaches(packet, meta, endpoint.ifindex, Judge::of(receiver))?;
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
-    counters::ingress(receiver.slot, packet.len());
     delivery::rewrite(packet, meta, &endpoint.mac)?;
+    counters::ingress(receiver.slot, packet.len());
     Ok(Inbound::to_pod(endpoint.ifindex))
 }

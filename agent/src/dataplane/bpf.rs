@@ -148,7 +148,8 @@ pub(super) fn delete_batch<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> io::Resul
     unsafe { batch::<K, K>(bpf_cmd::BPF_MAP_DELETE_BATCH, map, keys, None) }
 }
 
-/// Runs a tc program once, on data that it reads as a packet. Returns its verdict.
+/// Runs a tc program, on data that it reads as a packet, once or until no signal interrupts the call. Returns
+/// its verdict.
 ///
 /// # Errors
 /// The error of the system call.
@@ -160,8 +161,14 @@ pub(super) fn run<T: Pod>(program: BorrowedFd<'_>, data: &T) -> io::Result<u32> 
     test.prog_fd = program.as_raw_fd().cast_unsigned();
     test.data_in = ptr::from_ref(data) as u64;
     test.data_size_in = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads the data, of the given length, and writes to the union's member only.
-    unsafe { call(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }?;
+    // Until Linux 5.12, a signal interrupts the call after the program has run.
+    loop {
+        // SAFETY: the kernel reads the data, of the given length, and writes to the union's member only.
+        match unsafe { call(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) } {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => break result.map(drop)?,
+        }
+    }
     // SAFETY: the kernel has written this member.
     Ok(unsafe { attr.test.retval })
 }

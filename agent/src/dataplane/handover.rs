@@ -68,6 +68,8 @@ enum CopyError {
     Map(#[from] MapFailure),
 }
 
+/// The version whose agents were the first to judge pods by policies.
+const FIRST_WITH_POLICIES: u32 = 5;
 /// Separates version and number in the name of a directory that was set aside. bpffs allows no dots.
 const SET_ASIDE: &str = "-old-";
 
@@ -143,8 +145,10 @@ impl Predecessors {
 
     /// Whether an agent without policies has attached pods.
     pub(super) fn judge_nothing(&self) -> bool {
-        let has_none =
-            |directory: &PathBuf| is_earlier_version(directory) && !maps::RULESETS.path(directory).exists();
+        let has_none = |directory: &PathBuf| {
+            version_of(directory).is_some_and(|it| it < FIRST_WITH_POLICIES)
+                && maps::VIFS.path(directory).exists()
+        };
         self.directories.iter().any(has_none)
     }
 
@@ -220,9 +224,12 @@ impl Predecessors {
 }
 
 fn is_earlier_version(directory: &Path) -> bool {
-    let name = directory.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
-    let version = name.map(|name| name.split_once(SET_ASIDE).map_or(name, |(version, _)| version));
-    version.and_then(|version| version.parse::<u32>().ok()).is_some_and(|version| version < layout::version())
+    version_of(directory).is_some_and(|version| version < layout::version())
+}
+
+fn version_of(directory: &Path) -> Option<u32> {
+    let name = directory.file_name()?.to_str()?.strip_prefix('v')?;
+    name.split_once(SET_ASIDE).map_or(name, |(version, _)| version).parse().ok()
 }
 
 fn set_aside(pins: &Path) -> Result<(), CapacityError> {

@@ -472,7 +472,7 @@ impl Dataplane {
     /// If the kernel refuses.
     pub fn retain(&self, live: &HashMap<u32, Addresses>, lost: &HashSet<u32>) -> Result<(), MapFailure> {
         self.policy().retain(|ifindex| live.contains_key(&ifindex) || lost.contains(&ifindex))?;
-        self.writer().retain(live)
+        self.writer().retain(live, lost)
     }
 
     /// Whether pods may be attached that nothing judges yet, because an agent attached them whose programs

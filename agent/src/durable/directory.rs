@@ -168,6 +168,11 @@ impl Directory {
         Ok(())
     }
 
+    /// Whether a damaged file was found; yes if that cannot be read.
+    pub fn has_quarantined(&self) -> bool {
+        self.all_names().map_or(true, |names| names.iter().any(|name| number(name, QUARANTINED).is_some()))
+    }
+
     /// Renames a damaged file to `corrupt-N`, for people to examine, and returns the new path.
     ///
     /// # Errors

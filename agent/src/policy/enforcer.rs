@@ -180,7 +180,7 @@ impl Enforcer {
         self.0.arrived.notify_one();
     }
 
-    /// Whether rows of the maps judge a pod, also those of an earlier agent. Yes if they cannot be read.
+    /// Whether rows of the maps judge a pod, also those of an earlier agent.
     pub(super) fn judges_pods(&self) -> bool {
         self.0.maps.subjects().values().any(|it| !it.is_open())
     }

@@ -121,7 +121,8 @@ impl Feed {
         if inner.shown.as_ref() != Some(&shown) {
             let warned = inner.shown.as_ref().map_or(&[][..], |it| &it.unread);
             if !shown.unread.is_empty() && warned != shown.unread {
-                tracing::error!("{}", unread(&shown.unread));
+                let why = unread(&shown.unread);
+                tracing::error!(why, "ClusterNetworkPolicies are not enforced");
             }
             self.show(&shown);
             inner.shown = Some(shown);

@@ -197,6 +197,12 @@ impl CheckpointStore for CheckpointLogs {
         })
     }
 
+    fn exists(&self, watch: &str) -> bool {
+        // What is quarantined may have been the watch's.
+        !matches!(self.directory.path().join(file_name(watch)).try_exists(), Ok(false))
+            || self.directory.has_quarantined()
+    }
+
     fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Failure> {
         self.try_save(watch, identity, update)
     }

@@ -67,6 +67,12 @@ impl Watches {
         spawn_blocking(move || checkpoints.load(name, &identity).is_some()).await.unwrap_or_default()
     }
 
+    /// Whether a watch has had a checkpoint, usable or not.
+    pub async fn had_checkpoint(&self, scope: &Scope) -> bool {
+        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
+        spawn_blocking(move || checkpoints.exists(name)).await.unwrap_or(true)
+    }
+
     fn start<T: Object>(&self, scope: Scope, sink: impl Sink<T>, checkpoints: Arc<dyn CheckpointStore>) {
         let mut running = self.running();
         if running.get(scope.name).is_some_and(|it| !it.task.is_finished()) {

@@ -107,7 +107,7 @@ annotation `runbook` names a section of docs/runbooks.md. */}}
         for: 2m
         labels: { severity: critical }
         annotations:
-          summary: "{{ $value }} changes of policies are not in force on {{ $labels.instance }}."
+          summary: "{{ $value }} changes of policies are not in force on {{ $labels.instance }}, for want of room in {{ $labels.map }}."
           runbook: docs/runbooks.md#ferrulepolicyheld
       - alert: FerruleNodeRefused
         expr: ferrule_node_refused > 0

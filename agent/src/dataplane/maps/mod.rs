@@ -144,11 +144,13 @@ impl Maps {
             if actual == Some(row) && row.slot != 0 {
                 continue;
             }
-            if row.slot == 0 {
-                row.slot = self.traffic.take()?;
+            let taken = if row.slot == 0 { self.traffic.take()? } else { 0 };
+            if actual == Some(row) && taken == 0 {
+                continue;
             }
+            row.slot |= taken;
             row.subject = known.get(&ifindex).copied().unwrap_or_default();
-            self.vifs.write(key, row)?;
+            self.vifs.write(key, row).inspect_err(|_| self.traffic.give_back(taken))?;
         }
         Ok(())
     }
@@ -208,14 +210,20 @@ impl Maps {
         }
     }
 
-    /// Removes the rows of interfaces and addresses that are not live.
-    pub(super) fn retain(&mut self, live: &HashMap<u32, Addresses>) -> Result<(), MapFailure> {
+    /// Removes the rows of interfaces and addresses that are not live. Of `lost` interfaces, the rows of
+    /// `VIFS` stay: they say what judges the interfaces that replace these.
+    pub(super) fn retain(
+        &mut self,
+        live: &HashMap<u32, Addresses>,
+        lost: &HashSet<u32>,
+    ) -> Result<(), MapFailure> {
         let addresses: HashSet<_> = live.values().flat_map(|addresses| endpoints::keys(*addresses)).collect();
         self.endpoints.retain(|key| addresses.contains(key))?;
-        let rows = self.vifs.rows();
-        let gone = rows.iter().filter(|(key, _)| !live.contains_key(&key.ifindex));
-        gone.for_each(|(_, row)| self.traffic.give_back(row.slot));
-        self.vifs.retain(|key| live.contains_key(&key.ifindex))?;
+        let stays = |key: &VifKey| live.contains_key(&key.ifindex) || lost.contains(&key.ifindex);
+        for (key, row) in self.vifs.rows().into_iter().filter(|(key, _)| !stays(key)) {
+            self.vifs.remove(key)?;
+            self.traffic.give_back(row.slot);
+        }
         self.flows.retain(|ifindex| live.contains_key(&ifindex));
         self.counters.retain(|key| *key == UNKNOWN || live.contains_key(&key.ifindex))
     }
@@ -248,12 +256,12 @@ impl Maps {
         for (key, row) in self.vifs.rows_of(from)? {
             if self.vifs.get(key)?.is_none() {
                 let slot = self.traffic.take()?;
-                self.vifs.write(key, VifEntry { slot, ..row })?;
+                let written = self.vifs.write(key, VifEntry { slot, ..row });
+                written.inspect_err(|_| self.traffic.give_back(slot))?;
             }
         }
         drop(known);
-        self.subjects.learn();
-        Ok(())
+        self.subjects.learn()
     }
 
     /// Adds the rows of `ENDPOINTS` that are pinned in another directory and missing here.
@@ -331,14 +339,14 @@ impl Maps {
             let Some(old) = from.get(key)? else { continue };
             let Some(dropped) = self.counters.get(key)? else { continue };
             let slot = self.slot(key);
-            if sum(&self.traffic.get(slot)?, &dropped) != Counters::default() {
-                continue;
+            let (old_passed, old_dropped): (Vec<Passed>, Vec<Dropped>) = old.into_iter().unzip();
+            // Apart: an agent may have died between the two.
+            if slot != 0 && self.traffic.get(slot)?.iter().all(|cpu| *cpu == Passed::default()) {
+                self.traffic.set(slot, per_cpu(old_passed)?)?;
             }
-            let (passed, dropped): (Vec<Passed>, Vec<Dropped>) = old.into_iter().unzip();
-            if slot != 0 {
-                self.traffic.set(slot, per_cpu(passed)?)?;
+            if dropped.iter().all(|cpu| *cpu == Dropped::default()) {
+                self.counters.set(key, per_cpu(old_dropped)?)?;
             }
-            self.counters.set(key, per_cpu(dropped)?)?;
         }
         Ok(())
     }

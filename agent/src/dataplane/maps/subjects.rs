@@ -5,7 +5,7 @@
 //! [`Subjects::known`], so that no change between is lost.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     os::fd::AsFd as _,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -52,23 +52,27 @@ impl Subjects {
         let walk_limit = walk_limit(max_entries(&map).map_err(SPEC.failure("read"))?);
         let vifs = map.try_into().map_err(SPEC.failure("open"))?;
         let subjects = Self { vifs, walk_limit, program, known: Mutex::default() };
-        subjects.learn();
+        subjects.learn()?;
         Ok(subjects)
     }
 
     /// Knows what the rows say, from now on.
-    pub fn learn(&self) {
-        let rows = self.rows();
+    pub fn learn(&self) -> Result<(), MapFailure> {
+        let rows = self.rows()?;
         self.known().extend(rows);
+        Ok(())
     }
 
     /// Takes over what rows of `VIFS` in another directory say, for the rows that are written next.
     pub fn adopt(&self, directory: &Path) -> Result<(), MapFailure> {
         let vifs: BpfHashMap<MapData, VifKey, VifEntry> =
             SPEC.open_pin(directory)?.try_into().map_err(SPEC.failure("read"))?;
-        let rows = vifs.iter().take(self.walk_limit).flatten().filter(|(_, row)| row.subject.is_known());
-        for (VifKey { ifindex }, row) in rows {
-            self.known().entry(ifindex).or_insert(row.subject);
+        for row in vifs.iter().take(self.walk_limit) {
+            let (key, row) = row.map_err(SPEC.failure("read"))?;
+            // A row here is newer.
+            if row.subject.is_known() && self.vifs.get(&key, 0).is_err() {
+                self.known().entry(key.ifindex).or_insert(row.subject);
+            }
         }
         Ok(())
     }
@@ -98,16 +102,17 @@ impl Subjects {
     pub fn set(&self, ifindex: u32, subject: Option<Subject>) -> Result<(), MapFailure> {
         let packed = subject.map(|it| it.pack());
         let mut known = self.known();
-        match packed {
-            Some(packed) => known.insert(ifindex, packed),
-            None => known.remove(&ifindex),
-        };
         let subject = packed.unwrap_or_default();
         let change = SubjectChange { ifindex, subject, ..SubjectChange::default() };
         // An interface without a row passes nothing. The row is written with what is known then.
         let stored = bpf::run(self.program.as_fd(), &change);
         crash::point(Step::MapWritten);
-        stored.map(drop).map_err(MapError::IoError).map_err(SPEC.failure("write to"))
+        stored.map_err(MapError::IoError).map_err(SPEC.failure("write to"))?;
+        match packed {
+            Some(packed) => known.insert(ifindex, packed),
+            None => known.remove(&ifindex),
+        };
+        Ok(())
     }
 
     /// Sets what judges an interface, unless something does already.
@@ -122,14 +127,15 @@ impl Subjects {
     }
 
     /// The interfaces whose rows have a subject, and should have none.
-    pub fn strays(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<u32> {
-        let rows: HashSet<u32> = self.rows().map(|(ifindex, _)| ifindex).collect();
-        rows.into_iter().filter(|ifindex| !is_wanted(*ifindex)).collect()
+    pub fn strays(&self, is_wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, MapFailure> {
+        Ok(self.rows()?.into_keys().filter(|ifindex| !is_wanted(*ifindex)).collect())
     }
 
     /// The rows that have a subject. Those that are added or removed meanwhile may be missing.
-    fn rows(&self) -> impl Iterator<Item = (u32, PackedSubject)> {
-        let rows = self.vifs.iter().take(self.walk_limit).flatten();
-        rows.filter(|(_, row)| row.subject.is_known()).map(|(key, row)| (key.ifindex, row.subject))
+    fn rows(&self) -> Result<BTreeMap<u32, PackedSubject>, MapFailure> {
+        let rows = self.vifs.iter().take(self.walk_limit);
+        let rows = rows.map(|row| row.map(|(key, row)| (key.ifindex, row.subject)));
+        let rows: BTreeMap<_, _> = rows.collect::<Result<_, _>>().map_err(SPEC.failure("read"))?;
+        Ok(rows.into_iter().filter(|(_, subject)| subject.is_known()).collect())
     }
 }

@@ -40,8 +40,8 @@ impl VifTraffic {
     /// A free slot, without counts. Without a free slot, 0: the packets are not counted.
     pub fn take(&mut self) -> Result<u32, MapFailure> {
         let Some(slot) = self.free.pop_first() else { return Ok(0) };
-        let zeros = zero().map_err(SPEC.failure("write to"))?;
-        self.set(slot, zeros)?;
+        let zeroed = zero().map_err(SPEC.failure("write to")).and_then(|zeros| self.set(slot, zeros));
+        zeroed.inspect_err(|_| self.give_back(slot))?;
         Ok(slot)
     }
 
@@ -51,9 +51,10 @@ impl VifTraffic {
         }
     }
 
-    /// The counts of each CPU.
+    /// The counts of each CPU; none for slot 0, which pods without a slot share.
     pub fn get(&self, slot: u32) -> Result<PerCpuValues<Passed>, MapFailure> {
-        self.map.get(&slot, 0).map_err(SPEC.failure("read"))
+        let counts = if slot == 0 { zero() } else { self.map.get(&slot, 0) };
+        counts.map_err(SPEC.failure("read"))
     }
 
     pub fn set(&mut self, slot: u32, counts: PerCpuValues<Passed>) -> Result<(), MapFailure> {

@@ -13,8 +13,8 @@ use super::{
     nfnetlink::{Attribute, dump, find, number, text},
     numbers::{
         ACCEPT, AT_FORWARD, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, DATA_VERDICT, DROP, EXPRESSION_DATA,
-        EXPRESSION_NAME, GET_CHAIN, GET_RULE, HOOK_NUMBER, IMMEDIATE_DATA, INET, IPV4, IPV6, OF_TABLE,
-        RULE_CHAIN, RULE_EXPRESSIONS, VERDICT_CODE,
+        EXPRESSION_NAME, GET_CHAIN, GET_RULE, GOTO, HOOK_NUMBER, IMMEDIATE_DATA, INET, IPV4, IPV6, JUMP,
+        OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS, VERDICT_CODE,
     },
 };
 
@@ -157,7 +157,8 @@ impl Rule {
         Self {
             drops,
             drops_all: drops && !has_condition,
-            accepts: verdict == Some(ACCEPT) && !is_of_connections,
+            // A chain that a rule jumps to may accept.
+            accepts: matches!(verdict, Some(ACCEPT | JUMP | GOTO)) && !is_of_connections,
         }
     }
 }
@@ -225,7 +226,8 @@ mod tests {
         }
         assert_eq!(rule(&[("match", "comment")], "immediate", 1), accepts);
         let jump = -3_i32 as u32;
-        assert_eq!([rule(&[], "immediate", jump), Rule::parse(&[])], [Rule::default(); 2]);
+        assert_eq!(rule(&[], "immediate", jump), accepts, "the other chain may accept");
+        assert_eq!(Rule::parse(&[]), Rule::default());
     }
 
     #[test]

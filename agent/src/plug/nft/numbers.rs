@@ -35,9 +35,12 @@ pub(super) const AT_PREROUTING: u32 = 0;
 pub(super) const AT_FORWARD: u32 = 2;
 pub(super) const AT_OUTPUT: u32 = 3;
 pub(super) const AT_POSTROUTING: u32 = 4;
-/// `NF_DROP` and `NF_ACCEPT` in `linux/netfilter.h`.
+/// `NF_DROP` and `NF_ACCEPT` in `linux/netfilter.h`; `NFT_JUMP` and `NFT_GOTO` in
+/// `linux/netfilter/nf_tables.h`.
 pub(super) const DROP: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
+pub(super) const JUMP: u32 = (-3_i32).cast_unsigned();
+pub(super) const GOTO: u32 = (-4_i32).cast_unsigned();
 pub(super) const SET_NAME: u16 = 2;
 pub(super) const SET_FLAGS: u16 = 3;
 pub(super) const SET_KEY_TYPE: u16 = 4;

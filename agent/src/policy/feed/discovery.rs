@@ -27,6 +27,11 @@ struct Resource {
     name: String,
 }
 
+#[derive(Deserialize)]
+struct List {
+    items: Vec<serde::de::IgnoredAny>,
+}
+
 /// The name of the type in paths.
 pub(super) const TYPE: &str = "clusternetworkpolicies";
 const GROUP: &str = "/apis/policy.networking.k8s.io";
@@ -36,7 +41,7 @@ pub(super) const VERSION: &str = "v1alpha2";
 const MAX_OTHERS: usize = 8;
 const WHAT: &str = "discover ClusterNetworkPolicies";
 
-/// Asks the API server. Two requests in a cluster without the type, one where the agent can read it.
+/// Asks the API server. A few requests in a cluster without the type, one where the agent can read it.
 pub(super) async fn ask(api: &Api) -> Result<Served, ApiError> {
     if has_type(api, VERSION).await? {
         return Ok(Served::Known);
@@ -46,7 +51,7 @@ pub(super) async fn ask(api: &Api) -> Result<Served, ApiError> {
     let versions = group.into_iter().flat_map(|it| it.versions).map(|it| it.version);
     let mut others = Vec::new();
     for version in versions.filter(|it| it != VERSION).take(MAX_OTHERS) {
-        if has_type(api, &version).await? {
+        if has_type(api, &version).await? && has_object(api, &version).await? {
             others.push(version);
         }
     }
@@ -56,6 +61,13 @@ pub(super) async fn ask(api: &Api) -> Result<Served, ApiError> {
 async fn has_type(api: &Api, version: &str) -> Result<bool, ApiError> {
     let found: Option<Resources> = document(api.get(WHAT, &format!("{GROUP}/{version}")).await)?;
     Ok(found.is_some_and(|it| it.resources.iter().any(|it| it.name == TYPE)))
+}
+
+/// Whether there is an object: a type without any needs no newer agent.
+async fn has_object(api: &Api, version: &str) -> Result<bool, ApiError> {
+    let list = format!("{GROUP}/{version}/{TYPE}?limit=1");
+    let found: Option<List> = document(api.get(WHAT, &list).await)?;
+    Ok(found.is_some_and(|it| !it.items.is_empty()))
 }
 
 /// Reads the answer to a discovery; `None` if there is no such document.

@@ -64,11 +64,12 @@ impl Feed {
     /// Follows ClusterNetworkPolicies once the cluster can have them. `was_followed`: an earlier agent has
     /// followed policies, and so has a checkpoint of ClusterNetworkPolicies if the cluster had the type.
     async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
-        let mut retries = Backoff::new(RETRY);
+        let (mut retries, mut was_answered) = (Backoff::new(RETRY), false);
         loop {
             let wait = match discovery::ask(api).await {
                 Ok(Served::Known) => break,
                 Ok(served) => {
+                    was_answered = true;
                     self.discovered(served);
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
@@ -77,7 +78,7 @@ impl Feed {
                         break;
                     }
                     tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
-                    if was_followed {
+                    if was_followed && !was_answered {
                         self.discovered(Served::Nothing);
                     }
                     retries.next_requested(None, Instant::now())

@@ -16,18 +16,24 @@ impl Feed {
         let Some(after) = after else { return };
         while self.inner().state.phase() == Phase::Unlisted {
             sleep(after).await;
-            if !self.were_listed(watches, api).await {
-                self.update(|state| state.assume_open());
+            // Not once the watches run: they write the checkpoints that are looked for.
+            if self.inner().state.phase() != Phase::Unlisted || self.were_listed(watches, api).await {
+                continue;
             }
+            tracing::warn!(
+                after_s = after.as_secs(),
+                "policies have never been listed: new pods are open until they are (--policy-unlisted=open)"
+            );
+            self.update(|state| state.assume_open());
         }
     }
 
     async fn were_listed(&self, watches: &Watches, api: &Api) -> bool {
-        // Checkpoints are those of a server.
         if api.url().await.is_err() || self.enforcer.judges_pods() {
             return true;
         }
-        watches.has_checkpoint(&follow::NETWORK_POLICIES).await
-            || watches.has_checkpoint(&follow::CLUSTER_POLICIES).await
+        // Of any server and any layout, usable or not: an agent of this node has listed policies.
+        watches.had_checkpoint(&follow::NETWORK_POLICIES).await
+            || watches.had_checkpoint(&follow::CLUSTER_POLICIES).await
     }
 }

@@ -116,7 +116,7 @@ impl PolicyMaps {
         let repairs = audit.repairs;
         if !audit.has_subjects {
             audit.has_subjects = true;
-            let strays = self.subjects.strays(|ifindex| wanted.has_subject(ifindex));
+            let strays = self.subjects.strays(|ifindex| wanted.has_subject(ifindex))?;
             audit.subjects.stray += strays.len();
             strays
                 .into_iter()
