@@ -94,7 +94,8 @@ mod tests {
     /// What the agent finds where these paths have these documents, and others none.
     async fn found(documents: &'static [(&str, &str)]) -> Result<Served, ApiError> {
         let server = tower::service_fn(move |request: Request<Body>| async move {
-            let found = documents.iter().find(|(path, _)| *path == request.uri().path());
+            let asked = request.uri().path_and_query().map_or("", |it| it.as_str());
+            let found = documents.iter().find(|(path, _)| *path == asked);
             let (code, body) = found.map_or((404, "404 page not found"), |(_, body)| (200, *body));
             let body = Body::from(body.as_bytes().to_vec());
             Ok::<_, io::Error>(Response::builder().status(code).body(body).expect("a response"))
@@ -107,6 +108,7 @@ mod tests {
     const KNOWN: &str = "/apis/policy.networking.k8s.io/v1alpha2";
     const OLD: &str = "/apis/policy.networking.k8s.io/v1alpha1";
     const NEW: &str = "/apis/policy.networking.k8s.io/v1beta1";
+    const NEW_LIST: &str = "/apis/policy.networking.k8s.io/v1beta1/clusternetworkpolicies?limit=1";
     const ALL: &str =
         r#"{"versions": [{"version": "v1beta1"}, {"version": "v1alpha2"}, {"version": "v1alpha1"}]}"#;
 
@@ -116,8 +118,11 @@ mod tests {
         assert_eq!(found(&[(KNOWN, HAS_TYPE)]).await.unwrap(), Served::Known);
         assert_eq!(found(&[(GROUP, ALL), (KNOWN, HAS_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), Served::Known);
         let others = Served::Others(vec!["v1beta1".to_owned()]);
-        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), others);
-        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), others);
+        let (new, some) = ((NEW, HAS_TYPE), (NEW_LIST, r#"{"items": [{"metadata": {"name": "a"}}]}"#));
+        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), new, some]).await.unwrap(), others);
+        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), new, some]).await.unwrap(), others);
+        let none = (NEW_LIST, r#"{"items": []}"#);
+        assert_eq!(found(&[(GROUP, ALL), new, none]).await.unwrap(), Served::Nothing, "a type alone");
         assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE)]).await.unwrap(), Served::Nothing);
     }
 
