@@ -24,7 +24,7 @@ use super::{
     list, log,
     object::Key,
     params::Params,
-    resource::{Endpoint, Resource},
+    resource::{CLUSTER_POLICIES, Endpoint, Resource, version_of},
     reviews,
     selector::Selector,
     status::{About, Status},
@@ -131,7 +131,11 @@ fn answer(
     let is_renamed = |target: &&Target<'_>| {
         renamed.is_some() && target.endpoint.resource == Resource::ClusterNetworkPolicies
     };
-    let Some(target) = target.filter(|target| is_served(target.endpoint) && !is_renamed(target)) else {
+    let known = renamed
+        .map(|version| path.replace(&group_version(version), &group_version(version_of(CLUSTER_POLICIES))));
+    let of_other_version = known.as_deref().filter(|known| *known != path).and_then(Target::parse);
+    let target = target.filter(|target| !is_renamed(target)).or(of_other_version.as_ref());
+    let Some(target) = target.filter(|target| is_served(target.endpoint)) else {
         return Ok(Answer::Text(StatusCode::NOT_FOUND, "404 page not found\n"));
     };
     let is_denied = |(resource, whose): &(Resource, Option<String>)| {
@@ -145,6 +149,11 @@ fn answer(
         None => collection(core, connection, parts, target, params, body),
         Some(name) => item(core, parts, target, name, params, body),
     }
+}
+
+/// The beginning of a path of ClusterNetworkPolicies.
+fn group_version(version: &str) -> String {
+    format!("/apis/{CLUSTER_POLICIES}/{version}/")
 }
 
 fn collection(

@@ -117,6 +117,12 @@ fn cluster_policies_of_a_version_that_the_agent_does_not_read_make_the_node_not_
         cluster.api.switch(Switch::RenameClusterPolicies { version: Some("v1beta1".to_owned()) });
         isolate(cluster, "first")?;
         node.start_again()?;
+        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)
+            .context("of a type without objects")?;
+        node.stop_agent()?;
+        let spec = json!({ "tier": "Admin", "priority": 1, "subject": { "namespaces": {} } });
+        cluster.api.create(Resource::ClusterNetworkPolicies, objects::cluster_network_policy("c", spec))?;
+        node.start_again()?;
         wait_for_feed(node, "(unhealthy: ClusterNetworkPolicies are not enforced", TIMEOUT)?;
         let says = feed(node)?;
         ensure!(says.contains("as v1beta1 of") && says.contains("reads v1alpha2"), "{says}");
@@ -128,7 +134,7 @@ fn cluster_policies_of_a_version_that_the_agent_does_not_read_make_the_node_not_
         node.stop_agent()?;
         cluster.api.switch(Switch::RenameClusterPolicies { version: None });
         node.start_again()?;
-        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)
+        wait_for_feed(node, "(healthy: following 2 policies", TIMEOUT)
     })
     .unwrap();
 }
