@@ -12,7 +12,8 @@ pub trait CheckpointStore: Send + Sync + 'static {
     /// The checkpoint of a watch; `None` if it has another identity or cannot be read. Blocks.
     fn load(&self, watch: &str, identity: &str) -> Option<Checkpoint>;
 
-    /// Whether a watch has, or may have had, a checkpoint of any identity and layout. Changes nothing. Blocks.
+    /// Whether a watch has, or may have had, a checkpoint of any identity and layout. Changes nothing.
+    /// Blocks.
     fn exists(&self, watch: &str) -> bool {
         self.load(watch, "").is_some()
     }

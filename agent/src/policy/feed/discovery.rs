@@ -109,6 +109,8 @@ mod tests {
     const OLD: &str = "/apis/policy.networking.k8s.io/v1alpha1";
     const NEW: &str = "/apis/policy.networking.k8s.io/v1beta1";
     const NEW_LIST: &str = "/apis/policy.networking.k8s.io/v1beta1/clusternetworkpolicies?limit=1";
+    const SOME: (&str, &str) = (NEW_LIST, r#"{"items": [{"metadata": {"name": "a"}}]}"#);
+    const NONE: (&str, &str) = (NEW_LIST, r#"{"items": []}"#);
     const ALL: &str =
         r#"{"versions": [{"version": "v1beta1"}, {"version": "v1alpha2"}, {"version": "v1alpha1"}]}"#;
 
@@ -118,11 +120,13 @@ mod tests {
         assert_eq!(found(&[(KNOWN, HAS_TYPE)]).await.unwrap(), Served::Known);
         assert_eq!(found(&[(GROUP, ALL), (KNOWN, HAS_TYPE), (NEW, HAS_TYPE)]).await.unwrap(), Served::Known);
         let others = Served::Others(vec!["v1beta1".to_owned()]);
-        let (new, some) = ((NEW, HAS_TYPE), (NEW_LIST, r#"{"items": [{"metadata": {"name": "a"}}]}"#));
-        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), new, some]).await.unwrap(), others);
-        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), new, some]).await.unwrap(), others);
-        let none = (NEW_LIST, r#"{"items": []}"#);
-        assert_eq!(found(&[(GROUP, ALL), new, none]).await.unwrap(), Served::Nothing, "a type alone");
+        assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE), (NEW, HAS_TYPE), SOME]).await.unwrap(), others);
+        assert_eq!(found(&[(GROUP, ALL), (KNOWN, NO_TYPE), (NEW, HAS_TYPE), SOME]).await.unwrap(), others);
+        assert_eq!(
+            found(&[(GROUP, ALL), (NEW, HAS_TYPE), NONE]).await.unwrap(),
+            Served::Nothing,
+            "a type alone"
+        );
         assert_eq!(found(&[(GROUP, ALL), (OLD, NO_TYPE)]).await.unwrap(), Served::Nothing);
     }
 
