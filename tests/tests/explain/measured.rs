@@ -96,6 +96,12 @@ fn every_program_that_the_agent_has_loaded_is_measured() {
             let id = facts.lines().find_map(|it| it.strip_prefix("prog_id:"));
             loaded.extend(id.map(|it| it.trim().parse::<u64>()).transpose()?);
         }
+        // No packet passes the program that changes what judges a pod.
+        let programs: Value = serde_json::from_str(&sys::run("bpftool -j prog show name set_subject")?)?;
+        let programs = programs.as_array().cloned().unwrap_or_else(|| vec![programs]);
+        let no_packets = programs.iter().filter_map(|it| it["id"].as_u64());
+        let is_of_agent = no_packets.filter(|id| loaded.remove(id)).count();
+        ensure!(is_of_agent == 1, "{is_of_agent} programs set_subject");
         let measured = data(&["bench", "self", "--seconds", "1"])?;
         let programs = measured["programs"].as_array().into_iter().flatten();
         let listed: BTreeSet<_> = programs.filter_map(|it| it["id"].as_u64()).collect();

@@ -123,9 +123,9 @@ fn an_upgrade_from_a_version_with_a_map_of_subjects_keeps_pods_isolated_without_
         isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
         wait_until_reaches(&c, &a, false)?;
         wait_until_reaches(&b, &a, true)?;
-        node.stop_agent()?;
         let pods = [&a, &b, &c].map(|pod| node.host_ifindex(pod));
         let pods = pods.into_iter().collect::<Result<Vec<_>, _>>()?;
+        node.stop_agent()?;
         let subjects = pods.iter().map(|it| subject(*it)).collect::<Result<Vec<_>, _>>()?;
         // What an agent of version 5 leaves.
         let earlier = Path::new(PINS).with_file_name("v5");
