@@ -135,7 +135,7 @@ fn stale_socket_is_replaced_and_pin_of_another_layout_is_refused() {
         sys::run(&format!("bpftool map create {PINS}/VIFS type hash key 4 value 64 entries 16 name VIFS"))?;
         let error =
             node.start_again().map_or_else(|error| format!("{error:#}"), |()| "the agent started".to_owned());
-        ensure!(error.contains("values of 64") && error.contains("values of 256"), "{error}");
+        ensure!(error.contains("values of 64") && error.contains("values of 272"), "{error}");
         Ok(())
     })
     .unwrap();
@@ -265,7 +265,7 @@ fn bad_entries_interfaces_and_files_do_not_prevent_the_start() {
         node.kill_agent()?;
         // A stray entry takes the only place in the map.
         sys::run(&map_delete("VIFS", &ifindex.to_ne_bytes()))?;
-        let value = vec!["0"; 256].join(" ");
+        let value = vec!["0"; 272].join(" ");
         sys::run(&format!("bpftool map update pinned {PINS}/VIFS key 255 255 255 0 value {value}"))?;
         // The kernel cannot delete a group that contains the loopback interface.
         sys::run(&format!("ip link set lo group {RETIRED}"))?;

@@ -156,7 +156,7 @@ fn node_churn_leaks_nothing() {
 const POLICIES: u16 = 150;
 const FIRST_POLICIES: u16 = 3;
 const POLICY_WAVES: u16 = 40;
-const POLICY_ROWS: [&str; 6] = ["PEERS", "BLOCKS", "RULESETS", "RULES", "NAMED", "PORTS"];
+const POLICY_ROWS: [&str; 7] = ["VIFS", "PEERS", "BLOCKS", "RULESETS", "RULES", "NAMED", "PORTS"];
 
 fn policy(wave: u16, number: u16) -> Value {
     let [high, low] = number.to_be_bytes();
@@ -271,7 +271,7 @@ impl Size {
     /// The bounds of growth prove nothing if the measurements are of nothing.
     fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
         ensure!(self.pins.len() == PINS_OF_ALL_MAPS, "{self:?}");
-        ensure!(self.programs == 6 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
+        ensure!(self.programs == 7 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
         ensure!(self.anonymous_kib > 1024 && self.store_bytes > 0, "{self:?}");
         // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.
         ensure!(self.kernel.len() >= 9, "{self:?}");
