@@ -29,7 +29,7 @@ pub const ABI_VERSION: u32 = 6;
 pub const MAX_VIFS: usize = 4096;
 
 /// The capacity of `RULESETS`, of that of `RULES`: a 32nd. Two tables share it, and the numbers of each are
-/// below [`policy::Subject::LAST_RULESET`].
+/// [`policy::Subject::LAST_RULESET`] at most.
 pub const fn rulesets(rules: u32) -> u32 {
     const MOST: u32 = policy::Subject::LAST_RULESET / 2;
     if rules / 32 < MOST { rules / 32 } else { MOST }

@@ -15,8 +15,9 @@
 //!
 //! Each client pod has a ring of places, and no more flows than places: a new flow takes the next place whose
 //! flow has ended, or that of the longest unused of the next few flows. So one pod cannot evict another's
-//! flows in use. Flows that have ended stay until their places are needed, because their last packets must
-//! take the stack, too; with many pods, they can fill the maps, which then evict the longest unused of all.
+//! flows in use. Flows that a remote pod begins take places of the pod that receives them. Flows that have
+//! ended stay until their places are needed, because their last packets must take the stack, too; with many
+//! pods, they can fill the maps, which then evict the longest unused of all.
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{

@@ -120,8 +120,7 @@ impl Predecessors {
             |from| is_of_this_version(from) || is_earlier_version(from),
             |from| to.copy_links(from),
         );
-        // What judges a pod comes last.
-        for map in maps::POLICY.iter().rev() {
+        for map in &maps::POLICY {
             self.copy(map, |from| self.has_policy_rows(from), |from| policy.copy(map, from));
         }
         let has_subjects = |from: &Path| matches!(self.layouts.check(&maps::VIFS, from), Ok(Some(_)));

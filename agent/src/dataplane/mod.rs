@@ -484,7 +484,7 @@ impl Dataplane {
     /// Lets an interface pass everything, unless something judges it already.
     ///
     /// # Errors
-    /// If the map is full.
+    /// If the kernel refuses.
     pub fn open_subject(&self, ifindex: u32) -> Result<(), MapFailure> {
         self.policy().open_subject(ifindex)
     }
@@ -501,7 +501,7 @@ impl Dataplane {
     /// pod, what judged that one.
     ///
     /// # Errors
-    /// If the map is full, or the kernel refuses.
+    /// If the kernel refuses.
     pub fn judge(&self, ifindex: u32, subject: Subject) -> Result<(), MapFailure> {
         self.policy().judge(ifindex, subject)
     }

@@ -141,14 +141,11 @@ impl Maps {
         for (key, row) in Vifs::desired(ifindex, attachment) {
             let actual = self.vifs.get(key).ok().flatten();
             let mut row = actual.as_ref().map_or(row, |actual| Vifs::keeping(row, actual));
-            if actual == Some(row) && row.slot != 0 {
-                continue;
-            }
             let taken = if row.slot == 0 { self.traffic.take()? } else { 0 };
-            if actual == Some(row) && taken == 0 {
+            row.slot |= taken;
+            if actual == Some(row) {
                 continue;
             }
-            row.slot |= taken;
             row.subject = known.get(&ifindex).copied().unwrap_or_default();
             self.vifs.write(key, row).inspect_err(|_| self.traffic.give_back(taken))?;
         }

@@ -48,7 +48,7 @@ pub trait Table {
 
     fn entry(key: Self::Key) -> Entry;
 
-    /// A desired row with those parts of the actual one that the programs write.
+    /// A desired row with those parts of the actual one that do not follow from the attachment.
     fn keeping(desired: Self::Row, _actual: &Self::Row) -> Self::Row {
         desired
     }

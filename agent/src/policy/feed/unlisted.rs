@@ -29,6 +29,7 @@ impl Feed {
     }
 
     async fn were_listed(&self, watches: &Watches, api: &Api) -> bool {
+        // Which server has the policies is not known yet.
         if api.url().await.is_err() || self.enforcer.judges_pods() {
             return true;
         }
