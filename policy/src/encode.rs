@@ -9,6 +9,8 @@ use crate::{
 
 const _: () = assert!(maps::MAX_RANGES == crate::MAX_RANGES);
 const _: () = assert!(RulesetId::OPEN.0 == Subject::OPEN);
+const _: () = assert!(RulesetId::LAST_NUMBER == Subject::LAST_RULESET);
+const _: () = assert!(EndpointRow::LAST_EPOCH == Subject::LAST_EPOCH);
 
 // === impl Table ===
 

@@ -187,11 +187,20 @@ impl ClassId {
     pub const NONE: Self = Self(0);
 }
 
+// === impl EndpointRow ===
+
+impl EndpointRow {
+    /// The largest epoch: 31 bits, as the map has them.
+    pub(crate) const LAST_EPOCH: u32 = u32::MAX >> 1;
+}
+
 // === impl RulesetId ===
 
 impl RulesetId {
     /// No policy applies; has no rows.
     pub const OPEN: Self = Self(u32::MAX);
+    /// The largest number in a table: 15 bits, all ones for [`Self::OPEN`].
+    pub(crate) const LAST_NUMBER: u32 = 0x7ffe;
     pub(crate) const MIN: Self = Self(0);
     const TABLE_B: u32 = 1 << 31;
 

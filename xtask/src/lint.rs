@@ -38,6 +38,14 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
     ws.cargo_host("clippy", "clippy on everything else, tests included", "do as clippy says")
         .args(debug::ALL)
         .args(["--all-targets", "--", "-D", "warnings"])
+        .run()?;
+    alone(ws)
+}
+
+/// What is released without the agent must compile without the features that the agent enables.
+fn alone(ws: &Workspace) -> Result<()> {
+    ws.cargo_host("clippy", "clippy on ferrulectl and the shim alone", "do as clippy says")
+        .args(["--package", "ferrulectl", "--package", "ferrule-shim", "--", "-D", "warnings"])
         .run()
 }
 

@@ -27,8 +27,6 @@ mod settle;
 
 use std::{collections::BTreeSet, mem::take};
 
-use agent_common::policy::Subject;
-
 use self::{
     blocks::Blocks, classes::Classes, output::Output, predicates::Predicates, rulesets::Rulesets,
     select::Switch,
@@ -245,7 +243,7 @@ impl Compiler {
     /// Switches endpoints to their rulesets. Returns those that may be unused.
     fn switch(&mut self, switches: &[Switch]) -> BTreeSet<RulesetId> {
         let mut unused = BTreeSet::new();
-        self.epoch = self.epoch.wrapping_add(1) & Subject::LAST_EPOCH;
+        self.epoch = self.epoch.wrapping_add(1) & EndpointRow::LAST_EPOCH;
         self.out.blame(None);
         for Switch { endpoint, rulesets, audit } in switches {
             let old = self.out.rows.endpoint(*endpoint).copied();

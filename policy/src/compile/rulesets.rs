@@ -5,8 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::policy::Subject;
-
 use super::{
     bits::Bits,
     classes::{ClassKey, Classes},
@@ -88,9 +86,9 @@ impl Rulesets {
     /// A free number. Without any, the rulesets are more than the map `RULESETS` takes: the change is
     /// refused, whatever number it gets.
     pub(crate) fn fresh(&mut self, table: Table) -> RulesetId {
-        for _ in 0..Subject::LAST_RULESET {
+        for _ in 0..RulesetId::LAST_NUMBER {
             // From 1 on: a subject of zeros means that nothing is known.
-            self.next = self.next % Subject::LAST_RULESET + 1;
+            self.next = self.next % RulesetId::LAST_NUMBER + 1;
             if !self.rulesets.contains(&RulesetId::new(self.next, table)) {
                 break;
             }
