@@ -15,7 +15,7 @@ fn an_address_released_while_other_ranges_are_set_cools_down_when_its_range_retu
         given.push(reserved.vif.addresses.to_string());
     }
     assert_eq!(given, ["10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6"]);
-    let later = since_boot() + Duration::from_secs(30);
+    let later = now() + Duration::from_secs(30);
     assert_eq!(registry.table().ipam.allocate(later).unwrap(), attached.vif.addresses);
 }
 
