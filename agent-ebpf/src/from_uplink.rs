@@ -51,7 +51,10 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     match node.filter(|node| node.is_remote_range() && packet.is_for_host()) {
         // The stack judges packets that contradict themselves, like all others from outside.
         Some(node) => match Meta::parse(packet, ethertype, Sender::Outside) {
-            Ok(meta) => remote::receive(packet, &meta, node),
+            Ok(meta) => match endpoints::find(&meta)? {
+                Some(endpoint) => remote::receive(packet, &meta, node, endpoint),
+                None => Ok(Inbound::STACK),
+            },
             Err(_) => Ok(Inbound::STACK),
         },
         None => Ok(Inbound::STACK),

@@ -9,7 +9,7 @@ use crate::counters;
 static LINK_COUNTERS: PerCpuHashMap<VifKey, Traffic, MAX_LINKS, { BPF_F_NO_PREALLOC as usize }> =
     PerCpuHashMap::new();
 
-/// Counts a packet that is left to the stack.
+/// Counts a packet that is not dropped, whether the stack or a pod gets it.
 #[inline(always)]
 pub fn pass(ifindex: u32, bytes: u32) {
     if let Some(traffic) = of(ifindex) {

@@ -6,12 +6,12 @@
 //! pod. The stack gets all packets that are not plainly forwarded, and answers, fragments, translates or
 //! drops.
 
-use agent_common::{DropReason, NodeEntry};
+use agent_common::{DropReason, Endpoint, NodeEntry, VifEntry};
 
 use crate::{
     address::Address,
     counters::{self, Direction},
-    delivery, endpoints, flow_stats, flows,
+    delivery, flow_stats, flows,
     meta::Meta,
     outcome::{Inbound, Outcome},
     packet::{Packet, Stamp},
@@ -32,13 +32,17 @@ pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
     }
 }
 
-/// A packet from a remote pod, behind `node`, which has been checked.
+/// A packet from a remote pod, behind `node`, which has been checked, to a pod of this node.
 ///
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn receive(packet: &mut Packet<'_>, meta: &Meta, node: &NodeEntry) -> Result<Inbound, DropReason> {
-    let Some((endpoint, receiver)) = endpoints::find(meta)? else { return Ok(Inbound::STACK) };
+pub fn receive(
+    packet: &mut Packet<'_>,
+    meta: &Meta,
+    node: &NodeEntry,
+    (endpoint, receiver): (&Endpoint, &VifEntry),
+) -> Result<Inbound, DropReason> {
     let fits = !receiver.is_shaped() && size::fits(packet, meta, u32::from(receiver.mtu));
     let is_plain = meta.is_plain() && fits;
     if is_plain {

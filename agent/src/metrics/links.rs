@@ -40,7 +40,7 @@ impl Collector for LinkMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(links) = self.read() else { return Ok(()) };
         for (name, help, count) in [
-            ("link_packets", "Packets from the tunnel or an uplink that were left to the host.", PACKETS),
+            ("link_packets", "Packets from the tunnel or an uplink that were not dropped.", PACKETS),
             ("link_bytes", "Bytes of these packets, including Ethernet headers.", BYTES),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
