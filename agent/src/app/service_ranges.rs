@@ -7,10 +7,11 @@ use std::{env, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     api::{Api, ApiError},
+    backoff::{Backoff, Policy},
     chain::chain,
     config::Config,
     ipam::parse_cidr,
@@ -33,10 +34,11 @@ struct Spec {
     cidrs: Vec<String>,
 }
 
-/// Between two lists.
+/// Between two lists, and up to a tenth more, so that nodes that start together do not stay together.
 const PERIOD: Duration = Duration::from_secs(300);
-/// After a failed request.
-const RETRY: Duration = Duration::from_secs(30);
+const BACKOFF: Policy = Policy::new(Duration::from_millis(800), Duration::from_secs(60))
+    .with_jitter()
+    .reset_after(Duration::from_secs(120));
 /// A cluster has one ServiceCIDR, or a few.
 const REQUEST: &str = "/apis/networking.k8s.io/v1/servicecidrs?limit=250";
 const WHAT: &str = "list the ServiceCIDRs";
@@ -49,13 +51,13 @@ pub(super) fn known(config: &Config) -> Vec<IpNet> {
 
 /// Tells the table of the ServiceCIDRs, beside the `known` ranges. Never returns.
 pub(super) async fn follow(api: Arc<Api>, known: Vec<IpNet>, table: Arc<Table>) {
-    let mut is_failing = false;
+    let (mut is_failing, mut backoff) = (false, Backoff::new(BACKOFF));
     loop {
         let wait = match listed(&api).await {
             Ok(listed) => {
                 table.set_services([known.clone(), listed].concat());
                 is_failing = false;
-                PERIOD
+                PERIOD.mul_f64(1.0 + 0.1 * fastrand::f64())
             }
             Err(error) => {
                 if !std::mem::replace(&mut is_failing, true) {
@@ -64,7 +66,7 @@ pub(super) async fn follow(api: Arc<Api>, known: Vec<IpNet>, table: Arc<Table>) 
                         "the ServiceCIDRs are unknown, and a node's range inside of one would be accepted; retrying"
                     );
                 }
-                RETRY
+                backoff.next_requested(error.retry_after(), Instant::now())
             }
         };
         sleep(wait).await;
