@@ -47,7 +47,7 @@ pub(crate) fn deploy(ws: &Workspace, deploy: &Deploy) -> Result<()> {
 
 fn install(ws: &Workspace, kubectl: &Kubectl, release: &Release) -> Result<()> {
     let mut stages = Stages::of(3);
-    stages.run("applying the chart", || apply(ws, kubectl, release, ""))?;
+    stages.run("applying the chart", || apply(ws, kubectl, &chart::render(ws, release)?, &[]))?;
     let waiting = "waiting for the agents";
     stages.run(waiting, || roll_out(kubectl, release, waiting))?;
     let listing = "listing the agents";
@@ -57,8 +57,9 @@ fn install(ws: &Workspace, kubectl: &Kubectl, release: &Release) -> Result<()> {
     })
 }
 
-/// The template of the namespace.
+/// The templates of the namespace and of the agents.
 const NAMESPACE: &str = "namespace.yaml";
+const AGENTS_TEMPLATE: &str = "agent.yaml";
 
 /// Replaces the agents by those that clean their nodes, waits until all nodes are clean, and deletes
 /// everything.
@@ -82,7 +83,12 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
     }
     let cleaning = removing(&release, true);
     let mut stages = Stages::of(3);
-    stages.run("replacing the agents by those that clean", || apply(ws, kubectl, &cleaning, "agent.yaml"))?;
+    stages.run("replacing the agents by those that clean", || {
+        let mut agents = chart::render(ws, &cleaning)?;
+        agents.retain(|(name, _)| *name == AGENTS_TEMPLATE);
+        // What others have changed of the agents, with `kubectl set image` for example, ends with them.
+        apply(ws, kubectl, &agents, &["--force-conflicts"])
+    })?;
     let waiting = "waiting until all nodes are clean";
     stages.run(waiting, || roll_out(kubectl, &cleaning, waiting))?;
     let path = &kubectl.manifests;
@@ -99,17 +105,16 @@ fn uninstall(ws: &Workspace, kubectl: &Kubectl, mut release: Release, is_image_g
     Ok(())
 }
 
-/// Applies the whole chart, or one template of it.
-fn apply(ws: &Workspace, kubectl: &Kubectl, release: &Release, only: &str) -> Result<()> {
-    let mut rendered = chart::render(ws, release)?;
-    rendered.retain(|(name, _)| only.is_empty() || *name == only);
+fn apply(ws: &Workspace, kubectl: &Kubectl, rendered: &[(&str, String)], flags: &[&str]) -> Result<()> {
     let path = &kubectl.manifests;
-    files::replace_if_changed(path, chart::join(&rendered).as_bytes())?;
+    files::replace_if_changed(path, chart::join(rendered).as_bytes())?;
     let remedy = "read the messages above. On a conflict, another writer has changed a field: put the change into a file \
                   for --values, or discard it with `kubectl apply --server-side --force-conflicts -f target/deploy.yaml`";
     kubectl
         .step(format!("applying {}", ws.show(path)), remedy)
-        .args(["apply", "--server-side", "--filename"])
+        .args(["apply", "--server-side"])
+        .args(flags)
+        .arg("--filename")
         .arg(path)
         .run()
 }

@@ -211,6 +211,8 @@ fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails()
         })
         .collect();
     assert_eq!(verbs, ["jsonpath", "apply", "rollout", "delete"]);
+    // Whoever has deployed them, and with which tool.
+    assert!(clean.calls()[1].contains("apply --server-side --force-conflicts"), "{:?}", clean.calls());
 }
 
 fn tools_have_kubectl() -> bool {
