@@ -26,8 +26,8 @@ pub struct Baseline {
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 const WATCH_LOGS: &str = "/run/ferrule/watch/";
-/// Connections to the API server, one of each watch and one for Events. How many of them are open at the start
-/// is chance.
+/// Connections to the API server, one of each watch and one for Events. How many of them are open at the
+/// start is chance.
 const API_CONNECTIONS: usize = 4;
 
 // === impl Baseline ===

@@ -211,7 +211,7 @@ fn an_uninstallation_cleans_the_nodes_first_and_keeps_everything_if_that_fails()
         })
         .collect();
     assert_eq!(verbs, ["jsonpath", "apply", "rollout", "delete"]);
-    // Whoever has deployed them, and with which tool.
+    // Fields of another manager (Helm, say) are no reason to refuse.
     assert!(clean.calls()[1].contains("apply --server-side --force-conflicts"), "{:?}", clean.calls());
 }
 
