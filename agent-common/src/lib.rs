@@ -19,7 +19,7 @@ mod vif;
 
 pub use counters::{Counters, DropReason, Dropped, Drops, Passed, Traffic, Volume};
 pub use flow::{Flow, FlowKey, RingKey};
-pub use node::{NodeEntry, NodeKey};
+pub use node::{NodeEntry, NodeKey, Underlay, UnderlayKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.

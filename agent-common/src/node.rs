@@ -1,4 +1,5 @@
-//! Key and value of `NODES`: which node of the cluster an address belongs to.
+//! Keys and values of `NODES`, which node of the cluster an address belongs to, and of `UNDERLAY`, how the
+//! tunnel's packets get there.
 
 /// Key of `NODES`: a prefix. A look-up finds the longest one that contains an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,7 +29,34 @@ pub struct NodeEntry {
     pub mtu: u32,
 }
 
+/// Key of `UNDERLAY`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct UnderlayKey {
+    /// [`NodeEntry::id`].
+    pub node: u32,
+}
+
+/// Value of `UNDERLAY`: how packets of the tunnel, which the programs make, leave for a node. Only over IPv4:
+/// the kernel's tunnel device makes all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Underlay {
+    /// Index of the uplink.
+    pub ifindex: u32,
+    /// The next hop: the other node, or a router.
+    pub next: [u8; 4],
+    /// This node's address. Packets of the node to another one are left to the kernel.
+    pub source: [u8; 4],
+    /// The tunnel's other end.
+    pub remote: [u8; 4],
+    /// Index of the tunnel device, which makes the packets that the programs do not.
+    pub device: u32,
+}
+
 // A change of these sizes is a change of the ABI.
+const _: () = assert!(size_of::<UnderlayKey>() == 4);
+const _: () = assert!(size_of::<Underlay>() == 20);
 const _: () = assert!(size_of::<NodeKey>() == 20);
 const _: () = assert!(size_of::<NodeEntry>() == 32);
 
@@ -86,6 +114,10 @@ mod user {
         // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
         // is valid.
         unsafe impl aya::Pod for super::super::NodeEntry {}
+        // SAFETY: as above.
+        unsafe impl aya::Pod for super::super::UnderlayKey {}
+        // SAFETY: as above.
+        unsafe impl aya::Pod for super::super::Underlay {}
     }
 
     impl NodeKey {

@@ -1,5 +1,5 @@
 //! Packets from the wire to the node: dropped if their source is a pod of this node; those of a remote pod go
-//! to a pod of this node.
+//! to a pod of this node, also those of the tunnel, out of which they are taken.
 //!
 //! The program runs for every packet that the node receives. Everything else passes, also what is cut off or
 //! malformed: the stack judges that.
@@ -14,7 +14,7 @@ use crate::{
     nodes,
     outcome::Inbound,
     packet::Packet,
-    remote,
+    remote, vxlan,
 };
 
 /// # Errors
@@ -28,8 +28,11 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
     let Ok(ethernet) = packet.header::<Ethernet>(0) else { return Ok(Inbound::STACK) };
     let ethertype = u16::from_be_bytes(ethernet.ethertype);
     let (source, reason) = match ethertype {
-        ETHERTYPE_IPV4 => match packet.header::<Ipv4>(L3) {
-            Ok(ip) => (Address::v4(ip.source), DropReason::SpoofedIpv4),
+        ETHERTYPE_IPV4 => match packet.header::<Ipv4>(L3).copied() {
+            Ok(ip) => match vxlan::unpack(packet, ip)? {
+                Some(inbound) => return Ok(inbound),
+                None => (Address::v4(ip.source), DropReason::SpoofedIpv4),
+            },
             Err(_) => return Ok(Inbound::STACK),
         },
         ETHERTYPE_IPV6 => match packet.header::<Ipv6>(L3) {

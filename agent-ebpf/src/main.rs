@@ -40,7 +40,9 @@ mod target;
 mod to_link;
 mod to_pod;
 mod tunnels;
+mod underlay;
 mod vifs;
+mod vxlan;
 
 use agent_common::{DropReason, event::direction};
 use aya_ebpf::{
@@ -60,6 +62,7 @@ use crate::{
 
 /// clsact ingress of the pod's host interface: packets from the pod.
 #[classifier]
+#[inline(always)]
 pub fn from_pod(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
@@ -79,6 +82,10 @@ pub fn from_pod(ctx: TcContext) -> i32 {
             packet.stamp(Stamp::Direct);
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(to, 0) as i32 }
+        }
+        Ok(Outcome::Packed { way }) => {
+            trace!(&ctx, "if {}: egress by VXLAN to uplink {}, {} bytes", ifindex, way.ifindex, bytes);
+            vxlan::send(&mut packet, way) as i32
         }
         Ok(Outcome::Neighbour { ifindex: to, next }) => {
             trace!(&ctx, "if {}: egress to uplink {}, {} bytes", ifindex, to, bytes);
@@ -121,25 +128,27 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn from_tunnel(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
+    let bytes = packet.len();
     let verdict = from_tunnel::judge(&mut packet);
     if verdict.is_ok() {
         // The inner frame's MAC addresses mean nothing. Not every kernel resets the type for the pod either.
         packet.accept();
     }
-    from_link(&ctx, &packet, verdict)
+    from_link(&ctx, &packet, bytes, verdict)
 }
 
 /// clsact ingress of an uplink: packets from the wire.
 #[classifier]
 pub fn from_uplink(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
+    let bytes = packet.len();
     let verdict = from_uplink::judge(&mut packet);
-    from_link(&ctx, &packet, verdict)
+    from_link(&ctx, &packet, bytes, verdict)
 }
 
 #[inline(always)]
-fn from_link(ctx: &TcContext, packet: &Packet<'_>, verdict: Result<Inbound, DropReason>) -> i32 {
-    let (ifindex, bytes) = (packet.ifindex(), packet.len());
+fn from_link(ctx: &TcContext, packet: &Packet<'_>, bytes: u32, verdict: Result<Inbound, DropReason>) -> i32 {
+    let ifindex = packet.ifindex();
     match verdict {
         Ok(inbound) => {
             let to = inbound.ifindex();

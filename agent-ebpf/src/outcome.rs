@@ -1,5 +1,7 @@
 //! The outcome of a packet that passes every check.
 
+use agent_common::Underlay;
+
 use crate::{
     address::Address,
     packet::{Packet, Stamp},
@@ -13,6 +15,8 @@ pub enum Outcome {
     Local { ifindex: u32 },
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
     Tunnel { ifindex: u32 },
+    /// To a pod of another node inside of a packet of the tunnel, which is to be put around this one.
+    Packed { way: &'static Underlay },
     /// To a pod of another node by an uplink, to the next hop.
     Neighbour { ifindex: u32, next: Address },
     /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the

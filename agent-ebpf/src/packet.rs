@@ -4,10 +4,13 @@ use core::mem::{MaybeUninit, offset_of};
 
 use agent_common::{DropReason, TUNNEL_VNI};
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_fib_lookup, bpf_tunnel_key},
+    bindings::{
+        __sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        bpf_fib_lookup, bpf_tunnel_key,
+    },
     helpers::generated::{
-        self, bpf_csum_update, bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes,
-        bpf_skb_set_tunnel_key,
+        self, bpf_csum_update, bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_skb_adjust_room,
+        bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
     },
     programs::TcContext,
 };
@@ -23,6 +26,8 @@ pub struct Packet<'a> {
     ctx: &'a TcContext,
     /// Read once: LLVM would share the field's address between reads, which the verifier refuses.
     ifindex: u32,
+    /// Offset of the frame in the data.
+    start: usize,
 }
 
 /// What a program tells those that see the packet later.
@@ -79,7 +84,7 @@ impl<'a> Packet<'a> {
     pub fn new(ctx: &'a TcContext) -> Self {
         // SAFETY: the kernel passes a valid context.
         let ifindex = unsafe { (*ctx.skb.skb).ifindex };
-        let mut packet = Self { ctx, ifindex };
+        let mut packet = Self { ctx, ifindex, start: 0 };
         packet.pull(Self::HEADERS);
         packet
     }
@@ -88,7 +93,13 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn of_caller(ctx: &'a TcContext) -> Self {
         // SAFETY: the kernel passes a valid context.
-        Self { ctx, ifindex: unsafe { (*ctx.skb.skb).ifindex } }
+        Self { ctx, ifindex: unsafe { (*ctx.skb.skb).ifindex }, start: 0 }
+    }
+
+    /// A packet inside of this one, whose frame begins at an offset. Global functions see this one.
+    #[inline(always)]
+    pub fn inside(&self, offset: usize) -> Self {
+        Self { ctx: self.ctx, ifindex: self.ifindex, start: self.start + offset }
     }
 
     /// The context, for a global function: the verifier walks such a function once, and not with each state
@@ -108,7 +119,7 @@ impl<'a> Packet<'a> {
     /// page of their own, which may be memory that the pod still writes to: a header that is checked there
     /// could change afterwards. (The kernel copies the pages of a `PACKET_TX_RING` before.)
     #[inline(always)]
-    fn pull(&mut self, bytes: usize) {
+    pub fn pull(&mut self, bytes: usize) {
         let wanted = if self.ctx.len() < bytes as u32 { self.ctx.len() } else { bytes as u32 };
         if self.ctx.data() + wanted as usize > self.ctx.data_end() {
             // On failure, the first read of a header fails.
@@ -152,7 +163,29 @@ impl<'a> Packet<'a> {
     /// Bytes, from the Ethernet header on.
     #[inline(always)]
     pub fn len(&self) -> u32 {
-        self.ctx.len()
+        self.ctx.len() - self.start as u32
+    }
+
+    /// The hash of the packet's flow, which the kernel may take from the sender's socket.
+    #[inline(always)]
+    pub fn flow_hash(&self) -> u32 {
+        // SAFETY: the context is valid.
+        unsafe { bpf_get_hash_recalc(self.ctx.skb.skb) as u32 }
+    }
+
+    /// A random identification for an IPv4 header.
+    #[inline(always)]
+    pub fn random_id(&self) -> [u8; 2] {
+        // SAFETY: a helper call without arguments.
+        (unsafe { bpf_get_prandom_u32() } as u16).to_ne_bytes()
+    }
+
+    /// Adds bytes behind the Ethernet header, or removes them. Returns whether the kernel did so: otherwise
+    /// the packet is unchanged.
+    #[inline(always)]
+    pub fn resize_behind_ethernet(&mut self, bytes: i32, flags: u64) -> bool {
+        // SAFETY: the context is valid. Pointers into the data end here: the packet is borrowed exclusively.
+        unsafe { bpf_skb_adjust_room(self.ctx.skb.skb, bytes, BPF_ADJ_ROOM_MAC, flags) == 0 }
     }
 
     /// Whether the frame carries a VLAN tag, which the kernel usually keeps beside the frame.
@@ -319,7 +352,7 @@ impl<'a> Packet<'a> {
         let failed = unsafe {
             bpf_skb_load_bytes(
                 self.ctx.skb.skb.cast(),
-                offset as u32,
+                (self.start + offset) as u32,
                 copy.as_mut_ptr().cast(),
                 size_of::<T>() as u32,
             )
@@ -346,7 +379,7 @@ impl<'a> Packet<'a> {
 
     #[inline(always)]
     fn pointer<T>(&self, offset: usize) -> Result<*mut T, DropReason> {
-        let start = self.ctx.data() + offset;
+        let start = self.ctx.data() + self.start + offset;
         if start + size_of::<T>() > self.ctx.data_end() {
             return Err(DropReason::Malformed);
         }

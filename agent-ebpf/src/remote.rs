@@ -18,17 +18,30 @@ use crate::{
     policy::{self, Judge},
     size,
     target::Target,
+    underlay,
 };
+
+/// How a packet from a remote pod gets to a pod of this node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// By the stack, which translates the flow, or may.
+    Stack,
+    /// By the stack, by the pod's own address.
+    Untranslated,
+    PastStack,
+}
 
 /// How a pod's packet leaves this node for a remote pod; `None` by the stack.
 #[inline(always)]
 pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
     let Target { place: ifindex, address: next, .. } = *target;
-    if target.flags & NodeEntry::VXLAN != 0 {
-        packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex })
-    } else {
+    if target.tunnel_to == 0 {
         // An earlier agent wrote no next hop.
-        (next != Address::UNSPECIFIED).then_some(Outcome::Neighbour { ifindex, next })
+        return (next != Address::UNSPECIFIED).then_some(Outcome::Neighbour { ifindex, next });
+    }
+    match underlay::to(target.tunnel_to) {
+        Some(way) if !packet.is_gso() => Some(Outcome::Packed { way }),
+        _ => packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex }),
     }
 }
 
@@ -43,24 +56,53 @@ pub fn receive(
     node: &NodeEntry,
     (endpoint, receiver): (&Endpoint, &VifEntry),
 ) -> Result<Inbound, DropReason> {
+    match judge(packet, meta, node, receiver)? {
+        Arrival::Stack => Ok(Inbound::STACK),
+        Arrival::Untranslated => {
+            packet.stamp(Stamp::Direct);
+            Ok(Inbound::STACK)
+        }
+        Arrival::PastStack => deliver(packet, meta, endpoint, receiver),
+    }
+}
+
+/// # Errors
+/// As for [`receive`].
+#[inline(always)]
+pub fn judge(
+    packet: &Packet<'_>,
+    meta: &Meta,
+    node: &NodeEntry,
+    receiver: &VifEntry,
+) -> Result<Arrival, DropReason> {
     let fits = !receiver.is_shaped() && size::fits(packet, meta, u32::from(receiver.mtu));
     let is_plain = meta.is_plain() && fits;
     if is_plain {
         delivery::check(packet, meta)?;
     }
     if flows::belongs_to_stack(packet, meta, receiver, flows::REMOTE) {
-        return Ok(Inbound::STACK);
+        return Ok(Arrival::Stack);
     }
     let is_fast = is_plain && node.is_fast();
     // This node's conntrack must know a connection from such a port: a port of this node may lead the same
     // client to the same pod. Without the stamp, `to_pod` records the flow.
     if is_fast && flows::begins_at_translated_port(packet, meta) {
-        return Ok(Inbound::STACK);
+        return Ok(Arrival::Stack);
     }
-    packet.stamp(Stamp::Direct);
-    if !is_fast {
-        return Ok(Inbound::STACK);
-    }
+    Ok(if is_fast { Arrival::PastStack } else { Arrival::Untranslated })
+}
+
+/// Delivers a packet that has been judged.
+///
+/// # Errors
+/// Why to drop the packet.
+#[inline(always)]
+pub fn deliver(
+    packet: &mut Packet<'_>,
+    meta: &Meta,
+    endpoint: &Endpoint,
+    receiver: &VifEntry,
+) -> Result<Inbound, DropReason> {
     policy::reaches(packet, meta, endpoint.ifindex, Judge::of(receiver))?;
     flow_stats::count_at(packet, meta, receiver, endpoint.ifindex, Direction::Ingress);
     delivery::rewrite(packet, meta, &endpoint.mac)?;

@@ -11,10 +11,10 @@ pub struct Target {
     pub peer: u32,
     /// Bytes without the Ethernet header; 0 for a pod to which packets may not pass the stack by.
     pub mtu: u32,
-    /// Of `NodeEntry`; 0 for a pod of this node.
-    pub flags: u32,
     /// The slot of a pod of this node; or the interface by which packets to a remote pod leave.
     pub place: u32,
+    /// The number of the node to which a packet takes the tunnel; 0 without a tunnel.
+    pub tunnel_to: u32,
     /// The MAC of a pod of this node, and what judges the pod; or where packets to a remote pod go.
     pub address: Address,
 }
@@ -28,8 +28,8 @@ impl Target {
         Self {
             peer: endpoint.ifindex,
             mtu: if receiver.is_shaped() { 0 } else { u32::from(receiver.mtu) },
-            flags: 0,
             place: receiver.slot,
+            tunnel_to: 0,
             address: Address::from_words([
                 u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]),
                 Judge::of(receiver).word(),
@@ -49,8 +49,8 @@ impl Target {
         Self {
             peer: flows::REMOTE,
             mtu: node.mtu & 0xffff,
-            flags: node.flags,
             place: node.ifindex,
+            tunnel_to: if node.is_tunnelled() { node.id } else { 0 },
             address: Address::v6(node.address),
         }
     }

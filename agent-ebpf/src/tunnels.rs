@@ -29,6 +29,18 @@ static TUNNEL_PORT: Global<u16> = Global::new(agent_common::TUNNEL_PORT);
 #[unsafe(no_mangle)]
 static HAS_TUNNEL: Global<u8> = Global::new(1);
 
+/// The tunnel's port.
+#[inline(always)]
+pub fn port() -> u16 {
+    TUNNEL_PORT.load()
+}
+
+/// Whether this node may have a tunnel, and a port is the tunnel's.
+#[inline(always)]
+pub fn is_port(port: u16) -> bool {
+    HAS_TUNNEL.load() != 0 && port == self::port()
+}
+
 /// `node` has the packet's destination.
 ///
 /// # Errors
@@ -87,7 +99,7 @@ fn is_to_tunnel_port(meta: &Meta) -> bool {
     meta.protocol == UDP
         && meta.transport().is_some_and(|transport| {
             let [_, destination] = transport.ports();
-            destination == TUNNEL_PORT.load()
+            destination == port()
         })
 }
 

@@ -19,7 +19,7 @@ pub struct Footprint {
 
 const OUR_PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const OUR_MAPS: [&str; 27] = [
+const OUR_MAPS: [&str; 29] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -27,6 +27,8 @@ const OUR_MAPS: [&str; 27] = [
     "STACK_FLOWS",
     "FLOW_RINGS",
     "NODES",
+    "UNDERLAY",
+    "TUNNEL_BULK",
     "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",

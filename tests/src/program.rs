@@ -12,7 +12,7 @@ use std::{
 
 use agent_common::{
     Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, Traffic,
-    VifEntry, VifKey,
+    Underlay, UnderlayKey, VifEntry, VifKey,
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
     policy::{Subject, SubjectChange, View, ViewKey},
@@ -94,6 +94,7 @@ pub struct Programs {
     sampling: Array<MapData, u32>,
     events: RingBuf<MapData>,
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
+    underlay: HashMap<MapData, UnderlayKey, Underlay>,
     links: PerCpuHashMap<MapData, VifKey, Traffic>,
     traffic: PerCpuArray<MapData, Passed>,
     drops: PerCpuHashMap<MapData, VifKey, Dropped>,
@@ -253,6 +254,7 @@ impl Programs {
             sampling: take_map(&mut ebpf, "FLOW_SAMPLING")?,
             events: take_map(&mut ebpf, "EVENTS")?,
             nodes: take_map(&mut ebpf, "NODES")?,
+            underlay: take_map(&mut ebpf, "UNDERLAY")?,
             links: take_map(&mut ebpf, "LINK_COUNTERS")?,
             traffic: take_map(&mut ebpf, "VIF_TRAFFIC")?,
             drops: take_map(&mut ebpf, "VIF_COUNTERS")?,
@@ -355,6 +357,14 @@ impl Programs {
     /// If the map cannot be written.
     pub fn add_node(&mut self, key: NodeKey, node: NodeEntry) -> anyhow::Result<()> {
         Ok(self.nodes.insert(&Key::new(key.prefix_len, key.address), node, 0)?)
+    }
+
+    /// Adds an entry to `UNDERLAY`.
+    ///
+    /// # Errors
+    /// If the map cannot be written.
+    pub fn add_underlay(&mut self, node: u32, way: Underlay) -> anyhow::Result<()> {
+        Ok(self.underlay.insert(UnderlayKey { node }, way, 0)?)
     }
 
     /// Inserts zero counters for the tunnel device or an uplink.

@@ -35,7 +35,7 @@ const THREADS: u64 = 5;
 /// With an API server: tasks with short periods use the idle threads in turn, so that some never end.
 const THREADS_OF_CLUSTER: u64 = 12;
 
-const PINS_OF_ALL_MAPS: usize = 19;
+const PINS_OF_ALL_MAPS: usize = 20;
 
 /// Resources that could leak.
 #[derive(Debug, PartialEq, Eq)]

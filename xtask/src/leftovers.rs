@@ -22,7 +22,7 @@ pub(crate) struct Things(BTreeSet<String>);
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const MAPS: [&str; 27] = [
+const MAPS: [&str; 29] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -30,6 +30,8 @@ const MAPS: [&str; 27] = [
     "STACK_FLOWS",
     "FLOW_RINGS",
     "NODES",
+    "UNDERLAY",
+    "TUNNEL_BULK",
     "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",

@@ -11,13 +11,13 @@ use crate::{
     cluster::Pods,
     config::Config,
     crash::{self, Step},
-    dataplane::Dataplane,
+    dataplane::{self, Dataplane},
     decide::Decider,
     events::{Events, Recorder},
     health::{Health, Reporter},
     masquerade::Masquerade,
     metrics::Metrics,
-    plug::{reaper::Reaper, uplink::Uplink},
+    plug::{nodes::tunnel, reaper::Reaper, uplink::Uplink},
     policy::{Enforcer, Maps, Report, Reporters},
     ports::HostPorts,
     reconcile::{DeferredDels, Recovery},
@@ -60,7 +60,9 @@ impl Parts {
         let registry = Arc::new(Registry::open(&config.state_dir)?);
         crash::point(Step::StartRegistryRead);
         let uplink = Uplink::detect().context("cannot read the MTU of the node's uplink")?;
-        let dataplane = Dataplane::load(object, &config.bpf_dir, &config.dataplane, &metrics.maps)?;
+        let tunnel_source_ports = tunnel::source_ports().unwrap_or(config.dataplane.tunnel_source_ports);
+        let settings = dataplane::Settings { tunnel_source_ports, ..config.dataplane };
+        let dataplane = Dataplane::load(object, &config.bpf_dir, &settings, &metrics.maps)?;
         crash::point(Step::StartMapsTakenOver);
         let (pins, kernel) = (dataplane.pins().display().to_string(), dataplane.kernel().to_string());
         tracing::info!(pins, kernel, "dataplane loaded");

@@ -54,7 +54,15 @@ impl Settings {
         let flows = self.flows.unwrap_or_default();
         let nodes = self.nodes()?;
         let (tunnel_port, has_tunnel) = (nodes.port, nodes.tunnel_port().is_some());
-        Ok(dataplane::Settings { log, capacities, dhcp_servers, flows, tunnel_port, has_tunnel })
+        Ok(dataplane::Settings {
+            log,
+            capacities,
+            dhcp_servers,
+            flows,
+            tunnel_port,
+            has_tunnel,
+            ..dataplane::Settings::default()
+        })
     }
 }
 

@@ -76,6 +76,8 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("dataplane/maps/policy/trie.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/maps/nodes.rs", "let added =", "the point is in Pressure::added"),
     ("dataplane/maps/nodes.rs", "pressure.removed(", "the called function has the point"),
+    ("dataplane/maps/underlay.rs", "let added =", "the point is in Pressure::added"),
+    ("dataplane/maps/underlay.rs", "pressure.removed(", "the called function has the point"),
     ("dataplane/bpf.rs", ".set_len(found)", "the length of a vector"),
 ];
 

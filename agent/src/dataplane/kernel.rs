@@ -52,7 +52,7 @@ const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
     Feature { name, since, kind: Kind::Map(map) }
 }
 
-const FEATURES: [Feature; 26] = [
+const FEATURES: [Feature; 29] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
     helper("bpf_redirect_neigh", "5.10", BpfHelper::BPF_FUNC_redirect_neigh),
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
@@ -62,18 +62,21 @@ const FEATURES: [Feature; 26] = [
     map("BPF_MAP_TYPE_RINGBUF", "5.8", MapType::RingBuf),
     helper("bpf_jiffies64", "5.6", BpfHelper::BPF_FUNC_jiffies64),
     helper("bpf_fib_lookup", "4.18", BpfHelper::BPF_FUNC_fib_lookup),
+    helper("bpf_skb_adjust_room", "4.13", BpfHelper::BPF_FUNC_skb_adjust_room),
     map("BPF_MAP_TYPE_LPM_TRIE", "4.11", MapType::LpmTrie),
     map("BPF_MAP_TYPE_LRU_HASH", "4.10", MapType::LruHash),
     map("BPF_MAP_TYPE_LRU_PERCPU_HASH", "4.10", MapType::LruPerCpuHash),
     helper("bpf_skb_pull_data", "4.9", BpfHelper::BPF_FUNC_skb_pull_data),
     helper("bpf_csum_update", "4.9", BpfHelper::BPF_FUNC_csum_update),
     helper("bpf_skb_change_type", "4.8", BpfHelper::BPF_FUNC_skb_change_type),
+    helper("bpf_get_hash_recalc", "4.8", BpfHelper::BPF_FUNC_get_hash_recalc),
     map("BPF_MAP_TYPE_PERCPU_HASH", "4.6", MapType::PerCpuHash),
     map("BPF_MAP_TYPE_PERCPU_ARRAY", "4.6", MapType::PerCpuArray),
     helper("bpf_skb_load_bytes", "4.5", BpfHelper::BPF_FUNC_skb_load_bytes),
     helper("bpf_redirect", "4.4", BpfHelper::BPF_FUNC_redirect),
     helper("bpf_skb_set_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_set_tunnel_key),
     helper("bpf_skb_get_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_get_tunnel_key),
+    helper("bpf_get_prandom_u32", "4.1", BpfHelper::BPF_FUNC_get_prandom_u32),
     helper("bpf_map_lookup_elem", "3.19", BpfHelper::BPF_FUNC_map_lookup_elem),
     helper("bpf_map_update_elem", "3.19", BpfHelper::BPF_FUNC_map_update_elem),
     helper("bpf_map_delete_elem", "3.19", BpfHelper::BPF_FUNC_map_delete_elem),
@@ -161,7 +164,7 @@ mod tests {
     #[test]
     fn a_kernel_with_everything_is_named() {
         let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
-        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 26 eBPF features that the programs need");
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 29 eBPF features that the programs need");
     }
 
     #[test]

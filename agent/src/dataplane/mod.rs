@@ -26,7 +26,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use agent_common::{Counters, FlowKey, NodeEntry, NodeKey, Traffic, event::FlowStats, policy::Subject};
+use agent_common::{
+    Counters, FlowKey, NodeEntry, NodeKey, Traffic, Underlay, UnderlayKey, event::FlowStats, policy::Subject,
+};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
@@ -92,6 +94,8 @@ pub struct Settings {
     pub tunnel_port: u16,
     /// Whether this node may have that tunnel.
     pub has_tunnel: bool,
+    /// First and last of the UDP ports from which the kernel sends packets of the tunnel.
+    pub tunnel_source_ports: [u16; 2],
 }
 
 /// A program in the kernel.
@@ -139,6 +143,7 @@ impl Default for Settings {
             flows: Flows::default(),
             tunnel_port: agent_common::TUNNEL_PORT,
             has_tunnel: true,
+            tunnel_source_ports: [32768, 60999],
         }
     }
 }
@@ -179,6 +184,7 @@ impl Dataplane {
         loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
         let has_tunnel = u8::from(settings.has_tunnel);
         loader.override_global("HAS_TUNNEL", &has_tunnel, true);
+        loader.override_global("TUNNEL_SOURCE_PORTS", &settings.tunnel_source_ports, true);
         let flow_stats = u8::from(settings.flows != Flows::Never);
         loader.override_global("FLOW_STATS_ON", &flow_stats, true);
         if settings.flows == Flows::Never {
@@ -321,6 +327,22 @@ impl Dataplane {
         wanted: &BTreeMap<NodeKey, NodeEntry>,
     ) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         self.writer().set_nodes(wanted)
+    }
+
+    /// The rows of `UNDERLAY`.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn underlay(&self) -> Result<BTreeMap<UnderlayKey, Underlay>, MapFailure> {
+        self.reader.underlay()
+    }
+
+    /// Makes the rows of `UNDERLAY` these.
+    ///
+    /// # Errors
+    /// If the map is full, or the kernel refuses.
+    pub fn set_underlay(&self, wanted: &BTreeMap<UnderlayKey, Underlay>) -> Result<(), MapFailure> {
+        self.writer().set_underlay(wanted)
     }
 
     /// The counters of the tunnel device and the uplinks, summed over all CPUs, by interface index.

@@ -299,7 +299,7 @@ impl Keeper {
         let tunnel = self.keep_tunnel(host, plan, is_new);
         let index = tunnel.as_ref().ok().copied().flatten();
         let counted = self.count_links(host, plan);
-        let rows = self.keep_rows(plan, &plan.rows(index, bare));
+        let rows = self.keep_rows(plan, &plan.rows(index, bare), bare);
         let wanted = plan.routes(index);
         let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
@@ -323,7 +323,13 @@ impl Keeper {
 
     /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's
     /// sight: it forgets them.
-    fn keep_rows(&self, plan: &Plan, rows: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
+    fn keep_rows(
+        &self,
+        plan: &Plan,
+        rows: &BTreeMap<NodeKey, NodeEntry>,
+        bare: &Bare,
+    ) -> Result<bool, MapFailure> {
+        self.dataplane.set_underlay(&plan.underlay(rows, bare))?;
         let before = self.dataplane.set_nodes(rows)?;
         let faster = plan.faster(&before, rows);
         if !faster.is_empty() {
@@ -389,7 +395,11 @@ impl Keeper {
         let rules = rule::list(&mut host)?;
         let differ = rules.symmetric_difference(&plan.sources);
         found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
-        if self.dataplane.nodes()? != plan.rows(index, bare) {
+        let rows = plan.rows(index, bare);
+        if self.dataplane.underlay()? != plan.underlay(&rows, bare) {
+            found.push("the map UNDERLAY differs".to_owned());
+        }
+        if self.dataplane.nodes()? != rows {
             found.push("the map NODES differs".to_owned());
         }
         Ok(found)

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::{EndpointKey, NodeEntry, NodeKey};
+use agent_common::{EndpointKey, NodeEntry, NodeKey, Underlay as UnderlayEntry, UnderlayKey};
 use ipnet::IpNet;
 
 use super::{
@@ -155,6 +155,30 @@ impl Plan {
             }
         }
         rows
+    }
+
+    /// The rows of the map `UNDERLAY`, given those of `NODES`: for each node with a range that packets reach
+    /// by the tunnel past the stack. The uplink's filters receive what the other node sends likewise.
+    pub fn underlay(
+        &self,
+        rows: &BTreeMap<NodeKey, NodeEntry>,
+        bare: &Bare,
+    ) -> BTreeMap<UnderlayKey, UnderlayEntry> {
+        let row = |it: RangeWay<'_>| {
+            let node = rows.get(&key(it.range)).filter(|row| row.is_fast())?;
+            let Ok(Way::Vxlan { remote: IpAddr::V4(remote), ifindex, next: Some(IpAddr::V4(next)), .. }) =
+                *it.way
+            else {
+                return None;
+            };
+            let Some(IpAddr::V4(source)) = self.own.0.filter(|_| !bare.contains_key(&ifindex)) else {
+                return None;
+            };
+            let [next, source, remote] = [next, source, remote].map(|it| it.octets());
+            let way = UnderlayEntry { ifindex, next, source, remote, device: node.ifindex };
+            Some((UnderlayKey { node: node.id }, way))
+        };
+        self.ranges().filter_map(row).collect()
     }
 
     /// The ranges of this node.

@@ -23,6 +23,8 @@ pub enum Way {
         source: Option<IpAddr>,
         /// The interface that carries the tunnel's packets.
         ifindex: u32,
+        /// The next hop of these packets; `None` if the kernel spreads them over several.
+        next: Option<IpAddr>,
         /// Bytes, of the inner packets.
         mtu: u32,
     },
@@ -80,6 +82,7 @@ impl Way {
                     remote,
                     source: hop.source,
                     ifindex: hop.ifindex,
+                    next: (!hop.is_spread).then(|| hop.gateway.unwrap_or(remote)),
                     mtu: hop.mtu.saturating_sub(overhead),
                 })
             }
@@ -137,7 +140,7 @@ mod tests {
     /// 10.0.0.0/24 and fd00::/64 are on eth0 (2), 10.0.1.0/24 behind a router; nothing else has a route.
     fn reach(to: IpAddr) -> Option<Hop> {
         let hop = |gateway: Option<&str>| {
-            Some(Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500 })
+            Some(Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500, is_spread: false })
         };
         match to.to_string() {
             to if to.starts_with("10.0.0.") || to.starts_with("fd00:") => hop(None),
@@ -157,7 +160,8 @@ mod tests {
     }
 
     fn vxlan(remote: &str, mtu: u32) -> Result<Way, NoWay> {
-        Ok(Way::Vxlan { remote: ip(remote), source: None, ifindex: 2, mtu })
+        let next = Some(if remote.starts_with("10.0.1.") { ip("10.0.0.254") } else { ip(remote) });
+        Ok(Way::Vxlan { remote: ip(remote), source: None, ifindex: 2, next, mtu })
     }
 
     #[test]

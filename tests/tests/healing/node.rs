@@ -96,7 +96,7 @@ fn pods_interfaces_send_no_redirects_whatever_others_set() {
 }
 
 /// The pinned maps.
-pub const MAPS: usize = 19;
+pub const MAPS: usize = 20;
 
 /// Kernel IDs of the pinned maps, by name.
 fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
@@ -185,7 +185,8 @@ fn status_shows_lost_pins_at_once() {
         ensure!(
             !is_healthy
                 && why.contains(
-                    "VIFS, ENDPOINTS, VIF_TRAFFIC, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, LINK_COUNTERS"
+                    "VIFS, ENDPOINTS, VIF_TRAFFIC, VIF_COUNTERS, STACK_FLOWS, FLOW_RINGS, NODES, UNDERLAY, \
+                     LINK_COUNTERS"
                 ),
             "{why}"
         );

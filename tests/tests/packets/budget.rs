@@ -17,8 +17,8 @@ use crate::{
 const BUDGET: [(Program, u32); 6] = [
     (Program::FromPod, 84_000),
     (Program::ToPod, 64_000),
-    (Program::FromTunnel, 47_000),
-    (Program::FromUplink, 44_000),
+    (Program::FromTunnel, 49_000),
+    (Program::FromUplink, 57_000),
     (Program::ToTunnel, 53_000),
     (Program::ToLink, 54_000),
 ];

@@ -26,4 +26,5 @@ mod to_pod;
 mod to_uplink;
 mod tx_ring;
 mod uplink;
+mod vxlan;
 mod wire;

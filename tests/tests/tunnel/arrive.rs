@@ -27,6 +27,12 @@ fn what_a_node_sends_arrives_at_the_pod() {
                     })?;
                     let (data, from) = underlay.receive(family).context(about)?;
                     ensure!(data == b"query" && from == source, "{data:?} from {from}");
+                    if outer.node.is_ipv4() {
+                        underlay.expect("without a checksum", 0, (None, frame.len()), || {
+                            underlay.send_plain([outer.sender, outer.node], TUNNEL_VNI, &frame)
+                        })?;
+                        ensure!(underlay.receive(family)? == (data, from), "without a checksum");
+                    }
                 }
             }
             // For the node itself; and from the pod of a third node, through that node.

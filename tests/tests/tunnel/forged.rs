@@ -18,7 +18,14 @@ use crate::underlay::{CLIENT, OUTSIDE, datagram, frame, framed, ip, query, vxlan
 fn only_nodes_may_send_and_only_to_the_nodes_own_address() {
     with_underlay(|underlay| {
         let outer_is = |about: &str, ends, vni, frame: &[u8]| {
-            underlay.expect(about, 0, (Some(DropReason::TunnelOuter), 0), || underlay.send(ends, vni, frame))
+            let reason = (Some(DropReason::TunnelOuter), 0);
+            underlay.expect(about, 0, reason, || underlay.send(ends, vni, frame))?;
+            match ends {
+                [IpAddr::V4(_), IpAddr::V4(_)] => {
+                    underlay.expect(about, 0, reason, || underlay.send_plain(ends, vni, frame))
+                }
+                _ => Ok(()),
+            }
         };
         let families = underlay.families()?;
         for outer in &families {

@@ -2,19 +2,22 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::Path,
     time::Duration,
 };
 
-use agent_common::{DropReason, NodeEntry, NodeKey, TUNNEL_PORT, TUNNEL_VNI, Traffic};
+use agent_common::{
+    DropReason, EndpointKey, NodeEntry, NodeKey, TUNNEL_PORT, TUNNEL_VNI, Traffic, Underlay as Way,
+};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     node::{NODE_V4, NODE_V6, Node, PINS, POD_V4, POD_V6, on_node},
     packet::{self, IPV4, IPV6, Ipv4, Ipv6, Mac, UDP, udp},
     pod::Pod,
     program::{Program, Programs},
-    sys, wire,
+    sys,
+    wire::{self, Wire},
 };
 use nix::net::if_::if_nametoindex;
 
@@ -95,6 +98,11 @@ pub fn with_underlay(run: impl FnOnce(&mut Underlay<'_>) -> anyhow::Result<()> +
         fill_nodes(&mut programs, 1)?;
         let links = [if_nametoindex(TUNNEL)?, if_nametoindex("uplink")?];
         links.into_iter().try_for_each(|link| programs.start_counting_link(link))?;
+        unpack_at_uplink(&mut programs, links)?;
+        // The agent's know no tunnel.
+        sys::run("tc qdisc del dev uplink clsact")?;
+        programs.attach(Program::FromUplink, "uplink")?;
+        programs.attach(Program::ToLink, "uplink")?;
         programs.attach(Program::FromTunnel, TUNNEL)?;
         // Or the uplink refuses what the tunnel sends.
         programs.attach(Program::ToTunnel, TUNNEL)?;
@@ -129,6 +137,24 @@ pub fn fill_nodes(programs: &mut Programs, own: u32) -> anyhow::Result<()> {
         let flags = if id == own { flags | NodeEntry::OWN } else { flags };
         programs
             .add_node(NodeKey::new(ip(address)?, len), NodeEntry { id, flags, ..NodeEntry::default() })?;
+    }
+    Ok(())
+}
+
+/// Lets `from_uplink` unpack what the two other nodes send over IPv4.
+fn unpack_at_uplink(programs: &mut Programs, [device, uplink]: [u32; 2]) -> anyhow::Result<()> {
+    let source = NODE_V4.parse::<Ipv4Addr>()?.octets();
+    let flags = NodeEntry::VXLAN | NodeEntry::FAST;
+    for (id, remote, v4, v6) in [
+        (2, [192, 0, 2, 2], "10.244.2.0", "fd00:10:244:2::"),
+        (3, [192, 0, 2, 3], "10.244.3.0", "fd00:10:244:3::"),
+    ] {
+        let address = EndpointKey::ipv4(remote).address;
+        for (range, len) in [(v4, 24), (v6, 64)] {
+            let row = NodeEntry { id, flags, address, ifindex: device, mtu: 1450 };
+            programs.add_node(NodeKey::new(ip(range)?, len), row)?;
+        }
+        programs.add_underlay(id, Way { ifindex: uplink, next: remote, source, remote, device })?;
     }
     Ok(())
 }
@@ -235,6 +261,17 @@ impl Underlay<'_> {
         Ok(socket.send_to(&vxlan(vni, frame), port).map(drop)?)
     }
 
+    /// As [`Self::send`] over IPv4, without a checksum of UDP, as the programs of other nodes do.
+    pub fn send_plain(&self, [from, to]: [IpAddr; 2], vni: u32, frame: &[u8]) -> anyhow::Result<()> {
+        let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { return Ok(()) };
+        let datagram = udp(50000, TUNNEL_PORT, &vxlan(vni, frame));
+        let packet = Ipv4::new(from.octets(), to.octets(), UDP).with(&datagram);
+        let outside = Path::new(OUTSIDE);
+        let source = sys::in_netns(outside, || wire::mac("eth0"))?;
+        let frame = packet::frame(wire::mac("uplink")?, source, IPV4, &packet);
+        Wire::open(outside, "eth0")?.send(&frame)
+    }
+
     /// A frame from the sending node, through either family.
     pub fn expect_from_sender(
         &self,
@@ -244,9 +281,12 @@ impl Underlay<'_> {
     ) -> anyhow::Result<()> {
         for outer in self.families()? {
             let about = format!("{about}, from {}", outer.sender);
-            self.expect(&about, 0, (reason, frame.len()), || {
-                self.send([outer.sender, outer.node], TUNNEL_VNI, frame)
-            })?;
+            let ends = [outer.sender, outer.node];
+            self.expect(&about, 0, (reason, frame.len()), || self.send(ends, TUNNEL_VNI, frame))?;
+            if outer.node.is_ipv4() {
+                let about = format!("{about}, without a checksum");
+                self.expect(&about, 0, (reason, frame.len()), || self.send_plain(ends, TUNNEL_VNI, frame))?;
+            }
         }
         Ok(())
     }

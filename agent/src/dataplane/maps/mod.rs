@@ -11,6 +11,7 @@ mod shown;
 mod stack_flows;
 mod subjects;
 mod table;
+mod underlay;
 mod vif_counters;
 mod vif_traffic;
 mod vifs;
@@ -23,7 +24,8 @@ use std::{
 };
 
 use agent_common::{
-    Counters, Dropped, EndpointKey, NodeEntry, NodeKey, Passed, RingKey, Traffic, VifEntry, VifKey,
+    Counters, Dropped, EndpointKey, NodeEntry, NodeKey, Passed, RingKey, Traffic, UnderlayKey, VifEntry,
+    VifKey,
 };
 use aya::maps::{MapError, PerCpuValues};
 use ferrule_vif::Addresses;
@@ -42,6 +44,7 @@ use nodes::Nodes;
 use old_counters::OldCounters;
 use stack_flows::{OldFlow, StackFlows};
 use table::{HashTable, Table as _};
+use underlay::Underlay;
 use vif_counters::{UNKNOWN, VifCounters};
 use vif_traffic::VifTraffic;
 use vifs::Vifs;
@@ -55,7 +58,7 @@ pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 pub(super) const NODES: MapSpec = nodes::SPEC;
 pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 19] = [
+pub(super) const PINNED: [MapSpec; 20] = [
     VIFS,
     ENDPOINTS,
     vif_traffic::SPEC,
@@ -63,6 +66,7 @@ pub(super) const PINNED: [MapSpec; 19] = [
     STACK_FLOWS,
     FLOW_RINGS,
     NODES,
+    underlay::SPEC,
     LINK_COUNTERS,
     EVENTS,
     policy::PEERS,
@@ -86,6 +90,7 @@ pub(super) struct Maps {
     counters: VifCounters,
     flows: StackFlows,
     nodes: Nodes,
+    underlay: Underlay,
     links: LinkCounters,
 }
 
@@ -118,6 +123,7 @@ impl Maps {
             endpoints: HashTable::open(pins, metrics)?,
             counters: VifCounters::open(pins, metrics)?,
             nodes: Nodes::open(pins, metrics)?,
+            underlay: Underlay::open(pins, metrics)?,
             links: LinkCounters::open(pins, metrics)?,
         })
     }
@@ -287,6 +293,19 @@ impl Maps {
         wanted: &BTreeMap<NodeKey, NodeEntry>,
     ) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         self.nodes.set(wanted)
+    }
+
+    /// The rows of `UNDERLAY`.
+    pub(super) fn underlay(&self) -> Result<BTreeMap<UnderlayKey, agent_common::Underlay>, MapFailure> {
+        self.underlay.rows()
+    }
+
+    /// Makes the rows of `UNDERLAY` these.
+    pub(super) fn set_underlay(
+        &mut self,
+        wanted: &BTreeMap<UnderlayKey, agent_common::Underlay>,
+    ) -> Result<(), MapFailure> {
+        self.underlay.set(wanted)
     }
 
     /// The counts of links, by interface index.

@@ -40,6 +40,7 @@ fn underlay() -> Underlay {
         gateway: gateway.map(ip),
         source: Some(ip("192.0.2.1")),
         mtu: 1500,
+        is_spread: false,
     };
     Underlay {
         own: ["192.0.2.1", "2001:db8::1"].map(ip).into(),

@@ -10,7 +10,7 @@ use rtnetlink::{
     packet_route::{
         RouteNetlinkMessage,
         link::LinkAttribute,
-        route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteType},
+        route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteType},
     },
 };
 
@@ -30,7 +30,13 @@ pub struct Hop {
     pub source: Option<IpAddr>,
     /// Bytes: the route's, or the interface's.
     pub mtu: u32,
+    /// Whether the route has several next hops, of which the kernel has chosen this one for the address.
+    pub is_spread: bool,
 }
+
+/// `RTM_F_FIB_MATCH` in `linux/rtnetlink.h`: the answer is the route, and not what the route means for the
+/// address.
+const FIB_MATCH: u32 = 0x2000;
 
 /// The kernel's routes to addresses, without those that have none or are the node's own.
 ///
@@ -55,7 +61,29 @@ pub fn reach(
             hops.insert(address, hop);
         }
     }
+    mark_spread(host, &mut hops)?;
     Ok(hops)
+}
+
+/// Finds the routes by gateways that have several. An address on the interface's own network has none.
+fn mark_spread(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(), NetlinkError> {
+    let routed: Vec<_> = hops.iter().filter(|(_, hop)| hop.gateway.is_some()).map(|(to, _)| *to).collect();
+    let requests = routed.iter().map(|address| {
+        let mut message = request(*address);
+        message.header.flags = RouteFlags::from_bits_retain(FIB_MATCH);
+        Request::change(format!("read the route to {address}"), RouteNetlinkMessage::GetRoute(message))
+    });
+    let routes = host.look_up(requests.collect())?;
+    for (address, route) in routed.into_iter().zip(routes) {
+        // A group of next hops is in the kernel's own table, to which the route may only refer.
+        let has_one = matches!(&route, Some(RouteNetlinkMessage::NewRoute(route))
+            if parse::output_interface(route).is_some()
+                && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_))));
+        if let Some(hop) = hops.get_mut(&address) {
+            hop.is_spread = !has_one;
+        }
+    }
+    Ok(())
 }
 
 /// `mtus`: those of the interfaces, as far as they are known.
@@ -94,7 +122,8 @@ fn hop(
     };
     let Some(of_link) = of_link else { return Ok(None) };
     let mtu = mtu.filter(|_| !is_learnt);
-    Ok(Some(Hop { ifindex, gateway, source, mtu: mtu.map_or(of_link, |mtu| mtu.min(of_link)) }))
+    let mtu = mtu.map_or(of_link, |mtu| mtu.min(of_link));
+    Ok(Some(Hop { ifindex, gateway, source, mtu, is_spread: false }))
 }
 
 fn mtu_of(host: &mut Socket, ifindex: u32) -> Result<Option<u32>, NetlinkError> {

@@ -176,6 +176,15 @@ pub fn index(host: &mut Socket) -> Result<Option<u32>, TunnelError> {
     Ok(find(host)?.filter(|found| found.is_ours).map(|found| found.ifindex))
 }
 
+/// First and last of the UDP ports from which the kernel sends packets of the tunnel; `None` if its setting
+/// cannot be read.
+pub fn source_ports() -> Option<[u16; 2]> {
+    let setting = sysctl::get("ipv4/ip_local_port_range")?;
+    let mut ports = setting.split_whitespace().map(str::parse);
+    let (Some(Ok(first)), Some(Ok(last))) = (ports.next(), ports.next()) else { return None };
+    Some([first, last])
+}
+
 /// The first difference of the kernel's device from the wanted one.
 ///
 /// # Errors

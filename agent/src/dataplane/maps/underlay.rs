@@ -1,0 +1,66 @@
+//! `UNDERLAY`: how packets of the tunnel, which the programs make, leave for other nodes.
+//!
+//! Like those of `NODES`, the rows follow from the nodes. Without a row, the kernel's tunnel device makes the
+//! packets: an empty map costs time only.
+
+use std::{collections::BTreeMap, path::Path};
+
+use agent_common::{Underlay as Way, UnderlayKey};
+use aya::maps::{HashMap as BpfHashMap, MapData};
+
+use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_entries, insist};
+use crate::{
+    crash::{self, Step},
+    metrics::MapMetrics,
+};
+
+/// The open map.
+pub struct Underlay {
+    map: BpfHashMap<MapData, UnderlayKey, Way>,
+    pressure: Pressure,
+}
+
+pub const SPEC: MapSpec = MapSpec {
+    name: "UNDERLAY",
+    setting: "--max-node-entries",
+    capacity: |capacities| capacities.node_entries,
+    count: count_entries::<UnderlayKey, Way>,
+};
+
+// === impl Underlay ===
+
+impl Underlay {
+    pub fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
+        let map = SPEC.open_pin(pins)?;
+        let pressure = Pressure::of(SPEC, &map, metrics)?;
+        Ok(Self { map: map.try_into().map_err(SPEC.failure("open"))?, pressure })
+    }
+
+    /// All rows. Those that are added or removed during the walk may be missing.
+    pub fn rows(&self) -> Result<BTreeMap<UnderlayKey, Way>, MapFailure> {
+        let rows = self.map.iter().take(self.pressure.walk_limit()).collect::<Result<BTreeMap<_, _>, _>>();
+        let rows = rows.map_err(SPEC.failure("read"))?;
+        self.pressure.observe(rows.len());
+        Ok(rows)
+    }
+
+    /// Removes the rows that are not wanted, then writes those that are missing or wrong.
+    pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, Way>) -> Result<(), MapFailure> {
+        let actual = self.rows()?;
+        for key in actual.keys().filter(|key| !wanted.contains_key(key)) {
+            self.pressure.removed(self.map.remove(key))?;
+        }
+        for (key, way) in wanted.iter().filter(|(key, way)| actual.get(key) != Some(way)) {
+            if actual.contains_key(key) {
+                let replaced = insist(|| self.map.insert(key, way, 0));
+                crash::point(Step::MapWritten);
+                replaced.map_err(SPEC.failure("write to"))?;
+            } else {
+                let added = insist(|| self.map.insert(key, way, BPF_NOEXIST));
+                self.pressure
+                    .added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())?;
+            }
+        }
+        Ok(())
+    }
+}
